@@ -1,0 +1,1 @@
+"""Panax trains large models on any number of accelerators, on JAX."""

@@ -1,0 +1,54 @@
+"""Errors a user can cause, which the command line shows as one message and an exit code, without a traceback.
+
+`ValueError`, `TypeError` and `OSError` stay what they are for a library caller; these types exist where a caller branches.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class PanaxError(Exception):
+    """Something outside the program is wrong. The message says what was expected, what came, and what to do."""
+
+    exit_code = 1
+
+
+class RecipeError(PanaxError, ValueError):
+    """A recipe, a field or a value in it can't be used."""
+
+    exit_code = 2
+
+
+class LayoutError(PanaxError, ValueError):
+    """A mesh, a rule or a dimension that does not fit the others."""
+
+    exit_code = 2
+
+
+class DataError(PanaxError, ValueError):
+    """A corpus, a file or a record can't be read or holds nothing to train on."""
+
+    exit_code = 3
+
+
+class CheckpointError(PanaxError, OSError):
+    """A checkpoint can't be written, read, or is of another model."""
+
+    exit_code = 4
+
+
+class TrainingError(PanaxError, RuntimeError):
+    """The run can't go on: too many non-finite steps, or a recompilation that would make every step slow."""
+
+    exit_code = 5
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A clause that names the known word closest to `name`, or lists them all.
+
+    >>> nearest("quikstart", ["quickstart", "gpt2"])
+    "did you mean 'quickstart'?"
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
