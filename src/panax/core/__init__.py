@@ -1,0 +1,30 @@
+"""What every other room speaks in: tasks, modules, logical axes, named contraction, measures, state, errors."""
+
+from .axes import annotation_axes, map_axes, named_leaves, pair_axes, path_name
+from .contract import constrain, contract, gather
+from .dropout import dropout
+from .errors import (
+    CheckpointError,
+    DataError,
+    LayoutError,
+    PanaxError,
+    RecipeError,
+    TrainingError,
+    nearest,
+)
+from .layout import Layout, current_layout, current_platform, use_layout
+from .measures import Loss, Losses, Maximum, Mean, Metrics, Sum, merge_measures, total_loss
+from .module import Module, constant, logical_axes, name_key, normal, parameter, stack, stacked
+from .protocols import Axes, Batch, ModelState, Params, Position, Source, SourcedBatch
+from .scope import current_scope, debugging, real_values, scope
+from .state import Guard, TrainState
+from .task import Evaluation, Gradients, Task
+
+__all__ = [
+    "Axes", "Batch", "CheckpointError", "DataError", "Evaluation", "Gradients", "Guard", "Layout", "LayoutError", "Loss",
+    "Losses", "Maximum", "Mean", "Metrics", "ModelState", "Module", "PanaxError", "Params", "Position", "RecipeError",
+    "Source", "SourcedBatch", "Sum", "Task", "TrainState", "TrainingError", "annotation_axes", "constant", "constrain",
+    "contract", "current_layout", "current_platform", "current_scope", "debugging", "dropout", "gather", "logical_axes",
+    "map_axes", "merge_measures", "name_key", "named_leaves", "nearest", "normal", "pair_axes", "parameter", "path_name",
+    "real_values", "scope", "stack", "stacked", "total_loss", "use_layout",
+]  # fmt: skip

@@ -1,0 +1,69 @@
+"""Logical axes read from the annotations: the one place where a parameter's shape is written.
+
+`w_up: Float[Array, "embed ffn"]` is read here as the axes ("embed", "ffn"). All else is derived: the shape that is
+initialised, the sharding, the bytes that are planned, the decay mask.
+"""
+
+import functools
+import types
+import typing
+from typing import Any
+
+import jax
+import jaxtyping
+
+from .protocols import Axes
+
+
+def annotation_axes(annotation: Any) -> Axes | None:
+    """The dimension names of a jaxtyping annotation, `X | None` included; None if it is no array annotation.
+
+    >>> from jaxtyping import Array, Float
+    >>> annotation_axes(Float[Array, "embed ffn"] | None)
+    ('embed', 'ffn')
+    >>> annotation_axes(int) is None
+    True
+    """
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        found = [annotation_axes(member) for member in typing.get_args(annotation)]
+        return next((axes for axes in found if axes is not None), None)
+    if isinstance(annotation, type) and issubclass(annotation, jaxtyping.AbstractArray):
+        return tuple(annotation.dim_str.split())
+    return None
+
+
+@functools.cache
+def class_axes(cls: type) -> dict[str, Axes]:
+    """Field name to logical axes, for the fields of `cls` that are arrays."""
+    hints = typing.get_type_hints(cls)
+    return {name: axes for name, hint in hints.items() if (axes := annotation_axes(hint)) is not None}
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """A pytree path as a dotted name, the name under which a parameter is printed, matched and saved.
+
+    >>> path_name(jax.tree_util.tree_flatten_with_path({"a": [1, 2]})[0][1][0])
+    'a.1'
+    """
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Dotted name to leaf, in the tree's order.
+
+    >>> named_leaves({"a": [1, 2], "b": 3})
+    {'a.0': 1, 'a.1': 2, 'b': 3}
+    """
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def pair_axes(tree: Any, axes: Any) -> list[tuple[str, Any, Axes]]:
+    """(name, leaf, logical axes) for each leaf of `tree`, whose structure `axes` follows with a tuple at each leaf."""
+    named, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    return [(path_name(path), leaf, tuple(a)) for (path, leaf), a in zip(named, treedef.flatten_up_to(axes))]
+
+
+def map_axes(function: Any, tree: Any, axes: Any) -> Any:
+    """Map `function(leaf, axes)` over the leaves of `tree`; the tree of results."""
+    leaves, treedef = jax.tree_util.tree_flatten(tree)
+    return treedef.unflatten([function(leaf, tuple(a)) for leaf, a in zip(leaves, treedef.flatten_up_to(axes))])

@@ -1,0 +1,43 @@
+"""Dropout whose mask depends on (key, global row, position, feature) and on nothing else.
+
+So the same seed drops the same elements on any mesh, with any number of micro-batches, and again in the backward pass of
+a rematerialised layer. Bits are a hash of counters, computed where they are used: nothing is stored or communicated.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+
+def _mix(h: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+    """Finaliser of MurmurHash3: a bijection of 32-bit words in which each input bit flips half of the output's."""
+    h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
+    h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
+    return h ^ (h >> 16)
+
+
+def dropout(
+    x: Float[Array, "batch seq feature"], rate: float, key: jax.Array, row: Int[Array, " batch"]
+) -> Float[Array, "batch seq feature"]:
+    """Zero each element with probability `rate` and divide the others by `1 - rate`.
+
+    Args:
+        rate: In [0, 1).
+        key: Of this step, layer and place.
+        row: Each row's index in the global batch.
+    """
+    if rate == 0.0:
+        return x
+    spec = jax.typeof(x).sharding.spec
+    sharding = spec if any(spec) else None
+    words = jax.random.bits(key, (4,), jnp.uint32)
+    position = jax.lax.broadcasted_iota(jnp.uint32, (*x.shape[:2], 1), 1, out_sharding=sharding)
+    feature = jax.lax.broadcasted_iota(jnp.uint32, x.shape, 2, out_sharding=sharding)
+    # Each round is keyed, so that two rows, positions or keys never see shifted copies of one mask.
+    h = _mix(row.astype(jnp.uint32) ^ words[0])[:, None, None]
+    h = _mix((h ^ words[1]) + position)
+    h = _mix((h ^ words[2]) + feature)
+    # 24 bits fill a float32's mantissa exactly.
+    uniform = ((h ^ words[3]) >> 8).astype(jnp.float32) * jnp.float32(2**-24)
+    scale = jnp.where(uniform < rate, 0.0, 1.0 / (1.0 - rate)).astype(x.dtype)
+    return x * scale

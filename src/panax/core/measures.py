@@ -1,0 +1,110 @@
+"""Losses and metrics as sums that merge exactly, over micro-batches, replicas and evaluation batches.
+
+A mean of means is wrong as soon as batches hold different numbers of tokens. So a `Task` returns sums with their weights,
+and the one division happens where all sums have met.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+Scalar = Float[Array, ""]
+
+
+class Loss(eqx.Module):
+    """One named term of the objective: `coefficient * sum / weight`, with sum and weight over the whole global batch.
+
+    Attributes:
+        sum: Added over tokens, rows or whatever the weight counts.
+        weight: What the sum is divided by, once. It may depend on the batch but not on the parameters.
+        coefficient: The term's share in the total.
+    """
+
+    sum: Scalar
+    weight: Scalar
+    coefficient: Scalar | float = 1.0
+
+    @property
+    def mean(self) -> Scalar:
+        """`sum / weight`; zero where nothing was counted."""
+        return _ratio(self.sum, self.weight)
+
+    def merge(self, other: "Loss") -> "Loss":
+        return Loss(self.sum + other.sum, self.weight + other.weight, other.coefficient)
+
+
+Losses = Mapping[str, Loss]
+
+
+class Mean(eqx.Module):
+    """A metric that is averaged by weight."""
+
+    sum: Scalar
+    weight: Scalar
+
+    @property
+    def value(self) -> Scalar:
+        return _ratio(self.sum, self.weight)
+
+    def merge(self, other: "Mean") -> "Mean":
+        return Mean(self.sum + other.sum, self.weight + other.weight)
+
+
+class Sum(eqx.Module):
+    """A metric that is added up, such as a count of tokens."""
+
+    value: Scalar
+
+    def merge(self, other: "Sum") -> "Sum":
+        return Sum(self.value + other.value)
+
+
+class Maximum(eqx.Module):
+    """A metric of which the largest is kept."""
+
+    value: Scalar
+
+    def merge(self, other: "Maximum") -> "Maximum":
+        return Maximum(jnp.maximum(self.value, other.value))
+
+
+Metric = Mean | Sum | Maximum
+Metrics = Mapping[str, Metric]
+
+
+def _ratio(total: Scalar, weight: Scalar) -> Scalar:
+    return jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1.0), 0.0)
+
+
+def is_measure(x: Any) -> bool:
+    """Whether a pytree node is a loss or a metric."""
+    return isinstance(x, Loss | Mean | Sum | Maximum)
+
+
+def merge_measures(a: Any, b: Any) -> Any:
+    """Merge two trees of losses and metrics of the same structure, each by its own reduction."""
+    return jax.tree.map(lambda x, y: x.merge(y), a, b, is_leaf=is_measure)
+
+
+def merge_stacked(stacked: Any, count: int) -> Any:
+    """Merge a tree of measures whose arrays carry a leading axis of `count` micro-batches."""
+    parts = [jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(count)]
+    return functools.reduce(merge_measures, parts)
+
+
+def total_loss(losses: Losses, weights: Mapping[str, Scalar] | None = None) -> Scalar:
+    """The objective: the sum over terms of `coefficient * sum / weight`.
+
+    Args:
+        weights: What to divide by, where these losses are only a part of the global batch; their own weights otherwise.
+    """
+    total = jnp.float32(0.0)
+    for name, loss in losses.items():
+        weight = jax.lax.stop_gradient(loss.weight if weights is None else weights[name])
+        total = total + loss.coefficient * _ratio(loss.sum, weight)
+    return total

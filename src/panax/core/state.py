@@ -1,0 +1,52 @@
+"""`TrainState`: all that a step reads and writes on the device, and all that a checkpoint holds of it."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from .protocols import ModelState, Params
+
+
+class Guard(eqx.Module):
+    """What the step remembers to tell a spike from a large but normal gradient.
+
+    Attributes:
+        skipped: Updates that were not applied since the run began.
+        skipped_in_a_row: The same since the last update that was applied.
+        usual_norm: Running mean of the gradient norms of the applied updates; 0 before the first.
+    """
+
+    skipped: Int[Array, ""]
+    skipped_in_a_row: Int[Array, ""]
+    usual_norm: Float[Array, ""]
+
+    @classmethod
+    def create(cls) -> "Guard":
+        return cls(jnp.int32(0), jnp.int32(0), jnp.float32(0.0))
+
+
+class TrainState(eqx.Module):
+    """A pytree; donated to every step, which returns the next one in its place.
+
+    Attributes:
+        step: Steps taken, those skipped by the guard included: it is the count of batches consumed.
+        params: Trainable and frozen parameters, in one tree.
+        model_state: What the model carries besides (see `Task`).
+        optimizer_state: Exists for trainable parameters only.
+        key: The run's key; each step folds its number into it and leaves it as it is.
+    """
+
+    step: Int[Array, ""]
+    params: Params
+    model_state: ModelState
+    optimizer_state: Any
+    key: Key[Array, ""]
+    guard: Guard
+
+    @property
+    def step_key(self) -> jax.Array:
+        """The key of the step about to be taken."""
+        return jax.random.fold_in(self.key, self.step)

@@ -1,0 +1,120 @@
+"""`Task`: what is trained, as the step sees it.
+
+A built-in decoder, a PyTorch module traced to JAX, a pipeline that interleaves forwards with backwards and a pair of
+adversaries all stand behind this one line. The step knows nothing else of a model.
+"""
+
+import abc
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .measures import Losses, Metrics, Scalar, merge_stacked, total_loss
+from .protocols import Batch, ModelState, Params
+
+
+class Evaluation(NamedTuple):
+    """What one pass over a (micro-)batch yields."""
+
+    losses: Losses
+    state: ModelState
+    metrics: Metrics
+
+
+class Gradients(NamedTuple):
+    """What one pass forward and backward over all micro-batches yields.
+
+    Attributes:
+        gradients: Of the total loss, each term divided by its global weight; the structure of the parameters with None
+            where one is frozen.
+        losses: Merged over the micro-batches.
+    """
+
+    gradients: Params
+    losses: Losses
+    state: ModelState
+    metrics: Metrics
+
+
+class Task(abc.ABC):
+    """A model with its objective.
+
+    `params` is what gradients and optimizer moments exist for; `state` is whatever else the model carries from one step
+    to the next (BatchNorm statistics, a router's bias, ranges of low-precision numbers): any pytree of arrays, empty for most.
+    """
+
+    mesh_axes: frozenset[str] = frozenset({"replica", "fsdp"})
+    """The mesh axes on which this task computes correctly; another one of size above 1 is an error."""
+
+    @abc.abstractmethod
+    def init(self, key: jax.Array) -> tuple[Params, ModelState]:
+        """Draw parameters and initial state. Called once, inside one jitted function."""
+
+    @abc.abstractmethod
+    def loss(self, params: Params, state: ModelState, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
+        """Losses and metrics of one (micro-)batch, as sums.
+
+        Args:
+            batch: Its leaf `row` holds each row's index in the global batch.
+            key: The step's key, the same for all micro-batches: fold `row` into it for bits that differ between them.
+            train: False in evaluation: no dropout, statistics frozen.
+        """
+
+    @abc.abstractmethod
+    def parameter_axes(self, params: Params) -> Any:
+        """The logical axes of each (possibly abstract) parameter, a tuple at each leaf."""
+
+    def state_axes(self, state: ModelState) -> Any:
+        """The logical axes of each leaf of the model state; replicated unless told."""
+        return jax.tree.map(lambda leaf: (None,) * leaf.ndim, state)
+
+    def loss_weights(
+        self, params: Params, state: ModelState, micro_batches: Batch, key: jax.Array
+    ) -> Mapping[str, Scalar]:
+        """Each loss's weight summed over all micro-batches, needed before the first backward pass.
+
+        Derived from `loss`, of which the compiler drops all that the weights don't need. Override it where the weights are
+        read from the batch more plainly.
+        """
+
+        def weigh(batch: Batch) -> dict[str, Scalar]:
+            return {name: loss.weight for name, loss in self.loss(params, state, batch, key, True).losses.items()}
+
+        return jax.tree.map(lambda weights: weights.sum(), jax.lax.map(weigh, micro_batches))
+
+    def gradients(
+        self, params: Params, state: ModelState, micro_batches: Batch, key: jax.Array, trainable: Any
+    ) -> Gradients:
+        """Gradients of the total loss over all micro-batches.
+
+        The task owns this loop, not the step: a pipeline interleaves forwards and backwards of several micro-batches, and a
+        traced graph returns gradients itself. The default differentiates `loss` and accumulates by a scan.
+
+        Args:
+            micro_batches: Every leaf with one more leading axis, the micro-batches in order.
+            trainable: A tree of bools like `params`.
+        """
+        free, frozen = eqx.partition(params, trainable)
+        count = jax.tree.leaves(micro_batches)[0].shape[0]
+        weights = None if count == 1 else self.loss_weights(params, state, micro_batches, key)
+
+        def objective(free: Params, state: ModelState, batch: Batch) -> tuple[Scalar, Evaluation]:
+            result = self.loss(eqx.combine(free, frozen), state, batch, key, True)
+            return total_loss(result.losses, weights), result
+
+        differentiate = jax.grad(objective, has_aux=True)
+        if count == 1:
+            gradients, result = differentiate(free, state, jax.tree.map(lambda x: x[0], micro_batches))
+            return Gradients(gradients, *result)
+
+        def accumulate(carry: tuple[Params, ModelState], batch: Batch) -> tuple[tuple[Params, ModelState], Any]:
+            sums, state = carry
+            gradients, result = differentiate(free, state, batch)
+            return (jax.tree.map(jnp.add, sums, gradients), result.state), (result.losses, result.metrics)
+
+        zeros = jax.tree.map(jnp.zeros_like, free)
+        (gradients, state), (losses, metrics) = jax.lax.scan(accumulate, (zeros, state), micro_batches)
+        return Gradients(gradients, merge_stacked(losses, count), state, merge_stacked(metrics, count))

@@ -1,0 +1,132 @@
+"""Grouped-query attention with everything that today's decoders add to it."""
+
+import functools
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Int
+
+from ..core import Module, constant, contract, current_layout, current_platform, gather, normal, parameter
+from ..kernels.attention import attention
+from .norm import Norm
+from .rotary import Rotary
+
+
+class Cache(NamedTuple):
+    """Keys and values of the positions seen so far, for generation."""
+
+    k: Float[Array, "batch length kv_heads head_dim"]
+    v: Float[Array, "batch length kv_heads head_dim"]
+
+
+class Attention(Module):
+    """Causal self-attention: project, normalise and rotate queries and keys, attend, project back.
+
+    Attributes:
+        window: A position sees itself and the `window - 1` before it; None is all before it.
+        soft_cap: Scores are squashed to ±soft_cap by a tanh (Gemma 2, arXiv:2408.00118).
+        scale: What the scores are multiplied by; None is `head_dim ** -0.5`.
+        rotary: None where positions are embedded otherwise.
+    """
+
+    w_q: Float[Array, "embed heads head_dim"] = parameter(normal("embed"))
+    w_k: Float[Array, "embed kv_heads head_dim"] = parameter(normal("embed"))
+    w_v: Float[Array, "embed kv_heads head_dim"] = parameter(normal("embed"))
+    w_o: Float[Array, "heads head_dim embed"] = parameter(normal("heads", "head_dim"))
+    b_q: Float[Array, "heads head_dim"] | None = parameter(constant(0.0))
+    b_k: Float[Array, "kv_heads head_dim"] | None = parameter(constant(0.0))
+    b_v: Float[Array, "kv_heads head_dim"] | None = parameter(constant(0.0))
+    b_o: Float[Array, " norm"] | None = parameter(constant(0.0))
+    q_norm: Norm | None
+    k_norm: Norm | None
+    rotary: Rotary | None = eqx.field(static=True)
+    window: int | None = eqx.field(static=True)
+    soft_cap: float | None = eqx.field(static=True)
+    scale: float | None = eqx.field(static=True)
+
+    def __call__(
+        self, x: Float[Array, "batch seq embed"], position: Int[Array, "batch seq"], segment: Int[Array, "batch seq"] | None
+    ) -> Float[Array, "batch seq embed"]:
+        """Attend within the rows of `x`, and within equal segments where they are given (0 is padding)."""
+        q, k, v = self._project(x, position)
+        attended = _attend(q, k, v, segment, self.window, self.soft_cap, self.scale)
+        return self._output(checkpoint_name(attended, "attention"))
+
+    def extend(
+        self, x: Float[Array, "batch seq embed"], position: Int[Array, "batch seq"], cache: Cache, start: Int[Array, ""]
+    ) -> tuple[Float[Array, "batch seq embed"], Cache]:
+        """Attend to the cached positions and to `x`, which stands at positions `start` onward of the cache."""
+        q, k, v = self._project(x, position)
+        at = (0, start, 0, 0)
+        cache = Cache(
+            jax.lax.dynamic_update_slice(cache.k, k.astype(cache.k.dtype), at),
+            jax.lax.dynamic_update_slice(cache.v, v.astype(cache.v.dtype), at),
+        )
+        return self._output(_attend_to_cache(q, cache, start, self.window, self.soft_cap, self.scale)), cache
+
+    def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        q = contract("batch seq embed, embed heads head_dim -> batch seq heads head_dim", x, self.w_q)
+        k = contract("batch seq embed, embed kv_heads head_dim -> batch seq kv_heads head_dim", x, self.w_k)
+        v = contract("batch seq embed, embed kv_heads head_dim -> batch seq kv_heads head_dim", x, self.w_v)
+        if self.b_q is not None and self.b_k is not None and self.b_v is not None:
+            q = q + gather(self.b_q, "heads head_dim", x.dtype)[None, None]
+            k = k + gather(self.b_k, "kv_heads head_dim", x.dtype)[None, None]
+            v = v + gather(self.b_v, "kv_heads head_dim", x.dtype)[None, None]
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rotary is not None:
+            q, k = self.rotary(q, position), self.rotary(k, position)
+        return q, k, v
+
+    def _output(self, attended: jax.Array) -> jax.Array:
+        out = contract("batch seq heads head_dim, heads head_dim embed -> batch seq embed", attended, self.w_o)
+        return out if self.b_o is None else out + gather(self.b_o, "norm", out.dtype)[None, None]
+
+
+def _attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment: jax.Array | None,
+    window: int | None,
+    soft_cap: float | None,
+    scale: float | None,
+) -> jax.Array:
+    """Run the kernel on each device's own rows and heads."""
+    kernel = functools.partial(
+        attention, causal=True, window=window, soft_cap=soft_cap, scale=scale, platform=current_platform()
+    )
+    layout = current_layout()
+    if layout is None:
+        return kernel(q, k, v, segments=segment)
+    heads = layout.compute_spec(("batch", "seq", "heads", "head_dim"))
+    kv_heads = layout.compute_spec(("batch", "seq", "kv_heads", "head_dim"))
+    rows = layout.compute_spec(("batch", "seq"))
+    if segment is None:
+        local = jax.shard_map(lambda q, k, v: kernel(q, k, v), in_specs=(heads, kv_heads, kv_heads), out_specs=heads)
+        return local(q, k, v)
+    local = jax.shard_map(
+        lambda q, k, v, s: kernel(q, k, v, segments=s), in_specs=(heads, kv_heads, kv_heads, rows), out_specs=heads
+    )
+    return local(q, k, v, segment)
+
+
+def _attend_to_cache(
+    q: jax.Array, cache: Cache, start: jax.Array, window: int | None, soft_cap: float | None, scale: float | None
+) -> jax.Array:
+    """Plain attention of a few queries to all cached keys: a matrix-vector product, bound by reading the cache."""
+    batch, seq, heads, head_dim = q.shape
+    length, kv_heads = cache.k.shape[1:3]
+    grouped = q.reshape(batch, seq, kv_heads, heads // kv_heads, head_dim)
+    scores = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, cache.k, preferred_element_type=jnp.float32)
+    scores = scores * (head_dim**-0.5 if scale is None else scale)
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    distance = (start + jnp.arange(seq))[:, None] - jnp.arange(length)[None, :]
+    seen = (distance >= 0) & (distance < (window or length + 1))
+    weights = jax.nn.softmax(jnp.where(seen[None, None, None], scores, -jnp.inf), axis=-1).astype(q.dtype)
+    out = jnp.einsum("bhgqk,bkhd->bqhgd", weights, cache.v, preferred_element_type=jnp.float32)
+    return out.astype(q.dtype).reshape(batch, seq, heads, head_dim)

@@ -1,0 +1,52 @@
+"""Root-mean-square and layer normalisation."""
+
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..core import Module, constant, gather, parameter
+
+
+class Norm(Module):
+    """Normalise the last axis in float32, then scale, and shift where there is a bias.
+
+    Attributes:
+        unit_offset: Multiply by `1 + scale` with a scale that starts at 0 (Gemma), instead of by a scale that starts at 1.
+    """
+
+    scale: Float[Array, " norm"] = parameter(constant(1.0))
+    bias: Float[Array, " norm"] | None = parameter(constant(0.0))
+    kind: Literal["rms", "layer"] = eqx.field(static=True)
+    epsilon: float = eqx.field(static=True)
+    unit_offset: bool = eqx.field(static=True)
+
+    @classmethod
+    def build(
+        cls,
+        key: jax.Array,
+        size: int,
+        *,
+        kind: Literal["rms", "layer"] = "rms",
+        epsilon: float = 1e-6,
+        unit_offset: bool = False,
+    ) -> "Norm":
+        """A norm over `size` features; a layer norm has a bias, a root-mean-square one has none."""
+        fields: dict = {"scale": constant(0.0 if unit_offset else 1.0)}
+        if kind == "rms":
+            fields["bias"] = None
+        return cls.create(key, {"norm": size}, kind=kind, epsilon=epsilon, unit_offset=unit_offset, **fields)
+
+    def __call__(self, x: Float[Array, "*rest norm"]) -> Float[Array, "*rest norm"]:
+        y = x.astype(jnp.float32)
+        if self.kind == "layer":
+            y = y - jnp.mean(y, axis=-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.epsilon)
+        ones = (1,) * (x.ndim - 1)
+        scale = gather(self.scale, "norm", jnp.float32)
+        y = y * (scale + 1.0 if self.unit_offset else scale).reshape(*ones, -1)
+        if self.bias is not None:
+            y = y + gather(self.bias, "norm", jnp.float32).reshape(*ones, -1)
+        return y.astype(x.dtype)

@@ -1,0 +1,133 @@
+"""The two small dictionaries, and whether a layout is legal. Plain Python: a supervisor checks a layout without jax.
+
+`storage` says where a parameter rests between its uses, `compute` where everything lies while it is computed with. Each
+maps a logical axis to a mesh axis, to a tuple of them, or to None. DDP, FSDP, HSDP, tensor, sequence and expert parallelism
+are entries in these two; no model knows of them.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from ..core.errors import LayoutError, nearest
+
+MESH_AXES = ("replica", "stage", "fsdp", "expert", "context", "tensor")
+"""Every mesh axis, slowest network first."""
+
+MeshAxes = tuple[str, ...]
+
+LOGICAL_AXES = {
+    "batch": "rows of the global batch",
+    "seq": "positions in a row",
+    "embed": "width of the residual stream",
+    "norm": "scale and bias of a normalisation over the residual stream or a head",
+    "heads": "query heads",
+    "kv_heads": "key and value heads",
+    "head_dim": "width of one head",
+    "ffn": "width of the feed-forward layer",
+    "vocab": "rows of the embedding and of the output head",
+    "position": "learned positions",
+    "layer": "layers stacked in storage",
+    "stage": "pipeline stages",
+    "expert": "experts",
+}
+
+COMPUTE: Mapping[str, MeshAxes] = {
+    "batch": ("replica", "fsdp", "expert"),
+    "seq": ("context",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "ffn": ("tensor",),
+    "vocab": ("tensor",),
+    "stage": ("stage",),
+    "expert": ("expert",),
+}
+
+STORAGE: Mapping[str, MeshAxes] = {
+    **{name: axes for name, axes in COMPUTE.items() if name not in ("batch", "seq")},
+    "embed": ("fsdp", "expert"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rules:
+    """Logical axis to mesh axes; a logical axis that is not named is replicated.
+
+    Attributes:
+        storage: For parameters, their gradients and optimizer moments.
+        compute: For activations, and for parameters where they are used.
+    """
+
+    storage: Mapping[str, MeshAxes] = dataclasses.field(default_factory=lambda: dict(STORAGE))
+    compute: Mapping[str, MeshAxes] = dataclasses.field(default_factory=lambda: dict(COMPUTE))
+
+    def __post_init__(self) -> None:
+        for which, rules in (("storage", self.storage), ("compute", self.compute)):
+            for logical, mesh_axes in rules.items():
+                for axis in mesh_axes:
+                    if axis not in MESH_AXES:
+                        raise LayoutError(
+                            f"rules.{which}: {logical} -> {axis!r} is no mesh axis; {nearest(axis, MESH_AXES)}"
+                        )
+
+
+def assign(
+    axes: tuple[str | None, ...],
+    shape: tuple[int, ...] | None,
+    rules: Mapping[str, MeshAxes],
+    mesh: Mapping[str, int],
+    name: str = "array",
+) -> tuple[MeshAxes, ...]:
+    """The mesh axes that each dimension is split over.
+
+    Args:
+        axes: The logical axis of each dimension.
+        shape: The sizes, to check that they divide; None to leave that out.
+        mesh: Mesh axis to size. Axes of size 1 are never assigned.
+        name: What to call the array in an error.
+
+    Raises:
+        LayoutError: A dimension does not divide, or two dimensions claim one mesh axis; with the numbers and what would fit.
+
+    >>> assign(("embed", "ffn"), (8, 32), STORAGE, {"fsdp": 4, "tensor": 2})
+    (('fsdp',), ('tensor',))
+    """
+    used: dict[str, str] = {}
+    result: list[MeshAxes] = []
+    for i, logical in enumerate(axes):
+        wanted = [axis for axis in rules.get(logical or "", ()) if mesh.get(axis, 1) > 1]
+        # An axis of a longer rule that another dimension took already is dropped; a rule's only axis is a collision.
+        free = tuple(axis for axis in wanted if axis not in used)
+        taken = [axis for axis in wanted if axis in used]
+        if taken and not free and used[taken[0]] != logical:
+            raise LayoutError(
+                f"{name}: its dimensions {used[taken[0]]!r} and {logical!r} are both mapped to mesh axis {taken[0]!r}; "
+                f"map one of them elsewhere in the rules"
+            )
+        if shape is not None and free:
+            _check_divides(name, logical or "", shape[i], free, mesh)
+        used.update(dict.fromkeys(free, logical or ""))
+        result.append(free)
+    return tuple(result)
+
+
+def _check_divides(name: str, logical: str, size: int, axes: MeshAxes, mesh: Mapping[str, int]) -> None:
+    ways = math.prod(mesh[axis] for axis in axes)
+    if size % ways == 0:
+        return
+    product = "·".join(f"{axis}={mesh[axis]}" for axis in axes)
+    fits = [str(n) for n in divisors(size) if n <= max(64, ways)]
+    where = axes[0] if len(axes) == 1 else "·".join(axes)
+    raise LayoutError(
+        f"{name}: {logical}={size} is not divisible by {product}; use {where} in {{{', '.join(fits)}}} or another {logical}"
+    )
+
+
+def divisors(n: int) -> list[int]:
+    """All divisors of `n`, ascending.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})

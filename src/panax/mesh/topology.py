@@ -1,0 +1,66 @@
+"""How many devices lie along each mesh axis. Plain Python."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from ..core.errors import LayoutError
+from .rules import MESH_AXES
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """Sizes of the mesh axes, slowest network first; at most one may be -1: all devices that are left.
+
+    Attributes:
+        replica: Data parallelism with whole copies (DDP), or across groups that shard inside (HSDP).
+        stage: Pipeline stages.
+        fsdp: Data parallelism with parameters, gradients and moments sharded (ZeRO-3).
+        expert: Expert parallelism; splits the batch too.
+        context: Splits the sequence.
+        tensor: Splits heads and feed-forward width.
+    """
+
+    replica: int = 1
+    stage: int = 1
+    fsdp: int = -1
+    expert: int = 1
+    context: int = 1
+    tensor: int = 1
+
+    def resolve(self, num_devices: int) -> dict[str, int]:
+        """Mesh axis to size, with -1 replaced.
+
+        Raises:
+            LayoutError: The sizes don't make `num_devices`; names the nearest ones that do.
+
+        >>> MeshShape(replica=2).resolve(8)["fsdp"]
+        4
+        """
+        sizes = {axis: getattr(self, axis) for axis in MESH_AXES}
+        bad = [axis for axis, size in sizes.items() if size < 1 and size != -1]
+        if bad:
+            raise LayoutError(f"mesh.{bad[0]}={sizes[bad[0]]}; expected a positive number, or -1 for all devices left")
+        open_axes = [axis for axis, size in sizes.items() if size == -1]
+        if len(open_axes) > 1:
+            raise LayoutError(f"mesh.{open_axes[0]} and mesh.{open_axes[1]} are both -1; give one of them a number")
+        fixed = math.prod(size for size in sizes.values() if size != -1)
+        described = "·".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "1"
+        if open_axes:
+            if num_devices % fixed or num_devices < fixed:
+                raise LayoutError(
+                    f"the mesh {described} needs a multiple of {fixed} devices, there are {num_devices}; "
+                    f"make the product of the other axes a divisor of {num_devices}"
+                )
+            sizes[open_axes[0]] = num_devices // fixed
+        elif fixed > num_devices:
+            raise LayoutError(
+                f"the mesh {described} has {fixed} devices, there are {num_devices}; shrink an axis, or set one to -1 for all "
+                f"that are left"
+            )
+        return sizes
+
+
+def data_parallel_size(mesh: Mapping[str, int]) -> int:
+    """Into how many parts a mesh splits the rows of a batch."""
+    return math.prod(mesh.get(axis, 1) for axis in ("replica", "fsdp", "expert"))

@@ -1,0 +1,98 @@
+"""What a decoder is, as plain values: GPT-2, Llama 3, Qwen 3 and Gemma 2 differ in these and in nothing else."""
+
+import dataclasses
+from typing import Literal
+
+from ..core.errors import RecipeError
+from ..layers.feed_forward import Activation
+from ..layers.rotary import Rotary
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """A pre-norm transformer decoder.
+
+    Attributes:
+        vocab_size: Number of tokens; 0 takes the tokenizer's.
+        max_length: Longest sequence the model is for; the number of learned positions, where it has them.
+        embed: Width of the residual stream.
+        kv_heads: Key-value heads; 0 for as many as query heads.
+        head_dim: Width of a head; 0 for `embed / heads`.
+        ffn: Width of the feed-forward layer.
+        windows: Sliding windows, cycled over the layers; 0 attends to all positions before. (4096, 0) alternates.
+        rotary: None for learned positions.
+        query_scale: Scores are multiplied by `query_scale ** -0.5`; 0 takes `head_dim`.
+        post_norms: Normalise also what each sub-layer adds to the residual stream (Gemma 2).
+        embed_scale: Multiply embeddings by `sqrt(embed)` (Gemma).
+        dropout: Rate on the embedding and on what each sub-layer adds.
+    """
+
+    vocab_size: int = 0
+    max_length: int = 1024
+    embed: int = 256
+    num_layers: int = 4
+    heads: int = 4
+    kv_heads: int = 0
+    head_dim: int = 0
+    ffn: int = 1024
+    gated: bool = True
+    activation: Activation = "silu"
+    norm: Literal["rms", "layer"] = "rms"
+    norm_epsilon: float = 1e-6
+    norm_unit_offset: bool = False
+    post_norms: bool = False
+    qk_norm: bool = False
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    feed_forward_bias: bool = False
+    rotary: Rotary | None = Rotary()  # noqa: RUF009
+    windows: tuple[int, ...] = (0,)
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
+    query_scale: float = 0.0
+    embed_scale: bool = False
+    tied: bool = True
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        def require(holds: bool, message: str) -> None:
+            if not holds:
+                raise RecipeError(message)
+
+        for name in ("max_length", "embed", "num_layers", "heads", "ffn"):
+            require(getattr(self, name) > 0, f"model.{name}={getattr(self, name)}; expected a positive number")
+        require(self.vocab_size >= 0, f"model.vocab_size={self.vocab_size}; expected a positive number, or 0 for the tokenizer's")
+        require(
+            self.head_dim > 0 or self.embed % self.heads == 0,
+            f"model.embed={self.embed} is not divisible by heads={self.heads}; change one, or set model.head_dim",
+        )
+        require(
+            self.heads % self.num_kv_heads == 0,
+            f"model.heads={self.heads} is not divisible by kv_heads={self.num_kv_heads}; each key-value head serves an equal "
+            f"number of query heads",
+        )
+        require(0.0 <= self.dropout < 1.0, f"model.dropout={self.dropout}; expected a rate in [0, 1)")
+        require(len(self.windows) > 0 and min(self.windows) >= 0, f"model.windows={self.windows}; expected lengths, or 0 for all")
+        require(
+            self.rotary is None or self.head_size % 2 == 0,
+            f"model.head_dim={self.head_size} is odd; rotary embedding turns pairs of features",
+        )
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def head_size(self) -> int:
+        return self.head_dim or self.embed // self.heads
+
+    @property
+    def stacks(self) -> tuple[tuple[tuple[int, ...], int], ...]:
+        """(windows of one period, repeats) for each stack of layers: whole periods first, then the rest.
+
+        >>> DecoderConfig(num_layers=26, windows=(512, 512, 0)).stacks
+        (((512, 512, 0), 8), ((512, 512), 1))
+        """
+        period = self.windows if self.num_layers >= len(self.windows) else self.windows[: self.num_layers]
+        repeats, rest = divmod(self.num_layers, len(period))
+        return ((period, repeats), *([(period[:rest], 1)] if rest else []))

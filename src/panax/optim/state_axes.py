@@ -1,0 +1,43 @@
+"""Where optimizer state lies: like the parameter it belongs to."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from ..core.axes import path_name
+from ..core.protocols import Axes
+
+
+def optimizer_state_axes(state: Any, params: Mapping[str, tuple[tuple[int, ...], Axes]]) -> Any:
+    """The logical axes of each leaf of an (abstract) optimizer state.
+
+    A leaf whose path ends in a parameter's name lies as the parameter does: a moment of the same shape, a factor that lacks one
+    of its axes, or one layer's share of a stack. Anything else (a count, a scale) is replicated.
+
+    Args:
+        params: Parameter name to (shape, logical axes).
+    """
+
+    def one(path: tuple, leaf: Any) -> Axes:
+        replicated: Axes = (None,) * leaf.ndim
+        keys = [path_name((entry,)) for entry in path]
+        for start in range(len(keys)):
+            # The path ends in the parameter's name, or in that and a layer's number.
+            for end in (len(keys), len(keys) - 1):
+                name = ".".join(keys[start:end])
+                if name in params:
+                    return _axes_like(leaf.shape, *params[name]) or replicated
+        return replicated
+
+    return jax.tree_util.tree_map_with_path(one, state)
+
+
+def _axes_like(shape: tuple[int, ...], like: tuple[int, ...], axes: Axes) -> Axes | None:
+    if shape == like:
+        return axes
+    if len(shape) != len(like) - 1:
+        return None
+    # One axis is missing; where two of equal size could be the missing one, it is not known which is left.
+    candidates = {axes[:i] + axes[i + 1 :] for i in range(len(like)) if like[:i] + like[i + 1 :] == shape}
+    return candidates.pop() if len(candidates) == 1 else None

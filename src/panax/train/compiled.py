@@ -1,0 +1,276 @@
+"""The step, compiled for a mesh: abstract state, shardings, donation, ahead-of-time compilation, one program per shape."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ..core import Axes, Guard, Task, TrainState, merge_measures, named_leaves, pair_axes
+from ..core.errors import LayoutError, RecipeError, TrainingError
+from ..core.measures import total_loss
+from ..mesh import Placement, data_parallel_size
+from ..optim import Optimizer, optimizer_state_axes
+from .update import Scalars, StepConfig, evaluation_step, train_step
+
+Signature = tuple[tuple[str, tuple[int, ...], str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """All that the step is made of, as values: what a planner, an inspector and the compiler read.
+
+    Attributes:
+        abstract: The state's shapes and dtypes; nothing is allocated.
+        axes: The state's logical axes, a tuple at each leaf.
+        trainable: Like the parameters, true where gradients and moments exist.
+        transformation: The optimizer for these parameters.
+    """
+
+    task: Task
+    optimizer: Optimizer
+    config: StepConfig
+    num_steps: int
+    abstract: TrainState
+    axes: TrainState
+    trainable: Any
+    transformation: optax.GradientTransformation
+
+    @classmethod
+    def create(
+        cls,
+        task: Task,
+        optimizer: Optimizer,
+        *,
+        num_steps: int,
+        config: StepConfig | None = None,
+        frozen: tuple[str, ...] = (),
+    ) -> "Program":
+        """Derive everything from the task's abstract parameters.
+
+        Args:
+            num_steps: Length of the run, which the learning rate's decay ends with.
+            frozen: Prefixes of parameter names that are not trained.
+
+        Raises:
+            RecipeError: A prefix in `frozen` matches no parameter.
+        """
+        params, model_state = jax.eval_shape(task.init, jax.random.key(0))
+        parameter_axes = task.parameter_axes(params)
+        trainable = _trainable(params, frozen)
+        free = {
+            name: (leaf.shape, axes)
+            for (name, leaf, axes), keep in zip(pair_axes(params, parameter_axes), jax.tree.leaves(trainable))
+            if keep
+        }
+        transformation = optimizer.build({name: axes for name, (_, axes) in free.items()}, num_steps)
+        create = partial(_initial_state, task, transformation, trainable)
+        abstract = jax.eval_shape(create, jax.random.key(0))
+        axes = TrainState(
+            step=(),
+            params=parameter_axes,
+            model_state=task.state_axes(model_state),
+            optimizer_state=optimizer_state_axes(abstract.optimizer_state, free),
+            key=(),
+            guard=jax.tree.map(lambda _: (), abstract.guard),
+        )
+        return cls(task, optimizer, config or StepConfig(), num_steps, abstract, axes, trainable, transformation)
+
+    def initial_state(self, key: jax.Array) -> TrainState:
+        """Draw the whole state; to be jitted, since eager drawing rounds differently."""
+        return _initial_state(self.task, self.transformation, self.trainable, key)
+
+    def step(self, state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, Scalars]:
+        """One training step; see `train_step`."""
+        return train_step(
+            state,
+            batch,
+            task=self.task,
+            trainable=self.trainable,
+            transformation=self.transformation,
+            learning_rate=self.optimizer.learning_rate(self.num_steps),
+            config=self.config,
+        )
+
+    def evaluate(self, state: TrainState, batch: Mapping[str, Any]) -> Any:
+        """Unmerged losses and metrics of one batch."""
+        return evaluation_step(state, batch, task=self.task)
+
+
+def _trainable(params: Any, frozen: tuple[str, ...]) -> Any:
+    names = list(named_leaves(params))
+    for prefix in frozen:
+        if not any(_within(name, prefix) for name in names):
+            raise RecipeError(f"frozen: {prefix!r} matches no parameter; the first ones are {', '.join(names[:5])}")
+    return jax.tree.unflatten(
+        jax.tree.structure(params), [not any(_within(name, prefix) for prefix in frozen) for name in names]
+    )
+
+
+def _within(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix.rstrip(".") + ".")
+
+
+def _initial_state(task: Task, transformation: optax.GradientTransformation, trainable: Any, key: jax.Array) -> TrainState:
+    init_key, run_key = jax.random.split(key)
+    params, model_state = task.init(init_key)
+    free = jax.tree.map(lambda p, keep: p if keep else None, params, trainable)
+    return TrainState(
+        step=jnp.int32(0),
+        params=params,
+        model_state=model_state,
+        optimizer_state=transformation.init(free),
+        key=run_key,
+        guard=Guard.create(),
+    )
+
+
+class CompiledStep:
+    """A program on a mesh: makes the first state, takes steps, evaluates.
+
+    The state is donated: after `state, scalars = step(state, batch)` the old one is gone. A batch of a shape that was not
+    announced is an error that names the leaf with its old and new shape, instead of a silent minute of compilation.
+
+    Attributes:
+        compile_seconds: Spent on compiling so far, all programs together.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        placement: Placement,
+        batch_axes: Mapping[str, Axes],
+        *,
+        shapes_allowed: int = 1,
+    ):
+        """
+        Args:
+            batch_axes: The logical axes of each leaf of a batch.
+            shapes_allowed: How many shapes of batch may come, as many programs are compiled: the number of buckets.
+
+        Raises:
+            LayoutError: The task does not support the mesh, or a parameter does not divide over it.
+        """
+        self.program = program
+        self.placement = placement
+        self.batch_axes = dict(batch_axes)
+        self.shapes_allowed = shapes_allowed
+        self.compile_seconds = 0.0
+        self.shardings: TrainState = placement.storage_shardings(program.abstract, program.axes)
+        placement.check_supported(program.task.mesh_axes, type(program.task).__name__)
+        self._train: dict[Signature, Any] = {}
+        self._evaluate: dict[Signature, Any] = {}
+
+    def init(self, seed: int) -> TrainState:
+        """The first state, drawn by one jitted function straight into its shards: bitwise the same on every mesh."""
+        create = jax.jit(self.program.initial_state, out_shardings=self.shardings)
+        return create(jax.random.key(seed))
+
+    def put(self, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """Send a batch to the devices, rows split over the data axes. Returns at once; the copy goes on meanwhile."""
+        arrays = {name: np.asarray(leaf) for name, leaf in batch.items()}
+        unknown = arrays.keys() ^ self.batch_axes.keys()
+        if unknown:
+            raise TrainingError(
+                f"the batch's leaves are {sorted(arrays)}, the source declares {sorted(self.batch_axes)}; make them agree"
+            )
+        return jax.device_put(arrays, self.placement.batch_shardings(arrays, self.batch_axes))
+
+    def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]:
+        """Dispatch one step on a batch that `put` sent; returns before the devices are done."""
+        return self._program_for(self._train, batch, self._compile_train)(state, batch)
+
+    def evaluate(self, state: TrainState, batch: Mapping[str, jax.Array]) -> Any:
+        """Dispatch the evaluation of one batch; the state stays."""
+        return self._program_for(self._evaluate, batch, self._compile_evaluate)(state, batch)
+
+    def lower(self, batch: Mapping[str, Any]) -> Any:
+        """The training step lowered for the shapes of `batch` (abstract or real), to be compiled or read."""
+        parts = data_parallel_size(self.placement.sizes)
+        rows = next(iter(batch.values())).shape[0]
+        micro = self.program.config.micro_batches
+        if rows % (parts * micro):
+            raise LayoutError(
+                f"a batch of {rows} rows is not divisible by {parts} data-parallel devices x {micro} micro-batches; "
+                f"use a multiple of {parts * micro} rows"
+            )
+        replicated = self.placement.sharding()
+        step = jax.jit(self.program.step, donate_argnums=0, out_shardings=(self.shardings, replicated))
+        with self.placement.activate():
+            return step.lower(self._abstract_state(), self._abstract_batch(batch))
+
+    def _compile_train(self, batch: Mapping[str, Any]) -> Any:
+        return self.lower(batch).compile()
+
+    def _compile_evaluate(self, batch: Mapping[str, Any]) -> Any:
+        with self.placement.activate():
+            lowered = jax.jit(self.program.evaluate).lower(self._abstract_state(), self._abstract_batch(batch))
+            return lowered.compile()
+
+    def _abstract_state(self) -> Any:
+        def shaped(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+        return jax.tree.map(shaped, self.program.abstract, self.shardings)
+
+    def _abstract_batch(self, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+        shardings = self.placement.batch_shardings(batch, self.batch_axes)
+        return {
+            name: jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype), sharding=shardings[name])
+            for name, leaf in batch.items()
+        }
+
+    def _program_for(
+        self, programs: dict[Signature, Any], batch: Mapping[str, Any], compile_: Callable[[Mapping[str, Any]], Any]
+    ) -> Any:
+        signature = tuple((name, leaf.shape, leaf.dtype.name) for name, leaf in batch.items())
+        if signature in programs:
+            return programs[signature]
+        if len(programs) >= self.shapes_allowed:
+            raise TrainingError(_shape_change(next(reversed(programs)), signature, self.shapes_allowed))
+        start = time.perf_counter()
+        programs[signature] = compile_(batch)
+        self.compile_seconds += time.perf_counter() - start
+        return programs[signature]
+
+
+def _shape_change(old: Signature, new: Signature, allowed: int) -> str:
+    was = {name: (shape, dtype) for name, shape, dtype in old}
+    now = {name: (shape, dtype) for name, shape, dtype in new}
+
+    def show(value: tuple[tuple[int, ...], str] | None) -> str:
+        return "absent" if value is None else f"{value[1]}{list(value[0])}"
+
+    changes = [
+        f"batch[{name!r}] was {show(was.get(name))} and is now {show(now.get(name))}"
+        for name in sorted({*was, *now})
+        if was.get(name) != now.get(name)
+    ]
+    return (
+        f"{'; '.join(changes)}. Each new shape costs a compilation, and {allowed} "
+        f"{'is' if allowed == 1 else 'are'} allowed. Give every batch the same shape, or pad varying lengths to a few "
+        f"sizes with data.buckets"
+    )
+
+
+def evaluate_all(step: CompiledStep, state: TrainState, batches: Any) -> dict[str, float]:
+    """Losses and metrics over all `batches`, merged as sums and divided once."""
+    merged = None
+    for batch in batches:
+        measures = step.evaluate(state, step.put(batch))
+        merged = measures if merged is None else merge_measures(merged, measures)
+    if merged is None:
+        raise TrainingError("the held-out source yielded no batch; give it more data, or set evaluate.every to 0")
+    values = {name: term.mean for name, term in merged["losses"].items()}
+    metrics = {name: metric.value for name, metric in merged["metrics"].items()}
+    total = total_loss(merged["losses"])
+    return {
+        "loss": float(total),
+        **{f"loss/{name}": float(value) for name, value in values.items()},
+        **{name: float(value) for name, value in metrics.items()},
+    }
