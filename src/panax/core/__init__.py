@@ -18,10 +18,10 @@ from .module import Module, constant, logical_axes, name_key, normal, parameter,
 from .protocols import Axes, Batch, ModelState, Params, Position, Source, SourcedBatch
 from .scope import current_scope, debugging, real_values, scope
 from .state import Guard, TrainState
-from .task import Evaluation, Gradients, Task
+from .task import DataFacts, Evaluation, Gradients, Task
 
 __all__ = [
-    "Axes", "Batch", "CheckpointError", "DataError", "Evaluation", "Gradients", "Guard", "Layout", "LayoutError", "Loss",
+    "Axes", "Batch", "CheckpointError", "DataError", "DataFacts", "Evaluation", "Gradients", "Guard", "Layout", "LayoutError", "Loss",
     "Losses", "Maximum", "Mean", "Metrics", "ModelState", "Module", "PanaxError", "Params", "Position", "RecipeError",
     "Source", "SourcedBatch", "Sum", "Task", "TrainState", "TrainingError", "annotation_axes", "constant", "constrain",
     "contract", "current_layout", "current_platform", "current_scope", "debugging", "dropout", "gather", "logical_axes",

@@ -16,6 +16,18 @@ from .measures import Losses, Metrics, Scalar, merge_stacked, total_loss
 from .protocols import Batch, ModelState, Params
 
 
+class DataFacts(NamedTuple):
+    """What a task may take from the data it is trained on.
+
+    Attributes:
+        vocab_size: Of the tokenizer; None where there is none.
+        sequence_length: The most tokens in a row; None where rows have no length.
+    """
+
+    vocab_size: int | None = None
+    sequence_length: int | None = None
+
+
 class Evaluation(NamedTuple):
     """What one pass over a (micro-)batch yields."""
 
@@ -48,6 +60,22 @@ class Task(abc.ABC):
 
     mesh_axes: frozenset[str] = frozenset({"replica", "fsdp"})
     """The mesh axes on which this task computes correctly; another one of size above 1 is an error."""
+
+    def adapted(self, facts: DataFacts) -> "Task":
+        """This task with what it left open taken from the data.
+
+        Raises:
+            RecipeError: The two don't fit.
+        """
+        return self
+
+    def flops_per_token(self, length: int) -> float | None:
+        """FLOPs of a forward and backward pass for one token in a row of `length`; None if not known."""
+        return None
+
+    def for_debugging(self) -> "Task":
+        """This task as the debugger runs it: nothing between the user and the model's own Python code."""
+        return self
 
     @abc.abstractmethod
     def init(self, key: jax.Array) -> tuple[Params, ModelState]:

@@ -7,12 +7,13 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from ..core import Batch, Evaluation, Loss, Mean, Sum, Task, logical_axes
-from ..core.errors import DataError
+from ..core import Batch, DataFacts, Evaluation, Loss, Mean, Sum, Task, logical_axes
+from ..core.errors import RecipeError
 from ..layers import token_loss
 from ..parallel import RematPolicy
 from .decoder import Context, Decoder
 from .decoder_config import DecoderConfig
+from .flops import training_flops_per_token
 
 ComputeType = Literal["float32", "bfloat16"]
 
@@ -26,13 +27,35 @@ class DecoderTask(Task):
         z_loss: Weight of the squared log-partition in the loss.
     """
 
-    config: DecoderConfig
+    model: DecoderConfig
     compute_dtype: ComputeType = "float32"
     remat: RematPolicy = "none"
     z_loss: float = 0.0
 
+    def adapted(self, facts: DataFacts) -> "DecoderTask":
+        model, tokens = self.model, facts.vocab_size
+        if tokens is not None:
+            if not model.vocab_size:
+                model = dataclasses.replace(model, vocab_size=tokens)
+            elif model.vocab_size < tokens:
+                raise RecipeError(
+                    f"task.model.vocab_size={model.vocab_size} is less than the tokenizer's {tokens}; raise it, or set it to 0 to "
+                    f"take the tokenizer's"
+                )
+        if not model.vocab_size:
+            raise RecipeError("task.model.vocab_size=0 takes the tokenizer's, and the data has none; give a number")
+        if facts.sequence_length is not None and facts.sequence_length > model.max_length:
+            raise RecipeError(_too_long(facts.sequence_length, model.max_length))
+        return dataclasses.replace(self, model=model)
+
+    def flops_per_token(self, length: int) -> float:
+        return training_flops_per_token(self.model, length)
+
+    def for_debugging(self) -> "DecoderTask":
+        return dataclasses.replace(self, remat="none")
+
     def init(self, key: jax.Array) -> tuple[Decoder, dict[str, Any]]:
-        return Decoder.build(key, self.config), {}
+        return Decoder.build(key, self.model), {}
 
     def parameter_axes(self, params: Decoder) -> Any:
         return logical_axes(params)
@@ -42,14 +65,14 @@ class DecoderTask(Task):
 
     def loss(self, params: Decoder, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
         tokens, mask = batch["tokens"], batch["loss_mask"]
-        context = self._context(batch, key if train and self.config.dropout > 0 else None)
+        context = self._context(batch, key if train and self.model.dropout > 0 else None)
         hidden = params(tokens, context, dtype=jnp.dtype(self.compute_dtype), remat=self.remat if train else "none")
         sums = token_loss(
             hidden,
             params.output_table,
             batch["targets"],
             mask,
-            soft_cap=self.config.logit_soft_cap,
+            soft_cap=self.model.logit_soft_cap,
             z_loss=self.z_loss if train else 0.0,
         )
         weight = mask.sum()
@@ -61,13 +84,17 @@ class DecoderTask(Task):
 
     def _context(self, batch: Batch, key: jax.Array | None) -> Context:
         tokens = batch["tokens"]
-        if tokens.shape[1] > self.config.max_length:
-            raise DataError(
-                f"the batch's rows are {tokens.shape[1]} tokens long, the model is for at most {self.config.max_length}; shorten "
-                f"data.sequence_length or raise model.max_length"
-            )
+        if tokens.shape[1] > self.model.max_length:
+            raise RecipeError(_too_long(tokens.shape[1], self.model.max_length))
         position = batch.get("position")
         if position is None:
             # Added to the tokens' own zeros, so that it is laid out as they are.
             position = jnp.zeros_like(tokens) + jnp.arange(tokens.shape[1], dtype=tokens.dtype)[None]
         return Context(position, batch.get("segment"), batch["row"], key)
+
+
+def _too_long(length: int, most: int) -> str:
+    return (
+        f"the data's rows are {length} tokens long, the model is for at most {most}; shorten data.sequence_length, or raise "
+        f"task.model.max_length"
+    )

@@ -12,7 +12,8 @@ compute the cheap rest again. full: keep only each layer's input (one more forwa
 
 def rematerialise(function: Callable[..., Any], policy: RematPolicy) -> Callable[..., Any]:
     """Wrap one layer so that its backward pass keeps what `policy` says."""
-    if policy == "none":
+    # The debugger runs layers eagerly; jax.checkpoint would trace them.
+    if policy == "none" or jax.config.jax_disable_jit:
         return function
     if policy == "full":
         return jax.checkpoint(function)

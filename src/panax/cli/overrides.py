@@ -1,0 +1,49 @@
+"""`--field.sub value` for any field of a recipe's experiment."""
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+
+import tyro
+
+from ..core.errors import RecipeError
+from ..run import Experiment
+from .recipes import find_recipe
+
+SHORT = {"--buckets": "--data.buckets"}
+"""Flags that may be written without their path."""
+
+
+def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
+    """The experiment that `RECIPE [--field.sub value ...]` describes; `--help` among them prints its fields and exits.
+
+    Raises:
+        RecipeError: There is no such recipe, or a value in it can't be used.
+    """
+    name, *flags = arguments
+    recipe = find_recipe(name)
+    try:
+        base = recipe()
+    except (TypeError, ValueError) as error:
+        if isinstance(error, RecipeError):
+            raise
+        raise RecipeError(f"the recipe {name!r} could not be built: {error}") from error
+    if not isinstance(base, Experiment):
+        raise RecipeError(f"the recipe {name!r} returned a {type(base).__name__}; expected an Experiment")
+    expanded = [replacement for flag in flags for replacement in _expand(flag)]
+    if any(flag.startswith("--data.buckets") for flag in expanded) and getattr(base.data, "packing", False):
+        # Lengths vary only where documents are not packed.
+        base = dataclasses.replace(base, data=dataclasses.replace(base.data, packing=False))
+    return tyro.cli(
+        Experiment,
+        default=base,
+        args=expanded,
+        prog=f"panax {command} {name}",
+        description=inspect.getdoc(recipe),
+        config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
+    )
+
+
+def _expand(flag: str) -> list[str]:
+    name, equals, value = flag.partition("=")
+    return [SHORT.get(name, name) + equals + value]

@@ -1,0 +1,86 @@
+"""Recipes by name: Python functions that return an `Experiment`."""
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from ..core.errors import RecipeError, nearest
+from ..run import Experiment
+
+Recipe = Callable[[], Experiment]
+
+BUILT_IN = "panax_recipes"
+
+
+def built_in() -> dict[str, Recipe]:
+    """Every recipe that comes with Panax, by name."""
+    package = importlib.import_module(BUILT_IN)
+    found: dict[str, Recipe] = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        found |= _recipes_in(importlib.import_module(f"{BUILT_IN}.{module.name}"))
+    return found
+
+
+def _recipes_in(module: ModuleType) -> dict[str, Recipe]:
+    return {
+        name: function
+        for name, function in vars(module).items()
+        if inspect.isfunction(function)
+        and function.__module__ == module.__name__
+        and not name.startswith("_")
+        and function.__annotations__.get("return") in (Experiment, "Experiment", "panax.Experiment")
+    }
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of a name, of `file.py`, of `file.py:function`, or of `package.module:function`.
+
+    Raises:
+        RecipeError: There is no such recipe; names the nearest one.
+    """
+    source, _, function = name.partition(":")
+    if source.endswith(".py"):
+        path = Path(source)
+        if not path.is_file():
+            raise RecipeError(f"there is no recipe file {source}")
+        return _choose(_load(path), function, source)
+    if function:
+        try:
+            module = importlib.import_module(source)
+        except ImportError as error:
+            raise RecipeError(f"the recipe's module {source} can't be imported: {error}") from error
+        return _choose(module, function, source)
+    recipes = built_in()
+    if name not in recipes:
+        raise RecipeError(
+            f"there is no recipe {name!r}; {nearest(name, recipes)} A recipe of your own is a file: my_recipe.py or "
+            f"my_recipe.py:function"
+        )
+    return recipes[name]
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _choose(module: ModuleType, function: str, source: str) -> Recipe:
+    recipes = _recipes_in(module)
+    if not recipes:
+        raise RecipeError(f"{source} defines no recipe: a function with the annotation `-> Experiment`")
+    if function:
+        if function not in recipes:
+            raise RecipeError(f"{source} has no recipe {function!r}; {nearest(function, recipes)}")
+        return recipes[function]
+    if len(recipes) > 1:
+        raise RecipeError(f"{source} defines {', '.join(sorted(recipes))}; choose one as {source}:{sorted(recipes)[0]}")
+    return next(iter(recipes.values()))

@@ -1,0 +1,85 @@
+"""`panax train` and `panax recipes`."""
+
+import inspect
+import signal
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from ..core.errors import RecipeError
+from ..metrics import ConsoleTracker
+from ..run import Experiment, Result, fit
+from .overrides import experiment_from
+from .recipes import built_in
+
+SAMPLE_TOKENS = 96
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Train a recipe's experiment, then show what came of it."""
+    if not arguments or arguments[0].startswith("-"):
+        raise RecipeError(f"expected `panax train RECIPE`; the recipes are {', '.join(sorted(built_in()))}")
+    experiment = experiment_from(arguments, "train")
+    console = Console()
+    warnings.showwarning = lambda message, *_: console.print(f"warning: {message}", style="yellow", highlight=False)
+
+    def say(line: str) -> None:
+        console.print(line, style="dim", highlight=False, soft_wrap=True)
+
+    say(f"{experiment.name}: {experiment.num_steps} steps in {experiment.folder}")
+    result = fit(experiment, say=say, trackers=(ConsoleTracker(console),))
+    if result.interrupted_by is not None:
+        console.print(
+            f"stopped by {result.interrupted_by} after step {result.step} of {experiment.num_steps}; saved {result.checkpoint}\n"
+            f"the same command again goes on from there",
+            highlight=False,
+        )
+        return 128 + signal.Signals[result.interrupted_by]
+    show(result, console)
+    return 0
+
+
+def show(result: Result, console: Console) -> None:
+    """What a run ends with: how good, a sample, where everything is, what to try next."""
+    prepared = result.prepared
+    lines: list[str] = []
+    if result.evaluation:
+        entropy = prepared.data.unigram_entropy
+        compared = f" (token frequencies alone give {entropy:.4f})" if entropy is not None else ""
+        lines.append(f"held-out loss {result.evaluation['loss']:.4f}{compared}")
+    lines.append(f"checkpoint    {result.checkpoint}")
+    lines.append(f"curves        tensorboard --logdir {prepared.experiment.folder}/tensorboard")
+    sampled = _sample(result)
+    if sampled is not None:
+        prompt, text = sampled
+        console.print("\na sample of what the model writes after")
+        console.print(prompt, style="bold", highlight=False, markup=False)
+        console.print(text, style="cyan", highlight=False, markup=False)
+        lines.append(f"next          panax generate {prepared.experiment.folder} --prompt {prompt!r}")
+    console.print()
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _sample(result: Result) -> tuple[str, str] | None:
+    from ..models import Decoder
+    from .generate import continue_text
+
+    tokenizer, params = result.prepared.data.tokenizer, result.state.params
+    if tokenizer is None or not isinstance(params, Decoder):
+        return None
+    prompt = "def " if "Python" in type(_corpus(result.prepared.experiment)).__name__ else "The "
+    return prompt, continue_text(params, tokenizer, prompt, tokens=min(SAMPLE_TOKENS, params.config.max_length // 2))
+
+
+def _corpus(experiment: Experiment) -> Any:
+    return getattr(experiment.data, "corpus", None)
+
+
+def recipes(arguments: Sequence[str]) -> int:
+    """List the recipes, each with the first line of what it says of itself."""
+    for name, recipe in sorted(built_in().items()):
+        print(f"{name:24} {(inspect.getdoc(recipe) or '').splitlines()[0]}")
+    return 0

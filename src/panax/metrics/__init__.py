@@ -1,0 +1,11 @@
+"""What is measured of a run, and where it is shown."""
+
+from .clock import StepClock
+from .console import ConsoleTracker
+from .throughput import Peak, memory_in_use_bytes, peak_of
+from .trackers import JsonlTracker, TensorBoardTracker, Tracker, Trackers
+
+__all__ = [
+    "ConsoleTracker", "JsonlTracker", "Peak", "StepClock", "TensorBoardTracker", "Tracker", "Trackers",
+    "memory_in_use_bytes", "peak_of",
+]  # fmt: skip

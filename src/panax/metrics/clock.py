@@ -1,0 +1,47 @@
+"""Where a step's time goes: waiting for data, dispatching, waiting for the devices, and the loop's own work."""
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+
+
+class StepClock:
+    """Adds up seconds by name until they are taken."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._steps = 0
+        self._since = time.perf_counter()
+
+    @contextlib.contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] += time.perf_counter() - start
+
+    def tick(self) -> None:
+        """One more step was taken."""
+        self._steps += 1
+
+    @property
+    def steps(self) -> int:
+        """Steps since the last `take` or `restart`."""
+        return self._steps
+
+    def take(self) -> dict[str, float]:
+        """Seconds per step by name since the last call, with `step` the whole and `other` what no name covers."""
+        now = time.perf_counter()
+        steps = max(self._steps, 1)
+        parts = {name: seconds / steps for name, seconds in self._seconds.items()}
+        whole = (now - self._since) / steps
+        self._seconds.clear()
+        self._steps, self._since = 0, now
+        return {"step": whole, **parts, "other": max(0.0, whole - sum(parts.values()))}
+
+    def restart(self) -> None:
+        """Forget what was measured, for example after an evaluation."""
+        self._seconds.clear()
+        self._steps, self._since = 0, time.perf_counter()

@@ -1,0 +1,80 @@
+"""What a person sees while training: one line that moves, and one line for each report."""
+
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from .throughput import Peak
+
+
+class ConsoleTracker:
+    """Prints reports above a progress bar with the time that is left; plain lines where there is no terminal."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self._progress: Progress | None = None
+
+    def begin(self, first_step: int, num_steps: int, peak: Peak) -> None:
+        """Show the bar, from where the run goes on; `peak` is what model FLOPs utilisation divides by."""
+        self.num_steps = num_steps
+        self._start = time.perf_counter()
+        self._first = first_step
+        self.console.print(f"MFU divides by {peak.source}", style="dim", highlight=False)
+        console = self.console
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._bar = self._progress.add_task("", total=num_steps, completed=first_step)
+        self._progress.start()
+
+    def record(self, step: int, values: Mapping[str, float]) -> None:
+        if self._progress is not None:
+            self._progress.update(self._bar, completed=step)
+        line = self._evaluation(values) if "evaluation/loss" in values else self._training(step, values)
+        self.console.print(f"[bold]{step:>6}[/]/{self.num_steps}  {line}", highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def _evaluation(self, values: Mapping[str, float]) -> str:
+        parts = [f"[green]held-out loss {values['evaluation/loss']:.4f}[/]"]
+        if "evaluation/accuracy" in values:
+            parts.append(f"accuracy {values['evaluation/accuracy']:.1%}")
+        return "  ".join(parts)
+
+    def _training(self, step: int, values: Mapping[str, float]) -> str:
+        parts = [f"loss {values['train/loss']:.4f}"]
+        if "train/accuracy" in values:
+            parts.append(f"acc {values['train/accuracy']:.1%}")
+        if "speed/tokens_per_second" in values:
+            parts.append(f"{values['speed/tokens_per_second']:,.0f} tok/s")
+        if "speed/mfu" in values:
+            parts.append(f"MFU {values['speed/mfu']:.1%}")
+        parts.append(f"{values['memory/bytes'] / 2**30:.2f} GiB")
+        seconds = {name: values.get(f"seconds/{name}", 0.0) for name in ("step", "data", "dispatch", "device")}
+        parts.append(
+            f"step {seconds['step'] * 1e3:.0f} ms (data {seconds['data'] * 1e3:.0f}, dispatch {seconds['dispatch'] * 1e3:.0f}, "
+            f"device {seconds['device'] * 1e3:.0f})"
+        )
+        left = self._seconds_left(step)
+        if left is not None:
+            parts.append(f"ETA {left // 60:.0f}:{left % 60:02.0f}")
+        if values.get("train/skipped"):
+            parts.append(f"[red]{values['train/skipped']:.0f} skipped[/]")
+        return "  ".join(parts)
+
+    def _seconds_left(self, step: int) -> float | None:
+        if step <= self._first:
+            return None
+        return (time.perf_counter() - self._start) / (step - self._first) * (self.num_steps - step)

@@ -1,0 +1,70 @@
+"""Where a run's scalars go: a JSONL log, TensorBoard, and whatever a user adds."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Tracker(Protocol):
+    """Takes the scalars of a step. Called from the loop: it must not wait for devices."""
+
+    def record(self, step: int, values: Mapping[str, float]) -> None:
+        """Take the values of `step`, all under their final names, for example `train/loss`."""
+        ...
+
+    def close(self) -> None:
+        """Flush; no more calls follow."""
+        ...
+
+
+class JsonlTracker:
+    """One JSON object a line, flushed at once: what a script reads, and what is left after a crash."""
+
+    def __init__(self, path: Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+
+    def record(self, step: int, values: Mapping[str, float]) -> None:
+        # JSON has no NaN; a strict reader must be able to read every line.
+        clean = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, **clean}) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardTracker:
+    """TensorBoard scalars through tensorboardX, which needs neither TensorFlow nor torch."""
+
+    def __init__(self, directory: Path, purge_step: int | None = None):
+        """
+        Args:
+            purge_step: Hide what an earlier run logged from this step on, after a resume.
+        """
+        from tensorboardX import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(directory), purge_step=purge_step, flush_secs=10)
+
+    def record(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Trackers:
+    """Several trackers as one."""
+
+    def __init__(self, trackers: Sequence[Tracker]):
+        self._trackers = tuple(trackers)
+
+    def record(self, step: int, values: Mapping[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.record(step, values)
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()

@@ -1,0 +1,94 @@
+"""Text generation with a cache of keys and values: one compiled prefill, one compiled loop."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from ..core import contract
+from ..core.errors import RecipeError
+from ..layers import Cache
+from .decoder import Decoder
+
+
+def sample(
+    model: Decoder,
+    prompt: Int[Array, "batch prompt"],
+    num_tokens: int,
+    key: Key[Array, ""],
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    dtype: Any = jnp.float32,
+) -> Int[Array, "batch generated"]:
+    """Continue each prompt by `num_tokens` tokens.
+
+    Args:
+        prompt: Without padding; at least one token.
+        temperature: Logits are divided by it; 0 always takes the likeliest token.
+        top_k: Draw among the k likeliest only; 0 among all.
+
+    Raises:
+        RecipeError: Prompt and continuation are longer than the model's longest sequence.
+    """
+    total = prompt.shape[1] + num_tokens
+    if total > model.config.max_length:
+        raise RecipeError(
+            f"{prompt.shape[1]} prompt tokens and {num_tokens} new ones are {total}, the model is for at most "
+            f"{model.config.max_length}; shorten the prompt, or ask for fewer"
+        )
+    # One program for each length rounded up, not one for each length.
+    length = min(-(-total // 64) * 64, model.config.max_length)
+    return _sample(model, prompt, num_tokens, key, temperature, top_k, jnp.dtype(dtype).name, length)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 4, 5, 6, 7))
+def _sample(
+    model: Decoder, prompt: jax.Array, num_tokens: int, key: jax.Array, temperature: float, top_k: int, dtype: str, length: int
+) -> jax.Array:
+    config = model.config
+    shape = (prompt.shape[0], length, config.num_kv_heads, config.head_size)
+
+    def empty(repeats: int) -> Cache:
+        zeros = jnp.zeros((repeats, *shape), dtype)
+        return Cache(zeros, zeros)
+
+    caches = tuple(tuple(empty(s.repeats) for _ in s.blocks) for s in model.stacks)
+
+    def forward(tokens: jax.Array, caches: Any, start: jax.Array) -> tuple[jax.Array, Any]:
+        position = jnp.broadcast_to(start + jnp.arange(tokens.shape[1])[None], tokens.shape)
+        x = model.embed(tokens, position, dtype)
+        new = []
+        for stack, cache in zip(model.stacks, caches):
+            x, cache = stack.extend(x, position, cache, start)
+            new.append(cache)
+        last = model.final_norm(x[:, -1:])
+        return logits_of(model, last)[:, 0], tuple(new)
+
+    def draw(logits: jax.Array, key: jax.Array) -> jax.Array:
+        if temperature == 0.0:
+            return jnp.argmax(logits, axis=-1).astype(prompt.dtype)
+        if top_k:
+            least = jax.lax.top_k(logits, top_k)[0][:, -1:]
+            logits = jnp.where(logits < least, -jnp.inf, logits)
+        return jax.random.categorical(key, logits / temperature).astype(prompt.dtype)
+
+    logits, caches = forward(prompt, caches, jnp.int32(0))
+
+    def one(carry: tuple[jax.Array, Any], i: jax.Array) -> tuple[tuple[jax.Array, Any], jax.Array]:
+        logits, caches = carry
+        token = draw(logits, jax.random.fold_in(key, i))
+        logits, caches = forward(token[:, None], caches, prompt.shape[1] + i)
+        return (logits, caches), token
+
+    _, tokens = jax.lax.scan(one, (logits, caches), jnp.arange(num_tokens))
+    return tokens.T
+
+
+def logits_of(model: Decoder, hidden: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq vocab"]:
+    """All logits in float32; for small inputs, since nothing is chunked here."""
+    logits = contract("batch seq embed, vocab embed -> batch seq vocab", hidden, model.output_table, out_dtype=jnp.float32)
+    cap = model.config.logit_soft_cap
+    return logits if cap is None else cap * jnp.tanh(logits / cap)

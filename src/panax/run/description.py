@@ -1,0 +1,76 @@
+"""A run's settings as JSON, and back: what a checkpoint says of its model, read without running any code.
+
+Only the classes listed here are ever built from a description; a name that is not in the list is an error.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..core import Task
+from ..core.errors import CheckpointError
+from ..layers import Rotary, RotaryScaling
+from ..models import DecoderConfig, DecoderTask
+
+READABLE = {cls.__name__: cls for cls in (DecoderTask, DecoderConfig, Rotary, RotaryScaling)}
+
+
+def describe(value: Any) -> Any:
+    """A dataclass (and what it holds) as JSON values, each with its `type`; what JSON can't say is named by its type."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **fields}
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [describe(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return f"<{type(value).__module__}.{type(value).__qualname__}>"
+
+
+def read_task(text: str, where: str) -> Task:
+    """The task that a checkpoint's description names.
+
+    Raises:
+        CheckpointError: It names a class or a field that this Panax can't build from a file.
+    """
+    task = _build(json.loads(text), where)
+    if not isinstance(task, Task):
+        raise CheckpointError(f"{where} describes no task that can be built from a file: {str(text)[:80]}")
+    return task
+
+
+def _build(value: Any, where: str) -> Any:
+    if isinstance(value, list):
+        return tuple(_build(item, where) for item in value)
+    if not isinstance(value, dict):
+        return value
+    name = value.get("type")
+    if name not in READABLE:
+        raise CheckpointError(
+            f"{where} describes a {name}; this command builds {', '.join(READABLE)} from a file, and no other class"
+        )
+    cls = READABLE[name]
+    known = {field.name for field in dataclasses.fields(cls)}
+    unknown = value.keys() - known - {"type"}
+    if unknown:
+        raise CheckpointError(f"{where}: {name} has no field {sorted(unknown)[0]!r}; it was saved by a newer Panax")
+    try:
+        return cls(**{key: _build(item, where) for key, item in value.items() if key != "type"})
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{where}: {error}") from error
+
+
+def differences(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
+    """One line for each setting that differs between two descriptions.
+
+    >>> list(differences({"a": {"b": 1}}, {"a": {"b": 2}}))
+    ['a.b: 1 -> 2']
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            yield from differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else key)
+    elif old != new:
+        yield f"{prefix}: {old} -> {new}"

@@ -1,0 +1,76 @@
+"""`Experiment`: everything that a run is, as one frozen value."""
+
+import dataclasses
+from typing import Any
+
+from ..checkpoint import CheckpointConfig
+from ..core import Task
+from ..core.errors import RecipeError
+from ..data import TextData
+from ..mesh import MeshShape, Rules
+from ..optim import AdamW, Optimizer
+from ..train import StepConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """How the model is judged on held-out data.
+
+    Attributes:
+        every: Steps between two evaluations; 0 evaluates at the end only.
+        batches: At most this many held-out batches; 0 for all of them.
+    """
+
+    every: int = 100
+    batches: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What is trained, on what, how, and where it is kept.
+
+    Attributes:
+        name: The run's folder is `runs/name` unless `directory` says otherwise.
+        task: The model with its objective.
+        data: `TextData`, any `panax.core.Source`, a torch `DataLoader`, or a Python iterable of batches.
+        held_out: A finite source to be judged on, where `data` does not bring its own.
+        num_steps: Steps of the whole run, interruptions included.
+        seed: Of initialisation and of each step's random bits; `data.seed` is of the order of the data.
+        frozen: Prefixes of parameter names that are not trained.
+        init: Start from these weights: `hf:DIR`, a folder in Hugging Face's layout. Empty draws them from `seed`.
+        directory: Where checkpoints and logs go. Running the same command again goes on from there.
+        log_every: Steps between two reports.
+        profile: Write a profile of three steps from this one on; 0 for none.
+        debug: Run un-jitted on one device: breakpoints, prints and NaN checks work inside the model.
+    """
+
+    name: str
+    task: Task
+    data: Any = dataclasses.field(default_factory=TextData)
+    held_out: Any = None
+    optimizer: Optimizer = dataclasses.field(default_factory=AdamW)
+    num_steps: int = 1000
+    seed: int = 0
+    step: StepConfig = dataclasses.field(default_factory=StepConfig)
+    mesh: MeshShape = dataclasses.field(default_factory=MeshShape)
+    rules: Rules = dataclasses.field(default_factory=Rules)
+    evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    frozen: tuple[str, ...] = ()
+    init: str = ""
+    directory: str = ""
+    log_every: int = 10
+    profile: int = 0
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1:
+            raise RecipeError(f"num_steps={self.num_steps}; expected 1 or more")
+        if self.log_every < 1:
+            raise RecipeError(f"log_every={self.log_every}; expected 1 or more")
+        if self.init and not self.init.startswith("hf:"):
+            raise RecipeError(f"init={self.init!r}; expected hf:DIR with a folder of Hugging Face weights, or nothing")
+
+    @property
+    def folder(self) -> str:
+        return self.directory or f"runs/{self.name}"

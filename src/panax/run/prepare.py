@@ -1,0 +1,102 @@
+"""From an experiment to everything that its loop needs: data opened, state abstract, mesh laid out, step ready to compile."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any
+
+from ..core import DataFacts, Source, Task
+from ..core.errors import RecipeError
+from ..data import IterableSource, TextData
+from ..data.tokenizer import Tokenizer
+from ..mesh import Placement
+from ..train import CompiledStep, Program
+from ..train.debug import DebugStep
+from .experiment import Experiment
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedData:
+    """Sources, and what a task may take from them.
+
+    Attributes:
+        shapes: How many different batch shapes `train` may give.
+        unigram_entropy: Nats per held-out token of a model that knows only frequencies: what a loss must fall below.
+    """
+
+    train: Source
+    held_out: Source | None
+    facts: DataFacts
+    tokenizer: Tokenizer | None = None
+    shapes: int = 1
+    unigram_entropy: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A run that has not begun: nothing is compiled, no parameter is allocated."""
+
+    experiment: Experiment
+    task: Task
+    data: OpenedData
+    step: CompiledStep | DebugStep
+
+
+def open_data(experiment: Experiment, say: Say) -> OpenedData:
+    """Open the experiment's data, whatever it was given as.
+
+    Raises:
+        DataError: It can't be read, or holds nothing.
+    """
+    data = experiment.data
+    if isinstance(data, TextData):
+        opened = data.open(progress=lambda what, documents, tokens: say(f"{what}: {documents:,} documents, {tokens:,} tokens"))
+        facts = DataFacts(opened.vocab_size, data.sequence_length)
+        shapes = 1 if data.packing else len({*data.buckets, data.sequence_length})
+        entropy = opened.unigram_entropy_nats if opened.held_out is not None else None
+        return OpenedData(opened.train, opened.held_out, facts, opened.tokenizer, shapes, entropy)
+    held_out = None if experiment.held_out is None else as_source(experiment.held_out, epochs=1)
+    train = as_source(data)
+    return OpenedData(train, held_out, DataFacts(), shapes=len(getattr(train, "buckets", ())) or 1)
+
+
+def as_source(data: Any, epochs: int | None = None) -> Source:
+    """A source as it is; any other iterable wrapped as one."""
+    if isinstance(data, Source):
+        return data
+    if isinstance(data, Iterable):
+        return IterableSource(data, epochs=epochs)
+    raise RecipeError(f"data is a {type(data).__name__}; expected TextData, a Source, a DataLoader or another iterable")
+
+
+def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any = None) -> Prepared:
+    """Derive a run from an experiment. Raises whatever is wrong with it before anything is compiled."""
+    data = open_data(experiment, say)
+    task = experiment.task.adapted(data.facts)
+    program = make_program(experiment, task)
+    if experiment.debug:
+        return Prepared(experiment, task, data, DebugStep(program, data.train.axes, shapes_allowed=data.shapes))
+    placement = Placement.create(experiment.mesh, experiment.rules, devices)
+    return Prepared(experiment, task, data, CompiledStep(program, placement, data.train.axes, shapes_allowed=data.shapes))
+
+
+def make_program(experiment: Experiment, task: Task) -> Program:
+    """The step's program for a task whose open settings are filled in."""
+    return Program.create(
+        task.for_debugging() if experiment.debug else task,
+        experiment.optimizer,
+        num_steps=experiment.num_steps,
+        config=experiment.step,
+        frozen=experiment.frozen,
+    )
+
+
+def held_out_batches(prepared: Prepared) -> Iterable[dict[str, Any]]:
+    """The held-out batches, from the first one, as many as the experiment says."""
+    source = prepared.data.held_out
+    if source is None:
+        return ()
+    most = prepared.experiment.evaluate.batches or None
+    return (batch for batch, _ in islice(source.batches(), most))

@@ -1,0 +1,130 @@
+"""What a run tells while it goes on: scalars a step late, seconds by part, speed, memory, a profile when asked for."""
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..core.errors import TrainingError
+from ..metrics import JsonlTracker, Peak, StepClock, TensorBoardTracker, Tracker, Trackers, memory_in_use_bytes, peak_of
+from .prepare import Prepared, Say
+
+PROFILED_STEPS = 3
+
+
+class Report:
+    """Keeps the scalars of the last step until the next one runs, reads them then, and hands them to the trackers.
+
+    Attributes:
+        clock: Measures the parts of a step.
+        peak: What model FLOPs utilisation divides by.
+    """
+
+    def __init__(self, prepared: Prepared, first_step: int, trackers: tuple[Tracker, ...], say: Say):
+        folder = Path(prepared.experiment.folder)
+        self._prepared = prepared
+        self._say = say
+        self._trackers = Trackers(
+            [JsonlTracker(folder / "metrics.jsonl"), TensorBoardTracker(folder / "tensorboard", first_step + 1), *trackers]
+        )
+        self._pending: tuple[int, Mapping[str, Any]] | None = None
+        self._tokens = 0
+        self._length: int | None = None
+        self._profiling = False
+        self.clock = StepClock()
+        self.peak = find_peak(prepared)
+        for tracker in trackers:
+            if hasattr(tracker, "begin"):
+                tracker.begin(first_step, prepared.experiment.num_steps, self.peak)
+
+    def before_step(self, number: int) -> None:
+        """Start or end the profile, if this is its step."""
+        first = self._prepared.experiment.profile
+        if first and number == first and not self._profiling:
+            self.flush()
+            jax.profiler.start_trace(str(self._profile_folder))
+            self._profiling = True
+        elif self._profiling and number >= first + PROFILED_STEPS:
+            self._end_profile()
+
+    def after_step(self, number: int, scalars: Mapping[str, Any], batch: Mapping[str, Any]) -> None:
+        """Take the scalars of step `number`, still being computed, and report those of the step before."""
+        if number == 1 or self._length is None:
+            # The first step compiles: it is not part of any figure of speed.
+            self.clock.restart()
+        else:
+            self._tokens += next(iter(batch.values())).size if self._length else 0
+            self.clock.tick()
+        axes = next(iter(self._prepared.data.train.axes.values()))
+        self._length = next(iter(batch.values())).shape[1] if axes[:2] == ("batch", "seq") else 0
+        with self.clock.measure("device"):
+            self.flush()
+        self._pending = (number, scalars)
+
+    def flush(self) -> None:
+        """Wait for the scalars that are pending, and report them.
+
+        Raises:
+            TrainingError: Too many updates in a row were skipped.
+        """
+        if self._pending is None:
+            return
+        (number, scalars), self._pending = self._pending, None
+        values = {name: float(value) for name, value in jax.device_get(dict(scalars)).items()}
+        experiment = self._prepared.experiment
+        if values["skipped_in_a_row"] >= experiment.step.max_skipped:
+            raise TrainingError(
+                f"{values['skipped_in_a_row']:.0f} updates in a row were not finite or spiked, the last one at step {number} with "
+                f"loss {values['loss']} and gradient norm {values['gradient_norm']}; lower optimizer.schedule.peak, or look for "
+                f"the cause with --debug"
+            )
+        if number % experiment.log_every == 0 or number == experiment.num_steps:
+            self._record(number, values)
+
+    def evaluation(self, number: int, values: Mapping[str, float]) -> None:
+        """Report an evaluation; the time it took is not part of the steps'."""
+        self._trackers.record(number, {f"evaluation/{name}": value for name, value in values.items()})
+        self.clock.restart()
+        self._tokens = 0
+
+    def close(self) -> None:
+        if self._profiling:
+            self._end_profile()
+        self._trackers.close()
+
+    def _record(self, number: int, values: Mapping[str, float]) -> None:
+        record = {f"train/{name}": value for name, value in values.items() if name != "skipped_in_a_row"}
+        steps = self.clock.steps
+        seconds = self.clock.take()
+        if steps:
+            record |= {f"seconds/{name}": value for name, value in seconds.items()}
+            tokens_per_second = self._tokens / (seconds["step"] * steps)
+            if self._tokens:
+                record["speed/tokens_per_second"] = tokens_per_second
+                flops = self._prepared.task.flops_per_token(self._length or 0)
+                if flops is not None:
+                    record["speed/mfu"] = flops * tokens_per_second / self.peak.flops_per_second
+        self._tokens = 0
+        record["memory/bytes"] = memory_in_use_bytes()
+        self._trackers.record(number, record)
+
+    @property
+    def _profile_folder(self) -> Path:
+        # Where TensorBoard's profile page looks for it.
+        return Path(self._prepared.experiment.folder) / "tensorboard"
+
+    def _end_profile(self) -> None:
+        with contextlib.suppress(TrainingError):
+            self.flush()
+        jax.profiler.stop_trace()
+        self._profiling = False
+        self._say(f"profile of {PROFILED_STEPS} steps written below {self._profile_folder / 'plugins'}")
+
+
+def find_peak(prepared: Prepared) -> Peak:
+    """The peak of the devices that this run uses, in the dtype it computes in."""
+    placement = getattr(prepared.step, "placement", None)
+    devices = [jax.devices()[0]] if placement is None else list(placement.devices.devices.flat)
+    return peak_of(devices, getattr(prepared.task, "compute_dtype", "float32"))

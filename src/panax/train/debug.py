@@ -1,0 +1,66 @@
+"""The same step, un-jitted on one device: for looking inside."""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core import Axes, TrainState, real_values
+from .compiled import Program
+from .update import Scalars, number_rows, split_rows
+
+
+class DebugStep:
+    """Has the interface of `CompiledStep`, and runs Python all the way down: scans are loops, nothing is traced.
+
+    Each step runs the model twice. First forward only, where every value is real: breakpoints stop, prints print, `float(x)`
+    and NumPy work, and `panax.debugging()` is true. Then forward and backward for the gradients, where values are wrapped for
+    differentiation; breakpoints are passed over there, so that one written in the model stops once a step and layer.
+
+    NaNs raise where they arise, and what is raised names the layer.
+    """
+
+    def __init__(self, program: Program, batch_axes: Mapping[str, Axes], *, shapes_allowed: int = 1):
+        self.program = program
+        self.batch_axes = dict(batch_axes)
+        self.compile_seconds = 0.0
+        self.shardings = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), program.abstract)
+
+    def init(self, seed: int) -> TrainState:
+        return jax.jit(self.program.initial_state)(jax.random.key(seed))
+
+    def put(self, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
+        return {name: jnp.asarray(leaf) for name, leaf in batch.items()}
+
+    def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]:
+        with _eager():
+            micro_batches = split_rows(number_rows(batch), self.program.config.micro_batches)
+            with real_values():
+                for i in range(self.program.config.micro_batches):
+                    part = jax.tree.map(lambda leaf, i=i: leaf[i], micro_batches)
+                    self.program.task.loss(state.params, state.model_state, part, state.step_key, True)
+            with _without_breakpoints():
+                return self.program.step(state, batch)
+
+    def evaluate(self, state: TrainState, batch: Mapping[str, jax.Array]) -> Any:
+        with _eager(), real_values():
+            return self.program.evaluate(state, batch)
+
+
+@contextlib.contextmanager
+def _eager() -> Iterator[None]:
+    with jax.disable_jit(), jax.debug_nans(True):
+        yield
+
+
+@contextlib.contextmanager
+def _without_breakpoints() -> Iterator[None]:
+    hook = sys.breakpointhook
+    sys.breakpointhook = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        sys.breakpointhook = hook
