@@ -1,0 +1,138 @@
+"""Drawing batches ahead in a background thread, so that the devices don't wait for the data."""
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from panax.core.errors import RecipeError
+
+Item = TypeVar("Item")
+_JOIN_SECONDS = 10.0
+
+
+class Prefetched(Generic[Item]):
+    """An iterator whose next items are drawn ahead.
+
+    Its thread ends with the items, at an error, on `close`, and when this object is dropped.
+
+    Attributes:
+        seconds_waited: How long `next` has waited for items, in total.
+    """
+
+    def __init__(self, iterable: Iterable[Item], size: int) -> None:
+        if size < 1:
+            raise RecipeError(f"prefetch size={size}; expected at least 1")
+        self.seconds_waited = 0.0
+        self._ahead = _Ahead(size)
+        # The thread holds only what it shares with this object, so that this object can be dropped while it runs.
+        self._thread = threading.Thread(
+            target=_fill, args=(iter(iterable), self._ahead), name="panax-prefetch", daemon=True
+        )
+        self._stop = weakref.finalize(self, self._ahead.stop)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        started = time.perf_counter()
+        try:
+            item = self._ahead.take()
+        except BaseException:  # also Ctrl-C while waiting
+            self.close()
+            raise
+        finally:
+            self.seconds_waited += time.perf_counter() - started
+        return item
+
+    def close(self) -> None:
+        """Stop drawing, and wait until the thread has ended: for at most ten seconds, if it is stuck in the source."""
+        self._stop()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_SECONDS)
+
+    def __enter__(self) -> "Prefetched[Item]":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def prefetch(iterable: Iterable[Item], size: int = 2) -> Prefetched[Item]:
+    """Iterate over `iterable` with up to `size` items drawn ahead by a background thread.
+
+    An exception in the source is raised where its item would have come, with the traceback of the thread.
+
+    >>> with prefetch(range(3)) as items:
+    ...     list(items)
+    [0, 1, 2]
+    """
+    return Prefetched(iterable, size)
+
+
+class _Ahead:
+    """What the thread and the consumer share: the items drawn ahead, and how it ended."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._items: deque[Any] = deque()
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._end: BaseException | None = None
+
+    def wait_for_room(self) -> bool:
+        """Wait until there is room for an item; false when nobody wants one any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or len(self._items) < self._size)
+            return not self._stopped
+
+    def put(self, item: Any) -> None:
+        with self._changed:
+            if not self._stopped:
+                self._items.append(item)
+                self._changed.notify_all()
+
+    def end(self, reason: BaseException) -> None:
+        with self._changed:
+            self._end = reason
+            self._changed.notify_all()
+
+    def take(self) -> Any:
+        with self._changed:
+            self._changed.wait_for(lambda: self._items or self._end is not None or self._stopped)
+            if self._stopped:
+                raise StopIteration
+            if self._items:
+                item = self._items.popleft()
+                self._changed.notify_all()
+                return item
+            assert self._end is not None
+            if isinstance(self._end, StopIteration):
+                raise StopIteration
+            error, self._end = self._end, StopIteration()
+            raise error
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._items.clear()
+            self._changed.notify_all()
+
+
+def _fill(iterator: Iterator[Any], ahead: _Ahead) -> None:
+    try:
+        try:
+            while ahead.wait_for_room():
+                ahead.put(next(iterator))
+        finally:
+            close = getattr(iterator, "close", None)
+            if close is not None:
+                close()
+    except BaseException as error:  # handed over to the consumer; StopIteration is the end
+        ahead.end(error)

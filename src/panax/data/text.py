@@ -1,0 +1,194 @@
+"""From a corpus and a tokenizer to training and held-out sources: what a recipe names, and what opening it gives."""
+
+import dataclasses
+import functools
+import itertools
+
+import numpy as np
+import numpy.typing as npt
+
+from panax.core.errors import DataError, RecipeError
+
+from .cache import cache_directory
+from .corpus import PythonLibrary, TextFiles
+from .packing import Documents, PackedRows, PaddedRows, permutation
+from .records import HuggingFaceDisk, Jsonl, Parquet
+from .source import PackedSource
+from .tokenising import open_corpus
+from .tokenizer import BytePairTokenizer, PretrainedTokenizer, Progress, Tokenizer
+from .tokens import TokenFile, TokenStore
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextData:
+    """Text to train on: where it is, how it becomes tokens, and how tokens become batches.
+
+    Attributes:
+        corpus: The documents.
+        tokenizer: Trained on the corpus, or an existing one. A `TokenFile` is already tokens: for it, the tokenizer
+            that made them, or None.
+        sequence_length: The most tokens in a row.
+        batch_size: Rows in a global batch, over all devices together.
+        seed: What the order depends on.
+        held_out: Documents kept from training: below 1 their fraction, else their number, 0 for none. Which ones
+            depends on the corpus alone, so that runs with different seeds are judged on the same ones, and going on
+            from a checkpoint with another seed does not train on them.
+        packing: Fill each row with documents up to `sequence_length`; else each row is one document, cut off there.
+        buckets: Without packing: the lengths that a batch may have, rising; `sequence_length` is always one.
+        cache_dir: Where tokenised corpora are kept. None: $PANAX_CACHE, else ~/.cache/panax.
+    """
+
+    corpus: PythonLibrary | TextFiles | Jsonl | Parquet | HuggingFaceDisk | TokenFile = dataclasses.field(
+        default_factory=PythonLibrary
+    )
+    tokenizer: BytePairTokenizer | PretrainedTokenizer | None = dataclasses.field(default_factory=BytePairTokenizer)
+    sequence_length: int = 1024
+    batch_size: int = 8
+    seed: int = 0
+    held_out: float | int = 0.02
+    packing: bool = True
+    buckets: tuple[int, ...] = ()
+    cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("sequence_length", "batch_size"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"{name}={getattr(self, name)}; expected at least 1")
+        if self.held_out < 0 or (self.held_out > 1 and self.held_out != int(self.held_out)):
+            raise RecipeError(f"held_out={self.held_out}; expected a fraction below 1, or a whole number of documents")
+        if self.buckets and self.packing:
+            raise RecipeError(f"buckets={self.buckets} has no effect with packing; leave it out, or set packing=False")
+        if list(self.buckets) != sorted(set(self.buckets)) or any(
+            not 0 < b <= self.sequence_length for b in self.buckets
+        ):
+            expected = f"rising lengths from 1 to sequence_length={self.sequence_length}"
+            raise RecipeError(f"buckets={self.buckets}; expected {expected}")
+        if isinstance(self.corpus, TokenFile) and isinstance(self.tokenizer, BytePairTokenizer):
+            raise RecipeError(
+                "a TokenFile holds tokens, so no tokenizer can be trained on it; name the one that made it with "
+                "tokenizer=PretrainedTokenizer(path=...), or set tokenizer=None"
+            )
+        if self.tokenizer is None and not isinstance(self.corpus, TokenFile):
+            raise RecipeError("tokenizer=None; a corpus of text needs one, for example BytePairTokenizer()")
+
+    def open(self, *, progress: Progress | None = None) -> "OpenedText":
+        """Tokenise the corpus, or find it in the cache, and make the sources.
+
+        Args:
+            progress: Called while tokenising with what is being done and how many documents and tokens are done.
+
+        Raises:
+            DataError: The corpus can't be read, holds nothing, or has too few documents for `held_out`.
+        """
+        root = cache_directory(self.cache_dir)
+        tokenizer, store = open_corpus(self.corpus, self.tokenizer, root, progress)
+        training, held_out = split(store, self.held_out)
+        return OpenedText(
+            train=PackedSource(self._rows(training), batch_size=self.batch_size),
+            held_out=held_out and PackedSource(self._rows(held_out), batch_size=self.batch_size, epochs=1),
+            tokenizer=tokenizer,
+            vocab_size=store.vocab_size if tokenizer is None else tokenizer.vocab_size,
+            training_documents=training,
+            held_out_documents=held_out,
+        )
+
+    def _rows(self, documents: Documents) -> PackedRows | PaddedRows:
+        if self.packing:
+            return PackedRows(documents, sequence_length=self.sequence_length, seed=self.seed)
+        return PaddedRows(documents, sequence_length=self.sequence_length, seed=self.seed, buckets=self.buckets)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class OpenedText:
+    """An open corpus.
+
+    Attributes:
+        train: Batches without an end, resumed exactly.
+        held_out: One pass over the held-out documents, its last batch filled up with padding; None when there are none.
+        tokenizer: None for a token file opened without one.
+        vocab_size: One more than the largest id; what a model's vocabulary must hold.
+        training_documents: The documents of `train`.
+        held_out_documents: The documents of `held_out`.
+    """
+
+    train: PackedSource
+    held_out: PackedSource | None
+    tokenizer: Tokenizer | None
+    vocab_size: int
+    training_documents: Documents
+    held_out_documents: Documents | None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in one epoch of training, the ends of documents included."""
+        return self.training_documents.num_tokens
+
+    @functools.cached_property
+    def unigram_entropy_nats(self) -> float:
+        """The held-out loss, per target, of always predicting the training frequencies of tokens (add-one smoothing).
+
+        A model that does not fall below this has learnt nothing about order. Without held-out documents it is measured
+        on the training text itself.
+        """
+        counts = self.training_documents.store.target_counts
+        if self.held_out_documents is None:
+            training = judged = counts
+        else:
+            judged = _count_targets(self.held_out_documents)
+            training = counts - judged
+        # A document that was split in two has one more target than its parts, hence the floor at nothing.
+        smoothed = np.maximum(training, 0) + 1.0
+        return float(-(judged @ np.log(smoothed / smoothed.sum())) / max(judged.sum(), 1))
+
+
+def split(store: TokenStore, held_out: float | int) -> tuple[Documents, Documents | None]:
+    """Divide the documents in training and held-out ones; a lone document is divided near its end.
+
+    Args:
+        store: The token file.
+        held_out: Below 1 the fraction, at least one document; else the number; 0 for none.
+
+    Raises:
+        DataError: Nothing would be left to train on.
+    """
+    starts, lengths = store.offsets[:-1], np.diff(store.offsets)
+
+    def documents(part: str, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Documents:
+        name = f"{store.content}-{part}"
+        return Documents(store=store, starts=starts, lengths=lengths, fingerprint=name)
+
+    if held_out == 0:
+        return documents("all", starts, lengths), None
+    if len(starts) == 1 and held_out < 1:
+        kept = max(round(int(lengths[0]) * held_out), 2)
+        if kept >= lengths[0]:
+            raise DataError(f"the one document has {lengths[0]} tokens; too few to hold some out: set held_out=0")
+        first = lengths - kept
+        return documents(f"without-last-{kept}", starts, first), documents(
+            f"last-{kept}", starts + first, lengths - first
+        )
+    count = max(round(len(starts) * held_out), 1) if held_out < 1 else int(held_out)
+    if count >= len(starts):
+        raise DataError(
+            f"held_out={held_out} keeps {count} of {len(starts)} documents from training; expected fewer: lower it, "
+            "or set held_out=0"
+        )
+    order = permutation(len(starts), seed=0, epoch=0, purpose="held_out")
+    kept, rest = np.sort(order[:count]), np.sort(order[count:])
+    return (
+        documents(f"without-{count}", starts[rest], lengths[rest]),
+        documents(f"held-out-{count}", starts[kept], lengths[kept]),
+    )
+
+
+def _count_targets(documents: Documents) -> npt.NDArray[np.int64]:
+    store = documents.store
+    counts = np.zeros_like(store.target_counts)
+    pairs = zip(documents.starts.tolist(), documents.lengths.tolist(), strict=True)
+    while block := list(itertools.islice(pairs, 4096)):
+        targets = [slice(start + 1, start + length) for start, length in block]
+        ids = np.concatenate([store.tokens[target] for target in targets])
+        if store.loss_mask is not None:
+            ids = ids[np.concatenate([store.loss_mask[target] for target in targets]) != 0]
+        counts += np.bincount(ids, minlength=len(counts))
+    return counts

@@ -1,0 +1,188 @@
+"""Tokenizers: one trained on the corpus, or one that exists. Both become the same small value, `Tokenizer`.
+
+Texts never become special tokens: `<|endoftext|>` written inside a document is encoded as the characters it is.
+"""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from panax.core.errors import DataError, RecipeError
+
+from .corpus import Corpus, Document
+from .files import decode_utf8, fingerprint, read_bytes
+
+END_OF_DOCUMENT = "<|endoftext|>"
+_KNOWN_ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[EOS]", "[SEP]")
+_TEXTS_AT_ONCE = 256
+
+Progress = Callable[[str, int, int], None]
+"""Called now and then with what is being done, and how many documents and tokens are done."""
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    Attributes:
+        vocab_size: One more than the largest id.
+        end_of_document: The id that ends each document.
+        fingerprint: A hash of everything that decides which ids a text becomes.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, *, end_of_document: str) -> None:
+        """Wrap a Hugging Face tokenizer, whose settings for truncation, padding and special tokens are set aside.
+
+        Raises:
+            DataError: It has no token `end_of_document`.
+        """
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        if end_of_document not in vocabulary:
+            specials = ", ".join(repr(token.content) for token in backend.get_added_tokens_decoder().values())
+            raise DataError(
+                f"the tokenizer has no token {end_of_document!r}; choose the one that ends a document with "
+                f"end_of_document=; its special tokens are: {specials or 'none'}"
+            )
+        self._backend = backend
+        self._end = end_of_document
+        self.end_of_document: int = vocabulary[end_of_document]
+        self.vocab_size: int = max(vocabulary.values()) + 1
+        self.fingerprint: str = fingerprint("tokenizer", json.loads(backend.to_str()), end_of_document)
+
+    def encode(self, text: str) -> list[int]:
+        """Encode one text, without special tokens."""
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode texts, without special tokens, on all cores (unless `TOKENIZERS_PARALLELISM` is false)."""
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int] | np.ndarray) -> str:
+        """Turn ids into text; special tokens are shown as they are written."""
+        return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def save(self, directory: str | Path) -> None:
+        """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face's libraries read too."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._backend.save(str(directory / "tokenizer.json"))
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self._end}
+        (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BytePairTokenizer:
+    """Byte-level byte-pair encoding, trained on the corpus itself: any text can be encoded, and comes back exactly.
+
+    Attributes:
+        vocab_size: How many ids at most; a small corpus may yield fewer. At least 257.
+        train_bytes: Train on the first documents up to this many characters of text.
+
+    Source: Sennrich et al. (arXiv:1508.07909); on bytes as in GPT-2.
+    """
+
+    vocab_size: int = 8192
+    train_bytes: int = 256 * 2**20
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 257:
+            raise RecipeError(
+                f"vocab_size={self.vocab_size}; expected at least 257: each byte, and the end of a document"
+            )
+        if self.train_bytes < 1:
+            raise RecipeError(f"train_bytes={self.train_bytes}; expected at least 1")
+
+    def train(self, corpus: Corpus, *, progress: Progress | None = None) -> Tokenizer:
+        """Train on the corpus. The same texts give the same tokenizer.
+
+        Raises:
+            DataError: The corpus can't be read.
+        """
+        backend = tokenizers.Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.vocab_size,
+            special_tokens=[END_OF_DOCUMENT],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        backend.train_from_iterator(_training_texts(corpus.documents(), self.train_bytes, progress), trainer=trainer)
+        return Tokenizer(backend, end_of_document=END_OF_DOCUMENT)
+
+
+def _training_texts(documents: Iterator[Document], limit: int, progress: Progress | None) -> Iterator[list[str]]:
+    size = count = 0
+    while size < limit and (block := list(itertools.islice(documents, _TEXTS_AT_ONCE))):
+        texts = [text for document in block for text in document if text]
+        size += sum(map(len, texts))
+        count += len(block)
+        yield texts
+        if progress is not None:
+            progress("training the tokenizer", count, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainedTokenizer:
+    """A tokenizer that exists, in Hugging Face's format.
+
+    Attributes:
+        path: A `tokenizer.json`, or a directory that holds one.
+        end_of_document: The token that ends each document. None: the `eos_token` of the `tokenizer_config.json` beside
+            it, else the first of the usual ones (`<|endoftext|>`, `</s>`, ...) that it has.
+    """
+
+    path: str
+    end_of_document: str | None = None
+
+    def load(self) -> Tokenizer:
+        """Read it.
+
+        Raises:
+            DataError: The file is missing or broken, or nothing says which token ends a document.
+        """
+        path = Path(self.path).expanduser()
+        if path.is_dir():
+            path = path / "tokenizer.json"
+        text = decode_utf8(read_bytes(path), str(path))
+        try:
+            backend = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises bare Exception
+            message = f"{path} is not a tokenizer that this tokenizers {tokenizers.__version__} can read: {error}"
+            raise DataError(f"{message}; expected a tokenizer.json of Hugging Face's tokenizers") from error
+        return Tokenizer(backend, end_of_document=self.end_of_document or _find_end(backend, path))
+
+
+def _find_end(backend: tokenizers.Tokenizer, path: Path) -> str:
+    config = path.with_name("tokenizer_config.json")
+    if config.is_file():
+        end = _eos_token(config)
+        if end is not None:
+            return end
+    for token in _KNOWN_ENDS:
+        if backend.token_to_id(token) is not None:
+            return token
+    specials = ", ".join(repr(token.content) for token in backend.get_added_tokens_decoder().values())
+    raise DataError(
+        f"{path}: nothing says which token ends a document; name it with end_of_document=; "
+        f"its special tokens are: {specials or 'none'}"
+    )
+
+
+def _eos_token(config: Path) -> str | None:
+    try:
+        end: Any = json.loads(decode_utf8(read_bytes(config), str(config))).get("eos_token")
+    except (ValueError, AttributeError) as error:
+        raise DataError(f"{config} is broken ({error}); expected a JSON object: repair or remove it") from error
+    if isinstance(end, dict):  # older files hold the whole added token
+        end = end.get("content")
+    return end if isinstance(end, str) else None
