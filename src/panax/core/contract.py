@@ -5,13 +5,14 @@
 The names are documentation, and this file is the one place where the following are decided for every model:
 - the weight is cast to the activation's dtype in its storage layout, and only then gathered (half the bytes);
 - products accumulate in float32 whatever their operands are;
-- the backward pass gathers the weight again instead of keeping the gathered copy, and forms the weight's gradient in the
-  parameter's own dtype (float32) and its storage layout, so that it is reduce-scattered once and never in bfloat16;
+- the gathered weight bears a name that rematerialisation drops, so that the backward pass gathers it again, once;
+- the weight's gradient is formed in the parameter's own dtype (float32) and its storage layout, so that it is
+  reduce-scattered once and never in bfloat16;
 - the orientation in which each backend multiplies fastest (`product.py`).
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,13 @@ from jaxtyping import Array, Float
 from .layout import current_layout
 from .product import product
 from .protocols import Axes
+
+
+PRODUCT = "product"
+"""The name under which a rematerialisation policy knows the results of products."""
+
+GATHERED = "gathered_weight"
+"""The name under which it knows a weight in its compute layout: whole over fsdp, and never to be kept."""
 
 
 class Equation:
@@ -91,7 +99,8 @@ def contract(
     """
     _parse(text).check(x, w)
     # Named, so that a rematerialisation policy can keep the products and compute the cheap rest again.
-    return checkpoint_name(_contract(text, jnp.dtype(out_dtype or x.dtype).name, x, w), "product")
+    stored = _Weight(w.dtype.name, spec_of(w))
+    return checkpoint_name(_contract(text, jnp.dtype(out_dtype or x.dtype).name, stored, x, w), PRODUCT)
 
 
 def gather(w: Float[Array, "..."], axes: str, dtype: Any) -> Float[Array, "..."]:
@@ -133,25 +142,34 @@ def _returned(gradient: jax.Array, like: Any) -> jax.Array:
     return gradient if spec is None else jax.reshard(gradient, spec)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _contract(text: str, out_dtype: str, x: jax.Array, w: jax.Array) -> jax.Array:
+class _Weight(NamedTuple):
+    """What the backward pass must know of a weight that it does not keep."""
+
+    dtype: str
+    spec: PartitionSpec | None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _contract(text: str, out_dtype: str, stored: _Weight, x: jax.Array, w: jax.Array) -> jax.Array:
+    return _contract_forward(text, out_dtype, stored, x, w)[0]
+
+
+def _contract_forward(text: str, out_dtype: str, stored: _Weight, x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
     equation = _parse(text)
     a, b, o = equation.letters
-    placed = _placed(w, equation.axes[1], x.dtype)
-    return product(f"{a},{b}->{o}", x, placed, out_dtype, compute_spec(equation.axes[2]))
+    # Named, so that every rematerialisation policy drops the gathered copy and the backward pass gathers it again, once.
+    placed = checkpoint_name(_placed(w, equation.axes[1], x.dtype), GATHERED)
+    return product(f"{a},{b}->{o}", x, placed, out_dtype, compute_spec(equation.axes[2])), (x, placed)
 
 
-def _contract_forward(text: str, out_dtype: str, x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
-    return _contract(text, out_dtype, x, w), (x, w)
-
-
-def _contract_backward(text: str, out_dtype: str, saved: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, w = saved
-    equation = _parse(text)
-    a, b, o = equation.letters
+def _contract_backward(
+    text: str, out_dtype: str, stored: _Weight, saved: Any, gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, placed = saved
+    a, b, o = _parse(text).letters
     gradient = gradient.astype(x.dtype)
-    dx = product(f"{o},{b}->{a}", gradient, _placed(w, equation.axes[1], x.dtype), x.dtype, spec_of(x))
-    dw = product(f"{a},{o}->{b}", x, gradient, w.dtype, spec_of(w))
+    dx = product(f"{o},{b}->{a}", gradient, placed, x.dtype, spec_of(x))
+    dw = product(f"{a},{o}->{b}", x, gradient, stored.dtype, stored.spec)
     return dx, dw
 
 

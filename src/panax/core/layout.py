@@ -7,7 +7,7 @@ The model names axes; the mesh room decides where they lie. Between the two stan
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 from jax.sharding import PartitionSpec
@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from .protocols import Axes
 
 
+@runtime_checkable
 class Layout(Protocol):
     """A mesh and its two rule dictionaries."""
 

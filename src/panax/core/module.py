@@ -13,7 +13,7 @@ field's name gives, so adding a parameter changes no other one's initial value.
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -58,11 +58,14 @@ def name_key(key: jax.Array, name: str) -> jax.Array:
     return jax.random.fold_in(key, int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little"))
 
 
+AModule = TypeVar("AModule", bound="Module")
+
+
 class Module(eqx.Module):
     """A pytree of parameters and static settings; see this file's head for how one is declared."""
 
     @classmethod
-    def create(cls, key: jax.Array, sizes: Mapping[str, int], **fields: Any) -> Self:
+    def create(cls: type[AModule], key: jax.Array, sizes: Mapping[str, int], **fields: Any) -> AModule:
         """Draw the parameters, given the size of each logical axis.
 
         Args:

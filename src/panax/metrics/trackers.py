@@ -4,9 +4,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """Takes the scalars of a step. Called from the loop: it must not wait for devices."""
 

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import jax
 import optax
 
 from ..core.errors import RecipeError
@@ -16,6 +17,20 @@ from ..core.protocols import Axes
 from .decay import decay_mask
 from .per_layer import Scope, on_each_layer
 from .schedule import Schedule
+
+
+def _in_its_own_ways(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Run optax's code under the promotion rules that it is written for, whatever stricter ones are set."""
+
+    def init(params: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            return inner.init(params)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            return inner.update(updates, state, params)
+
+    return optax.GradientTransformation(init, update)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +51,7 @@ class Optimizer(abc.ABC):
 
     def build(self, axes: Mapping[str, Axes], num_steps: int) -> optax.GradientTransformation:
         """The transformation for parameters with these names and logical axes, in a run of `num_steps`."""
-        return on_each_layer(self.chain(self.learning_rate(num_steps), decay_mask(axes)), axes, self.scope)
+        return _in_its_own_ways(on_each_layer(self.chain(self.learning_rate(num_steps), decay_mask(axes)), axes, self.scope))
 
     def learning_rate(self, num_steps: int) -> optax.Schedule:
         """Step to learning rate."""

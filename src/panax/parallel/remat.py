@@ -5,16 +5,41 @@ from typing import Any, Literal
 
 import jax
 
+from ..core import current_layout
+from ..core.contract import GATHERED, PRODUCT
+
+ATTENTION = "attention"
+"""The name of what attention gives."""
+
 RematPolicy = Literal["none", "products", "full"]
 """none: keep every intermediate value (fastest, most memory). products: keep the results of matrix products and of attention,
 compute the cheap rest again. full: keep only each layer's input (one more forward pass, least memory)."""
 
 
 def rematerialise(function: Callable[..., Any], policy: RematPolicy) -> Callable[..., Any]:
-    """Wrap one layer so that its backward pass keeps what `policy` says."""
+    """Wrap one layer so that its backward pass keeps what `policy` says.
+
+    A weight that was gathered over devices is never kept, whatever the policy: it is gathered again.
+    """
     # The debugger runs layers eagerly; jax.checkpoint would trace them.
-    if policy == "none" or jax.config.jax_disable_jit:
+    if jax.config.jax_disable_jit:
         return function
+    policies = jax.checkpoint_policies
     if policy == "full":
         return jax.checkpoint(function)
-    return jax.checkpoint(function, policy=jax.checkpoint_policies.save_only_these_names("product", "attention"))
+    if policy == "products":
+        return jax.checkpoint(function, policy=policies.save_only_these_names(PRODUCT, ATTENTION))
+    if not _gathers():
+        return function
+    return jax.checkpoint(function, policy=_all_but_gathered)
+
+
+def _all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
+    # Neither the named copy nor the unnamed array that the name was given to.
+    return primitive.name != "reshard" and parameters.get("name") != GATHERED
+
+
+def _gathers() -> bool:
+    """Whether parameters are stored otherwise than they are computed with."""
+    layout = current_layout()
+    return layout is not None and layout.storage_spec(("embed",)) != layout.compute_spec(("embed",))

@@ -71,14 +71,7 @@ class Program:
         transformation = optimizer.build({name: axes for name, (_, axes) in free.items()}, num_steps)
         create = partial(_initial_state, task, transformation, trainable)
         abstract = jax.eval_shape(create, jax.random.key(0))
-        axes = TrainState(
-            step=(),
-            params=parameter_axes,
-            model_state=task.state_axes(model_state),
-            optimizer_state=optimizer_state_axes(abstract.optimizer_state, free),
-            key=(),
-            guard=jax.tree.map(lambda _: (), abstract.guard),
-        )
+        axes = _state_axes(abstract, parameter_axes, task.state_axes(model_state), free)
         return cls(task, optimizer, config or StepConfig(), num_steps, abstract, axes, trainable, transformation)
 
     def initial_state(self, key: jax.Array) -> TrainState:
@@ -100,6 +93,24 @@ class Program:
     def evaluate(self, state: TrainState, batch: Mapping[str, Any]) -> Any:
         """Unmerged losses and metrics of one batch."""
         return evaluation_step(state, batch, task=self.task)
+
+
+def _state_axes(abstract: TrainState, parameter_axes: Any, model_axes: Any, free: Mapping[str, Any]) -> TrainState:
+    parts = {
+        "step": (),
+        "params": parameter_axes,
+        "model_state": model_axes,
+        "optimizer_state": optimizer_state_axes(abstract.optimizer_state, free),
+        "key": (),
+        "guard": jax.tree.map(lambda _: (), abstract.guard),
+    }
+    leaves = [
+        axes
+        for field in dataclasses.fields(abstract)
+        for axes in jax.tree.structure(getattr(abstract, field.name)).flatten_up_to(parts[field.name])
+    ]
+    # Unflattened, not constructed: these leaves are no arrays.
+    return jax.tree.structure(abstract).unflatten(leaves)
 
 
 def _trainable(params: Any, frozen: tuple[str, ...]) -> Any:

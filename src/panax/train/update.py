@@ -66,7 +66,7 @@ def train_step(
     micro_batches = split_rows(number_rows(batch), config.micro_batches)
     result = task.gradients(state.params, state.model_state, micro_batches, state.step_key, trainable)
     loss = total_loss(result.losses)
-    norm = optax.global_norm(result.gradients)
+    norm = optax.tree.norm(result.gradients)
     usual = state.guard.usual_norm
     applied = jnp.isfinite(norm) & jnp.isfinite(loss)
     if config.spike_factor is not None:
@@ -145,9 +145,7 @@ def optimizer_update(
     """`transformation.update` on any mesh: inside, sharding is automatic, so that no optax code needs to know of it."""
 
     def update(gradients: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        # Our own code is held to strict promotion by the tests; optax is written for the standard one.
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            return transformation.update(gradients, state, params)
+        return transformation.update(gradients, state, params)
 
     if current_layout() is None:
         return update(gradients, state, params)
