@@ -58,7 +58,13 @@ def copy_to_host(tree: Mapping[str, jax.Array]) -> dict[str, HostArray]:
 
 
 def _spec(path: Path) -> dict[str, Any]:
-    return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}
+    return {
+        "driver": "zarr3",
+        "kvstore": {"driver": "file", "path": f"{path}/"},
+        # By default a chunk of zeros is not written, and a lost chunk is read as zeros.
+        "store_data_equal_to_fill_value": True,
+        "fill_missing_data_reads": False,
+    }
 
 
 def write_arrays(directory: Path, arrays: Mapping[str, HostArray]) -> None:

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import RecipeError
@@ -63,7 +64,7 @@ def continue_text(
     model = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf), jax.devices()[0]), model)
     top_k = min(top_k, model.config.vocab_size)
     new = sample(
-        model, np.asarray([ids], np.int32), tokens, jax.random.key(seed), temperature=temperature, top_k=top_k
+        model, jnp.asarray([ids], jnp.int32), tokens, jax.random.key(seed), temperature=temperature, top_k=top_k
     )
     new = np.asarray(new)[0].tolist()
     end = tokenizer.end_of_document

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from ..core import pair_axes
 from ..core.errors import RecipeError
@@ -35,7 +34,9 @@ def print_inspection(prepared: Prepared, console: Console) -> None:
     experiment = prepared.experiment
     placement = getattr(prepared.step, "placement", None) or Placement.create(devices=jax.devices()[:1])
     program = prepared.step.program
-    console.print(_table(program.abstract.params, program.axes.params, prepared.step.shardings.params, program.trainable))
+    table = _table(program.abstract.params, program.axes.params, prepared.step.shardings.params, program.trainable)
+    for number, line in enumerate(table):
+        console.print(line, style="" if number else "bold", highlight=False, markup=False, no_wrap=True, soft_wrap=True)
     mesh = " ".join(f"{axis}={size}" for axis, size in placement.sizes.items() if size > 1) or "one device"
     total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(program.abstract.params))
     console.print(f"mesh           {mesh}", highlight=False)
@@ -64,12 +65,9 @@ def _print_flops(prepared: Prepared, console: Console) -> None:
         console.print(f"compute        {flops:,.0f} FLOPs for a token's forward and backward pass", highlight=False)
 
 
-def _table(params: Any, axes: Any, shardings: Any, trainable: Any) -> Table:
-    table = Table(title="parameters", title_justify="left")
-    for column in ("name", "shape", "axes", "layout"):
-        table.add_column(column)
-    table.add_column("bytes", justify="right")
-    table.add_column("each device", justify="right")
+def _table(params: Any, axes: Any, shardings: Any, trainable: Any) -> list[str]:
+    """Aligned columns, never wrapped or cut off: names are there to be copied."""
+    rows = [("parameter", "shape", "axes", "layout", "bytes", "on each device")]
     places = jax.tree.leaves(shardings)
     for (name, leaf, leaf_axes), place, free in zip(pair_axes(params, axes), places, jax.tree.leaves(trainable)):
         layout = " ".join(
@@ -77,15 +75,21 @@ def _table(params: Any, axes: Any, shardings: Any, trainable: Any) -> Table:
             for axis, part in zip(leaf_axes, getattr(place, "spec", ()))
             if part
         )
-        table.add_row(
-            name if free else f"{name} (frozen)",
-            " ".join(map(str, leaf.shape)),
-            " ".join(axis or "-" for axis in leaf_axes),
-            layout or "replicated",
-            _size(_leaf_bytes(leaf.shape, leaf.dtype)),
-            _size(_leaf_bytes(place.shard_shape(leaf.shape), leaf.dtype)),
+        rows.append(
+            (
+                name if free else f"{name} (frozen)",
+                " ".join(map(str, leaf.shape)),
+                " ".join(axis or "-" for axis in leaf_axes),
+                layout or "replicated",
+                _size(_leaf_bytes(leaf.shape, leaf.dtype)),
+                _size(_leaf_bytes(place.shard_shape(leaf.shape), leaf.dtype)),
+            )
         )
-    return table
+    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+    return [
+        "  ".join(cell.ljust(width) if i < 4 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths)))
+        for row in rows
+    ]
 
 
 def _leaf_bytes(shape: Sequence[int], dtype: Any) -> int:
@@ -100,9 +104,8 @@ def _bytes(tree: Any, shardings: Any) -> tuple[int, int]:
     return whole, each
 
 
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+def _size(count: int) -> str:
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"

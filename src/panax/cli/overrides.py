@@ -40,7 +40,7 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         args=expanded,
         prog=f"panax {command} {name}",
         description=inspect.getdoc(recipe),
-        config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
+        config=(tyro.conf.AvoidSubcommands,),
     )
 
 

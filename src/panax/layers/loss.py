@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from ..core import current_layout, gather
+from ..core import current_layout, current_platform, gather
 from ..core.contract import spec_of
 from ..kernels.cross_entropy import cross_entropy_sums, cross_entropy_sums_and_gradients
 
@@ -53,7 +53,7 @@ def _token_loss(
 ) -> tuple[jax.Array, jax.Array]:
     def local(hidden: jax.Array, table: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
         sums = cross_entropy_sums(
-            _flat(hidden), table, targets.reshape(-1), mask.reshape(-1), soft_cap=soft_cap, z_loss=z_loss
+            _flat(hidden), table, targets.reshape(-1), mask.reshape(-1), soft_cap=soft_cap, z_loss=z_loss, platform=current_platform()
         )
         return _over_devices(sums.loss_sum), _over_devices(sums.correct_sum)
 
@@ -65,7 +65,7 @@ def _token_loss_forward(
 ) -> tuple[tuple[jax.Array, jax.Array], Any]:
     def local(hidden: jax.Array, table: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[jax.Array, ...]:
         sums, dx, dtable = cross_entropy_sums_and_gradients(
-            _flat(hidden), table, targets.reshape(-1), mask.reshape(-1), soft_cap=soft_cap, z_loss=z_loss
+            _flat(hidden), table, targets.reshape(-1), mask.reshape(-1), soft_cap=soft_cap, z_loss=z_loss, platform=current_platform()
         )
         return _over_devices(sums.loss_sum), _over_devices(sums.correct_sum), dx.reshape(hidden.shape), dtable[None]
 
