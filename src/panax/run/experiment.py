@@ -73,4 +73,5 @@ class Experiment:
 
     @property
     def folder(self) -> str:
-        return self.directory or f"runs/{self.name}"
+        """Where this run's checkpoints and logs are; a debugging run has a folder of its own."""
+        return self.directory or f"runs/{self.name}{'-debug' if self.debug else ''}"

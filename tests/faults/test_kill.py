@@ -1,0 +1,80 @@
+"""Kill -9 at random moments, start again with the same command: the end is bitwise that of an undisturbed run."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import tiny_recipe
+
+RECIPE = str(Path(tiny_recipe.__file__))
+STEPS = 90
+
+
+def start(folder: Path) -> subprocess.Popen:
+    environment = dict(
+        os.environ,
+        PANAX_CACHE=str(folder.parent / "cache"),
+        # Restarts are to fall into training, not into compiling.
+        JAX_COMPILATION_CACHE_DIR=os.path.join(tempfile.gettempdir(), f"panax-test-cache-{os.getuid()}"),
+        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",
+        PYTHONPATH=os.pathsep.join([str(Path(tiny_recipe.__file__).parent), os.environ.get("PYTHONPATH", "")]),
+    )
+    command = [sys.executable, "-m", "panax.cli.main", "train", RECIPE, "--directory", str(folder), "--num-steps", str(STEPS),
+               "--checkpoint.every", "3", "--mesh.fsdp", "2", "--evaluate.every", "50"]  # fmt: skip
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(folder: Path) -> dict[str, bytes]:
+    """Run to the end; every file of the last checkpoint's arrays."""
+    process = start(folder)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, out
+    last = folder / "checkpoints" / f"step_{STEPS:08d}" / "arrays"
+    return {str(path.relative_to(last)): path.read_bytes() for path in sorted(last.rglob("*")) if path.is_file()}
+
+
+def disturb(folder: Path, kills: int, rng: random.Random) -> list[int]:
+    """Start and kill `kills` times, each at a random moment after training has begun; the steps it was then found at."""
+    found = []
+    for _ in range(kills):
+        process = start(folder)
+        before = newest(folder)
+        deadline = time.monotonic() + 120
+        # Wait for a save by this process, then for a random moment: in a step, in a save, in a removal.
+        while newest(folder) == before and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0.0, 0.15))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        found.append(newest(folder))
+    return found
+
+
+def newest(folder: Path) -> int:
+    return max(
+        (int(path.name[5:]) for path in folder.glob("checkpoints/step_*") if path.name[5:].isdigit()),
+        default=0,
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return finish(tmp_path_factory.mktemp("kill") / "undisturbed")
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_ends_bitwise_the_same(undisturbed, tmp_path, kills):
+    seed = random.SystemRandom().randrange(2**32)
+    folder = tmp_path / "run"
+    steps = disturb(folder, kills, random.Random(seed))
+    assert steps == sorted(steps), (seed, steps)
+    assert len({*steps, 0}) > 1, (seed, steps)
+    assert 0 < steps[0] and steps[-1] < STEPS, (seed, steps)
+    assert finish(folder) == undisturbed, (seed, steps)
