@@ -1,0 +1,119 @@
+"""Attention: one function, whose implementation is chosen by the target platform and the static case."""
+
+import math
+
+import jax
+from jaxtyping import Array, Float, Int
+
+from panax.kernels.attention_blockwise import blockwise_attention
+from panax.kernels.attention_choice import (
+    AttentionCase,
+    Choice,
+    Implementation,
+    choose_attention,
+    limit_of,
+    say_once,
+)
+from panax.kernels.attention_gpu import gpu_attention
+from panax.kernels.attention_mask import MaskRule
+from panax.kernels.attention_reference import reference_attention
+from panax.kernels.attention_tpu import tpu_attention
+from panax.kernels.target import canonical_platform
+from panax.kernels.varying import vary_alike
+
+
+def attention(
+    q: Float[Array, "batch query_seq heads head_dim"],
+    k: Float[Array, "batch key_seq kv_heads head_dim"],
+    v: Float[Array, "batch key_seq kv_heads head_dim"],
+    *,
+    segments: Int[Array, "batch seq"] | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    scale: float | None = None,
+    platform: str,
+    implementation: Implementation = "auto",
+    block_size: int | None = None,
+) -> Float[Array, "batch query_seq heads head_dim"]:
+    """Softmax attention of local arrays, differentiable by q, k and v.
+
+    Positions count from the start of both sequences. Products are computed in the arrays' dtype, sums and the softmax
+    in float32.
+
+    Args:
+        segments: Documents packed into a row: a query attends only inside its own segment. 0 is padding: such a query
+            gives zeros, and its gradients are zeros. Needs query and key lengths to be equal.
+        causal: A query at `i` sees keys at `j <= i`.
+        window: How far a query sees. Causal: the last `window` keys, its own included. Otherwise: keys at a distance of
+            at most `window` on either side. (The meanings of `sliding_window` in Hugging Face's models.)
+        soft_cap: Bounds scaled scores to (-soft_cap, soft_cap) by `soft_cap * tanh(score / soft_cap)`, before the mask.
+        scale: Factor of the scores; by default 1 / sqrt(head_dim).
+        platform: "cpu", "gpu" (or "cuda") or "tpu": what the program is compiled for, not what is attached.
+        implementation: "auto" takes the fastest that can do the case (`choose_attention`).
+        block_size: Queries and keys per block, of "blockwise" alone.
+
+    Raises:
+        ValueError: The shapes don't fit each other, or the asked-for implementation can't do the case; the message says
+            which limit.
+    """
+    case = _case(q, k, v, segments, causal=causal, window=window, soft_cap=soft_cap)
+    mask = MaskRule(causal=causal, window=window)
+    target = canonical_platform(platform)
+    if implementation == "auto":
+        choice = choose_attention(case, target)
+        say_once(target, choice)
+    else:
+        limit = limit_of(implementation, case, target)
+        if limit is not None:
+            raise ValueError(f"implementation={implementation!r} can't do this attention: {limit}; got {case}")
+        choice = Choice(implementation, "asked for")
+    if block_size is not None and choice.name != "blockwise":
+        raise ValueError(f"block_size={block_size} has no effect on {choice.name!r}; use implementation='blockwise'")
+
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    if choice.name == "cudnn":
+        q, k, v, _ = vary_alike(q, k, v, None)
+        # In (left, right) reach beyond the query itself.
+        reach = None if window is None else (window - 1, 0)
+        return jax.nn.dot_product_attention(
+            q, k, v, scale=scale, is_causal=causal, local_window_size=reach, implementation="cudnn"
+        )
+    options = {"mask": mask, "soft_cap": soft_cap, "scale": scale}
+    if choice.name == "pallas":
+        kernel = gpu_attention if target == "gpu" else tpu_attention
+        return kernel(q, k, v, segments, **options)
+    if choice.name == "reference":
+        return reference_attention(q, k, v, segments, **options)
+    return blockwise_attention(q, k, v, segments, **options, platform=target, block_size=block_size)
+
+
+def _case(
+    q: Array, k: Array, v: Array, segments: Array | None, *, causal: bool, window: int | None, soft_cap: float | None
+) -> AttentionCase:
+    """The static case, once the shapes are known to fit."""
+    batch, query_seq, heads, head_dim = q.shape
+    key_seq, kv_heads = k.shape[1:3]
+    if k.shape != v.shape or k.shape[0] != batch or k.shape[3] != head_dim:
+        raise ValueError(f"q {q.shape}, k {k.shape} and v {v.shape} don't fit: k and v need batch={batch}, {head_dim=}")
+    if heads % kv_heads:
+        raise ValueError(f"{heads=} must be a multiple of {kv_heads=}")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q, k and v must have one dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
+    if segments is not None and not query_seq == key_seq == segments.shape[1]:
+        raise ValueError(f"segments need one length for all, not {query_seq=}, {key_seq=}, segments {segments.shape}")
+    if soft_cap is not None and soft_cap <= 0:
+        raise ValueError(f"{soft_cap=} must be positive, or None for no cap")
+    return AttentionCase(
+        batch=batch,
+        query_seq=query_seq,
+        key_seq=key_seq,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        dtype=str(q.dtype),
+        causal=causal,
+        window=window,
+        soft_cap=soft_cap,
+        packed=segments is not None,
+    )

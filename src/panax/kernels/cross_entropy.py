@@ -1,0 +1,311 @@
+"""Cross-entropy of a linear head, chunk by chunk, so that the [tokens, vocab] logits are never whole in memory.
+
+With a vocabulary of 128 k and 32 k tokens the logits of one step would be 16 GiB, and their gradient as much again.
+Here a scan walks chunks of tokens. It computes a chunk's logits, their loss, and at once their gradient: three
+products, of which none is computed twice. The gradients are per unit of the loss sum, so that they exist before anyone
+knows what the sum will be divided by; the backward pass scales them.
+
+Source: the idea of fusing the head with its loss: Liger Kernel (arXiv:2410.10989), section 3.2; z-loss: PaLM
+(arXiv:2204.02311), section 5; soft-cap: Gemma 2 (arXiv:2408.00118), section 2.
+
+On the CPU the three products are written rows-by-columns, which XLA:CPU runs up to 8 times faster than other
+contractions in bfloat16: the gradient of the head is therefore accumulated as [embed, vocab] and turned round once.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from panax.kernels.attention_mask import MASKED
+from panax.kernels.precision import accumulation_dtype
+from panax.kernels.target import canonical_platform
+from panax.kernels.varying import vary_alike, vary_like
+
+# Float32 logits of one chunk. On an accelerator larger chunks read and write the accumulated gradient of the head less
+# often; on the CPU a chunk that stays in the cache is faster (2,048 tokens of 16,384 words in bfloat16: 185 ms at
+# 32 MiB, 246 ms at 128 MiB).
+LOGITS_BUDGET_BYTES = {"cpu": 2**25, "gpu": 2**29, "tpu": 2**29}
+
+
+class CrossEntropySums(NamedTuple):
+    """Sums over tokens, each times its mask; float32. Divide by the global weight once, after summing over devices.
+
+    Attributes:
+        loss_sum: Everything that is minimised: cross-entropy (smoothed, where asked for) and z-loss.
+        weight: The sum of the mask.
+        correct_sum: Tokens whose target has the highest logit; a tie counts as correct.
+        z_loss_sum: The part of `loss_sum` that is z-loss.
+    """
+
+    loss_sum: Float[Array, ""]
+    weight: Float[Array, ""]
+    correct_sum: Float[Array, ""]
+    z_loss_sum: Float[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Options:
+    soft_cap: float | None
+    z_loss: float
+    label_smoothing: float
+    vocab_size: int | None
+    vocab_axis: str | None
+    chunk_tokens: int
+
+
+def chunk_tokens_within(budget_bytes: int, *, tokens: int, vocab: int) -> int:
+    """Tokens per chunk whose float32 logits fit the budget: chunks of equal size, at least one token.
+
+    >>> chunk_tokens_within(2**29, tokens=32_768, vocab=128_000)
+    1024
+    >>> chunk_tokens_within(2**29, tokens=1_000, vocab=128_000)
+    1000
+    """
+    most = max(1, min(tokens, budget_bytes // (4 * vocab)))
+    even = -(-tokens // -(-tokens // most))
+    return min(most, -(-even // 8) * 8)
+
+
+def linear_cross_entropy(
+    x: Float[Array, "token embed"],
+    head: Float[Array, "vocab embed"],
+    targets: Int[Array, " token"],
+    mask: Float[Array, " token"],
+    *,
+    soft_cap: float | None = None,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+    vocab_size: int | None = None,
+    vocab_axis: str | None = None,
+    platform: str,
+    chunk_tokens: int | None = None,
+) -> CrossEntropySums:
+    """The loss of predicting `targets` by the logits `x @ head.T`; differentiable by `x` and `head` through `loss_sum`.
+
+    Only `loss_sum` carries a gradient. When it is differentiated, the gradients are computed with the loss, chunk by
+    chunk, and kept: x's bytes and float32 of the head's size, in place of the logits.
+
+    Args:
+        x: The last hidden states; products are computed in this dtype with float32 accumulation.
+        head: The unembedding, vocabulary first, as a tied embedding is stored; may be float32 while `x` is bfloat16.
+        targets: Token ids; where the mask is 0 any value will do.
+        mask: The weight of each token, not necessarily 0 or 1; a constant, without gradient.
+        soft_cap: Bounds logits to (-soft_cap, soft_cap) by a scaled tanh.
+        z_loss: Coefficient of the squared logarithm of the softmax sum.
+        label_smoothing: The share of the target's probability that is spread evenly over the vocabulary.
+        vocab_size: Columns from here on are padding of the vocabulary and get probability 0.
+        vocab_axis: Mesh axis that splits the vocabulary; `head` is then this device's part, and the call must be inside
+            `shard_map`. The sums are of the whole vocabulary and equal along the axis.
+        platform: "cpu", "gpu" (or "cuda") or "tpu": what the program is compiled for.
+        chunk_tokens: Tokens per chunk, instead of as many as the platform's `LOGITS_BUDGET_BYTES` holds.
+    """
+    options = _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, platform, chunk_tokens)
+    mask = lax.stop_gradient(mask)
+    x, head, targets, mask = vary_alike(x, head, targets, mask)
+    result: tuple[Array, tuple[Array, Array, Array]] = _linear_cross_entropy(x, head, targets, mask, options)
+    loss_sum, rest = result
+    return CrossEntropySums(loss_sum, *lax.stop_gradient(rest))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _linear_cross_entropy(x: Array, head: Array, targets: Array, mask: Array, options: _Options):
+    sums, _ = _walk(x, head, targets, mask, options, gradients=False)
+    return sums.loss_sum, sums[1:]
+
+
+def _forward(x, head, targets, mask, options):
+    sums, gradients = _walk(x, head, targets, mask, options, gradients=True)
+    # Nothing but dtypes is needed of x and head: empty arrays carry them.
+    return (sums.loss_sum, sums[1:]), (gradients, x[:0], head[:0])
+
+
+def _backward(options, saved, cotangents):
+    (d_x, d_head), like_x, like_head = saved
+    scale = cotangents[0]
+    return (d_x.astype(scale.dtype) * scale).astype(like_x.dtype), (d_head * scale).astype(like_head.dtype), None, None
+
+
+_linear_cross_entropy.defvjp(_forward, _backward)
+
+
+def cross_entropy_sums(
+    x: Float[Array, "token embed"],
+    head: Float[Array, "vocab embed"],
+    targets: Int[Array, " token"],
+    mask: Float[Array, " token"],
+    *,
+    soft_cap: float | None = None,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+    vocab_size: int | None = None,
+    vocab_axis: str | None = None,
+    platform: str,
+    chunk_tokens: int | None = None,
+) -> CrossEntropySums:
+    """The sums alone, one product per chunk; for evaluation. Arguments as `linear_cross_entropy`."""
+    options = _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, platform, chunk_tokens)
+    x, head, targets, mask = vary_alike(x, head, targets, mask)
+    return _walk(x, head, targets, mask, options, gradients=False)[0]
+
+
+def cross_entropy_sums_and_gradients(
+    x: Float[Array, "token embed"],
+    head: Float[Array, "vocab embed"],
+    targets: Int[Array, " token"],
+    mask: Float[Array, " token"],
+    *,
+    soft_cap: float | None = None,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+    vocab_size: int | None = None,
+    vocab_axis: str | None = None,
+    platform: str,
+    chunk_tokens: int | None = None,
+) -> tuple[CrossEntropySums, Float[Array, "token embed"], Float[Array, "vocab embed"]]:
+    """The sums, and the gradients of `loss_sum` by `x` (in its dtype) and `head` (in float32).
+
+    The gradients are this device's: a caller whose tokens are split over devices sums that of the head over them, and
+    one whose vocabulary is split (`vocab_axis`) sums that of x along that axis. Arguments as `linear_cross_entropy`.
+    """
+    options = _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, platform, chunk_tokens)
+    x, head, targets, mask = vary_alike(x, head, targets, mask)
+    sums, gradients = _walk(x, head, targets, mask, options, gradients=True)
+    d_x, d_head = gradients
+    return sums, d_x, d_head
+
+
+def _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, platform, chunk_tokens) -> _Options:
+    if not 0.0 <= label_smoothing < 1.0:
+        raise ValueError(f"label_smoothing={label_smoothing} must be at least 0 and below 1")
+    if chunk_tokens is not None and chunk_tokens < 1:
+        raise ValueError(f"chunk_tokens={chunk_tokens} must be at least 1")
+    if vocab_size is not None and vocab_axis is None and not 0 < vocab_size <= head.shape[0]:
+        raise ValueError(f"vocab_size={vocab_size} must be between 1 and the head's {head.shape[0]} rows")
+    budget_bytes = LOGITS_BUDGET_BYTES[canonical_platform(platform)]
+    if chunk_tokens is None:
+        chunk_tokens = chunk_tokens_within(budget_bytes, tokens=x.shape[0], vocab=head.shape[0])
+    return _Options(
+        soft_cap=soft_cap,
+        z_loss=z_loss,
+        label_smoothing=label_smoothing,
+        vocab_size=vocab_size,
+        vocab_axis=vocab_axis,
+        chunk_tokens=min(chunk_tokens, x.shape[0]),
+    )
+
+
+def _walk(
+    x: Array, head: Array, targets: Array, mask: Array, options: _Options, *, gradients: bool
+) -> tuple[CrossEntropySums, Any]:
+    """Sums, and the pair of gradients or None, over the chunks."""
+    tokens, embed = x.shape
+    chunks = -(-tokens // options.chunk_tokens)
+    padding = chunks * options.chunk_tokens - tokens
+    wide = accumulation_dtype(x.dtype)
+    weights = head.astype(x.dtype)
+
+    def chunked(array: Array) -> Array:
+        widths = [(0, padding)] + [(0, 0)] * (array.ndim - 1)
+        return jnp.pad(array, widths).reshape(chunks, options.chunk_tokens, *array.shape[1:])
+
+    x_chunks = chunked(x)
+    pieces = [x_chunks, chunked(targets), chunked(mask.astype(wide))]
+    if gradients:
+        # Without the barrier XLA folds the transposition into the product, which is then several times slower.
+        pieces.append(lax.optimization_barrier(x_chunks.swapaxes(1, 2)))
+
+    def step(carry, piece):
+        sums, d_head_t = carry
+        x_chunk, target, weight = piece[:3]
+        chunk_sums, d_logits = _chunk(x_chunk, weights, target, weight, options, gradients=gradients)
+        sums = CrossEntropySums(*(total + part for total, part in zip(sums, chunk_sums)))
+        if not gradients:
+            return (sums, d_head_t), None
+        # c token of the chunk, v vocabulary, e embed
+        d_x = jnp.einsum("cv,ve->ce", d_logits, weights, preferred_element_type=wide)
+        d_head_t += jnp.einsum("ec,cv->ev", piece[3], d_logits, preferred_element_type=wide)
+        return (sums, d_head_t), d_x.astype(x.dtype)
+
+    zero = jnp.zeros((), wide)
+    sums = CrossEntropySums(zero, zero, zero, zero)
+    # A sum over the vocabulary's axis is equal along it; only the gradients still differ.
+    sums = jax.tree.map(lambda part: _vary_as_sums(part, x, options), sums)
+    d_head_t = vary_like(jnp.zeros((embed, head.shape[0]) if gradients else (0, 0), wide), x)
+    if chunks == 1:
+        (sums, d_head_t), d_x = step((sums, d_head_t), [piece[0] for piece in pieces])
+        d_x = None if d_x is None else d_x[None]
+    else:
+        (sums, d_head_t), d_x = lax.scan(step, (sums, d_head_t), pieces)
+    if d_x is None:
+        return sums, None
+    # Without the barrier XLA folds this transposition into the product too, into a form that XLA:CPU of jax 0.10.2
+    # fails to run in bfloat16 ("Unsupported element type for DotThunk::Execute").
+    return sums, (d_x.reshape(-1, embed)[:tokens], lax.optimization_barrier(d_head_t).T)
+
+
+def _vary_as_sums(zero: Array, x: Array, options: _Options) -> Array:
+    zero = vary_like(zero, x)
+    return zero if options.vocab_axis is None else lax.pmax(zero, options.vocab_axis)
+
+
+def _chunk(x: Array, weights: Array, target: Array, weight: Array, options: _Options, *, gradients: bool):
+    """Sums of one chunk, and the gradient of its loss sum by the product `x @ weights.T`, in x's dtype."""
+    wide = weight.dtype
+    total_of = functools.partial(lax.psum, axis_name=options.vocab_axis) if options.vocab_axis else lambda part: part
+    rows = weights.shape[0]
+    shards = 1 if options.vocab_axis is None else lax.axis_size(options.vocab_axis)
+    offset = 0 if options.vocab_axis is None else lax.axis_index(options.vocab_axis) * rows
+    column = (jnp.arange(rows, dtype=target.dtype) + jnp.asarray(offset, target.dtype))[None, :]
+    vocab_size = rows * shards if options.vocab_size is None else options.vocab_size
+    real = None if options.vocab_size is None else column < vocab_size
+
+    raw = jnp.einsum("ce,ve->cv", x, weights, preferred_element_type=wide)
+    slope = None
+    logits = raw
+    if options.soft_cap is not None:
+        bounded = jnp.tanh(raw / options.soft_cap)
+        logits, slope = options.soft_cap * bounded, 1.0 - bounded * bounded
+    if real is not None:
+        logits = jnp.where(real, logits, MASKED)
+
+    highest = logits.max(axis=-1)
+    if options.vocab_axis is not None:
+        highest = lax.pmax(highest, options.vocab_axis)
+    # The barrier keeps XLA from computing the exponential twice, once for the sum and once for the gradient.
+    exponential = lax.optimization_barrier(jnp.exp(logits - highest[:, None]))
+    total = total_of(exponential.sum(axis=-1))
+    logsumexp = highest + jnp.log(total)
+    is_target = column == target[:, None]
+    target_logit = total_of(jnp.where(is_target, logits, 0.0).sum(axis=-1))
+
+    smoothing = options.label_smoothing
+    loss = logsumexp - (1.0 - smoothing) * target_logit
+    if smoothing:
+        real_logits = logits if real is None else jnp.where(real, logits, 0.0)
+        loss -= smoothing / vocab_size * total_of(real_logits.sum(axis=-1))
+    z_loss_sum = options.z_loss * (weight * logsumexp * logsumexp).sum()
+    correct = (target_logit >= highest).astype(wide)
+    sums = CrossEntropySums((weight * loss).sum() + z_loss_sum, weight.sum(), (weight * correct).sum(), z_loss_sum)
+    if options.vocab_axis is not None:
+        sums = CrossEntropySums(
+            *(lax.pmean(part, options.vocab_axis) if _varies(part, options) else part for part in sums)
+        )
+    if not gradients:
+        return sums, None
+
+    factor = weight * (1.0 + 2.0 * options.z_loss * logsumexp) / total
+    d_logits = exponential * factor[:, None] - jnp.where(is_target, (1.0 - smoothing) * weight[:, None], 0.0)
+    if smoothing:
+        even = (smoothing / vocab_size) * weight[:, None]
+        d_logits -= even if real is None else jnp.where(real, even, 0.0)
+    d_raw = d_logits if slope is None else d_logits * slope
+    return sums, d_raw.astype(x.dtype)
+
+
+def _varies(part: Array, options: _Options) -> bool:
+    return options.vocab_axis in jax.typeof(part).manual_axis_type.varying

@@ -1,0 +1,193 @@
+"""Attention on the CPU: against its definition, against PyTorch and Hugging Face, its memory, its places of use."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from attention_cases import CASES, Case, assert_close, outputs_and_gradients, reference
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from transformers import masking_utils
+
+from panax.kernels import attention
+from panax.kernels.attention_blockwise import blockwise_attention
+from panax.kernels.attention_layout import choose_blocks
+from panax.kernels.attention_mask import MaskRule
+
+
+def blockwise(q, k, v, segments, **options):
+    return blockwise_attention(q, k, v, segments, platform="cpu", block_size=16, **options)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_blockwise_equals_its_definition(case):
+    assert_close(outputs_and_gradients(blockwise, case), reference(case))
+
+
+@pytest.mark.parametrize("name", ["causal_grouped", "packed_everything"])
+def test_blockwise_in_bfloat16(name):
+    case = next(case for case in CASES if case.name == name)
+    assert_close(outputs_and_gradients(blockwise, case, jnp.bfloat16), reference(case, jnp.bfloat16), jnp.bfloat16)
+
+
+def test_blockwise_over_chunks_of_rows_and_in_one_block(monkeypatch):
+    case = CASES[3]
+    whole = outputs_and_gradients(lambda *a, **o: blockwise_attention(*a, platform="cpu", **o), case)
+    assert_close(whole, reference(case))
+    monkeypatch.setattr("panax.kernels.attention_layout._CPU_SCORES_PER_STEP", 600)
+    assert (
+        choose_blocks(
+            platform="cpu", batch=2, kv_heads=2, group=2, query_seq=40, key_seq=40, window=None, block_size=16
+        ).kv_heads
+        == 1
+    )
+    assert_close(outputs_and_gradients(blockwise, case), reference(case))
+
+
+def test_padding_and_unseen_queries_give_zeros():
+    case = CASES[3]
+    for attend in (blockwise, lambda *a, **o: attention_of(*a, **o)):
+        out, d_q, d_k, d_v = outputs_and_gradients(attend, case)
+        padding = np.asarray(case.segments) == 0
+        for array in (out, d_q, d_k, d_v):
+            assert np.isfinite(array).all()
+            assert not array[padding].any()
+            assert array[~padding].any()
+    # Keys that end before the window begins: no padding, and yet nothing to see.
+    case = Case(name="late_queries", query_seq=40, key_seq=24, window=4)
+    assert not outputs_and_gradients(blockwise, case)[0][:, 27:].any()
+    assert_close(outputs_and_gradients(blockwise, case), reference(case))
+
+
+def attention_of(q, k, v, segments, *, mask, **options):
+    options |= {"causal": mask.causal, "window": mask.window}
+    return attention(q, k, v, segments=segments, platform="cpu", implementation="reference", **options)
+
+
+def test_equals_pytorch():
+    q, k, v, _ = Case(name="torch").inputs()
+    ours = attention(q, k, v, platform="cpu")
+    q, k, v = (torch.tensor(np.asarray(x)).transpose(1, 2) for x in (q, k, v))
+    theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    assert_close((np.asarray(ours),), (theirs.transpose(1, 2).numpy(),))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_window_means_what_hugging_face_means(causal):
+    function = (
+        masking_utils.sliding_window_causal_mask_function
+        if causal
+        else masking_utils.sliding_window_bidirectional_mask_function
+    )(3)
+    theirs = np.array([[function(0, 0, torch.tensor(i), torch.tensor(j)).item() for j in range(9)] for i in range(9)])
+    ours = MaskRule(causal=causal, window=3).allows(jnp.arange(9)[:, None], jnp.arange(9)[None, :])
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_block_pairs_are_those_with_a_visible_key():
+    for causal in (True, False):
+        for window in (None, 1, 5, 8):
+            rule = MaskRule(causal=causal, window=window)
+            visible = np.asarray(rule.allows(jnp.arange(29)[:, None], jnp.arange(21)[None, :])) | np.zeros(
+                (29, 21), bool
+            )
+            expected = [
+                (i, j) for i in range(8) for j in range(3) if visible[4 * i : 4 * i + 4, 7 * j : 7 * j + 7].any()
+            ]
+            assert rule.block_pairs(29, 21, 4, 7) == expected, rule
+
+
+def test_memory_is_linear_in_the_length():
+    def temporary_bytes(implementation, seq):
+        def loss(q, k, v):
+            return attention(q, k, v, platform="cpu", implementation=implementation, **block).sum()
+
+        block = {"block_size": 128} if implementation == "blockwise" else {}
+        x = jax.ShapeDtypeStruct((1, seq, 2, 16), jnp.float32)
+        compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(x, x, x).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    small, twice, four_times = (temporary_bytes("blockwise", seq) for seq in (1024, 2048, 4096))
+    assert twice < 2.1 * small
+    assert four_times < 2.1 * twice
+    whole, whole_twice = (temporary_bytes("reference", seq) for seq in (1024, 2048))
+    assert whole_twice > 3.5 * whole
+    assert twice < whole_twice / 8
+
+
+def test_a_window_costs_time_linear_in_the_length():
+    def steps(seq, window):
+        x = jax.ShapeDtypeStruct((1, seq, 1, 8), jnp.float32)
+        # A fixed block: with it the number of steps is the number of products.
+        call = lambda q, k, v: attention(  # noqa: E731
+            q, k, v, window=window, platform="cpu", implementation="blockwise", block_size=64
+        )
+        jaxpr = jax.make_jaxpr(call)(x, x, x)
+        return sum(int(length) for length in re.findall(r"length=(\d+)", str(jaxpr)))
+
+    assert [steps(seq, 64) for seq in (512, 1024, 2048)] == [15, 31, 63]
+    assert [steps(seq, None) for seq in (512, 1024)] == [36, 136]
+
+
+def test_eager_equals_compiled():
+    q, k, v, _ = CASES[3].inputs()
+    call = lambda q, k, v: attention(  # noqa: E731
+        q, k, v, segments=CASES[3].segments, platform="cpu", implementation="blockwise", block_size=16
+    )
+    assert_close((np.asarray(call(q, k, v)),), (np.asarray(jax.jit(call)(q, k, v)),))
+
+
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_inside_a_checked_shard_map_over_batch_and_heads(kv_heads):
+    """Through a scan over layers and `jax.checkpoint`; a lone key-value head is the same along the tensor axis."""
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Explicit,) * 2)
+    heads, keys = P("data", None, "tensor"), P("data", None, "tensor" if kv_heads > 1 else None)
+    generator = np.random.default_rng(0)
+    q = jnp.asarray(generator.normal(size=(4, 24, 4, 8)), jnp.float32)
+    k, v = (jnp.asarray(generator.normal(size=(4, 24, kv_heads, 8)), jnp.float32) for _ in range(2))
+    segments = jnp.asarray([[1] * 10 + [2] * 11 + [0] * 3] * 4, jnp.int32)
+
+    def attend(q, k, v, segments):
+        return attention(q, k, v, segments=segments, platform="cpu", implementation="blockwise", block_size=8)
+
+    def loss(attend, q, k, v, segments):
+        layer = jax.checkpoint(lambda x: x + attend(x, k, v, segments))
+        out, _ = jax.lax.scan(lambda x, _: (layer(x), None), q, length=2)
+        return (out * out).sum()
+
+    gradient = jax.jit(jax.grad(loss, (1, 2, 3)), static_argnums=0)
+    expected = gradient(attend, q, k, v, segments)
+    specs = (heads, keys, keys, P("data"))
+    with jax.set_mesh(mesh):
+        sharded = jax.shard_map(attend, in_specs=specs, out_specs=heads, check_vma=True)
+        actual = gradient(sharded, *(jax.device_put(x, s) for x, s in zip((q, k, v, segments), specs)))
+    assert_close(tuple(map(np.asarray, actual)), tuple(map(np.asarray, expected)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": (2, 8, 3, 8), "v": (2, 8, 3, 8)}, "heads=4 must be a multiple of kv_heads=3"),
+        ({"k": (3, 8, 2, 8), "v": (3, 8, 2, 8)}, "don't fit|batch"),
+        ({"k": (2, 8, 2, 4), "v": (2, 8, 2, 4)}, "don't fit|head_dim"),
+        ({"segments": (2, 9)}, "segments need one length"),
+        ({"window": 0}, "window=0 must be at least 1"),
+        ({"soft_cap": -1.0}, "must be positive"),
+        ({"platform": "cud"}, "did you mean 'cuda'"),
+        ({"block_size": 8, "implementation": "reference"}, "has no effect"),
+    ],
+)
+def test_refuses_what_does_not_fit(change, message):
+    shapes = {"q": (2, 8, 4, 8), "k": (2, 8, 2, 8), "v": (2, 8, 2, 8)} | change
+    arrays = {
+        name: jnp.zeros(shape, jnp.int32 if name == "segments" else jnp.float32)
+        for name, shape in shapes.items()
+        if isinstance(shape, tuple)
+    }
+    options = {"platform": "cpu"} | {name: value for name, value in change.items() if not isinstance(value, tuple)}
+    # A shape that the annotations already refuse is refused by their check in tests.
+    with pytest.raises(Exception, match=message):
+        attention(**arrays, **options)
