@@ -17,7 +17,8 @@ import sys
 import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from panax.core import contract
 from panax.mesh import MESH_AXES, Placement, Rules
@@ -106,13 +107,15 @@ def variants(placement, auto_mesh, remat):
     rows, whole = P(("fsdp",)), P(None, None)
 
     def contract_loss(params, x):
-        up = lambda x, w: contract("batch seq embed, embed ffn -> batch seq ffn", x, w)
-        down = lambda x, w: contract("batch seq ffn, ffn embed -> batch seq embed", x, w)
+        up = functools.partial(contract, "batch seq embed, embed ffn -> batch seq ffn")
+        down = functools.partial(contract, "batch seq ffn, ffn embed -> batch seq embed")
         return model(params, x, up, down, remat)
 
     def plain_explicit(params, x):
         def product(x, w):
-            return jnp.einsum("bse,ef->bsf", x, jax.reshard(w.astype(x.dtype), whole), out_sharding=P(("fsdp",), None, None))
+            return jnp.einsum(
+                "bse,ef->bsf", x, jax.reshard(w.astype(x.dtype), whole), out_sharding=P(("fsdp",), None, None)
+            )
 
         return model(params, x, product, product, remat)
 
@@ -145,14 +148,18 @@ def main() -> None:
               + ", ".join(f"{k} {v * (DEVICES - 1) / DEVICES:.0f}" for k, v in least.items()))  # fmt: skip
         for name, activate, mesh, loss in variants(placement, auto_mesh, remat):
             params = {
-                "up": jax.ShapeDtypeStruct((LAYERS, EMBED, FFN), jnp.float32, sharding=NamedSharding(mesh, P(None, "fsdp"))),
+                "up": jax.ShapeDtypeStruct(
+                    (LAYERS, EMBED, FFN), jnp.float32, sharding=NamedSharding(mesh, P(None, "fsdp"))
+                ),
                 "down": jax.ShapeDtypeStruct(
                     (LAYERS, FFN, EMBED), jnp.float32, sharding=NamedSharding(mesh, P(None, None, "fsdp"))
                 ),
             }
             lead = () if micro == 1 else (micro,)
             x = jax.ShapeDtypeStruct(
-                (*lead, ROWS, LENGTH, EMBED), jnp.bfloat16, sharding=NamedSharding(mesh, P(*(None,) * len(lead), "fsdp"))
+                (*lead, ROWS, LENGTH, EMBED),
+                jnp.bfloat16,
+                sharding=NamedSharding(mesh, P(*(None,) * len(lead), "fsdp")),
             )
             run = jax.grad(loss) if micro == 1 else functools.partial(accumulated, loss)
             with activate() or contextlib.nullcontext():

@@ -121,7 +121,9 @@ def test_half_written_folders_are_no_checkpoints(saved):
 
 
 def damage(path: Path, how: str) -> None:
-    file = max((p for p in path.rglob("*") if p.is_file() and "zarr.json" not in p.name), key=lambda p: p.stat().st_size)
+    file = max(
+        (p for p in path.rglob("*") if p.is_file() and "zarr.json" not in p.name), key=lambda p: p.stat().st_size
+    )
     data = bytearray(file.read_bytes())
     if how == "flipped":
         data[len(data) // 2] ^= 1
@@ -136,7 +138,7 @@ def damage(path: Path, how: str) -> None:
 def test_damage_is_an_error_and_never_loaded(saved, how):
     checkpointer, state = saved
     damage(checkpointer.path(3) / "arrays" / "w", how)
-    with pytest.raises(CheckpointError, match="could not read .*arrays/w"):
+    with pytest.raises(CheckpointError, match=r"could not read .*arrays/w"):
         restore(checkpointer.path(3), abstract(state), shardings(state))
 
 
@@ -144,14 +146,17 @@ def test_a_missing_chunk_is_an_error(saved):
     checkpointer, state = saved
     chunks = [p for p in (checkpointer.path(3) / "arrays" / "w").rglob("*") if p.is_file() and p.name != "zarr.json"]
     chunks[0].unlink()
-    with pytest.raises(CheckpointError, match="could not read .*arrays/w"):
+    with pytest.raises(CheckpointError, match=r"could not read .*arrays/w"):
         restore(checkpointer.path(3), abstract(state), shardings(state))
 
 
 @pytest.mark.parametrize(
     "change, says",
     [
-        ({"w": ((8, 16, 5), "float32")}, r"another model or optimizer: w is float32\[8, 16, 4\] there and float32\[8, 16, 5\] here"),
+        (
+            {"w": ((8, 16, 5), "float32")},
+            r"another model or optimizer: w is float32\[8, 16, 4\] there and float32\[8, 16, 5\] here",
+        ),
         ({"half": ((16, 3), "float32")}, r"half is bfloat16\[16, 3\] there and float32\[16, 3\] here"),
         ({"extra": ((2,), "float32")}, "it has no extra"),
     ],
@@ -211,7 +216,11 @@ print("steps:", checkpointer.steps())
 def test_a_full_disk_is_one_error_and_loses_nothing(tmp_path):
     """The file system refuses to write beyond a size, as it does when a disk or a quota is full."""
     run = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, timeout=120, env=dict(os.environ)
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=dict(os.environ),
     )
     assert run.returncode == 0, run.stderr
     assert "refused: saving step 2" in run.stdout

@@ -53,7 +53,9 @@ def test_trains_and_ends_with_all_that_is_promised(here, capsys):
 
     code, out, _ = panax(capsys, "generate", "runs/tiny", "--prompt", "def ", "--tokens", "8", "--seed", "1")
     assert code == 0 and out.startswith("def ")
-    again = panax(capsys, "generate", "runs/tiny/checkpoints/step_00000010", "--prompt", "def ", "--tokens", "8", "--seed", "1")
+    again = panax(
+        capsys, "generate", "runs/tiny/checkpoints/step_00000010", "--prompt", "def ", "--tokens", "8", "--seed", "1"
+    )
     assert again[1] == out
 
 
@@ -65,7 +67,15 @@ def test_a_checkpoint_can_be_used_alone(here, capsys):
 
 def test_overrides_reach_the_experiment(here, capsys):
     code, out, _ = panax(
-        capsys, "inspect", RECIPE, "--task.model.embed", "48", "--optimizer.schedule.peak", "0.5", "--task.remat", "full"
+        capsys,
+        "inspect",
+        RECIPE,
+        "--task.model.embed",
+        "48",
+        "--optimizer.schedule.peak",
+        "0.5",
+        "--task.remat",
+        "full",
     )
     assert code == 0
     settings = json.loads(out[out.index("\n{") :])
@@ -79,7 +89,20 @@ def test_inspect_shows_every_parameter_with_layout_and_bytes(here, capsys):
     code, out, _ = panax(capsys, "inspect", RECIPE, "--mesh.fsdp", "8")
     assert code == 0
     line = next(line for line in out.splitlines() if "feed_forward.w_up" in line)
-    assert line.split() == "stacks.0.blocks.0.feed_forward.w_up 1 32 64 layer embed ffn embed:fsdp 8.0 KiB 1.0 KiB".split()
+    assert line.split() == [
+        "stacks.0.blocks.0.feed_forward.w_up",
+        "1",
+        "32",
+        "64",
+        "layer",
+        "embed",
+        "ffn",
+        "embed:fsdp",
+        "8.0",
+        "KiB",
+        "1.0",
+        "KiB",
+    ]
     assert "fsdp=8" in out and "FLOPs for a token" in out
 
 
@@ -207,7 +230,12 @@ def test_a_full_disk_while_saving(here):
     """One message, a non-zero exit code, and the checkpoint from before is whole."""
     environment = dict(os.environ, PANAX_CACHE=str(here / "cache"))
     run = subprocess.run(
-        [sys.executable, "-c", FULL, RECIPE, "8000"], capture_output=True, text=True, timeout=300, env=environment, cwd=here
+        [sys.executable, "-c", FULL, RECIPE, "8000"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
+        cwd=here,
     )
     assert run.returncode == 4, run.stderr
     assert "Traceback" not in run.stderr

@@ -71,7 +71,9 @@ def test_a_weights_gradient_keeps_its_storage_layout_and_the_result_its_compute_
     x = jax.device_put(x, NamedSharding(placement.devices, PartitionSpec(("replica", "fsdp"))))
     w = jax.device_put(w, NamedSharding(placement.devices, spec))
     with placement.activate():
-        y, gradient = jax.jit(lambda x, w: (contract(TEXT, x, w), jax.grad(lambda w: contract(TEXT, x, w).sum())(w)))(x, w)
+        y, gradient = jax.jit(lambda x, w: (contract(TEXT, x, w), jax.grad(lambda w: contract(TEXT, x, w).sum())(w)))(
+            x, w
+        )
     assert y.sharding.spec[0] == ("replica", "fsdp")
     assert gradient.sharding.spec[0] == "fsdp"
     assert gradient.addressable_shards[0].data.shape == (4, 24)

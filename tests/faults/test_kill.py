@@ -76,5 +76,5 @@ def test_killed_at_random_moments_ends_bitwise_the_same(undisturbed, tmp_path, k
     steps = disturb(folder, kills, random.Random(seed))
     assert steps == sorted(steps), (seed, steps)
     assert len({*steps, 0}) > 1, (seed, steps)
-    assert 0 < steps[0] and steps[-1] < STEPS, (seed, steps)
+    assert steps[0] > 0 and steps[-1] < STEPS, (seed, steps)
     assert finish(folder) == undisturbed, (seed, steps)

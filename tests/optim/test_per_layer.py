@@ -16,7 +16,9 @@ OPTIMIZERS = {
     "sgd": Sgd(schedule=SCHEDULE, momentum=0.9, weight_decay=0.1),
     "lamb": Optax(transformation=optax.lamb(0.1, weight_decay=0.1)),
     "muon": Optax(transformation=optax.contrib.muon(0.1)),
-    "clipped": Optax(transformation=optax.chain(optax.clip_by_global_norm(0.5), optax.scale_by_lion()), of_schedule=True),
+    "clipped": Optax(
+        transformation=optax.chain(optax.clip_by_global_norm(0.5), optax.scale_by_lion()), of_schedule=True
+    ),
 }
 AXES = {
     "w": ("layer", "embed", "ffn"),

@@ -42,7 +42,9 @@ class Regression(Task):
             "size": Loss(jnp.abs(params["w"]).sum() * x.shape[0], jnp.float32(x.shape[0]), 0.01),
         }
         new = {"mean": 0.9 * state["mean"] + 0.1 * x.mean(0), "seen": state["seen"] + x.shape[0]}
-        return Evaluation(losses, new if train else state, {"error": Mean(jnp.abs(error).sum(), jnp.float32(error.size))})
+        return Evaluation(
+            losses, new if train else state, {"error": Mean(jnp.abs(error).sum(), jnp.float32(error.size))}
+        )
 
 
 BATCH_AXES = {"x": ("batch", None), "y": ("batch", None), "weight": ("batch",)}

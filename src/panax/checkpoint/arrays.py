@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import CheckpointError
@@ -34,7 +35,7 @@ class HostArray:
 
 def is_key(leaf: Any) -> bool:
     """Whether a (possibly abstract) leaf is a typed random key."""
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def copy_to_host(tree: Mapping[str, jax.Array]) -> dict[str, HostArray]:
@@ -84,7 +85,9 @@ def write_arrays(directory: Path, arrays: Mapping[str, HostArray]) -> None:
                 "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [max(1, n) for n in array.chunk]}},
                 "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
             }
-            store = ts.open({**_spec(directory / name), "metadata": metadata}, create=True, delete_existing=True).result()
+            store = ts.open(
+                {**_spec(directory / name), "metadata": metadata}, create=True, delete_existing=True
+            ).result()
             for start, values in array.shards:
                 region = tuple(slice(s, s + n) for s, n in zip(start, values.shape))
                 # The shard is this checkpoint's own copy already; TensorStore may read from it as it is.
@@ -95,7 +98,9 @@ def write_arrays(directory: Path, arrays: Mapping[str, HostArray]) -> None:
         raise CheckpointError(f"could not write {directory}: {_first_line(error)}") from error
 
 
-def read_array(path: Path, leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding, key_impl: str | None) -> jax.Array:
+def read_array(
+    path: Path, leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding, key_impl: str | None
+) -> jax.Array:
     """Read an array, each device its own part, onto whatever layout `sharding` is.
 
     Raises:
@@ -107,7 +112,7 @@ def read_array(path: Path, leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sh
         store = ts.open(_spec(path), open=True).result()
         if key_impl is not None:
             words = store.read().result()
-            return jax.device_put(jax.random.wrap_key_data(words, impl=key_impl), sharding)
+            return jax.device_put(jax.random.wrap_key_data(jnp.asarray(words), impl=key_impl), sharding)
         return jax.make_array_from_callback(leaf.shape, sharding, lambda index: store[index].read().result())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"could not read {path}: {_first_line(error)}") from error

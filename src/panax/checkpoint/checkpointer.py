@@ -204,8 +204,8 @@ def _check_same(path: Path, expected: Mapping[str, Any], manifest: Manifest) -> 
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise CheckpointError(
-            f"{path} is a checkpoint of another model or optimizer: {'; '.join(problems[:3])}{more}. Use the recipe and options it "
-            f"was saved with, or another folder for this run"
+            f"{path} is a checkpoint of another model or optimizer: {'; '.join(problems[:3])}{more}. Use the recipe and options "
+            f"it was saved with, or another folder for this run"
         )
 
 

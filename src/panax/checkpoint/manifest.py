@@ -74,5 +74,7 @@ class Manifest:
             raise CheckpointError(f"{path} is damaged: {error!r}") from error
         for name in arrays:
             if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-                raise CheckpointError(f"{path} names the array {name!r}, which is not a plain name inside the checkpoint")
+                raise CheckpointError(
+                    f"{path} names the array {name!r}, which is not a plain name inside the checkpoint"
+                )
         return manifest

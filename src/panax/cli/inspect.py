@@ -24,7 +24,9 @@ def inspect(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         raise RecipeError(f"expected `panax inspect RECIPE`; the recipes are {', '.join(sorted(built_in()))}")
     console = Console()
-    prepared = prepare(experiment_from(arguments, "inspect"), lambda line: console.print(line, style="dim", highlight=False))
+    prepared = prepare(
+        experiment_from(arguments, "inspect"), lambda line: console.print(line, style="dim", highlight=False)
+    )
     print_inspection(prepared, console)
     return 0
 

@@ -21,8 +21,8 @@ from .state import Guard, TrainState
 from .task import DataFacts, Evaluation, Gradients, Task
 
 __all__ = [
-    "Axes", "Batch", "CheckpointError", "DataError", "DataFacts", "Evaluation", "Gradients", "Guard", "Layout", "LayoutError", "Loss",
-    "Losses", "Maximum", "Mean", "Metrics", "ModelState", "Module", "PanaxError", "Params", "Position", "RecipeError",
+    "Axes", "Batch", "CheckpointError", "DataError", "DataFacts", "Evaluation", "Gradients", "Guard", "Layout", "LayoutError",
+    "Loss", "Losses", "Maximum", "Mean", "Metrics", "ModelState", "Module", "PanaxError", "Params", "Position", "RecipeError",
     "Source", "SourcedBatch", "Sum", "Task", "TrainState", "TrainingError", "annotation_axes", "constant", "constrain",
     "contract", "current_layout", "current_platform", "current_scope", "debugging", "dropout", "gather", "logical_axes",
     "map_axes", "merge_measures", "name_key", "named_leaves", "nearest", "normal", "pair_axes", "parameter", "path_name",

@@ -24,7 +24,6 @@ from .layout import current_layout
 from .product import product
 from .protocols import Axes
 
-
 PRODUCT = "product"
 """The name under which a rematerialisation policy knows the results of products."""
 

@@ -13,7 +13,7 @@ field's name gives, so adding a parameter changes no other one's initial value.
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 import equinox as eqx
 import jax
@@ -61,6 +61,7 @@ def name_key(key: jax.Array, name: str) -> jax.Array:
 AModule = TypeVar("AModule", bound="Module")
 
 
+@dataclass_transform(field_specifiers=(eqx.field, parameter, stacked))
 class Module(eqx.Module):
     """A pytree of parameters and static settings; see this file's head for how one is declared."""
 

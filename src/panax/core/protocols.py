@@ -9,8 +9,6 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-
-
 Params = Any
 ModelState = Any
 Axes = tuple[str | None, ...]
@@ -37,7 +35,7 @@ class Source(Protocol):
     Attributes:
         axes: The logical axes of each leaf, `batch` first.
         resume: "exact" when `batches(position)` continues as if never stopped; "replay" when the only way back is
-            to draw and drop the batches already seen (the loop does it, with a warning).
+            to draw and drop the batches already seen (`batches` does it, with a warning).
     """
 
     @property

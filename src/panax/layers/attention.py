@@ -48,7 +48,10 @@ class Attention(Module):
     scale: float | None = eqx.field(static=True)
 
     def __call__(
-        self, x: Float[Array, "batch seq embed"], position: Int[Array, "batch seq"], segment: Int[Array, "batch seq"] | None
+        self,
+        x: Float[Array, "batch seq embed"],
+        position: Int[Array, "batch seq"],
+        segment: Int[Array, "batch seq"] | None,
     ) -> Float[Array, "batch seq embed"]:
         """Attend within the rows of `x`, and within equal segments where they are given (0 is padding)."""
         q, k, v = self._project(x, position)

@@ -40,7 +40,8 @@ def token_loss(
         soft_cap: Logits are squashed to ±soft_cap by a tanh (Gemma 2).
         z_loss: Weight of the squared log-partition that is added to the loss (PaLM, arXiv:2204.02311, section 5).
     """
-    return TokenLoss(*_token_loss(soft_cap, z_loss, hidden, table, targets, mask))
+    loss, correct = _token_loss(soft_cap, z_loss, hidden, table, targets, mask)  # pyright: ignore[reportGeneralTypeIssues]
+    return TokenLoss(loss, correct)
 
 
 def _flat(x: jax.Array) -> jax.Array:
@@ -53,7 +54,13 @@ def _token_loss(
 ) -> tuple[jax.Array, jax.Array]:
     def local(hidden: jax.Array, table: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
         sums = cross_entropy_sums(
-            _flat(hidden), table, targets.reshape(-1), mask.reshape(-1), soft_cap=soft_cap, z_loss=z_loss, platform=current_platform()
+            _flat(hidden),
+            table,
+            targets.reshape(-1),
+            mask.reshape(-1),
+            soft_cap=soft_cap,
+            z_loss=z_loss,
+            platform=current_platform(),
         )
         return _over_devices(sums.loss_sum), _over_devices(sums.correct_sum)
 
@@ -65,7 +72,13 @@ def _token_loss_forward(
 ) -> tuple[tuple[jax.Array, jax.Array], Any]:
     def local(hidden: jax.Array, table: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[jax.Array, ...]:
         sums, dx, dtable = cross_entropy_sums_and_gradients(
-            _flat(hidden), table, targets.reshape(-1), mask.reshape(-1), soft_cap=soft_cap, z_loss=z_loss, platform=current_platform()
+            _flat(hidden),
+            table,
+            targets.reshape(-1),
+            mask.reshape(-1),
+            soft_cap=soft_cap,
+            z_loss=z_loss,
+            platform=current_platform(),
         )
         return _over_devices(sums.loss_sum), _over_devices(sums.correct_sum), dx.reshape(hidden.shape), dtable[None]
 
@@ -103,7 +116,9 @@ def _over_devices(x: jax.Array) -> jax.Array:
     return jax.lax.psum(x, axes) if axes else x
 
 
-def _on_each_device(local: Any, out_specs: Any, hidden: jax.Array, table: jax.Array, targets: jax.Array, mask: jax.Array) -> Any:
+def _on_each_device(
+    local: Any, out_specs: Any, hidden: jax.Array, table: jax.Array, targets: jax.Array, mask: jax.Array
+) -> Any:
     table = gather(table, "vocab embed", hidden.dtype)
     layout = current_layout()
     if layout is None:

@@ -49,7 +49,9 @@ class Rotary:
     def __call__(
         self, x: Float[Array, "batch seq heads head_dim"], position: Int[Array, "batch seq"]
     ) -> Float[Array, "batch seq heads head_dim"]:
-        angle = position.astype(jnp.float32)[..., None, None] * jnp.asarray(self.frequencies(x.shape[-1]))[None, None, None]
+        angle = (
+            position.astype(jnp.float32)[..., None, None] * jnp.asarray(self.frequencies(x.shape[-1]))[None, None, None]
+        )
         cos, sin = jnp.cos(angle), jnp.sin(angle)
         first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
         rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -7,9 +7,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .throughput import Peak
+from .trackers import Tracker
 
 
-class ConsoleTracker:
+class ConsoleTracker(Tracker):
     """Prints reports above a progress bar with the time that is left; plain lines where there is no terminal."""
 
     def __init__(self, console: Console):
@@ -17,7 +18,6 @@ class ConsoleTracker:
         self._progress: Progress | None = None
 
     def begin(self, first_step: int, num_steps: int, peak: Peak) -> None:
-        """Show the bar, from where the run goes on; `peak` is what model FLOPs utilisation divides by."""
         self.num_steps = num_steps
         self._start = time.perf_counter()
         self._first = first_step

@@ -2,6 +2,8 @@
 
 import dataclasses
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,13 +41,15 @@ class Peak:
     source: str
 
 
-def peak_of(devices: list[jax.Device], dtype: str) -> Peak:
-    """The peak of these devices: from the data sheet, else measured by a large product in `dtype`."""
+def peak_of(devices: Sequence[Any], dtype: str) -> Peak:
+    """The peak of these JAX devices: from the data sheet, else measured by a large product in `dtype`."""
     kind = devices[0].device_kind.lower()
     for name in sorted(PEAK_FLOPS, key=len, reverse=True):
         if name in kind:
             each = PEAK_FLOPS[name]
-            return Peak(each * len(devices), f"{len(devices)} x {each / 1e12:.0f} TFLOP/s, bfloat16 data sheet of {name}")
+            return Peak(
+                each * len(devices), f"{len(devices)} x {each / 1e12:.0f} TFLOP/s, bfloat16 data sheet of {name}"
+            )
     measured = measure_product(dtype)
     # Simulated devices share the host's cores: their number adds nothing.
     return Peak(measured, f"{measured / 1e9:.0f} GFLOP/s, measured on this {devices[0].platform} by a {dtype} product")

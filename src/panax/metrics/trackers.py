@@ -1,26 +1,30 @@
 """Where a run's scalars go: a JSONL log, TensorBoard, and whatever a user adds."""
 
+import abc
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
+
+from .throughput import Peak
 
 
-@runtime_checkable
-class Tracker(Protocol):
+class Tracker(abc.ABC):
     """Takes the scalars of a step. Called from the loop: it must not wait for devices."""
 
+    def begin(self, first_step: int, num_steps: int, peak: Peak) -> None:  # noqa: B027
+        """Training begins at `first_step` of `num_steps`; `peak` is what model FLOPs utilisation divides by."""
+
+    @abc.abstractmethod
     def record(self, step: int, values: Mapping[str, float]) -> None:
         """Take the values of `step`, all under their final names, for example `train/loss`."""
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Flush; no more calls follow."""
-        ...
 
 
-class JsonlTracker:
+class JsonlTracker(Tracker):
     """One JSON object a line, flushed at once: what a script reads, and what is left after a crash."""
 
     def __init__(self, path: Path):
@@ -36,7 +40,7 @@ class JsonlTracker:
         self._file.close()
 
 
-class TensorBoardTracker:
+class TensorBoardTracker(Tracker):
     """TensorBoard scalars through tensorboardX, which needs neither TensorFlow nor torch."""
 
     def __init__(self, directory: Path, purge_step: int | None = None):
@@ -56,11 +60,15 @@ class TensorBoardTracker:
         self._writer.close()
 
 
-class Trackers:
+class Trackers(Tracker):
     """Several trackers as one."""
 
     def __init__(self, trackers: Sequence[Tracker]):
         self._trackers = tuple(trackers)
+
+    def begin(self, first_step: int, num_steps: int, peak: Peak) -> None:
+        for tracker in self._trackers:
+            tracker.begin(first_step, num_steps, peak)
 
     def record(self, step: int, values: Mapping[str, float]) -> None:
         for tracker in self._trackers:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key
 
 from ..core import Module, constrain, dropout, normal, scope, stack, stacked
@@ -138,14 +139,18 @@ class Stack(Module):
             for place, block in enumerate(blocks):
                 index = self.first + repeat * period + place
                 # The debugger runs layer by layer and knows which one it is in; a compiled scan is all of them at once.
-                with scope(f"layers.{'*' if isinstance(index, jax.core.Tracer) else int(index)}"):
+                with scope(f"layers.{'*' if isinstance(index, Tracer) else int(index)}"):
                     x = run(x, block, index)
             return x, None
 
         return jax.lax.scan(one_period, x, (self.blocks, jnp.arange(self.repeats)))[0]
 
     def extend(
-        self, x: Float[Array, "batch seq embed"], position: Int[Array, "batch seq"], caches: tuple[Cache, ...], start: Int[Array, ""]
+        self,
+        x: Float[Array, "batch seq embed"],
+        position: Int[Array, "batch seq"],
+        caches: tuple[Cache, ...],
+        start: Int[Array, ""],
     ) -> tuple[Float[Array, "batch seq embed"], tuple[Cache, ...]]:
         """As `Block.extend`; the caches are stacked like the layers."""
 

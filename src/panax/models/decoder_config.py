@@ -61,7 +61,10 @@ class DecoderConfig:
 
         for name in ("max_length", "embed", "num_layers", "heads", "ffn"):
             require(getattr(self, name) > 0, f"model.{name}={getattr(self, name)}; expected a positive number")
-        require(self.vocab_size >= 0, f"model.vocab_size={self.vocab_size}; expected a positive number, or 0 for the tokenizer's")
+        require(
+            self.vocab_size >= 0,
+            f"model.vocab_size={self.vocab_size}; expected a positive number, or 0 for the tokenizer's",
+        )
         require(
             self.head_dim > 0 or self.embed % self.heads == 0,
             f"model.embed={self.embed} is not divisible by heads={self.heads}; change one, or set model.head_dim",
@@ -72,7 +75,10 @@ class DecoderConfig:
             f"number of query heads",
         )
         require(0.0 <= self.dropout < 1.0, f"model.dropout={self.dropout}; expected a rate in [0, 1)")
-        require(len(self.windows) > 0 and min(self.windows) >= 0, f"model.windows={self.windows}; expected lengths, or 0 for all")
+        require(
+            len(self.windows) > 0 and min(self.windows) >= 0,
+            f"model.windows={self.windows}; expected lengths, or 0 for all",
+        )
         require(
             self.rotary is None or self.head_size % 2 == 0,
             f"model.head_dim={self.head_size} is odd; rotary embedding turns pairs of features",

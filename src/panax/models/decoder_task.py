@@ -39,8 +39,8 @@ class DecoderTask(Task):
                 model = dataclasses.replace(model, vocab_size=tokens)
             elif model.vocab_size < tokens:
                 raise RecipeError(
-                    f"task.model.vocab_size={model.vocab_size} is less than the tokenizer's {tokens}; raise it, or set it to 0 to "
-                    f"take the tokenizer's"
+                    f"task.model.vocab_size={model.vocab_size} is less than the tokenizer's {tokens}; raise it, or set it to 0 "
+                    f"to take the tokenizer's"
                 )
         if not model.vocab_size:
             raise RecipeError("task.model.vocab_size=0 takes the tokenizer's, and the data has none; give a number")

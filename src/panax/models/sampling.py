@@ -46,7 +46,14 @@ def sample(
 
 @functools.partial(jax.jit, static_argnums=(2, 4, 5, 6, 7))
 def _sample(
-    model: Decoder, prompt: jax.Array, num_tokens: int, key: jax.Array, temperature: float, top_k: int, dtype: str, length: int
+    model: Decoder,
+    prompt: jax.Array,
+    num_tokens: int,
+    key: jax.Array,
+    temperature: float,
+    top_k: int,
+    dtype: str,
+    length: int,
 ) -> jax.Array:
     config = model.config
     shape = (prompt.shape[0], length, config.num_kv_heads, config.head_size)
@@ -89,6 +96,8 @@ def _sample(
 
 def logits_of(model: Decoder, hidden: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq vocab"]:
     """All logits in float32; for small inputs, since nothing is chunked here."""
-    logits = contract("batch seq embed, vocab embed -> batch seq vocab", hidden, model.output_table, out_dtype=jnp.float32)
+    logits = contract(
+        "batch seq embed, vocab embed -> batch seq vocab", hidden, model.output_table, out_dtype=jnp.float32
+    )
     cap = model.config.logit_soft_cap
     return logits if cap is None else cap * jnp.tanh(logits / cap)

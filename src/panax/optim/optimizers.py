@@ -51,7 +51,9 @@ class Optimizer(abc.ABC):
 
     def build(self, axes: Mapping[str, Axes], num_steps: int) -> optax.GradientTransformation:
         """The transformation for parameters with these names and logical axes, in a run of `num_steps`."""
-        return _in_its_own_ways(on_each_layer(self.chain(self.learning_rate(num_steps), decay_mask(axes)), axes, self.scope))
+        return _in_its_own_ways(
+            on_each_layer(self.chain(self.learning_rate(num_steps), decay_mask(axes)), axes, self.scope)
+        )
 
     def learning_rate(self, num_steps: int) -> optax.Schedule:
         """Step to learning rate."""
@@ -117,7 +119,9 @@ class Sgd(Optimizer):
 
     def __post_init__(self) -> None:
         if self.nesterov and not self.momentum:
-            raise RecipeError("optimizer.nesterov has no effect with momentum=0; set optimizer.momentum, for example to 0.9")
+            raise RecipeError(
+                "optimizer.nesterov has no effect with momentum=0; set optimizer.momentum, for example to 0.9"
+            )
 
     def chain(self, learning_rate: optax.Schedule, decay: Any) -> optax.GradientTransformation:
         return optax.chain(

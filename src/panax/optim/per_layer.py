@@ -66,7 +66,10 @@ def _unstacked(inner: optax.GradientTransformation, axes: Mapping[str, Axes]) ->
         leaves, treedef = jax.tree.flatten(like)
         parts = treedef.flatten_up_to(tree)
         return treedef.unflatten(
-            [jnp.stack(part).reshape(leaf.shape) if isinstance(part, list) else part for part, leaf in zip(parts, leaves)]
+            [
+                jnp.stack(part).reshape(leaf.shape) if isinstance(part, list) else part
+                for part, leaf in zip(parts, leaves)
+            ]
         )
 
     def init(params: Any) -> Any:
@@ -89,7 +92,10 @@ def _by_vmap(inner: optax.GradientTransformation, axes: Mapping[str, Axes]) -> o
 
         names = jax.tree_util.tree_map_with_path(group_of, tree)
         return {
-            name: (0 if name == "single" else name.count("x") + 1, eqx.filter(tree, jax.tree.map(lambda n: n == name, names)))
+            name: (
+                0 if name == "single" else name.count("x") + 1,
+                eqx.filter(tree, jax.tree.map(name.__eq__, names)),
+            )
             for name in sorted(set(jax.tree.leaves(names)))
         }
 

@@ -22,7 +22,7 @@ def rematerialise(function: Callable[..., Any], policy: RematPolicy) -> Callable
     A weight that was gathered over devices is never kept, whatever the policy: it is gathered again.
     """
     # The debugger runs layers eagerly; jax.checkpoint would trace them.
-    if jax.config.jax_disable_jit:
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
         return function
     policies = jax.checkpoint_policies
     if policy == "full":

@@ -68,7 +68,9 @@ def run(prepared: Prepared, start: Start, checkpointer: Checkpointer, report: Re
             with report.clock.measure("data"):
                 drawn = next(batches, None)
             if drawn is None:
-                raise DataError(f"the data ended after {number} of {experiment.num_steps} steps; give more, or fewer steps")
+                raise DataError(
+                    f"the data ended after {number} of {experiment.num_steps} steps; give more, or fewer steps"
+                )
             batch, position = drawn
             with report.clock.measure("dispatch"):
                 state, scalars = step(state, step.put(batch))

@@ -52,7 +52,9 @@ def open_data(experiment: Experiment, say: Say) -> OpenedData:
     """
     data = experiment.data
     if isinstance(data, TextData):
-        opened = data.open(progress=lambda what, documents, tokens: say(f"{what}: {documents:,} documents, {tokens:,} tokens"))
+        opened = data.open(
+            progress=lambda what, documents, tokens: say(f"{what}: {documents:,} documents, {tokens:,} tokens")
+        )
         facts = DataFacts(opened.vocab_size, data.sequence_length)
         shapes = 1 if data.packing else len({*data.buckets, data.sequence_length})
         entropy = opened.unigram_entropy_nats if opened.held_out is not None else None
@@ -79,7 +81,9 @@ def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any =
     if experiment.debug:
         return Prepared(experiment, task, data, DebugStep(program, data.train.axes, shapes_allowed=data.shapes))
     placement = Placement.create(experiment.mesh, experiment.rules, devices)
-    return Prepared(experiment, task, data, CompiledStep(program, placement, data.train.axes, shapes_allowed=data.shapes))
+    return Prepared(
+        experiment, task, data, CompiledStep(program, placement, data.train.axes, shapes_allowed=data.shapes)
+    )
 
 
 def make_program(experiment: Experiment, task: Task) -> Program:

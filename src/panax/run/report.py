@@ -27,7 +27,11 @@ class Report:
         self._prepared = prepared
         self._say = say
         self._trackers = Trackers(
-            [JsonlTracker(folder / "metrics.jsonl"), TensorBoardTracker(folder / "tensorboard", first_step + 1), *trackers]
+            [
+                JsonlTracker(folder / "metrics.jsonl"),
+                TensorBoardTracker(folder / "tensorboard", first_step + 1),
+                *trackers,
+            ]
         )
         self._pending: tuple[int, Mapping[str, Any]] | None = None
         self._tokens = 0
@@ -35,9 +39,7 @@ class Report:
         self._profiling = False
         self.clock = StepClock()
         self.peak = find_peak(prepared)
-        for tracker in trackers:
-            if hasattr(tracker, "begin"):
-                tracker.begin(first_step, prepared.experiment.num_steps, self.peak)
+        self._trackers.begin(first_step, prepared.experiment.num_steps, self.peak)
 
     def before_step(self, number: int) -> None:
         """Start or end the profile, if this is its step."""
@@ -76,9 +78,9 @@ class Report:
         experiment = self._prepared.experiment
         if values["skipped_in_a_row"] >= experiment.step.max_skipped:
             raise TrainingError(
-                f"{values['skipped_in_a_row']:.0f} updates in a row were not finite or spiked, the last one at step {number} with "
-                f"loss {values['loss']} and gradient norm {values['gradient_norm']}; lower optimizer.schedule.peak, or look for "
-                f"the cause with --debug"
+                f"{values['skipped_in_a_row']:.0f} updates in a row were not finite or spiked, the last one at step {number} "
+                f"with loss {values['loss']} and gradient norm {values['gradient_norm']}; lower optimizer.schedule.peak, or "
+                f"look for the cause with --debug"
             )
         if number % experiment.log_every == 0 or number == experiment.num_steps:
             self._record(number, values)

@@ -48,7 +48,9 @@ def open_folder(prepared: Prepared) -> Iterator[Checkpointer]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open(folder / ".lock", "w")  # noqa: SIM115
     except OSError as error:
-        raise CheckpointError(f"can't write to the run's folder {folder}: {error}; choose another with --directory") from error
+        raise CheckpointError(
+            f"can't write to the run's folder {folder}: {error}; choose another with --directory"
+        ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,7 +97,9 @@ def begin(prepared: Prepared, checkpointer: Checkpointer, say: Say) -> Start:
             from ..adapters.huggingface import load
 
             say(f"starting from the weights in {experiment.init.removeprefix('hf:')}")
-            state = dataclasses.replace(state, params=load(experiment.init.removeprefix("hf:"), prepared.task, state.params))
+            state = dataclasses.replace(
+                state, params=load(experiment.init.removeprefix("hf:"), prepared.task, state.params)
+            )
         return Start(state, 0, None)
     path = checkpointer.path(latest)
     state, manifest = restore(path, step.program.abstract, step.shardings)

@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -127,7 +127,9 @@ def _within(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(prefix.rstrip(".") + ".")
 
 
-def _initial_state(task: Task, transformation: optax.GradientTransformation, trainable: Any, key: jax.Array) -> TrainState:
+def _initial_state(
+    task: Task, transformation: optax.GradientTransformation, trainable: Any, key: jax.Array
+) -> TrainState:
     init_key, run_key = jax.random.split(key)
     params, model_state = task.init(init_key)
     free = jax.tree.map(lambda p, keep: p if keep else None, params, trainable)
@@ -139,6 +141,22 @@ def _initial_state(task: Task, transformation: optax.GradientTransformation, tra
         key=run_key,
         guard=Guard.create(),
     )
+
+
+@runtime_checkable
+class Step(Protocol):
+    """What the loop asks of a step, compiled or not."""
+
+    program: Program
+    shardings: Any
+
+    def init(self, seed: int) -> TrainState: ...
+
+    def put(self, batch: Mapping[str, Any]) -> dict[str, jax.Array]: ...
+
+    def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]: ...
+
+    def evaluate(self, state: TrainState, batch: Mapping[str, jax.Array]) -> Any: ...
 
 
 class CompiledStep:
@@ -269,7 +287,7 @@ def _shape_change(old: Signature, new: Signature, allowed: int) -> str:
     )
 
 
-def evaluate_all(step: CompiledStep, state: TrainState, batches: Any) -> dict[str, float]:
+def evaluate_all(step: Step, state: TrainState, batches: Any) -> dict[str, float]:
     """Losses and metrics over all `batches`, merged as sums and divided once."""
     merged = None
     for batch in batches:

@@ -150,4 +150,4 @@ def optimizer_update(
     if current_layout() is None:
         return update(gradients, state, params)
     shardings = jax.tree.map(lambda x: jax.typeof(x).sharding, (params, state))
-    return jax.sharding.auto_axes(update, out_sharding=shardings)(gradients, state, params)
+    return jax.sharding.auto_axes(update, out_sharding=shardings)(gradients, state, params)  # pyright: ignore[reportCallIssue]
