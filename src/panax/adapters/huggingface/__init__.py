@@ -1,0 +1,10 @@
+"""Decoders in the layout that Hugging Face's `transformers` reads and writes: config.json and safetensors.
+
+GPT-2, Llama 3, Qwen 3 and Gemma 2, both ways. Neither `transformers` nor `torch` is imported, and nothing is unpickled.
+"""
+
+from .config import config_from
+from .reading import load
+from .writing import save
+
+__all__ = ["config_from", "load", "save"]

@@ -1,0 +1,181 @@
+"""config.json read as a `DecoderConfig`."""
+
+import json
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import CheckpointError, RecipeError, nearest
+from ...layers.rotary import Rotary, RotaryScaling
+from ...models import DecoderConfig
+from .families import ACTIVATIONS, FAMILIES, SCALING_KEYS, Family
+
+CONFIG = "config.json"
+
+DEFAULT_THETA = 10_000.0
+"""What `transformers` takes where a configuration names no base of the wavelengths."""
+
+
+def config_from(directory: str | Path) -> DecoderConfig:
+    """The decoder that a folder in Hugging Face's layout describes.
+
+    Dropout is no part of it: it stays 0, whatever rates the release was trained with.
+
+    Args:
+        directory: A folder with a config.json; nothing is downloaded.
+
+    Raises:
+        CheckpointError: The folder or its config.json is missing or no JSON.
+        RecipeError: The model is of another family, or has a part that the decoder lacks; names the key and its value.
+    """
+    return read_config(Path(directory))[1]
+
+
+def read_config(folder: Path) -> tuple[Family, DecoderConfig]:
+    """The family of the model in a folder, and its configuration."""
+    raw = _read_json(folder)
+    family = _family_of(raw, folder / CONFIG)
+    return family, _decoder_config(_Reader(family, raw, folder / CONFIG))
+
+
+def _read_json(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is no folder; expected one with {CONFIG} and model.safetensors. Nothing is downloaded here: "
+            f"fetch a published model with `hf download ORGANISATION/MODEL --local-dir FOLDER`"
+        )
+    try:
+        raw = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder / CONFIG} can't be read: {error}") from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{folder / CONFIG} holds a {type(raw).__name__}; expected an object")
+    return raw
+
+
+def _family_of(raw: Mapping[str, Any], where: Path) -> Family:
+    """The family that config.json names by `model_type`, or by `architectures` where it has none."""
+    model_type, architectures = raw.get("model_type"), raw.get("architectures") or []
+    for family in FAMILIES.values():
+        if model_type == family.model_type or (model_type is None and family.architecture in architectures):
+            return family
+    raise RecipeError(
+        f"{where}: the decoder has no family of model_type={model_type!r}, architectures={architectures!r}; "
+        f"{nearest(str(model_type), FAMILIES)}"
+    )
+
+
+class _Reader:
+    """One config.json, read key by key."""
+
+    def __init__(self, family: Family, raw: Mapping[str, Any], where: Path):
+        self.family, self.raw, self.where = family, raw, where
+
+    def refuse(self, key: str, why: str) -> typing.NoReturn:
+        raise RecipeError(f"{self.where}: {key}={self.raw.get(key)!r} in a {self.family.model_type} model; {why}")
+
+    def field(self, field: str, key: str) -> Any:
+        """A field of `DecoderConfig`; 0 where the family lets it follow from others."""
+        if key not in self.raw and key not in self.family.absent:
+            raise RecipeError(f"{self.where} has no {key}, which a {self.family.model_type} model can't do without")
+        value = self.raw.get(key, self.family.absent.get(key))
+        if field == "activation":
+            if value not in ACTIVATIONS:
+                self.refuse(key, f"expected one of {', '.join(ACTIVATIONS)}")
+            return ACTIVATIONS[value]
+        kind = typing.get_type_hints(DecoderConfig)[field]
+        optional = isinstance(kind, types.UnionType)
+        if value is None and optional:
+            return None
+        if value is None and self.family.absent.get(key, 0) is None:
+            return 0
+        wanted = typing.get_args(kind)[0] if optional else kind
+        if not _is(value, wanted):
+            self.refuse(key, f"expected a value of type {wanted.__name__}")
+        return wanted(value)
+
+    def rotary(self, max_length: int) -> Rotary:
+        """From `rope_parameters`, or from `rope_theta` and `rope_scaling`, which versions before 5 wrote."""
+        key = "rope_scaling" if self.raw.get("rope_scaling") else "rope_parameters"
+        values = self.raw.get(key) or {}
+        if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
+            self.refuse(key, "expected one set of values for all layers")
+        values = {"rope_theta": DEFAULT_THETA, "original_max_position_embeddings": max_length, **self.raw, **values}
+        if values.get("partial_rotary_factor", 1.0) != 1.0:
+            raise RecipeError(
+                f"{self.where}: partial_rotary_factor={values['partial_rotary_factor']!r}; it turns whole heads"
+            )
+        kind = values.get("rope_type", values.get("type", "default"))
+        if kind not in ("default", "llama3"):
+            self.refuse(key, f"rope_type={kind!r} is none of default, llama3")
+        needed = ["rope_theta", *(SCALING_KEYS.values() if kind == "llama3" else ())]
+        for name in needed:
+            if not _is(values.get(name), float):
+                self.refuse(key, f"{name} is {values.get(name)!r}, expected a number")
+        theta = float(values["rope_theta"])
+        if kind == "default":
+            return Rotary(theta=theta)
+        scaling: dict[str, Any] = {ours: float(values[theirs]) for ours, theirs in SCALING_KEYS.items()}
+        scaling["original_length"] = int(scaling["original_length"])
+        return Rotary(theta=theta, scaling=RotaryScaling(**scaling))
+
+    def windows(self, num_layers: int) -> tuple[int, ...]:
+        """Each layer's window, 0 where it attends to all before."""
+        if self.family.model_type == "qwen3":
+            window = self.raw.get("sliding_window", 4096) if self.raw.get("use_sliding_window") else None
+            full = [window is None or i < self.raw.get("max_window_layers", 28) for i in range(num_layers)]
+        else:
+            window = self.raw.get("sliding_window", 4096)
+            full = [i % 2 == 1 for i in range(num_layers)]
+        kinds = self.raw.get("layer_types")
+        if kinds is None:
+            kinds = ["full_attention" if whole else "sliding_attention" for whole in full]
+        if not isinstance(kinds, list) or len(kinds) != num_layers:
+            self.refuse("layer_types", f"expected a list of {num_layers}, one for each layer")
+        for kind in kinds:
+            if kind not in ("full_attention", "sliding_attention"):
+                self.refuse("layer_types", f"{kind!r} is none of full_attention, sliding_attention")
+        if "sliding_attention" not in kinds:
+            return (0,) * num_layers
+        if window is None or not _is(window, int) or window <= 0:
+            self.refuse("sliding_window", "there are layers of sliding attention; expected the window's length")
+        return tuple(int(window) if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def _is(value: Any, kind: type) -> bool:
+    """Whether a JSON value is of this type: an int is a float too, but a bool is no number."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _decoder_config(read: _Reader) -> DecoderConfig:
+    family = read.family
+    for key, values in {**family.only, "quantization_config": (None,)}.items():
+        if read.raw.get(key, values[0]) not in values:
+            read.refuse(key, f"the decoder computes {key}={values[0]!r} only")
+    fields: dict[str, Any] = dict(family.always)
+    for field, key in family.keys.items():
+        fields[field] = read.field(field, key)
+    embed, heads = fields["embed"], fields["heads"]
+    fields["ffn"] = fields["ffn"] or 4 * embed
+    if "kv_heads" in family.keys:
+        fields["kv_heads"] = fields["kv_heads"] or heads
+    if "head_dim" in family.keys and heads > 0:
+        fields["head_dim"] = fields["head_dim"] or embed // heads
+    if "rotary" not in family.always:
+        fields["rotary"] = read.rotary(fields["max_length"])
+    if family.windowed:
+        fields["windows"] = _shortest_cycle(read.windows(fields["num_layers"]))
+    try:
+        return DecoderConfig(**fields)
+    except RecipeError as error:
+        raise RecipeError(f"{read.where}: {error}") from error
+
+
+def _shortest_cycle(windows: tuple[int, ...]) -> tuple[int, ...]:
+    """The fewest windows that give these when repeated."""
+    lengths = range(1, len(windows) + 1)
+    return next((windows[:n] for n in lengths if all(w == windows[i % n] for i, w in enumerate(windows))), (0,))

@@ -1,0 +1,119 @@
+"""Whether two configurations are one model, and which family can express a `DecoderConfig` in its config.json."""
+
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import RecipeError, nearest
+from ...layers.rotary import Rotary
+from ...models import DecoderConfig
+from .families import ACTIVATIONS, FAMILIES, SCALING_KEYS, Family
+
+
+def effective(config: DecoderConfig) -> dict[str, Any]:
+    """What a configuration computes: what it leaves open, or may say in several ways, written out."""
+    fields = dict(vars(config))
+    cycle = config.windows
+    fields["windows"] = tuple(cycle[i % len(cycle)] for i in range(config.num_layers))
+    fields["kv_heads"], fields["head_dim"] = config.num_kv_heads, config.head_size
+    fields["query_scale"] = float(config.query_scale or config.head_size)
+    return fields
+
+
+def check_same(theirs: DecoderConfig, ours: DecoderConfig, folder: Path) -> None:
+    """Raise a RecipeError that names each field in which the two compute something else.
+
+    Dropout may differ, and with rotary positions so may the longest sequence.
+    """
+    free = {"dropout"} if theirs.rotary is None else {"dropout", "max_length"}
+    there, here = effective(theirs), effective(ours)
+    different = [
+        f"{name} is {there[name]!r} there, {here[name]!r} here"
+        for name in there
+        if name not in free and there[name] != here[name]
+    ]
+    if different:
+        raise RecipeError(
+            f"the model in {folder} is not the task's: {'; '.join(different)}. Set task.model to match, or take it "
+            f"from panax.adapters.huggingface.config_from"
+        )
+
+
+def config_json(config: DecoderConfig, model_type: str | None) -> tuple[Family, dict[str, Any]]:
+    """The family that can express a configuration, and its config.json.
+
+    Raises:
+        RecipeError: None can, or `model_type` can't; names the fields in the way.
+    """
+    if model_type is not None and model_type not in FAMILIES:
+        raise RecipeError(f"model_type={model_type!r} is unknown; {nearest(model_type, FAMILIES)}")
+    candidates = FAMILIES.values() if model_type is None else [FAMILIES[model_type]]
+    tried = [(family, *_written(family, config)) for family in candidates]
+    family, raw, problems = min(tried, key=lambda attempt: len(attempt[2]))
+    if problems:
+        who = "no family of Hugging Face's that is known here" if model_type is None else f"no {model_type} model"
+        near = f" The nearest is {family.model_type}:" if model_type is None else ""
+        raise RecipeError(f"{who} can express this decoder.{near} {'; '.join(problems)}")
+    return family, raw
+
+
+def _written(family: Family, config: DecoderConfig) -> tuple[dict[str, Any], list[str]]:
+    """The family's config.json, and what it can't say."""
+    fields = effective(config)
+    raw: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
+    derived = {
+        "kv_heads": fields["heads"],
+        "head_dim": config.embed // config.heads,
+        "query_scale": float(config.head_size),
+    }
+    expected = {name: value for name, value in derived.items() if name not in family.keys} | dict(family.always)
+    problems = [
+        f"model.{name}={fields[name]!r}, where it has {value!r}"
+        for name, value in expected.items()
+        if fields[name] != value
+    ]
+    if family.whole_heads and config.embed % config.heads:
+        problems.append(f"model.embed={config.embed}, where it has a multiple of heads={config.heads}")
+    # The first of several names is the one that is written, unless the family has its own.
+    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())} | dict(family.activation_names)
+    fields["activation"] = names[config.activation]
+    if "query_scale" in family.keys:
+        if not float(fields["query_scale"]).is_integer():
+            problems.append(f"model.query_scale={fields['query_scale']}, where it has a whole number")
+        fields["query_scale"] = int(fields["query_scale"])
+    for field, key in family.keys.items():
+        if raw.setdefault(key, fields[field]) != fields[field]:
+            problems.append(f"model.{field}={fields[field]!r}, where {key}={raw[key]!r} is said of other fields too")
+    for part, wrong in (_rotary(family, config.rotary), _windows(family, fields["windows"])):
+        raw |= part
+        problems += wrong
+    if family.model_type == "gpt2":
+        raw |= {"embd_pdrop": config.dropout, "resid_pdrop": config.dropout, "attn_pdrop": 0.0}
+    return raw, problems
+
+
+def _rotary(family: Family, rotary: Rotary | None) -> tuple[dict[str, Any], list[str]]:
+    """As versions before 5 of `transformers` wrote it, which later ones read too."""
+    if "rotary" in family.always:
+        return {}, []
+    if rotary is None:
+        return {}, ["model.rotary=None, where it has rotary positions"]
+    scaling: dict[str, Any] | None = None
+    if rotary.scaling is not None:
+        values = {theirs: getattr(rotary.scaling, ours) for ours, theirs in SCALING_KEYS.items()}
+        scaling = {"rope_type": "llama3", **values}
+    return {"rope_theta": rotary.theta, "rope_scaling": scaling}, []
+
+
+def _windows(family: Family, windows: tuple[int, ...]) -> tuple[dict[str, Any], list[str]]:
+    lengths = sorted(set(windows) - {0})
+    if not family.windowed:
+        return {}, [f"model.windows={lengths}, where it has no sliding windows"] if lengths else []
+    if len(lengths) > 1:
+        return {}, [f"model.windows={lengths}, where it has one length for all layers"]
+    raw: dict[str, Any] = {
+        "sliding_window": lengths[0] if lengths else None,
+        "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
+    }
+    if family.model_type == "qwen3":
+        raw |= {"use_sliding_window": bool(lengths), "max_window_layers": len(windows)}
+    return raw, []

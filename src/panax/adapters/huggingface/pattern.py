@@ -1,0 +1,90 @@
+"""How a foreign tensor's dimensions are made of a parameter's logical axes, and the copy between the two, both ways.
+
+"(heads head_dim) embed" is a matrix whose rows run over all heads' features, from a parameter of three dimensions in
+whichever order it has them. A number is an axis along which several parameters are concatenated: "embed (3 heads
+head_dim)" holds query, key and value side by side, and `part` says which one is meant.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Range = tuple[int, int]
+"""First index, and one past the last."""
+
+
+class Pattern:
+    """A parsed pattern.
+
+    >>> Pattern("embed (3 heads head_dim)").shape({"embed": 8, "heads": 2, "head_dim": 4})
+    (8, 24)
+    """
+
+    def __init__(self, text: str):
+        self.text = text
+        groups = re.findall(r"\(([^)]*)\)|(\S+)", text)
+        self.groups = tuple(tuple((merged or single).split()) for merged, single in groups)
+        self.axes = tuple(axis for group in self.groups for axis in group)
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The foreign tensor's shape, given the size of each logical axis."""
+        return tuple(math.prod(_size(axis, sizes) for axis in group) for group in self.groups)
+
+    def read(
+        self, tensor: Any, axes: Sequence[str], sizes: Mapping[str, int], ranges: Sequence[Range], part: int
+    ) -> np.ndarray:
+        """The region `ranges` of a parameter with these axes, of which only the smallest contiguous block is read.
+
+        Args:
+            tensor: An array, or a safetensors slice, indexed once by a tuple of slices.
+            axes: The parameter's own, in its order; `ranges` has one range for each.
+            part: Place along a number in the pattern.
+
+        >>> Pattern("b a").read(np.arange(6).reshape(2, 3), ("a", "b"), {"a": 3, "b": 2}, ((1, 3), (0, 2)), 0).tolist()
+        [[1, 4], [2, 5]]
+        """
+        wanted = dict(zip(axes, ranges))
+        spans, shape, inside = [], [], []
+        for group in self.groups:
+            group_ranges = [(part, part + 1) if axis.isdigit() else wanted[axis] for axis in group]
+            span, block, within = _contiguous([_size(axis, sizes) for axis in group], group_ranges)
+            spans.append(span)
+            shape += block
+            inside += within
+        block = tensor[tuple(spans)].reshape(shape)[tuple(inside)]
+        return np.transpose(self._drop_parts(block), self._order(axes))
+
+    def write(
+        self, tensor: np.ndarray, axes: Sequence[str], sizes: Mapping[str, int], array: np.ndarray, part: int
+    ) -> None:
+        """Put a whole parameter where it belongs in `tensor`, which is contiguous and of the pattern's shape."""
+        whole = tensor.reshape([_size(axis, sizes) for axis in self.axes])
+        at = tuple(part if axis.isdigit() else slice(None) for axis in self.axes)
+        whole[at] = np.transpose(array, np.argsort(self._order(axes)))
+
+    def _order(self, axes: Sequence[str]) -> list[int]:
+        named = [axis for axis in self.axes if not axis.isdigit()]
+        return [named.index(axis) for axis in axes]
+
+    def _drop_parts(self, block: np.ndarray) -> np.ndarray:
+        return block[tuple(0 if axis.isdigit() else slice(None) for axis in self.axes)]
+
+
+def _size(axis: str, sizes: Mapping[str, int]) -> int:
+    return int(axis) if axis.isdigit() else sizes[axis]
+
+
+def _contiguous(sizes: Sequence[int], ranges: Sequence[Range]) -> tuple[slice, list[int], list[slice]]:
+    """The shortest run along a merged dimension that covers `ranges`; its shape unmerged; the ranges inside of it."""
+    start, inner = 0, math.prod(sizes)
+    for place, (size, (low, high)) in enumerate(zip(sizes, ranges)):
+        inner //= size
+        start += low * inner
+        if high - low != 1 or place == len(sizes) - 1:
+            shape = [1] * place + [high - low, *sizes[place + 1 :]]
+            inside = [slice(None)] * (place + 1) + [slice(*r) for r in ranges[place + 1 :]]
+            return slice(start, start + (high - low) * inner), shape, inside
+    raise AssertionError("a dimension without axes")

@@ -1,0 +1,147 @@
+"""Weights from safetensors files into a decoder's own sharding: each device's slice is read, and no more."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from ...core.errors import CheckpointError, RecipeError
+from ...models import Decoder, DecoderTask
+from .config import read_config
+from .expressing import check_same
+from .families import HEAD, Family
+from .matching import Match, matches, ranges_of
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""The dtypes, as safetensors names them, that a weight may have; others need scales to be read."""
+
+Tensors = Mapping[str, Any]
+"""Name to a safetensors slice: nothing is read before it is indexed."""
+
+
+def load(directory: str | Path, task: Any, params: Any) -> Decoder:
+    """Read a decoder's weights from a folder in Hugging Face's layout.
+
+    Every process reads what its own devices hold, each part once.
+
+    Args:
+        directory: With config.json and model.safetensors, or several files and model.safetensors.index.json.
+        task: A `DecoderTask` whose model is the one in the folder.
+        params: The task's parameters, real or abstract: they give each array's shape, dtype and sharding only.
+
+    Returns:
+        Parameters like `params`, holding the weights.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or a tensor is missing, left over or of another shape.
+        RecipeError: The task is no decoder's, the model's family is unknown, or a field differs from the task's model.
+    """
+    if not isinstance(task, DecoderTask) or not isinstance(params, Decoder):
+        raise RecipeError(
+            f"weights in Hugging Face's layout can be loaded into a DecoderTask only, not a {type(task).__name__}"
+        )
+    folder = Path(directory)
+    family, config = read_config(folder)
+    check_same(config, task.model, folder)
+    with _open(folder, family) as tensors:
+        found = list(matches(family, params))
+        _check_names(family, found, set(tensors), params.head is None, folder)
+        for match in found:
+            for name in match.tensors:
+                _check_tensor(match, name, tensors[name], folder)
+        leaves = [_array(match, tensors) for match in found]
+    return jax.tree.structure(params).unflatten(leaves)
+
+
+def _array(match: Match, tensors: Tensors) -> jax.Array:
+    """One parameter, placed as its leaf says."""
+    leaf, pattern, sizes = match.leaf, match.foreign.pattern, match.sizes
+    regions: dict[tuple, np.ndarray] = {}
+
+    def region(index: Any) -> np.ndarray:
+        ranges = tuple(ranges_of(leaf.shape, index))
+        if ranges not in regions:
+            out = np.empty([high - low for low, high in ranges], leaf.dtype)
+            first, last = ranges[0] if match.layers else (0, 1)
+            inside = ranges[1:] if match.layers else ranges
+            for place, name in enumerate(match.tensors[first:last]):
+                part = pattern.read(tensors[name], match.axes, sizes, inside, match.foreign.part)
+                (out[place] if match.layers else out)[...] = part.astype(leaf.dtype)
+            regions[ranges] = out
+        return regions[ranges]
+
+    sharding = leaf.sharding
+    if sharding is None:
+        return jax.device_put(region((slice(None),) * leaf.ndim))
+    return jax.make_array_from_callback(leaf.shape, sharding, region)
+
+
+def _check_names(family: Family, found: list[Match], names: set[str], tied: bool, folder: Path) -> None:
+    wanted = {name for match in found for name in match.tensors}
+    missing = sorted(wanted - names)
+    left = {name for name in names - wanted if not family.buffers.search(name)}
+    if tied:
+        left.discard(HEAD)
+    for what, which in (("lacks weights that its", missing), ("holds weights that no", sorted(left))):
+        if which:
+            rest = f" and {len(which) - 5} more" if len(which) > 5 else ""
+            raise CheckpointError(f"{folder} {what} {family.model_type} model has: {', '.join(which[:5])}{rest}")
+
+
+def _check_tensor(match: Match, name: str, tensor: Any, folder: Path) -> None:
+    shape, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
+    if dtype not in FLOATS:
+        raise CheckpointError(f"{folder}: {name} holds {dtype}; expected one of {', '.join(FLOATS)}")
+    if shape != match.tensor_shape:
+        raise CheckpointError(
+            f"{folder}: {name} has the shape {shape}; {match.name} needs {match.tensor_shape}, which is "
+            f"{match.foreign.pattern.text!r} with {match.sizes}"
+        )
+
+
+@contextlib.contextmanager
+def _open(folder: Path, family: Family) -> Iterator[Tensors]:
+    """The tensors of the folder's files, which are mapped into memory."""
+    tensors: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        for path in _weight_files(folder):
+            try:
+                file = stack.enter_context(safe_open(path, framework="numpy"))
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(
+                    f"{path} can't be read: {error}; it is missing or incomplete: fetch or save it again"
+                ) from error
+            tensors |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        if not any(name.startswith(family.prefix) for name in tensors):
+            # The model without its head, as the releases of GPT-2 are.
+            tensors = {name if name == HEAD else family.prefix + name: value for name, value in tensors.items()}
+        yield tensors
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if not (folder / INDEX).is_file():
+        if any(folder.glob("*.bin")):
+            raise CheckpointError(
+                f"{folder} holds pickled weights (*.bin) only, and unpickling runs whatever code is in them. If you "
+                f'trust them, convert them once: python -c "from transformers import AutoModelForCausalLM as M; '
+                f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
+            )
+        raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}")
+    try:
+        names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{folder / INDEX} can't be read: {error!r}; expected a weight_map") from error
+    outside = [name for name in names if not isinstance(name, str) or Path(name).name != name]
+    if outside:
+        raise CheckpointError(f"{folder / INDEX} points outside of its folder: {outside[0]!r}")
+    return [folder / name for name in sorted(names)]

@@ -1,0 +1,148 @@
+"""A decoder's weights into safetensors files and a config.json that `transformers` loads."""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from ...core.errors import CheckpointError, RecipeError
+from ...models import Decoder
+from .config import CONFIG
+from .expressing import config_json
+from .families import FAMILIES
+from .matching import Match, matches, ranges_of
+from .reading import INDEX, SINGLE
+
+Sources = list[tuple[Match, int]]
+"""What a tensor is put together from: parameters, and which of their stacked layers."""
+
+
+def save(
+    directory: str | Path,
+    model: Decoder,
+    *,
+    model_type: str | None = None,
+    max_shard_bytes: int = 5_000_000_000,
+    token_ids: Mapping[str, int | None] | None = None,
+) -> None:
+    """Write a decoder so that `transformers.AutoModelForCausalLM.from_pretrained(directory)` computes the same logits.
+
+    Weights keep their dtype. One file's tensors are in host memory at a time. The configuration is written last, so
+    that an interrupted export is not taken for a model.
+
+    Args:
+        directory: Made if it does not exist; must not hold other weights.
+        model_type: The family; found from the model's configuration unless told.
+        max_shard_bytes: Largest size of a file's tensors; a larger single tensor gets a file of its own.
+        token_ids: The tokenizer's `bos_token_id`, `eos_token_id` and `pad_token_id`, where it has them.
+
+    Raises:
+        RecipeError: No family can express the model; names the fields in the way.
+        CheckpointError: The folder can't be written, or the weights lie on several processes.
+    """
+    if max_shard_bytes <= 0:
+        raise RecipeError(f"max_shard_bytes={max_shard_bytes}; expected a positive number of bytes")
+    folder = Path(directory)
+    family, raw = config_json(model.config, model_type)
+    raw["torch_dtype"] = model.embedding.table.dtype.name
+    raw |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None} | dict(token_ids or {})
+    tensors = _tensors(list(matches(family, model)))
+    for sources in tensors.values():
+        for match, _ in sources:
+            if not match.leaf.is_fully_addressable:
+                raise CheckpointError(
+                    f"{match.name} lies on several processes; restore the checkpoint in a single one to export it"
+                )
+    if next(folder.glob("*.safetensors*"), None) is not None:
+        raise CheckpointError(f"{folder} holds weights already; choose another folder, or empty it")
+    sizes = {name: sum(_bytes(match) for match, _ in sources) for name, sources in tensors.items()}
+    shards = list(_shards(sizes, max_shard_bytes))
+    files = [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
+    files = files if len(shards) > 1 else [SINGLE]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, names in zip(files, shards):
+            partial = folder / f"{file}.partial"
+            save_file({name: _tensor(tensors[name]) for name in names}, partial, metadata={"format": "pt"})
+            os.replace(partial, folder / file)
+        if len(shards) > 1:
+            where = {name: file for file, names in zip(files, shards) for name in names}
+            index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+            _write_json(folder / INDEX, index)
+        _write_json(folder / CONFIG, raw)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"can't write to {folder}: {error}") from error
+
+
+def named_tensors(model: Decoder, model_type: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Each tensor as it would be saved, by name; of a model, or of its gradients."""
+    for name, sources in _tensors(list(matches(FAMILIES[model_type], model))).items():
+        yield name, _tensor(sources)
+
+
+def _tensors(found: list[Match]) -> dict[str, Sources]:
+    """Tensor name to its sources: what is outside of the layers, then layer by layer."""
+    sources = [(layer, match, place) for match in found for place, layer in enumerate(match.layers or (-1,))]
+    tensors: dict[str, Sources] = {}
+    for _, match, place in sorted(sources, key=lambda source: source[0]):
+        tensors.setdefault(match.tensors[place], []).append((match, place))
+    return tensors
+
+
+def _tensor(sources: Sources) -> np.ndarray:
+    """One tensor, in host memory."""
+    first = sources[0][0]
+    out = np.empty(first.tensor_shape, first.leaf.dtype)
+    for match, place in sources:
+        pattern, sizes = match.foreign.pattern, match.sizes
+        pattern.write(out, match.axes, sizes, _layer(match, place), match.foreign.part)
+    return out
+
+
+def _layer(match: Match, place: int) -> np.ndarray:
+    """One layer of a stacked parameter (or a whole one that is not), put together from the devices' shards."""
+    leaf: jax.Array = match.leaf
+    skip = 1 if match.layers else 0
+    out = np.empty(leaf.shape[skip:], leaf.dtype)
+    for shard in leaf.addressable_shards:
+        if shard.replica_id:
+            continue
+        ranges = ranges_of(leaf.shape, shard.index)
+        data: Any = shard.data
+        if match.layers:
+            low, high = ranges[0]
+            if not low <= place < high:
+                continue
+            data = data[place - low]
+        out[tuple(slice(*r) for r in ranges[skip:])] = np.asarray(data)
+    return out
+
+
+def _bytes(match: Match) -> int:
+    return math.prod(match.sizes.values()) * match.leaf.dtype.itemsize
+
+
+def _shards(sizes: Mapping[str, int], most_bytes: int) -> Iterator[list[str]]:
+    """Fill one file after the other."""
+    names: list[str] = []
+    filled = 0
+    for name, size in sizes.items():
+        if names and filled + size > most_bytes:
+            yield names
+            names, filled = [], 0
+        names.append(name)
+        filled += size
+    yield names
+
+
+def _write_json(path: Path, content: Any) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, path)

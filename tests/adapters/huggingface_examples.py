@@ -1,0 +1,121 @@
+"""Tiny random models of each family, made by `transformers`, and what it computes with them."""
+
+import functools
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch
+    import transformers
+
+from panax.adapters.huggingface import config_from, load
+from panax.models import Context, Decoder, DecoderTask, logits_of
+
+torch.set_num_threads(2)
+transformers.utils.logging.disable_progress_bar()
+
+FAMILIES = ("gpt2", "llama", "qwen3", "gemma2")
+ROWS, LENGTH, VOCABULARY = 2, 24, 96
+DOCUMENTS = (10, 14)
+"""Two documents that fill one row when packed."""
+
+COMMON = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+ROTARY = {
+    **COMMON,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+SCALED = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+def tiny(family: str) -> Any:
+    """Its configuration, every part that is particular to the family at work on 24 tokens."""
+    if family == "gpt2":
+        sizes = {"n_positions": 64, "n_embd": 32, "n_layer": 4, "n_head": 4}
+        return transformers.GPT2Config(**COMMON, **sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    if family == "llama":
+        return transformers.LlamaConfig(**ROTARY, num_hidden_layers=4, rms_norm_eps=1e-5, rope_parameters=SCALED)
+    if family == "qwen3":
+        return transformers.Qwen3Config(
+            **ROTARY, num_hidden_layers=3, head_dim=16, tie_word_embeddings=True, attention_bias=True
+        )
+    return transformers.Gemma2Config(
+        **ROTARY,
+        num_hidden_layers=3,
+        head_dim=16,
+        sliding_window=8,
+        query_pre_attn_scalar=24,
+        # Small enough to bend scores and logits of this size.
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+    )
+
+
+class Example(NamedTuple):
+    """One family: its model in `transformers`, the folder it was saved to, and the same loaded here."""
+
+    family: str
+    theirs: Any
+    folder: Path
+    task: DecoderTask
+    params: Decoder
+
+
+@functools.cache
+def make_example(family: str, parent: Path) -> Example:
+    torch.manual_seed(0)
+    theirs = transformers.AutoModelForCausalLM.from_config(tiny(family), attn_implementation="eager").eval()
+    with torch.no_grad():
+        # Biases and norms too, so that none is neutral.
+        for value in theirs.parameters():
+            value.add_(0.15 * torch.randn_like(value))
+    folder = parent / family
+    theirs.save_pretrained(folder)
+    task = DecoderTask(model=config_from(folder))
+    return Example(family, theirs, folder, task, load(folder, task, abstract(task)))
+
+
+def abstract(task: DecoderTask) -> Decoder:
+    return jax.eval_shape(lambda key: task.init(key)[0], jax.random.key(0))
+
+
+def tokens(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, VOCABULARY, (ROWS, LENGTH)).astype(np.int32)
+
+
+@jax.jit
+def our_logits(params: Decoder, tokens: jax.Array, position: jax.Array, segment: jax.Array | None) -> jax.Array:
+    return logits_of(params, params(tokens, Context(position, segment), dtype=jnp.float32))
+
+
+def their_logits(model: Any, tokens: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.from_numpy(tokens).long()).logits.numpy()
+
+
+def positions() -> np.ndarray:
+    return np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
+
+
+def apart(ours: Any, theirs: Any) -> float:
+    """How far two arrays are from each other, as a part of the second one's norm."""
+    assert ours.shape == theirs.shape
+    size = float(np.linalg.norm(theirs))
+    assert size > 0
+    return float(np.linalg.norm(np.asarray(ours) - np.asarray(theirs))) / size

@@ -1,0 +1,42 @@
+"""Generation with the cache takes the tokens that a whole pass finds likeliest, and that `transformers` takes."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from huggingface_examples import LENGTH, ROWS, make_example, our_logits, positions, tokens
+
+from panax.models import Decoder, DecoderConfig, sample
+
+PROMPT = 10
+GENERATED = LENGTH - PROMPT
+
+
+def test_greedy_is_the_argmax_of_the_whole_pass() -> None:
+    config = DecoderConfig(
+        vocab_size=96, max_length=64, embed=32, num_layers=3, heads=4, kv_heads=2, ffn=48, windows=(6, 0), qk_norm=True
+    )
+    model = jax.jit(lambda key: Decoder.build(key, config))(jax.random.key(0))
+    # Larger than they are drawn, so that what a layer says is heard above the token's own embedding.
+    model = jax.tree.map(lambda x: x * 3.0 if x.ndim > 2 else x, model)
+    prompt = jnp.asarray(tokens()[:, :PROMPT])
+    generated = np.asarray(sample(model, prompt, GENERATED, jax.random.key(1), temperature=0.0))
+    row = np.concatenate([np.asarray(prompt), generated], axis=1)
+    likeliest = np.asarray(our_logits(model, row, positions(), None)).argmax(-1)
+    assert np.array_equal(generated, likeliest[:, PROMPT - 1 : -1])
+    assert len(np.unique(generated)) > 5
+
+
+def test_greedy_is_what_transformers_generates(folder_of_examples: Path) -> None:
+    example = make_example("gemma2", folder_of_examples)
+    prompt = tokens()[:, :PROMPT]
+    ours = sample(example.params, jnp.asarray(prompt), GENERATED, jax.random.key(0), temperature=0.0)
+    ids = torch.from_numpy(prompt).long()
+    theirs = example.theirs.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=GENERATED, do_sample=False, pad_token_id=0
+    )
+    assert ours.shape == (ROWS, GENERATED)
+    assert np.array_equal(np.asarray(ours), theirs[:, PROMPT:].numpy())
+    assert len(np.unique(np.asarray(ours))) > 5

@@ -1,0 +1,245 @@
+"""config.json as it was released, and as `transformers` writes it today, is the preset of that name."""
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+
+from panax.adapters.huggingface import config_from
+from panax.core import CheckpointError, RecipeError
+from panax.layers import Rotary
+from panax.models import PRESETS
+
+
+def gpt2(embed: int, layers: int, heads: int) -> dict:
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "activation_function": "gelu_new",
+        "attn_pdrop": 0.1,
+        "embd_pdrop": 0.1,
+        "resid_pdrop": 0.1,
+        "layer_norm_epsilon": 1e-05,
+        "n_ctx": 1024,
+        "n_embd": embed,
+        "n_head": heads,
+        "n_layer": layers,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+    }
+
+
+def llama(
+    embed: int, layers: int, heads: int, ffn: int, *, factor: float | None = None, tied: bool = False, **more
+) -> dict:
+    scaling = {
+        "factor": factor,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    }
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "hidden_size": embed,
+        "intermediate_size": ffn,
+        "max_position_embeddings": 8192 if factor is None else 131072,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": 8,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None if factor is None else scaling,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": tied,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 128256,
+        **more,
+    }
+
+
+def qwen3(embed: int, layers: int, heads: int, ffn: int, *, tied: bool) -> dict:
+    return {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": embed,
+        "intermediate_size": ffn,
+        "max_position_embeddings": 40960,
+        "max_window_layers": layers,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "tie_word_embeddings": tied,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    }
+
+
+def gemma2(embed: int, layers: int, heads: int, kv_heads: int, head_dim: int, ffn: int, scalar: int) -> dict:
+    return {
+        "model_type": "gemma2",
+        "architectures": ["Gemma2ForCausalLM"],
+        "attention_bias": False,
+        "attn_logit_softcapping": 50.0,
+        "cache_implementation": "hybrid",
+        "final_logit_softcapping": 30.0,
+        "head_dim": head_dim,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": embed,
+        "intermediate_size": ffn,
+        "max_position_embeddings": 8192,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": kv_heads,
+        "query_pre_attn_scalar": scalar,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "vocab_size": 256000,
+    }
+
+
+RELEASED = {
+    "gpt2": gpt2(768, 12, 12),
+    "gpt2_medium": gpt2(1024, 24, 16),
+    "gpt2_large": gpt2(1280, 36, 20),
+    "gpt2_xl": gpt2(1600, 48, 25),
+    "llama3_8b": llama(4096, 32, 32, 14336),
+    "llama3_70b": llama(8192, 80, 64, 28672),
+    "llama3_405b": llama(16384, 126, 128, 53248, factor=8.0, mlp_bias=False),
+    "llama3_1b": llama(2048, 16, 32, 8192, factor=32.0, tied=True, head_dim=64),
+    "llama3_3b": llama(3072, 28, 24, 8192, factor=32.0, tied=True, head_dim=128),
+    "qwen3_0.6b": qwen3(1024, 28, 16, 3072, tied=True),
+    "qwen3_1.7b": qwen3(2048, 28, 16, 6144, tied=True),
+    "qwen3_4b": qwen3(2560, 36, 32, 9728, tied=True),
+    "qwen3_8b": qwen3(4096, 36, 32, 12288, tied=False),
+    "qwen3_14b": qwen3(5120, 40, 40, 17408, tied=False),
+    "qwen3_32b": qwen3(5120, 64, 64, 25600, tied=False),
+    "gemma2_2b": gemma2(2304, 26, 8, 4, 256, 9216, 256),
+    "gemma2_9b": gemma2(3584, 42, 16, 8, 256, 14336, 256),
+    "gemma2_27b": gemma2(4608, 46, 32, 16, 128, 36864, 144),
+}
+"""The parts of each release's config.json that say what is computed."""
+
+
+def write(folder: Path, raw: dict) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(raw))
+    return folder
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_released_configurations_are_the_presets(name: str, tmp_path) -> None:
+    folder = write(tmp_path / "released", RELEASED[name])
+    assert config_from(folder) == PRESETS[name]
+    transformers.AutoConfig.from_pretrained(folder).save_pretrained(tmp_path / "written_today")
+    assert config_from(tmp_path / "written_today") == PRESETS[name]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3_8b", "qwen3_0.6b", "gemma2_2b"])
+def test_keys_that_are_left_out_mean_what_transformers_takes(name: str, tmp_path) -> None:
+    written = {
+        "model_type",
+        "n_embd",
+        "n_head",
+        "n_layer",
+        "n_positions",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+    }
+    written |= {"num_hidden_layers", "num_attention_heads", "max_position_embeddings"}
+    if name.startswith(("qwen3", "gemma2")):
+        # Here `transformers` has a number of its own, of one member; a release always says it.
+        written |= {"num_key_value_heads"}
+    folder = write(tmp_path / "short", {key: value for key, value in RELEASED[name].items() if key in written})
+    transformers.AutoConfig.from_pretrained(folder).save_pretrained(tmp_path / "complete")
+    assert config_from(folder) == config_from(tmp_path / "complete")
+
+
+def test_sliding_windows_are_read_as_the_shortest_cycle(tmp_path) -> None:
+    raw = RELEASED["gemma2_2b"]
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    folder = write(tmp_path / "a", {**raw, "num_hidden_layers": 8, "layer_types": (3 * kinds)[:8]})
+    assert config_from(folder).windows == (4096, 4096, 0)
+    raw = {**RELEASED["qwen3_0.6b"], "use_sliding_window": True, "sliding_window": 512, "num_hidden_layers": 4}
+    assert config_from(write(tmp_path / "b", {**raw, "max_window_layers": 3})).windows == (0, 0, 0, 512)
+    assert config_from(write(tmp_path / "c", {**raw, "max_window_layers": 0})).windows == (512,)
+    assert config_from(write(tmp_path / "d", {**raw, "use_sliding_window": False})).windows == (0,)
+
+
+def test_rope_parameters_may_stand_in_either_place(tmp_path) -> None:
+    raw = {**RELEASED["llama3_8b"]}
+    del raw["rope_theta"], raw["rope_scaling"]
+    assert config_from(write(tmp_path / "a", raw)).rotary == Rotary(theta=10_000.0)
+    raw["rope_parameters"] = {"rope_theta": 7.0, "rope_type": "default"}
+    assert config_from(write(tmp_path / "b", raw)).rotary == Rotary(theta=7.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("llama3_8b", {"model_type": "lama"}, "model_type='lama'.*did you mean 'llama'"),
+        ("llama3_8b", {"model_type": None, "architectures": ["T5Model"]}, r"architectures=\['T5Model'\]"),
+        ("llama3_8b", {"hidden_act": "mish"}, "hidden_act='mish' in a llama model; expected one of silu"),
+        ("llama3_8b", {"mlp_bias": True}, "mlp_bias=True in a llama model; the decoder computes mlp_bias=False only"),
+        ("llama3_8b", {"hidden_size": "4096"}, "hidden_size='4096' in a llama model; expected a value of type int"),
+        ("llama3_8b", {"num_key_value_heads": 5}, "heads=32 is not divisible by kv_heads=5"),
+        ("llama3_8b", {"num_attention_heads": 0}, "heads=0; expected a positive number"),
+        (
+            "llama3_8b",
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_type='linear' is none of default, llama3",
+        ),
+        (
+            "llama3_8b",
+            {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}},
+            "low_freq_factor is None, expected a number",
+        ),
+        ("llama3_8b", {"rope_parameters": {"full_attention": {}}}, "expected one set of values for all layers"),
+        ("llama3_8b", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5; it turns whole heads"),
+        ("llama3_8b", {"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4}"),
+        (
+            "gemma2_2b",
+            {"sliding_window": None},
+            "sliding_window=None in a gemma2 model; .*expected the window's length",
+        ),
+        ("gemma2_2b", {"layer_types": ["chunked_attention"] * 26}, "'chunked_attention' is none of full_attention"),
+        ("gemma2_2b", {"layer_types": ["full_attention"]}, "expected a list of 26"),
+        ("gemma2_2b", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True in a gemma2 model"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+    ],
+)
+def test_what_the_decoder_lacks_is_refused_by_name(name: str, change: dict, message: str, tmp_path) -> None:
+    with pytest.raises(RecipeError, match=message) as error:
+        config_from(write(tmp_path / "folder", {**RELEASED[name], **change}))
+    assert str(tmp_path / "folder" / "config.json") in str(error.value)
+
+
+def test_a_key_that_is_needed_is_named(tmp_path) -> None:
+    raw = {key: value for key, value in RELEASED["llama3_8b"].items() if key != "hidden_size"}
+    with pytest.raises(RecipeError, match="has no hidden_size"):
+        config_from(write(tmp_path / "folder", raw))
+
+
+def test_folders_without_a_configuration(tmp_path) -> None:
+    with pytest.raises(CheckpointError, match=r"is no folder.*hf download"):
+        config_from("openai-community/gpt2")
+    with pytest.raises(CheckpointError, match=r"config.json can't be read"):
+        config_from(tmp_path)
+    for text in ("{", "[]", '"gpt2"'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(CheckpointError, match=r"config\.json"):
+            config_from(tmp_path)

@@ -1,0 +1,152 @@
+"""What is saved here is read by `transformers` and by ourselves, with the same bits."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from huggingface_examples import Example, abstract, their_logits, tokens
+
+from panax.adapters.huggingface import config_from, load, save
+from panax.adapters.huggingface.expressing import config_json, effective
+from panax.adapters.huggingface.families import FAMILIES
+from panax.core import CheckpointError, RecipeError
+from panax.core.axes import named_leaves
+from panax.mesh import MeshShape, Placement
+from panax.models import PRESETS, Decoder, DecoderConfig, DecoderTask
+
+
+def same_bits(a: Decoder, b: Decoder) -> bool:
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.array_equal(np.asarray(x), np.asarray(y)) and x.dtype == y.dtype for x, y in pairs)
+
+
+def laid_out_on(task: DecoderTask, shape: MeshShape) -> Decoder:
+    """The task's abstract parameters, sharded over a mesh of this shape."""
+    placement, params = Placement.create(shape), abstract(task)
+    shardings = placement.storage_shardings(params, task.parameter_axes(params))
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params, shardings)
+
+
+def test_transformers_loads_the_same_model(example: Example, tmp_path) -> None:
+    save(tmp_path, example.params)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    weights, expected = again.state_dict(), example.theirs.state_dict()
+    assert type(again) is type(example.theirs)
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in weights)
+    assert np.array_equal(their_logits(again, tokens()), their_logits(example.theirs, tokens()))
+    assert config_from(tmp_path) == example.task.model
+
+
+@pytest.mark.parametrize("shape", [MeshShape(fsdp=8), MeshShape(replica=2, fsdp=2, tensor=2)], ids=["fsdp", "mixed"])
+def test_loads_into_any_sharding_and_saves_from_it(example: Example, tmp_path, shape: MeshShape) -> None:
+    laid_out = laid_out_on(example.task, shape)
+    params = load(example.folder, example.task, laid_out)
+    for name, leaf in named_leaves(params).items():
+        assert leaf.sharding == named_leaves(laid_out)[name].sharding, name
+    assert not params.embedding.table.sharding.is_fully_replicated
+    assert same_bits(params, example.params)
+    save(tmp_path, params, max_shard_bytes=20_000)
+    assert same_bits(load(tmp_path, example.task, abstract(example.task)), example.params)
+
+
+def test_an_update_of_loaded_parameters_leaves_no_trace_elsewhere(example: Example) -> None:
+    """Replicas that were placed from one array in host memory are not one array when they are donated."""
+    laid_out = laid_out_on(example.task, MeshShape(fsdp=8))
+    params = load(example.folder, example.task, laid_out)
+    updated = jax.jit(lambda p: jax.tree.map(lambda x: x + 1, p), donate_argnums=0)(params)
+    for x, y in zip(jax.tree.leaves(updated), jax.tree.leaves(example.params)):
+        for shard in x.addressable_shards:
+            assert np.array_equal(np.asarray(shard.data), np.asarray(y)[shard.index] + 1)
+
+
+def test_large_models_are_split_over_files(example: Example, tmp_path) -> None:
+    save(tmp_path, example.params, max_shard_bytes=20_000)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    files = sorted(set(index["weight_map"].values()))
+    assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    assert index["metadata"]["total_size"] == sum(x.nbytes for x in jax.tree.leaves(example.params))
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    assert np.array_equal(their_logits(again, tokens()), their_logits(example.theirs, tokens()))
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_bfloat16_weights_keep_their_bits(example: Example, tmp_path) -> None:
+    halved = jax.tree.map(lambda x: x.astype(jnp.bfloat16), example.params)
+    save(tmp_path, halved)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.dtype == torch.bfloat16
+    loaded = load(tmp_path, example.task, abstract(example.task))
+    assert same_bits(loaded, jax.tree.map(lambda x: x.astype(jnp.float32), halved))
+
+
+def test_token_ids_are_the_callers_own(example: Example, tmp_path) -> None:
+    save(tmp_path, example.params, token_ids={"eos_token_id": 7})
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (None, 7, None)
+
+
+def test_refuses_to_mix_with_other_weights(example: Example, tmp_path) -> None:
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    with pytest.raises(CheckpointError, match="holds weights already"):
+        save(tmp_path, example.params)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_a_folder_that_cannot_be_made(example: Example, tmp_path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"can't write to .*file"):
+        save(tmp_path / "file", example.params)
+    with pytest.raises(RecipeError, match="max_shard_bytes=0; expected a positive number"):
+        save(tmp_path / "new", example.params, max_shard_bytes=0)
+
+
+def test_every_field_is_accounted_for_in_every_family() -> None:
+    derived = {"kv_heads", "head_dim", "query_scale", "rotary", "windows", "dropout"}
+    for family in FAMILIES.values():
+        assert {*family.always, *family.keys, *derived} == {field.name for field in dataclasses.fields(DecoderConfig)}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_has_a_family_that_expresses_it(name: str, tmp_path) -> None:
+    family, raw = config_json(PRESETS[name], None)
+    assert name.startswith(family.model_type)
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert effective(config_from(tmp_path)) == effective(PRESETS[name])
+    transformers.AutoConfig.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"post_norms": True}, "nearest is llama: model.post_norms=True, where it has False"),
+        ({"windows": (8, 0)}, r"nearest is llama: model.windows=\[8\], where it has no sliding windows"),
+        ({"qk_norm": True, "windows": (8, 4)}, r"nearest is qwen3: model.windows=\[4, 8\], where it has one length"),
+        (
+            {"attention_bias": True},
+            "model.attention_output_bias=False, where attention_bias=True is said of other fields",
+        ),
+        ({"head_dim": 16, "embed": 42}, "nearest is llama: model.embed=42, where it has a multiple of heads=4"),
+        ({"query_scale": 5.5}, "nearest is llama: model.query_scale=5.5, where it has 64.0"),
+        ({"rotary": None}, "nearest is llama: model.rotary=None, where it has rotary positions"),
+    ],
+)
+def test_what_no_family_expresses_is_named(change: dict, message: str, tmp_path) -> None:
+    config = DecoderConfig(vocab_size=96, **change)
+    model = jax.eval_shape(lambda key: Decoder.build(key, config), jax.random.key(0))
+    with pytest.raises(RecipeError, match=message):
+        save(tmp_path / "out", model)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_family_that_is_asked_for_must_fit(example: Example, tmp_path) -> None:
+    other = "llama" if example.family != "llama" else "qwen3"
+    with pytest.raises(RecipeError, match=f"no {other} model can express this decoder"):
+        save(tmp_path, example.params, model_type=other)
+    with pytest.raises(RecipeError, match="did you mean 'gemma2'"):
+        save(tmp_path, example.params, model_type="gemma")

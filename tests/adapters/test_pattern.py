@@ -1,0 +1,40 @@
+"""A region of a parameter is read from its tensor as if the whole were read and cut."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from panax.adapters.huggingface.pattern import Pattern
+
+SIZES = {"embed": 4, "heads": 3, "head_dim": 2}
+
+
+@pytest.mark.parametrize(
+    "text", ["(heads head_dim) embed", "embed (heads head_dim)", "embed (3 heads head_dim)", "head_dim embed heads"]
+)
+@pytest.mark.parametrize("axes", list(itertools.permutations(SIZES)))
+def test_regions_of_what_was_written(text: str, axes: tuple[str, ...]) -> None:
+    pattern, rng = Pattern(text), np.random.default_rng(0)
+    shape = [SIZES[axis] for axis in axes]
+    parts = [rng.random(shape) for _ in range(3 if "3" in text else 1)]
+    tensor = np.full(pattern.shape(SIZES), np.nan)
+    for part, array in enumerate(parts):
+        pattern.write(tensor, axes, SIZES, array, part)
+    assert not np.isnan(tensor).any()
+    for _ in range(20):
+        ranges = [tuple(sorted(rng.choice(size + 1, 2, replace=False).tolist())) for size in shape]
+        for part, array in enumerate(parts):
+            read = pattern.read(tensor, axes, SIZES, ranges, part)
+            assert np.array_equal(read, array[tuple(slice(*r) for r in ranges)])
+
+
+def test_reads_no_more_than_the_region_needs() -> None:
+    class Recorded:
+        def __getitem__(self, index):
+            self.index = index
+            return np.zeros((4, 24))[index]
+
+    tensor = Recorded()
+    Pattern("embed (4 heads head_dim)").read(tensor, tuple(SIZES), SIZES, ((1, 3), (1, 2), (0, 1)), 2)
+    assert tensor.index == (slice(1, 3), slice(14, 15))
