@@ -35,7 +35,14 @@ def panax_task(precision: str):
     from panax.models import DecoderConfig, DecoderTask
 
     config = DecoderConfig(
-        vocab_size=VOCAB, max_length=LENGTH, embed=EMBED, num_layers=LAYERS, heads=HEADS, kv_heads=KV_HEADS, ffn=FFN, tied=True
+        vocab_size=VOCAB,
+        max_length=LENGTH,
+        embed=EMBED,
+        num_layers=LAYERS,
+        heads=HEADS,
+        kv_heads=KV_HEADS,
+        ffn=FFN,
+        tied=True,
     )
     return DecoderTask(model=config, compute_dtype="float32" if precision == "f32" else "bfloat16")
 
@@ -75,7 +82,9 @@ def torch_column(precision: str, directory: str, compiled: bool):
     torch.set_num_threads(os.cpu_count() or 1)
     model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa", dtype=torch.float32)
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=True
+    )
 
     def forward(tokens, targets):
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
@@ -98,7 +107,11 @@ def torch_column(precision: str, directory: str, compiled: bool):
 
 def worker(column: str, precision: str, directory: str) -> None:
     """Answer each line on standard input with one step's seconds, CPU seconds and loss."""
-    one = panax_column(precision, directory) if column == "panax" else torch_column(precision, directory, column == "compile")
+    one = (
+        panax_column(precision, directory)
+        if column == "panax"
+        else torch_column(precision, directory, column == "compile")
+    )
     pool = batches(8)
     losses = [one(batch) for batch in pool[:WARM]]
     print(json.dumps(losses), flush=True)
@@ -146,7 +159,11 @@ def compare(precision: str, columns: list[str], rounds: int, directory: str) -> 
         process.stdin.close()
         process.wait()
     print(f"\n{precision}: losses {', '.join(f'{loss:.4f}' for loss in reference)} (equal to {SAME_LOSS[precision]})")
-    best = min(statistics.median(t["wall"] for t in times[c]) for c in columns if c != "panax") if len(columns) > 1 else None
+    best = (
+        min(statistics.median(t["wall"] for t in times[c]) for c in columns if c != "panax")
+        if len(columns) > 1
+        else None
+    )
     for column in columns:
         walls = [t["wall"] for t in times[column]]
         middle = statistics.median(walls)

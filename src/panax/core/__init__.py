@@ -1,24 +1,45 @@
 """What every other room speaks in: tasks, modules, logical axes, named contraction, measures, state, errors."""
 
-from .axes import annotation_axes, map_axes, named_leaves, pair_axes, path_name
-from .contract import constrain, contract, gather
-from .dropout import dropout
-from .errors import (
-    CheckpointError,
-    DataError,
-    LayoutError,
-    PanaxError,
-    RecipeError,
-    TrainingError,
-    nearest,
-)
-from .layout import Layout, current_layout, current_platform, use_layout
-from .measures import Loss, Losses, Maximum, Mean, Metrics, Sum, merge_measures, total_loss
-from .module import Module, constant, logical_axes, name_key, normal, parameter, stack, stacked
-from .protocols import Axes, Batch, ModelState, Params, Position, Source, SourcedBatch
-from .scope import current_scope, debugging, real_values, scope
-from .state import Guard, TrainState
-from .task import DataFacts, Evaluation, Gradients, Task
+from typing import TYPE_CHECKING
+
+from .lazy import lazily
+
+if TYPE_CHECKING:
+    from .axes import annotation_axes, map_axes, named_leaves, pair_axes, path_name
+    from .contraction import constrain, contract, gather
+    from .dropping import dropout
+    from .errors import (
+        CheckpointError,
+        DataError,
+        LayoutError,
+        PanaxError,
+        RecipeError,
+        TrainingError,
+        nearest,
+    )
+    from .layout import Layout, current_layout, current_platform, use_layout
+    from .measures import Loss, Losses, Maximum, Mean, Metrics, Sum, merge_measures, total_loss
+    from .module import Module, constant, logical_axes, name_key, normal, parameter, stack, stacked
+    from .protocols import Axes, Batch, ModelState, Params, Position, Source, SourcedBatch
+    from .scoping import current_scope, debugging, real_values, scope
+    from .state import Guard, TrainState
+    from .task import DataFacts, Evaluation, Gradients, Task
+
+_WHERE = {
+    "axes": ("annotation_axes", "map_axes", "named_leaves", "pair_axes", "path_name"),
+    "contraction": ("constrain", "contract", "gather"),
+    "dropping": ("dropout",),
+    "errors": ("CheckpointError", "DataError", "LayoutError", "PanaxError", "RecipeError", "TrainingError", "nearest"),
+    "layout": ("Layout", "current_layout", "current_platform", "use_layout"),
+    "measures": ("Loss", "Losses", "Maximum", "Mean", "Metrics", "Sum", "merge_measures", "total_loss"),
+    "module": ("Module", "constant", "logical_axes", "name_key", "normal", "parameter", "stack", "stacked"),
+    "protocols": ("Axes", "Batch", "ModelState", "Params", "Position", "Source", "SourcedBatch"),
+    "scoping": ("current_scope", "debugging", "real_values", "scope"),
+    "state": ("Guard", "TrainState"),
+    "task": ("DataFacts", "Evaluation", "Gradients", "Task"),
+}
+
+__getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
     "Axes", "Batch", "CheckpointError", "DataError", "DataFacts", "Evaluation", "Gradients", "Guard", "Layout", "LayoutError",

@@ -40,8 +40,9 @@ _layout: ContextVar[Layout | None] = ContextVar("panax_layout", default=None)
 
 
 def current_layout() -> Layout | None:
-    """The layout that is being traced for; None on a single device without a mesh."""
-    return _layout.get()
+    """The layout that is being traced for; None on a single device, where nothing is placed anywhere."""
+    layout = _layout.get()
+    return None if layout is None or layout.mesh.size == 1 else layout
 
 
 def current_platform() -> str:

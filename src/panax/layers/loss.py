@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from ..core import current_layout, current_platform, gather
-from ..core.contract import spec_of
+from ..core.contraction import spec_of
 from ..kernels.cross_entropy import cross_entropy_sums, cross_entropy_sums_and_gradients
 
 

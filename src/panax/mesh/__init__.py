@@ -1,8 +1,21 @@
 """Where arrays lie: mesh shapes, the two rule dictionaries, legality, placement."""
 
-from .placement import Placement
-from .rules import COMPUTE, LOGICAL_AXES, MESH_AXES, STORAGE, Rules, assign
-from .topology import MeshShape, data_parallel_size
+from typing import TYPE_CHECKING
+
+from ..core.lazy import lazily
+
+if TYPE_CHECKING:
+    from .placement import Placement
+    from .rules import COMPUTE, LOGICAL_AXES, MESH_AXES, STORAGE, Rules, assign
+    from .topology import MeshShape, data_parallel_size
+
+_WHERE = {
+    "placement": ("Placement",),
+    "rules": ("COMPUTE", "LOGICAL_AXES", "MESH_AXES", "Rules", "STORAGE", "assign"),
+    "topology": ("MeshShape", "data_parallel_size"),
+}
+
+__getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
     "COMPUTE", "LOGICAL_AXES", "MESH_AXES", "STORAGE", "MeshShape", "Placement", "Rules", "assign", "data_parallel_size",

@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from ..core.axes import map_axes, pair_axes
 from ..core.errors import LayoutError
 from ..core.layout import use_layout
 from ..core.protocols import Axes
+from .host_memory import keep_freed_memory
 from .rules import MESH_AXES, MeshAxes, Rules, assign
 from .topology import MeshShape
 
@@ -21,6 +22,8 @@ from .topology import MeshShape
 @dataclasses.dataclass(frozen=True)
 class Placement:
     """A mesh with explicit axes and the rules that map logical axes to it (implements `core.Layout`).
+
+    On a single device there is nothing to place: programs are traced without a mesh there, and arrays are plain ones.
 
     Attributes:
         devices: The mesh; all axes are named, also those of size 1, so that a spec means the same on every mesh.
@@ -40,6 +43,8 @@ class Placement:
         devices = jax.devices() if devices is None else list(devices)
         sizes = (shape or MeshShape()).resolve(len(devices))
         used = devices[: math.prod(sizes.values())]
+        if used[0].platform == "cpu":
+            keep_freed_memory()
         grid = np.array(used).reshape([sizes[axis] for axis in MESH_AXES])
         return cls(Mesh(grid, MESH_AXES, axis_types=(AxisType.Explicit,) * len(MESH_AXES)), rules or Rules())
 
@@ -70,7 +75,7 @@ class Placement:
         return PartitionSpec(*(None if not p else p[0] if len(p) == 1 else p for p in parts))
 
     def storage_shardings(self, tree: Any, axes: Any) -> Any:
-        """A `NamedSharding` for each (abstract) parameter or state leaf.
+        """A sharding for each (abstract) parameter or state leaf.
 
         Raises:
             LayoutError: A dimension does not divide, naming the parameter.
@@ -79,22 +84,22 @@ class Placement:
             assign(leaf_axes, leaf.shape, self.rules.storage, self.sizes, name)
             # What can't be computed with can't be stored either: heads that don't divide show up here, before a compile.
             assign(leaf_axes, leaf.shape, self.rules.compute, self.sizes, name)
-        return map_axes(lambda leaf, a: NamedSharding(self.devices, self.storage_spec(a)), tree, axes)
+        return map_axes(lambda leaf, a: self.sharding(*self.storage_spec(a)), tree, axes)
 
-    def sharding(self, *spec: Any) -> NamedSharding:
+    def sharding(self, *spec: Any) -> Sharding:
         """The sharding of a given spec on this mesh; without arguments, replicated."""
+        if self.devices.size == 1:
+            return SingleDeviceSharding(self.devices.devices.flat[0])
         return NamedSharding(self.devices, PartitionSpec(*spec))
 
-    def batch_shardings(self, batch: Mapping[str, Any], axes: Mapping[str, Axes]) -> dict[str, NamedSharding]:
-        """A `NamedSharding` for each leaf of a batch.
+    def batch_shardings(self, batch: Mapping[str, Any], axes: Mapping[str, Axes]) -> dict[str, Sharding]:
+        """A sharding for each leaf of a batch.
 
         Raises:
             LayoutError: The rows don't divide over the data axes.
         """
         return {
-            name: NamedSharding(
-                self.devices, self._spec(axes[name], leaf.shape, self.rules.compute, f"batch leaf {name!r}")
-            )
+            name: self.sharding(*self._spec(axes[name], leaf.shape, self.rules.compute, f"batch leaf {name!r}"))
             for name, leaf in batch.items()
         }
 
@@ -108,5 +113,6 @@ class Placement:
     @contextlib.contextmanager
     def activate(self) -> Iterator[None]:
         """Trace and run what is inside on this mesh."""
-        with jax.set_mesh(self.devices), use_layout(self):
+        mesh = contextlib.nullcontext() if self.devices.size == 1 else jax.set_mesh(self.devices)
+        with mesh, use_layout(self):
             yield

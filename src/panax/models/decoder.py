@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from ..core import Module, constrain, dropout, normal, scope, stack, stacked
 from ..layers import Attention, Cache, Embedding, FeedForward, Head, Norm, PositionEmbedding
-from ..parallel import RematPolicy, rematerialise
+from ..parallel import RematPolicy, rematerialise, scan_layers
 from .decoder_config import DecoderConfig
 
 
@@ -134,16 +134,16 @@ class Stack(Module):
 
         run = rematerialise(one_block, remat)
 
-        def one_period(x: jax.Array, scanned: tuple[tuple[Block, ...], jax.Array]) -> tuple[jax.Array, None]:
+        def one_period(x: jax.Array, scanned: tuple[tuple[Block, ...], jax.Array]) -> jax.Array:
             blocks, repeat = scanned
             for place, block in enumerate(blocks):
                 index = self.first + repeat * period + place
                 # The debugger runs layer by layer and knows which one it is in; a compiled scan is all of them at once.
                 with scope(f"layers.{'*' if isinstance(index, Tracer) else int(index)}"):
                     x = run(x, block, index)
-            return x, None
+            return x
 
-        return jax.lax.scan(one_period, x, (self.blocks, jnp.arange(self.repeats)))[0]
+        return scan_layers(one_period, x, (self.blocks, jnp.arange(self.repeats)))
 
     def extend(
         self,

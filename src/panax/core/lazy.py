@@ -1,0 +1,27 @@
+"""Names of a package that are imported when they are first asked for.
+
+A supervisor that checks a layout, or a worker that only reads data, should not wait for jax, nor hold a device.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def lazily(package: str, where: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """A module-level `__getattr__` for `package`.
+
+    Args:
+        where: Sub-module to the names that it defines.
+    """
+    modules = {name: module for module, names in where.items() for name in names}
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get

@@ -1,0 +1,28 @@
+"""Running a stack of layers one after the other."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from ..core import current_platform
+
+CPU_UNROLLED_LAYERS = 12
+"""On CPU, stacks of up to this many repeats are unrolled: see `scan_layers`."""
+
+
+def scan_layers(function: Callable[[jax.Array, Any], jax.Array], x: jax.Array, layers: Any) -> jax.Array:
+    """Feed `x` through `function(x, layer)` for each layer of a stack.
+
+    One program for all layers, whatever their number. Only on CPU are short stacks unrolled: a loop there copies everything that
+    the backward pass needs into stacked buffers, with one core, which took a third of a float32 step and half of a bfloat16 one.
+    A barrier between the layers keeps XLA from fusing the chain of residuals, which cost more than the loop had.
+    """
+    repeats = jax.tree.leaves(layers)[0].shape[0]
+    unrolled = current_platform() == "cpu" and repeats <= CPU_UNROLLED_LAYERS
+
+    def body(x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
+        y = function(x, layer)
+        return (jax.lax.optimization_barrier(y) if unrolled else y), None
+
+    return jax.lax.scan(body, x, layers, unroll=repeats if unrolled else 1)[0]
