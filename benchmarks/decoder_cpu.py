@@ -168,7 +168,8 @@ def compare(precision: str, columns: list[str], rounds: int, directory: str) -> 
         walls = [t["wall"] for t in times[column]]
         middle = statistics.median(walls)
         line = f"  {column:8} {middle * 1e3:7.0f} ms  [{min(walls) * 1e3:.0f} .. {max(walls) * 1e3:.0f}]"
-        line += f"  cpu {statistics.median(t['cpu'] for t in times[column]) * 1e3:6.0f} ms  {flops_per_step() / middle / 1e9:5.0f} GF/s"
+        cpu = statistics.median(t["cpu"] for t in times[column])
+        line += f"  cpu {cpu * 1e3:6.0f} ms  {flops_per_step() / middle / 1e9:5.0f} GF/s"
         if column == "panax" and best:
             line += f"   ratio to the best PyTorch column {middle / best:.2f}"
         print(line)

@@ -15,7 +15,6 @@ import tempfile
 import time
 
 import jax
-from panax_recipes.quickstart import quickstart
 from rich.console import Console
 
 from panax.metrics import ConsoleTracker
@@ -25,6 +24,7 @@ from panax.run.interrupt import Interrupt
 from panax.run.loop import run
 from panax.run.report import Report
 from panax.run.start import Start, open_folder
+from panax_recipes.quickstart import quickstart
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ def quickstart() -> Experiment:
             sequence_length=256,
             batch_size=8,
         ),
-        optimizer=AdamW(schedule=Schedule(peak=3e-3, warmup_steps=50)),
+        optimizer=AdamW(schedule=Schedule(peak=3e-3, warmup_steps=15)),
         num_steps=300,
         evaluate=EvaluateConfig(every=100),
     )

@@ -76,8 +76,10 @@ def test_restores_bitwise_onto_another_layout(saved, count):
 def test_reads_only_the_part_that_is_asked_for(saved):
     checkpointer, state = saved
     part = {"w": state["w"]}
-    back, _ = restore(checkpointer.path(3), abstract(part), shardings(part))
+    back, _ = restore(checkpointer.path(3), abstract(part), shardings(part), part=True)
     assert list(back) == ["w"]
+    with pytest.raises(CheckpointError, match="another model or optimizer: it also has"):
+        restore(checkpointer.path(3), abstract(part), shardings(part))
 
 
 def test_the_state_may_be_donated_at_once(tmp_path, placement):

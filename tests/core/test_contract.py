@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from panax.core import contract, gather
-from panax.core.contract import Equation
+from panax.core.contraction import Equation
 from panax.mesh import MeshShape, Placement
 
 TEXT = "batch seq embed, embed ffn -> batch seq ffn"

@@ -16,7 +16,15 @@ import panax
 from panax import fit
 from panax.core import RecipeError, scope
 from panax.layers import FeedForward
-from panax.models import PRESETS, PUBLISHED_PARAMETERS, Context, Decoder, DecoderConfig, DecoderTask, training_flops_per_token
+from panax.models import (
+    PRESETS,
+    PUBLISHED_PARAMETERS,
+    Context,
+    Decoder,
+    DecoderConfig,
+    DecoderTask,
+    training_flops_per_token,
+)
 from panax.optim import AdamW, Schedule
 
 
@@ -137,7 +145,8 @@ def test_debugging_shows_real_values_stops_at_breakpoints_and_takes_the_same_ste
     # Two layers, in the step's forward pass and in the evaluation's.
     assert len(values) == len(stops) == 4 and all(map(math.isfinite, values))
     monkeypatch.setattr(FeedForward, "__call__", original)
-    compiled = fit(dataclasses.replace(debugged, debug=False, directory=debugged.directory + "-jit"), say=lambda line: None, devices=jax.devices()[:1])
+    jitted = dataclasses.replace(debugged, debug=False, directory=debugged.directory + "-jit")
+    compiled = fit(jitted, say=lambda line: None, devices=jax.devices()[:1])
     assert result.evaluation["loss"] == pytest.approx(compiled.evaluation["loss"], rel=1e-5)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from ..core.axes import named_leaves
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, RecipeError
 from .arrays import HostArray, copy_to_host, is_key, read_array, write_arrays
 from .manifest import ARRAYS, FILE, ArrayEntry, Manifest
 
@@ -41,7 +41,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         if self.keep_last < 1 or self.keep_best < 0 or self.every < 0:
-            raise ValueError(f"{self}: expected every >= 0, keep_last >= 1 and keep_best >= 0")
+            raise RecipeError(f"{self}: expected every >= 0, keep_last >= 1 and keep_best >= 0")
 
 
 class Checkpointer:
@@ -167,19 +167,20 @@ class Checkpointer:
         return min(judged)[1] if judged else self.latest()
 
 
-def restore(path: Path, abstract: Any, shardings: Any) -> tuple[Any, Manifest]:
-    """Read a checkpoint, or the part of it that `abstract` names, onto the layout of `shardings`.
+def restore(path: Path, abstract: Any, shardings: Any, *, part: bool = False) -> tuple[Any, Manifest]:
+    """Read a checkpoint, or a part of it, onto the layout of `shardings`.
 
     Args:
         path: A checkpoint's own folder.
         abstract: A tree of `jax.ShapeDtypeStruct`; its names, shapes and dtypes must be the checkpoint's.
+        part: Whether the checkpoint may hold more than `abstract` names; only what is named is read.
 
     Raises:
         CheckpointError: It is the checkpoint of another model (the first differences are named), or damaged.
     """
     manifest = Manifest.read(path)
     expected = named_leaves(abstract)
-    _check_same(path, expected, manifest)
+    _check_same(path, expected, manifest, part)
     places = named_leaves(shardings)
     leaves = [
         read_array(path / ARRAYS / name, leaf, places[name], manifest.arrays[name].key_impl)
@@ -188,8 +189,8 @@ def restore(path: Path, abstract: Any, shardings: Any) -> tuple[Any, Manifest]:
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves), manifest
 
 
-def _check_same(path: Path, expected: Mapping[str, Any], manifest: Manifest) -> None:
-    problems = []
+def _check_same(path: Path, expected: Mapping[str, Any], manifest: Manifest, part: bool) -> None:
+    problems = [] if part else [f"it also has {name}" for name in manifest.arrays if name not in expected]
     for name, leaf in expected.items():
         entry = manifest.arrays.get(name)
         if entry is None:

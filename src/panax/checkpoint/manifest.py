@@ -31,7 +31,7 @@ class Manifest:
 
     Attributes:
         arrays: Dotted name to entry; the name is also the folder's.
-        host: What is not on devices: the data position, the recipe, the tokenizer's file; JSON values.
+        host: What is not on devices, the position of the data; JSON values.
         metric: What "best" is judged by, lower being better; None if nothing was evaluated.
     """
 

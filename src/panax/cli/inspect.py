@@ -42,7 +42,7 @@ def print_inspection(prepared: Prepared, console: Console) -> None:
     mesh = " ".join(f"{axis}={size}" for axis, size in placement.sizes.items() if size > 1) or "one device"
     total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(program.abstract.params))
     console.print(f"mesh           {mesh}", highlight=False)
-    console.print(f"parameters     {total:,}", highlight=False)
+    console.print(f"number         {total:,} parameters", highlight=False)
     for name, tree, shardings in (
         ("parameters", program.abstract.params, prepared.step.shardings.params),
         ("optimizer", program.abstract.optimizer_state, prepared.step.shardings.optimizer_state),

@@ -9,8 +9,9 @@ USAGE = """\
 usage: panax COMMAND ...
 
   panax train RECIPE [--field.sub value ...]     train; the same command again goes on from where it stopped
-  panax inspect RECIPE [--field.sub value ...]   parameters, layout, bytes, FLOPs and the resolved settings; nothing is run
+  panax inspect RECIPE [--field.sub value ...]   parameters, layout, bytes, FLOPs and the resolved settings; nothing is trained
   panax generate CHECKPOINT --prompt TEXT        continue a text with a trained model
+  panax export CHECKPOINT DIR                    write a trained model in Hugging Face's layout
   panax recipes                                  what there is to train
 
 `panax train RECIPE --help` lists every field with its default. A recipe is a name, or a Python file: my_recipe.py
@@ -33,12 +34,16 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from .generate import generate
 
         return generate
+    if name == "export":
+        from .export import export
+
+        return export
     from .train import recipes
 
     return recipes
 
 
-COMMANDS = ("train", "inspect", "generate", "recipes")
+COMMANDS = ("train", "inspect", "generate", "export", "recipes")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -69,7 +70,15 @@ def _load(path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    # A recipe may import what lies beside it, as a script may.
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise RecipeError(
+            f"the recipe file {path} can't be imported: {type(error).__name__}: {error} ({where.filename}, line {where.lineno})"
+        ) from error
     return module
 
 

@@ -32,6 +32,12 @@ class Attention(Module):
         rotary: None where positions are embedded otherwise.
     """
 
+    q_norm: Norm | None
+    k_norm: Norm | None
+    rotary: Rotary | None = eqx.field(static=True)
+    window: int | None = eqx.field(static=True)
+    soft_cap: float | None = eqx.field(static=True)
+    scale: float | None = eqx.field(static=True)
     w_q: Float[Array, "embed heads head_dim"] = parameter(normal("embed"))
     w_k: Float[Array, "embed kv_heads head_dim"] = parameter(normal("embed"))
     w_v: Float[Array, "embed kv_heads head_dim"] = parameter(normal("embed"))
@@ -40,12 +46,6 @@ class Attention(Module):
     b_k: Float[Array, "kv_heads head_dim"] | None = parameter(constant(0.0))
     b_v: Float[Array, "kv_heads head_dim"] | None = parameter(constant(0.0))
     b_o: Float[Array, " norm"] | None = parameter(constant(0.0))
-    q_norm: Norm | None
-    k_norm: Norm | None
-    rotary: Rotary | None = eqx.field(static=True)
-    window: int | None = eqx.field(static=True)
-    soft_cap: float | None = eqx.field(static=True)
-    scale: float | None = eqx.field(static=True)
 
     def __call__(
         self,

@@ -24,12 +24,12 @@ class FeedForward(Module):
     Source: GLU variants improve Transformer (arXiv:2002.05202).
     """
 
+    activation: Activation = eqx.field(static=True)
     w_gate: Float[Array, "embed ffn"] | None = parameter(normal("embed"))
     w_up: Float[Array, "embed ffn"] = parameter(normal("embed"))
     w_down: Float[Array, "ffn embed"] = parameter(normal("ffn"))
     b_up: Float[Array, " ffn"] | None = parameter(constant(0.0))
     b_down: Float[Array, " norm"] | None = parameter(constant(0.0))
-    activation: Activation = eqx.field(static=True)
 
     @classmethod
     def build(

@@ -17,11 +17,11 @@ class Norm(Module):
         unit_offset: Multiply by `1 + scale` with a scale that starts at 0 (Gemma), instead of by a scale that starts at 1.
     """
 
-    scale: Float[Array, " norm"] = parameter(constant(1.0))
-    bias: Float[Array, " norm"] | None = parameter(constant(0.0))
     kind: Literal["rms", "layer"] = eqx.field(static=True)
     epsilon: float = eqx.field(static=True)
     unit_offset: bool = eqx.field(static=True)
+    scale: Float[Array, " norm"] = parameter(constant(1.0))
+    bias: Float[Array, " norm"] | None = parameter(constant(0.0))
 
     @classmethod
     def build(

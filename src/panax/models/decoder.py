@@ -119,9 +119,9 @@ class Block(Module):
 class Stack(Module):
     """Layers of one repeating period, stored stacked along `layer` and run by a scan."""
 
-    blocks: tuple[Block, ...] = stacked("layer")
     first: int = eqx.field(static=True)
     repeats: int = eqx.field(static=True)
+    blocks: tuple[Block, ...] = stacked("layer")
 
     def __call__(
         self, x: Float[Array, "batch seq embed"], context: Context, remat: RematPolicy

@@ -36,7 +36,9 @@ class Report:
         self._pending: tuple[int, Mapping[str, Any]] | None = None
         self._tokens = 0
         self._length: int | None = None
+        self._compiled = 0.0
         self._profiling = False
+        self._profiled: int | None = None
         self.clock = StepClock()
         self.peak = find_peak(prepared)
         self._trackers.begin(first_step, prepared.experiment.num_steps, self.peak)
@@ -44,18 +46,22 @@ class Report:
     def before_step(self, number: int) -> None:
         """Start or end the profile, if this is its step."""
         first = self._prepared.experiment.profile
-        if first and number == first and not self._profiling:
+        if first and number >= first and self._profiled is None:
             self.flush()
             jax.profiler.start_trace(str(self._profile_folder))
-            self._profiling = True
-        elif self._profiling and number >= first + PROFILED_STEPS:
-            self._end_profile()
+            self._profiling, self._profiled = True, 0
+        elif self._profiling and self._profiled is not None:
+            self._profiled += 1
+            if self._profiled == PROFILED_STEPS:
+                self._end_profile()
 
     def after_step(self, number: int, scalars: Mapping[str, Any], batch: Mapping[str, Any]) -> None:
         """Take the scalars of step `number`, still being computed, and report those of the step before."""
-        if number == 1 or self._length is None:
-            # The first step compiles: it is not part of any figure of speed.
+        compiled, self._compiled = self._compiled, getattr(self._prepared.step, "compile_seconds", 0.0)
+        if compiled != self._compiled or self._length is None:
+            # A step that compiled is not part of any figure of speed.
             self.clock.restart()
+            self._tokens = 0
         else:
             self._tokens += next(iter(batch.values())).size if self._length else 0
             self.clock.tick()
@@ -92,7 +98,8 @@ class Report:
         self._tokens = 0
 
     def close(self) -> None:
-        if self._profiling:
+        if self._profiling and self._profiled is not None:
+            self._profiled += 1
             self._end_profile()
         self._trackers.close()
 
@@ -122,7 +129,7 @@ class Report:
             self.flush()
         jax.profiler.stop_trace()
         self._profiling = False
-        self._say(f"profile of {PROFILED_STEPS} steps written below {self._profile_folder / 'plugins'}")
+        self._say(f"profile of {self._profiled} steps written below {self._profile_folder / 'plugins'}")
 
 
 def find_peak(prepared: Prepared) -> Peak:

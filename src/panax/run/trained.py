@@ -59,6 +59,6 @@ def load_trained(where: str) -> Trained:
         raise CheckpointError(f"{path / MODEL} can't be read: {error}") from error
     abstract = {"params": jax.eval_shape(lambda key: task.init(key)[0], jax.random.key(0))}
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    tree, _ = restore(path, abstract, jax.tree.map(lambda _: place, abstract))
+    tree, _ = restore(path, abstract, jax.tree.map(lambda _: place, abstract), part=True)
     tokenizer = PretrainedTokenizer(path=str(path)).load() if (path / TOKENIZER).is_file() else None
     return Trained(path, task, tree["params"], tokenizer)

@@ -1,0 +1,28 @@
+"""`panax export`: a trained model as a folder that Hugging Face's libraries load."""
+
+import argparse
+from collections.abc import Sequence
+
+from ..adapters.huggingface import save
+from ..core.errors import RecipeError
+from ..models import Decoder
+from ..run.trained import load_trained
+
+
+def export(arguments: Sequence[str]) -> int:
+    """Write a checkpoint's weights, configuration and tokenizer in Hugging Face's layout."""
+    parser = argparse.ArgumentParser(prog="panax export", description="Write a trained model in Hugging Face's layout.")
+    parser.add_argument("checkpoint", help="a run's folder (its best checkpoint is taken), or a checkpoint's own")
+    parser.add_argument("directory", help="where to write; a new or empty folder")
+    options = parser.parse_args(arguments)
+    trained = load_trained(options.checkpoint)
+    if not isinstance(trained.params, Decoder):
+        raise RecipeError(f"{trained.path} holds no decoder; only those have a Hugging Face layout")
+    ends = {} if trained.tokenizer is None else {"eos_token_id": trained.tokenizer.end_of_document}
+    save(options.directory, trained.params, token_ids=ends)
+    if trained.tokenizer is not None:
+        trained.tokenizer.save(options.directory)
+    print(
+        f"{trained.path} written to {options.directory}; AutoModelForCausalLM.from_pretrained({options.directory!r}) loads it"
+    )
+    return 0

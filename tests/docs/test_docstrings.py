@@ -1,0 +1,41 @@
+"""Every example in every docstring of the package, under the tests' strict dtype and rank promotion and shape checks."""
+
+import ast
+import doctest
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import panax
+
+MODULES = ["panax", *(module.name for module in pkgutil.walk_packages(panax.__path__, "panax."))]
+
+
+def examples(name: str) -> Iterator[doctest.DocTest]:
+    """The examples of a module, read from its source: `doctest`'s own search passes over decorated functions."""
+    module = importlib.import_module(name)
+    assert module.__file__ is not None
+    source = Path(module.__file__).read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        text = ast.get_docstring(node)
+        if text and ">>>" in text:
+            where = f"{name}.{getattr(node, 'name', '')}".rstrip(".")
+            line = node.body[0].lineno - 1
+            yield doctest.DocTestParser().get_doctest(text, dict(vars(module)), where, module.__file__, line)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name):
+    for example in examples(name):
+        report: list[str] = []
+        result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=report.append)
+        assert result.attempted > 0 and result.failed == 0, "".join(report)
+
+
+def test_there_are_examples():
+    assert sum(len(list(examples(name))) for name in MODULES) >= 20

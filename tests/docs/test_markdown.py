@@ -1,0 +1,189 @@
+"""What the pages show is run: Python blocks, the flags of commands, links, tables that repeat what code says."""
+
+import dataclasses
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import jax
+import pytest
+from pages import PAGES, ROOT, anchors, fences, name_of, prose, relative_links, table_rows
+
+import panax.cli.export
+import panax.cli.generate
+import panax.core.errors
+from panax.checkpoint import CheckpointConfig
+from panax.cli.main import COMMANDS, main
+from panax.cli.overrides import experiment_from
+from panax.cli.recipes import built_in, find_recipe
+from panax.models import PRESETS, PUBLISHED_PARAMETERS, DecoderConfig
+from panax.run import EvaluateConfig, Experiment
+from panax.train import StepConfig
+
+WITH_CODE = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs") and fences(page)]
+TRAINING, MODELS = ROOT / "docs/training.md", ROOT / "docs/models.md"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """A folder with the few files that the pages speak of: `texts/` and `chat.jsonl`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PANAX_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "texts").mkdir()
+    for source in Path(json.__path__[0]).glob("*.py"):
+        shutil.copy(source, tmp_path / "texts" / f"{source.stem}.txt")
+    with open("chat.jsonl", "w", encoding="utf-8") as lines:
+        for a in range(12):
+            for b in range(12):
+                record = {"question": f"What is {a} and {b}? ", "answer": f"{a} and {b} is {a + b}."}
+                lines.write(json.dumps(record) + "\n")
+    return tmp_path
+
+
+class Parsed(Exception):
+    """Raised in place of reading a checkpoint: the flags before it were understood."""
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
+def test_code_runs_and_commands_parse(page, here, monkeypatch):
+    def stop(where: str):
+        raise Parsed
+
+    for command in (panax.cli.generate, panax.cli.export):
+        monkeypatch.setattr(command, "load_trained", stop)
+    namespace: dict = {"__name__": page.stem}
+    for block in fences(page):
+        if block.language == "python":
+            # A block that begins with a file's name is that file.
+            if named := re.match(r"# (\w+\.py)\n", block.text):
+                Path(named.group(1)).write_text(block.text, encoding="utf-8")
+            # Blank lines before it, so that a traceback has the page's own line numbers.
+            exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), namespace)
+        elif block.language in ("bash", "console"):
+            for arguments in commands_in(block.text, prompt=block.language == "console"):
+                check_command(arguments, f"{name_of(page)}: panax {shlex.join(arguments)}")
+
+
+def commands_in(text: str, *, prompt: bool) -> list[list[str]]:
+    """The arguments of each `panax` command in a block; in a console block only lines after a `$` are typed."""
+    lines = text.replace("\\\n", " ").splitlines()
+    typed = [line.removeprefix("$ ") for line in lines if not prompt or line.startswith("$ ")]
+    found = []
+    for part in (part for line in typed for part in line.split("&&")):
+        words = shlex.split(part, comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            del words[0]
+        if words and words[0] == "panax":
+            found.append(words[1:])
+    return found
+
+
+def check_command(arguments: list[str], where: str) -> None:
+    """Fail unless the command, its recipe and its flags exist. Nothing is trained."""
+    command, *rest = arguments
+    assert command in COMMANDS, where
+    try:
+        if command in ("train", "inspect"):
+            if "--help" in rest:
+                find_recipe(rest[0])
+            else:
+                experiment_from(rest, command)
+        elif command in ("generate", "export"):
+            with pytest.raises(Parsed):
+                main(arguments)
+    except SystemExit as error:
+        pytest.fail(f"{where}: {error}")
+
+
+def test_a_wrong_flag_or_command_is_found(here):
+    with pytest.raises(pytest.fail.Exception):
+        check_command(["train", "quickstart", "--task.model.embde", "8"], "")
+    with pytest.raises(pytest.fail.Exception):
+        check_command(["generate", "runs/x", "--prompt", "a", "--token", "many"], "")
+    with pytest.raises(AssertionError):
+        check_command(["trian", "quickstart"], "")
+    assert commands_in("$ A_B=c panax train x\nout\n$ cd y && panax recipes\n", prompt=True) == [
+        ["train", "x"],
+        ["recipes"],
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_resolve(page):
+    for link in relative_links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name_of(page)} links to {link}"
+        assert not anchor or anchor in anchors(target), f"{name_of(page)} links to {link}; it has {anchors(target)}"
+
+
+def test_readme_has_the_two_commands():
+    blocks = [block.text.strip() for block in fences(ROOT / "README.md") if block.language == "bash"]
+    assert blocks == [
+        "pip install -r requirements/run.txt && pip install --no-build-isolation -e . && panax train quickstart",
+        "pip install -r requirements/test.txt && pip install --no-build-isolation -e '.[test]' && pytest",
+    ]
+
+
+def test_readme_lists_every_command():
+    listed = [cells[0].strip("`").split()[1] for cells in table_rows(ROOT / "README.md", "command")]
+    assert sorted(listed) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", TRAINING], ids=name_of)
+def test_exit_codes_are_those_of_the_errors(page):
+    heading = "exit code" if page.name == "README.md" else "code"
+    listed = {int(code) for cells in table_rows(page, heading) for code in cells[0].split(", ")}
+    errors = [error for error in vars(panax.core.errors).values() if hasattr(error, "exit_code")]
+    assert listed - {0} == {error.exit_code for error in errors} | {130, 143}
+
+
+def test_every_setting_of_a_run_is_described():
+    text = TRAINING.read_text(encoding="utf-8")
+    listed = [name for cells in table_rows(TRAINING, "field") for name in re.findall(r"`([a-z_]+)`", cells[0])]
+    assert sorted(listed) == sorted(field.name for field in dataclasses.fields(Experiment))
+    for cls in (StepConfig, EvaluateConfig, CheckpointConfig):
+        for field in dataclasses.fields(cls):
+            assert f"`{field.name}`" in text, (cls.__name__, field.name)
+
+
+def test_every_setting_of_a_decoder_is_described():
+    listed = [name for cells in table_rows(MODELS, "fields") for name in re.findall(r"`([a-z_]+)`", cells[0])]
+    assert sorted(listed) == sorted(field.name for field in dataclasses.fields(DecoderConfig))
+
+
+def test_presets_are_those_of_the_table():
+    table = {cells[0].strip("`"): int(cells[1].replace(",", "")) for cells in table_rows(MODELS, "preset")}
+    assert table == PUBLISHED_PARAMETERS
+    assert table.keys() == PRESETS.keys()
+
+
+def test_the_log_has_the_fields_of_the_table(here):
+    """A short run logs exactly what docs/training.md lists."""
+    namespace: dict = {"__name__": "chat"}
+    exec(next(block.text for block in fences(TRAINING) if "def chat()" in block.text), namespace)
+    experiment = dataclasses.replace(
+        namespace["chat"](),
+        num_steps=6,
+        log_every=2,
+        checkpoint=CheckpointConfig(every=3),
+        evaluate=EvaluateConfig(every=4),
+    )
+    panax.fit(experiment, say=lambda line: None, devices=jax.devices()[:1])
+    with open("runs/chat/metrics.jsonl", encoding="utf-8") as file:
+        logged = {name for line in file for name in json.loads(line)} - {"step"}
+    listed = {cells[0].strip("`") for cells in table_rows(TRAINING, "field") if "/" in cells[0]}
+    assert logged == listed
+
+
+def test_pages_speak_of_the_project_alone():
+    """No machine's paths, no registry's host."""
+    for page in PAGES:
+        for word in ("/work/", "/opt/", "/home/", "/root/", "pypi", "index-url"):
+            assert word not in prose(page).lower(), f"{name_of(page)} has {word!r}"
+
+
+def test_built_in_recipes_exist():
+    assert "quickstart" in built_in()

@@ -1,0 +1,84 @@
+"""Other ways to begin: from Hugging Face weights, with padded lengths, and out again."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tiny_recipe
+
+from panax import fit
+from panax.adapters import huggingface
+from panax.cli.main import main
+from panax.core import CheckpointError, named_leaves
+from panax.models import DecoderTask
+from panax.optim import Schedule, Sgd
+
+
+def quiet(line):
+    pass
+
+
+@pytest.fixture
+def plain(experiment):
+    """The tiny recipe as a model that a family of Hugging Face's expresses, trained by steps that change nothing."""
+    model = dataclasses.replace(experiment.task.model, windows=(0,), dropout=0.0)
+    still = Sgd(schedule=Schedule(peak=1e-30, decay="constant"))
+    return dataclasses.replace(experiment, task=DecoderTask(model=model), optimizer=still, num_steps=1)
+
+
+def drawn(experiment, vocab_size=300):
+    model = dataclasses.replace(experiment.task.model, vocab_size=vocab_size)
+    return jax.jit(DecoderTask(model=model).init)(jax.random.key(77))[0]
+
+
+def test_training_starts_from_hugging_face_weights(plain, tmp_path):
+    weights = drawn(plain)
+    huggingface.save(str(tmp_path / "hf"), weights)
+    result = fit(dataclasses.replace(plain, init=f"hf:{tmp_path / 'hf'}"), say=quiet)
+    trained = named_leaves(result.state.params)
+    for name, leaf in named_leaves(weights).items():
+        np.testing.assert_array_equal(np.asarray(trained[name]), np.asarray(leaf), err_msg=name)
+
+
+def test_weights_of_another_model_are_refused(plain, tmp_path):
+    huggingface.save(str(tmp_path / "hf"), drawn(plain, vocab_size=400))
+    with pytest.raises(Exception, match="vocab") as caught:
+        fit(dataclasses.replace(plain, init=f"hf:{tmp_path / 'hf'}"), say=quiet)
+    assert getattr(caught.value, "exit_code", 0) > 0
+
+
+def test_no_weights_there(plain, tmp_path):
+    with pytest.raises(CheckpointError, match="nowhere"):
+        fit(dataclasses.replace(plain, init=f"hf:{tmp_path / 'nowhere'}"), say=quiet)
+
+
+def test_a_trained_model_is_exported_with_its_tokenizer(plain, tmp_path, capsys):
+    fit(plain, say=quiet)
+    assert main(["export", plain.folder, str(tmp_path / "out")]) == 0
+    from transformers import AutoModelForCausalLM
+
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["vocab_size"] == 300
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.config.vocab_size == 300
+
+
+def test_lengths_are_padded_to_the_buckets_and_each_compiles_once(experiment):
+    data = dataclasses.replace(experiment.data, packing=False, buckets=(16, 32), sequence_length=64, batch_size=8)
+    lines = []
+    result = fit(dataclasses.replace(experiment, data=data, num_steps=12), say=lines.append)
+    assert result.step == 12
+    assert 1 <= len(result.prepared.step._train) <= 3
+
+
+def test_the_flag_for_buckets_turns_packing_off(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PANAX_CACHE", str(tmp_path))
+    assert main(["inspect", str(Path(tiny_recipe.__file__)), "--buckets", "16", "32"]) == 0
+    out = capsys.readouterr().out
+    settings = json.loads(out[out.index("\n{") :])
+    assert settings["data"]["buckets"] == [16, 32] and settings["data"]["packing"] is False
