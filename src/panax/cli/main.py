@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from ..core.errors import PanaxError, RecipeError, nearest
+from .host_memory import keep_freed_memory
 
 USAGE = """\
 usage: panax COMMAND ...
@@ -23,6 +24,7 @@ exit codes: 0 done, 1 error, 2 recipe or layout, 3 data, 4 checkpoint, 5 trainin
 def _command(name: str) -> Callable[[Sequence[str]], int]:
     # Imported when chosen: `panax --help` should not wait for jax.
     if name == "train":
+        keep_freed_memory()
         from .train import train
 
         return train

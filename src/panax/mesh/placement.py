@@ -14,7 +14,6 @@ from ..core.axes import map_axes, pair_axes
 from ..core.errors import LayoutError
 from ..core.layout import use_layout
 from ..core.protocols import Axes
-from .host_memory import keep_freed_memory
 from .rules import MESH_AXES, MeshAxes, Rules, assign
 from .topology import MeshShape
 
@@ -43,8 +42,6 @@ class Placement:
         devices = jax.devices() if devices is None else list(devices)
         sizes = (shape or MeshShape()).resolve(len(devices))
         used = devices[: math.prod(sizes.values())]
-        if used[0].platform == "cpu":
-            keep_freed_memory()
         grid = np.array(used).reshape([sizes[axis] for axis in MESH_AXES])
         return cls(Mesh(grid, MESH_AXES, axis_types=(AxisType.Explicit,) * len(MESH_AXES)), rules or Rules())
 
