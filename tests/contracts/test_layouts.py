@@ -64,8 +64,11 @@ def test_trains_like_one_device(layout):
         )
     np.testing.assert_allclose(losses, losses_one, rtol=TOLERANCE)
     # Five steps of plain SGD: the parameters' change is the sum of five gradients.
-    moved = {name: last[name] - first[name] for name in last}
-    assert_close(moved, {name: last_one[name] - first_one[name] for name in last}, 10 * TOLERANCE)
+    for name in last:
+        moved, moved_one = last[name] - first[name], last_one[name] - first_one[name]
+        # Each step also rounds the parameter itself to float32, on both sides.
+        rounding = 2 * 5 * 2.0**-24 * np.linalg.norm(last[name])
+        assert np.linalg.norm(moved - moved_one) <= 10 * TOLERANCE * np.linalg.norm(moved_one) + rounding, name
 
 
 @pytest.mark.parametrize("layout, parts", [("one", 4), ("hsdp2x4", 2)])

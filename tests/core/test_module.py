@@ -40,6 +40,10 @@ def test_initialisation_follows_the_named_fan_in():
     layer = Layer.create(jax.random.key(0), {"embed": 400, "ffn": 500})
     # 200,000 draws: the standard deviation is known to a relative 1 / sqrt(2 * 200,000), times five.
     assert abs(float(layer.w.std()) * 20 - 1) < 0.008
+    assert abs(float(layer.w.mean()) * 20) < 5 / 200_000**0.5
+    # Irwin-Hall of four: fourth moment 2.7, no value beyond 2 * sqrt(3) deviations.
+    assert abs(float((layer.w * 20).__pow__(4).mean()) - 2.7) < 0.05
+    assert 3.0 < float(jnp.abs(layer.w).max()) * 20 <= 3.4642
     assert float(jnp.abs(layer.b).max()) == 0.0
 
 

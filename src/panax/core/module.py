@@ -27,13 +27,20 @@ Initialiser = Callable[[jax.Array, tuple[int, ...], Axes], jax.Array]
 
 
 def normal(*fan_in: str, gain: float = 1.0, std: float | None = None) -> Initialiser:
-    """Truncated normal with standard deviation `gain / sqrt(product of the fan-in axes)`, or `std` where given."""
+    """Nearly normal with standard deviation `gain / sqrt(product of the fan-in axes)`, or `std` where given.
+
+    The sum of four uniform 16-bit integers (Irwin-Hall: within 3.46 deviations, excess kurtosis -0.3), scaled by one product.
+    Sums of integers are exact, so a value is bitwise the same on every mesh and backend; an inverse error function is not: its
+    last bit depends on how the compiler splits the array into vectors.
+    """
 
     def draw(key: jax.Array, shape: tuple[int, ...], axes: Axes) -> jax.Array:
         fan = math.prod(size for size, name in zip(shape, axes) if name in fan_in)
-        # A standard normal cut at two deviations has this standard deviation.
-        scale = (std if std is not None else gain / math.sqrt(fan)) / 0.87962566103423978
-        return jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32) * scale
+        words = jax.random.bits(key, (2, *shape), jnp.uint32)
+        halves = (words >> 16) + (words & 0xFFFF)
+        centred = (halves[0] + halves[1]).astype(jnp.int32) - 2 * 0xFFFF
+        deviation = math.sqrt(4 * (2.0**32 - 1) / 12)
+        return centred.astype(jnp.float32) * jnp.float32((std if std is not None else gain / math.sqrt(fan)) / deviation)
 
     return draw
 
