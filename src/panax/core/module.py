@@ -40,7 +40,9 @@ def normal(*fan_in: str, gain: float = 1.0, std: float | None = None) -> Initial
         halves = (words >> 16) + (words & 0xFFFF)
         centred = (halves[0] + halves[1]).astype(jnp.int32) - 2 * 0xFFFF
         deviation = math.sqrt(4 * (2.0**32 - 1) / 12)
-        return centred.astype(jnp.float32) * jnp.float32((std if std is not None else gain / math.sqrt(fan)) / deviation)
+        return centred.astype(jnp.float32) * jnp.float32(
+            (std if std is not None else gain / math.sqrt(fan)) / deviation
+        )
 
     return draw
 
