@@ -1,6 +1,7 @@
 """`panax train` and `panax recipes`."""
 
 import inspect
+import shutil
 import signal
 import warnings
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ def train(arguments: Sequence[str]) -> int:
             f"stopped by {result.interrupted_by} after step {result.step} of {experiment.num_steps}; saved {result.checkpoint}\n"
             f"the same command again goes on from there",
             highlight=False,
+            soft_wrap=True,
         )
         return 128 + signal.Signals[result.interrupted_by]
     show(result, console)
@@ -50,7 +52,8 @@ def show(result: Result, console: Console) -> None:
         compared = f" (token frequencies alone give {entropy:.4f})" if entropy is not None else ""
         lines.append(f"held-out loss {result.evaluation['loss']:.4f}{compared}")
     lines.append(f"checkpoint    {result.checkpoint}")
-    lines.append(f"curves        tensorboard --logdir {prepared.experiment.folder}/tensorboard")
+    install = "" if shutil.which("tensorboard") else "   (pip install tensorboard)"
+    lines.append(f"curves        tensorboard --logdir {prepared.experiment.folder}/tensorboard{install}")
     sampled = _sample(result)
     if sampled is not None:
         prompt, text = sampled
