@@ -8,7 +8,7 @@ The names are documentation, and this file is the one place where the following 
 - the gathered weight bears a name that rematerialisation drops, so that the backward pass gathers it again, once;
 - the weight's gradient is formed in the parameter's own dtype (float32) and its storage layout, so that it is
   reduce-scattered once and never in bfloat16;
-- the orientation in which each backend multiplies fastest (`product.py`).
+- each product itself (`product.py`): today the same plain einsum on every backend.
 """
 
 import functools

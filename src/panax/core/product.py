@@ -1,4 +1,4 @@
-"""One product of two arrays, in the orientation that the target multiplies fastest."""
+"""One product of two arrays: where its accumulation, its layout and, where one pays, its orientation are decided."""
 
 from typing import Any
 
