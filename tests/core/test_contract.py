@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from panax.core import contract, gather
+from panax.core import contract, gather, whole_sequence
 from panax.core.contraction import Equation
 from panax.mesh import MeshShape, Placement
 
@@ -64,19 +64,50 @@ def test_multiplies_in_the_activations_dtype_and_returns_the_weights_gradient_in
     np.testing.assert_allclose(np.asarray(dw)[:, 0], exact, rtol=1e-6, atol=1e-6)
 
 
-def test_a_weights_gradient_keeps_its_storage_layout_and_the_result_its_compute_layout():
+def on_mesh(placement, function, in_specs, out_specs):
+    return jax.jit(
+        jax.shard_map(function, mesh=placement.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    )
+
+
+def test_a_weights_gradient_is_scattered_into_its_storage_layout():
     placement = Placement.create(MeshShape(replica=2, fsdp=4))
     x, w = operands()
-    spec = PartitionSpec("fsdp")
-    x = jax.device_put(x, NamedSharding(placement.devices, PartitionSpec(("replica", "fsdp"))))
-    w = jax.device_put(w, NamedSharding(placement.devices, spec))
+    rows, stored = PartitionSpec(("replica", "fsdp")), PartitionSpec("fsdp")
+
+    def both(x, w):
+        y, pull = jax.vjp(lambda w: contract(TEXT, x, w), w)
+        # Shares of the replicas: summed once a step.
+        return y, jax.lax.psum(pull(jnp.ones_like(y))[0], "replica")
+
     with placement.activate():
-        y, gradient = jax.jit(lambda x, w: (contract(TEXT, x, w), jax.grad(lambda w: contract(TEXT, x, w).sum())(w)))(
-            x, w
-        )
-    assert y.sharding.spec[0] == ("replica", "fsdp")
-    assert gradient.sharding.spec[0] == "fsdp"
-    assert gradient.addressable_shards[0].data.shape == (4, 24)
+        y, gradient = on_mesh(placement, both, (rows, stored), (rows, stored))(x, w)
+    expected, pull = jax.vjp(lambda w: contract(TEXT, x, w), w)
+    np.testing.assert_allclose(y, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(gradient, pull(jnp.ones_like(expected))[0], rtol=1e-6, atol=1e-6)
+    assert gradient.addressable_shards[0].data.shape == (w.shape[0] // 4, w.shape[1])
+
+
+def test_a_sum_over_a_split_axis_is_scattered_along_the_sequence():
+    """What tensor parallelism does to a feed-forward layer, without the layer."""
+    placement = Placement.create(MeshShape(fsdp=1, tensor=8))
+    x, up = operands()
+    x = jnp.concatenate([x] * 8, axis=1)
+    down = jax.random.normal(jax.random.key(9), up.shape[::-1])
+
+    def layer(x, up, down):
+        hidden = contract("batch seq embed, embed ffn -> batch seq ffn", whole_sequence(x), up)
+        return contract("batch seq ffn, ffn embed -> batch seq embed", hidden, down)
+
+    def gradients(x, up, down):
+        return jax.grad(lambda *arrays: (layer(*arrays) ** 2).sum(), argnums=(0, 1, 2))(x, up, down)
+
+    residual, columns, rows = PartitionSpec(None, "tensor"), PartitionSpec(None, "tensor"), PartitionSpec("tensor")
+    specs = (residual, columns, rows)
+    with placement.activate():
+        found = on_mesh(placement, gradients, specs, specs)(x, up, down)
+    for got, expected in zip(found, gradients(x, up, down)):
+        assert np.linalg.norm(got - expected) <= 1e-6 * np.linalg.norm(expected)
 
 
 def test_gather_gives_back_the_parameters_own_dtype():

@@ -3,11 +3,13 @@
     y = contract("batch seq embed, embed ffn -> batch seq ffn", x, w)
 
 The names are documentation, and this file is the one place where the following are decided for every model:
-- the weight is cast to the activation's dtype in its storage layout, and only then gathered (half the bytes);
+- the weight is cast to the activation's dtype as it is stored, and only then gathered (half the bytes);
 - products accumulate in float32 whatever their operands are;
 - the gathered weight bears a name that rematerialisation drops, so that the backward pass gathers it again, once;
-- the weight's gradient is formed in the parameter's own dtype (float32) and its storage layout, so that it is
-  reduce-scattered once and never in bfloat16;
+- the weight's gradient is formed in the parameter's own dtype (float32) and reduce-scattered into its storage layout, never in
+  bfloat16; over axes that the parameter is not split over it stays this device's share, to be summed once a step;
+- a sum over a split axis (`ffn` and `heads` over `tensor`) gives partial products: these are reduce-scattered along `seq`, into
+  the residual stream's layout, and their cotangent is gathered along it;
 - each product itself (`product.py`): today the same plain einsum on every backend.
 """
 
@@ -17,18 +19,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from .layout import current_layout
+from .collectives import all_gather, reduce_scatter
+from .layout import MeshAxes, current_layout
 from .product import product
 from .protocols import Axes
+from .weights import Source, opened
 
 PRODUCT = "product"
 """The name under which a rematerialisation policy knows the results of products."""
 
 GATHERED = "gathered_weight"
 """The name under which it knows a weight in its compute layout: whole over fsdp, and never to be kept."""
+
+SPREAD = "whole_sequence"
+"""The name under which it knows an activation that was gathered along the sequence."""
 
 
 class Equation:
@@ -79,15 +85,13 @@ def _parse(text: str) -> Equation:
     return Equation(text)
 
 
-def contract(
-    text: str, x: Float[Array, "..."], w: Float[Array, "..."], *, out_dtype: Any = None
-) -> Float[Array, "..."]:
+def contract(text: str, x: Float[Array, "..."], w: Any, *, out_dtype: Any = None) -> Float[Array, "..."]:
     """Contract an activation with a weight, by named axes.
 
     Args:
         text: "axes of x, axes of w -> axes of the result"; an axis that the result lacks is summed over.
         x: The activation, already in its compute layout. Its dtype is the one multiplied in.
-        w: The weight as it is stored: float32 master or other dtype, in its storage layout.
+        w: The weight as it is stored (float32 master or other dtype, in its storage layout), or a `Weight`.
         out_dtype: The result's dtype; that of `x` unless told.
 
     Raises:
@@ -96,96 +100,147 @@ def contract(
     >>> contract("batch embed, embed ffn -> batch ffn", jnp.ones((2, 3)), jnp.ones((3, 4))).shape
     (2, 4)
     """
-    _parse(text).check(x, w)
+    equation = _parse(text)
+    source, value, slot = opened(w, equation.axes[1])
+    static = _Static(text, jnp.dtype(out_dtype or x.dtype).name, source, x.dtype.name, *_partial(equation))
     # Named, so that a rematerialisation policy can keep the products and compute the cheap rest again.
-    stored = _Weight(w.dtype.name, spec_of(w))
-    return checkpoint_name(_contract(text, jnp.dtype(out_dtype or x.dtype).name, stored, x, w), PRODUCT)
+    return checkpoint_name(_contract(static, x, value, slot), PRODUCT)
 
 
-def gather(w: Float[Array, "..."], axes: str, dtype: Any) -> Float[Array, "..."]:
+def gather(w: Any, axes: str, dtype: Any) -> Float[Array, "..."]:
     """A parameter in its compute layout and `dtype`; its gradient arrives in the parameter's own dtype and layout.
 
     >>> gather(jnp.ones((3,)), "norm", jnp.bfloat16).dtype.name
     'bfloat16'
     """
-    return _gather(tuple(axes.split()), jnp.dtype(dtype).name, w)
+    source, value, slot = opened(w, tuple(axes.split()))
+    return _gather(source, jnp.dtype(dtype).name, value, slot)
 
 
-def constrain(x: Any, axes: str) -> Any:
-    """An activation, laid out as the compute rules say for its axes."""
+def whole_sequence(x: Float[Array, "batch residual embed"]) -> Float[Array, "batch seq embed"]:
+    """The residual stream, gathered along the sequence over the tensor axis: what a product that splits its result reads.
+
+    Its cotangents there are partial sums: they are reduce-scattered back.
+    """
+    axes = sequence_parallel_axes()
+    return checkpoint_name(_whole_sequence(axes, x), SPREAD) if axes else x
+
+
+def scatter_sequence(x: Float[Array, "batch seq embed"]) -> Float[Array, "batch residual embed"]:
+    """Partial sums over the tensor axis, added up into the residual stream's layout; the cotangent is gathered."""
+    axes = sequence_parallel_axes()
+    return _scatter_sequence(axes, x) if axes else x
+
+
+def own_sequence(x: Any) -> Any:
+    """This device's part of the residual stream's positions, of an array whose second axis is `seq`; not differentiated."""
+    axes = sequence_parallel_axes()
+    if not axes:
+        return x
+    part = x.shape[1] // jax.lax.axis_size(axes)
+    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axes) * part, part, axis=1)
+
+
+def sequence_parallel_axes() -> MeshAxes:
+    """The mesh axes that split the residual stream's positions further than `seq` is split."""
     layout = current_layout()
-    return x if layout is None else jax.reshard(x, layout.compute_spec(tuple(axes.split())))
+    if layout is None:
+        return ()
+    (residual,), (seq,) = layout.compute(("residual",)), layout.compute(("seq",))
+    return tuple(axis for axis in residual if axis not in seq)
 
 
-def spec_of(x: Any) -> PartitionSpec | None:
-    """The sharding that is part of an array's type; None outside of a mesh."""
-    return None if current_layout() is None else jax.typeof(x).sharding.spec
+class _Static(NamedTuple):
+    """Everything about a contraction that is known before it runs.
+
+    Attributes:
+        partial: The mesh axes over which the product gives partial sums.
+        dim: The result's dimension along which these are scattered.
+    """
+
+    text: str
+    out_dtype: str
+    source: Source
+    x_dtype: str
+    partial: MeshAxes
+    dim: int
 
 
-def compute_spec(axes: Axes) -> PartitionSpec | None:
-    """The spec of the compute rules; None outside of a mesh."""
+def _partial(equation: Equation) -> tuple[MeshAxes, int]:
     layout = current_layout()
-    return None if layout is None else layout.compute_spec(axes)
+    summed = [name for name in equation.axes[1] if name not in equation.axes[2]]
+    if layout is None:
+        return (), 0
+    axes = tuple(axis for dim in layout.compute(tuple(summed)) for axis in dim)
+    if axes and "seq" not in equation.axes[2]:
+        raise ValueError(
+            f"contract({equation.text!r}) sums over {' '.join(map(str, summed))}, split over {axes}; the result needs an axis "
+            f"'seq' to be scattered along"
+        )
+    return axes, equation.axes[2].index("seq") if axes else 0
 
 
-def _placed(w: jax.Array, axes: Axes, dtype: Any) -> jax.Array:
-    layout = current_layout()
-    w = w.astype(dtype)
-    return w if layout is None else jax.reshard(w, layout.compute_spec(axes))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _contract(static: _Static, x: jax.Array, value: jax.Array, slot: jax.Array | None) -> jax.Array:
+    return _contract_forward(static, x, value, slot)[0]
 
 
-def _returned(gradient: jax.Array, like: Any) -> jax.Array:
-    """A gradient in the dtype and the layout of what it is the gradient of."""
-    spec = spec_of(like)
-    gradient = gradient.astype(like.dtype)
-    return gradient if spec is None else jax.reshard(gradient, spec)
-
-
-class _Weight(NamedTuple):
-    """What the backward pass must know of a weight that it does not keep."""
-
-    dtype: str
-    spec: PartitionSpec | None
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _contract(text: str, out_dtype: str, stored: _Weight, x: jax.Array, w: jax.Array) -> jax.Array:
-    return _contract_forward(text, out_dtype, stored, x, w)[0]
-
-
-def _contract_forward(text: str, out_dtype: str, stored: _Weight, x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
-    equation = _parse(text)
+def _contract_forward(static: _Static, x: jax.Array, value: jax.Array, slot: jax.Array | None) -> tuple[jax.Array, Any]:
+    equation = _parse(static.text)
     a, b, o = equation.letters
     # Named, so that every rematerialisation policy drops the gathered copy and the backward pass gathers it again, once.
-    placed = checkpoint_name(_placed(w, equation.axes[1], x.dtype), GATHERED)
-    return product(f"{a},{b}->{o}", x, placed, out_dtype, compute_spec(equation.axes[2])), (x, placed)
+    placed = checkpoint_name(static.source.place(value, x.dtype), GATHERED)
+    equation.check(x, placed)
+    out = product(f"{a},{b}->{o}", x, placed, static.out_dtype)
+    return reduce_scatter(out, static.partial, static.dim), (x, placed)
 
 
 def _contract_backward(
-    text: str, out_dtype: str, stored: _Weight, saved: Any, gradient: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+    static: _Static, saved: Any, gradient: jax.Array
+) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
     x, placed = saved
-    a, b, o = _parse(text).letters
-    gradient = gradient.astype(x.dtype)
-    dx = product(f"{o},{b}->{a}", gradient, placed, x.dtype, spec_of(x))
-    dw = product(f"{a},{o}->{b}", x, gradient, stored.dtype, stored.spec)
-    return dx, dw
+    a, b, o = _parse(static.text).letters
+    gradient = all_gather(gradient.astype(x.dtype), static.partial, static.dim)
+    dx = product(f"{o},{b}->{a}", gradient, placed, x.dtype)
+    dw = static.source.returned(product(f"{a},{o}->{b}", x, gradient, static.source.dtype))
+    return (dx, None, dw) if static.source.gathered else (dx, dw, None)
 
 
 _contract.defvjp(_contract_forward, _contract_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _gather(axes: Axes, dtype: str, w: jax.Array) -> jax.Array:
-    return _placed(w, axes, dtype)
+def _gather(source: Source, dtype: str, value: jax.Array, slot: jax.Array | None) -> jax.Array:
+    return source.place(value, dtype)
 
 
-def _gather_forward(axes: Axes, dtype: str, w: jax.Array) -> tuple[jax.Array, Any]:
-    return _placed(w, axes, dtype), w
+def _gather_forward(source: Source, dtype: str, value: jax.Array, slot: jax.Array | None) -> tuple[jax.Array, None]:
+    return source.place(value, dtype), None
 
 
-def _gather_backward(axes: Axes, dtype: str, w: Any, gradient: jax.Array) -> tuple[jax.Array]:
-    return (_returned(gradient, w),)
+def _gather_backward(source: Source, dtype: str, saved: None, gradient: jax.Array) -> tuple[Any, Any]:
+    dw = source.returned(gradient)
+    return (None, dw) if source.gathered else (dw, None)
 
 
 _gather.defvjp(_gather_forward, _gather_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _whole_sequence(axes: MeshAxes, x: jax.Array) -> jax.Array:
+    return all_gather(x, axes, 1)
+
+
+_whole_sequence.defvjp(
+    lambda axes, x: (all_gather(x, axes, 1), None), lambda axes, _, gradient: (reduce_scatter(gradient, axes, 1),)
+)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scatter_sequence(axes: MeshAxes, x: jax.Array) -> jax.Array:
+    return reduce_scatter(x, axes, 1)
+
+
+_scatter_sequence.defvjp(
+    lambda axes, x: (reduce_scatter(x, axes, 1), None), lambda axes, _, gradient: (all_gather(gradient, axes, 1),)
+)

@@ -17,7 +17,11 @@ def _mix(h: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
 
 
 def dropout(
-    x: Float[Array, "batch seq feature"], rate: float, key: jax.Array, row: Int[Array, " batch"]
+    x: Float[Array, "batch seq feature"],
+    rate: float,
+    key: jax.Array,
+    row: Int[Array, " batch"],
+    place: Int[Array, " seq"] | None = None,
 ) -> Float[Array, "batch seq feature"]:
     """Zero each element with probability `rate` and divide the others by `1 - rate`.
 
@@ -25,14 +29,13 @@ def dropout(
         rate: In [0, 1).
         key: Of this step, layer and place.
         row: Each row's index in the global batch.
+        place: Each position's index in its whole row; 0, 1, 2, ... unless told.
     """
     if rate == 0.0:
         return x
-    spec = jax.typeof(x).sharding.spec
-    sharding = spec if any(spec) else None
     words = jax.random.bits(key, (4,), jnp.uint32)
-    position = jax.lax.broadcasted_iota(jnp.uint32, (*x.shape[:2], 1), 1, out_sharding=sharding)
-    feature = jax.lax.broadcasted_iota(jnp.uint32, x.shape, 2, out_sharding=sharding)
+    position = (jnp.arange(x.shape[1]) if place is None else place).astype(jnp.uint32)[None, :, None]
+    feature = jax.lax.broadcasted_iota(jnp.uint32, x.shape, 2)
     # Each round is keyed, so that two rows, positions or keys never see shifted copies of one mask.
     h = _mix(row.astype(jnp.uint32) ^ words[0])[:, None, None]
     h = _mix((h ^ words[1]) + position)

@@ -1,18 +1,20 @@
 """Which mesh axes an array's logical axes lie on, as the model sees it while it is traced.
 
 The model names axes; the mesh room decides where they lie. Between the two stands this context: `contract`, `gather` and
-`constrain` ask it for a `PartitionSpec`. Without one (a laptop, a test, the debugger) everything is on one device.
+`whole_sequence` ask it which mesh axes to communicate over. Without one (a laptop, a test, the debugger, a task that
+is left to automatic sharding) everything is on one device, as far as the model can see.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Protocol, runtime_checkable
 
 import jax
-from jax.sharding import PartitionSpec
 
 from .protocols import Axes
+
+MeshAxes = tuple[str, ...]
 
 
 @runtime_checkable
@@ -20,19 +22,29 @@ class Layout(Protocol):
     """A mesh and its two rule dictionaries."""
 
     @property
-    def mesh(self) -> jax.sharding.AbstractMesh: ...
+    def mesh(self) -> jax.sharding.Mesh: ...
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Mesh axis to size, slowest network first."""
+        ...
 
     @property
     def platform(self) -> str:
         """The target's platform ("cpu", "gpu" or "tpu"), which need not be that of the attached devices."""
         ...
 
-    def compute_spec(self, axes: Axes) -> PartitionSpec:
-        """Where an array with these logical axes lies while it is computed with."""
+    @property
+    def zero(self) -> str:
+        """ "1", "2" or "3": what of a step is sharded; see `mesh.Rules`."""
         ...
 
-    def storage_spec(self, axes: Axes) -> PartitionSpec:
-        """Where a parameter with these logical axes rests between its uses."""
+    def compute(self, axes: Axes) -> tuple[MeshAxes, ...]:
+        """The mesh axes above size 1 that each dimension is split over while it is computed with."""
+        ...
+
+    def storage(self, axes: Axes) -> tuple[MeshAxes, ...]:
+        """The same for a parameter between its uses."""
         ...
 
 
@@ -59,3 +71,9 @@ def use_layout(layout: Layout | None) -> Iterator[None]:
         yield
     finally:
         _layout.reset(token)
+
+
+def axis_size(axis: str) -> int:
+    """The size of a mesh axis; 1 outside of a mesh."""
+    layout = current_layout()
+    return 1 if layout is None else layout.sizes.get(axis, 1)

@@ -12,8 +12,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from .collectives import over_tokens
+from .layout import current_layout
 from .measures import Losses, Metrics, Scalar, merge_stacked, total_loss
 from .protocols import Batch, ModelState, Params
+from .weights import split_slots
 
 
 class DataFacts(NamedTuple):
@@ -58,8 +61,16 @@ class Task(abc.ABC):
     to the next (BatchNorm statistics, a router's bias, ranges of low-precision numbers): any pytree of arrays, empty for most.
     """
 
-    mesh_axes: frozenset[str] = frozenset({"replica", "fsdp"})
+    mesh_axes: frozenset[str] = frozenset({"replica", "fsdp", "expert"})
     """The mesh axes on which this task computes correctly; another one of size above 1 is an error."""
+
+    names_axes: bool = False
+    """True where `loss` uses every parameter by `contract`, `gather` and the like, so that on a mesh it can be traced for one
+    device: it then sees shards, its own rows and positions, and returns sums over these. Otherwise it sees whole arrays, and XLA
+    partitions it: right on any mesh, with the communication that XLA finds."""
+
+    weight_dtype: Any = jnp.float32
+    """What weights are gathered in where that is done once a step (`rules.zero`)."""
 
     def adapted(self, facts: DataFacts) -> "Task":
         """This task with what it left open taken from the data.
@@ -68,6 +79,10 @@ class Task(abc.ABC):
             RecipeError: The two don't fit.
         """
         return self
+
+    def layers_rest_on_stages(self, stages: int) -> bool:
+        """Whether each of `stages` pipeline stages computes equal, adjacent layers, which can then rest on it between steps."""
+        return True
 
     def flops_per_token(self, length: int) -> float | None:
         """FLOPs of a forward and backward pass for one token in a row of `length`; None if not known."""
@@ -126,11 +141,14 @@ class Task(abc.ABC):
             trainable: A tree of bools like `params`.
         """
         free, frozen = eqx.partition(params, trainable)
+        free, gathered = split_slots(free)
         count = jax.tree.leaves(micro_batches)[0].shape[0]
-        weights = None if count == 1 else self.loss_weights(params, state, micro_batches, key)
+        # On a mesh this device's own weight is not the whole one either.
+        alone = count == 1 and current_layout() is None
+        weights = None if alone else over_tokens(dict(self.loss_weights(params, state, micro_batches, key)))
 
         def objective(free: Params, state: ModelState, batch: Batch) -> tuple[Scalar, Evaluation]:
-            result = self.loss(eqx.combine(free, frozen), state, batch, key, True)
+            result = self.loss(eqx.combine(free, gathered, frozen), state, batch, key, True)
             return total_loss(result.losses, weights), result
 
         differentiate = jax.grad(objective, has_aux=True)

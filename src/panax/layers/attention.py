@@ -1,6 +1,6 @@
 """Grouped-query attention with everything that today's decoders add to it."""
 
-import functools
+import math
 from typing import NamedTuple
 
 import equinox as eqx
@@ -9,7 +9,18 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from ..core import Module, constant, contract, current_layout, current_platform, gather, normal, parameter
+from ..core import (
+    Module,
+    constant,
+    contract,
+    current_layout,
+    current_platform,
+    gather,
+    normal,
+    parameter,
+    whole_sequence,
+)
+from ..core.collectives import axis_index
 from ..kernels.attention import attention
 from .norm import Norm
 from .rotary import Rotary
@@ -49,12 +60,12 @@ class Attention(Module):
 
     def __call__(
         self,
-        x: Float[Array, "batch seq embed"],
+        x: Float[Array, "batch residual embed"],
         position: Int[Array, "batch seq"],
         segment: Int[Array, "batch seq"] | None,
-    ) -> Float[Array, "batch seq embed"]:
+    ) -> Float[Array, "batch residual embed"]:
         """Attend within the rows of `x`, and within equal segments where they are given (0 is padding)."""
-        q, k, v = self._project(x, position)
+        q, k, v = self._project(whole_sequence(x), position)
         attended = _attend(q, k, v, segment, self.window, self.soft_cap, self.scale)
         return self._output(checkpoint_name(attended, "attention"))
 
@@ -98,23 +109,36 @@ def _attend(
     soft_cap: float | None,
     scale: float | None,
 ) -> jax.Array:
-    """Run the kernel on each device's own rows and heads."""
-    kernel = functools.partial(
-        attention, causal=True, window=window, soft_cap=soft_cap, scale=scale, platform=current_platform()
+    """Run the kernel on this device's rows and heads."""
+    k, v = _own_kv_heads(q, k, v)
+    return attention(
+        q,
+        k,
+        v,
+        segments=segment,
+        causal=True,
+        window=window,
+        soft_cap=soft_cap,
+        scale=scale,
+        platform=current_platform(),
     )
+
+
+def _own_kv_heads(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The key-value heads that this device's query heads attend to, where its mesh axis does not split them."""
     layout = current_layout()
     if layout is None:
-        return kernel(q, k, v, segments=segment)
-    heads = layout.compute_spec(("batch", "seq", "heads", "head_dim"))
-    kv_heads = layout.compute_spec(("batch", "seq", "kv_heads", "head_dim"))
-    rows = layout.compute_spec(("batch", "seq"))
-    if segment is None:
-        local = jax.shard_map(lambda q, k, v: kernel(q, k, v), in_specs=(heads, kv_heads, kv_heads), out_specs=heads)
-        return local(q, k, v)
-    local = jax.shard_map(
-        lambda q, k, v, s: kernel(q, k, v, segments=s), in_specs=(heads, kv_heads, kv_heads, rows), out_specs=heads
-    )
-    return local(q, k, v, segment)
+        return k, v
+    split, kv_split = layout.compute(("heads",))[0], layout.compute(("kv_heads",))[0]
+    if split == kv_split:
+        return k, v
+    local, kv_heads = q.shape[2], k.shape[2]
+    group = local * jax.lax.axis_size(split) // kv_heads
+    first = axis_index(split) * local
+    # Adjacent query heads share one: take each once where they fall into equal groups, else one for each query head.
+    each = math.gcd(local, group) if local % group and group % local else min(local, group)
+    own = (first + jnp.arange(0, local, each)) // group
+    return jnp.take(k, own, axis=2), jnp.take(v, own, axis=2)
 
 
 def _attend_to_cache(

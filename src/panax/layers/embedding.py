@@ -1,13 +1,15 @@
 """Token and position embeddings, and the output head."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ..core import Module, current_layout, gather, normal, parameter
+from ..core import Module, current_layout, normal, own_sequence, parameter, scatter_sequence
+from ..core.collectives import axis_index
+from ..core.weights import Source, is_weight, opened
 
 
 class Embedding(Module):
@@ -15,8 +17,18 @@ class Embedding(Module):
 
     table: Float[Array, "vocab embed"] = parameter(normal(std=0.02))
 
-    def __call__(self, tokens: Int[Array, "batch seq"], dtype: Any) -> Float[Array, "batch seq embed"]:
-        return _look_up("vocab embed", jnp.dtype(dtype).name, self.table, tokens)
+    def __call__(self, tokens: Int[Array, "batch seq"], dtype: Any) -> Float[Array, "batch residual embed"]:
+        """Where the vocabulary is split, each device looks up the tokens that are its own, and the parts are added up."""
+        layout = current_layout()
+        split = () if layout is None else layout.compute(("vocab",))[0]
+        if not split:
+            return _look_up("vocab embed", dtype, self.table, own_sequence(tokens))
+        rows = vocabulary_rows(self.table)
+        local = tokens - (axis_index(split) * rows).astype(tokens.dtype)
+        inside = (local >= 0) & (local < rows)
+        # A token of another device reads no row and adds to none.
+        part = _look_up("vocab embed", dtype, self.table, jnp.where(inside, local, rows))
+        return scatter_sequence(part)
 
 
 class PositionEmbedding(Module):
@@ -24,8 +36,8 @@ class PositionEmbedding(Module):
 
     table: Float[Array, "position embed"] = parameter(normal(std=0.02))
 
-    def __call__(self, position: Int[Array, "batch seq"], dtype: Any) -> Float[Array, "batch seq embed"]:
-        return _look_up("position embed", jnp.dtype(dtype).name, self.table, position)
+    def __call__(self, position: Int[Array, "batch seq"], dtype: Any) -> Float[Array, "batch residual embed"]:
+        return _look_up("position embed", dtype, self.table, own_sequence(position))
 
 
 class Head(Module):
@@ -34,26 +46,39 @@ class Head(Module):
     table: Float[Array, "vocab embed"] = parameter(normal("embed"))
 
 
-def _rows(table: jax.Array, index: jax.Array) -> jax.Array:
-    layout = current_layout()
-    spec = None if layout is None else layout.compute_spec(("batch", "seq", "embed"))
-    return table.at[index].get(out_sharding=spec)
+def vocabulary_rows(table: Any) -> int:
+    """How many words this device holds of an embedding or a head."""
+    return (table.value if is_weight(table) else table).shape[0]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _look_up(axes: str, dtype: str, table: jax.Array, index: jax.Array) -> jax.Array:
-    return _rows(gather(table, axes, dtype), index)
+class _Static(NamedTuple):
+    source: Source
+    dtype: str
+    rows: int
 
 
-def _look_up_forward(axes: str, dtype: str, table: jax.Array, index: jax.Array) -> tuple[jax.Array, Any]:
-    return _look_up(axes, dtype, table, index), (table, index)
+def _look_up(axes: str, dtype: Any, table: Any, index: jax.Array) -> jax.Array:
+    source, value, slot = opened(table, tuple(axes.split()))
+    return _take(_Static(source, jnp.dtype(dtype).name, value.shape[0]), value, slot, index)
 
 
-def _look_up_backward(axes: str, dtype: str, saved: Any, gradient: jax.Array) -> tuple[jax.Array, None]:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _take(static: _Static, value: jax.Array, slot: jax.Array | None, index: jax.Array) -> jax.Array:
+    return static.source.place(value, static.dtype).at[index].get(mode="fill", fill_value=0)
+
+
+def _take_forward(
+    static: _Static, value: jax.Array, slot: jax.Array | None, index: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return _take(static, value, slot, index), index
+
+
+def _take_backward(static: _Static, index: jax.Array, gradient: jax.Array) -> tuple[Any, Any, None]:
     # A frequent token's gradient is a sum of thousands: it is added up in the parameter's own precision.
-    table, index = saved
-    _, pull = jax.vjp(lambda t: _rows(gather(t, axes, t.dtype), index), table)
-    return (*pull(gradient.astype(table.dtype)), None)
+    wide = gradient.astype(static.source.dtype)
+    whole = jnp.zeros((static.rows, gradient.shape[-1]), static.source.dtype)
+    gradient = static.source.returned(whole.at[index].add(wide, mode="drop"))
+    return (None, gradient, None) if static.source.gathered else (gradient, None, None)
 
 
-_look_up.defvjp(_look_up_forward, _look_up_backward)
+_take.defvjp(_take_forward, _take_backward)

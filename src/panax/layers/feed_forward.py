@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float
 
-from ..core import Module, constant, contract, gather, normal, parameter
+from ..core import Module, constant, contract, gather, normal, parameter, whole_sequence
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
@@ -50,7 +50,8 @@ class FeedForward(Module):
             fields |= {"b_up": None, "b_down": None}
         return cls.create(key, {"embed": embed, "ffn": ffn, "norm": embed}, activation=activation, **fields)
 
-    def __call__(self, x: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq embed"]:
+    def __call__(self, x: Float[Array, "batch residual embed"]) -> Float[Array, "batch residual embed"]:
+        x = whole_sequence(x)
         act = ACTIVATIONS[self.activation]
         up = contract("batch seq embed, embed ffn -> batch seq ffn", x, self.w_up)
         if self.b_up is not None:

@@ -1,19 +1,18 @@
 """Cross-entropy from hidden states, on a mesh: the [token, vocab] logits are never whole, on any device.
 
-Each device runs the fused kernel on its own tokens with the head gathered once, and adds up its own share of the head's
-gradient. The shares meet in one reduction, straight into the head's storage layout and in its own precision.
+Each device runs the fused kernel on its own tokens with its own part of the vocabulary, and adds up its own share of the head's
+gradient, which is reduce-scattered into the head's storage layout in its own precision.
 """
 
 import functools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from ..core import current_layout, current_platform, gather
-from ..core.contraction import spec_of
+from ..core import current_layout, current_platform, whole_sequence
+from ..core.errors import LayoutError
+from ..core.weights import Source, opened
 from ..kernels.cross_entropy import cross_entropy_sums, cross_entropy_sums_and_gradients
 
 
@@ -25,109 +24,91 @@ class TokenLoss(NamedTuple):
 
 
 def token_loss(
-    hidden: Float[Array, "batch seq embed"],
-    table: Float[Array, "vocab embed"],
+    hidden: Float[Array, "batch residual embed"],
+    table: Any,
     targets: Int[Array, "batch seq"],
     mask: Float[Array, "batch seq"],
     *,
     soft_cap: float | None = None,
     z_loss: float = 0.0,
+    vocab_size: int | None = None,
 ) -> TokenLoss:
     """Softmax cross-entropy of `hidden · tableᵀ`, and how many targets had the highest logit.
 
+    On a mesh the sums are over this device's tokens, equal along the axis that splits the vocabulary.
+
     Args:
+        table: The head, a parameter of the axes `vocab embed`.
         mask: Each token's weight; 0 leaves it out.
         soft_cap: Logits are squashed to ±soft_cap by a tanh (Gemma 2).
         z_loss: Weight of the squared log-partition that is added to the loss (PaLM, arXiv:2204.02311, section 5).
+        vocab_size: The table's rows from here on are padding and get probability 0.
     """
-    loss, correct = _token_loss(soft_cap, z_loss, hidden, table, targets, mask)  # pyright: ignore[reportGeneralTypeIssues]
-    return TokenLoss(loss, correct)
+    source, value, slot = opened(table, ("vocab", "embed"))
+    static = _Static(source, soft_cap, z_loss, vocab_size, _vocab_axis(), current_platform())
+    sums: tuple[jax.Array, jax.Array] = _token_loss(static, whole_sequence(hidden), value, slot, targets, mask)
+    return TokenLoss(*sums)
+
+
+class _Static(NamedTuple):
+    source: Source
+    soft_cap: float | None
+    z_loss: float
+    vocab_size: int | None
+    vocab_axis: str | None
+    platform: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._fields if name != "source"}
+
+
+def _vocab_axis() -> str | None:
+    layout = current_layout()
+    axes = () if layout is None else layout.compute(("vocab",))[0]
+    if len(axes) > 1:
+        raise LayoutError(f"rules.compute: vocab -> {axes}; the loss splits a vocabulary over one mesh axis")
+    return axes[0] if axes else None
 
 
 def _flat(x: jax.Array) -> jax.Array:
     return x.reshape(-1, *x.shape[2:])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _token_loss(
-    soft_cap: float | None, z_loss: float, hidden: jax.Array, table: jax.Array, targets: jax.Array, mask: jax.Array
+    static: _Static,
+    hidden: jax.Array,
+    value: jax.Array,
+    slot: jax.Array | None,
+    targets: jax.Array,
+    mask: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    def local(hidden: jax.Array, table: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-        sums = cross_entropy_sums(
-            _flat(hidden),
-            table,
-            targets.reshape(-1),
-            mask.reshape(-1),
-            soft_cap=soft_cap,
-            z_loss=z_loss,
-            platform=current_platform(),
-        )
-        return _over_devices(sums.loss_sum), _over_devices(sums.correct_sum)
-
-    return _on_each_device(local, (PartitionSpec(), PartitionSpec()), hidden, table, targets, mask)
+    table = static.source.place(value, hidden.dtype)
+    sums = cross_entropy_sums(_flat(hidden), table, targets.reshape(-1), mask.reshape(-1), **static.options)
+    return sums.loss_sum, sums.correct_sum
 
 
 def _token_loss_forward(
-    soft_cap: float | None, z_loss: float, hidden: jax.Array, table: jax.Array, targets: jax.Array, mask: jax.Array
+    static: _Static,
+    hidden: jax.Array,
+    value: jax.Array,
+    slot: jax.Array | None,
+    targets: jax.Array,
+    mask: jax.Array,
 ) -> tuple[tuple[jax.Array, jax.Array], Any]:
-    def local(hidden: jax.Array, table: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[jax.Array, ...]:
-        sums, dx, dtable = cross_entropy_sums_and_gradients(
-            _flat(hidden),
-            table,
-            targets.reshape(-1),
-            mask.reshape(-1),
-            soft_cap=soft_cap,
-            z_loss=z_loss,
-            platform=current_platform(),
-        )
-        return _over_devices(sums.loss_sum), _over_devices(sums.correct_sum), dx.reshape(hidden.shape), dtable[None]
-
-    layout = current_layout()
-    rows = PartitionSpec() if layout is None else layout.compute_spec(("batch", "seq", "embed"))
-    shares = PartitionSpec(_data_axes() or None)
-    specs = (PartitionSpec(), PartitionSpec(), rows, shares)
-    loss, correct, dx, dtable = _on_each_device(local, specs, hidden, table, targets, mask)
-    dtable = jnp.einsum("nve->ve", dtable, out_sharding=spec_of(table)).astype(table.dtype)
-    return (loss, correct), (dx, dtable)
+    table = static.source.place(value, hidden.dtype)
+    sums, dx, dtable = cross_entropy_sums_and_gradients(
+        _flat(hidden), table, targets.reshape(-1), mask.reshape(-1), **static.options
+    )
+    return (sums.loss_sum, sums.correct_sum), (dx.reshape(hidden.shape), static.source.returned(dtable))
 
 
-def _token_loss_backward(
-    soft_cap: float | None, z_loss: float, saved: Any, gradient: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array, None, None]:
+def _token_loss_backward(static: _Static, saved: Any, gradient: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
     dx, dtable = saved
     scale = gradient[0]
-    return dx * scale.astype(dx.dtype), dtable * scale.astype(dtable.dtype), None, None
+    dx, dtable = dx * scale.astype(dx.dtype), dtable * scale.astype(dtable.dtype)
+    return (dx, None, dtable, None, None) if static.source.gathered else (dx, dtable, None, None, None)
 
 
 _token_loss.defvjp(_token_loss_forward, _token_loss_backward)
-
-
-def _data_axes() -> tuple[str, ...]:
-    """The mesh axes that tokens are split over."""
-    layout = current_layout()
-    if layout is None:
-        return ()
-    spec = layout.compute_spec(("batch", "seq"))
-    return tuple(axis for part in spec if part is not None for axis in ((part,) if isinstance(part, str) else part))
-
-
-def _over_devices(x: jax.Array) -> jax.Array:
-    axes = _data_axes()
-    return jax.lax.psum(x, axes) if axes else x
-
-
-def _on_each_device(
-    local: Any, out_specs: Any, hidden: jax.Array, table: jax.Array, targets: jax.Array, mask: jax.Array
-) -> Any:
-    table = gather(table, "vocab embed", hidden.dtype)
-    layout = current_layout()
-    if layout is None:
-        return local(hidden, table, targets, mask)
-    axes = _data_axes()
-    rows = layout.compute_spec(("batch", "seq"))
-
-    def varying(hidden: jax.Array, table: jax.Array, targets: jax.Array, mask: jax.Array) -> Any:
-        return local(hidden, jax.lax.pcast(table, axes, to="varying") if axes else table, targets, mask)
-
-    in_specs = (layout.compute_spec(("batch", "seq", "embed")), PartitionSpec(), rows, rows)
-    return jax.shard_map(varying, in_specs=in_specs, out_specs=out_specs)(hidden, table, targets, mask)

@@ -20,7 +20,7 @@ from .topology import MeshShape
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """A mesh with explicit axes and the rules that map logical axes to it (implements `core.Layout`).
+    """A mesh of devices and the rules that map logical axes to it (implements `core.Layout`).
 
     On a single device there is nothing to place: programs are traced without a mesh there, and arrays are plain ones.
 
@@ -41,13 +41,12 @@ class Placement:
         """
         devices = jax.devices() if devices is None else list(devices)
         sizes = (shape or MeshShape()).resolve(len(devices))
-        used = devices[: math.prod(sizes.values())]
-        grid = np.array(used).reshape([sizes[axis] for axis in MESH_AXES])
-        return cls(Mesh(grid, MESH_AXES, axis_types=(AxisType.Explicit,) * len(MESH_AXES)), rules or Rules())
+        grid = np.array(devices[: math.prod(sizes.values())]).reshape([sizes[axis] for axis in MESH_AXES])
+        return cls(Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES)), rules or Rules())
 
     @property
-    def mesh(self) -> jax.sharding.AbstractMesh:
-        return self.devices.abstract_mesh
+    def mesh(self) -> Mesh:
+        return self.devices
 
     @property
     def platform(self) -> str:
@@ -55,21 +54,21 @@ class Placement:
         return "gpu" if platform in ("cuda", "rocm") else platform
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> Mapping[str, int]:
         """Mesh axis to size."""
         return dict(zip(MESH_AXES, self.devices.devices.shape))
 
-    def compute_spec(self, axes: Axes) -> PartitionSpec:
-        return self._spec(axes, None, self.rules.compute)
+    @property
+    def zero(self) -> str:
+        if self.rules.zero != "auto":
+            return self.rules.zero
+        return "1" if self.sizes["stage"] > 1 else "3"
 
-    def storage_spec(self, axes: Axes) -> PartitionSpec:
-        return self._spec(axes, None, self.rules.storage)
+    def compute(self, axes: Axes) -> tuple[MeshAxes, ...]:
+        return assign(axes, None, self.rules.compute, self.sizes)
 
-    def _spec(
-        self, axes: Axes, shape: tuple[int, ...] | None, rules: Mapping[str, MeshAxes], name: str = "array"
-    ) -> PartitionSpec:
-        parts = assign(axes, shape, rules, self.sizes, name)
-        return PartitionSpec(*(None if not p else p[0] if len(p) == 1 else p for p in parts))
+    def storage(self, axes: Axes) -> tuple[MeshAxes, ...]:
+        return assign(axes, None, self.rules.storage, self.sizes)
 
     def storage_shardings(self, tree: Any, axes: Any) -> Any:
         """A sharding for each (abstract) parameter or state leaf.
@@ -79,9 +78,7 @@ class Placement:
         """
         for name, leaf, leaf_axes in pair_axes(tree, axes):
             assign(leaf_axes, leaf.shape, self.rules.storage, self.sizes, name)
-            # What can't be computed with can't be stored either: heads that don't divide show up here, before a compile.
-            assign(leaf_axes, leaf.shape, self.rules.compute, self.sizes, name)
-        return map_axes(lambda leaf, a: self.sharding(*self.storage_spec(a)), tree, axes)
+        return map_axes(lambda leaf, a: self.sharding(*as_spec(self.storage(a))), tree, axes)
 
     def sharding(self, *spec: Any) -> Sharding:
         """The sharding of a given spec on this mesh; without arguments, replicated."""
@@ -93,10 +90,12 @@ class Placement:
         """A sharding for each leaf of a batch.
 
         Raises:
-            LayoutError: The rows don't divide over the data axes.
+            LayoutError: The rows or the positions don't divide over their axes.
         """
         return {
-            name: self.sharding(*self._spec(axes[name], leaf.shape, self.rules.compute, f"batch leaf {name!r}"))
+            name: self.sharding(
+                *as_spec(assign(axes[name], leaf.shape, self.rules.compute, self.sizes, f"batch leaf {name!r}"))
+            )
             for name, leaf in batch.items()
         }
 
@@ -109,7 +108,15 @@ class Placement:
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[None]:
-        """Trace and run what is inside on this mesh."""
-        mesh = contextlib.nullcontext() if self.devices.size == 1 else jax.set_mesh(self.devices)
-        with mesh, use_layout(self):
+        """Trace what is inside for this mesh."""
+        with use_layout(self):
             yield
+
+
+def as_spec(dims: tuple[MeshAxes, ...]) -> tuple[Any, ...]:
+    """The parts of a PartitionSpec, from the mesh axes of each dimension.
+
+    >>> as_spec((("fsdp",), (), ("fsdp", "expert")))
+    ('fsdp', None, ('fsdp', 'expert'))
+    """
+    return tuple(None if not axes else axes[0] if len(axes) == 1 else axes for axes in dims)

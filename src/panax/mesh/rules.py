@@ -8,6 +8,7 @@ are entries in these two; no model knows of them.
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 from ..core.errors import LayoutError, nearest
 
@@ -18,7 +19,8 @@ MeshAxes = tuple[str, ...]
 
 LOGICAL_AXES = {
     "batch": "rows of the global batch",
-    "seq": "positions in a row",
+    "seq": "positions in a row, inside attention, feed-forward and loss",
+    "residual": "positions in a row, in the residual stream between them",
     "embed": "width of the residual stream",
     "norm": "scale and bias of a normalisation over the residual stream or a head",
     "heads": "query heads",
@@ -28,25 +30,27 @@ LOGICAL_AXES = {
     "vocab": "rows of the embedding and of the output head",
     "position": "learned positions",
     "layer": "layers stacked in storage",
-    "stage": "pipeline stages",
     "expert": "experts",
 }
 
 COMPUTE: Mapping[str, MeshAxes] = {
     "batch": ("replica", "fsdp", "expert"),
     "seq": ("context",),
+    "residual": ("context", "tensor"),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "ffn": ("tensor",),
     "vocab": ("tensor",),
-    "stage": ("stage",),
+    "layer": ("stage",),
     "expert": ("expert",),
 }
 
 STORAGE: Mapping[str, MeshAxes] = {
-    **{name: axes for name, axes in COMPUTE.items() if name not in ("batch", "seq")},
+    **{name: axes for name, axes in COMPUTE.items() if name not in ("batch", "seq", "residual")},
     "embed": ("fsdp", "expert"),
 }
+
+Zero = Literal["auto", "1", "2", "3"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,10 +60,14 @@ class Rules:
     Attributes:
         storage: For parameters, their gradients and optimizer moments.
         compute: For activations, and for parameters where they are used.
+        zero: What of a step is sharded over fsdp besides what rests between steps. 3: weights are gathered at each use, gradients
+            reduce-scattered in each micro-batch. 2: weights are gathered once a step and kept. 1: gradients too are kept whole,
+            and reduce-scattered once a step. auto: 3, and 1 in a pipeline, whose stages use a weight once per micro-batch.
     """
 
     storage: Mapping[str, MeshAxes] = dataclasses.field(default_factory=lambda: dict(STORAGE))
     compute: Mapping[str, MeshAxes] = dataclasses.field(default_factory=lambda: dict(COMPUTE))
+    zero: Zero = "auto"
 
     def __post_init__(self) -> None:
         for which, rules in (("storage", self.storage), ("compute", self.compute)):
@@ -69,6 +77,28 @@ class Rules:
                         raise LayoutError(
                             f"rules.{which}: {logical} -> {axis!r} is no mesh axis; {nearest(axis, MESH_AXES)}"
                         )
+        for logical, mesh_axes in self.storage.items():
+            used = self.compute.get(logical, ())
+            if mesh_axes and tuple(mesh_axes[: len(used)]) != tuple(used):
+                raise LayoutError(
+                    f"rules.storage: {logical} -> {mesh_axes} must begin with the axes that it is computed over, {tuple(used)}: "
+                    f"a weight is gathered over the others where it is used"
+                )
+
+    def fitted(self, kv_heads: int | None, mesh: Mapping[str, int], *, layers_rest_on_stages: bool = True) -> "Rules":
+        """These rules for one model: what they can't split is laid out otherwise, where that is legal.
+
+        Key-value heads that their axes don't divide are replicated. Layers that don't fall into equal, adjacent stages rest
+        split along `embed`, and travel to their stages once a step.
+        """
+        storage, compute = dict(self.storage), dict(self.compute)
+        ways = math.prod(mesh.get(axis, 1) for axis in compute.get("kv_heads", ()))
+        if kv_heads is not None and kv_heads % ways:
+            storage["kv_heads"] = compute["kv_heads"] = ()
+        if not layers_rest_on_stages:
+            storage["embed"] = (*storage.get("embed", ()), *compute.get("layer", ()))
+            storage["layer"] = ()
+        return dataclasses.replace(self, storage=storage, compute=compute)
 
 
 def assign(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key
 
-from ..core import Module, constrain, dropout, normal, scope, stack, stacked
+from ..core import Module, dropout, normal, scope, stack, stacked
 from ..layers import Attention, Cache, Embedding, FeedForward, Head, Norm, PositionEmbedding
 from ..parallel import RematPolicy, rematerialise, scan_layers
 from .decoder_config import DecoderConfig
@@ -24,12 +24,14 @@ class Context(NamedTuple):
         segment: Which packed document each token belongs to; 0 is padding, None is one document a row.
         row: Each row's index in the global batch.
         key: None when nothing is to be dropped.
+        place: Index in its whole row of each position of the residual stream; 0, 1, 2, ... unless told.
     """
 
     position: Int[Array, "batch seq"]
     segment: Int[Array, "batch seq"] | None = None
     row: Int[Array, " batch"] | None = None
     key: Key[Array, ""] | None = None
+    place: Int[Array, " residual"] | None = None
 
 
 class Block(Module):
@@ -91,7 +93,9 @@ class Block(Module):
             dropout=config.dropout,
         )
 
-    def __call__(self, x: Float[Array, "batch seq embed"], context: Context) -> Float[Array, "batch seq embed"]:
+    def __call__(
+        self, x: Float[Array, "batch residual embed"], context: Context
+    ) -> Float[Array, "batch residual embed"]:
         with scope("attention"):
             branch = self.attention(self.attention_norm(x), context.position, context.segment)
             x = self._add(x, branch, self.attention_post_norm, context, 0)
@@ -112,8 +116,9 @@ class Block(Module):
         if post_norm is not None:
             branch = post_norm(branch)
         if context.key is not None and context.row is not None:
-            branch = dropout(branch, self.dropout, jax.random.fold_in(context.key, place), context.row)
-        return constrain(x + branch, "batch seq embed")
+            key = jax.random.fold_in(context.key, place)
+            branch = dropout(branch, self.dropout, key, context.row, context.place)
+        return x + branch
 
 
 class Stack(Module):
@@ -124,8 +129,8 @@ class Stack(Module):
     blocks: tuple[Block, ...] = stacked("layer")
 
     def __call__(
-        self, x: Float[Array, "batch seq embed"], context: Context, remat: RematPolicy
-    ) -> Float[Array, "batch seq embed"]:
+        self, x: Float[Array, "batch residual embed"], context: Context, remat: RematPolicy
+    ) -> Float[Array, "batch residual embed"]:
         period = len(self.blocks)
 
         def one_block(x: jax.Array, block: Block, index: jax.Array) -> jax.Array:
@@ -216,11 +221,12 @@ class Decoder(Module):
 
     def __call__(
         self, tokens: Int[Array, "batch seq"], context: Context, *, dtype: Any, remat: RematPolicy = "none"
-    ) -> Float[Array, "batch seq embed"]:
+    ) -> Float[Array, "batch residual embed"]:
         """The final hidden states, in `dtype`."""
         x = self.embed(tokens, context.position, dtype)
         if context.key is not None and context.row is not None:
-            x = dropout(x, self.config.dropout, jax.random.fold_in(context.key, self.config.num_layers), context.row)
+            key = jax.random.fold_in(context.key, self.config.num_layers)
+            x = dropout(x, self.config.dropout, key, context.row, context.place)
         for stack_ in self.stacks:
             x = stack_(x, context, remat)
         with scope("final_norm"):
@@ -228,7 +234,7 @@ class Decoder(Module):
 
     def embed(
         self, tokens: Int[Array, "batch seq"], position: Int[Array, "batch seq"], dtype: Any
-    ) -> Float[Array, "batch seq embed"]:
+    ) -> Float[Array, "batch residual embed"]:
         with scope("embedding"):
             x = self.embedding(tokens, dtype)
             if self.config.embed_scale:
@@ -237,6 +243,6 @@ class Decoder(Module):
             return x if self.positions is None else x + self.positions(position, dtype)
 
     @property
-    def output_table(self) -> Float[Array, "vocab embed"]:
-        """The head's matrix: its own, or the embedding's."""
+    def output_table(self) -> Any:
+        """The head's parameter, `vocab embed`: its own, or the embedding's."""
         return self.embedding.table if self.head is None else self.head.table

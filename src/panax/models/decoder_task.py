@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from ..core import Batch, DataFacts, Evaluation, Loss, Mean, Sum, Task, logical_axes
+from ..core import Batch, DataFacts, Evaluation, Loss, Mean, Sum, Task, logical_axes, own_sequence
 from ..core.errors import RecipeError
 from ..layers import token_loss
 from ..parallel import RematPolicy
@@ -31,6 +31,13 @@ class DecoderTask(Task):
     compute_dtype: ComputeType = "float32"
     remat: RematPolicy = "none"
     z_loss: float = 0.0
+
+    mesh_axes = frozenset({"replica", "fsdp", "expert", "context", "tensor"})
+    names_axes = True
+
+    @property
+    def weight_dtype(self) -> Any:
+        return jnp.dtype(self.compute_dtype)
 
     def adapted(self, facts: DataFacts) -> "DecoderTask":
         model, tokens = self.model, facts.vocab_size
@@ -90,7 +97,8 @@ class DecoderTask(Task):
         if position is None:
             # Added to the tokens' own zeros, so that it is laid out as they are.
             position = jnp.zeros_like(tokens) + jnp.arange(tokens.shape[1], dtype=tokens.dtype)[None]
-        return Context(position, batch.get("segment"), batch["row"], key)
+        place = own_sequence(jnp.arange(tokens.shape[1])[None])[0]
+        return Context(position, batch.get("segment"), batch["row"], key, place)
 
 
 def _too_long(length: int, most: int) -> str:

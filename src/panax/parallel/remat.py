@@ -36,10 +36,10 @@ def rematerialise(function: Callable[..., Any], policy: RematPolicy) -> Callable
 
 def _all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
     # Neither the named copy nor the unnamed array that the name was given to.
-    return primitive.name != "reshard" and parameters.get("name") != GATHERED
+    return primitive.name != "all_gather" and parameters.get("name") != GATHERED
 
 
 def _gathers() -> bool:
     """Whether parameters are stored otherwise than they are computed with."""
     layout = current_layout()
-    return layout is not None and layout.storage_spec(("embed",)) != layout.compute_spec(("embed",))
+    return layout is not None and layout.storage(("embed",)) != layout.compute(("embed",))

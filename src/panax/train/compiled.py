@@ -78,7 +78,9 @@ class Program:
         """Draw the whole state; to be jitted, since eager drawing rounds differently."""
         return _initial_state(self.task, self.transformation, self.trainable, key)
 
-    def step(self, state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, Scalars]:
+    def step(
+        self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
+    ) -> tuple[TrainState, Scalars]:
         """One training step; see `train_step`."""
         return train_step(
             state,
@@ -88,11 +90,14 @@ class Program:
             transformation=self.transformation,
             learning_rate=self.optimizer.learning_rate(self.num_steps),
             config=self.config,
+            batch_axes=batch_axes,
         )
 
-    def evaluate(self, state: TrainState, batch: Mapping[str, Any]) -> Any:
+    def evaluate(
+        self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
+    ) -> Any:
         """Unmerged losses and metrics of one batch."""
-        return evaluation_step(state, batch, task=self.task)
+        return evaluation_step(state, batch, task=self.task, batch_axes=batch_axes)
 
 
 def _state_axes(abstract: TrainState, parameter_axes: Any, model_axes: Any, free: Mapping[str, Any]) -> TrainState:
@@ -186,19 +191,21 @@ class CompiledStep:
             LayoutError: The task does not support the mesh, or a parameter does not divide over it.
         """
         self.program = program
-        self.placement = placement
+        self.placement = placement = fitted(placement, program)
         self.batch_axes = dict(batch_axes)
         self.shapes_allowed = shapes_allowed
         self.compile_seconds = 0.0
         self.shardings: TrainState = placement.storage_shardings(program.abstract, program.axes)
         placement.check_supported(program.task.mesh_axes, type(program.task).__name__)
+        # Drawing is exact whatever the optimisation, and on CPU compiling it took longer than all else about the first state.
+        options = {"xla_backend_optimization_level": 1} if placement.platform == "cpu" else None
+        self._create = jax.jit(program.initial_state, out_shardings=self.shardings, compiler_options=options)
         self._train: dict[Signature, Any] = {}
         self._evaluate: dict[Signature, Any] = {}
 
     def init(self, seed: int) -> TrainState:
         """The first state, drawn by one jitted function straight into its shards: bitwise the same on every mesh."""
-        create = jax.jit(self.program.initial_state, out_shardings=self.shardings)
-        return create(jax.random.key(seed))
+        return self._create(jax.random.key(seed))
 
     def put(self, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
         """Send a batch to the devices, rows split over the data axes. Returns at once; the copy goes on meanwhile."""
@@ -229,7 +236,8 @@ class CompiledStep:
                 f"use a multiple of {parts * micro} rows"
             )
         replicated = self.placement.sharding()
-        step = jax.jit(self.program.step, donate_argnums=0, out_shardings=(self.shardings, replicated))
+        function = partial(self.program.step, batch_axes=self.batch_axes)
+        step = jax.jit(function, donate_argnums=0, out_shardings=(self.shardings, replicated))
         with self.placement.activate():
             return step.lower(self._abstract_state(), self._abstract_batch(batch))
 
@@ -238,7 +246,8 @@ class CompiledStep:
 
     def _compile_evaluate(self, batch: Mapping[str, Any]) -> Any:
         with self.placement.activate():
-            lowered = jax.jit(self.program.evaluate).lower(self._abstract_state(), self._abstract_batch(batch))
+            function = partial(self.program.evaluate, batch_axes=self.batch_axes)
+            lowered = jax.jit(function).lower(self._abstract_state(), self._abstract_batch(batch))
             return lowered.compile()
 
     def _abstract_state(self) -> Any:
@@ -266,6 +275,19 @@ class CompiledStep:
         programs[signature] = compile_(batch)
         self.compile_seconds += time.perf_counter() - start
         return programs[signature]
+
+
+def fitted(placement: Placement, program: Program) -> Placement:
+    """The placement with its rules fitted to the program's model."""
+    kv_heads = [
+        size
+        for _, leaf, axes in pair_axes(program.abstract.params, program.axes.params)
+        for size, axis in zip(leaf.shape, axes)
+        if axis == "kv_heads"
+    ]
+    rest = program.task.layers_rest_on_stages(placement.sizes["stage"])
+    rules = placement.rules.fitted(kv_heads[0] if kv_heads else None, placement.sizes, layers_rest_on_stages=rest)
+    return dataclasses.replace(placement, rules=rules)
 
 
 def _shape_change(old: Signature, new: Signature, allowed: int) -> str:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from ..core import Axes, TrainState, real_values
 from .compiled import Program
-from .update import Scalars, number_rows, split_rows
+from .on_mesh import split_rows
+from .update import Scalars, number_rows
 
 
 class DebugStep:
@@ -37,7 +38,7 @@ class DebugStep:
 
     def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]:
         with _eager():
-            micro_batches = split_rows(number_rows(batch), self.program.config.micro_batches)
+            micro_batches = split_rows(number_rows(batch)[0], self.program.config.micro_batches)
             with real_values():
                 for i in range(self.program.config.micro_batches):
                     part = jax.tree.map(lambda leaf, i=i: leaf[i], micro_batches)

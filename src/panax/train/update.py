@@ -9,8 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..core import Batch, Guard, Task, TrainState, current_layout, total_loss
+from ..core import Batch, Guard, Task, TrainState, total_loss
 from ..core.errors import RecipeError
+from .on_mesh import BatchAxes
+from .on_mesh import evaluation as evaluation_on_mesh
+from .on_mesh import gradients as gradients_on_mesh
 
 Scalars = Mapping[str, jax.Array]
 
@@ -53,18 +56,22 @@ def train_step(
     transformation: optax.GradientTransformation,
     learning_rate: optax.Schedule,
     config: StepConfig,
+    batch_axes: BatchAxes | None = None,
 ) -> tuple[TrainState, Scalars]:
     """Take one step. An update that is not finite, or that spikes, leaves parameters, state and moments as they were.
 
     Args:
         batch: The global batch; the leaf `row` is added to it.
         trainable: A tree of bools like the parameters.
+        batch_axes: The logical axes of each leaf of the batch; rows alone are split unless told.
 
     Returns:
         The next state, and scalars: `loss`, each loss and metric by name, `gradient_norm`, `learning_rate`, `skipped`.
     """
-    micro_batches = split_rows(number_rows(batch), config.micro_batches)
-    result = task.gradients(state.params, state.model_state, micro_batches, state.step_key, trainable)
+    batch, axes = number_rows(batch, batch_axes)
+    result = gradients_on_mesh(
+        task, state.params, state.model_state, batch, state.step_key, trainable, config.micro_batches, axes
+    )
     loss = total_loss(result.losses)
     norm = optax.tree.norm(result.gradients)
     usual = state.guard.usual_norm
@@ -76,7 +83,7 @@ def train_step(
         scale = jnp.minimum(1.0, config.clip_norm / (norm + 1e-6))
         gradients = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
     free, frozen = eqx.partition(state.params, trainable)
-    updates, optimizer_state = optimizer_update(transformation, gradients, state.optimizer_state, free)
+    updates, optimizer_state = transformation.update(gradients, state.optimizer_state, free)
     updated = optax.apply_updates(free, updates)
 
     def choose(new: Any, old: Any) -> Any:
@@ -114,40 +121,16 @@ def _scheduled(learning_rate: optax.Schedule, count: jax.Array) -> jax.Array:
         return jnp.asarray(learning_rate(count), jnp.float32)
 
 
-def evaluation_step(state: TrainState, batch: Batch, *, task: Task) -> Any:
+def evaluation_step(state: TrainState, batch: Batch, *, task: Task, batch_axes: BatchAxes | None = None) -> Any:
     """The losses and metrics of one batch, unmerged, so that the division comes after the last one."""
-    result = task.loss(state.params, state.model_state, number_rows(batch), state.key, False)
+    batch, axes = number_rows(batch, batch_axes)
+    result = evaluation_on_mesh(task, state.params, state.model_state, batch, state.key, axes)
     return {"losses": dict(result.losses), "metrics": dict(result.metrics)}
 
 
-def number_rows(batch: Batch) -> dict[str, Any]:
-    """The batch with the leaf `row`: each row's index, laid out like the rows."""
-    first = next(iter(batch.values()))
-    layout = current_layout()
-    spec = None if layout is None else layout.compute_spec(("batch",))
-    return {**batch, "row": jax.lax.broadcasted_iota(jnp.int32, (first.shape[0],), 0, out_sharding=spec)}
-
-
-def split_rows(batch: Batch, parts: int) -> dict[str, Any]:
-    """Every leaf with a new first axis of micro-batches; row r goes to part r % parts, so no row changes its device."""
-
-    def one(leaf: jax.Array) -> jax.Array:
-        if parts == 1:
-            return leaf[None]
-        return jnp.moveaxis(leaf.reshape(leaf.shape[0] // parts, parts, *leaf.shape[1:]), 1, 0)
-
-    return {name: one(leaf) for name, leaf in batch.items()}
-
-
-def optimizer_update(
-    transformation: optax.GradientTransformation, gradients: Any, state: Any, params: Any
-) -> tuple[Any, Any]:
-    """`transformation.update` on any mesh: inside, sharding is automatic, so that no optax code needs to know of it."""
-
-    def update(gradients: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        return transformation.update(gradients, state, params)
-
-    if current_layout() is None:
-        return update(gradients, state, params)
-    shardings = jax.tree.map(lambda x: jax.typeof(x).sharding, (params, state))
-    return jax.sharding.auto_axes(update, out_sharding=shardings)(gradients, state, params)  # pyright: ignore[reportCallIssue]
+def number_rows(batch: Batch, axes: BatchAxes | None = None) -> tuple[dict[str, Any], BatchAxes]:
+    """The batch with the leaf `row`, each row's index in it; and the axes of all leaves."""
+    rows = next(iter(batch.values())).shape[0]
+    if axes is None:
+        axes = {name: ("batch", *(None,) * (leaf.ndim - 1)) for name, leaf in batch.items()}
+    return {**batch, "row": jnp.arange(rows, dtype=jnp.int32)}, {**axes, "row": ("batch",)}

@@ -1,0 +1,76 @@
+"""Collectives over mesh axes, by the axes' names; each does nothing over no axis.
+
+They are called while every mesh axis is manual (see `docs/parallelism.md`): arrays are a device's own shards. None of them is
+ever differentiated: whoever calls one stands inside a `jax.custom_vjp` whose backward pass says which collective answers it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .layout import MeshAxes, current_layout
+from .measures import Maximum, is_measure
+
+
+def all_gather(x: jax.Array, axes: MeshAxes, dim: int) -> jax.Array:
+    """The shards of `x` along `axes`, put together along `dim`."""
+    return jax.lax.all_gather(x, axes, axis=dim, tiled=True) if axes else x
+
+
+def reduce_scatter(x: jax.Array, axes: MeshAxes, dim: int) -> jax.Array:
+    """The sum of `x` over `axes`, of which each device keeps its part along `dim`."""
+    return jax.lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True) if axes else x
+
+
+def all_reduce(x: Any, axes: MeshAxes) -> Any:
+    """The sums of a tree of arrays over `axes`."""
+    return jax.lax.psum(x, axes) if axes else x
+
+
+def gather_dims(x: jax.Array, dims: Sequence[MeshAxes]) -> jax.Array:
+    """`all_gather` along each dimension over its own axes."""
+    for dim, axes in enumerate(dims):
+        x = all_gather(x, axes, dim)
+    return x
+
+
+def scatter_dims(x: jax.Array, dims: Sequence[MeshAxes]) -> jax.Array:
+    """`reduce_scatter` along each dimension over its own axes."""
+    for dim, axes in enumerate(dims):
+        x = reduce_scatter(x, axes, dim)
+    return x
+
+
+def axis_index(axes: MeshAxes) -> jax.Array:
+    """This device's place along `axes`, the first one slowest; 0 along none."""
+    return jax.lax.axis_index(axes) if axes else jnp.int32(0)
+
+
+def token_axes() -> MeshAxes:
+    """The mesh axes that a batch's tokens are split over."""
+    layout = current_layout()
+    return () if layout is None else tuple(axis for dim in layout.compute(("batch", "seq")) for axis in dim)
+
+
+def over_tokens(tree: Any) -> Any:
+    """Sums over this device's tokens, added up over all tokens of the (micro-)batch."""
+    return all_reduce(tree, token_axes())
+
+
+def merge_over_devices(measures: Any, axes: MeshAxes) -> Any:
+    """Losses and metrics merged over `axes`, each by its own reduction."""
+
+    def merge(measure: Any) -> Any:
+        if isinstance(measure, Maximum):
+            return Maximum(jax.lax.pmax(measure.value, axes))
+        fixed = {"coefficient"} & set(measure.__dataclass_fields__)
+        return type(measure)(
+            **{
+                name: getattr(measure, name) if name in fixed else all_reduce(getattr(measure, name), axes)
+                for name in measure.__dataclass_fields__
+            }
+        )
+
+    return jax.tree.map(merge, measures, is_leaf=is_measure) if axes else measures
