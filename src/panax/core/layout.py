@@ -39,6 +39,10 @@ class Layout(Protocol):
         """ "1", "2" or "3": what of a step is sharded; see `mesh.Rules`."""
         ...
 
+    def without(self, axis: str) -> "Layout":
+        """The same mesh with nothing laid along `axis`: what a pipeline's stage sees of its own layers."""
+        ...
+
     def compute(self, axes: Axes) -> tuple[MeshAxes, ...]:
         """The mesh axes above size 1 that each dimension is split over while it is computed with."""
         ...

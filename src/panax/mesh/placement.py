@@ -64,6 +64,9 @@ class Placement:
             return self.rules.zero
         return "1" if self.sizes["stage"] > 1 else "3"
 
+    def without(self, axis: str) -> "Placement":
+        return dataclasses.replace(self, rules=self.rules.without(axis))
+
     def compute(self, axes: Axes) -> tuple[MeshAxes, ...]:
         return assign(axes, None, self.rules.compute, self.sizes)
 

@@ -47,7 +47,8 @@ COMPUTE: Mapping[str, MeshAxes] = {
 
 STORAGE: Mapping[str, MeshAxes] = {
     **{name: axes for name, axes in COMPUTE.items() if name not in ("batch", "seq", "residual")},
-    "embed": ("fsdp", "expert"),
+    # Layers that rest on their stages leave the stage axis to the embeddings, which no stage holds alone.
+    "embed": ("fsdp", "expert", "stage"),
 }
 
 Zero = Literal["auto", "1", "2", "3"]
@@ -85,18 +86,34 @@ class Rules:
                     f"a weight is gathered over the others where it is used"
                 )
 
-    def fitted(self, kv_heads: int | None, mesh: Mapping[str, int], *, layers_rest_on_stages: bool = True) -> "Rules":
+    def without(self, axis: str) -> "Rules":
+        """These rules with nothing laid along one mesh axis."""
+        storage, compute = (
+            {logical: tuple(a for a in axes if a != axis) for logical, axes in rules.items()}
+            for rules in (self.storage, self.compute)
+        )
+        return dataclasses.replace(self, storage=storage, compute=compute)
+
+    def fitted(
+        self, sizes: Mapping[str, int], mesh: Mapping[str, int], *, layers_rest_on_stages: bool = True
+    ) -> "Rules":
         """These rules for one model: what they can't split is laid out otherwise, where that is legal.
 
         Key-value heads that their axes don't divide are replicated. Layers that don't fall into equal, adjacent stages rest
-        split along `embed`, and travel to their stages once a step.
+        split along `embed`, and travel to their stages once a step. Where the stages don't divide `embed` either, what is split
+        over them in no other way is replicated over them.
+
+        Args:
+            sizes: The model's logical axes.
         """
         storage, compute = dict(self.storage), dict(self.compute)
         ways = math.prod(mesh.get(axis, 1) for axis in compute.get("kv_heads", ()))
-        if kv_heads is not None and kv_heads % ways:
+        if sizes.get("kv_heads", 0) % ways:
             storage["kv_heads"] = compute["kv_heads"] = ()
+        embed = storage.get("embed", ())
+        if "stage" in embed and sizes.get("embed", 0) % math.prod(mesh.get(axis, 1) for axis in embed):
+            storage["embed"] = tuple(axis for axis in embed if axis != "stage")
         if not layers_rest_on_stages:
-            storage["embed"] = (*storage.get("embed", ()), *compute.get("layer", ()))
             storage["layer"] = ()
         return dataclasses.replace(self, storage=storage, compute=compute)
 

@@ -223,14 +223,21 @@ class Decoder(Module):
         self, tokens: Int[Array, "batch seq"], context: Context, *, dtype: Any, remat: RematPolicy = "none"
     ) -> Float[Array, "batch residual embed"]:
         """The final hidden states, in `dtype`."""
-        x = self.embed(tokens, context.position, dtype)
-        if context.key is not None and context.row is not None:
-            key = jax.random.fold_in(context.key, self.config.num_layers)
-            x = dropout(x, self.config.dropout, key, context.row, context.place)
+        x = self.enter(tokens, context, dtype)
         for stack_ in self.stacks:
             x = stack_(x, context, remat)
         with scope("final_norm"):
             return self.final_norm(x)
+
+    def enter(
+        self, tokens: Int[Array, "batch seq"], context: Context, dtype: Any
+    ) -> Float[Array, "batch residual embed"]:
+        """What the first layer reads."""
+        x = self.embed(tokens, context.position, dtype)
+        if context.key is None or context.row is None:
+            return x
+        key = jax.random.fold_in(context.key, self.config.num_layers)
+        return dropout(x, self.config.dropout, key, context.row, context.place)
 
     def embed(
         self, tokens: Int[Array, "batch seq"], position: Int[Array, "batch seq"], dtype: Any

@@ -7,10 +7,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from ..core import Batch, DataFacts, Evaluation, Loss, Mean, Sum, Task, logical_axes, own_sequence
+from ..core import Batch, DataFacts, Evaluation, Gradients, Loss, Mean, Sum, Task, logical_axes, own_sequence
 from ..core.errors import RecipeError
+from ..core.layout import axis_size
+from ..core.measures import Losses, Metrics
 from ..layers import token_loss
-from ..parallel import RematPolicy
+from ..mesh import MESH_AXES
+from ..parallel import Pipeline, RematPolicy
+from . import decoder_pipeline
 from .decoder import Context, Decoder
 from .decoder_config import DecoderConfig
 from .flops import training_flops_per_token
@@ -25,14 +29,16 @@ class DecoderTask(Task):
     Attributes:
         compute_dtype: What activations and products are in; parameters stay float32, sums accumulate in float32.
         z_loss: Weight of the squared log-partition in the loss.
+        pipeline: How a stage axis of the mesh is used.
     """
 
     model: DecoderConfig
     compute_dtype: ComputeType = "float32"
     remat: RematPolicy = "none"
     z_loss: float = 0.0
+    pipeline: Pipeline = Pipeline()  # noqa: RUF009
 
-    mesh_axes = frozenset({"replica", "fsdp", "expert", "context", "tensor"})
+    mesh_axes = frozenset(MESH_AXES)
     names_axes = True
 
     @property
@@ -55,6 +61,9 @@ class DecoderTask(Task):
             raise RecipeError(_too_long(facts.sequence_length, model.max_length))
         return dataclasses.replace(self, model=model)
 
+    def layers_rest_on_stages(self, stages: int) -> bool:
+        return decoder_pipeline.layers_rest_on_stages(self, stages)
+
     def flops_per_token(self, length: int) -> float:
         return training_flops_per_token(self.model, length)
 
@@ -71,25 +80,36 @@ class DecoderTask(Task):
         return {"cross_entropy": micro_batches["loss_mask"].sum()}
 
     def loss(self, params: Decoder, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
-        tokens, mask = batch["tokens"], batch["loss_mask"]
-        context = self._context(batch, key if train and self.model.dropout > 0 else None)
-        hidden = params(tokens, context, dtype=jnp.dtype(self.compute_dtype), remat=self.remat if train else "none")
+        if axis_size("stage") > 1:
+            return decoder_pipeline.evaluation(self, params, state, batch, key, train)
+        remat = self.remat if train else "none"
+        hidden = params(batch["tokens"], self.context(batch, key, train), dtype=self.weight_dtype, remat=remat)
+        losses, metrics = self.measured(params, hidden, batch["targets"], batch["loss_mask"], train)
+        return Evaluation(losses, state, metrics)
+
+    def gradients(self, params: Decoder, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any) -> Gradients:
+        if axis_size("stage") > 1:
+            return decoder_pipeline.gradients(self, params, state, micro_batches, key, trainable)
+        return super().gradients(params, state, micro_batches, key, trainable)
+
+    def measured(
+        self, params: Decoder, hidden: jax.Array, targets: jax.Array, mask: jax.Array, train: bool
+    ) -> tuple[Losses, Metrics]:
+        """The losses and metrics of final hidden states."""
         sums = token_loss(
             hidden,
             params.output_table,
-            batch["targets"],
+            targets,
             mask,
             soft_cap=self.model.logit_soft_cap,
             z_loss=self.z_loss if train else 0.0,
         )
         weight = mask.sum()
-        return Evaluation(
-            losses={"cross_entropy": Loss(sums.loss, weight)},
-            state=state,
-            metrics={"accuracy": Mean(sums.correct, weight), "tokens": Sum(weight)},
-        )
+        losses = {"cross_entropy": Loss(sums.loss, weight)}
+        return losses, {"accuracy": Mean(sums.correct, weight), "tokens": Sum(weight)}
 
-    def _context(self, batch: Batch, key: jax.Array | None) -> Context:
+    def context(self, batch: Batch, key: jax.Array, train: bool) -> Context:
+        """What every layer shares of a (micro-)batch."""
         tokens = batch["tokens"]
         if tokens.shape[1] > self.model.max_length:
             raise RecipeError(_too_long(tokens.shape[1], self.model.max_length))
@@ -98,7 +118,8 @@ class DecoderTask(Task):
             # Added to the tokens' own zeros, so that it is laid out as they are.
             position = jnp.zeros_like(tokens) + jnp.arange(tokens.shape[1], dtype=tokens.dtype)[None]
         place = own_sequence(jnp.arange(tokens.shape[1])[None])[0]
-        return Context(position, batch.get("segment"), batch["row"], key, place)
+        dropped = train and self.model.dropout > 0
+        return Context(position, batch.get("segment"), batch["row"], key if dropped else None, place)
 
 
 def _too_long(length: int, most: int) -> str:

@@ -279,14 +279,14 @@ class CompiledStep:
 
 def fitted(placement: Placement, program: Program) -> Placement:
     """The placement with its rules fitted to the program's model."""
-    kv_heads = [
-        size
+    sizes = {
+        axis: size
         for _, leaf, axes in pair_axes(program.abstract.params, program.axes.params)
         for size, axis in zip(leaf.shape, axes)
-        if axis == "kv_heads"
-    ]
+        if axis is not None
+    }
     rest = program.task.layers_rest_on_stages(placement.sizes["stage"])
-    rules = placement.rules.fitted(kv_heads[0] if kv_heads else None, placement.sizes, layers_rest_on_stages=rest)
+    rules = placement.rules.fitted(sizes, placement.sizes, layers_rest_on_stages=rest)
     return dataclasses.replace(placement, rules=rules)
 
 

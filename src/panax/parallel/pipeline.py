@@ -1,0 +1,258 @@
+"""Runs a pipeline's schedule, inside one `shard_map` over every mesh axis.
+
+Every stage runs the same program; what it does in a tick it reads from the schedule's table (`schedules.py`). A stage keeps only
+the inputs of its units, and runs a unit's forward again in its backward pass: so memory depends on the schedule's slots, and not
+on the number of micro-batches. Nothing is differentiated through the ticks; each unit's backward pass is a vjp of its own.
+
+The embedding is looked up by all stages and used by the first: all tick together, so this costs no time. The head and the loss
+would leave all stages but the last one waiting; so the finished micro-batch's tokens are spread over the stages, each computes
+the loss of its part, and the gradients are gathered back.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from ..core.collectives import merge_over_devices
+from ..core.layout import axis_size
+from ..core.measures import Maximum, is_measure, merge_measures
+from .schedules import Schedule
+
+AXIS = "stage"
+
+
+class Share(NamedTuple):
+    """This stage's share of a finished micro-batch's tokens.
+
+    Attributes:
+        output: Of the last virtual stage, this share's tokens.
+        part: Which share, 0 to stages - 1.
+        parts: How many there are.
+    """
+
+    output: Float[Array, "token embed"]
+    part: Int[Array, ""]
+    parts: int
+
+
+class Work(NamedTuple):
+    """What a pipeline runs. Each function is traced for one device; `weights` are what it differentiates by.
+
+    Attributes:
+        embed: (outer weights, micro-batch) to the first virtual stage's input.
+        layers: (one chunk's weights, input, micro-batch, chunk) to (output, objective, measures): the terms that layers add to
+            the objective themselves, such as a balancing loss; 0.0 and {} where there are none.
+        loss: (outer weights, share, micro-batch) to (objective, measures) of the share's tokens.
+    """
+
+    embed: Callable[[Any, Any], jax.Array]
+    layers: Callable[[Any, jax.Array, Any, jax.Array], tuple[jax.Array, jax.Array, Any]]
+    loss: Callable[[Any, Share, Any], tuple[jax.Array, Any]]
+
+
+class Outcome(NamedTuple):
+    """Gradients like the weights (None where the schedule goes forward only); measures merged over micro-batches and stages."""
+
+    outer: Any
+    chunks: Any
+    layer_measures: Any
+    loss_measures: Any
+
+
+class _Carry(NamedTuple):
+    inputs: jax.Array
+    gradients: jax.Array
+    outer: Any
+    chunks: Any
+
+
+def run(schedule: Schedule, work: Work, outer: Any, chunks: Any, micro_batches: Any) -> Outcome:
+    """Run all micro-batches through the pipeline.
+
+    Args:
+        outer: Weights of embedding, head and whatever is not in a stage.
+        chunks: Weights of this stage's layers, each leaf with a leading axis of chunks.
+        micro_batches: Every leaf with a leading axis of micro-batches.
+    """
+    stage = jax.lax.axis_index(AXIS)
+    like = jax.eval_shape(work.embed, outer, jax.tree.map(lambda leaf: leaf[0], micro_batches))
+    backward = any(b for _, b, _ in schedule.phases)
+
+    def slots(count: int) -> jax.Array:
+        # One more than the schedule asks for: what nobody waits for is written there.
+        return jnp.zeros((count + 1, *like.shape), like.dtype)
+
+    def zeros(weights: Any) -> Any:
+        return jax.tree.map(jnp.zeros_like, weights) if backward else None
+
+    carry = _Carry(slots(schedule.slots), slots(schedule.gradient_slots), zeros(outer), zeros(chunks))
+    layer_measures, loss_measures, start = [], [], 0
+    for goes_forward, goes_backward, ticks in schedule.phases:
+        rows = schedule.rows[start : start + ticks]
+        tick = _tick(schedule, work, outer, chunks, micro_batches, rows, goes_forward, goes_backward)
+        table = {name: np.array([[row[name] for row in tick_rows] for tick_rows in rows]) for name in rows[0][0]}
+        mine = {name: jnp.asarray(column, jnp.int32)[:, stage] for name, column in table.items()}
+        carry, (of_layers, of_loss) = jax.lax.scan(tick, carry, mine)
+        layer_measures.append(_merged(of_layers))
+        loss_measures.append(_merged(of_loss))
+        start += ticks
+    return Outcome(carry.outer, carry.chunks, _over_stages(layer_measures), _over_stages(loss_measures))
+
+
+def _tick(
+    schedule: Schedule,
+    work: Work,
+    outer: Any,
+    chunks: Any,
+    micro_batches: Any,
+    rows: Any,
+    goes_forward: bool,
+    goes_backward: bool,
+) -> Callable[[_Carry, Mapping[str, jax.Array]], tuple[_Carry, Any]]:
+    def some(name: str) -> bool:
+        return any(row[name] for tick_rows in rows for row in tick_rows)
+
+    def tick(carry: _Carry, row: Mapping[str, jax.Array]) -> tuple[_Carry, Any]:
+        inputs, gradients, outer_sum, chunk_sum = carry
+        output = returned = None
+        of_layers, of_loss = {}, {}
+        if goes_forward:
+            micro_batch = _at(micro_batches, row["forward_micro_batch"])
+            x = _at(inputs, row["forward_slot"])
+            if some("forward_first"):
+                x = jnp.where(row["forward_first"] == 1, work.embed(outer, micro_batch), x)
+                inputs = _put(inputs, x, row["forward_slot"])
+            weights = chunk_of(chunks, row["forward_chunk"], schedule.chunks)
+            output, _, of_layers = work.layers(weights, x, micro_batch, row["forward_chunk"])
+            of_layers = _counted(of_layers, row["forward"] == 1)
+            if some("loss"):
+                micro_batch = _at(micro_batches, row["loss_micro_batch"])
+                found = _spread_loss(
+                    work, outer, output, micro_batch, row["loss"] == 1, gradients=outer_sum is not None
+                )
+                of_loss, d_outer, d_output = found
+                of_loss = _counted(of_loss, row["loss"] == 1)
+                if outer_sum is not None:
+                    outer_sum = _added(outer_sum, d_outer, row["loss"] == 1)
+                    gradients = _put(gradients, d_output, row["loss_slot"])
+        if goes_backward:
+            micro_batch = _at(micro_batches, row["backward_micro_batch"])
+            chunk = row["backward_chunk"]
+            weights = chunk_of(chunks, chunk, schedule.chunks)
+            x, gradient = _at(inputs, row["backward_slot"]), _at(gradients, row["backward_gradient_slot"])
+
+            def of_weights(weights: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+                return work.layers(weights, x, micro_batch, chunk)[:2]
+
+            (_, objective), pull = jax.vjp(of_weights, weights, x)
+            d_weights, returned = pull((gradient, jnp.ones_like(objective)))
+            chunk_sum = _added_to_chunk(chunk_sum, d_weights, chunk, schedule.chunks, row["backward"] == 1)
+            if some("backward_first"):
+                first = row["backward_first"] == 1
+                _, pull = jax.vjp(lambda outer: work.embed(outer, micro_batch), outer)
+                # Zeros elsewhere, and not left out: a gradient that is reduce-scattered over stages has parts on all of them.
+                d_outer = pull(jnp.where(first, returned, jnp.zeros_like(returned)))[0]
+                outer_sum = jax.tree.map(jnp.add, outer_sum, d_outer)
+        if output is not None:
+            inputs = _put(inputs, _sent(output, 1), row["arrival_slot"])
+        if returned is not None:
+            gradients = _put(gradients, _sent(returned, -1), row["gradient_arrival_slot"])
+        return _Carry(inputs, gradients, outer_sum, chunk_sum), (of_layers, of_loss)
+
+    return tick
+
+
+def _spread_loss(
+    work: Work, outer: Any, output: jax.Array, micro_batch: Any, active: jax.Array, *, gradients: bool
+) -> tuple[Any, Any, Any]:
+    """(measures, gradients of the outer weights, gradient of the last stage's output), each stage doing its share of tokens."""
+    stages = axis_size(AXIS)
+    stage = jax.lax.axis_index(AXIS)
+    flat = output.reshape(-1, output.shape[-1])
+    count = -(-flat.shape[0] // stages) * stages
+    last = (stage == stages - 1) & active
+    padded = jnp.pad(jnp.where(last, flat, jnp.zeros_like(flat)), ((0, count - flat.shape[0]), (0, 0)))
+    share = jax.lax.psum_scatter(padded, AXIS, scatter_dimension=0, tiled=True)
+
+    def objective(outer: Any, share: jax.Array) -> tuple[jax.Array, Any]:
+        return work.loss(outer, Share(share, stage, stages), micro_batch)
+
+    if not gradients:
+        return objective(outer, share)[1], None, None
+    (d_outer, d_share), measures = jax.grad(objective, argnums=(0, 1), has_aux=True)(outer, share)
+    d_flat = jax.lax.all_gather(d_share, AXIS, axis=0, tiled=True)[: flat.shape[0]]
+    return measures, d_outer, d_flat.reshape(output.shape)
+
+
+def _sent(x: jax.Array, by: int) -> jax.Array:
+    stages = axis_size(AXIS)
+    return jax.lax.ppermute(x, AXIS, [(stage, (stage + by) % stages) for stage in range(stages)])
+
+
+def _at(tree: Any, index: jax.Array) -> Any:
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False), tree)
+
+
+def _put(slots: jax.Array, value: jax.Array, index: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_index_in_dim(slots, value.astype(slots.dtype), index, 0)
+
+
+def chunk_of(chunks: Any, index: jax.Array, count: int) -> Any:
+    """One chunk's weights, of leaves with a leading axis of `count` chunks."""
+    return jax.tree.map(lambda leaf: leaf[0], chunks) if count == 1 else _at(chunks, index)
+
+
+def _added(total: Any, part: Any, counts: jax.Array) -> Any:
+    return jax.tree.map(lambda t, p: jnp.where(counts, t + p, t), total, part)
+
+
+def _added_to_chunk(total: Any, part: Any, index: jax.Array, count: int, counts: jax.Array) -> Any:
+    if count == 1:
+        return jax.tree.map(lambda t, p: jnp.where(counts, t + p[None], t), total, part)
+
+    def one(t: jax.Array, p: jax.Array) -> jax.Array:
+        old = jax.lax.dynamic_index_in_dim(t, index, keepdims=False)
+        return jax.lax.dynamic_update_index_in_dim(t, jnp.where(counts, old + p, old), index, 0)
+
+    return jax.tree.map(one, total, part)
+
+
+def _counted(measures: Any, counts: jax.Array) -> Any:
+    """The measures, or what changes nothing when merged."""
+
+    def one(measure: Any) -> Any:
+        nothing = -jnp.inf if isinstance(measure, Maximum) else 0.0
+        return _by_field(measure, lambda leaf: jnp.where(counts, leaf, jnp.asarray(nothing, leaf.dtype)), jnp.asarray)
+
+    return jax.tree.map(one, measures, is_leaf=is_measure)
+
+
+def _merged(stacked: Any) -> Any:
+    """Measures of the ticks of a phase, merged."""
+
+    def one(measure: Any) -> Any:
+        largest = isinstance(measure, Maximum)
+        return _by_field(measure, lambda leaf: leaf.max(axis=0) if largest else leaf.sum(axis=0), lambda leaf: leaf[0])
+
+    return jax.tree.map(one, stacked, is_leaf=is_measure)
+
+
+def _by_field(measure: Any, of_sums: Callable[[jax.Array], jax.Array], of_coefficient: Callable[[Any], Any]) -> Any:
+    return type(measure)(
+        **{
+            name: of_coefficient(getattr(measure, name)) if name == "coefficient" else of_sums(getattr(measure, name))
+            for name in measure.__dataclass_fields__
+        }
+    )
+
+
+def _over_stages(phases: list[Any]) -> Any:
+    merged: Any = {}
+    for measures in phases:
+        if measures:
+            merged = merge_measures(merged, measures) if merged else measures
+    return merge_over_devices(merged, (AXIS,))

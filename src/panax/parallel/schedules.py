@@ -1,0 +1,278 @@
+"""Pipeline schedules as tables: what each stage does in each tick, and where it keeps what it needs later. Plain Python.
+
+A pipeline of `stages` devices holds `stages * chunks` virtual stages; chunk c of stage s is virtual stage `c * stages + s`. All
+stages tick together. In one tick a stage runs one virtual stage forward for one micro-batch, or backward for another, or both.
+Ticks in which no stage does the one or the other are run by programs without it, so an idle half costs no time: warm-up is
+forward only, cool-down backward only, and the bubble is that of the published schedules.
+
+Sources: GPipe (arXiv:1811.06965); 1F1B (PipeDream-Flush, arXiv:2006.09503); interleaved (Megatron-LM, arXiv:2104.04473).
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from ..core.errors import RecipeError
+
+ScheduleName = Literal["1f1b", "interleaved", "gpipe"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """How a `stage` axis is used.
+
+    Attributes:
+        schedule: 1f1b keeps the inputs of at most 2·stages - 1 micro-batches. interleaved gives each stage several chunks of
+            layers: a bubble `chunks` times smaller, for more transfers and more kept inputs. gpipe runs all forwards, then all
+            backwards, and keeps the inputs of every micro-batch.
+        chunks: Groups of layers on each stage, for interleaved.
+    """
+
+    schedule: ScheduleName = "1f1b"
+    chunks: int = 1
+
+    def __post_init__(self) -> None:
+        if self.chunks < 1:
+            raise RecipeError(f"pipeline.chunks={self.chunks}; expected 1 or more")
+        if (self.chunks > 1) != (self.schedule == "interleaved"):
+            raise RecipeError(
+                f"pipeline.schedule={self.schedule!r} with chunks={self.chunks}; interleaved takes 2 or more chunks, the others 1"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """One virtual stage's work on one micro-batch."""
+
+    micro_batch: int
+    chunk: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Tick:
+    """What each stage does: a unit forward, a unit backward; None where it has none."""
+
+    forward: tuple[Unit | None, ...]
+    backward: tuple[Unit | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """A legal order of all work.
+
+    Attributes:
+        slots: Inputs of virtual stages that a stage keeps at most at a time: what memory depends on.
+        gradient_slots: Gradients that wait at most at a time.
+        rows: For each tick and stage, the indices that the executor reads.
+    """
+
+    stages: int
+    chunks: int
+    micro_batches: int
+    ticks: tuple[Tick, ...]
+    slots: int
+    gradient_slots: int
+    rows: tuple[tuple[Mapping[str, int], ...], ...]
+
+    @property
+    def phases(self) -> list[tuple[bool, bool, int]]:
+        """(some stage goes forward, some stage goes backward, ticks) for each run of like ticks."""
+        kinds = [(any(tick.forward), any(tick.backward)) for tick in self.ticks]
+        return [(*kind, len(list(group))) for kind, group in itertools.groupby(kinds)]
+
+    def time(self, forward: float = 1.0, backward: float = 3.0) -> float:
+        """Units of a whole stage's forward time; a backward pass runs the forward again from the kept input, hence 3."""
+        return sum(ticks * (f * forward + b * backward) for f, b, ticks in self.phases) / self.chunks
+
+    def bubble(self, forward: float = 1.0, backward: float = 3.0) -> float:
+        """The share of the time in which a stage has nothing to do.
+
+        >>> round(build(Pipeline(), stages=4, micro_batches=12).bubble(), 6) == round(3 / 15, 6)
+        True
+        """
+        each = forward + (backward if any(b for _, b, _ in self.phases) else 0.0)
+        return 1.0 - self.micro_batches * each / self.time(forward, backward)
+
+
+def build(pipeline: Pipeline, *, stages: int, micro_batches: int, forward_only: bool = False) -> Schedule:
+    """The schedule's table.
+
+    Args:
+        forward_only: For evaluation.
+    """
+    units = list(_units(stages, pipeline.chunks, micro_batches))
+    forward = {(unit, stage): i + stage for i, unit in units for stage in range(stages)}
+    backward: dict[tuple[Unit, int], int] = {}
+    if not forward_only:
+        last = pipeline.chunks - 1
+        # The first gradient is there when the first micro-batch leaves the last stage; GPipe waits for all of them.
+        first = forward[Unit(0, last), stages - 1]
+        if pipeline.schedule == "gpipe":
+            first = max(forward.values()) + 1
+        mirrored = {unit: i for i, unit in units}
+        backward = {
+            (unit, stage): first + mirrored[Unit(unit.micro_batch, last - unit.chunk)] + stages - 1 - stage
+            for _, unit in units
+            for stage in range(stages)
+        }
+    return _tabulated(stages, pipeline.chunks, micro_batches, forward, backward)
+
+
+def _units(stages: int, chunks: int, micro_batches: int) -> Iterator[tuple[int, Unit]]:
+    """(turn, unit) in the order of stage 0: a group of `stages` micro-batches goes through one chunk after another."""
+    for group in range(-(-micro_batches // stages)):
+        for chunk in range(chunks):
+            for within in range(stages):
+                micro_batch = group * stages + within
+                if micro_batch < micro_batches:
+                    # With a single chunk groups follow each other without gaps.
+                    yield (group * chunks + chunk) * stages + within, Unit(micro_batch, chunk)
+
+
+Times = Mapping[tuple[Unit, int], int]
+
+
+def _tabulated(stages: int, chunks: int, micro_batches: int, forward: Times, backward: Times) -> Schedule:
+    count = max([*forward.values(), *backward.values()]) + 1
+    who: dict[str, dict[tuple[int, int], Unit]] = {"forward": {}, "backward": {}}
+    for kind, times in (("forward", forward), ("backward", backward)):
+        for (unit, stage), tick in times.items():
+            assert (tick, stage) not in who[kind], "two units in one tick of one stage"
+            who[kind][tick, stage] = unit
+    last = (chunks - 1, stages - 1)
+
+    def before(unit: Unit, stage: int) -> tuple[Unit, int]:
+        return (unit, stage - 1) if stage else (Unit(unit.micro_batch, unit.chunk - 1), stages - 1)
+
+    def after(unit: Unit, stage: int) -> tuple[Unit, int]:
+        return (unit, stage + 1) if stage < stages - 1 else (Unit(unit.micro_batch, unit.chunk + 1), 0)
+
+    # A tick has four moments: forward, loss, backward, arrival of what the neighbours sent.
+    inputs: dict[int, list[tuple[int, int, Unit]]] = {stage: [] for stage in range(stages)}
+    gradients: dict[int, list[tuple[int, int, Unit]]] = {stage: [] for stage in range(stages)}
+    for (unit, stage), tick in forward.items():
+        start = 4 * tick if (unit.chunk, stage) == (0, 0) else 4 * forward[before(unit, stage)] + 3
+        end = 4 * backward[unit, stage] + 2 if backward else 4 * tick
+        assert start <= 4 * tick, "a unit runs before its input is there"
+        inputs[stage].append((start, end, unit))
+        if backward:
+            start = 4 * tick + 1 if (unit.chunk, stage) == last else 4 * backward[after(unit, stage)] + 3
+            assert start <= end, "a backward unit runs before its gradient is there"
+            gradients[stage].append((start, end, unit))
+    input_slots, slots = _allocated(inputs)
+    gradient_slots, gradient_count = _allocated(gradients)
+
+    def row(tick: int, stage: int) -> dict[str, int]:
+        f, b = who["forward"].get((tick, stage)), who["backward"].get((tick, stage))
+        sent = who["forward"].get((tick, (stage - 1) % stages))
+        returned = who["backward"].get((tick, (stage + 1) % stages))
+        done = who["forward"].get((tick, stages - 1))
+        arrives = _next_or_none(sent, (stage - 1) % stages, stages, chunks)
+        comes_back = _previous_or_none(returned, (stage + 1) % stages, stages)
+        lost = done is not None and done.chunk == chunks - 1
+        return {
+            "forward": int(f is not None),
+            "forward_micro_batch": f.micro_batch if f else 0,
+            "forward_chunk": f.chunk if f else 0,
+            "forward_slot": input_slots[stage, f] if f else slots,
+            "forward_first": int(f is not None and stage == 0 and f.chunk == 0),
+            "loss": int(lost),
+            "loss_micro_batch": done.micro_batch if done and lost else 0,
+            "loss_slot": gradient_slots[stage, done]
+            if done and lost and stage == stages - 1 and backward
+            else gradient_count,
+            "backward": int(b is not None),
+            "backward_micro_batch": b.micro_batch if b else 0,
+            "backward_chunk": b.chunk if b else 0,
+            "backward_slot": input_slots[stage, b] if b else slots,
+            "backward_gradient_slot": gradient_slots[stage, b] if b else gradient_count,
+            "backward_first": int(b is not None and stage == 0 and b.chunk == 0),
+            "arrival_slot": input_slots[stage, arrives] if arrives else slots,
+            "gradient_arrival_slot": gradient_slots[stage, comes_back] if comes_back else gradient_count,
+        }
+
+    ticks = tuple(
+        Tick(
+            tuple(who["forward"].get((tick, stage)) for stage in range(stages)),
+            tuple(who["backward"].get((tick, stage)) for stage in range(stages)),
+        )
+        for tick in range(count)
+    )
+    rows = tuple(tuple(row(tick, stage) for stage in range(stages)) for tick in range(count))
+    return Schedule(stages, chunks, micro_batches, ticks, slots, gradient_count, rows)
+
+
+def _next_or_none(unit: Unit | None, stage: int, stages: int, chunks: int) -> Unit | None:
+    """The unit that takes what `unit` of `stage` gives; None after the last one."""
+    if unit is None or (stage == stages - 1 and unit.chunk == chunks - 1):
+        return None
+    return unit if stage < stages - 1 else Unit(unit.micro_batch, unit.chunk + 1)
+
+
+def _previous_or_none(unit: Unit | None, stage: int, stages: int) -> Unit | None:
+    """The unit whose output's gradient `unit` of `stage` gives; None before the first one."""
+    if unit is None or (stage == 0 and unit.chunk == 0):
+        return None
+    return unit if stage else Unit(unit.micro_batch, unit.chunk - 1)
+
+
+def _allocated(intervals: Mapping[int, list[tuple[int, int, Unit]]]) -> tuple[dict[tuple[int, Unit], int], int]:
+    """A slot for each (stage, unit), such that no two that live at one moment share it; and how many slots that takes."""
+    slots: dict[tuple[int, Unit], int] = {}
+    most = 0
+    for stage, lives in intervals.items():
+        free_at: list[int] = []
+        for start, end, unit in sorted(lives, key=lambda life: life[:2]):
+            slot = next((i for i, busy_until in enumerate(free_at) if busy_until < start), len(free_at))
+            if slot == len(free_at):
+                free_at.append(end)
+            free_at[slot] = end
+            slots[stage, unit] = slot
+        most = max(most, len(free_at))
+    return slots, most
+
+
+def layers_by_stage(layers: int, *, stages: int, chunks: int) -> list[list[list[int]]]:
+    """[stage][chunk] to the layers it holds, in order; as even as can be.
+
+    Raises:
+        RecipeError: There are fewer layers than virtual stages.
+
+    >>> layers_by_stage(7, stages=2, chunks=2)
+    [[[0, 1], [4, 5]], [[2, 3], [6]]]
+    """
+    count = stages * chunks
+    if layers < count:
+        fits = [str(n) for n in range(1, layers // chunks + 1)]
+        raise RecipeError(
+            f"{layers} layers are fewer than stage={stages} x chunks={chunks} = {count} parts of a pipeline; use mesh.stage in "
+            f"{{{', '.join(fits[-8:])}}}" + (f" with {chunks} chunks, or fewer chunks" if chunks > 1 else "")
+        )
+    base, extra = divmod(layers, count)
+    starts = [0, *itertools.accumulate(base + (k < extra) for k in range(count))]
+    return [
+        [list(range(starts[c * stages + s], starts[c * stages + s + 1])) for c in range(chunks)] for s in range(stages)
+    ]
+
+
+def schedule_table(stages: int, micro_batches: int, chunks: int) -> str:
+    """Each schedule's ticks, bubble and peak of kept inputs, as a Markdown table; from the tables that the executor runs."""
+    lines = [
+        "| schedule | ticks (forward, both, backward) | bubble | inputs kept | of which layers |",
+        "|---|---|---|---|---|",
+    ]
+    named: list[tuple[str, Pipeline]] = [
+        ("gpipe", Pipeline(schedule="gpipe")),
+        ("1f1b", Pipeline()),
+        (f"interleaved, {chunks} chunks", Pipeline(schedule="interleaved", chunks=chunks)),
+    ]
+    for name, pipeline in named:
+        schedule = build(pipeline, stages=stages, micro_batches=micro_batches)
+        counts = {(True, False): 0, (True, True): 0, (False, True): 0}
+        for forward, backward, count in schedule.phases:
+            counts[forward, backward] += count
+        ticks = f"{len(schedule.ticks)} ({', '.join(map(str, counts.values()))})"
+        part = stages * pipeline.chunks
+        lines.append(f"| {name} | {ticks} | {schedule.bubble():.1%} | {schedule.slots} | 1/{part} |")
+    return "\n".join(lines)
