@@ -20,6 +20,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from panax.kernels.attention_layout import (
@@ -111,11 +112,16 @@ def flash_forward(
     *,
     scores: Scores,
     blocks: Blocks,
+    result_dtype: DTypeLike | None = None,
 ) -> tuple[Float[Array, "batch query_seq heads head_dim"], Float[Array, "batch query_seq heads"]]:
     """The output and the logarithm of each query's softmax sum, which is -1e30 where a query sees no key.
 
     Not differentiable by itself; the pieces of a sequence split over devices are combined by their logsumexp.
+
+    Args:
+        result_dtype: Of the output; by default that of q. A piece that is still to be combined is wanted in float32.
     """
+    result_dtype = q.dtype if result_dtype is None else result_dtype
     cut = cut_scores(q, k, blocks)
     pairs = scores.mask.block_pairs(cut.q, cut.k, blocks.query, blocks.key)
     wide = accumulation_dtype(q.dtype)
@@ -149,10 +155,10 @@ def flash_forward(
         seen = total > 0
         total = jnp.where(seen, total, 1.0)
         logsumexp = jnp.where(seen, highest + jnp.log(total), MASKED)
-        out = (out / total[..., None]).astype(q.dtype)
+        out = (out / total[..., None]).astype(result_dtype)
         return from_query_blocks(out, cut), from_query_blocks(logsumexp[..., None], cut)[..., 0]
 
-    outputs = (jnp.zeros(q.shape, q.dtype), jnp.zeros(q.shape[:-1], wide))
+    outputs = (jnp.zeros(q.shape, result_dtype), jnp.zeros(q.shape[:-1], wide))
     out, logsumexp = _over_rows(attend, (q, k, v, query_segments, key_segments), outputs, cut)
     return out, logsumexp
 
@@ -169,12 +175,15 @@ def flash_backward(
     *,
     scores: Scores,
     blocks: Blocks,
+    result_dtype: DTypeLike | None = None,
 ) -> tuple[Array, Array, Array]:
     """The cotangents of q, k and v in one pass over the block pairs.
 
     Args:
         logsumexp: From `flash_forward`, or of the whole sequence where these are the keys of one piece of it.
         delta: From `output_delta`, likewise of the whole output.
+        result_dtype: Of the cotangents; by default those of q, k and v. A piece that is still to be added to others is
+            wanted in float32.
     """
     cut = cut_scores(q, k, blocks)
     pairs = scores.mask.block_pairs(cut.q, cut.k, blocks.query, blocks.key)
@@ -207,11 +216,11 @@ def flash_backward(
             return tuple(_put(part, _at(part, at) + new, at) for part, new, at in parts), None
 
         start = tuple(vary_like(jnp.zeros(part.shape, wide), queries) for part in (queries, keys_t, values_t))
-        d_q, d_k, d_v = (part.astype(q.dtype) for part in _walk(step, start, pairs))
+        d_q, d_k, d_v = (part.astype(result_dtype or q.dtype) for part in _walk(step, start, pairs))
         return from_query_blocks(d_q, cut), from_key_blocks_t(d_k, cut), from_key_blocks_t(d_v, cut)
 
     arrays = (q, k, v, d_out, logsumexp, delta, query_segments, key_segments)
-    outputs = tuple(jnp.zeros(x.shape, x.dtype) for x in (q, k, v))
+    outputs = tuple(jnp.zeros(x.shape, result_dtype or x.dtype) for x in (q, k, v))
     d_q, d_k, d_v = _over_rows(attend, arrays, outputs, cut)
     return d_q, d_k, d_v
 

@@ -20,15 +20,19 @@ LOWEST_MAXIMUM = -1e20
 class MaskRule:
     """A mask that depends on positions alone; positions count from the start of both sequences.
 
+    Below, `i` is a query's position with the offset added to it.
+
     Attributes:
         causal: A query at `i` sees keys at `j <= i`.
         window: With `causal`, a query at `i` sees keys in `(i - window, i]`, so `window` of them, itself included.
             Without `causal`, it sees keys with `|i - j| <= window`, so `2 * window + 1` of them. The two meanings are
             those of `sliding_window` in Hugging Face's `transformers.masking_utils`.
+        offset: How far the first query stands behind the first key, where both are pieces of one longer sequence.
     """
 
     causal: bool
     window: int | None
+    offset: int = 0
 
     def __post_init__(self):
         if self.window is not None and self.window < 1:
@@ -41,6 +45,7 @@ class MaskRule:
 
     def allows(self, query: Int[Array, "..."], key: Int[Array, "..."]) -> Bool[Array, "..."]:
         """Whether the query at each position sees the key at each position; the two broadcast against each other."""
+        query = query + self.offset
         allowed = (key <= query) if self.causal else (key == key) & (query == query)
         if self.window is not None:
             allowed &= key > query - self.window if self.causal else jnp.abs(query - key) <= self.window
@@ -48,13 +53,25 @@ class MaskRule:
 
     def block_allows(self, query: tuple[int, int], key: tuple[int, int]) -> bool:
         """Whether any query in the half-open range sees any key in the half-open range."""
-        (query_start, query_stop), (key_start, key_stop) = query, key
+        (query_start, query_stop), (key_start, key_stop) = (query[0] + self.offset, query[1] + self.offset), key
         if self.causal and key_start > query_stop - 1:
             return False
         if self.window is None:
             return True
         reach_left = self.window - 1 if self.causal else self.window
         return key_stop - 1 >= query_start - reach_left and (self.causal or key_start <= query_stop - 1 + self.window)
+
+    def block_allows_all(self, query: tuple[int, int], key: tuple[int, int]) -> bool:
+        """Whether every query in the half-open range sees every key in the half-open range.
+
+        >>> MaskRule(causal=True, window=4, offset=2).block_allows_all((0, 2), (0, 2))
+        True
+        """
+        # How far a query stands behind a key: at least, and at most.
+        nearest, farthest = query[0] + self.offset - (key[1] - 1), query[1] - 1 + self.offset - key[0]
+        if self.causal:
+            return nearest >= 0 and (self.window is None or farthest < self.window)
+        return self.window is None or max(-nearest, farthest) <= self.window
 
     def block_pairs(self, query_seq: int, key_seq: int, query_block: int, key_block: int) -> list[tuple[int, int]]:
         """The (query block, key block) pairs with a visible key, ordered by query block.

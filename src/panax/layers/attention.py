@@ -1,7 +1,8 @@
 """Grouped-query attention with everything that today's decoders add to it."""
 
+import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -21,9 +22,15 @@ from ..core import (
     whole_sequence,
 )
 from ..core.collectives import axis_index
+from ..core.layout import axis_size
 from ..kernels.attention import attention
+from ..parallel.ring import ring_attention
+from ..parallel.ulysses import ContextAttention, choose_context_attention, ulysses_attention
 from .norm import Norm
 from .rotary import Rotary
+
+CONTEXT = "context"
+"""The mesh axis that rows are split over."""
 
 
 class Cache(NamedTuple):
@@ -63,10 +70,15 @@ class Attention(Module):
         x: Float[Array, "batch residual embed"],
         position: Int[Array, "batch seq"],
         segment: Int[Array, "batch seq"] | None,
+        over_devices: ContextAttention = "auto",
     ) -> Float[Array, "batch residual embed"]:
-        """Attend within the rows of `x`, and within equal segments where they are given (0 is padding)."""
+        """Attend within the rows of `x`, and within equal segments where they are given (0 is padding).
+
+        Args:
+            over_devices: How rows that are split over the context axis attend.
+        """
         q, k, v = self._project(whole_sequence(x), position)
-        attended = _attend(q, k, v, segment, self.window, self.soft_cap, self.scale)
+        attended = self._attend(q, k, v, segment, over_devices)
         return self._output(checkpoint_name(attended, "attention"))
 
     def extend(
@@ -80,6 +92,26 @@ class Attention(Module):
             jax.lax.dynamic_update_slice(cache.v, v.astype(cache.v.dtype), at),
         )
         return self._output(_attend_to_cache(q, cache, start, self.window, self.soft_cap, self.scale)), cache
+
+    def _attend(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, segment: jax.Array | None, over_devices: ContextAttention
+    ) -> jax.Array:
+        """Run the kernel on this device's heads, over whole rows."""
+        k, v = _own_kv_heads(q, k, v)
+        options: dict[str, Any] = {
+            "causal": True,
+            "window": self.window,
+            "soft_cap": self.soft_cap,
+            "scale": self.scale,
+            "platform": current_platform(),
+        }
+        size = axis_size(CONTEXT)
+        if size == 1:
+            return attention(q, k, v, segments=segment, **options)
+        if choose_context_attention(q.shape[2], k.shape[2], size, over_devices) == "ring":
+            return ring_attention(q, k, v, segment, axis_name=CONTEXT, axis_size=size, **options)
+        kernel = functools.partial(attention, **options)
+        return ulysses_attention(q, k, v, segment, axis_name=CONTEXT, axis_size=size, kernel=kernel)
 
     def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         q = contract("batch seq embed, embed heads head_dim -> batch seq heads head_dim", x, self.w_q)
@@ -98,30 +130,6 @@ class Attention(Module):
     def _output(self, attended: jax.Array) -> jax.Array:
         out = contract("batch seq heads head_dim, heads head_dim embed -> batch seq embed", attended, self.w_o)
         return out if self.b_o is None else out + gather(self.b_o, "norm", out.dtype)[None, None]
-
-
-def _attend(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment: jax.Array | None,
-    window: int | None,
-    soft_cap: float | None,
-    scale: float | None,
-) -> jax.Array:
-    """Run the kernel on this device's rows and heads."""
-    k, v = _own_kv_heads(q, k, v)
-    return attention(
-        q,
-        k,
-        v,
-        segments=segment,
-        causal=True,
-        window=window,
-        soft_cap=soft_cap,
-        scale=scale,
-        platform=current_platform(),
-    )
 
 
 def _own_kv_heads(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from ..core import Module, dropout, normal, scope, stack, stacked
 from ..layers import Attention, Cache, Embedding, FeedForward, Head, Norm, PositionEmbedding
-from ..parallel import RematPolicy, rematerialise, scan_layers
+from ..parallel import ContextAttention, RematPolicy, rematerialise, scan_layers
 from .decoder_config import DecoderConfig
 
 
@@ -25,6 +25,7 @@ class Context(NamedTuple):
         row: Each row's index in the global batch.
         key: None when nothing is to be dropped.
         place: Index in its whole row of each position of the residual stream; 0, 1, 2, ... unless told.
+        attention: How rows that are split over the context axis attend.
     """
 
     position: Int[Array, "batch seq"]
@@ -32,6 +33,7 @@ class Context(NamedTuple):
     row: Int[Array, " batch"] | None = None
     key: Key[Array, ""] | None = None
     place: Int[Array, " residual"] | None = None
+    attention: ContextAttention = "auto"
 
 
 class Block(Module):
@@ -97,7 +99,7 @@ class Block(Module):
         self, x: Float[Array, "batch residual embed"], context: Context
     ) -> Float[Array, "batch residual embed"]:
         with scope("attention"):
-            branch = self.attention(self.attention_norm(x), context.position, context.segment)
+            branch = self.attention(self.attention_norm(x), context.position, context.segment, context.attention)
             x = self._add(x, branch, self.attention_post_norm, context, 0)
         with scope("feed_forward"):
             branch = self.feed_forward(self.feed_forward_norm(x))

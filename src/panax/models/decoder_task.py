@@ -7,13 +7,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from ..core import Batch, DataFacts, Evaluation, Gradients, Loss, Mean, Sum, Task, logical_axes, own_sequence
+from ..core import Batch, DataFacts, Evaluation, Gradients, Loss, Mean, Sum, Task, logical_axes
 from ..core.errors import RecipeError
 from ..core.layout import axis_size
 from ..core.measures import Losses, Metrics
 from ..layers import token_loss
 from ..mesh import MESH_AXES
-from ..parallel import Pipeline, RematPolicy
+from ..parallel import ContextAttention, Pipeline, RematPolicy
+from ..parallel.context import sequence_places
 from . import decoder_pipeline
 from .decoder import Context, Decoder
 from .decoder_config import DecoderConfig
@@ -30,6 +31,9 @@ class DecoderTask(Task):
         compute_dtype: What activations and products are in; parameters stay float32, sums accumulate in float32.
         z_loss: Weight of the squared log-partition in the loss.
         pipeline: How a stage axis of the mesh is used.
+        context_attention: How rows that are split over the context axis attend: by a ring of keys and values, or by exchanging
+            heads for positions (Ulysses), which needs as many key-value heads on each device as the axis has devices. auto takes
+            the latter where it can.
     """
 
     model: DecoderConfig
@@ -37,6 +41,7 @@ class DecoderTask(Task):
     remat: RematPolicy = "none"
     z_loss: float = 0.0
     pipeline: Pipeline = Pipeline()  # noqa: RUF009
+    context_attention: ContextAttention = "auto"
 
     mesh_axes = frozenset(MESH_AXES)
     names_axes = True
@@ -111,15 +116,18 @@ class DecoderTask(Task):
     def context(self, batch: Batch, key: jax.Array, train: bool) -> Context:
         """What every layer shares of a (micro-)batch."""
         tokens = batch["tokens"]
-        if tokens.shape[1] > self.model.max_length:
-            raise RecipeError(_too_long(tokens.shape[1], self.model.max_length))
+        length = tokens.shape[1] * axis_size("context")
+        if length > self.model.max_length:
+            raise RecipeError(_too_long(length, self.model.max_length))
         position = batch.get("position")
         if position is None:
-            # Added to the tokens' own zeros, so that it is laid out as they are.
-            position = jnp.zeros_like(tokens) + jnp.arange(tokens.shape[1], dtype=tokens.dtype)[None]
-        place = own_sequence(jnp.arange(tokens.shape[1])[None])[0]
+            place = sequence_places(tokens.shape[1], context=axis_size("context"))
+            position = jnp.broadcast_to(place[None], tokens.shape)
+        parts, tensor = axis_size("context"), axis_size("tensor")
+        place = sequence_places(tokens.shape[1] // tensor, context=parts, tensor=tensor)
         dropped = train and self.model.dropout > 0
-        return Context(position, batch.get("segment"), batch["row"], key if dropped else None, place)
+        segment = batch.get("segment")
+        return Context(position, segment, batch["row"], key if dropped else None, place, self.context_attention)
 
 
 def _too_long(length: int, most: int) -> str:

@@ -2,5 +2,7 @@
 
 from .layers import scan_layers
 from .remat import RematPolicy, rematerialise
+from .schedules import Pipeline
+from .ulysses import ContextAttention
 
-__all__ = ["RematPolicy", "rematerialise", "scan_layers"]
+__all__ = ["ContextAttention", "Pipeline", "RematPolicy", "rematerialise", "scan_layers"]

@@ -16,6 +16,7 @@ from ..core.errors import LayoutError, RecipeError, TrainingError
 from ..core.measures import total_loss
 from ..mesh import Placement, data_parallel_size
 from ..optim import Optimizer, optimizer_state_axes
+from ..parallel.context import zigzag_order
 from .update import Scalars, StepConfig, evaluation_step, train_step
 
 Signature = tuple[tuple[str, tuple[int, ...], str], ...]
@@ -215,7 +216,23 @@ class CompiledStep:
             raise TrainingError(
                 f"the batch's leaves are {sorted(arrays)}, the source declares {sorted(self.batch_axes)}; make them agree"
             )
-        return jax.device_put(arrays, self.placement.batch_shardings(arrays, self.batch_axes))
+        shardings = self.placement.batch_shardings(arrays, self.batch_axes)
+        if self.program.task.names_axes:
+            arrays = {name: self._in_zigzag(leaf, self.batch_axes[name]) for name, leaf in arrays.items()}
+        if jax.process_count() == 1:
+            return jax.device_put(arrays, shardings)
+        return {
+            name: jax.make_array_from_callback(leaf.shape, shardings[name], leaf.__getitem__)
+            for name, leaf in arrays.items()
+        }
+
+    def _in_zigzag(self, leaf: np.ndarray, axes: Axes) -> np.ndarray:
+        """Positions in the order in which the context axis holds them."""
+        parts = self.placement.sizes["context"]
+        if parts == 1 or "seq" not in axes:
+            return leaf
+        dim = axes.index("seq")
+        return np.take(leaf, zigzag_order(leaf.shape[dim], parts), axis=dim)
 
     def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]:
         """Dispatch one step on a batch that `put` sent; returns before the devices are done."""

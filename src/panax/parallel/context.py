@@ -1,0 +1,83 @@
+"""Which tokens of a row each device holds when sequences are split over the "context" mesh axis: the zigzag order.
+
+A row is cut into 2n equal chunks, and device i of n holds chunks i and 2n-1-i. Under a causal mask a chunk costs as much as it
+has chunks before it, so every device's pair costs the same; contiguous parts would leave the last device with twice the mean.
+
+Source: Llama 3 (arXiv:2407.21783), section 3.3.2. Striped attention (arXiv:2311.09431) balances by dealing out single tokens,
+which breaks every block of scores across its diagonal; whole chunks leave full blocks.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+
+class WireBytes(NamedTuple):
+    """What one device sends for one layer's attention, in bytes."""
+
+    forward: int
+    backward: int
+
+
+def zigzag_order(length: int, n: int) -> np.ndarray:
+    """The permutation of a row after which n equal parts are what the n devices hold.
+
+    Raises:
+        ValueError: The row can't be cut into 2n equal chunks.
+
+    >>> zigzag_order(8, 2).tolist()
+    [0, 1, 6, 7, 2, 3, 4, 5]
+    """
+    if n == 1:
+        return np.arange(length)
+    if length % (2 * n):
+        raise ValueError(
+            f"length={length} is not divisible by 2 * context={2 * n}, the chunks that a row is cut into; use a length "
+            f"of {length // (2 * n) * 2 * n} or {-(-length // (2 * n)) * 2 * n}"
+        )
+    chunks = np.arange(length).reshape(2 * n, -1)
+    return np.stack([chunks[:n], chunks[::-1][:n]], axis=1).reshape(-1)
+
+
+def zigzag_inverse(length: int, n: int) -> np.ndarray:
+    """The permutation that undoes `zigzag_order`.
+
+    >>> zigzag_order(8, 2)[zigzag_inverse(8, 2)].tolist()
+    [0, 1, 2, 3, 4, 5, 6, 7]
+    """
+    return np.argsort(zigzag_order(length, n))
+
+
+def sequence_places(local_length: int, *, context: int, tensor: int = 1) -> Int[Array, " seq"]:
+    """Where in its original row each token stands that this device holds.
+
+    Called with the mesh axes "context" and "tensor" manual, of which one of size 1 need not exist.
+
+    Args:
+        local_length: Tokens of a row on this device, after a row's zigzag part was cut in `tensor` equal contiguous parts.
+        context: The size of the mesh axis "context".
+        tensor: The size of the mesh axis "tensor" where it splits the sequence, else 1.
+
+    Raises:
+        ValueError: A device's zigzag part has no two equal chunks.
+
+    >>> sequence_places(3, context=1).tolist()
+    [0, 1, 2]
+    """
+    part = local_length * tensor
+    place = jnp.arange(local_length, dtype=jnp.int32)
+    if tensor > 1:
+        place = place + jax.lax.axis_index("tensor") * local_length
+    if context == 1:
+        return place
+    if part % 2:
+        raise ValueError(
+            f"a device's part of a row, {local_length=} * {tensor=} = {part} tokens, can't be cut into two equal chunks; "
+            f"use a row length that is divisible by 2 * context={2 * context}"
+        )
+    chunk, device = part // 2, jax.lax.axis_index("context")
+    early, late = device * chunk, (2 * context - 1 - device) * chunk
+    return jnp.where(place < chunk, early + place, late + place - chunk)

@@ -1,0 +1,240 @@
+"""Ring attention: queries stay where they are, keys and values travel around the "context" mesh axis.
+
+Each device holds two chunks of a row in zigzag order (`context`). At step s it has the keys and values of the device s places
+before it. Under a causal mask exactly two products of a chunk by a chunk are to be done there, neither of them masked: this
+device's late chunk sees the other's early one, and of the two chunks with the same name (early and early where the other device
+stands before, late and late where it stands behind) one sees the other. So every device does the same work at every step, and
+the next keys travel meanwhile. Partial results are merged by their logsumexp in float32.
+
+With a window the mask between two chunks depends on their distance, which differs between devices. It takes few forms (nothing,
+everything, and one or two cuts): each is a branch with a static mask, so that blocks outside the window are not computed; and
+steps at which no device would find anything visible are left out of the journey.
+
+Source: ring attention (arXiv:2310.01889); zigzag: `context`. Differs from Llama 3 (arXiv:2407.21783, section 3.3.2), which
+gathers all keys and values at once: the same bytes forward, memory for whole rows, and nothing to hide the transfer behind.
+"""
+
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from panax.kernels.attention import attention
+from panax.kernels.attention_blockwise import output_delta
+from panax.kernels.attention_choice import Choice, say_once
+from panax.kernels.attention_mask import MASKED, MaskRule
+from panax.kernels.precision import accumulation_dtype
+from panax.kernels.target import canonical_platform
+from panax.parallel.context import WireBytes
+from panax.parallel.ring_chunks import Ring, chunk_gradients, chunk_outputs, pieces_of, shifts_with_work
+
+_REASON = (
+    "ring attention merges partial softmax sums, which only this kernel gives; "
+    "ulysses attention runs the fast ones, where the context axis divides the heads"
+)
+
+
+def ring_attention(
+    q: Float[Array, "batch seq heads head_dim"],
+    k: Float[Array, "batch seq kv_heads head_dim"],
+    v: Float[Array, "batch seq kv_heads head_dim"],
+    segments: Int[Array, "batch seq"] | None,
+    *,
+    axis_name: str,
+    axis_size: int,
+    causal: bool = True,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    scale: float | None = None,
+    platform: str,
+) -> Float[Array, "batch seq heads head_dim"]:
+    """Softmax attention over whole rows of which this device holds its zigzag part, differentiable by q, k and v.
+
+    Called with `axis_name` manual and variation unchecked: `jax.shard_map(..., check_vma=False)`. Arguments that are not named
+    here as `attention`. Keeps (q, k, v, segments, out, logsumexp) for its backward pass.
+
+    Sent by each device (`ring_bytes`), where a window does not shorten the journey: forward, n-1 times k, v and segments;
+    backward, n-1 times the same, and n-1 times the gradients of k and v in float32.
+
+    Args:
+        segments: Of the local tokens; 0 is padding.
+        axis_name: The mesh axis that rows are split over.
+        axis_size: Devices along it.
+
+    Raises:
+        ValueError: The local sequence is no two equal chunks, the heads are not a multiple of the kv heads, the window is
+            below 1 or the cap not positive.
+    """
+    if axis_size == 1:
+        options = {"causal": causal, "window": window, "soft_cap": soft_cap, "scale": scale}
+        return attention(q, k, v, segments=segments, **options, platform=platform)
+    seq, heads, head_dim = q.shape[1:]
+    if seq % 2:
+        raise ValueError(
+            f"a device's part of a row, {seq} tokens, can't be cut into two equal chunks; use a row length that is "
+            f"divisible by 2 * {axis_name}={2 * axis_size}"
+        )
+    if heads % k.shape[2]:
+        raise ValueError(f"{heads=} must be a multiple of kv_heads={k.shape[2]}")
+    if soft_cap is not None and soft_cap <= 0:
+        raise ValueError(f"{soft_cap=} must be positive, or None for no cap")
+    ring = Ring(
+        axis_name=axis_name,
+        axis_size=axis_size,
+        chunk=seq // 2,
+        mask=MaskRule(causal=causal, window=window),
+        soft_cap=soft_cap,
+        scale=1.0 / math.sqrt(head_dim) if scale is None else scale,
+        platform=canonical_platform(platform),
+    )
+    say_once(ring.platform, Choice("blockwise", _REASON))
+    return _attention(q, k, v, segments, ring)
+
+
+def ring_bytes(
+    *,
+    axis_size: int,
+    batch: int,
+    local_seq: int,
+    kv_heads: int,
+    head_dim: int,
+    itemsize: int,
+    packed: bool,
+    causal: bool = True,
+    window: int | None = None,
+) -> WireBytes:
+    """What one device sends in `ring_attention`; the arguments are sizes on one device.
+
+    Args:
+        itemsize: Bytes of an element of k and v; their gradients have 4, or 8 with it.
+        packed: Whether there are segments.
+
+    >>> ring_bytes(axis_size=4, batch=1, local_seq=1024, kv_heads=8, head_dim=128, itemsize=2, packed=False)
+    WireBytes(forward=12582912, backward=37748736)
+    """
+    if axis_size == 1:
+        return WireBytes(0, 0)
+    steps = len(shifts_with_work(axis_size, local_seq // 2, MaskRule(causal=causal, window=window)))
+    elements = 2 * batch * local_seq * kv_heads * head_dim
+    keys = elements * itemsize + (batch * local_seq * 4 if packed else 0)
+    return WireBytes(steps * keys, steps * (keys + elements * max(itemsize, 4)))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attention(q: Array, k: Array, v: Array, segments: Array | None, ring: Ring) -> Array:
+    return _forward(q, k, v, segments, ring)[0]
+
+
+def _forward(q, k, v, segments, ring: Ring):
+    wide = accumulation_dtype(q.dtype)
+    home, shifts = (k, v, segments), _shifts(ring)
+
+    def visit(merged, held, shift):
+        pieces = pieces_of(ring, shift)
+        for piece, part in zip(pieces, chunk_outputs(ring, pieces, (q, segments), held)):
+            merged = _merge(merged, part, piece.query * ring.chunk)
+        return merged
+
+    def step(carry, shift, since, until):
+        merged, held = carry
+        following = _send(held, until, ring)
+        return visit(merged, held, shift), following
+
+    nothing = jnp.zeros(q.shape, wide), jnp.full(q.shape[:-1], MASKED, wide)
+    held = _send(home, shifts[0] if shifts else None, ring)
+    (out, logsumexp), _ = _tour(step, (visit(nothing, home, 0), held), shifts)
+    out = out.astype(q.dtype)
+    return out, (q, k, v, segments, out, logsumexp)
+
+
+def _backward(ring: Ring, saved, d_out):
+    q, k, v, segments, out, logsumexp = saved
+    wide = accumulation_dtype(q.dtype)
+    # Or the compiler, seeing the forward pass in the same program, would keep all keys from there instead of sending them again.
+    k, v, segments, d_out = lax.optimization_barrier((k, v, segments, d_out))
+    queries = q, segments, logsumexp, output_delta(out, d_out), d_out
+    home, shifts = (k, v, segments), _shifts(ring)
+
+    def visit(gradients, held, shift):
+        d_q, d_k, d_v = gradients
+        pieces = pieces_of(ring, shift)
+        for piece, parts in zip(pieces, chunk_gradients(ring, pieces, queries, held)):
+            d_q = _add(d_q, parts[0], piece.query * ring.chunk)
+            d_k, d_v = (_add(x, part, piece.key * ring.chunk) for x, part in zip((d_k, d_v), parts[1:]))
+        return d_q, d_k, d_v
+
+    def step(carry, shift, since, until):
+        (d_q, *d_keys), held = carry
+        following = _send(held, until, ring)
+        # A step behind the keys that they belong to, so that they too travel while the step computes.
+        d_keys = _send(d_keys, since, ring)
+        return visit((d_q, *d_keys), held, shift), following
+
+    no_keys = tuple(jnp.zeros(x.shape, wide) for x in (k, v))
+    d_q, *d_home = visit((jnp.zeros(q.shape, wide), *no_keys), home, 0)
+    held = _send(home, shifts[0] if shifts else None, ring)
+    (d_q, *d_keys), _ = _tour(step, ((d_q, *no_keys), held), shifts)
+    d_keys = _send(d_keys, ring.axis_size - shifts[-1] if shifts else None, ring)
+    d_k, d_v = (here + back for here, back in zip(d_home, d_keys))
+    return d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype), None
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def _shifts(ring: Ring) -> tuple[int, ...]:
+    return shifts_with_work(ring.axis_size, ring.chunk, ring.mask)
+
+
+def _send(arrays, places: int | None, ring: Ring):
+    """Every array to the device `places` further on."""
+    if places is None:
+        return arrays
+    n = ring.axis_size
+    pairs = [(device, (device + places) % n) for device in range(n)]
+    return jax.tree.map(lambda x: lax.ppermute(x, ring.axis_name, pairs), arrays)
+
+
+def _tour(step, carry, shifts: tuple[int, ...]):
+    """Fold `step(carry, shift, since, until)` over the shifts, by a scan over each run of them with the same moves around.
+
+    Args:
+        step: `since` and `until` are the places between its shift and the one before and after, None at the ends.
+    """
+    moves = [after - before for before, after in itertools.pairwise(shifts)]
+    around = zip([None, *moves], [*moves, None])
+    for between, run in itertools.groupby(zip(shifts, around), key=lambda pair: pair[1]):
+        run = [shift for shift, _ in run]
+        if len(run) == 1:
+            carry = step(carry, run[0], *between)
+            continue
+
+        def body(carry, shift, between=between):
+            return step(carry, shift, *between), None
+
+        carry, _ = lax.scan(body, carry, jnp.asarray(run, jnp.int32))
+    return carry
+
+
+def _merge(whole: tuple[Array, Array], part: tuple[Array, ...], start: int | Array) -> tuple[Array, Array]:
+    """Softmax attention to the keys of both, from (output, logsumexp) of each; `part` holds the queries from `start` on."""
+    size = part[0].shape[1]
+    out, old = (lax.dynamic_slice_in_dim(x, start, size, axis=1) for x in whole)
+    part_out, new = part
+    highest = jnp.maximum(old, new)
+    weight, part_weight = jnp.exp(old - highest), jnp.exp(new - highest)
+    total = weight + part_weight
+    out = (weight / total)[..., None] * out + (part_weight / total)[..., None] * part_out
+    merged = out, highest + jnp.log(total)
+    out, logsumexp = (lax.dynamic_update_slice_in_dim(x, y, start, axis=1) for x, y in zip(whole, merged))
+    return out, logsumexp
+
+
+def _add(whole: Array, part: Array, start: int | Array) -> Array:
+    """Add `part` to the positions of `whole` from `start` on."""
+    old = lax.dynamic_slice_in_dim(whole, start, part.shape[1], axis=1)
+    return lax.dynamic_update_slice_in_dim(whole, old + part, start, axis=1)

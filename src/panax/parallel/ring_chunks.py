@@ -1,0 +1,211 @@
+"""Attention between chunks of the devices of a ring: which chunks meet, under which mask, and their products.
+
+A piece is one chunk of this device's queries against one chunk of the keys that it holds at the moment. Which chunks these are,
+and how far apart they stand in the row, differs between devices, so both may be traced. The mask of a piece is static all the
+same: all distances that can occur are known when the program is built, and with them the few masks.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from panax.kernels.attention_blockwise import Scores, flash_backward, flash_forward
+from panax.kernels.attention_layout import Blocks, choose_blocks
+from panax.kernels.attention_mask import MASKED, MaskRule
+from panax.kernels.precision import accumulation_dtype
+
+_EVERYTHING = MaskRule(causal=False, window=None)
+
+
+class Piece(NamedTuple):
+    """A chunk of queries against a chunk of keys.
+
+    Attributes:
+        query: 0 for the device's early chunk, 1 for its late one.
+        key: Likewise, of the device that the keys are from.
+        distance: How many chunks of the row the queries stand behind the keys; below 0, before them.
+        distances: All that `distance` can be, on any device.
+    """
+
+    query: int | Array
+    key: int | Array
+    distance: int | Array
+    distances: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ring:
+    """All of a call to ring attention that is static.
+
+    Attributes:
+        chunk: Tokens in each of the two chunks of a device.
+    """
+
+    axis_name: str
+    axis_size: int
+    chunk: int
+    mask: MaskRule
+    soft_cap: float | None
+    scale: float
+    platform: str
+
+    def scores(self, mask: MaskRule) -> Scores:
+        return Scores(mask=mask, scale=self.scale, soft_cap=self.soft_cap)
+
+    def blocks(self, q: Array, k: Array, mask: MaskRule) -> Blocks:
+        return choose_blocks(
+            platform=self.platform,
+            batch=q.shape[0],
+            kv_heads=k.shape[2],
+            group=q.shape[2] // k.shape[2],
+            query_seq=self.chunk,
+            key_seq=self.chunk,
+            window=mask.window,
+            block_size=None,
+        )
+
+
+def shifts_with_work(axis_size: int, chunk: int, mask: MaskRule) -> tuple[int, ...]:
+    """How many places before a device those stand whose keys any device has to see, itself aside.
+
+    >>> shifts_with_work(8, 16, MaskRule(causal=True, window=None))
+    (1, 2, 3, 4, 5, 6, 7)
+    >>> shifts_with_work(8, 16, MaskRule(causal=True, window=16))
+    (1, 7)
+    """
+    return tuple(shift for shift in range(1, axis_size) if _pieces_at(axis_size, chunk, mask, shift))
+
+
+def pieces_of(ring: Ring, shift: int | Array) -> list[Piece]:
+    """What this device has to compute with the keys of the device `shift` places before it; 0 is itself.
+
+    Args:
+        shift: Traced, it is one of `shifts_with_work`; the pieces are then those of any of them.
+    """
+    n = ring.axis_size
+    shifts = (shift,) if isinstance(shift, int) else shifts_with_work(n, ring.chunk, ring.mask)
+    distances: dict[int, set[int]] = {}
+    for each in shifts:
+        for number, found in _pieces_at(n, ring.chunk, ring.mask, each).items():
+            distances.setdefault(number, set()).update(found)
+    here = lax.axis_index(ring.axis_name)
+    meetings = _meetings(here, (here - shift) % n, n, causal=ring.mask.causal, at_home=shifts == (0,))
+    return [Piece(*meetings[number], tuple(sorted(found))) for number, found in sorted(distances.items())]
+
+
+def _pieces_at(axis_size: int, chunk: int, mask: MaskRule, shift: int) -> dict[int, set[int]]:
+    """The distances of each of the `_meetings` at a shift, without meetings at which no device sees anything."""
+    distances: dict[int, set[int]] = {}
+    for here in range(axis_size):
+        there = (here - shift) % axis_size
+        meetings = _meetings(here, there, axis_size, causal=mask.causal, at_home=shift == 0)
+        for number, (_, _, distance) in enumerate(meetings):
+            distances.setdefault(number, set()).add(distance)
+    return {
+        number: found
+        for number, found in distances.items()
+        if any(_mask_at(distance, chunk, mask) is not None for distance in found)
+    }
+
+
+def _meetings(here, there, n: int, *, causal: bool, at_home: bool) -> list[tuple[Any, Any, Any]]:
+    """(query chunk, key chunk, distance) for devices `here` and `there`, which are integers or traced ones."""
+    if causal and not at_home:
+        # 1 where `there` stands behind, 0 where before: in arithmetic that integers and traced ones share.
+        same = (n + there - here) // n
+        return [(1, 0, 2 * n - 1 - here - there), (same, same, abs(here - there))]
+    queries, keys = (here, 2 * n - 1 - here), (there, 2 * n - 1 - there)
+    names = [(0, 0), (1, 1), (1, 0)] if causal else [(0, 0), (1, 1), (1, 0), (0, 1)]
+    return [(query, key, queries[query] - keys[key]) for query, key in names]
+
+
+def _mask_at(distance: int, chunk: int, mask: MaskRule) -> MaskRule | None:
+    """The mask between two chunks at a distance; None if nothing is visible."""
+    moved, whole = dataclasses.replace(mask, offset=distance * chunk), (0, chunk)
+    if not moved.block_allows(whole, whole):
+        return None
+    return _EVERYTHING if moved.block_allows_all(whole, whole) else moved
+
+
+def chunk_outputs(
+    ring: Ring,
+    pieces: Sequence[Piece],
+    queries: tuple[Array, Array | None],
+    keys: tuple[Array, Array, Array | None],
+) -> list[tuple[Array, ...]]:
+    """The output and the logsumexp of each piece, in float32.
+
+    Args:
+        queries: q and its segments.
+        keys: k, v and their segments.
+    """
+
+    def compute(mask, q, query_segments, k, v, key_segments):
+        wide = accumulation_dtype(q.dtype)
+        if mask is None:
+            return jnp.zeros(q.shape, wide), jnp.full(q.shape[:-1], MASKED, wide)
+        options = {"scores": ring.scores(mask), "blocks": ring.blocks(q, k, mask), "result_dtype": wide}
+        return flash_forward(q, k, v, query_segments, key_segments, **options)
+
+    return _each(ring, pieces, compute, queries, keys)
+
+
+def chunk_gradients(
+    ring: Ring,
+    pieces: Sequence[Piece],
+    queries: tuple[Array, Array | None, Array, Array, Array],
+    keys: tuple[Array, Array, Array | None],
+) -> list[tuple[Array, ...]]:
+    """The cotangents of each piece's q, k and v, in float32.
+
+    Args:
+        queries: q, its segments, and of the whole rows its logsumexp, `output_delta` and cotangent of the output.
+        keys: k, v and their segments.
+    """
+
+    def compute(mask, q, query_segments, logsumexp, delta, d_out, k, v, key_segments):
+        wide = accumulation_dtype(q.dtype)
+        if mask is None:
+            return tuple(jnp.zeros(x.shape, wide) for x in (q, k, v))
+        options = {"scores": ring.scores(mask), "blocks": ring.blocks(q, k, mask), "result_dtype": wide}
+        return flash_backward(q, k, v, query_segments, key_segments, logsumexp, delta, d_out, **options)
+
+    return _each(ring, pieces, compute, queries, keys)
+
+
+def _each(
+    ring: Ring, pieces: Sequence[Piece], compute: Callable[..., tuple[Array, ...]], queries: tuple, keys: tuple
+) -> list[tuple[Array, ...]]:
+    """`compute(mask, *chunks)` of every piece; neighbours with one and the same mask are stacked and computed together."""
+
+    def chunks(piece: Piece) -> list[Array | None]:
+        named = [(x, piece.query) for x in queries] + [(x, piece.key) for x in keys]
+        return [
+            None if x is None else lax.dynamic_slice_in_dim(x, name * ring.chunk, ring.chunk, axis=1)
+            for x, name in named
+        ]
+
+    def masks(piece: Piece) -> tuple[MaskRule | None, ...]:
+        return tuple(dict.fromkeys(_mask_at(distance, ring.chunk, ring.mask) for distance in piece.distances))
+
+    results: list[tuple[Array, ...]] = []
+    for known, alike in itertools.groupby(pieces, key=masks):
+        alike = list(alike)
+        if len(known) == 1:
+            stacked = [None if parts[0] is None else jnp.concatenate(parts) for parts in zip(*map(chunks, alike))]
+            results += zip(*(jnp.split(x, len(alike)) for x in compute(known[0], *stacked)))
+            continue
+        for piece in alike:
+            first, last = piece.distances[0], piece.distances[-1]
+            which = [
+                known.index(_mask_at(d, ring.chunk, ring.mask)) if d in piece.distances else 0
+                for d in range(first, last + 1)
+            ]
+            branches = [lambda piece=piece, mask=mask: compute(mask, *chunks(piece)) for mask in known]
+            results.append(lax.switch(jnp.asarray(which, jnp.int32)[piece.distance - first], branches))
+    return results

@@ -1,0 +1,191 @@
+"""Ulysses attention: heads are exchanged for positions, so that each device runs the ordinary kernel on whole rows.
+
+An all-to-all over the "context" mesh axis turns [all heads, a part of the rows] into [a part of the heads, whole rows], and
+another one turns the output back. Between the two the rows are put from zigzag order (`context`) into their own, in whole
+chunks. The fast kernels serve as they are; the axis can't be larger than the number of heads.
+
+Source: DeepSpeed Ulysses (arXiv:2309.14509). Differs: grouped queries, whose few key-value heads are repeated no more often
+than it takes for the axis to divide them; gathering them on every device would never be fewer bytes.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from panax.core.errors import nearest
+from panax.kernels.precision import accumulation_dtype
+from panax.parallel.context import WireBytes
+
+ContextAttention = Literal["auto", "ring", "ulysses"]
+"""How sequences that are split over devices attend: see `choose_context_attention`."""
+
+
+def choose_context_attention(
+    heads: int, kv_heads: int, axis_size: int, asked: ContextAttention = "auto"
+) -> Literal["ring", "ulysses"]:
+    """Which of the two a layer gets: "auto" is Ulysses where it runs without repeating key-value heads.
+
+    The fast kernels then serve, and each device sends (heads / kv_heads + 1) / (2 * axis_size) times the bytes that it would
+    send in a ring, forward and backward in bfloat16: fewer, but for many query heads to a group on a short axis. A ring
+    hides what it sends behind its products, and runs at any axis size.
+
+    Args:
+        heads: Query heads on this device, before any exchange.
+        kv_heads: Likewise.
+
+    Raises:
+        ValueError: Ulysses was asked for and `axis_size` does not divide the heads.
+
+    >>> choose_context_attention(32, 8, 4), choose_context_attention(32, 8, 16)
+    ('ulysses', 'ring')
+    """
+    if asked not in get_args(ContextAttention):
+        raise ValueError(f"context attention {asked!r}: {nearest(asked, get_args(ContextAttention))}")
+    if asked == "auto":
+        return "ulysses" if kv_heads % axis_size == 0 and heads % axis_size == 0 else "ring"
+    if asked == "ulysses":
+        _check_heads(heads, axis_size)
+    return asked
+
+
+def ulysses_attention(
+    q: Float[Array, "batch seq heads head_dim"],
+    k: Float[Array, "batch seq kv_heads head_dim"],
+    v: Float[Array, "batch seq kv_heads head_dim"],
+    segments: Int[Array, "batch seq"] | None,
+    *,
+    axis_name: str,
+    axis_size: int,
+    kernel: Callable[..., Array],
+) -> Float[Array, "batch seq heads head_dim"]:
+    """Attention over whole rows of which this device holds its zigzag part, differentiable by q, k and v.
+
+    Called with `axis_name` manual: in `jax.shard_map(..., check_vma=False)`. Sent by each device: `ulysses_bytes`.
+
+    Args:
+        segments: Of the local tokens; 0 is padding.
+        axis_name: The mesh axis that rows are split over.
+        axis_size: Devices along it.
+        kernel: Called once as `kernel(q, k, v, segments=segments)` with whole rows and a part of the heads: `attention` with its
+            options bound.
+
+    Raises:
+        ValueError: `axis_size` does not divide the query heads, or the local sequence is no two equal chunks.
+    """
+    if axis_size == 1:
+        return kernel(q, k, v, segments=segments)
+    seq, heads = q.shape[1:3]
+    _check_heads(heads, axis_size)
+    if heads % k.shape[2]:
+        raise ValueError(f"{heads=} must be a multiple of kv_heads={k.shape[2]}")
+    if seq % 2:
+        raise ValueError(
+            f"a device's part of a row, {seq} tokens, can't be cut into two equal chunks; use a row length that is "
+            f"divisible by 2 * {axis_name}={2 * axis_size}"
+        )
+    if segments is not None:
+        segments = _in_order(lax.all_gather(segments, axis_name, axis=1, tiled=True), axis_size)
+    copies = _sent_kv_heads(k.shape[2], axis_size) // k.shape[2]
+    q, k, v = (_whole_rows(x, axis_name, axis_size) for x in (q, _repeated(k, copies), _repeated(v, copies)))
+    return _whole_heads(kernel(q, k, v, segments=segments), axis_name, axis_size)
+
+
+def ulysses_bytes(
+    *,
+    axis_size: int,
+    batch: int,
+    local_seq: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    itemsize: int,
+    packed: bool,
+) -> WireBytes:
+    """What one device sends in `ulysses_attention`; the arguments are sizes on one device before any exchange.
+
+    Of every array that is exchanged a device keeps one part and sends the others: q, k, v and the output forward, their
+    cotangents backward. The segments are gathered once, by handing them on around the axis.
+
+    Args:
+        itemsize: Bytes of an element of q, k and v.
+        packed: Whether there are segments.
+
+    >>> ulysses_bytes(
+    ...     axis_size=4, batch=1, local_seq=1024, heads=32, kv_heads=8, head_dim=128, itemsize=2, packed=False
+    ... )
+    WireBytes(forward=15728640, backward=15728640)
+    """
+    if axis_size == 1:
+        return WireBytes(0, 0)
+    columns = 2 * (heads + _sent_kv_heads(kv_heads, axis_size)) * head_dim
+    exchanged = batch * local_seq * columns * itemsize // axis_size * (axis_size - 1)
+    segments = (axis_size - 1) * batch * local_seq * 4 if packed else 0
+    return WireBytes(exchanged + segments, exchanged)
+
+
+def _sent_kv_heads(kv_heads: int, axis_size: int) -> int:
+    """The fewest key-value heads, each repeated alike, that the axis divides."""
+    return math.lcm(kv_heads, axis_size)
+
+
+def _check_heads(heads: int, axis_size: int) -> None:
+    if heads % axis_size:
+        fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
+        raise ValueError(
+            f"ulysses attention needs the context axis to divide the query heads of a device: {heads=} is not divisible "
+            f"by context={axis_size}; use context in {{{fitting}}}, or 'ring'"
+        )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _repeated(x: Array, copies: int) -> Array:
+    """[batch, seq, heads, d] with each head `copies` times in a row; the copies' cotangents are added in float32."""
+    return jnp.repeat(x, copies, axis=2) if copies > 1 else x
+
+
+def _repeated_backward(copies: int, _, d_x: Array) -> tuple[Array]:
+    if copies == 1:
+        return (d_x,)
+    grouped = d_x.reshape(*d_x.shape[:2], -1, copies, d_x.shape[3])
+    return (grouped.astype(accumulation_dtype(d_x.dtype)).sum(axis=3).astype(d_x.dtype),)
+
+
+_repeated.defvjp(lambda x, copies: (_repeated(x, copies), None), _repeated_backward)
+
+
+def _to_rows(x: Array, axis_name: str, axis_size: int) -> Array:
+    """[batch, part of seq in zigzag order, heads, d] to [batch, seq, part of heads, d]."""
+    return _in_order(lax.all_to_all(x, axis_name, split_axis=2, concat_axis=1, tiled=True), axis_size)
+
+
+def _to_heads(x: Array, axis_name: str, axis_size: int) -> Array:
+    """Undoes `_to_rows`, and is its transpose: both only move."""
+    return lax.all_to_all(_in_zigzag(x, axis_size), axis_name, split_axis=1, concat_axis=2, tiled=True)
+
+
+_whole_rows = jax.custom_vjp(_to_rows, nondiff_argnums=(1, 2))
+_whole_rows.defvjp(
+    lambda x, *axis: (_to_rows(x, *axis), None), lambda name, size, _, d_x: (_to_heads(d_x, name, size),)
+)
+_whole_heads = jax.custom_vjp(_to_heads, nondiff_argnums=(1, 2))
+_whole_heads.defvjp(
+    lambda x, *axis: (_to_heads(x, *axis), None), lambda name, size, _, d_x: (_to_rows(d_x, name, size),)
+)
+
+
+def _in_order(x: Array, n: int) -> Array:
+    """Rows, [batch, seq, ...], from zigzag order into their own."""
+    chunks = x.reshape(x.shape[0], n, 2, -1, *x.shape[2:])
+    return jnp.concatenate([chunks[:, :, 0], chunks[:, ::-1, 1]], axis=1).reshape(x.shape)
+
+
+def _in_zigzag(x: Array, n: int) -> Array:
+    """Undoes `_in_order`."""
+    halves = x.reshape(x.shape[0], 2, n, -1, *x.shape[2:])
+    return jnp.stack([halves[:, 0], halves[:, 1, ::-1]], axis=2).reshape(x.shape)
