@@ -1,0 +1,220 @@
+"""The bytes that each device sends in one training step of a decoder, by formula: from the algorithm, not from a program.
+
+`docs/communication.md` derives each formula; `tests/aot` compares them with what compiled programs send. As everywhere in this
+room, a collective over n devices is counted as a ring sends it: gathering or scattering an array of B bytes, or exchanging all
+parts of it, sends B·(n-1)/n from each device; an all-reduce twice that; a permutation B.
+
+Left out: scalars (losses, metrics, the gradient's norm).
+"""
+
+import dataclasses
+from collections.abc import Iterable
+
+from ..mesh.rules import MeshAxes
+from ..parallel.ring import ring_bytes
+from ..parallel.schedules import layers_by_stage
+from ..parallel.ulysses import choose_context_attention, ulysses_bytes
+from .decoder_step import DecoderStep, local_heads, mesh_order
+
+FLOAT32 = 4
+"""Bytes of a parameter, and of its gradient wherever it travels."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What one device sends in one step, for one purpose.
+
+    Attributes:
+        kind: As in `collectives.KINDS`.
+        axes: The mesh axes that it goes over, in the mesh's order.
+        wire_bytes: All of a step.
+        purpose: What it is for: `layer weights`, `activations`.
+    """
+
+    kind: str
+    axes: MeshAxes
+    wire_bytes: int
+    purpose: str
+
+
+def decoder_traffic(step: DecoderStep) -> list[Traffic]:
+    """What each device sends in `step`; of stages that differ, the one that sends most.
+
+    >>> task = DecoderTask(model=DecoderConfig(vocab_size=512), compute_dtype="bfloat16")
+    >>> step = DecoderStep(task=task, mesh={"fsdp": 8}, rows=8, length=1024)
+    >>> sorted({(traffic.kind, traffic.axes) for traffic in decoder_traffic(step)})
+    [('all-gather', ('fsdp',)), ('all-reduce', ('fsdp',)), ('reduce-scatter', ('fsdp',))]
+    """
+    ledger = _Ledger(step)
+    _weights(step, ledger)
+    _once_a_step(step, ledger)
+    _residual_stream(step, ledger)
+    _loss(step, ledger)
+    _attention(step, ledger)
+    _stages(step, ledger)
+    merged: dict[tuple[str, MeshAxes, str], int] = {}
+    for one in ledger.found:
+        key = one.kind, one.axes, one.purpose
+        merged[key] = merged.get(key, 0) + one.wire_bytes
+    return [Traffic(kind, axes, size, purpose) for (kind, axes, purpose), size in merged.items() if size]
+
+
+def traffic_totals(traffic: Iterable[Traffic]) -> dict[tuple[str, MeshAxes], int]:
+    """Bytes by kind and mesh axes."""
+    totals: dict[tuple[str, MeshAxes], int] = {}
+    for one in traffic:
+        totals[one.kind, one.axes] = totals.get((one.kind, one.axes), 0) + one.wire_bytes
+    return totals
+
+
+class _Ledger:
+    """Collects traffic. Sizes are bytes of the whole array on a device; axes of size 1 send nothing."""
+
+    def __init__(self, step: DecoderStep):
+        self.step = step
+        self.found: list[Traffic] = []
+
+    def add(self, kind: str, axes: Iterable[str], purpose: str, size: int, times: int = 1) -> None:
+        axes = mesh_order(self.step, axes)
+        ways = self.step.ways(axes)
+        if ways > 1 and size * times:
+            share = {"all-reduce": 2 * (ways - 1) / ways, "collective-permute": 1.0}.get(kind, (ways - 1) / ways)
+            self.found.append(Traffic(kind, axes, round(size * share * times), purpose))
+
+
+def _weights(step: DecoderStep, ledger: _Ledger) -> None:
+    """Weights in the compute dtype to where they are used, gradients in float32 back to where they rest."""
+    passes, zero, wide, narrow = step.passes, step.zero, FLOAT32, step.compute_bytes
+    for array in step.arrays:
+        if array.stacked:
+            # Stages hold one array for all places in the period.
+            if passes.schedule and not array.name.startswith("stacks.0.blocks.0."):
+                continue
+            # Without stages, an array may stack only some of the layers: those of one place in the period of windows.
+            count = (passes.layers, passes.held) if passes.schedule else (array.layers, array.layers)
+            purpose, of_pass, held = "layer weights", array.each * count[0], array.each * count[1]
+            gathers, scatters = passes.forward + 2 * passes.differentiated, passes.differentiated
+        else:
+            purpose, of_pass, held = "tables", array.each, array.each
+            gathers, scatters = _uses_of_table(step, array.name)
+        once = {"gather": zero != "3", "scatter": zero == "1"}
+        gathered, gathers = (held, 1) if once["gather"] else (of_pass, gathers)
+        scattered, scatters = (held, 1) if once["scatter"] else (of_pass, scatters)
+        ledger.add("all-gather", array.gathered, purpose, narrow * gathered, gathers)
+        ledger.add("reduce-scatter", array.gathered, purpose, wide * scattered, scatters)
+        if array.travels:
+            whole = array.each // step.ways(array.gathered) * passes.held
+            ledger.add("all-to-all", ("stage",), "layers to stages", whole * (wide if zero == "3" else narrow))
+            ledger.add("all-to-all", ("stage",), "layers to stages", whole * wide)
+
+
+def _uses_of_table(step: DecoderStep, name: str) -> tuple[int, int]:
+    """(gathers, scatters) of an embedding, a head or both in one, where each use has its own."""
+    passes = step.passes
+    if name == "head.table":
+        return passes.losses, passes.losses
+    gathers, scatters = passes.embedded, passes.embedded_back
+    if name == "embedding.table" and step.model.tied:
+        return gathers + passes.losses, scatters + passes.losses
+    return gathers, scatters
+
+
+def _once_a_step(step: DecoderStep, ledger: _Ledger) -> None:
+    """Gradients, summed over the mesh axes on which their parameters are stored alike."""
+    for array in step.arrays:
+        ledger.add("all-reduce", array.apart, "gradients once a step", FLOAT32 * array.stored)
+
+
+def _residual_stream(step: DecoderStep, ledger: _Ledger) -> None:
+    """The sequence over `tensor`: gathered before each product that splits its result, scattered after one that sums."""
+    passes, size = step.passes, step.compute_bytes * step.tokens * step.model.embed
+    # What is done again: nothing; the gathers; also the scatters but the layer's last, unless a norm after it needs its result.
+    again = {"none": (0, 0), "products": (2, 0), "full": (2, 2 if step.model.post_norms else 1)}[step.task.remat]
+    gathers = passes.layers * (2 * passes.forward + (4 + again[0]) * passes.differentiated)
+    scatters = passes.layers * (2 * passes.forward + (4 + again[1]) * passes.differentiated)
+    ledger.add("all-gather", ("tensor",), "activations", size, gathers)
+    ledger.add("reduce-scatter", ("tensor",), "activations", size, scatters)
+    ledger.add("reduce-scatter", ("tensor",), "embedding", size, passes.embedded)
+    ledger.add("all-gather", ("tensor",), "embedding", size, passes.embedded_back)
+
+
+def _loss(step: DecoderStep, ledger: _Ledger) -> None:
+    """The hidden states over `tensor`, and three float32 numbers of each token's softmax: maximum, sum, the target's logit."""
+    passes = step.passes
+    size = step.compute_bytes * passes.loss_tokens * step.model.embed
+    ledger.add("all-gather", ("tensor",), "loss", size, passes.losses)
+    ledger.add("reduce-scatter", ("tensor",), "loss", size, passes.losses)
+    ledger.add("all-reduce", ("tensor",), "loss", 3 * FLOAT32 * passes.loss_tokens, passes.losses)
+
+
+def _attention(step: DecoderStep, ledger: _Ledger) -> None:
+    """Rows over `context`: keys and values around a ring, or heads exchanged for positions."""
+    if step.size("context") == 1:
+        return
+    passes = step.passes
+    sent = [_ring_or_ulysses(step, window) for window in _windows(step)]
+    for kind in sorted({kind for parts in sent for part in parts.values() for kind in part}):
+
+        def of(pass_: str, kind: str = kind) -> int:
+            return sum(parts[pass_].get(kind, 0) for parts in sent)
+
+        again = {"none": 0, "products": of("again"), "full": of("forward")}[step.task.remat]
+        each = of("forward") + again + of("backward")
+        total = passes.forward * of("forward") + passes.differentiated * each
+        ledger.found.append(Traffic(kind, ("context",), total, "attention"))
+
+
+def _windows(step: DecoderStep) -> list[int]:
+    """Of the layers of one pass; in a pipeline, of the stage whose windows are widest."""
+    windows = [step.model.windows[layer % len(step.model.windows)] for layer in range(step.model.num_layers)]
+    stages, chunks = step.size("stage"), step.task.pipeline.chunks
+    if stages == 1:
+        return windows
+    held = [chunk for stage in layers_by_stage(len(windows), stages=stages, chunks=chunks) for chunk in stage]
+    # A place that is left empty runs the last layer, and its result is dropped.
+    filled = [[*chunk, *[-1] * (step.passes.layers - len(chunk))] for chunk in held]
+    return max(
+        ([windows[layer] for layer in chunk] for chunk in filled), key=lambda ws: sum(w or step.length for w in ws)
+    )
+
+
+def _ring_or_ulysses(step: DecoderStep, window: int) -> dict[str, dict[str, int]]:
+    """Bytes of one layer by kind: `forward`, `backward`, and `again` where products and attention's output are kept."""
+    heads, kv_heads = local_heads(step)
+    context, head_dim, width = step.size("context"), step.model.head_size, step.compute_bytes
+    sizes = {
+        "axis_size": context,
+        "batch": step.micro_rows,
+        "local_seq": step.length // context,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "itemsize": width,
+    }
+    chosen = choose_context_attention(heads, kv_heads, context, step.task.context_attention)
+    if chosen == "ring":
+        ring = ring_bytes(**sizes, packed=step.packed, causal=True, window=window or None)
+        # The logsumexp is not kept, and so the output too is computed once more for the backward pass.
+        forward, backward = {"collective-permute": ring.forward}, {"collective-permute": ring.backward}
+        return {"forward": forward, "again": forward, "backward": backward}
+    exchanged = ulysses_bytes(**sizes, heads=heads, packed=False)
+    output = step.tokens * heads * head_dim * width // context * (context - 1)
+    segments = (context - 1) * step.tokens * 4 if step.packed else 0
+    return {
+        "forward": {"all-to-all": exchanged.forward, "all-gather": segments},
+        "again": {"all-to-all": exchanged.forward - output, "all-gather": segments},
+        "backward": {"all-to-all": exchanged.backward},
+    }
+
+
+def _stages(step: DecoderStep, ledger: _Ledger) -> None:
+    """Activations and their gradients from stage to stage in each tick, and a finished micro-batch to all stages for its loss."""
+    if step.size("stage") == 1:
+        return
+    passes, row = step.passes, step.compute_bytes * step.model.embed
+    residual = step.tokens // step.size("tensor")
+    ledger.add(
+        "collective-permute", ("stage",), "stage to stage", row * residual, passes.forward + passes.differentiated
+    )
+    shared = row * passes.loss_tokens // step.size("tensor") * step.size("stage")
+    ledger.add("reduce-scatter", ("stage",), "loss over stages", shared, passes.losses)
+    ledger.add("all-gather", ("stage",), "loss over stages", shared, passes.losses)
