@@ -15,7 +15,10 @@ import tiny
 
 from panax.core import named_leaves
 from panax.mesh import MeshShape, Placement, Rules
+from panax.models import DecoderTask
 from panax.optim.optimizers import Optimizer
+from panax.parallel import Pipeline
+from panax.plan.collectives import count_collectives
 from panax.train import CompiledStep, Program, StepConfig
 
 AXES = ("replica", "stage", "fsdp", "expert", "context", "tensor")
@@ -29,12 +32,16 @@ ONE = dict.fromkeys(AXES, 1)
 ALONE = [{axis: 2} for axis in AXES] + [{"replica": 8}, {"fsdp": 8}, {"tensor": 4}]
 PAIRS = [{a: 2, b: 2} for i, a in enumerate(AXES) for b in AXES[i + 1 :]]
 MIXED = [
-    {"replica": 2, "fsdp": 4},
     {"fsdp": 2, "tensor": 4},
+    {"replica": 2, "context": 4},
     {"replica": 2, "fsdp": 2, "tensor": 2},
     {"replica": 2, "expert": 2, "tensor": 2},
+    {"stage": 2, "fsdp": 2, "tensor": 2},
+    {"fsdp": 2, "context": 2, "tensor": 2},
+    {"stage": 2, "fsdp": 2, "context": 2},
+    {"replica": 2, "stage": 2, "expert": 2},
 ]
-LAYOUTS = {layout_name(sizes): sizes for sizes in [*ALONE, *PAIRS, *MIXED] if not {"stage", "context"} & set(sizes)}
+LAYOUTS = {layout_name(sizes): sizes for sizes in [*ALONE, *PAIRS, *MIXED]}
 
 # Float32 sums of the same terms in another order. A gradient here is a sum of at most 512 tokens' terms; each order rounds
 # to a relative 2**-24 * sqrt(512) ~ 1.4e-6 of the terms' own norm, forward and backward pass through 3 layers.
@@ -122,10 +129,101 @@ def assert_close(a: dict, b: dict) -> None:
         assert distance <= TOLERANCE * np.linalg.norm(b[name]) + noise, (name, distance / np.linalg.norm(b[name]))
 
 
+def shard_shapes(step) -> dict[str, tuple[int, ...]]:
+    state = jax.tree.map(lambda leaf, place: place.shard_shape(leaf.shape), step.program.abstract, step.shardings)
+    block = state.params.stacks[0].blocks[0]
+    batch = step.put(tiny.batch())
+    return {
+        "w_up": block.feed_forward.w_up,
+        "w_k": block.attention.w_k,
+        "table": state.params.embedding.table,
+        "scale": state.params.final_norm.scale,
+        "tokens": batch["tokens"].sharding.shard_shape(batch["tokens"].shape),
+    }
+
+
+def expected_shards(sizes) -> dict[str, tuple[int, ...]]:
+    """Three layers in two kinds of stacks don't fall into two equal stages: they rest split along `embed`."""
+    replica, stage, fsdp, expert, context, tensor = (sizes.get(axis, 1) for axis in AXES)
+    embed = 32 // (fsdp * expert * stage)
+    return {
+        "w_up": (1, embed, 64 // tensor),
+        "w_k": (1, embed, 2 // tensor if 2 % tensor == 0 else 2, 8),
+        "table": (128 // tensor, embed),
+        "scale": (32,),
+        "tokens": (16 // (replica * fsdp * expert), 32 // context),
+    }
+
+
+def communication(step) -> dict[str, set[str]]:
+    """Mesh axis to the kinds of collectives over it, alone or with others, in the compiled step."""
+    (program,) = step._train.values()
+    found: dict[str, set[str]] = {}
+    for collective in count_collectives(program.as_text(), step.placement.sizes):
+        for axis in collective.axes:
+            found.setdefault(axis, set()).add(collective.kind)
+    return found
+
+
+def expected_communication(sizes) -> dict[str, set[str]]:
+    sharded = {"all-gather", "reduce-scatter", "all-reduce"}
+    # Rings where two key-value heads, split over tensor, are fewer than the context axis has devices; else heads for positions.
+    ring = sizes.get("context", 1) * sizes.get("tensor", 1) > 2
+    kinds = {
+        "replica": {"all-reduce"},
+        "stage": {*sharded, "collective-permute", "all-to-all"},
+        "fsdp": sharded,
+        "expert": sharded,
+        "context": {"all-reduce", "collective-permute"} if ring else {"all-reduce", "all-to-all", "all-gather"},
+        "tensor": sharded,
+    }
+    return {axis: kinds[axis] for axis in sizes}
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_trains_like_one_device(layout):
-    step = compiled(LAYOUTS[layout])
+    sizes = LAYOUTS[layout]
+    step = compiled(sizes, micro_batches=2 if "stage" in sizes else 1)
     assert_trains_alike(train(step), on_one_device())
+    assert shard_shapes(step) == expected_shards(sizes)
+    assert communication(step) == expected_communication(sizes)
+
+
+RESTING = dataclasses.replace(tiny.CONFIG, num_layers=4, windows=(0,))
+
+
+@functools.cache
+def four_like_layers_on_one_device() -> Trained:
+    return train(compiled({}, task=DecoderTask(model=RESTING)))
+
+
+@pytest.mark.parametrize(
+    "sizes, pipeline, remat, zero",
+    [
+        ({"stage": 4, "fsdp": 2}, Pipeline(), "none", "auto"),
+        ({"stage": 2, "fsdp": 2}, Pipeline(schedule="interleaved", chunks=2), "products", "auto"),
+        ({"stage": 2, "tensor": 2}, Pipeline(schedule="gpipe"), "full", "auto"),
+        ({"stage": 2, "fsdp": 2}, Pipeline(), "none", "3"),
+        ({"stage": 2, "fsdp": 2}, Pipeline(), "none", "2"),
+    ],
+    ids=["1f1b", "interleaved", "gpipe", "zero3", "zero2"],
+)
+def test_every_schedule_trains_alike(sizes, pipeline, remat, zero):
+    task = DecoderTask(model=RESTING, pipeline=pipeline, remat=remat)
+    step = compiled(sizes, Rules(zero=zero), task, micro_batches=4)
+    assert_trains_alike(train(step), four_like_layers_on_one_device())
+    # Layers that fall into equal, adjacent stages rest there, and travel nowhere; the embedding is no stage's own.
+    rest = pipeline.schedule != "interleaved"
+    w_up = step.shardings.params.stacks[0].blocks[0].feed_forward.w_up.shard_shape((4, 32, 64))
+    assert w_up[0] == (4 // sizes["stage"] if rest else 4)
+    assert ("all-to-all" in communication(step)["stage"]) == (not rest)
+
+
+@pytest.mark.parametrize("remat", ["products", "full"])
+@pytest.mark.parametrize("asked", ["ring", "ulysses"])
+def test_every_way_to_attend_over_devices_trains_alike(asked, remat):
+    task = dataclasses.replace(tiny.task(), context_attention=asked, remat=remat)
+    assert_trains_alike(train(compiled({"context": 2, "fsdp": 2}, task=task)), on_one_device())
 
 
 @pytest.mark.parametrize("zero", ["1", "2"])
@@ -157,7 +255,7 @@ def test_shards_are_where_the_rules_say():
     assert block.feed_forward.w_up.shape == (1, 32, 64)
     assert shard(block.feed_forward.w_up) == (1, 16, 32)
     assert shard(block.attention.w_o) == (1, 2, 8, 16)
-    assert shard(state.params.embedding.table) == (48, 16)
+    assert shard(state.params.embedding.table) == (64, 16)
     assert state.params.final_norm.scale.is_fully_replicated
     assert shard(step.put(tiny.batch())["tokens"]) == (4, 32)
 

@@ -1,70 +1,192 @@
-"""`panax inspect`: what a recipe is, before anything runs."""
+"""`panax inspect`: what a recipe is and what a step of it will take, before anything runs."""
 
+import dataclasses
 import json
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from rich.console import Console
 
-from ..core import pair_axes
+from ..core import DataFacts, Task, pair_axes
 from ..core.errors import RecipeError
+from ..data import BytePairTokenizer, TextData
 from ..mesh import Placement
+from ..plan import Target, TooLarge, parse_target, plan_step, target_devices, text_batch
+from ..plan.report import aligned, plan_lines, size
+from ..plan.step import TEXT_LEAVES
 from ..run import Experiment
 from ..run.description import describe
-from ..run.prepare import Prepared, prepare
+from ..run.prepare import make_program, prepare
+from ..train import CompiledStep
 from .overrides import experiment_from
 from .recipes import built_in
 
+Say = Callable[[str], None]
+
+LESS = "Shard over more devices (--mesh.fsdp), or use --task.remat full, more --step.micro-batches or a smaller --data.batch-size"
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is inspected.
+
+    Attributes:
+        task: With what the recipe left open filled in.
+        batch: Shapes of a training batch.
+        target: What it is compiled for; None for the attached devices.
+    """
+
+    experiment: Experiment
+    task: Task
+    step: Any
+    batch: Callable[[], dict[str, Any]]
+    sequence_length: int | None
+    target: Target | None = None
+
 
 def inspect(arguments: Sequence[str]) -> int:
-    """Print the parameter table, bytes, FLOPs per token and the resolved settings."""
+    """Print parameters, layout, bytes, FLOPs, settings, and the communication and memory of one compiled step."""
     if not arguments or arguments[0].startswith("-"):
         raise RecipeError(f"expected `panax inspect RECIPE`; the recipes are {', '.join(sorted(built_in()))}")
     console = Console()
-    prepared = prepare(
-        experiment_from(arguments, "inspect"), lambda line: console.print(line, style="dim", highlight=False)
-    )
-    print_inspection(prepared, console)
+
+    def say(line: str) -> None:
+        console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+
+    warnings.showwarning = lambda message, *_: _warn(console, str(message))
+    rest, target, compiles = own_flags(arguments)
+    if target is None:
+        subject = _attached(experiment_from(rest, "inspect"), say)
+    else:
+        devices = target_devices(target)
+        subject = _elsewhere(experiment_from(rest, "inspect"), target, devices, say)
+    print_parameters(subject, console)
+    if compiles and isinstance(subject.step, CompiledStep):
+        print_step(subject, console)
+    console.print("settings")
+    console.print_json(json.dumps(describe(_resolved(subject))))
     return 0
 
 
-def print_inspection(prepared: Prepared, console: Console) -> None:
-    """Print everything that is known of a run that has not begun."""
-    experiment = prepared.experiment
-    placement = getattr(prepared.step, "placement", None) or Placement.create(devices=jax.devices()[:1])
-    program = prepared.step.program
-    table = _table(program.abstract.params, program.axes.params, prepared.step.shardings.params, program.trainable)
+def own_flags(arguments: Sequence[str]) -> tuple[list[str], Target | None, bool]:
+    """The arguments without `--target` and `--no-compile`, and what those say."""
+    rest, target, compiles = [], None, True
+    remaining = iter(arguments)
+    for argument in remaining:
+        name, equals, value = argument.partition("=")
+        if name == "--target":
+            target = parse_target(value if equals else next(remaining, ""))
+        elif argument == "--no-compile":
+            compiles = False
+        else:
+            rest.append(argument)
+    return rest, target, compiles
+
+
+def _attached(experiment: Experiment, say: Say) -> Subject:
+    prepared = prepare(experiment, say)
+    source = prepared.data.train
+    data = experiment.data
+
+    def batch() -> dict[str, Any]:
+        return text_batch(data) if isinstance(data, TextData) else dict(next(source.batches()).batch)
+
+    return Subject(experiment, prepared.task, prepared.step, batch, prepared.data.facts.sequence_length)
+
+
+def _elsewhere(experiment: Experiment, target: Target, devices: list[Any], say: Say) -> Subject:
+    """For a target, text is not tokenised: its batches' shapes are known, and a vocabulary is the task's or the tokenizer's."""
+    data = experiment.data
+    if not isinstance(data, TextData):
+        prepared = prepare(experiment, say, devices)
+        return Subject(
+            experiment,
+            prepared.task,
+            prepared.step,
+            lambda: dict(next(prepared.data.train.batches()).batch),
+            None,
+            target,
+        )
+    try:
+        task = experiment.task.adapted(DataFacts(None, data.sequence_length))
+    except RecipeError:
+        if not isinstance(data.tokenizer, BytePairTokenizer):
+            raise
+        say(f"the corpus is not read: the vocabulary is taken as its tokenizer's most, {data.tokenizer.vocab_size}")
+        task = experiment.task.adapted(DataFacts(data.tokenizer.vocab_size, data.sequence_length))
+    axes = dict.fromkeys(TEXT_LEAVES, ("batch", "seq"))
+    placement = Placement.create(experiment.mesh, experiment.rules, devices)
+    step = CompiledStep(make_program(experiment, task), placement, axes)
+    return Subject(experiment, task, step, lambda: text_batch(data), data.sequence_length, target)
+
+
+def print_parameters(subject: Subject, console: Console) -> None:
+    """Print the parameter table, the mesh, bytes and FLOPs."""
+    step = subject.step
+    program = step.program
+    placement = getattr(step, "placement", None) or Placement.create(devices=jax.devices()[:1])
+    table = _table(program.abstract.params, program.axes.params, step.shardings.params, program.trainable)
     for number, line in enumerate(table):
         console.print(line, style="" if number else "bold", highlight=False, markup=False, no_wrap=True, soft_wrap=True)
     mesh = " ".join(f"{axis}={size}" for axis, size in placement.sizes.items() if size > 1) or "one device"
     total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(program.abstract.params))
-    console.print(f"mesh           {mesh}", highlight=False)
+    console.print(f"mesh           {mesh}{f' of {subject.target.name}' if subject.target else ''}", highlight=False)
     console.print(f"number         {total:,} parameters", highlight=False)
     for name, tree, shardings in (
-        ("parameters", program.abstract.params, prepared.step.shardings.params),
-        ("optimizer", program.abstract.optimizer_state, prepared.step.shardings.optimizer_state),
+        ("parameters", program.abstract.params, step.shardings.params),
+        ("optimizer", program.abstract.optimizer_state, step.shardings.optimizer_state),
     ):
         whole, each = _bytes(tree, shardings)
-        console.print(f"{name:14} {_size(whole)}, {_size(each)} on each device", highlight=False)
-    _print_flops(prepared, console)
-    console.print("settings")
-    console.print_json(json.dumps(describe(_resolved(prepared, experiment))))
-
-
-def _resolved(prepared: Prepared, experiment: Experiment) -> dict[str, Any]:
-    return {field: getattr(experiment, field) for field in experiment.__dataclass_fields__ if field != "task"} | {
-        "task": prepared.task
-    }
-
-
-def _print_flops(prepared: Prepared, console: Console) -> None:
-    length = prepared.data.facts.sequence_length
-    flops = prepared.task.flops_per_token(length) if length else None
+        console.print(f"{name:14} {size(whole)}, {size(each)} on each device", highlight=False)
+    flops = subject.task.flops_per_token(subject.sequence_length) if subject.sequence_length else None
     if flops is not None:
         console.print(f"compute        {flops:,.0f} FLOPs for a token's forward and backward pass", highlight=False)
+
+
+def print_step(subject: Subject, console: Console) -> None:
+    """Compile the training step; print its memory and its communication, and warn if it does not fit."""
+    try:
+        plan = plan_step(subject.step, subject.batch())
+    except TooLarge as error:
+        _warn(console, f"{_name(subject)} can't hold the step: {error} {LESS}")
+        return
+    limit = _memory_limit(subject)
+    for line in plan_lines(plan, limit, _name(subject)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if limit and plan.memory.total > limit:
+        _warn(
+            console,
+            f"the step does not fit: {size(plan.memory.total)} on each device, where there are {size(limit)}. {LESS}",
+        )
+
+
+def _name(subject: Subject) -> str:
+    if subject.target is not None:
+        return subject.target.name
+    devices = subject.step.placement.devices.devices
+    return f"{devices.size} x {devices.flat[0].device_kind}"
+
+
+def _memory_limit(subject: Subject) -> int | None:
+    if subject.target is not None:
+        return subject.target.memory_bytes
+    statistics = subject.step.placement.devices.devices.flat[0].memory_stats() or {}
+    return statistics.get("bytes_limit")
+
+
+def _warn(console: Console, message: str) -> None:
+    console.print(f"warning: {message}", style="bold yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+def _resolved(subject: Subject) -> dict[str, Any]:
+    experiment = subject.experiment
+    return {field: getattr(experiment, field) for field in experiment.__dataclass_fields__ if field != "task"} | {
+        "task": subject.task
+    }
 
 
 def _table(params: Any, axes: Any, shardings: Any, trainable: Any) -> list[str]:
@@ -83,15 +205,11 @@ def _table(params: Any, axes: Any, shardings: Any, trainable: Any) -> list[str]:
                 " ".join(map(str, leaf.shape)),
                 " ".join(axis or "-" for axis in leaf_axes),
                 layout or "replicated",
-                _size(_leaf_bytes(leaf.shape, leaf.dtype)),
-                _size(_leaf_bytes(place.shard_shape(leaf.shape), leaf.dtype)),
+                size(_leaf_bytes(leaf.shape, leaf.dtype)),
+                size(_leaf_bytes(place.shard_shape(leaf.shape), leaf.dtype)),
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(6)]
-    return [
-        "  ".join(cell.ljust(width) if i < 4 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths)))
-        for row in rows
-    ]
+    return aligned(rows, left=4)
 
 
 def _leaf_bytes(shape: Sequence[int], dtype: Any) -> int:
@@ -104,10 +222,3 @@ def _bytes(tree: Any, shardings: Any) -> tuple[int, int]:
         whole += _leaf_bytes(leaf.shape, leaf.dtype)
         each += _leaf_bytes(place.shard_shape(leaf.shape), leaf.dtype)
     return whole, each
-
-
-def _size(count: int) -> str:
-    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"

@@ -10,7 +10,8 @@ USAGE = """\
 usage: panax COMMAND ...
 
   panax train RECIPE [--field.sub value ...]     train; the same command again goes on from where it stopped
-  panax inspect RECIPE [--field.sub value ...]   parameters, layout, bytes, FLOPs and the resolved settings; nothing is trained
+  panax inspect RECIPE [--field.sub value ...]   parameters, layout, bytes, FLOPs, settings; what a step communicates and holds,
+                [--target h100x64] [--no-compile]  compiled for the attached devices or for absent ones; nothing is trained
   panax generate CHECKPOINT --prompt TEXT        continue a text with a trained model
   panax export CHECKPOINT DIR                    write a trained model in Hugging Face's layout
   panax recipes                                  what there is to train

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from ..core.axes import map_axes, pair_axes
 from ..core.errors import LayoutError
 from ..core.layout import use_layout
 from ..core.protocols import Axes
+from .devices import device_grid
 from .rules import MESH_AXES, MeshAxes, Rules, assign
 from .topology import MeshShape
 
@@ -41,7 +41,7 @@ class Placement:
         """
         devices = jax.devices() if devices is None else list(devices)
         sizes = (shape or MeshShape()).resolve(len(devices))
-        grid = np.array(devices[: math.prod(sizes.values())]).reshape([sizes[axis] for axis in MESH_AXES])
+        grid = device_grid(devices[: math.prod(sizes.values())], sizes)
         return cls(Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES)), rules or Rules())
 
     @property

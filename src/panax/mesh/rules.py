@@ -142,11 +142,12 @@ def assign(
     used: dict[str, str] = {}
     result: list[MeshAxes] = []
     for i, logical in enumerate(axes):
-        wanted = [axis for axis in rules.get(logical or "", ()) if mesh.get(axis, 1) > 1]
+        rule = rules.get(logical or "", ())
+        wanted = [axis for axis in rule if mesh.get(axis, 1) > 1]
         # An axis of a longer rule that another dimension took already is dropped; a rule's only axis is a collision.
         free = tuple(axis for axis in wanted if axis not in used)
         taken = [axis for axis in wanted if axis in used]
-        if taken and not free and used[taken[0]] != logical:
+        if taken and len(rule) == 1 and used[taken[0]] != logical:
             raise LayoutError(
                 f"{name}: its dimensions {used[taken[0]]!r} and {logical!r} are both mapped to mesh axis {taken[0]!r}; "
                 f"map one of them elsewhere in the rules"

@@ -192,7 +192,7 @@ class Decoder(Module):
         (4, 256, 1024)
         """
         embedding_key, position_key, head_key, layer_key = jax.random.split(key, 4)
-        sizes = {"vocab": config.vocab_size, "embed": config.embed, "position": config.max_length}
+        sizes = {"vocab": config.vocab_rows, "embed": config.embed, "position": config.max_length}
         stacks, first = [], 0
         for period, repeats in config.stacks:
             stack_key = jax.random.fold_in(layer_key, first)

@@ -14,6 +14,8 @@ class DecoderConfig:
 
     Attributes:
         vocab_size: Number of tokens; 0 takes the tokenizer's.
+        vocab_multiple: Embedding and head have rows for a multiple of this many tokens, so that any usual tensor axis divides
+            them. The rows past `vocab_size` are never read, get probability 0, and are not exported.
         max_length: Longest sequence the model is for; the number of learned positions, where it has them.
         embed: Width of the residual stream.
         kv_heads: Key-value heads; 0 for as many as query heads.
@@ -28,6 +30,7 @@ class DecoderConfig:
     """
 
     vocab_size: int = 0
+    vocab_multiple: int = 128
     max_length: int = 1024
     embed: int = 256
     num_layers: int = 4
@@ -59,7 +62,7 @@ class DecoderConfig:
             if not holds:
                 raise RecipeError(message)
 
-        for name in ("max_length", "embed", "num_layers", "heads", "ffn"):
+        for name in ("max_length", "embed", "num_layers", "heads", "ffn", "vocab_multiple"):
             require(getattr(self, name) > 0, f"model.{name}={getattr(self, name)}; expected a positive number")
         require(
             self.vocab_size >= 0,
@@ -83,6 +86,15 @@ class DecoderConfig:
             self.rotary is None or self.head_size % 2 == 0,
             f"model.head_dim={self.head_size} is odd; rotary embedding turns pairs of features",
         )
+
+    @property
+    def vocab_rows(self) -> int:
+        """Rows of the embedding and of the head.
+
+        >>> DecoderConfig(vocab_size=50257).vocab_rows
+        50304
+        """
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
     def num_kv_heads(self) -> int:

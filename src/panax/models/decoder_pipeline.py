@@ -197,7 +197,7 @@ class _Layers:
             return y if (self.order >= 0).all() else jnp.where(index >= 0, y, x)
 
         layer = rematerialise(one, remat)
-        return scan_layers(lambda x, scanned: layer(x, *scanned), x, (weights, mine, kinds))
+        return scan_layers(lambda x, scanned: layer(x, *scanned), x, (weights, mine, kinds), may_unroll=False)
 
     def returned(self, gradients: list[Any]) -> Any:
         """Gradients like `weights`, as the stacks in storage."""

@@ -108,6 +108,7 @@ class DecoderTask(Task):
             mask,
             soft_cap=self.model.logit_soft_cap,
             z_loss=self.z_loss if train else 0.0,
+            vocab_size=None if self.model.vocab_size == self.model.vocab_rows else self.model.vocab_size,
         )
         weight = mask.sum()
         losses = {"cross_entropy": Loss(sums.loss, weight)}

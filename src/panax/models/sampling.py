@@ -98,6 +98,6 @@ def logits_of(model: Decoder, hidden: Float[Array, "batch seq embed"]) -> Float[
     """All logits in float32; for small inputs, since nothing is chunked here."""
     logits = contract(
         "batch seq embed, vocab embed -> batch seq vocab", hidden, model.output_table, out_dtype=jnp.float32
-    )
+    )[..., : model.config.vocab_size]
     cap = model.config.logit_soft_cap
     return logits if cap is None else cap * jnp.tanh(logits / cap)

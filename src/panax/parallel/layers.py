@@ -11,15 +11,18 @@ CPU_UNROLLED_LAYERS = 12
 """On CPU, stacks of up to this many repeats are unrolled: see `scan_layers`."""
 
 
-def scan_layers(function: Callable[[jax.Array, Any], jax.Array], x: jax.Array, layers: Any) -> jax.Array:
+def scan_layers(
+    function: Callable[[jax.Array, Any], jax.Array], x: jax.Array, layers: Any, *, may_unroll: bool = True
+) -> jax.Array:
     """Feed `x` through `function(x, layer)` for each layer of a stack.
 
     One program for all layers, whatever their number. Only on CPU are short stacks unrolled: a loop there copies everything that
     the backward pass needs into stacked buffers, with one core, which took a third of a float32 step and half of a bfloat16 one.
-    A barrier between the layers keeps XLA from fusing the chain of residuals, which cost more than the loop had.
+    A pipeline holds its layers in several programs, and leaves that. A barrier between the layers keeps XLA from fusing the chain
+    of residuals, which cost more than the loop had.
     """
     repeats = jax.tree.leaves(layers)[0].shape[0]
-    unrolled = current_platform() == "cpu" and repeats <= CPU_UNROLLED_LAYERS
+    unrolled = may_unroll and current_platform() == "cpu" and repeats <= CPU_UNROLLED_LAYERS
 
     def body(x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
         y = function(x, layer)

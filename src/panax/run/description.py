@@ -12,8 +12,9 @@ from ..core import Task
 from ..core.errors import CheckpointError
 from ..layers import Rotary, RotaryScaling
 from ..models import DecoderConfig, DecoderTask
+from ..parallel import Pipeline
 
-READABLE = {cls.__name__: cls for cls in (DecoderTask, DecoderConfig, Rotary, RotaryScaling)}
+READABLE = {cls.__name__: cls for cls in (DecoderTask, DecoderConfig, Rotary, RotaryScaling, Pipeline)}
 
 
 def describe(value: Any) -> Any:

@@ -16,6 +16,7 @@ def effective(config: DecoderConfig) -> dict[str, Any]:
     fields["windows"] = tuple(cycle[i % len(cycle)] for i in range(config.num_layers))
     fields["kv_heads"], fields["head_dim"] = config.num_kv_heads, config.head_size
     fields["query_scale"] = float(config.query_scale or config.head_size)
+    del fields["vocab_multiple"]
     return fields
 
 

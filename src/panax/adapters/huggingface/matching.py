@@ -16,6 +16,7 @@ class Match(NamedTuple):
         leaf: Its array, real or abstract.
         axes: Its logical axes, without the one that layers are stacked along.
         layers: The number of each stacked layer in the model; empty for a parameter outside of the layers.
+        vocab_size: Of the files' embedding and head; the parameter's rows past it are padding.
     """
 
     name: str
@@ -23,11 +24,13 @@ class Match(NamedTuple):
     axes: tuple[str, ...]
     layers: tuple[int, ...]
     foreign: Foreign
+    vocab_size: int
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Logical axis to size, for one layer."""
-        return dict(zip(self.axes, self.leaf.shape[1 if self.layers else 0 :]))
+        """Logical axis to size in the files, for one layer."""
+        sizes = dict(zip(self.axes, self.leaf.shape[1 if self.layers else 0 :]))
+        return sizes | {"vocab": self.vocab_size} if "vocab" in sizes else sizes
 
     @property
     def tensors(self) -> list[str]:
@@ -41,6 +44,7 @@ class Match(NamedTuple):
 
 def matches(family: Family, model: Decoder) -> Iterator[Match]:
     """A match for each parameter of a decoder (real, abstract, or its gradients), in the order of its tree."""
+    vocab_size = model.config.vocab_size
     for name, leaf, axes in pair_axes(model, logical_axes(model)):
         parts = name.split(".")
         named = tuple(axis for axis in axes if axis is not None)
@@ -48,9 +52,9 @@ def matches(family: Family, model: Decoder) -> Iterator[Match]:
             stack = model.stacks[int(parts[1])]
             place, period = int(parts[3]), len(stack.blocks)
             layers = tuple(stack.first + repeat * period + place for repeat in range(stack.repeats))
-            yield Match(name, leaf, named[1:], layers, family.weights[".".join(["layers", *parts[4:]])])
+            yield Match(name, leaf, named[1:], layers, family.weights[".".join(["layers", *parts[4:]])], vocab_size)
         else:
-            yield Match(name, leaf, named, (), family.weights[name])
+            yield Match(name, leaf, named, (), family.weights[name], vocab_size)
 
 
 def ranges_of(shape: tuple[int, ...], index: Any) -> list[tuple[int, int]]:

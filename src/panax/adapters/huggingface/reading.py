@@ -69,12 +69,18 @@ def _array(match: Match, tensors: Tensors) -> jax.Array:
     def region(index: Any) -> np.ndarray:
         ranges = tuple(ranges_of(leaf.shape, index))
         if ranges not in regions:
-            out = np.empty([high - low for low, high in ranges], leaf.dtype)
+            out = np.zeros([high - low for low, high in ranges], leaf.dtype)
             first, last = ranges[0] if match.layers else (0, 1)
-            inside = ranges[1:] if match.layers else ranges
+            # The files know nothing of a padded vocabulary.
+            inside = [
+                (min(low, sizes[axis]), min(high, sizes[axis]))
+                for axis, (low, high) in zip(match.axes, ranges[1:] if match.layers else ranges)
+            ]
+            filled = tuple(slice(high - low) for low, high in inside)
             for place, name in enumerate(match.tensors[first:last]):
-                part = pattern.read(tensors[name], match.axes, sizes, inside, match.foreign.part)
-                (out[place] if match.layers else out)[...] = part.astype(leaf.dtype)
+                if all(high > low for low, high in inside):
+                    part = pattern.read(tensors[name], match.axes, sizes, inside, match.foreign.part)
+                    (out[place] if match.layers else out)[filled] = part.astype(leaf.dtype)
             regions[ranges] = out
         return regions[ranges]
 

@@ -102,7 +102,8 @@ def _tensor(sources: Sources) -> np.ndarray:
     out = np.empty(first.tensor_shape, first.leaf.dtype)
     for match, place in sources:
         pattern, sizes = match.foreign.pattern, match.sizes
-        pattern.write(out, match.axes, sizes, _layer(match, place), match.foreign.part)
+        real = tuple(slice(sizes[axis]) for axis in match.axes)
+        pattern.write(out, match.axes, sizes, _layer(match, place)[real], match.foreign.part)
     return out
 
 

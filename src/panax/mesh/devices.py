@@ -1,0 +1,128 @@
+"""Which device stands where in a mesh: the axes that talk most on the fastest links.
+
+`MESH_AXES` begins with the axis that needs its network least. So devices are counted off in the order of their place, and the
+last axes, `context` and `tensor`, fall on neighbours: GPUs of one host, chips of one TPU slice that are joined by the
+interconnect. Where there are several slices, the first axes span them.
+"""
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import LayoutError
+
+SLOW_AXES = ("replica", "stage", "fsdp")
+"""The axes that may span TPU slices, in the order in which they are asked to."""
+
+FAST_AXES = ("tensor", "context")
+"""The axes that communicate inside every layer, whose devices should share a host."""
+
+
+def device_grid(devices: Sequence[Any], sizes: Mapping[str, int]) -> np.ndarray:
+    """The devices, arranged for a mesh.
+
+    Args:
+        devices: As many as the mesh has; of jax, or whatever has their attributes.
+        sizes: Mesh axis to size, slowest network first.
+
+    Returns:
+        An array of devices with a dimension for each axis.
+
+    Raises:
+        LayoutError: The number of devices is not the mesh's, or no axis can span the TPU slices.
+    """
+    shape = tuple(sizes.values())
+    if len(devices) != math.prod(shape):
+        raise LayoutError(f"the mesh {_described(sizes)} has {math.prod(shape)} devices, {len(devices)} were given")
+    if devices[0].platform == "tpu":
+        return _tpu_grid(devices, sizes)
+    ordered = sorted(devices, key=lambda device: (_slice(device), device.process_index, device.id))
+    grid = _filled(ordered, shape)
+    _warn_of_hosts(grid, sizes)
+    return grid
+
+
+def _filled(devices: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
+    grid = np.empty(len(devices), dtype=object)
+    grid[:] = devices
+    return grid.reshape(shape)
+
+
+def _slice(device: Any) -> int:
+    return getattr(device, "slice_index", None) or 0
+
+
+def _described(sizes: Mapping[str, int]) -> str:
+    return "·".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "of one device"
+
+
+def _tpu_grid(devices: Sequence[Any], sizes: Mapping[str, int]) -> np.ndarray:
+    """By the chips' coordinates, so that an axis follows the rings of the interconnect."""
+    from jax.experimental import mesh_utils
+
+    across = _across_slices(devices, sizes)
+    inside = {axis: size // across[axis] for axis, size in sizes.items()}
+    if max(across.values()) > 1:
+        return mesh_utils.create_hybrid_device_mesh(
+            tuple(inside.values()), tuple(across.values()), devices, allow_split_physical_axes=True
+        )
+    try:
+        return mesh_utils.create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True)
+    except (AssertionError, NotImplementedError, ValueError):
+        # Some chips of a slice, whose coordinates fill no box.
+        ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
+        return _filled(ordered, tuple(sizes.values()))
+
+
+def _across_slices(devices: Sequence[Any], sizes: Mapping[str, int]) -> dict[str, int]:
+    """How many slices each axis spans."""
+    counts = Counter(_slice(device) for device in devices)
+    each, remaining = next(iter(counts.values())), len(counts)
+    if len(set(counts.values())) > 1:
+        held = ", ".join(f"slice {index} has {count}" for index, count in sorted(counts.items()))
+        raise LayoutError(f"the devices are not spread evenly over TPU slices: {held}; use the same number of each")
+    across = dict.fromkeys(sizes, 1)
+    for axis in SLOW_AXES:
+        across[axis] = math.gcd(sizes.get(axis, 1), remaining)
+        remaining //= across[axis]
+    if remaining > 1:
+        given = ", ".join(f"{axis}={sizes.get(axis, 1)}" for axis in SLOW_AXES)
+        raise LayoutError(
+            f"the mesh {_described(sizes)} does not fit {len(counts)} TPU slices of {each} devices: only "
+            f"{', '.join(SLOW_AXES)} may span slices, and {given}; use for example mesh.replica={len(counts)}"
+        )
+    return {axis: across[axis] for axis in sizes}
+
+
+def _warn_of_hosts(grid: np.ndarray, sizes: Mapping[str, int]) -> None:
+    """Warn of an axis inside of layers that crosses hosts, where another shape of the mesh would not."""
+    # A host is a slice to jax, or a process where all are one slice: a process may hold one of a host's GPUs only.
+    slices = {_slice(device) for device in grid.flat}
+    hosts = np.vectorize(_slice if len(slices) > 1 else lambda device: device.process_index, otypes=[int])(grid)
+    per_host = min(Counter(hosts.ravel().tolist()).values())
+    if per_host == 1 or len(np.unique(hosts)) == 1:
+        return
+    better, room = dict(sizes), per_host
+    for axis in FAST_AXES:
+        better[axis] = math.gcd(sizes.get(axis, 1), room)
+        room //= better[axis]
+    for axis in FAST_AXES:
+        if axis not in sizes:
+            continue
+        lines = np.moveaxis(hosts, list(sizes).index(axis), -1).reshape(-1, sizes[axis])
+        spanned = max(len(set(line)) for line in lines.tolist())
+        if spanned == 1:
+            continue
+        moved = math.prod(sizes[fast] // better[fast] for fast in FAST_AXES if fast in sizes)
+        if "fsdp" in sizes:
+            better["fsdp"] = sizes["fsdp"] * moved
+        warnings.warn(
+            f"mesh.{axis}={sizes[axis]} spans {spanned} hosts of {per_host} devices, over whose network it communicates in every "
+            f"layer; the mesh {_described(better)} keeps it inside of a host",
+            stacklevel=3,
+        )
+        return

@@ -1,0 +1,252 @@
+"""The communication of a compiled program: what travels, over which mesh axes, how many bytes, how often.
+
+Counted from the program's text, since nothing else tells: `cost_analysis()` counts a loop's body once and knows no axes. What
+has to be seen through, on jax 0.10:
+
+- a loop multiplies what is in it; TPU programs don't write down how often, see `Frame.trip_count`;
+- an asynchronous collective is a start and a done, on TPU a chain of fusions that all repeat the operation;
+- the start of a collective has operands and results in one tuple;
+- on TPU, a reduce-scatter may be a fusion that calls a computation `all-reduce-scatter`, which holds an all-reduce;
+- several collectives may be combined in one, over a tuple.
+
+XLA:CPU widens bfloat16 collectives to float32, and writes a reduce-scatter that it derived itself as an all-reduce and a slice:
+count bytes on programs for a GPU or TPU.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from .groups import axes_of, axes_of_pairs, read_groups
+from .hlo import Buffer, Computation, Frame, HloModule, Instruction, buffers, elements
+
+KINDS = (
+    "all-gather",
+    "reduce-scatter",
+    "all-reduce",
+    "all-to-all",
+    "collective-permute",
+    "ragged-all-to-all",
+    "collective-broadcast",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective operation of a program.
+
+    Attributes:
+        kind: One of `KINDS`.
+        axes: The mesh axes that it runs over, in the mesh's order; `axis[4 of 8]` where groups hold only a part of an axis.
+        dtype: Of what travels; several, as `bf16+f32`, where operations were combined.
+        buffer_bytes: Of the whole array: what an all-gather gives, what a reduce-scatter takes, what is held on each device
+            for the others.
+        wire_bytes: What a device sends in one execution, by a ring.
+        times: Executions in one run of the program.
+        exact: False where `times` is not certain: in a loop of unknown length, counted once, or in a branch of a
+            conditional, counted as if all branches were taken.
+        where: The named scope that it comes from, with what the compiler made of it: `feed_forward (backward)`.
+        name: The instruction's.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    dtype: str
+    buffer_bytes: int
+    wire_bytes: int
+    times: int
+    exact: bool
+    where: str
+    name: str
+
+    @property
+    def total_wire_bytes(self) -> int:
+        """What a device sends in one run of the program."""
+        return self.wire_bytes * self.times
+
+
+@dataclasses.dataclass(frozen=True)
+class Total:
+    """All collectives of one kind over the same axes.
+
+    Attributes:
+        count: Executions in one run of the program, after the compiler has combined operations.
+        wire_bytes: What a device sends in one run of the program.
+        exact: Whether all of them are counted exactly.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    count: int
+    wire_bytes: int
+    exact: bool
+
+
+def count_collectives(text: str, mesh_shape: Mapping[str, int]) -> list[Collective]:
+    """Every collective of a compiled program that leaves its device, in the order in which the program meets them.
+
+    A ragged all-to-all is counted with its whole buffer, since what it carries is known only at run time.
+
+    Args:
+        text: What `compiled.as_text()` gives.
+        mesh_shape: Mesh axis to size, in the order of the mesh that the program was compiled for.
+
+    Raises:
+        ValueError: The text is no program, or of a program for another number of devices.
+    """
+    module = HloModule.parse(text)
+    partitions = re.search(r"\bnum_partitions=(\d+)", text[: text.find("\n\n")])
+    size = math.prod(mesh_shape.values())
+    if partitions is not None and int(partitions.group(1)) != size:
+        raise ValueError(
+            f"the program is for {partitions.group(1)} devices, the mesh {dict(mesh_shape)} has {size}; pass the mesh that it "
+            f"was compiled for"
+        )
+    entry = Frame(module, module.computations[module.entry])
+    started = frozenset(
+        _chain(instruction)
+        for computation in module.computations.values()
+        if _starts(computation)
+        for instruction in computation.instructions.values()
+    )
+    return list(_Reader(mesh_shape, started).read(entry))
+
+
+def summary(collectives: Iterable[Collective]) -> list[Total]:
+    """Collectives added up by kind and axes, the most bytes first."""
+    groups: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
+    for collective in collectives:
+        groups.setdefault((collective.kind, collective.axes), []).append(collective)
+    totals = [
+        Total(
+            kind,
+            axes,
+            sum(member.times for member in members),
+            sum(member.total_wire_bytes for member in members),
+            all(member.exact for member in members),
+        )
+        for (kind, axes), members in groups.items()
+    ]
+    return sorted(totals, key=lambda total: -total.wire_bytes)
+
+
+@dataclasses.dataclass
+class _Reader:
+    """Goes through a program as it runs.
+
+    Attributes:
+        started: The chains of asynchronous operations of which the text shows the start.
+        seen: The chains that were met.
+    """
+
+    mesh_shape: Mapping[str, int]
+    started: frozenset[str]
+    seen: set[str] = dataclasses.field(default_factory=set)
+
+    def read(self, frame: Frame, times: int = 1, exact: bool = True, where: str = "") -> Iterator[Collective]:
+        """What a computation sends.
+
+        Args:
+            times: How often the computation runs.
+            exact: Whether that is certain.
+            where: What the computation is a part of, for operations that don't say.
+        """
+        scattered = frame.computation.name.startswith("all-reduce-scatter")
+        for instruction in frame.instructions():
+            opcode, inside = instruction.opcode, _where(instruction) or where
+            if opcode.removesuffix("-start") in KINDS:
+                if self._repeats(instruction, frame.computation):
+                    continue
+                collective = _collective(instruction, scattered, self.mesh_shape)
+                if collective is not None:
+                    yield dataclasses.replace(collective, times=times, exact=exact, where=inside)
+            elif opcode == "while":
+                trips = frame.trip_count(instruction)
+                body = frame.enter(instruction.attribute("body"), instruction.operands, instruction)
+                yield from self.read(body, times * (1 if trips is None else trips), exact and trips is not None, inside)
+            elif opcode not in ("async-done", "async-update"):
+                for name in instruction.called:
+                    if name in frame.module.computations:
+                        called = frame.enter(name, instruction.operands)
+                        yield from self.read(called, times, exact and opcode != "conditional", inside)
+
+    def _repeats(self, instruction: Instruction, computation: Computation) -> bool:
+        """Whether this is a later link of a chain: only the fusion that starts it sends, or the first where none is marked."""
+        chain = _chain(instruction)
+        if not chain:
+            return False
+        repeats = not _starts(computation) if chain in self.started else chain in self.seen
+        self.seen.add(chain)
+        return repeats
+
+
+def _chain(instruction: Instruction) -> str:
+    found = re.search(r'\bchain_id="([^"]*)"', instruction.attributes)
+    return found.group(1) if found else ""
+
+
+def _starts(computation: Computation) -> bool:
+    return any('custom_call_target="AsyncCollectiveStart"' in i.attributes for i in computation.instructions.values())
+
+
+def _collective(instruction: Instruction, scattered: bool, mesh_shape: Mapping[str, int]) -> Collective | None:
+    """One execution of an operation; None if it stays on its device."""
+    kind = instruction.opcode.removesuffix("-start")
+    result = _result(instruction, kind)
+    groups = read_groups(instruction.attributes, math.prod(mesh_shape.values()))
+    if kind == "collective-permute":
+        members, axes = 2, axes_of_pairs(groups, mesh_shape)
+    else:
+        members, axes = len(groups[0]), axes_of(groups, mesh_shape)
+    if not axes:
+        return None
+    whole = sum(buffer.size_bytes for buffer in result) * (members if kind == "reduce-scatter" else 1)
+    kind = "reduce-scatter" if scattered and kind == "all-reduce" else kind
+    return Collective(
+        kind=kind,
+        axes=axes,
+        dtype="+".join(dict.fromkeys(buffer.dtype for buffer in result)),
+        buffer_bytes=whole,
+        wire_bytes=_on_the_wire(kind, whole, members),
+        times=1,
+        exact=True,
+        where="",
+        name=instruction.name,
+    )
+
+
+def _result(instruction: Instruction, kind: str) -> list[Buffer]:
+    """The arrays that a collective gives. Most starts give (operands, results, ...); that of an all-reduce results only."""
+    if instruction.opcode == kind or kind == "all-reduce":
+        return buffers(instruction.shape)
+    return buffers(elements(instruction.shape)[1])
+
+
+def _on_the_wire(kind: str, whole: int, members: int) -> int:
+    """What each device of a ring sends, for an array of `whole` bytes."""
+    if kind in ("collective-permute", "collective-broadcast"):
+        return whole
+    return (2 if kind == "all-reduce" else 1) * whole * (members - 1) // members
+
+
+_NOISE = re.compile(
+    r"jit\(.*\)|pjit|shard_map|while|body|cond|closed_call|branch_\d+_fun|checkpoint|rematted_computation|remat\d?|"
+    r"custom_vjp_call\w*|custom_jvp_call\w*|core_call|"
+)
+
+
+def _where(instruction: Instruction) -> str:
+    """The named scopes of an operation, without what jax adds to them, which becomes a word in brackets."""
+    found = re.search(r'op_name="([^"]*)"', instruction.attributes)
+    path = found.group(1).split("/") if found else []
+    scopes, backward = [], False
+    # The last part is the operation itself.
+    for part in path[:-1]:
+        backward |= part.startswith("transpose(")
+        while wrapped := re.fullmatch(r"(?:transpose|jvp|vmap)\((.*)\)", part):
+            part = wrapped.group(1)
+        if not _NOISE.fullmatch(part):
+            scopes.append(part)
+    words = [word for word, said in (("backward", backward), ("again", "rematted_computation" in path)) if said]
+    return " ".join(filter(None, ("/".join(scopes), f"({', '.join(words)})" if words else "")))

@@ -1,0 +1,123 @@
+"""Which mesh axes a collective runs over: from groups of partition numbers to names.
+
+A partition's number is the place of its device in `mesh.devices`, in row-major order, whatever the device's own id is.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+Groups = list[tuple[int, ...]]
+
+_EXPLICIT = re.compile(r"\b(?:replica_groups|source_target_pairs)=\{(\{.*?\})?\}")
+_IOTA = re.compile(r"\breplica_groups=(\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)")
+_MESH = re.compile(r"\breplica_groups=mesh\[(.*?)\](?:, device_ids=\(((?:[^()]|\([^()]*\))*)\))? \{(.*?)\}")
+_TILES = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
+_AXIS = re.compile(r"'?([\w.\-]+)'?(?::\((\d+)\)(\d+))?")
+
+
+def read_groups(attributes: str, num_partitions: int) -> Groups:
+    """The groups that an instruction's attributes name, in whichever of XLA's ways; all partitions where they name none.
+
+    >>> read_groups("replica_groups=[2,2]<=[2,2]T(1,0)", 4)
+    [(0, 2), (1, 3)]
+    >>> read_groups("replica_groups=mesh['x'=2,'y'=2] {'y'}", 4)
+    [(0, 1), (2, 3)]
+    """
+    if found := _IOTA.search(attributes):
+        return [tuple(map(int, group)) for group in _tiles(found.group(1))]
+    if found := _MESH.search(attributes):
+        return _mesh_groups(*found.groups())
+    found = _EXPLICIT.search(attributes)
+    if found is None or not found.group(1):
+        return [tuple(range(num_partitions))]
+    return [tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", found.group(1))]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def _tiles(text: str) -> np.ndarray:
+    """`[2,4]<=[4,2]T(1,0)`: count up in the shape [4,2], transpose, and read as [2,4]; `[4,2]T(1,0)` leaves out the last."""
+    found = _TILES.search(text)
+    assert found is not None
+    shape = _numbers(found.group(1))
+    source = _numbers(found.group(2)) if found.group(2) else shape
+    numbers = np.arange(math.prod(shape)).reshape(source)
+    if found.group(3):
+        numbers = numbers.transpose(_numbers(found.group(3)))
+    return numbers.reshape(shape) if found.group(2) else numbers
+
+
+def _mesh_groups(axes: str, device_ids: str | None, over: str) -> Groups:
+    """Groups over axes of the compiler's own mesh, whose names and sizes need not be ours. `x:(2)4` is a part of axis x."""
+    sizes = {name.strip("' "): int(size) for name, size in (axis.split("=") for axis in axes.split(","))}
+    if not device_ids:
+        numbers = np.arange(math.prod(sizes.values()))
+    else:
+        numbers = _tiles(device_ids).ravel() if "[" in device_ids else np.array(_numbers(device_ids))
+    # Each axis is cut where a named part begins and ends; then the named pieces are moved to the end.
+    chosen: list[_Piece] = []
+    for part in filter(None, (part.strip() for part in over.split(","))):
+        found = _AXIS.fullmatch(part)
+        if found is None:
+            raise ValueError(f"a group of devices is written as {over!r}, which can't be read")
+        start = int(found.group(2) or 1)
+        chosen.append(_Piece(found.group(1), start, start * int(found.group(3) or sizes[found.group(1)])))
+    pieces: list[_Piece] = []
+    for name, size in sizes.items():
+        borders = sorted({1, size, *(border for part in chosen if part.axis == name for border in part[1:])})
+        pieces += [_Piece(name, low, high) for low, high in itertools.pairwise(borders)]
+    inside = [
+        i
+        for part in chosen
+        for i, piece in enumerate(pieces)
+        if piece.axis == part.axis and part.start <= piece.start and piece.end <= part.end
+    ]
+    outside = [i for i in range(len(pieces)) if i not in inside]
+    cut = numbers.reshape([piece.end // piece.start for piece in pieces]).transpose(outside + inside)
+    grouped = cut.reshape(-1, math.prod(pieces[i].end // pieces[i].start for i in inside))
+    return [tuple(map(int, group)) for group in grouped]
+
+
+class _Piece(NamedTuple):
+    """A part of an axis: what lies between two products of sizes, slowest first."""
+
+    axis: str
+    start: int
+    end: int
+
+
+def axes_of(groups: Groups, mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
+    """The mesh axes along which the members of a group differ, in the mesh's order.
+
+    A group that holds only some of an axis's places is written with both numbers: `fsdp[4 of 8]`.
+
+    >>> axes_of([(0, 2), (1, 3)], {"fsdp": 2, "tensor": 2})
+    ('fsdp',)
+    """
+    sizes = tuple(mesh_shape.values())
+    places: dict[str, int] = {}
+    for group in groups:
+        coordinates = np.array(np.unravel_index(np.array(group), sizes))
+        for axis, along in zip(mesh_shape, coordinates):
+            places[axis] = max(places.get(axis, 1), len(set(along.tolist())))
+    return tuple(
+        axis if places[axis] == size else f"{axis}[{places[axis]} of {size}]"
+        for axis, size in mesh_shape.items()
+        if places[axis] > 1
+    )
+
+
+def axes_of_pairs(pairs: Sequence[tuple[int, ...]], mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
+    """The mesh axes along which sources and targets of a permutation differ."""
+    if not pairs:
+        return ()
+    sizes = tuple(mesh_shape.values())
+    source, target = (np.array(np.unravel_index(np.array(side), sizes)) for side in zip(*pairs))
+    return tuple(axis for axis, moved in zip(mesh_shape, (source != target).any(axis=1)) if moved)

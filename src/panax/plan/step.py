@@ -1,0 +1,106 @@
+"""What one training step will take: compiled for devices that are attached, or that are not, and never run."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..data import TextData
+from ..train import CompiledStep
+from .collectives import Collective, count_collectives
+
+TEXT_LEAVES = {
+    "tokens": np.int32, "targets": np.int32, "loss_mask": np.float32, "segment": np.int32, "position": np.int32,
+}  # fmt: skip
+"""The leaves of a batch of text, each of rows by positions; what `PackedSource` gives."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on each device while a program runs, as its compiler arranged them.
+
+    Attributes:
+        arguments: The state and the batch.
+        outputs: The next state and the scalars.
+        temporaries: Activations, gradients, gathered weights.
+        reused: Outputs that lie where an argument lay.
+    """
+
+    arguments: int
+    outputs: int
+    temporaries: int
+    reused: int
+
+    @property
+    def total(self) -> int:
+        return self.arguments + self.outputs + self.temporaries - self.reused
+
+    @classmethod
+    def of(cls, compiled: Any) -> "Memory":
+        """Of a compiled program. What it keeps in the host's memory is not counted."""
+        read = compiled.memory_analysis()
+        return cls(
+            arguments=read.argument_size_in_bytes,
+            outputs=read.output_size_in_bytes,
+            temporaries=read.temp_size_in_bytes,
+            reused=read.alias_size_in_bytes,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPlan:
+    """One training step, before it runs.
+
+    Attributes:
+        collectives: Its communication.
+        memory: On each device.
+        compile_seconds: For tracing and compiling.
+    """
+
+    collectives: list[Collective]
+    memory: Memory
+    compile_seconds: float
+
+
+class TooLarge(Exception):
+    """The compiler itself found that a program does not fit its target's memory; the message is the compiler's."""
+
+
+def plan_step(step: CompiledStep, batch: dict[str, Any]) -> StepPlan:
+    """Compile a training step for the shapes of `batch` (abstract or real) and read what it will do.
+
+    Raises:
+        TooLarge: The compiler refuses the program, as that for TPUs does.
+    """
+    start = time.perf_counter()
+    try:
+        with nothing_kept():
+            compiled = step.lower(batch).compile()
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise TooLarge(str(error).splitlines()[0].partition("RESOURCE_EXHAUSTED: ")[2] or str(error)) from error
+    seconds = time.perf_counter() - start
+    return StepPlan(count_collectives(compiled.as_text(), step.placement.sizes), Memory.of(compiled), seconds)
+
+
+@contextlib.contextmanager
+def nothing_kept() -> Iterator[None]:
+    """Compile without writing to the persistent compilation cache: programs for absent devices can't be read back from it."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, float("inf"))
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+def text_batch(data: TextData) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes of a batch of text, the longest where lengths vary, without opening the corpus."""
+    shape = (data.batch_size, data.sequence_length)
+    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in TEXT_LEAVES.items()}

@@ -1,0 +1,89 @@
+"""`panax inspect`: what a step takes, on simulated devices."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import jax
+import pytest
+import tiny
+import tiny_recipe
+
+from panax.cli.main import main
+from panax.data import TextData
+from panax.mesh import MeshShape, Placement
+from panax.plan import plan_step, summary, text_batch
+from panax.train import CompiledStep, Program
+
+RECIPE = str(Path(tiny_recipe.__file__))
+SMALL = ("--task.model.num-layers", "1", "--task.model.windows", "0")
+
+
+@pytest.fixture
+def inspected(tmp_path, monkeypatch, capsys):
+    """What the command prints."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PANAX_CACHE", str(tmp_path / "cache"))
+
+    def run(*arguments: str, code: int = 0) -> str:
+        assert main(["inspect", RECIPE, *arguments]) == code
+        out = capsys.readouterr()
+        return out.out + out.err
+
+    return run
+
+
+def test_shows_communication_and_memory_of_a_step(inspected):
+    out = inspected("--mesh.replica", "2", "--mesh.fsdp", "4", *SMALL)
+    assert re.search(r"compiled       in \d+\.\d s for 8 x cpu", out)
+    memory = re.search(r"memory         ([\d.]+) [KM]iB on each device: .* state and batch .* reused", out)
+    assert memory and float(memory.group(1)) > 0
+    rows = [line.split() for line in out.partition("communication")[2].partition("settings")[0].splitlines()[2:]]
+    kinds = {(row[0], row[1]) for row in rows[:-1]}
+    assert ("all-gather", "fsdp") in kinds and any("replica" in axes for _, axes in kinds)
+    assert rows[-1][0] == "all" and "settings" in out
+
+
+def test_one_device_sends_nothing(inspected, monkeypatch):
+    one = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda *_: one)
+    assert "communication  none" in inspected(*SMALL)
+
+
+def test_the_compilation_can_be_left_out(inspected):
+    out = inspected("--no-compile", "--mesh.fsdp", "8")
+    assert "compiled" not in out and "communication" not in out
+    assert "fsdp=8" in out and "settings" in out
+
+
+def test_a_target_that_does_not_exist(inspected):
+    assert "did you mean 'h100'" in inspected("--target", "h1000x8", code=2)
+    assert "there is no target ''" in inspected("--target", code=2)
+
+
+def test_the_shapes_of_text_are_those_of_its_batches(inspected, tmp_path):
+    data = tiny_recipe.tiny().data
+    assert isinstance(data, TextData)
+    batch = next(data.open().train.batches()).batch
+    shapes = text_batch(data)
+    assert {name: (leaf.shape, leaf.dtype) for name, leaf in shapes.items()} == {
+        name: (leaf.shape, leaf.dtype) for name, leaf in batch.items()
+    }
+
+
+def test_a_plan_holds_what_the_compiler_says():
+    task = dataclasses.replace(tiny.task(), model=dataclasses.replace(tiny.CONFIG, num_layers=1, windows=(0,)))
+    program = Program.create(task, tiny.ADAMW, num_steps=4)
+    step = CompiledStep(program, Placement.create(MeshShape(fsdp=8)), tiny.AXES)
+    plan = plan_step(step, tiny.batch())
+    state = jax.tree.leaves(program.abstract)
+    # Sharded eight ways, a device holds more than an eighth of the state, since small leaves are whole everywhere.
+    whole = sum(leaf.size * (leaf.dtype.itemsize if hasattr(leaf.dtype, "itemsize") else 4) for leaf in state)
+    assert whole / 8 < plan.memory.arguments < whole
+    assert (
+        plan.memory.total == plan.memory.arguments + plan.memory.temporaries + plan.memory.outputs - plan.memory.reused
+    )
+    # The state is donated: the next one lies in its place.
+    assert plan.memory.reused > plan.memory.arguments * 0.8
+    assert plan.compile_seconds > 0
+    assert {axes for total in summary(plan.collectives) for axes in total.axes} == {"fsdp"}
