@@ -6,7 +6,7 @@ from .lazy import lazily
 
 if TYPE_CHECKING:
     from .axes import annotation_axes, map_axes, named_leaves, pair_axes, path_name
-    from .contraction import contract, gather, own_sequence, scatter_sequence, whole_sequence
+    from .contraction import contract, contract_whole, gather, own_sequence, scatter_sequence, whole_sequence
     from .dropping import dropout
     from .errors import (
         CheckpointError,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "axes": ("annotation_axes", "map_axes", "named_leaves", "pair_axes", "path_name"),
-    "contraction": ("contract", "gather", "own_sequence", "scatter_sequence", "whole_sequence"),
+    "contraction": ("contract", "contract_whole", "gather", "own_sequence", "scatter_sequence", "whole_sequence"),
     "dropping": ("dropout",),
     "errors": ("CheckpointError", "DataError", "LayoutError", "PanaxError", "RecipeError", "TrainingError", "nearest"),
     "layout": ("Layout", "current_layout", "current_platform", "use_layout"),
@@ -44,8 +44,8 @@ __getattr__ = lazily(__name__, _WHERE)
 __all__ = [
     "Axes", "Batch", "CheckpointError", "DataError", "DataFacts", "Evaluation", "Gradients", "Guard", "Layout", "LayoutError",
     "Loss", "Losses", "Maximum", "Mean", "Metrics", "ModelState", "Module", "PanaxError", "Params", "Position", "RecipeError",
-    "Source", "SourcedBatch", "Sum", "Task", "TrainState", "TrainingError", "annotation_axes", "constant",
-    "contract", "current_layout", "current_platform", "current_scope", "debugging", "dropout", "gather", "logical_axes",
+    "Source", "SourcedBatch", "Sum", "Task", "TrainState", "TrainingError", "annotation_axes", "constant", "contract",
+    "contract_whole", "current_layout", "current_platform", "current_scope", "debugging", "dropout", "gather", "logical_axes",
     "map_axes", "merge_measures", "name_key", "named_leaves", "nearest", "normal", "own_sequence", "pair_axes", "parameter",
     "path_name", "real_values", "scatter_sequence", "scope", "stack", "stacked", "total_loss", "use_layout", "whole_sequence",
 ]  # fmt: skip

@@ -23,6 +23,7 @@ from jaxtyping import Array, Float
 
 from .collectives import all_gather, reduce_scatter
 from .layout import MeshAxes, current_layout
+from .overlap import gathered_products, overlaps, rows_of, scattered_product
 from .product import product
 from .protocols import Axes
 from .weights import Source, opened
@@ -107,6 +108,32 @@ def contract(text: str, x: Float[Array, "..."], w: Any, *, out_dtype: Any = None
     return checkpoint_name(_contract(static, x, value, slot), PRODUCT)
 
 
+def contract_whole(
+    x: Float[Array, "batch residual embed"], *products: tuple[str, Any], out_dtype: Any = None
+) -> list[Float[Array, "..."]]:
+    """Contract the residual stream, gathered along the sequence, with several weights: one gather for all of them.
+
+    Args:
+        products: Each an equation as `contract` takes, whose first operand is `batch seq embed`, and its weight.
+
+    >>> x, w = jnp.ones((1, 2, 3)), jnp.ones((3, 4))
+    >>> contract_whole(x, ("batch seq embed, embed ffn -> batch seq ffn", w))[0].shape
+    (1, 2, 4)
+    """
+    axes = sequence_parallel_axes()
+    if not overlaps(axes):
+        x = whole_sequence(x)
+        return [contract(text, x, w, out_dtype=out_dtype) for text, w in products]
+    statics, values, slots = [], [], []
+    for text, w in products:
+        source, value, slot = opened(w, _parse(text).axes[1])
+        statics.append(_Static(text, jnp.dtype(out_dtype or x.dtype).name, source, x.dtype.name, axes, 1, True))
+        values.append(value)
+        slots.append(slot)
+    outs: list[jax.Array] = _contract_whole(tuple(statics), x, tuple(values), tuple(slots))
+    return [checkpoint_name(out, PRODUCT) for out in outs]
+
+
 def gather(w: Any, axes: str, dtype: Any) -> Float[Array, "..."]:
     """A parameter in its compute layout and `dtype`; its gradient arrives in the parameter's own dtype and layout.
 
@@ -156,6 +183,7 @@ class _Static(NamedTuple):
     Attributes:
         partial: The mesh axes over which the product gives partial sums.
         dim: The result's dimension along which these are scattered.
+        ring: Scatter, and gather, in a ring beside the product.
     """
 
     text: str
@@ -164,20 +192,22 @@ class _Static(NamedTuple):
     x_dtype: str
     partial: MeshAxes
     dim: int
+    ring: bool
 
 
-def _partial(equation: Equation) -> tuple[MeshAxes, int]:
+def _partial(equation: Equation) -> tuple[MeshAxes, int, bool]:
     layout = current_layout()
     summed = [name for name in equation.axes[1] if name not in equation.axes[2]]
     if layout is None:
-        return (), 0
+        return (), 0, False
     axes = tuple(axis for dim in layout.compute(tuple(summed)) for axis in dim)
     if axes and "seq" not in equation.axes[2]:
         raise ValueError(
             f"contract({equation.text!r}) sums over {' '.join(map(str, summed))}, split over {axes}; the result needs an axis "
             f"'seq' to be scattered along"
         )
-    return axes, equation.axes[2].index("seq") if axes else 0
+    dims = [equation.axes[i].index("seq") if "seq" in equation.axes[i] else 0 for i in (0, 2)]
+    return axes, dims[1] if axes else 0, overlaps(axes) and dims == [1, 1]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -191,6 +221,14 @@ def _contract_forward(static: _Static, x: jax.Array, value: jax.Array, slot: jax
     # Named, so that every rematerialisation policy drops the gathered copy and the backward pass gathers it again, once.
     placed = checkpoint_name(static.source.place(value, x.dtype), GATHERED)
     equation.check(x, placed)
+    if static.ring:
+        rows = x.shape[1] // jax.lax.axis_size(static.partial)
+        out = scattered_product(
+            lambda start: product(f"{a},{b}->{o}", rows_of(x, start, rows), placed, static.out_dtype),
+            static.partial,
+            rows,
+        )
+        return out, (x, placed)
     out = product(f"{a},{b}->{o}", x, placed, static.out_dtype)
     return reduce_scatter(out, static.partial, static.dim), (x, placed)
 
@@ -200,13 +238,67 @@ def _contract_backward(
 ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
     x, placed = saved
     a, b, o = _parse(static.text).letters
-    gradient = all_gather(gradient.astype(x.dtype), static.partial, static.dim)
-    dx = product(f"{o},{b}->{a}", gradient, placed, x.dtype)
+    gradient = gradient.astype(x.dtype)
+    if static.ring:
+        gradient, (dx,) = gathered_products(
+            gradient, static.partial, [lambda rows: product(f"{o},{b}->{a}", rows, placed, x.dtype)]
+        )
+    else:
+        gradient = all_gather(gradient, static.partial, static.dim)
+        dx = product(f"{o},{b}->{a}", gradient, placed, x.dtype)
     dw = static.source.returned(product(f"{a},{o}->{b}", x, gradient, static.source.dtype))
     return (dx, None, dw) if static.source.gathered else (dx, dw, None)
 
 
 _contract.defvjp(_contract_forward, _contract_backward)
+
+Values = tuple[Any, ...]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _contract_whole(statics: tuple[_Static, ...], x: jax.Array, values: Values, slots: Values) -> list[jax.Array]:
+    return _contract_whole_forward(statics, x, values, slots)[0]
+
+
+def _contract_whole_forward(
+    statics: tuple[_Static, ...], x: jax.Array, values: Values, slots: Values
+) -> tuple[list[jax.Array], Any]:
+    placed = [checkpoint_name(static.source.place(value, x.dtype), GATHERED) for static, value in zip(statics, values)]
+
+    def multiply(static: _Static, w: jax.Array) -> Any:
+        a, b, o = _parse(static.text).letters
+        return lambda rows: product(f"{a},{b}->{o}", rows, w, static.out_dtype)
+
+    whole, outs = gathered_products(x, statics[0].partial, list(map(multiply, statics, placed)))
+    return outs, (checkpoint_name(whole, SPREAD), placed)
+
+
+def _contract_whole_backward(
+    statics: tuple[_Static, ...], saved: Any, gradients: list[jax.Array]
+) -> tuple[jax.Array, Values, Values]:
+    whole, placed = saved
+    gradients = [gradient.astype(whole.dtype) for gradient in gradients]
+    axes = statics[0].partial
+    rows = whole.shape[1] // jax.lax.axis_size(axes)
+
+    def share(start: jax.Array) -> jax.Array:
+        parts = []
+        for static, w, gradient in zip(statics, placed, gradients):
+            a, b, o = _parse(static.text).letters
+            parts.append(product(f"{o},{b}->{a}", rows_of(gradient, start, rows), w, whole.dtype))
+        return functools.reduce(jnp.add, parts)
+
+    dx = scattered_product(share, axes, rows)
+    values, slots = [], []
+    for static, gradient in zip(statics, gradients):
+        a, b, o = _parse(static.text).letters
+        dw = static.source.returned(product(f"{a},{o}->{b}", whole, gradient, static.source.dtype))
+        values.append(None if static.source.gathered else dw)
+        slots.append(dw if static.source.gathered else None)
+    return dx, tuple(values), tuple(slots)
+
+
+_contract_whole.defvjp(_contract_whole_forward, _contract_whole_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

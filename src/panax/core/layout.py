@@ -39,6 +39,11 @@ class Layout(Protocol):
         """ "1", "2" or "3": what of a step is sharded; see `mesh.Rules`."""
         ...
 
+    @property
+    def overlap(self) -> bool:
+        """Whether gathers and scatters along the sequence are run as rings beside their products."""
+        ...
+
     def without(self, axis: str) -> "Layout":
         """The same mesh with nothing laid along `axis`: what a pipeline's stage sees of its own layers."""
         ...

@@ -84,6 +84,16 @@ class Task(abc.ABC):
         """Whether each of `stages` pipeline stages computes equal, adjacent layers, which can then rest on it between steps."""
         return True
 
+    @property
+    def pipeline_layers(self) -> tuple[int, int] | None:
+        """(how many layers a pipeline divides, into how many chunks on each stage); None where it divides none."""
+        return None
+
+    @property
+    def exchanged_heads(self) -> int | None:
+        """The query heads, where attention must exchange them for positions over a context axis; None where it need not."""
+        return None
+
     def flops_per_token(self, length: int) -> float | None:
         """FLOPs of a forward and backward pass for one token in a row of `length`; None if not known."""
         return None

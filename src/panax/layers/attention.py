@@ -14,12 +14,12 @@ from ..core import (
     Module,
     constant,
     contract,
+    contract_whole,
     current_layout,
     current_platform,
     gather,
     normal,
     parameter,
-    whole_sequence,
 )
 from ..core.collectives import axis_index
 from ..core.layout import axis_size
@@ -77,7 +77,7 @@ class Attention(Module):
         Args:
             over_devices: How rows that are split over the context axis attend.
         """
-        q, k, v = self._project(whole_sequence(x), position)
+        q, k, v = self._project(x, position)
         attended = self._attend(q, k, v, segment, over_devices)
         return self._output(checkpoint_name(attended, "attention"))
 
@@ -114,9 +114,12 @@ class Attention(Module):
         return ulysses_attention(q, k, v, segment, axis_name=CONTEXT, axis_size=size, kernel=kernel)
 
     def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        q = contract("batch seq embed, embed heads head_dim -> batch seq heads head_dim", x, self.w_q)
-        k = contract("batch seq embed, embed kv_heads head_dim -> batch seq kv_heads head_dim", x, self.w_k)
-        v = contract("batch seq embed, embed kv_heads head_dim -> batch seq kv_heads head_dim", x, self.w_v)
+        q, k, v = contract_whole(
+            x,
+            ("batch seq embed, embed heads head_dim -> batch seq heads head_dim", self.w_q),
+            ("batch seq embed, embed kv_heads head_dim -> batch seq kv_heads head_dim", self.w_k),
+            ("batch seq embed, embed kv_heads head_dim -> batch seq kv_heads head_dim", self.w_v),
+        )
         if self.b_q is not None and self.b_k is not None and self.b_v is not None:
             q = q + gather(self.b_q, "heads head_dim", x.dtype)[None, None]
             k = k + gather(self.b_k, "kv_heads head_dim", x.dtype)[None, None]

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float
 
-from ..core import Module, constant, contract, gather, normal, parameter, whole_sequence
+from ..core import Module, constant, contract, contract_whole, gather, normal, parameter
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
@@ -51,14 +51,11 @@ class FeedForward(Module):
         return cls.create(key, {"embed": embed, "ffn": ffn, "norm": embed}, activation=activation, **fields)
 
     def __call__(self, x: Float[Array, "batch residual embed"]) -> Float[Array, "batch residual embed"]:
-        x = whole_sequence(x)
         act = ACTIVATIONS[self.activation]
-        up = contract("batch seq embed, embed ffn -> batch seq ffn", x, self.w_up)
+        weights = [w for w in (self.w_up, self.w_gate) if w is not None]
+        up, *gate = contract_whole(x, *(("batch seq embed, embed ffn -> batch seq ffn", w) for w in weights))
         if self.b_up is not None:
             up = up + gather(self.b_up, "ffn", x.dtype)[None, None]
-        if self.w_gate is None:
-            hidden = act(up)
-        else:
-            hidden = act(contract("batch seq embed, embed ffn -> batch seq ffn", x, self.w_gate)) * up
+        hidden = act(gate[0]) * up if gate else act(up)
         down = contract("batch seq ffn, ffn embed -> batch seq embed", hidden, self.w_down)
         return down if self.b_down is None else down + gather(self.b_down, "norm", x.dtype)[None, None]

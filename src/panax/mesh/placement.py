@@ -10,10 +10,10 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from ..core.axes import map_axes, pair_axes
-from ..core.errors import LayoutError
 from ..core.layout import use_layout
 from ..core.protocols import Axes
 from .devices import device_grid
+from .legality import Needs, resolved
 from .rules import MESH_AXES, MeshAxes, Rules, assign
 from .topology import MeshShape
 
@@ -33,14 +33,23 @@ class Placement:
     rules: Rules = dataclasses.field(default_factory=Rules)
 
     @classmethod
-    def create(cls, shape: MeshShape | None = None, rules: Rules | None = None, devices: Any = None) -> "Placement":
+    def create(
+        cls,
+        shape: MeshShape | None = None,
+        rules: Rules | None = None,
+        devices: Any = None,
+        needs: Needs | None = None,
+    ) -> "Placement":
         """Lay `devices` (all of JAX's unless told) out as a mesh.
+
+        Args:
+            needs: What the meshes must fit that an error proposes.
 
         Raises:
             LayoutError: The shape does not fit the number of devices.
         """
         devices = jax.devices() if devices is None else list(devices)
-        sizes = (shape or MeshShape()).resolve(len(devices))
+        sizes = resolved(shape or MeshShape(), len(devices), needs, rules)
         grid = device_grid(devices[: math.prod(sizes.values())], sizes)
         return cls(Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES)), rules or Rules())
 
@@ -63,6 +72,10 @@ class Placement:
         if self.rules.zero != "auto":
             return self.rules.zero
         return "1" if self.sizes["stage"] > 1 else "3"
+
+    @property
+    def overlap(self) -> bool:
+        return self.rules.overlap
 
     def without(self, axis: str) -> "Placement":
         return dataclasses.replace(self, rules=self.rules.without(axis))
@@ -101,13 +114,6 @@ class Placement:
             )
             for name, leaf in batch.items()
         }
-
-    def check_supported(self, supported: frozenset[str], who: str) -> None:
-        """Raise a LayoutError if the mesh has an axis above size 1 that `who` does not compute correctly on."""
-        for axis, size in self.sizes.items():
-            if size > 1 and axis not in supported:
-                known = ", ".join(a for a in MESH_AXES if a in supported)
-                raise LayoutError(f"mesh.{axis}={size}: {who} supports the mesh axes {known}; set mesh.{axis} to 1")
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[None]:

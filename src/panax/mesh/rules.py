@@ -64,15 +64,22 @@ class Rules:
         zero: What of a step is sharded over fsdp besides what rests between steps. 3: weights are gathered at each use, gradients
             reduce-scattered in each micro-batch. 2: weights are gathered once a step and kept. 1: gradients too are kept whole,
             and reduce-scattered once a step. auto: 3, and 1 in a pipeline, whose stages use a weight once per micro-batch.
+        overlap: Cut the gathers and scatters of tensor parallelism into rings of sends beside parts of their products: the same
+            bytes, hidden where the backend sends while it multiplies.
     """
 
     storage: Mapping[str, MeshAxes] = dataclasses.field(default_factory=lambda: dict(STORAGE))
     compute: Mapping[str, MeshAxes] = dataclasses.field(default_factory=lambda: dict(COMPUTE))
     zero: Zero = "auto"
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         for which, rules in (("storage", self.storage), ("compute", self.compute)):
             for logical, mesh_axes in rules.items():
+                if len(set(mesh_axes)) < len(mesh_axes):
+                    raise LayoutError(
+                        f"rules.{which}: {logical} -> {mesh_axes} names a mesh axis twice; name each once"
+                    )
                 for axis in mesh_axes:
                     if axis not in MESH_AXES:
                         raise LayoutError(
