@@ -20,7 +20,7 @@ from panax.models import DecoderTask
 from panax.optim.optimizers import Optimizer
 from panax.parallel import Pipeline
 from panax.plan.collectives import count_collectives
-from panax.train import CompiledStep, Program, StepConfig
+from panax.train import CompiledStep, Program, StepConfig, evaluate_all
 
 AXES = ("replica", "stage", "fsdp", "expert", "context", "tensor")
 
@@ -224,6 +224,23 @@ def test_every_schedule_trains_alike(sizes, pipeline, remat, zero):
 def test_every_way_to_attend_over_devices_trains_alike(asked, remat):
     task = dataclasses.replace(tiny.task(), context_attention=asked, remat=remat)
     assert_trains_alike(train(compiled({"context": 2, "fsdp": 2}, task=task)), on_one_device())
+
+
+@functools.cache
+def evaluated_on_one_device() -> dict[str, float]:
+    step = compiled({})
+    return evaluate_all(step, step.init(0), [tiny.batch(i) for i in range(2)])
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"stage": 2, "fsdp": 2, "context": 2}, {"replica": 2, "tensor": 4}, {"stage": 2, "fsdp": 2, "tensor": 2}],
+    ids=layout_name,
+)
+def test_evaluates_like_one_device(sizes):
+    step = compiled(sizes)
+    found = evaluate_all(step, step.init(0), [tiny.batch(i) for i in range(2)])
+    assert found == pytest.approx(evaluated_on_one_device(), rel=TOLERANCE)
 
 
 def test_overlapped_tensor_parallelism_sends_in_rings_and_trains_alike():
