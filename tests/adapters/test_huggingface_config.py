@@ -140,7 +140,10 @@ def write(folder: Path, raw: dict) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", PRESETS)
+NEVER_RELEASED = {"mt_nlg_530b", "megatron_1t"}
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS.keys() - NEVER_RELEASED))
 def test_released_configurations_are_the_presets(name: str, tmp_path) -> None:
     folder = write(tmp_path / "released", RELEASED[name])
     assert config_from(folder) == PRESETS[name]

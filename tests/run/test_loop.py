@@ -206,8 +206,10 @@ def test_rows_that_do_not_divide_over_the_mesh_are_refused(experiment):
         fit(dataclasses.replace(experiment, data=data, mesh=MeshShape(fsdp=8)), say=quiet)
 
 
-def test_an_axis_that_the_task_does_not_support_is_refused(experiment):
-    with pytest.raises(LayoutError, match=r"mesh\.stage=8: DecoderTask supports the mesh axes replica, fsdp"):
+def test_more_stages_than_layers_are_refused(experiment):
+    with pytest.raises(
+        LayoutError, match=r"mesh\.stage=8 is more than the 2 layers; use stage up to 2\. Nearest layouts"
+    ):
         fit(dataclasses.replace(experiment, mesh=MeshShape(fsdp=1, stage=8)), say=quiet)
 
 

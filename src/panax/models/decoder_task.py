@@ -69,6 +69,14 @@ class DecoderTask(Task):
     def layers_rest_on_stages(self, stages: int) -> bool:
         return decoder_pipeline.layers_rest_on_stages(self, stages)
 
+    @property
+    def pipeline_layers(self) -> tuple[int, int]:
+        return self.model.num_layers, self.pipeline.chunks
+
+    @property
+    def exchanged_heads(self) -> int | None:
+        return self.model.heads if self.context_attention == "ulysses" else None
+
     def flops_per_token(self, length: int) -> float:
         return training_flops_per_token(self.model, length)
 

@@ -1,5 +1,7 @@
 """Published decoders by name, with the parameter counts that were published of them."""
 
+import dataclasses
+
 from ..layers.rotary import Rotary, RotaryScaling
 from .decoder_config import DecoderConfig
 
@@ -23,6 +25,15 @@ def gpt2(*, embed: int, num_layers: int, heads: int) -> DecoderConfig:
         rotary=None,
         tied=True,
     )
+
+
+def megatron(*, embed: int, num_layers: int, heads: int) -> DecoderConfig:
+    """Decoders that were trained or timed and never released; GPT-2 with a vocabulary padded to 51,200 and rows of 2,048 tokens.
+
+    Source: Megatron-LM (arXiv:2104.04473), table 1, and for 530 billion parameters MT-NLG (arXiv:2201.11990), section 2.
+    """
+    like = gpt2(embed=embed, num_layers=num_layers, heads=heads)
+    return dataclasses.replace(like, vocab_size=51200, max_length=2048)
 
 
 def llama3(
@@ -118,6 +129,8 @@ PRESETS: dict[str, DecoderConfig] = {
     "gemma2_2b": gemma2(embed=2304, num_layers=26, heads=8, kv_heads=4, head_dim=256, ffn=9216, query_scale=256.0),
     "gemma2_9b": gemma2(embed=3584, num_layers=42, heads=16, kv_heads=8, head_dim=256, ffn=14336, query_scale=256.0),
     "gemma2_27b": gemma2(embed=4608, num_layers=46, heads=32, kv_heads=16, head_dim=128, ffn=36864, query_scale=144.0),
+    "mt_nlg_530b": megatron(embed=20480, num_layers=105, heads=128),
+    "megatron_1t": megatron(embed=25600, num_layers=128, heads=160),
 }
 
 PUBLISHED_PARAMETERS: dict[str, int] = {
@@ -139,5 +152,8 @@ PUBLISHED_PARAMETERS: dict[str, int] = {
     "gemma2_2b": 2_614_341_888,
     "gemma2_9b": 9_241_705_984,
     "gemma2_27b": 27_227_128_320,
+    # By the paper's equation 2, which gives its "529.6 billion" and "1008.0 billion", and the last norm, which that leaves out.
+    "mt_nlg_530b": 529_600_819_200,
+    "megatron_1t": 1_008_038_758_400,
 }
-"""As the releases' weight files have them (tied weights counted once)."""
+"""As the releases' weight files have them (tied weights counted once); by the paper where nothing was released."""

@@ -93,7 +93,8 @@ def _weights(step: DecoderStep, ledger: _Ledger) -> None:
             # Without stages, an array may stack only some of the layers: those of one place in the period of windows.
             count = (passes.layers, passes.held) if passes.schedule else (array.layers, array.layers)
             purpose, of_pass, held = "layer weights", array.each * count[0], array.each * count[1]
-            gathers, scatters = passes.forward + 2 * passes.differentiated, passes.differentiated
+            again = 1 if _not_run_before(step, array.name) else 2
+            gathers, scatters = passes.forward + again * passes.differentiated, passes.differentiated
         else:
             purpose, of_pass, held = "tables", array.each, array.each
             gathers, scatters = _uses_of_table(step, array.name)
@@ -108,15 +109,26 @@ def _weights(step: DecoderStep, ledger: _Ledger) -> None:
             ledger.add("all-to-all", ("stage",), "layers to stages", whole * wide)
 
 
+def _not_run_before(step: DecoderStep, name: str) -> bool:
+    """Whether a weight's product is left out of the forward pass that comes before a differentiated one.
+
+    That is so where the pass is one layer, whose result nobody reads: `full` computes all of it again anyhow, the other policies
+    need all but the last product.
+    """
+    if not step.passes.alone:
+        return False
+    return step.task.remat == "full" or (name.endswith(".w_down") and not step.model.post_norms)
+
+
 def _uses_of_table(step: DecoderStep, name: str) -> tuple[int, int]:
     """(gathers, scatters) of an embedding, a head or both in one, where each use has its own."""
     passes = step.passes
     if name == "head.table":
         return passes.losses, passes.losses
-    gathers, scatters = passes.embedded, passes.embedded_back
     if name == "embedding.table" and step.model.tied:
-        return gathers + passes.losses, scatters + passes.losses
-    return gathers, scatters
+        # Compilers see that the look-up and the loss gather the same, and do it once.
+        return passes.looked_up_or_lost, passes.embedded_back + passes.losses
+    return passes.embedded, passes.embedded_back
 
 
 def _once_a_step(step: DecoderStep, ledger: _Ledger) -> None:
@@ -130,8 +142,11 @@ def _residual_stream(step: DecoderStep, ledger: _Ledger) -> None:
     passes, size = step.passes, step.compute_bytes * step.tokens * step.model.embed
     # What is done again: nothing; the gathers; also the scatters but the layer's last, unless a norm after it needs its result.
     again = {"none": (0, 0), "products": (2, 0), "full": (2, 2 if step.model.post_norms else 1)}[step.task.remat]
-    gathers = passes.layers * (2 * passes.forward + (4 + again[0]) * passes.differentiated)
-    scatters = passes.layers * (2 * passes.forward + (4 + again[1]) * passes.differentiated)
+    spared = (0, 0)
+    if passes.alone:
+        spared = (2, 2) if step.task.remat == "full" else (0, 0 if step.model.post_norms else 1)
+    gathers = passes.layers * (2 * passes.forward + (4 + again[0] - spared[0]) * passes.differentiated)
+    scatters = passes.layers * (2 * passes.forward + (4 + again[1] - spared[1]) * passes.differentiated)
     ledger.add("all-gather", ("tensor",), "activations", size, gathers)
     ledger.add("reduce-scatter", ("tensor",), "activations", size, scatters)
     ledger.add("reduce-scatter", ("tensor",), "embedding", size, passes.embedded)
@@ -159,7 +174,8 @@ def _attention(step: DecoderStep, ledger: _Ledger) -> None:
             return sum(parts[pass_].get(kind, 0) for parts in sent)
 
         again = {"none": 0, "products": of("again"), "full": of("forward")}[step.task.remat]
-        each = of("forward") + again + of("backward")
+        before = 0 if passes.alone and step.task.remat == "full" else of("forward")
+        each = before + again + of("backward")
         total = passes.forward * of("forward") + passes.differentiated * each
         ledger.found.append(Traffic(kind, ("context",), total, "attention"))
 
@@ -212,9 +228,7 @@ def _stages(step: DecoderStep, ledger: _Ledger) -> None:
         return
     passes, row = step.passes, step.compute_bytes * step.model.embed
     residual = step.tokens // step.size("tensor")
-    ledger.add(
-        "collective-permute", ("stage",), "stage to stage", row * residual, passes.forward + passes.differentiated
-    )
+    ledger.add("collective-permute", ("stage",), "stage to stage", row * residual, passes.sent)
     shared = row * passes.loss_tokens // step.size("tensor") * step.size("stage")
     ledger.add("reduce-scatter", ("stage",), "loss over stages", shared, passes.losses)
     ledger.add("all-gather", ("stage",), "loss over stages", shared, passes.losses)

@@ -114,6 +114,7 @@ class StoredArray:
         stored: Elements of it that rest on a device, all layers.
         gathered: The mesh axes that it is gathered over for each use.
         apart: The mesh axes that it is stored alike on, over which its gradient is summed once a step.
+        turned: Whether it is gathered along another dimension than its first: a collective's layout wants that one first.
         travels: Whether it is moved to its stage, split over `stage` otherwise than by layers.
     """
 
@@ -124,6 +125,7 @@ class StoredArray:
     stored: int
     gathered: MeshAxes
     apart: MeshAxes
+    turned: bool
     travels: bool
 
     @classmethod
@@ -144,6 +146,7 @@ class StoredArray:
             stored=math.prod(shape) // step.ways(stored_over),
             gathered=mesh_order(step, only),
             apart=mesh_order(step, set(MESH_AXES) - stored_over),
+            turned=bool(mesh_order(step, only)) and not only & set(storage[inner][0]),
             travels=stacked and "stage" in {axis for dim in storage[1:] for axis in dim},
         )
 
@@ -158,6 +161,8 @@ class Passes:
         embedded: Look-ups of a micro-batch's tokens.
         embedded_back: Their backward passes.
         losses: Losses, of `loss_tokens` tokens each, with their gradients.
+        looked_up_or_lost: Parts of the step in which there is a look-up, a loss or both.
+        sent: Activations and gradients that are sent to a neighbouring stage.
         layers: Layers of one pass.
         held: Layers whose weights a device computes with in the step.
         loss_tokens: Of one loss on one device.
@@ -168,27 +173,38 @@ class Passes:
     embedded: int
     embedded_back: int
     losses: int
+    looked_up_or_lost: int
+    sent: int
     layers: int
     held: int
     loss_tokens: int
     schedule: Schedule | None = None
 
+    @property
+    def alone(self) -> bool:
+        """Whether a stage runs one layer at a time: nobody then reads what the layer gives before it is differentiated."""
+        return self.schedule is not None and self.layers == 1
+
     @classmethod
     def of(cls, step: DecoderStep) -> "Passes":
         count, layers, stages = step.micro_batches, step.model.num_layers, step.size("stage")
         if stages == 1:
-            return cls(0, count, count, count, count, layers, layers, step.tokens)
+            return cls(0, count, count, count, count, count, 0, layers, layers, step.tokens)
         pipeline = step.task.pipeline
         schedule = build(pipeline, stages=stages, micro_batches=count)
         held = layers_by_stage(layers, stages=stages, chunks=pipeline.chunks)
         most = max(len(chunk) for stage in held for chunk in stage)
         residual = step.tokens // step.size("tensor")
+        forward, backward = _ticks(schedule, "forward"), _ticks(schedule, "backward")
         return cls(
-            forward=_ticks(schedule, "forward"),
-            differentiated=_ticks(schedule, "backward"),
+            forward=forward,
+            differentiated=backward,
             embedded=_ticks(schedule, "forward_first"),
             embedded_back=_ticks(schedule, "backward_first"),
             losses=_ticks(schedule, "loss"),
+            looked_up_or_lost=_ticks(schedule, "forward_first", "loss"),
+            # A last tick that is no loop sends nothing: nobody receives it.
+            sent=forward + backward - (schedule.phases[-1][2] == 1),
             layers=most,
             held=most * pipeline.chunks,
             loss_tokens=-(-residual // stages) * step.size("tensor"),
@@ -196,12 +212,12 @@ class Passes:
         )
 
 
-def _ticks(schedule: Schedule, what: str) -> int:
-    """The ticks of all phases in which some stage does it at some time: all stages then run it in each."""
+def _ticks(schedule: Schedule, *what: str) -> int:
+    """The ticks of all phases in which some stage does one of these at some time: all stages then run it in each."""
     start = found = 0
     for *_, count in schedule.phases:
         rows = schedule.rows[start : start + count]
-        found += count if any(row[what] for stages in rows for row in stages) else 0
+        found += count if any(row[name] for name in what for stages in rows for row in stages) else 0
         start += count
     return found
 

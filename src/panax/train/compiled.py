@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -12,9 +13,11 @@ import numpy as np
 import optax
 
 from ..core import Axes, Guard, Task, TrainState, merge_measures, named_leaves, pair_axes
-from ..core.errors import LayoutError, RecipeError, TrainingError
+from ..core.errors import RecipeError, TrainingError
 from ..core.measures import total_loss
-from ..mesh import Placement, data_parallel_size
+from ..mesh import Placement
+from ..mesh.legality import Needs, check, fitted_rules, remarks
+from ..mesh.rules import divisors
 from ..optim import Optimizer, optimizer_state_axes
 from ..parallel.context import zigzag_order
 from .update import Scalars, StepConfig, evaluation_step, train_step
@@ -192,12 +195,16 @@ class CompiledStep:
             LayoutError: The task does not support the mesh, or a parameter does not divide over it.
         """
         self.program = program
-        self.placement = placement = fitted(placement, program)
+        self._rules = placement.rules
+        self._needs = needs_of(program, placement.devices.size)
+        self._checked: set[Any] = set()
+        check(self._needs, placement.rules, placement.sizes)
+        rules = fitted_rules(placement.rules, self._needs, placement.sizes)
+        self.placement = placement = dataclasses.replace(placement, rules=rules)
         self.batch_axes = dict(batch_axes)
         self.shapes_allowed = shapes_allowed
         self.compile_seconds = 0.0
         self.shardings: TrainState = placement.storage_shardings(program.abstract, program.axes)
-        placement.check_supported(program.task.mesh_axes, type(program.task).__name__)
         # Drawing is exact whatever the optimisation, and on CPU compiling it took longer than all else about the first state.
         options = {"xla_backend_optimization_level": 1} if placement.platform == "cpu" else None
         self._create = jax.jit(program.initial_state, out_shardings=self.shardings, compiler_options=options)
@@ -216,6 +223,7 @@ class CompiledStep:
             raise TrainingError(
                 f"the batch's leaves are {sorted(arrays)}, the source declares {sorted(self.batch_axes)}; make them agree"
             )
+        self._check_batch(arrays, micro_batches=1)
         shardings = self.placement.batch_shardings(arrays, self.batch_axes)
         if self.program.task.names_axes:
             arrays = {name: self._in_zigzag(leaf, self.batch_axes[name]) for name, leaf in arrays.items()}
@@ -225,6 +233,14 @@ class CompiledStep:
             name: jax.make_array_from_callback(leaf.shape, shardings[name], leaf.__getitem__)
             for name, leaf in arrays.items()
         }
+
+    def _check_batch(self, batch: Mapping[str, Any], micro_batches: int) -> None:
+        """Raise a LayoutError if a batch of these shapes can't lie on the mesh."""
+        leaves = tuple((f"batch leaf {name!r}", self.batch_axes[name], leaf.shape) for name, leaf in batch.items())
+        if (leaves, micro_batches) not in self._checked:
+            needs = dataclasses.replace(self._needs, batch=leaves, micro_batches=micro_batches)
+            check(needs, self._rules, self.placement.sizes)
+            self._checked.add((leaves, micro_batches))
 
     def _in_zigzag(self, leaf: np.ndarray, axes: Axes) -> np.ndarray:
         """Positions in the order in which the context axis holds them."""
@@ -244,14 +260,9 @@ class CompiledStep:
 
     def lower(self, batch: Mapping[str, Any]) -> Any:
         """The training step lowered for the shapes of `batch` (abstract or real), to be compiled or read."""
-        parts = data_parallel_size(self.placement.sizes)
-        rows = next(iter(batch.values())).shape[0]
-        micro = self.program.config.micro_batches
-        if rows % (parts * micro):
-            raise LayoutError(
-                f"a batch of {rows} rows is not divisible by {parts} data-parallel devices x {micro} micro-batches; "
-                f"use a multiple of {parts * micro} rows"
-            )
+        self._check_batch(batch, self.program.config.micro_batches)
+        for remark in remarks(self._needs, self.placement.sizes):
+            warnings.warn(remark, stacklevel=2)
         replicated = self.placement.sharding()
         function = partial(self.program.step, batch_axes=self.batch_axes)
         step = jax.jit(function, donate_argnums=0, out_shardings=(self.shardings, replicated))
@@ -294,17 +305,24 @@ class CompiledStep:
         return programs[signature]
 
 
-def fitted(placement: Placement, program: Program) -> Placement:
-    """The placement with its rules fitted to the program's model."""
-    sizes = {
-        axis: size
-        for _, leaf, axes in pair_axes(program.abstract.params, program.axes.params)
-        for size, axis in zip(leaf.shape, axes)
-        if axis is not None
-    }
-    rest = program.task.layers_rest_on_stages(placement.sizes["stage"])
-    rules = placement.rules.fitted(sizes, placement.sizes, layers_rest_on_stages=rest)
-    return dataclasses.replace(placement, rules=rules)
+def needs_of(program: Program, num_devices: int) -> Needs:
+    """What a mesh of so many devices must fit for this program, as plain data."""
+    task = program.task
+    layers, chunks = task.pipeline_layers or (None, 1)
+    arrays = pair_axes(program.abstract, program.axes)
+    # Moments have their parameters' shapes: checked once.
+    distinct = {(tuple(axes), leaf.shape): name for name, leaf, axes in reversed(list(arrays))}
+    return Needs(
+        arrays=tuple((name, axes, shape) for (axes, shape), name in reversed(distinct.items())),
+        supported=task.mesh_axes,
+        who=type(task).__name__,
+        layers=layers,
+        chunks=chunks,
+        rest_on=frozenset(n for n in divisors(num_devices) if task.layers_rest_on_stages(n)),
+        exchanged_heads=task.exchanged_heads,
+        splits_residual=task.names_axes,
+        micro_batches=program.config.micro_batches,
+    )
 
 
 def _shape_change(old: Signature, new: Signature, allowed: int) -> str:
