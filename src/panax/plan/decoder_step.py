@@ -4,13 +4,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ..core.axes import pair_axes
 from ..core.errors import LayoutError
 from ..mesh.rules import MESH_AXES, MeshAxes, Rules, assign
 from ..mesh.topology import data_parallel_size
 from ..models import DecoderConfig, DecoderTask
-from ..parallel.schedules import Schedule, build, layers_by_stage
+from .passes import Passes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,11 +97,32 @@ class DecoderStep:
         Raises:
             LayoutError: One does not divide over the mesh.
         """
-        return [StoredArray.of(self, *array) for array in decoder_arrays(self.model)]
+        rules = self.fitted_rules
+        key = (self.model, _frozen(self.mesh), _frozen(rules.storage), _frozen(rules.compute))
+        if key not in _ARRAYS:
+            if len(_ARRAYS) >= 1024:
+                _ARRAYS.clear()
+            _ARRAYS[key] = [StoredArray.of(self, *array) for array in decoder_arrays(self.model)]
+        return _ARRAYS[key]
 
     @functools.cached_property
-    def passes(self) -> "Passes":
-        return Passes.of(self)
+    def passes(self) -> Passes:
+        return Passes.of(
+            layers=self.model.num_layers,
+            micro_batches=self.micro_batches,
+            stages=self.size("stage"),
+            pipeline=self.task.pipeline,
+            tokens=self.tokens,
+            tensor=self.size("tensor"),
+        )
+
+
+_ARRAYS: dict[Any, list["StoredArray"]] = {}
+"""By all that they depend on: a search asks for the same ones again and again."""
+
+
+def _frozen(mapping: Mapping[str, Any]) -> tuple:
+    return tuple(sorted(mapping.items()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,77 +171,6 @@ class StoredArray:
             turned=bool(mesh_order(step, only)) and not only & set(storage[inner][0]),
             travels=stacked and "stage" in {axis for dim in storage[1:] for axis in dim},
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class Passes:
-    """How often one device runs what in a step, whether it has work there or waits for others who do.
-
-    Attributes:
-        forward: Passes through `layers` layers that are not differentiated.
-        differentiated: Passes forward, and then backward, through as many.
-        embedded: Look-ups of a micro-batch's tokens.
-        embedded_back: Their backward passes.
-        losses: Losses, of `loss_tokens` tokens each, with their gradients.
-        looked_up_or_lost: Parts of the step in which there is a look-up, a loss or both.
-        sent: Activations and gradients that are sent to a neighbouring stage.
-        layers: Layers of one pass.
-        held: Layers whose weights a device computes with in the step.
-        loss_tokens: Of one loss on one device.
-    """
-
-    forward: int
-    differentiated: int
-    embedded: int
-    embedded_back: int
-    losses: int
-    looked_up_or_lost: int
-    sent: int
-    layers: int
-    held: int
-    loss_tokens: int
-    schedule: Schedule | None = None
-
-    @property
-    def alone(self) -> bool:
-        """Whether a stage runs one layer at a time: nobody then reads what the layer gives before it is differentiated."""
-        return self.schedule is not None and self.layers == 1
-
-    @classmethod
-    def of(cls, step: DecoderStep) -> "Passes":
-        count, layers, stages = step.micro_batches, step.model.num_layers, step.size("stage")
-        if stages == 1:
-            return cls(0, count, count, count, count, count, 0, layers, layers, step.tokens)
-        pipeline = step.task.pipeline
-        schedule = build(pipeline, stages=stages, micro_batches=count)
-        held = layers_by_stage(layers, stages=stages, chunks=pipeline.chunks)
-        most = max(len(chunk) for stage in held for chunk in stage)
-        residual = step.tokens // step.size("tensor")
-        forward, backward = _ticks(schedule, "forward"), _ticks(schedule, "backward")
-        return cls(
-            forward=forward,
-            differentiated=backward,
-            embedded=_ticks(schedule, "forward_first"),
-            embedded_back=_ticks(schedule, "backward_first"),
-            losses=_ticks(schedule, "loss"),
-            looked_up_or_lost=_ticks(schedule, "forward_first", "loss"),
-            # A last tick that is no loop sends nothing: nobody receives it.
-            sent=forward + backward - (schedule.phases[-1][2] == 1),
-            layers=most,
-            held=most * pipeline.chunks,
-            loss_tokens=-(-residual // stages) * step.size("tensor"),
-            schedule=schedule,
-        )
-
-
-def _ticks(schedule: Schedule, *what: str) -> int:
-    """The ticks of all phases in which some stage does one of these at some time: all stages then run it in each."""
-    start = found = 0
-    for *_, count in schedule.phases:
-        rows = schedule.rows[start : start + count]
-        found += count if any(row[name] for name in what for stages in rows for row in stages) else 0
-        start += count
-    return found
 
 
 @functools.lru_cache(maxsize=64)

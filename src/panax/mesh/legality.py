@@ -1,0 +1,245 @@
+"""Whether a model and its batch can be laid out on a mesh, and the nearest meshes on which they can. Plain Python.
+
+What a mesh must fit is data (`Needs`), derived once from a program's shapes: so a layout is checked before anything is traced or
+compiled, and by a supervisor that has no jax. A refused layout comes with meshes of the same devices that are legal, written as
+one types them.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+
+from ..core.errors import LayoutError
+from .rules import MESH_AXES, Rules, assign, divisors
+from .topology import MeshShape, data_parallel_size
+
+Sizes = Mapping[str, int]
+Named = tuple[str, tuple[str | None, ...], tuple[int, ...]]
+"""A name, the logical axes and the shape of an array."""
+
+SUGGESTED = 3
+"""How many meshes an error lists."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a mesh must fit.
+
+    Attributes:
+        arrays: Of the state, which rest split by the storage rules.
+        batch: Of a batch, which lies as the compute rules say; empty where it is not known yet.
+        supported: The mesh axes on which the task computes correctly.
+        who: The task's name, for messages.
+        layers: How many a pipeline divides over its stages; None where the task has no pipeline of layers.
+        chunks: Groups of layers on each stage.
+        rest_on: The numbers of stages on which the layers fall into equal, adjacent parts.
+        exchanged_heads: Query heads that attention exchanges for positions over the context axis; None where it need not.
+        splits_residual: The residual stream's positions are split over the context and tensor axes.
+        micro_batches: Parts of a batch that are worked off one after the other.
+    """
+
+    arrays: tuple[Named, ...] = ()
+    batch: tuple[Named, ...] = ()
+    supported: frozenset[str] = frozenset(MESH_AXES)
+    who: str = "the task"
+    layers: int | None = None
+    chunks: int = 1
+    rest_on: frozenset[int] = frozenset()
+    exchanged_heads: int | None = None
+    splits_residual: bool = False
+    micro_batches: int = 1
+
+    @property
+    def logical_sizes(self) -> dict[str, int]:
+        """Logical axis to size."""
+        return {axis: size for _, axes, shape in self.arrays for axis, size in zip(axes, shape) if axis is not None}
+
+
+def fitted_rules(rules: Rules, needs: Needs, mesh: Sizes) -> Rules:
+    """The rules fitted to the model on one mesh; see `Rules.fitted`."""
+    stages = mesh.get("stage", 1)
+    return rules.fitted(needs.logical_sizes, mesh, layers_rest_on_stages=stages == 1 or stages in needs.rest_on)
+
+
+def check(needs: Needs, rules: Rules, mesh: Sizes) -> None:
+    """Raise a LayoutError if the mesh is not legal, with the numbers and the nearest meshes that are.
+
+    Args:
+        rules: As the recipe has them, not fitted to a mesh.
+
+    >>> wide = Needs(arrays=(("w_q", ("embed", "heads"), (32, 4)),))
+    >>> check(wide, Rules(), {"fsdp": 1, "tensor": 8})
+    Traceback (most recent call last):
+    panax.core.errors.LayoutError: w_q: heads=4 is not divisible by tensor=8; use tensor in {1, 2, 4} or another heads. Nearest \
+layouts of 8 devices: --mesh.fsdp 2 --mesh.tensor 4; --mesh.replica 2 --mesh.tensor 4; --mesh.fsdp 4 --mesh.tensor 2
+    """
+    found = problem(needs, rules, mesh)
+    if found is not None:
+        raise LayoutError(found + suggested(needs, rules, mesh, math.prod(mesh.values())))
+
+
+def problem(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
+    """What makes the mesh illegal: the first finding; None if it is legal."""
+    for axis, size in mesh.items():
+        if size > 1 and axis not in needs.supported:
+            known = ", ".join(a for a in MESH_AXES if a in needs.supported)
+            return f"mesh.{axis}={size}: {needs.who} supports the mesh axes {known}; set mesh.{axis} to 1"
+    fitted = fitted_rules(rules, needs, mesh)
+    try:
+        for name, axes, shape in needs.arrays:
+            assign(axes, shape, fitted.storage, mesh, name)
+    except LayoutError as error:
+        return str(error)
+    return _stages(needs, mesh) or _heads(needs, mesh) or _vocabulary(needs, rules, mesh) or _batch(needs, rules, mesh)
+
+
+def _stages(needs: Needs, mesh: Sizes) -> str | None:
+    stages = mesh.get("stage", 1)
+    if stages == 1 or needs.layers is None or stages * needs.chunks <= needs.layers:
+        return None
+    most = needs.layers // needs.chunks
+    if needs.chunks == 1:
+        return f"mesh.stage={stages} is more than the {needs.layers} layers; use stage up to {most}"
+    parts = f"mesh.stage={stages} x pipeline.chunks={needs.chunks} = {stages * needs.chunks}"
+    fewer = f"use stage up to {most}, or " if most > 1 else "use "
+    return f"{parts} is more than the {needs.layers} layers; {fewer}chunks up to {needs.layers // stages}"
+
+
+def _heads(needs: Needs, mesh: Sizes) -> str | None:
+    context, tensor, heads = mesh.get("context", 1), mesh.get("tensor", 1), needs.exchanged_heads
+    if heads is None or context == 1 or heads % (context * tensor) == 0:
+        return None
+    each = heads // tensor
+    fits = ", ".join(map(str, divisors(each)))
+    return (
+        f"ulysses attention exchanges whole heads: heads={heads} / tensor={tensor} = {each} on each device is not divisible by "
+        f"context={context}; use context in {{{fits}}}, or context_attention ring"
+    )
+
+
+def _vocabulary(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
+    axes = [axis for axis in rules.compute.get("vocab", ()) if mesh.get(axis, 1) > 1]
+    if not needs.splits_residual or len(axes) < 2:
+        return None
+    product = "·".join(f"{axis}={mesh[axis]}" for axis in axes)
+    return f"rules.compute: vocab is split over {product}; the loss splits a vocabulary over one mesh axis"
+
+
+def _batch(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
+    parts = data_parallel_size(mesh)
+    for name, axes, shape in needs.batch:
+        for axis, size in zip(axes, shape):
+            whole = parts * needs.micro_batches
+            if axis == "batch" and size % whole:
+                return (
+                    f"a batch of {size} rows is not divisible by {parts} data-parallel devices x {needs.micro_batches} "
+                    f"micro-batches; use a multiple of {whole} rows"
+                )
+            if axis == "seq" and needs.splits_residual and (found := _length(size, mesh)):
+                return found
+        try:
+            assign(axes, shape, rules.compute, mesh, f"batch leaf {name!r}")
+        except LayoutError as error:
+            return str(error)
+    return None
+
+
+def _length(length: int, mesh: Sizes) -> str | None:
+    context, tensor = mesh.get("context", 1), mesh.get("tensor", 1)
+    pieces = (2 * context if context > 1 else 1) * tensor
+    if length % pieces == 0:
+        return None
+    how = f"2 x context={context} x tensor={tensor}" if context > 1 else f"tensor={tensor}"
+    below, above = length // pieces * pieces, -(-length // pieces) * pieces
+    use = f"{below} or {above}" if below else f"{above}"
+    return (
+        f"rows of {length} tokens are not divisible by {how}, the pieces that a row is cut into; use a length of {use}"
+    )
+
+
+def remarks(needs: Needs, mesh: Sizes) -> list[str]:
+    """What is legal and probably not meant."""
+    stages, count = mesh.get("stage", 1), needs.micro_batches
+    if count >= stages:
+        return []
+    idle = (stages - 1) / (count * needs.chunks + stages - 1)
+    return [
+        f"mesh.stage={stages} with step.micro_batches={count}: each stage waits for {idle:.0%} of a step; use {stages} "
+        f"micro-batches or more, best {4 * stages}"
+    ]
+
+
+def suggested(needs: Needs, rules: Rules, mesh: Sizes, num_devices: int) -> str:
+    """A sentence that lists the nearest legal meshes, to stand after a problem.
+
+    Args:
+        num_devices: How many devices there are. Where no mesh of them is legal, those of a divisor of them are listed.
+    """
+    for count in reversed(divisors(num_devices)):
+        legal = (found for found in neighbours(mesh, count) if problem(needs, rules, found) is None)
+        flags = [as_flags(found, mesh) for found in itertools.islice(legal, SUGGESTED)]
+        if flags:
+            some = "1 device" if count == 1 else f"{count} devices"
+            fewer = "" if count == num_devices else f" (of {num_devices}, none is legal)"
+            return f". Nearest layouts of {some}{fewer}: {'; '.join(flags)}"
+    return ""
+
+
+def neighbours(mesh: Sizes, num_devices: int) -> Iterator[dict[str, int]]:
+    """Every mesh of `num_devices`, the nearest to `mesh` first.
+
+    Near is what begins no new kind of parallelism, changes few of the asked axes, and those by little. The data axes `replica`
+    and `fsdp`, which every model has a use for, take up what is left over.
+    """
+
+    def distance(other: Mapping[str, int]) -> tuple[int, int, float, float, float]:
+        fixed = [axis for axis in MESH_AXES if axis not in ("fsdp", "replica")]
+        begun = sum(mesh.get(axis, 1) == 1 < other[axis] for axis in fixed)
+        changed = sum(other[axis] != mesh.get(axis, 1) for axis in fixed)
+        by = {axis: abs(math.log2(other[axis] / mesh.get(axis, 1))) for axis in MESH_AXES}
+        return begun, changed, sum(by[axis] for axis in fixed), by["replica"], by["fsdp"]
+
+    return iter(sorted(_meshes(num_devices, MESH_AXES), key=distance))
+
+
+def _meshes(count: int, axes: tuple[str, ...]) -> Iterator[dict[str, int]]:
+    if len(axes) == 1:
+        yield {axes[0]: count}
+        return
+    for size in divisors(count):
+        for rest in _meshes(count // size, axes[1:]):
+            yield {axes[0]: size, **rest}
+
+
+def as_flags(mesh: Sizes, asked: Sizes) -> str:
+    """A mesh as one types it: its axes above 1, and those that were asked to be and no longer are.
+
+    >>> as_flags({"fsdp": 4, "tensor": 1}, {"fsdp": 2, "tensor": 2})
+    '--mesh.fsdp 4 --mesh.tensor 1'
+    """
+    typed = [axis for axis in MESH_AXES if mesh.get(axis, 1) > 1 or asked.get(axis, 1) > 1]
+    return " ".join(f"--mesh.{axis} {mesh.get(axis, 1)}" for axis in typed) or "--mesh.fsdp 1"
+
+
+def resolved(
+    shape: MeshShape, num_devices: int, needs: Needs | None = None, rules: Rules | None = None
+) -> dict[str, int]:
+    """`shape.resolve`, whose error names the nearest meshes of the devices that there are.
+
+    Args:
+        needs: What the meshes that are named must fit; nothing unless told.
+
+    Raises:
+        LayoutError: The sizes don't make `num_devices`.
+    """
+    try:
+        return shape.resolve(num_devices)
+    except LayoutError as error:
+        asked = {axis: getattr(shape, axis) for axis in MESH_AXES}
+        if any(size == 0 or size < -1 for size in asked.values()) or list(asked.values()).count(-1) > 1:
+            raise
+        fixed = math.prod(size for size in asked.values() if size > 0)
+        known = {axis: size if size > 0 else max(1, num_devices // fixed) for axis, size in asked.items()}
+        proposed = suggested(needs or Needs(), rules or Rules(), known, num_devices)
+        raise LayoutError(f"{error}{proposed}") from None

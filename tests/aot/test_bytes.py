@@ -1,0 +1,96 @@
+"""What compiled programs send, by kind and mesh axes, is what the formulas of `docs/communication.md` say."""
+
+import dataclasses
+
+import pytest
+from planned import WIDE, plan
+
+from panax.mesh import Rules
+from panax.models import PRESETS
+from panax.parallel import Pipeline
+from panax.plan import summary
+from panax.plan.communication import decoder_traffic, traffic_totals
+
+TOLERANCE = {"h": 0.002, "v": 0.05}
+"""By the first letter of the target. XLA for GPUs sends exactly what it is told, but for one thing: it moves the gather of the
+segments, which is the same for all layers, out of their loop. XLA for TPUs also rounds some scatters up to whole tiles."""
+
+COUNTED = 0.005
+"""Groups below this share of a step's bytes are compared within the total alone."""
+
+EIGHT = dataclasses.replace(WIDE, num_layers=8)
+SMALL = dataclasses.replace(PRESETS["llama3_1b"], num_layers=2)
+TIED = dataclasses.replace(PRESETS["qwen3_1.7b"], num_layers=4)
+NORMS_AFTER = dataclasses.replace(PRESETS["gemma2_9b"], num_layers=4)
+BIASED = dataclasses.replace(PRESETS["gpt2_xl"], num_layers=4, heads=24, head_dim=64)
+PIPED = {"stage": 4, "fsdp": 4, "tensor": 4}
+INTERLEAVED = Pipeline(schedule="interleaved", chunks=2)
+
+CASES: dict[str, tuple] = {
+    "fsdp": ("h100x64", {"fsdp": 64}, 64, {}),
+    "hsdp": ("h100x64", {"replica": 8, "fsdp": 8}, 64, {}),
+    "fsdp-tensor, nothing again": ("h100x64", {"fsdp": 8, "tensor": 8}, 64, {"remat": "none"}),
+    "fsdp-tensor, products kept": ("h100x64", {"fsdp": 8, "tensor": 8}, 64, {"remat": "products"}),
+    "replica-fsdp-tensor": ("h100x64", {"replica": 2, "fsdp": 4, "tensor": 8}, 64, {"micro_batches": 2}),
+    "replica-fsdp-tensor, 256": ("h100x256", {"replica": 4, "fsdp": 8, "tensor": 8}, 64, {}),
+    "ulysses": ("h100x64", {"fsdp": 8, "context": 8}, 8, {}),
+    "ring": ("h100x64", {"fsdp": 16, "context": 4}, 16, {"context_attention": "ring"}),
+    "context-tensor-fsdp": ("h100x64", {"fsdp": 8, "context": 4, "tensor": 2}, 8, {"remat": "products"}),
+    "stage-fsdp-tensor": ("h100x64", PIPED, 32, {"micro_batches": 8, "model": EIGHT}),
+    "uneven stages": (
+        "h100x64", PIPED, 32, {"micro_batches": 8, "model": dataclasses.replace(WIDE, num_layers=7)},
+    ),
+    "interleaved": ("h100x64", PIPED, 32, {"micro_batches": 8, "model": EIGHT, "pipeline": INTERLEAVED}),
+}  # fmt: skip
+
+SLOW: dict[str, tuple] = {
+    "kv heads that tensor does not divide": ("h100x64", {"fsdp": 4, "tensor": 16}, 64, {}),
+    "a tied table": ("h100x64", {"fsdp": 16, "tensor": 4}, 64, {"model": TIED, "micro_batches": 2}),
+    "norms after sub-layers": ("h100x64", {"fsdp": 8, "tensor": 8}, 64, {"model": NORMS_AFTER}),
+    "biases, learned positions": ("h100x64", {"fsdp": 8, "tensor": 8}, 64, {"model": BIASED, "length": 1024}),
+    "zero 2": ("h100x64", {"fsdp": 8, "tensor": 8}, 64, {"micro_batches": 4, "rules": Rules(zero="2")}),
+    "zero 1": ("h100x64", {"fsdp": 8, "tensor": 8}, 64, {"micro_batches": 4, "rules": Rules(zero="1")}),
+    "expert axis of a dense model": ("h100x64", {"fsdp": 8, "expert": 2, "tensor": 4}, 64, {}),
+    "ring over hosts": ("h100x64", {"fsdp": 2, "context": 16, "tensor": 2}, 8, {"remat": "products"}),
+    "fsdp, 256": ("h100x256", {"fsdp": 256}, 256, {}),
+    "stages, 256": ("h100x256", {"stage": 4, "fsdp": 8, "tensor": 8}, 64, {"micro_batches": 8, "model": EIGHT}),
+    "stages, zero 3": ("h100x64", PIPED, 32, {"micro_batches": 8, "model": EIGHT, "rules": Rules(zero="3")}),
+    "stages, zero 2, interleaved": (
+        "h100x64", PIPED, 32, {
+            "micro_batches": 8, "model": dataclasses.replace(WIDE, num_layers=16), "rules": Rules(zero="2"),
+            "pipeline": INTERLEAVED,
+        },
+    ),
+    "gpipe": (
+        "h100x64", PIPED, 32,
+        {"micro_batches": 8, "model": EIGHT, "pipeline": Pipeline(schedule="gpipe"), "remat": "none"},
+    ),
+    "stage-context-tensor": ("h100x64", {"stage": 4, "context": 4, "tensor": 4}, 8, {"micro_batches": 8, "model": EIGHT}),
+    "two stages, ring": (
+        "h100x64", {"stage": 2, "fsdp": 2, "context": 8, "tensor": 2}, 8,
+        {"micro_batches": 4, "model": dataclasses.replace(PRESETS["llama3_1b"], num_layers=5)},
+    ),
+    "v5p": ("v5p-64", {"fsdp": 8, "tensor": 4}, 32, {"model": SMALL}),
+    "v5e, context": ("v5e-16", {"fsdp": 2, "context": 4, "tensor": 2}, 16, {"model": SMALL}),
+    "v5e, stages": (
+        "v5e-16", {"stage": 2, "fsdp": 2, "tensor": 4}, 16,
+        {"micro_batches": 4, "model": dataclasses.replace(SMALL, num_layers=4)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "mesh", "rows", "options"),
+    [pytest.param(*case, id=name) for name, case in CASES.items()]
+    + [pytest.param(*case, id=name, marks=pytest.mark.slow) for name, case in SLOW.items()],
+)
+def test_bytes_are_those_of_the_formulas(target, mesh, rows, options):
+    found, step = plan(target, mesh, rows, **options)
+    assert all(collective.exact for collective in found.collectives)
+    counted = {(total.kind, total.axes): total.wire_bytes for total in summary(found.collectives)}
+    expected = traffic_totals(decoder_traffic(step))
+    tolerance, whole = TOLERANCE[target[0]], sum(expected.values())
+    assert sum(counted.values()) == pytest.approx(whole, rel=tolerance)
+    for group in sorted(counted.keys() | expected.keys()):
+        if max(counted.get(group, 0), expected.get(group, 0)) > COUNTED * whole:
+            assert counted.get(group, 0) == pytest.approx(expected.get(group, 0), rel=tolerance), group

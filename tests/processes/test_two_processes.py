@@ -1,0 +1,103 @@
+"""Two processes of four devices each train as one device does; they speak over loopback alone."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import worker
+
+PROCESSES, EACH, SECONDS = 2, 4, 180
+MESHES = [{"fsdp": 8}, {"replica": 2, "fsdp": 4}, {"stage": 2, "fsdp": 2, "tensor": 2}]
+
+# As between layouts in one process, tests/contracts/test_layouts.py.
+TOLERANCE = 1e-5
+
+
+def free_port() -> int:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return opened.getsockname()[1]
+
+
+def environment() -> dict[str, str]:
+    paths = [str(Path(worker.__file__).parent), str(Path(worker.__file__).parents[1])]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "SLURM_", "OMPI_"))}
+    return kept | {
+        "JAX_PLATFORMS": "cpu",
+        # Compiling takes most of the time.
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={EACH} --xla_backend_optimization_level=0 "
+        "--xla_llvm_disable_expensive_passes=true",
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
+
+
+def run_processes(folder: Path, arguments: list[str]) -> list[dict]:
+    """What each process printed. All of them are killed as soon as one fails, and shown."""
+    address = f"127.0.0.1:{free_port()}"
+    children = []
+    try:
+        for index in range(PROCESSES):
+            with open(folder / f"{index}.out", "w") as out, open(folder / f"{index}.err", "w") as err:
+                command = [sys.executable, worker.__file__, address, str(PROCESSES), str(index), *arguments]
+                children.append(subprocess.Popen(command, stdout=out, stderr=err, env=environment()))
+        deadline = time.monotonic() + SECONDS
+        while any(child.poll() is None for child in children):
+            if any(child.poll() for child in children) or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    codes = [child.returncode for child in children]
+    shown = "\n".join(f"--- process {i}\n{(folder / f'{i}.err').read_text()[-4000:]}" for i in range(PROCESSES))
+    assert codes == [0] * PROCESSES, f"exit codes {codes}\n{shown}"
+    return [json.loads((folder / f"{i}.out").read_text().splitlines()[-1]) for i in range(PROCESSES)]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> list[dict]:
+    return run_processes(tmp_path_factory.mktemp("processes"), [json.dumps(sizes) for sizes in MESHES])
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict:
+    return worker.trained({}, jax.devices()[:1])
+
+
+def test_each_process_sees_all_devices_and_holds_its_own(found):
+    assert [(each["local"], each["all"]) for each in found] == [(EACH, PROCESSES * EACH)] * PROCESSES
+
+
+@pytest.mark.parametrize("index", range(len(MESHES)), ids=[str(sizes) for sizes in MESHES])
+def test_trains_as_one_device_does(index, found, alone):
+    for each in found:
+        many = each["meshes"][index]
+        np.testing.assert_allclose(many["losses"], alone["losses"], rtol=TOLERANCE)
+        np.testing.assert_allclose(many["gradient_norm"], alone["gradient_norm"], rtol=10 * TOLERANCE)
+        if index == 0:
+            np.testing.assert_allclose(many["held_out"], alone["held_out"], rtol=TOLERANCE)
+    assert found[0]["meshes"][index] == found[1]["meshes"][index]
+
+
+def test_the_slowest_axis_spans_the_processes(found):
+    spans = [mesh["processes"] for mesh in found[0]["meshes"]]
+    assert spans[0]["fsdp"] == 2
+    assert spans[1] == dict.fromkeys(spans[1], 1) | {"replica": 2}
+    assert spans[2] == dict.fromkeys(spans[2], 1) | {"stage": 2}
+
+
+def test_a_process_that_fails_is_shown_and_the_others_are_ended(tmp_path):
+    start = time.monotonic()
+    with pytest.raises(
+        AssertionError, match=r"(?s)exit codes.*LayoutError: the mesh fsdp=16 has 16 devices, there are 8"
+    ):
+        run_processes(tmp_path, [json.dumps({"fsdp": 16})])
+    assert time.monotonic() - start < SECONDS / 2

@@ -1,0 +1,65 @@
+"""One of the processes of `test_two_processes.py`: trains the tiny decoder on a mesh over all of them, and prints what it saw.
+
+python worker.py ADDRESS PROCESSES INDEX '{"fsdp": 8}' ...
+"""
+
+import json
+import sys
+from typing import Any
+
+import jax
+import tiny
+
+from panax.mesh import MeshShape, Placement
+from panax.train import CompiledStep, Program, StepConfig
+
+ONE = dict.fromkeys(("replica", "stage", "fsdp", "expert", "context", "tensor"), 1)
+STEPS = 3
+
+
+def main() -> None:
+    address, processes, index, *meshes = sys.argv[1:]
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    port = address.rpartition(":")[2]
+    jax.distributed.initialize(
+        address,
+        int(processes),
+        int(index),
+        coordinator_bind_address=f"127.0.0.1:{port}",
+        initialization_timeout=30,
+    )
+    assert jax.process_count() == int(processes)
+    # One evaluation is enough to see that its sums are gathered, and each costs a compilation.
+    found = [trained(json.loads(sizes), evaluated=number == 0) for number, sizes in enumerate(meshes)]
+    print(json.dumps({"local": jax.local_device_count(), "all": jax.device_count(), "meshes": found}), flush=True)
+
+
+def trained(sizes: dict[str, int], devices: Any = None, *, evaluated: bool = True) -> dict[str, Any]:
+    """Losses of a few steps, the loss on a held-out batch, and how many processes each mesh axis reaches."""
+    config = StepConfig(micro_batches=2 if sizes.get("stage", 1) > 1 else 1)
+    program = Program.create(tiny.task(), tiny.ADAMW, num_steps=STEPS, config=config)
+    step = CompiledStep(program, Placement.create(MeshShape(**(ONE | sizes)), devices=devices), tiny.AXES)
+    state, losses = step.init(0), []
+    for number in range(STEPS):
+        state, scalars = step(state, step.put(tiny.batch(number)))
+        losses.append(float(scalars["loss"]))
+    held_out = None
+    if evaluated:
+        held_out = float(step.evaluate(state, step.put(tiny.batch(STEPS)))["losses"]["cross_entropy"].mean)
+    return {
+        "losses": losses,
+        "gradient_norm": float(scalars["gradient_norm"]),
+        "held_out": held_out,
+        "processes": processes_along_axes(step.placement),
+    }
+
+
+def processes_along_axes(placement: Placement) -> dict[str, int]:
+    """Mesh axis to how many processes a line of devices along it lies in, at most."""
+    grid, axes = placement.devices.devices, list(placement.sizes)
+    lines = {axis: grid.swapaxes(i, -1).reshape(-1, grid.shape[i]) for i, axis in enumerate(axes)}
+    return {axis: max(len({d.process_index for d in line}) for line in found) for axis, found in lines.items()}
+
+
+if __name__ == "__main__":
+    main()
