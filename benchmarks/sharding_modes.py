@@ -1,179 +1,176 @@
-"""Explicit or automatic sharding, by the bytes that a step puts on the wire: AOT-compiled for 64 H100s, no GPU needed.
+"""Manual, explicit or automatic sharding, by the bytes that a step puts on the wire: AOT-compiled for 64 H100s, no GPU needed.
 
-One feed-forward-and-attention-projection stack of a Llama-8B layer's shape, sharded over fsdp=64, written three ways with the
-same mathematics: as this project's `contract` (explicit axes, own backward pass); as plain einsums on explicit axes; and as
-plain einsums under automatic axes with constraints. Bytes are counted in the compiled program, loops multiplied out.
+One feed-forward stack of a Llama-8B layer's shape, over fsdp=64 and over replica=2 x fsdp=32, written three ways with the same
+mathematics: as this project's `contract` (one manual program, own backward pass); as plain einsums on explicit axes; and as plain
+einsums under automatic axes with constraints. Then the whole step of Llama 3 8B as this project runs it. Bytes are counted in the
+compiled programs, loops multiplied out.
 
-    pip install jax-cuda12-plugin jax-cuda12-pjrt nvidia-cuda-nvcc-cu12    # the versions of jax
+    pip install 'panax[aot]'
     JAX_PLATFORMS=cpu python benchmarks/sharding_modes.py
 """
 
 import collections
-import contextlib
 import functools
-import re
-import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import topologies
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from panax.core import contract
-from panax.mesh import MESH_AXES, Placement, Rules
+from panax.core.collectives import all_reduce
+from panax.mesh import MESH_AXES, MeshShape, Placement
+from panax.models import PRESETS, DecoderTask
+from panax.optim import AdamW
 from panax.parallel import rematerialise
+from panax.plan import parse_target, plan_step, target_devices
+from panax.plan.collectives import count_collectives
+from panax.train import CompiledStep, Program
 
 LAYERS, EMBED, FFN, ROWS, LENGTH, DEVICES = 4, 4096, 14336, 64, 2048, 64
+DATA = ("replica", "fsdp")
+STORED = {"up": P(None, "fsdp"), "down": P(None, None, "fsdp")}
+SHAPES = {"up": (LAYERS, EMBED, FFN), "down": (LAYERS, FFN, EMBED)}
 
-H100 = """
-gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
-  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
-  block_dim_limit_z: 65535 memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
-  device_memory_size: 84929347584 shared_memory_per_block_optin: 232448 cuda_compute_capability { major: 9 }
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-}
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 10 }
-runtime_version { major: 12 minor: 9 patch: 0 }
-device_description_str: "NVIDIA H100 80GB HBM3"
-"""
-
-BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2}
+Loss = Callable[[Any, jax.Array], jax.Array]
 
 
-def counted(text: str) -> dict[str, float]:
-    """Megabytes by (collective, dtype) that one device sends and receives at least, loops multiplied by their trip count."""
-    computations: dict[str, list[str]] = {}
-    name = ""
-    for line in text.splitlines():
-        if (head := re.match(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$", line)) and " = " not in line.split("(")[0]:
-            name = head.group(1)
-            computations[name] = []
-        elif name:
-            computations[name].append(line)
-    entry = next(m.group(1) for m in re.finditer(r"^ENTRY %?([\w.\-]+)", text, re.M))
-
-    def walk(computation: str, times: int, totals: collections.Counter) -> None:
-        for line in computations.get(computation, ()):
-            found = re.search(r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all)(-start)?\(", line)
-            if found:
-                shapes = re.findall(r"(f32|bf16|s32|u32|pred|f16)\[([\d,]*)\]", found.group(1))
-                sizes = [(dtype, BYTES[dtype] * functools.reduce(lambda a, b: a * int(b), filter(None, dims.split(",")), 1))
-                         for dtype, dims in shapes]  # fmt: skip
-                # A start op shows (operands, results): the whole array is the larger of the two, whichever side it is on.
-                if found.group(3):
-                    half = len(sizes) // 2
-                    sizes = max(sizes[:half], sizes[half:], key=lambda part: sum(size for _, size in part)) or sizes
-                scattered = found.group(2) == "reduce-scatter" and not found.group(3)
-                for dtype, size in sizes:
-                    factor = DEVICES if scattered else 2 if found.group(2) == "all-reduce" else 1
-                    totals[f"{found.group(2)} {dtype}"] += times * size * factor * (DEVICES - 1) / DEVICES / 1e6
-            loop = re.search(r"while\(.*body=%?([\w.\-]+)", line)
-            trips = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
-            if loop:
-                walk(loop.group(1), times * (int(trips.group(1)) if trips else 1), totals)
-            for called in re.findall(r"(?:calls|to_apply|async_wrapped)=%?([\w.\-]+)", line):
-                if called in computations and called != computation:
-                    walk(called, times, totals)
-
+def sent(text: str, sizes: Mapping[str, int]) -> dict[str, float]:
+    """Megabytes by kind, axes and dtype that one device sends."""
     totals: collections.Counter = collections.Counter()
-    walk(entry, 1, totals)
-    return dict(totals)
+    for found in count_collectives(text, sizes):
+        totals[f"{found.kind} over {'·'.join(found.axes)} {found.dtype}"] += found.wire_bytes * found.times / 1e6
+    return {kind: megabytes for kind, megabytes in totals.items() if megabytes >= 1}
 
 
-def explicit_contract(x, w):
-    return contract("batch seq embed, embed ffn -> batch seq ffn", x, w)
-
-
-def model(params, x, up, down, remat):
-    def layer(x, p):
+def model(params: Any, x: jax.Array, up: Callable, down: Callable, remat: Any) -> jax.Array:
+    def layer(x: jax.Array, p: Any) -> tuple[jax.Array, None]:
         return x + down(jax.nn.silu(up(x, p["up"])), p["down"]), None
 
     x, _ = jax.lax.scan(rematerialise(layer, remat), x, params)
-    return (x.astype(jnp.float32) ** 2).mean()
+    return (x.astype(jnp.float32) ** 2).sum()
 
 
-def accumulated(loss, params, xs):
-    def one(sums, x):
+def accumulated(loss: Loss, params: Any, xs: jax.Array) -> Any:
+    """Gradients summed over micro-batches, the leading axis of `xs`."""
+
+    def one(sums: Any, x: jax.Array) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, sums, jax.grad(loss)(params, x)), None
 
     return jax.lax.scan(one, jax.tree.map(jnp.zeros_like, params), xs)[0]
 
 
-def variants(placement, auto_mesh, remat):
-    """Name to (mesh context, loss, shardings on that mesh)."""
-    rows, whole = P(("fsdp",)), P(None, None)
+def manual(placement: Placement, remat: Any) -> Callable:
+    up = functools.partial(contract, "batch seq embed, embed ffn -> batch seq ffn")
+    down = functools.partial(contract, "batch seq ffn, ffn embed -> batch seq embed")
 
-    def contract_loss(params, x):
-        up = functools.partial(contract, "batch seq embed, embed ffn -> batch seq ffn")
-        down = functools.partial(contract, "batch seq ffn, ffn embed -> batch seq embed")
-        return model(params, x, up, down, remat)
+    def gradients(params: Any, xs: jax.Array) -> Any:
+        found = accumulated(lambda params, x: model(params, x, up, down, remat), params, xs)
+        return all_reduce(found, tuple(axis for axis in ("replica",) if placement.sizes[axis] > 1))
 
-    def plain_explicit(params, x):
-        def product(x, w):
-            return jnp.einsum(
-                "bse,ef->bsf", x, jax.reshard(w.astype(x.dtype), whole), out_sharding=P(("fsdp",), None, None)
-            )
+    specs = (STORED, P(None, DATA))
+    mapped = jax.shard_map(gradients, mesh=placement.mesh, in_specs=specs, out_specs=STORED, check_vma=False)
 
-        return model(params, x, product, product, remat)
+    def run(params: Any, xs: jax.Array) -> Any:
+        with placement.activate():
+            return mapped(params, xs)
 
-    def plain_auto(params, x):
-        constrain = jax.lax.with_sharding_constraint
+    return run
 
-        def product(x, w):
-            w = constrain(w.astype(x.dtype), NamedSharding(auto_mesh, whole))
-            return constrain(jnp.einsum("bse,ef->bsf", x, w), NamedSharding(auto_mesh, rows))
 
-        return model(params, x, product, product, remat)
+def explicit(remat: Any) -> Callable:
+    def product(x: jax.Array, w: jax.Array) -> jax.Array:
+        whole = jax.reshard(w.astype(x.dtype), P(None, None))
+        return jnp.einsum("bse,ef->bsf", x, whole, out_sharding=P(DATA, None, None))
 
-    yield "contract, explicit axes", placement.activate, placement.devices, contract_loss
-    yield "plain einsum, explicit axes", placement.activate, placement.devices, plain_explicit
-    yield "plain einsum, automatic axes", lambda: jax.set_mesh(auto_mesh), auto_mesh, plain_auto
+    return functools.partial(accumulated, lambda params, x: model(params, x, product, product, remat))
+
+
+def automatic(mesh: Mesh, remat: Any) -> Callable:
+    def product(x: jax.Array, w: jax.Array) -> jax.Array:
+        whole = jax.lax.with_sharding_constraint(w.astype(x.dtype), NamedSharding(mesh, P(None, None)))
+        product = jnp.einsum("bse,ef->bsf", x, whole)
+        return jax.lax.with_sharding_constraint(product, NamedSharding(mesh, P(DATA)))
+
+    return functools.partial(accumulated, lambda params, x: model(params, x, product, product, remat))
+
+
+def variants(placement: Placement, remat: Any) -> Iterator[tuple[str, Mesh, Callable]]:
+    explicit_mesh = Mesh(placement.devices.devices, MESH_AXES, axis_types=(AxisType.Explicit,) * len(MESH_AXES))
+    yield "contract, manual", placement.mesh, manual(placement, remat)
+    yield "plain einsum, explicit axes", explicit_mesh, explicit(remat)
+    yield "plain einsum, automatic axes", placement.mesh, automatic(placement.mesh, remat)
+
+
+def compare(devices: list[Any], replica: int, micro_batches: int, remat: Any) -> None:
+    fsdp = DEVICES // replica
+    placement = Placement.create(MeshShape(replica=replica, fsdp=fsdp), devices=devices)
+    weights = 2 * EMBED * FFN * LAYERS / 1e6
+    each = weights * micro_batches * (fsdp - 1) / fsdp
+    once = f", all-reduce f32 {2 * 4 * weights / fsdp * (replica - 1) / replica:.0f}" if replica > 1 else ""
+    print(
+        f"\nreplica {replica}, micro-batches {micro_batches}, remat {remat}: the least of ZeRO-3 with float32 reductions, MB: "
+        f"all-gather bf16 {2 * 2 * each:.0f}, reduce-scatter f32 {4 * each:.0f}{once}"
+    )
+    for name, mesh, run in variants(placement, remat):
+        params = {
+            name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, STORED[name]))
+            for name, shape in SHAPES.items()
+        }
+        sharding = NamedSharding(mesh, P(None, DATA))
+        xs = jax.ShapeDtypeStruct((micro_batches, ROWS, LENGTH, EMBED), jnp.bfloat16, sharding=sharding)
+        with jax.set_mesh(mesh):
+            out = {name: leaf.sharding for name, leaf in params.items()}
+            try:
+                compiled = jax.jit(run, out_shardings=out).lower(params, xs).compile()
+            except Exception as error:  # a variant that this JAX refuses is a finding too
+                print(f"  {name:30} refused: {str(error).splitlines()[0][:120]}")
+                continue
+        totals = sent(compiled.as_text(), placement.sizes)
+        temporaries = compiled.memory_analysis().temp_size_in_bytes / 2**30
+        each = ", ".join(f"{kind} {megabytes:.0f}" for kind, megabytes in sorted(totals.items()))
+        print(f"  {name:30} {sum(totals.values()):8.0f} MB   temporaries {temporaries:5.2f} GiB   {each}")
+
+
+def whole_step(devices: list[Any]) -> None:
+    """Llama 3 8B, 64 rows of 8,192 packed tokens."""
+    task = DecoderTask(model=PRESETS["llama3_8b"], compute_dtype="bfloat16", remat="full")
+    program = Program.create(task, AdamW(), num_steps=1000)
+    leaves = {
+        "tokens": np.int32,
+        "targets": np.int32,
+        "loss_mask": np.float32,
+        "segment": np.int32,
+        "position": np.int32,
+    }
+    step = CompiledStep(
+        program, Placement.create(MeshShape(fsdp=DEVICES), devices=devices), dict.fromkeys(leaves, ("batch", "seq"))
+    )
+    start = time.perf_counter()
+    plan = plan_step(step, {name: jax.ShapeDtypeStruct((64, 8192), dtype) for name, dtype in leaves.items()})
+    seconds = time.perf_counter() - start
+    totals: collections.Counter = collections.Counter()
+    for found in plan.collectives:
+        totals[f"{found.kind} {found.dtype}"] += found.wire_bytes * found.times / 1e9
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(program.abstract.params))
+    print(f"\nLlama 3 8B ({parameters / 1e9:.2f} billion parameters), compiled in {seconds:.0f} s; GB:")
+    print(
+        "  " + ", ".join(f"{kind} {gigabytes:.2f}" for kind, gigabytes in sorted(totals.items()) if gigabytes > 0.005)
+    )
+    print(f"  temporaries {plan.memory.temporaries / 2**30:.1f} GiB, arguments {plan.memory.arguments / 2**30:.1f} GiB")
 
 
 def main() -> None:
-    topology = topologies.get_topology_desc(platform="cuda", topology_name="h100", target_config=H100, topology="1x8x8")
-    import numpy as np
-
-    grid = np.array(topology.devices)[:DEVICES].reshape(1, 1, DEVICES, 1, 1, 1)
-    placement = Placement(Mesh(grid, MESH_AXES, axis_types=(AxisType.Explicit,) * 6), Rules())
-    auto_mesh = Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 6)
-    weights = 2 * EMBED * FFN * LAYERS
-    print(f"jax {jax.__version__}, {DEVICES} H100s (AOT), fsdp={DEVICES}, {LAYERS} layers of {EMBED} x {FFN}, bfloat16")
-    for micro, remat in ((1, "full"), (1, "none"), (4, "full")):
-        least = {"all-gather bf16": micro * 2 * weights * 2 / 1e6, "reduce-scatter f32": micro * weights * 4 / 1e6}
-        print(f"\nmicro-batches {micro}, remat {remat}: the least of ZeRO-3 with float32 reductions, MB: "
-              + ", ".join(f"{k} {v * (DEVICES - 1) / DEVICES:.0f}" for k, v in least.items()))  # fmt: skip
-        for name, activate, mesh, loss in variants(placement, auto_mesh, remat):
-            params = {
-                "up": jax.ShapeDtypeStruct(
-                    (LAYERS, EMBED, FFN), jnp.float32, sharding=NamedSharding(mesh, P(None, "fsdp"))
-                ),
-                "down": jax.ShapeDtypeStruct(
-                    (LAYERS, FFN, EMBED), jnp.float32, sharding=NamedSharding(mesh, P(None, None, "fsdp"))
-                ),
-            }
-            lead = () if micro == 1 else (micro,)
-            x = jax.ShapeDtypeStruct(
-                (*lead, ROWS, LENGTH, EMBED),
-                jnp.bfloat16,
-                sharding=NamedSharding(mesh, P(*(None,) * len(lead), "fsdp")),
-            )
-            run = jax.grad(loss) if micro == 1 else functools.partial(accumulated, loss)
-            with activate() or contextlib.nullcontext():
-                try:
-                    out = {name: leaf.sharding for name, leaf in params.items()}
-                    compiled = jax.jit(run, out_shardings=out).lower(params, x).compile()
-                except Exception as error:  # a variant that this JAX refuses is a finding too
-                    print(f"  {name:30} refused: {str(error).splitlines()[0][:120]}")
-                    continue
-            totals = counted(compiled.as_text())
-            memory = compiled.memory_analysis().temp_size_in_bytes / 2**30
-            print(f"  {name:30} {sum(totals.values()):8.0f} MB   temporaries {memory:5.2f} GiB   "
-                  + ", ".join(f"{k} {v:.0f}" for k, v in sorted(totals.items())))  # fmt: skip
+    devices = target_devices(parse_target(f"h100x{DEVICES}"))
+    print(f"jax {jax.__version__}, {DEVICES} H100s (AOT), {LAYERS} layers of {EMBED} x {FFN}, bfloat16")
+    for replica, micro_batches, remat in ((1, 1, "full"), (1, 1, "none"), (1, 4, "full"), (2, 4, "full")):
+        compare(devices, replica, micro_batches, remat)
+    whole_step(devices)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

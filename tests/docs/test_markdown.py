@@ -15,15 +15,18 @@ import panax.cli.export
 import panax.cli.generate
 import panax.core.errors
 from panax.checkpoint import CheckpointConfig
+from panax.cli.inspect import own_flags
 from panax.cli.main import COMMANDS, main
 from panax.cli.overrides import experiment_from
 from panax.cli.recipes import built_in, find_recipe
+from panax.mesh import MESH_AXES
 from panax.models import PRESETS, PUBLISHED_PARAMETERS, DecoderConfig
+from panax.parallel.schedules import schedule_table
 from panax.run import EvaluateConfig, Experiment
 from panax.train import StepConfig
 
 WITH_CODE = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs") and fences(page)]
-TRAINING, MODELS = ROOT / "docs/training.md", ROOT / "docs/models.md"
+TRAINING, MODELS, PARALLELISM = (ROOT / f"docs/{name}.md" for name in ("training", "models", "parallelism"))
 
 
 @pytest.fixture
@@ -89,7 +92,7 @@ def check_command(arguments: list[str], where: str) -> None:
             if "--help" in rest:
                 find_recipe(rest[0])
             else:
-                experiment_from(rest, command)
+                experiment_from(own_flags(rest)[0] if command == "inspect" else rest, command)
         elif command in ("generate", "export"):
             with pytest.raises(Parsed):
                 main(arguments)
@@ -152,6 +155,16 @@ def test_every_setting_of_a_run_is_described():
 def test_every_setting_of_a_decoder_is_described():
     listed = [name for cells in table_rows(MODELS, "fields") for name in re.findall(r"`([a-z_]+)`", cells[0])]
     assert sorted(listed) == sorted(field.name for field in dataclasses.fields(DecoderConfig))
+
+
+def test_schedules_are_those_that_run():
+    assert schedule_table(stages=4, micro_batches=16, chunks=2) in PARALLELISM.read_text(encoding="utf-8")
+
+
+def test_every_mesh_axis_is_described_and_every_line_of_flags_is_understood(here):
+    assert sorted(cells[0].strip("`") for cells in table_rows(PARALLELISM, "axis")) == sorted(MESH_AXES)
+    for cells in table_rows(PARALLELISM, "flags"):
+        check_command(["train", "quickstart", *shlex.split(cells[0].strip("`"))], cells[0])
 
 
 def test_presets_are_those_of_the_table():
