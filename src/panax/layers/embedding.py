@@ -9,6 +9,8 @@ from jaxtyping import Array, Float, Int
 
 from ..core import Module, current_layout, normal, own_sequence, parameter, scatter_sequence
 from ..core.collectives import axis_index
+from ..core.module import Initialiser
+from ..core.protocols import Axes
 from ..core.weights import Source, is_weight, opened
 
 
@@ -44,6 +46,16 @@ class Head(Module):
     """The projection from the residual stream to the vocabulary, stored like the embedding it may be tied to."""
 
     table: Float[Array, "vocab embed"] = parameter(normal("embed"))
+
+
+def padded(init: Initialiser, rows: int) -> Initialiser:
+    """As `init`, with zeros past the first `rows` words. Nothing has a gradient there, so zeros they stay."""
+
+    def draw(key: jax.Array, shape: tuple[int, ...], axes: Axes) -> jax.Array:
+        real = jax.lax.broadcasted_iota(jnp.int32, shape, 0) < rows
+        return jnp.where(real, init(key, shape, axes), 0.0)
+
+    return draw
 
 
 def vocabulary_rows(table: Any) -> int:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from ..core import Module, dropout, normal, scope, stack, stacked
 from ..layers import Attention, Cache, Embedding, FeedForward, Head, Norm, PositionEmbedding
+from ..layers.embedding import padded
 from ..parallel import ContextAttention, RematPolicy, rematerialise, scan_layers
 from .decoder_config import DecoderConfig
 
@@ -207,7 +208,7 @@ class Decoder(Module):
             stacks.append(Stack(blocks=blocks, first=first, repeats=repeats))
             first += repeats * len(period)
         return cls(
-            embedding=Embedding.create(embedding_key, sizes),
+            embedding=Embedding.create(embedding_key, sizes, table=padded(normal(std=0.02), config.vocab_size)),
             positions=None if config.rotary is not None else PositionEmbedding.create(position_key, sizes),
             stacks=tuple(stacks),
             final_norm=Norm.build(
@@ -217,7 +218,9 @@ class Decoder(Module):
                 epsilon=config.norm_epsilon,
                 unit_offset=config.norm_unit_offset,
             ),
-            head=None if config.tied else Head.create(head_key, sizes),
+            head=None
+            if config.tied
+            else Head.create(head_key, sizes, table=padded(normal("embed"), config.vocab_size)),
             config=config,
         )
 
