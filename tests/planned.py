@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from panax.mesh import MeshShape, Placement, Rules
 from panax.models import PRESETS, DecoderConfig, DecoderTask
 from panax.optim import AdamW
-from panax.plan import Memory, StepPlan, parse_target, plan_step, target_devices
+from panax.plan import StepPlan, parse_target, plan_step, target_devices
 from panax.plan.communication import DecoderStep
 from panax.train import CompiledStep, Program, StepConfig
 
@@ -43,7 +43,28 @@ def plan(
     remat: Any = "full",
     **task: Any,
 ) -> tuple[StepPlan, DecoderStep]:
-    """What one step's program does, and the step as the formulas take it."""
+    """What one step's program does, and the step as the formulas take it. Compiled once for all tests of a process."""
+    key = repr((target, mesh, rows, model, length, micro_batches, packed, rules, remat, sorted(task.items())))
+    if key not in _PLANS:
+        _PLANS[key] = _planned(target, mesh, rows, model, length, micro_batches, packed, rules, remat, task)
+    return _PLANS[key]
+
+
+_PLANS: dict[str, tuple[StepPlan, DecoderStep]] = {}
+
+
+def _planned(
+    target: str,
+    mesh: Mapping[str, int],
+    rows: int,
+    model: DecoderConfig,
+    length: int,
+    micro_batches: int,
+    packed: bool,
+    rules: Rules | None,
+    remat: Any,
+    task: dict[str, Any],
+) -> tuple[StepPlan, DecoderStep]:
     rules = rules or Rules()
     decoder = DecoderTask(model=model, compute_dtype="bfloat16", remat=remat, **task)
     config = StepConfig(micro_batches=micro_batches)
@@ -65,8 +86,4 @@ def devices(target: str) -> list[Any]:
     return target_devices(parse_target(target))
 
 
-def gib(size: float) -> str:
-    return f"{size / 2**30:.2f} GiB"
-
-
-__all__ = ["WIDE", "Memory", "devices", "gib", "plan", "text"]
+__all__ = ["WIDE", "devices", "plan", "text"]

@@ -13,9 +13,10 @@ from panax.plan.communication import decoder_traffic, traffic_totals
 
 TOLERANCE = {"h": 0.002, "v": 0.05}
 """By the first letter of the target. XLA for GPUs sends exactly what it is told, but for one thing: it moves the gather of the
-segments, which is the same for all layers, out of their loop. XLA for TPUs also rounds some scatters up to whole tiles."""
+segments, which is the same for all layers, out of their loop. XLA for TPUs also rounds some scatters up to whole tiles, and
+writes single ones, outside of loops, as all-reduces."""
 
-COUNTED = 0.005
+COUNTED = {"h": 0.005, "v": 0.03}
 """Groups below this share of a step's bytes are compared within the total alone."""
 
 EIGHT = dataclasses.replace(WIDE, num_layers=8)
@@ -50,6 +51,7 @@ SLOW: dict[str, tuple] = {
     "biases, learned positions": ("h100x64", {"fsdp": 8, "tensor": 8}, 64, {"model": BIASED, "length": 1024}),
     "zero 2": ("h100x64", {"fsdp": 8, "tensor": 8}, 64, {"micro_batches": 4, "rules": Rules(zero="2")}),
     "zero 1": ("h100x64", {"fsdp": 8, "tensor": 8}, 64, {"micro_batches": 4, "rules": Rules(zero="1")}),
+    "tensor in rings": ("h100x64", {"fsdp": 16, "tensor": 4}, 64, {"rules": Rules(overlap=True)}),
     "expert axis of a dense model": ("h100x64", {"fsdp": 8, "expert": 2, "tensor": 4}, 64, {}),
     "ring over hosts": ("h100x64", {"fsdp": 2, "context": 16, "tensor": 2}, 8, {"remat": "products"}),
     "fsdp, 256": ("h100x256", {"fsdp": 256}, 256, {}),
@@ -92,5 +94,5 @@ def test_bytes_are_those_of_the_formulas(target, mesh, rows, options):
     tolerance, whole = TOLERANCE[target[0]], sum(expected.values())
     assert sum(counted.values()) == pytest.approx(whole, rel=tolerance)
     for group in sorted(counted.keys() | expected.keys()):
-        if max(counted.get(group, 0), expected.get(group, 0)) > COUNTED * whole:
+        if max(counted.get(group, 0), expected.get(group, 0)) > COUNTED[target[0]] * whole:
             assert counted.get(group, 0) == pytest.approx(expected.get(group, 0), rel=tolerance), group

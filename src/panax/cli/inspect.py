@@ -19,9 +19,10 @@ from ..plan import Target, TooLarge, parse_target, plan_step, target_devices, te
 from ..plan.report import aligned, plan_lines, size
 from ..plan.step import TEXT_LEAVES
 from ..run import Experiment
+from ..run.automatic import with_chosen_mesh
 from ..run.description import describe
 from ..run.prepare import make_program, prepare
-from ..train import CompiledStep
+from ..train.compiled import CompiledStep, needs_of
 from .overrides import experiment_from
 from .recipes import built_in
 
@@ -119,8 +120,12 @@ def _elsewhere(experiment: Experiment, target: Target, devices: list[Any], say: 
         say(f"the corpus is not read: the vocabulary is taken as its tokenizer's most, {data.tokenizer.vocab_size}")
         task = experiment.task.adapted(DataFacts(data.tokenizer.vocab_size, data.sequence_length))
     axes = dict.fromkeys(TEXT_LEAVES, ("batch", "seq"))
-    placement = Placement.create(experiment.mesh, experiment.rules, devices)
-    step = CompiledStep(make_program(experiment, task), placement, axes)
+    experiment, task = with_chosen_mesh(
+        experiment, task, devices, say, target.memory_bytes, target.devices_per_fast_domain
+    )
+    program = make_program(experiment, task)
+    placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program, len(devices)))
+    step = CompiledStep(program, placement, axes)
     return Subject(experiment, task, step, lambda: text_batch(data), data.sequence_length, target)
 
 

@@ -30,7 +30,7 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         raise RecipeError(f"the recipe {name!r} could not be built: {error}") from error
     if not isinstance(base, Experiment):
         raise RecipeError(f"the recipe {name!r} returned a {type(base).__name__}; expected an Experiment")
-    expanded = [replacement for flag in flags for replacement in _expand(flag)]
+    expanded = [replacement for flag in _joined(flags) for replacement in _expand(flag)]
     if any(flag.startswith("--data.buckets") for flag in expanded) and getattr(base.data, "packing", False):
         # Lengths vary only where documents are not packed.
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, packing=False))
@@ -42,6 +42,21 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         description=inspect.getdoc(recipe),
         config=(tyro.conf.AvoidSubcommands,),
     )
+
+
+def _joined(flags: Sequence[str]) -> list[str]:
+    """`--mesh auto`, in one word or two, as the flag that it stands for.
+
+    >>> _joined(["--mesh", "auto", "--seed", "1"])
+    ['--mesh.auto', '--seed', '1']
+    """
+    joined: list[str] = []
+    for flag in flags:
+        if flag == "auto" and joined[-1:] == ["--mesh"]:
+            joined[-1] = "--mesh.auto"
+        else:
+            joined.append("--mesh.auto" if flag == "--mesh=auto" else flag)
+    return joined
 
 
 def _expand(flag: str) -> list[str]:

@@ -237,7 +237,7 @@ def resolved(
         return shape.resolve(num_devices)
     except LayoutError as error:
         asked = {axis: getattr(shape, axis) for axis in MESH_AXES}
-        if any(size == 0 or size < -1 for size in asked.values()) or list(asked.values()).count(-1) > 1:
+        if shape.auto or any(size == 0 or size < -1 for size in asked.values()) or list(asked.values()).count(-1) > 1:
             raise
         fixed = math.prod(size for size in asked.values() if size > 0)
         known = {axis: size if size > 0 else max(1, num_devices // fixed) for axis, size in asked.items()}

@@ -19,6 +19,7 @@ class MeshShape:
         expert: Expert parallelism; splits the batch too.
         context: Splits the sequence.
         tensor: Splits heads and feed-forward width.
+        auto: Choose the sizes for the model, the batch and the devices, with micro-batches and `remat`: see `plan.auto`.
     """
 
     replica: int = 1
@@ -27,6 +28,14 @@ class MeshShape:
     expert: int = 1
     context: int = 1
     tensor: int = 1
+    auto: bool = False
+
+    def __post_init__(self) -> None:
+        given = [
+            f"mesh.{field.name}" for field in dataclasses.fields(self) if getattr(self, field.name) != field.default
+        ]
+        if self.auto and len(given) > 1:
+            raise LayoutError(f"mesh.auto chooses all sizes, and {given[0]} is set too; leave one of them out")
 
     def resolve(self, num_devices: int) -> dict[str, int]:
         """Mesh axis to size, with -1 replaced.
@@ -37,6 +46,10 @@ class MeshShape:
         >>> MeshShape(replica=2).resolve(8)["fsdp"]
         4
         """
+        if self.auto:
+            raise LayoutError(
+                "mesh.auto is chosen for a model and a batch of text; elsewhere set the sizes, for example mesh.fsdp"
+            )
         sizes = {axis: getattr(self, axis) for axis in MESH_AXES}
         bad = [axis for axis, size in sizes.items() if size < 1 and size != -1]
         if bad:

@@ -40,6 +40,7 @@ class Traffic:
 def decoder_traffic(step: DecoderStep) -> list[Traffic]:
     """What each device sends in `step`; of stages that differ, the one that sends most.
 
+    >>> from panax.models import DecoderConfig, DecoderTask
     >>> task = DecoderTask(model=DecoderConfig(vocab_size=512), compute_dtype="bfloat16")
     >>> step = DecoderStep(task=task, mesh={"fsdp": 8}, rows=8, length=1024)
     >>> sorted({(traffic.kind, traffic.axes) for traffic in decoder_traffic(step)})
@@ -88,10 +89,10 @@ def _weights(step: DecoderStep, ledger: _Ledger) -> None:
     for array in step.arrays:
         if array.stacked:
             # Stages hold one array for all places in the period.
-            if passes.schedule and not array.name.startswith("stacks.0.blocks.0."):
+            if passes.piped and not array.name.startswith("stacks.0.blocks.0."):
                 continue
             # Without stages, an array may stack only some of the layers: those of one place in the period of windows.
-            count = (passes.layers, passes.held) if passes.schedule else (array.layers, array.layers)
+            count = (passes.layers, passes.held) if passes.piped else (array.layers, array.layers)
             purpose, of_pass, held = "layer weights", array.each * count[0], array.each * count[1]
             again = 1 if _not_run_before(step, array.name) else 2
             gathers, scatters = passes.forward + again * passes.differentiated, passes.differentiated
@@ -147,8 +148,13 @@ def _residual_stream(step: DecoderStep, ledger: _Ledger) -> None:
         spared = (2, 2) if step.task.remat == "full" else (0, 0 if step.model.post_norms else 1)
     gathers = passes.layers * (2 * passes.forward + (4 + again[0] - spared[0]) * passes.differentiated)
     scatters = passes.layers * (2 * passes.forward + (4 + again[1] - spared[1]) * passes.differentiated)
-    ledger.add("all-gather", ("tensor",), "activations", size, gathers)
-    ledger.add("reduce-scatter", ("tensor",), "activations", size, scatters)
+    if step.rules.overlap:
+        # Each in as many sends as there are other devices, of a part each: as many bytes.
+        tensor = step.size("tensor")
+        ledger.add("collective-permute", ("tensor",), "activations", size // tensor * (tensor - 1), gathers + scatters)
+    else:
+        ledger.add("all-gather", ("tensor",), "activations", size, gathers)
+        ledger.add("reduce-scatter", ("tensor",), "activations", size, scatters)
     ledger.add("reduce-scatter", ("tensor",), "embedding", size, passes.embedded)
     ledger.add("all-gather", ("tensor",), "embedding", size, passes.embedded_back)
 

@@ -5,13 +5,17 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
+import jax
+
 from ..core import DataFacts, Source, Task
 from ..core.errors import RecipeError
 from ..data import IterableSource, TextData
 from ..data.tokenizer import Tokenizer
 from ..mesh import Placement
 from ..train import CompiledStep, Program
+from ..train.compiled import needs_of
 from ..train.debug import DebugStep
+from .automatic import with_chosen_mesh
 from .experiment import Experiment
 
 Say = Callable[[str], None]
@@ -76,11 +80,12 @@ def as_source(data: Any, epochs: int | None = None) -> Source:
 def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any = None) -> Prepared:
     """Derive a run from an experiment. Raises whatever is wrong with it before anything is compiled."""
     data = open_data(experiment, say)
-    task = experiment.task.adapted(data.facts)
+    experiment, task = with_chosen_mesh(experiment, experiment.task.adapted(data.facts), devices, say)
     program = make_program(experiment, task)
     if experiment.debug:
         return Prepared(experiment, task, data, DebugStep(program, data.train.axes, shapes_allowed=data.shapes))
-    placement = Placement.create(experiment.mesh, experiment.rules, devices)
+    count = len(jax.devices() if devices is None else devices)
+    placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program, count))
     return Prepared(
         experiment, task, data, CompiledStep(program, placement, data.train.axes, shapes_allowed=data.shapes)
     )

@@ -1,0 +1,49 @@
+"""The largest published dense decoders, compiled for as many H100s as their papers used, or fewer: each step fits."""
+
+import dataclasses
+
+import pytest
+from planned import plan
+
+from panax.models import PRESETS
+from panax.plan import summary
+from panax.plan.communication import decoder_traffic, traffic_totals
+from panax.plan.memory import step_memory
+from panax.plan.report import size
+
+MEMORY_BYTES = 80 * 10**9
+
+CASES = {
+    # Llama 3 (arXiv:2407.21783), table 4: tensor 8, stage 16, 16 million tokens a step, on 8,192 and more.
+    "llama3_405b on 1,024": ("llama3_405b", "h100x1024", {"stage": 16, "fsdp": 8, "tensor": 8}, 2048, 8192, 256, True),
+    # MT-NLG (arXiv:2201.11990): 280 A100s for each copy of the model, 8 copies, 1,920 rows.
+    "mt_nlg_530b on 2,240": ("mt_nlg_530b", "h100x2240", {"stage": 35, "fsdp": 8, "tensor": 8}, 1920, 2048, 240, False),
+    # Megatron-LM (arXiv:2104.04473), table 1: tensor 8, stage 64, data 6, 3,072 rows. 6 does not divide the width 25,600.
+    "megatron_1t on 3,072": (
+        "megatron_1t", "h100x3072", {"replica": 3, "stage": 64, "fsdp": 2, "tensor": 8}, 3072, 2048, 512, False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("preset", "target", "mesh", "rows", "length", "micro_batches", "packed"),
+    [pytest.param(*case, id=name) for name, case in CASES.items()],
+)
+def test_a_step_compiles_and_fits(preset, target, mesh, rows, length, micro_batches, packed, capsys):
+    model = dataclasses.replace(PRESETS[preset], max_length=length)
+    found, step = plan(
+        target, mesh, rows, model=model, length=length, micro_batches=micro_batches, packed=packed, remat="full"
+    )
+    memory, expected = found.memory, step_memory(step)
+    sent = {(total.kind, total.axes): total.wire_bytes for total in summary(found.collectives)}
+    formula = traffic_totals(decoder_traffic(step))
+    with capsys.disabled():
+        print(
+            f"\n{preset} on {target}: compiled in {found.compile_seconds:.0f} s; {size(memory.arguments)} state + "
+            f"{size(memory.temporaries)} temporaries (estimate {size(expected.total)} together); sends "
+            f"{size(sum(sent.values()))} a step"
+        )
+    assert memory.arguments + memory.temporaries <= MEMORY_BYTES
+    assert sum(sent.values()) == pytest.approx(sum(formula.values()), rel=0.002)
+    assert expected.total == pytest.approx(memory.total, rel=0.15)
