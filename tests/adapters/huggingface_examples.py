@@ -20,8 +20,10 @@ from panax.models import Context, Decoder, DecoderTask, logits_of
 torch.set_num_threads(2)
 transformers.utils.logging.disable_progress_bar()
 
-FAMILIES = ("gpt2", "llama", "qwen3", "gemma2")
+FAMILIES = ("gpt2", "llama", "qwen3", "gemma2", "mixtral", "qwen3_moe", "deepseek_v3")
+MIXTURES = FAMILIES[4:]
 ROWS, LENGTH, VOCABULARY = 2, 24, 96
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 DOCUMENTS = (10, 14)
 """Two documents that fill one row when packed."""
 
@@ -42,6 +44,18 @@ SCALED = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+FINE = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
+LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "mscale": 2.0,
+    "mscale_all_dim": 1.0,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 16,
+}
 
 
 def tiny(family: str) -> Any:
@@ -54,6 +68,42 @@ def tiny(family: str) -> Any:
     if family == "qwen3":
         return transformers.Qwen3Config(
             **ROTARY, num_hidden_layers=3, head_dim=16, tie_word_embeddings=True, attention_bias=True
+        )
+    if family == "mixtral":
+        return transformers.MixtralConfig(**ROTARY, num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2)
+    if family == "qwen3_moe":
+        # The first layer is dense, and of the others every second one.
+        return transformers.Qwen3MoeConfig(
+            **ROTARY,
+            **FINE,
+            num_hidden_layers=5,
+            head_dim=16,
+            num_experts=8,
+            norm_topk_prob=False,
+            decoder_sparse_step=2,
+        )
+    if family == "deepseek_v3":
+        return transformers.DeepseekV3Config(
+            **{**ROTARY, "num_key_value_heads": 4},
+            **FINE,
+            **LATENT,
+            num_hidden_layers=3,
+            first_k_dense_replace=1,
+            n_routed_experts=8,
+            n_shared_experts=2,
+            n_group=4,
+            topk_group=2,
+            rope_parameters=YARN,
+        )
+    if family == "deepseek_v3_direct":
+        # As DeepSeek-V2-Lite has it: queries come from the residual stream itself.
+        widths = {**LATENT, "q_lora_rank": None}
+        return transformers.DeepseekV3Config(
+            **{**ROTARY, "num_key_value_heads": 4},
+            **widths,
+            num_hidden_layers=2,
+            first_k_dense_replace=2,
+            rope_interleave=False,
         )
     return transformers.Gemma2Config(
         **ROTARY,
@@ -75,24 +125,32 @@ class Example(NamedTuple):
     folder: Path
     task: DecoderTask
     params: Decoder
+    state: dict[str, jax.Array]
 
 
 @functools.cache
 def make_example(family: str, parent: Path) -> Example:
     torch.manual_seed(0)
-    theirs = transformers.AutoModelForCausalLM.from_config(tiny(family), attn_implementation="eager").eval()
+    theirs = transformers.AutoModelForCausalLM.from_config(tiny(family), **EAGER).eval()
+    biases = [value for name, value in theirs.named_buffers() if name.endswith("e_score_correction_bias")]
     with torch.no_grad():
         # Biases and norms too, so that none is neutral.
-        for value in theirs.parameters():
+        for value in [*theirs.parameters(), *biases]:
             value.add_(0.15 * torch.randn_like(value))
     folder = parent / family
     theirs.save_pretrained(folder)
     task = DecoderTask(model=config_from(folder))
-    return Example(family, theirs, folder, task, load(folder, task, abstract(task)))
+    return Example(family, theirs, folder, task, *load(folder, task, *abstract(task)))
 
 
-def abstract(task: DecoderTask) -> Decoder:
-    return jax.eval_shape(lambda key: task.init(key)[0], jax.random.key(0))
+def reloaded(folder: Path) -> Any:
+    """What `transformers` makes of a folder."""
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, **EAGER).eval()
+
+
+def abstract(task: DecoderTask) -> tuple[Decoder, dict[str, Any]]:
+    """Parameters and model state."""
+    return jax.eval_shape(task.init, jax.random.key(0))
 
 
 def tokens(seed: int = 0) -> np.ndarray:
@@ -100,8 +158,12 @@ def tokens(seed: int = 0) -> np.ndarray:
 
 
 @jax.jit
-def our_logits(params: Decoder, tokens: jax.Array, position: jax.Array, segment: jax.Array | None) -> jax.Array:
-    return logits_of(params, params(tokens, Context(position, segment), dtype=jnp.float32))
+def our_logits(
+    params: Decoder, state: dict[str, jax.Array], tokens: jax.Array, position: jax.Array, segment: jax.Array | None
+) -> jax.Array:
+    bias = state.get("router_bias")
+    hidden, _ = params(tokens, Context(position, segment), dtype=jnp.float32, router_bias=bias)
+    return logits_of(params, hidden)
 
 
 def their_logits(model: Any, tokens: np.ndarray) -> np.ndarray:

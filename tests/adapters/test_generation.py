@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 from huggingface_examples import LENGTH, ROWS, make_example, our_logits, positions, tokens
 
@@ -24,15 +25,17 @@ def test_greedy_is_the_argmax_of_the_whole_pass() -> None:
     prompt = jnp.asarray(tokens()[:, :PROMPT])
     generated = np.asarray(sample(model, prompt, GENERATED, jax.random.key(1), temperature=0.0))
     row = np.concatenate([np.asarray(prompt), generated], axis=1)
-    likeliest = np.asarray(our_logits(model, row, positions(), None)).argmax(-1)
+    likeliest = np.asarray(our_logits(model, {}, row, positions(), None)).argmax(-1)
     assert np.array_equal(generated, likeliest[:, PROMPT - 1 : -1])
     assert len(np.unique(generated)) > 5
 
 
-def test_greedy_is_what_transformers_generates(folder_of_examples: Path) -> None:
-    example = make_example("gemma2", folder_of_examples)
+@pytest.mark.parametrize("family", ["gemma2", "qwen3_moe", "deepseek_v3"])
+def test_greedy_is_what_transformers_generates(family: str, folder_of_examples: Path) -> None:
+    example = make_example(family, folder_of_examples)
     prompt = tokens()[:, :PROMPT]
-    ours = sample(example.params, jnp.asarray(prompt), GENERATED, jax.random.key(0), temperature=0.0)
+    bias = example.state.get("router_bias")
+    ours = sample(example.params, jnp.asarray(prompt), GENERATED, jax.random.key(0), temperature=0.0, router_bias=bias)
     ids = torch.from_numpy(prompt).long()
     theirs = example.theirs.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=GENERATED, do_sample=False, pad_token_id=0

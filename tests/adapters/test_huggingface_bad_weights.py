@@ -35,7 +35,7 @@ def change(folder: Path, changes: dict[str, np.ndarray | None]) -> None:
 
 def refused(folder: Path, example: Example, message: str, kind: type[Exception] = CheckpointError) -> None:
     with pytest.raises(kind, match=message):
-        load(folder, example.task, abstract(example.task))
+        load(folder, example.task, *abstract(example.task))
 
 
 def test_no_folder(llama: Example, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_weight_left_over(folder: Path, llama: Example) -> None:
 
 def test_known_buffers_are_passed_over(folder: Path, llama: Example) -> None:
     change(folder, {"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(4, np.float32)})
-    load(folder, llama.task, abstract(llama.task))
+    load(folder, llama.task, *abstract(llama.task))
 
 
 def test_gpt2_as_it_was_released(folder_of_examples: Path, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_gpt2_as_it_was_released(folder_of_examples: Path, tmp_path: Path) -> No
     tensors = {name.removeprefix("transformer."): value for name, value in load_file(folder / WEIGHTS).items()}
     tensors |= {"h.0.attn.bias": np.zeros((1, 1, 64, 64), np.float32), "lm_head.weight": tensors["wte.weight"]}
     save_file(tensors, folder / WEIGHTS)
-    loaded = load(folder, gpt2.task, abstract(gpt2.task))
+    loaded, _ = load(folder, gpt2.task, *abstract(gpt2.task))
     w_k = np.asarray(loaded.stacks[0].blocks[0].attention.w_k)
     assert np.array_equal(w_k, np.asarray(gpt2.params.stacks[0].blocks[0].attention.w_k))
     (folder / WEIGHTS).unlink()
@@ -106,17 +106,46 @@ def test_other_family_and_other_sizes(folder: Path, llama: Example, folder_of_ex
     for field, value, shown in (("vocab_size", 64, "96 there, 64 here"), ("ffn", 64, "48 there, 64 here")):
         task = DecoderTask(model=dataclasses.replace(llama.task.model, **{field: value}))
         with pytest.raises(RecipeError, match=f"is not the task's: {field} is {shown}. Set task.model"):
-            load(folder, task, abstract(task))
+            load(folder, task, *abstract(task))
 
 
 def test_dropout_and_longest_sequence_are_the_tasks_own(folder: Path, llama: Example) -> None:
     model = dataclasses.replace(llama.task.model, dropout=0.1, max_length=128)
-    load(folder, DecoderTask(model=model), abstract(DecoderTask(model=model)))
+    load(folder, DecoderTask(model=model), *abstract(DecoderTask(model=model)))
+
+
+def test_what_concerns_training_alone_is_the_tasks_own(folder_of_examples: Path) -> None:
+    example = make_example("deepseek_v3", folder_of_examples)
+    moe = example.task.model.feed_forward
+    other = dataclasses.replace(moe, balance=0.5, z_loss=0.1, jitter=0.1, capacity=2.0, bias_rate=0.1)
+    task = DecoderTask(model=dataclasses.replace(example.task.model, feed_forward=other))
+    load(example.folder, task, *abstract(task))
+    for field, value, shown in (("scale", 1.0, "2.5 there, 1.0 here"), ("shared", 16, "32 there, 16 here")):
+        model = dataclasses.replace(example.task.model, feed_forward=dataclasses.replace(moe, **{field: value}))
+        with pytest.raises(RecipeError, match=f"is not the task's: feed_forward.{field} is {shown}"):
+            load(example.folder, DecoderTask(model=model), *abstract(DecoderTask(model=model)))
+
+
+def test_layers_that_predict_further_tokens_are_passed_over(folder_of_examples: Path, tmp_path: Path) -> None:
+    example = make_example("deepseek_v3", folder_of_examples)
+    folder = Path(shutil.copytree(example.folder, tmp_path / "copy"))
+    change(folder, {"model.layers.3.eh_proj.weight": np.zeros((32, 64), np.float32)})
+    load(folder, example.task, *abstract(example.task))
+    change(folder, {"model.layers.2.eh_proj.weight": np.zeros((32, 64), np.float32)})
+    refused(folder, example, r"no deepseek_v3 model has: model\.layers\.2\.eh_proj\.weight")
+
+
+def test_an_expert_that_is_missing(folder_of_examples: Path, tmp_path: Path) -> None:
+    example = make_example("mixtral", folder_of_examples)
+    folder = Path(shutil.copytree(example.folder, tmp_path / "copy"))
+    name = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
+    change(folder, {name: None})
+    refused(folder, example, f"lacks weights that its mixtral model has: {name}")
 
 
 def test_no_decoder(folder: Path, llama: Example) -> None:
     with pytest.raises(RecipeError, match="into a DecoderTask only, not a object"):
-        load(folder, object(), abstract(llama.task))
+        load(folder, object(), *abstract(llama.task))
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
 from panax.adapters.huggingface import config_from
+from panax.adapters.huggingface.expressing import config_json, effective
 from panax.core import CheckpointError, RecipeError
 from panax.layers import Rotary
-from panax.models import PRESETS
+from panax.models import PRESETS, PUBLISHED_PARAMETERS
 
 
 def gpt2(embed: int, layers: int, heads: int) -> dict:
@@ -111,6 +113,86 @@ def gemma2(embed: int, layers: int, heads: int, kv_heads: int, head_dim: int, ff
     }
 
 
+def mixtral(embed: int, layers: int, heads: int, ffn: int, length: int) -> dict:
+    return {
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "hidden_act": "silu",
+        "hidden_size": embed,
+        "intermediate_size": ffn,
+        "max_position_embeddings": length,
+        "num_attention_heads": heads,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "output_router_logits": False,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.02,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "vocab_size": 32000,
+    }
+
+
+def qwen3_moe(embed: int, layers: int, heads: int, ffn: int, expert_ffn: int) -> dict:
+    return {
+        **qwen3(embed, layers, heads, ffn, tied=False),
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": expert_ffn,
+        "norm_topk_prob": True,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 4,
+        "router_aux_loss_coef": 0.001,
+    }
+
+
+def deepseek(model_type: str, vocab_size: int, length: int, heads: int, dense: int, rope: dict, **moe) -> dict:
+    return {
+        "model_type": model_type,
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "attention_bias": False,
+        "first_k_dense_replace": dense,
+        "hidden_act": "silu",
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "kv_lora_rank": 512,
+        "max_position_embeddings": length,
+        "moe_intermediate_size": 2048,
+        "moe_layer_freq": 1,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_attention_heads": heads,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 61,
+        "num_key_value_heads": heads,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": {
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096,
+            "type": "yarn",
+            **rope["scaling"],
+        },
+        "rope_theta": rope["theta"],
+        "scoring_func": "sigmoid",
+        "tie_word_embeddings": False,
+        "topk_method": "noaux_tc",
+        "v_head_dim": 128,
+        "vocab_size": vocab_size,
+        **moe,
+    }
+
+
 RELEASED = {
     "gpt2": gpt2(768, 12, 12),
     "gpt2_medium": gpt2(1024, 24, 16),
@@ -130,6 +212,34 @@ RELEASED = {
     "gemma2_2b": gemma2(2304, 26, 8, 4, 256, 9216, 256),
     "gemma2_9b": gemma2(3584, 42, 16, 8, 256, 14336, 256),
     "gemma2_27b": gemma2(4608, 46, 32, 16, 128, 36864, 144),
+    "mixtral_8x7b": mixtral(4096, 32, 32, 14336, 32768),
+    "mixtral_8x22b": mixtral(6144, 56, 48, 16384, 65536),
+    "qwen3_30b_a3b": qwen3_moe(2048, 48, 32, 6144, 768),
+    "qwen3_235b_a22b": qwen3_moe(4096, 94, 64, 12288, 1536),
+    "deepseek_v3": deepseek(
+        "deepseek_v3",
+        129280,
+        163840,
+        128,
+        3,
+        {"theta": 10000, "scaling": {"factor": 40, "beta_fast": 32}},
+        n_routed_experts=256,
+        n_group=8,
+        topk_group=4,
+        routed_scaling_factor=2.5,
+    ),
+    "kimi_k2": deepseek(
+        "kimi_k2",
+        163840,
+        131072,
+        64,
+        1,
+        {"theta": 50000.0, "scaling": {"factor": 32.0, "beta_fast": 1.0}},
+        n_routed_experts=384,
+        n_group=1,
+        topk_group=1,
+        routed_scaling_factor=2.827,
+    ),
 }
 """The parts of each release's config.json that say what is computed."""
 
@@ -140,15 +250,31 @@ def write(folder: Path, raw: dict) -> Path:
     return folder
 
 
-NEVER_RELEASED = {"mt_nlg_530b", "megatron_1t"}
+NEVER_RELEASED = {"mt_nlg_530b", "megatron_1t", "glam_64b_64e"}
+OTHERWISE_RELEASED = {"dbrx"}  # a family that is not read here
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS.keys() - NEVER_RELEASED))
+@pytest.mark.parametrize("name", sorted(PRESETS.keys() - NEVER_RELEASED - OTHERWISE_RELEASED))
 def test_released_configurations_are_the_presets(name: str, tmp_path) -> None:
     folder = write(tmp_path / "released", RELEASED[name])
-    assert config_from(folder) == PRESETS[name]
+    assert effective(config_from(folder)) == effective(PRESETS[name])
+    if PRESETS[name].feed_forward is None:
+        assert config_from(folder) == PRESETS[name]
+    if name == "kimi_k2":
+        # `transformers` knows this architecture by DeepSeek's name only.
+        write(folder, {**RELEASED[name], "model_type": "deepseek_v3"})
     transformers.AutoConfig.from_pretrained(folder).save_pretrained(tmp_path / "written_today")
-    assert config_from(tmp_path / "written_today") == PRESETS[name]
+    assert config_from(tmp_path / "written_today") == config_from(folder)
+
+
+@pytest.mark.parametrize("name", ["mixtral_8x7b", "qwen3_30b_a3b", "deepseek_v3", "kimi_k2"])
+def test_transformers_counts_the_same_weights(name: str, tmp_path) -> None:
+    _, raw = config_json(PRESETS[name], None)
+    config = transformers.AutoConfig.from_pretrained(write(tmp_path / "folder", raw))
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    biases = [value for key, value in model.named_buffers() if key.endswith("e_score_correction_bias")]
+    assert sum(value.numel() for value in [*model.parameters(), *biases]) == PUBLISHED_PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3_8b", "qwen3_0.6b", "gemma2_2b"])
@@ -223,12 +349,49 @@ def test_rope_parameters_may_stand_in_either_place(tmp_path) -> None:
         ("gemma2_2b", {"layer_types": ["full_attention"]}, "expected a list of 26"),
         ("gemma2_2b", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True in a gemma2 model"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+        ("mixtral_8x7b", {"sliding_window": 4096}, "sliding_window=4096 in a mixtral model; the decoder computes"),
+        (
+            "mixtral_8x7b",
+            {"num_local_experts": "8"},
+            "num_local_experts='8' in a mixtral model; expected a value of type int",
+        ),
+        ("mixtral_8x7b", {"num_experts_per_tok": 9}, "active=9; expected 1 to experts=8"),
+        ("qwen3_30b_a3b", {"mlp_only_layers": [3]}, r"mlp_only_layers=\[3\] .*expected the first layers only"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "computes scoring_func='sigmoid' only"),
+        (
+            "deepseek_v3",
+            {"kv_lora_rank": None},
+            "kv_lora_rank=None in a deepseek_v3 model; expected a value of type int",
+        ),
+        ("deepseek_v3", {"v_head_dim": 256}, "value_dim=256 is more than a key's width"),
+        ("deepseek_v3", {"rope_scaling": {"type": "llama3"}}, "rope_type='llama3' is none of default, yarn"),
+        (
+            "deepseek_v3",
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale_all_dim": 1.0}},
+            "yarn with mscale_all_dim=1.0 and no mscale is unknown here",
+        ),
     ],
 )
 def test_what_the_decoder_lacks_is_refused_by_name(name: str, change: dict, message: str, tmp_path) -> None:
     with pytest.raises(RecipeError, match=message) as error:
         config_from(write(tmp_path / "folder", {**RELEASED[name], **change}))
     assert str(tmp_path / "folder" / "config.json") in str(error.value)
+
+
+def test_dense_layers_first_may_be_listed(tmp_path) -> None:
+    folder = write(
+        tmp_path / "folder", {**RELEASED["qwen3_30b_a3b"], "mlp_only_layers": [0, 1], "decoder_sparse_step": 3}
+    )
+    config = config_from(folder)
+    assert config.mixture_layers[:2] == (2, 5)
+    again = write(tmp_path / "again", config_json(config, None)[1])
+    assert config_from(again) == config
+
+
+def test_queries_may_come_from_the_residual_stream_itself(tmp_path) -> None:
+    config = config_from(write(tmp_path / "folder", {**RELEASED["deepseek_v3"], "q_lora_rank": None}))
+    assert config.latent.q_rank == 0
+    assert config_json(config, None)[1]["q_lora_rank"] is None
 
 
 def test_a_key_that_is_needed_is_named(tmp_path) -> None:

@@ -1,6 +1,9 @@
 """The same tokens, the same weights: logits and gradients against `transformers`, in float32."""
 
+import copy
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,15 +12,18 @@ import torch
 from huggingface_examples import (
     DOCUMENTS,
     LENGTH,
+    MIXTURES,
     ROWS,
     Example,
     abstract,
     apart,
+    make_example,
     our_logits,
     positions,
     their_logits,
     tokens,
 )
+from safetensors.numpy import load_file
 
 from panax.adapters.huggingface.writing import named_tensors
 from panax.models import Decoder, DecoderConfig, DecoderTask
@@ -30,7 +36,7 @@ more than a hundred times the tolerance, which the last test asserts."""
 
 def our_gradients(example: Example, batch: dict[str, np.ndarray]) -> tuple[float, Decoder]:
     def mean_loss(params: Decoder) -> jax.Array:
-        return example.task.loss(params, {}, on_device, jax.random.key(0), True).losses["cross_entropy"].mean
+        return example.task.loss(params, example.state, on_device, jax.random.key(0), True).losses["cross_entropy"].mean
 
     on_device = jax.tree.map(jax.numpy.asarray, batch)
 
@@ -38,23 +44,41 @@ def our_gradients(example: Example, batch: dict[str, np.ndarray]) -> tuple[float
     return float(value), gradients
 
 
-def their_gradients(example: Example, batch: dict[str, np.ndarray]) -> tuple[float, dict[str, np.ndarray]]:
+def their_gradients(
+    example: Example, batch: dict[str, np.ndarray], folder: Path
+) -> tuple[float, dict[str, np.ndarray]]:
     model = example.theirs
     model.zero_grad()
     logits = model(torch.from_numpy(batch["tokens"]).long()).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(batch["targets"]).long().flatten())
     loss.backward()
-    return float(loss.detach()), {name: value.grad.numpy() for name, value in model.named_parameters()}
+    if example.family not in MIXTURES:
+        return float(loss.detach()), {name: value.grad.numpy() for name, value in model.named_parameters()}
+    return float(loss.detach()), in_files(model, folder)
+
+
+def in_files(model: Any, folder: Path) -> dict[str, np.ndarray]:
+    """The gradients, named and split as `transformers` saves the weights: each expert's alone."""
+    gradients = copy.deepcopy(model)
+    with torch.no_grad():
+        for value, weight in zip(gradients.parameters(), model.parameters(), strict=True):
+            value.copy_(weight.grad)
+    gradients.save_pretrained(folder)
+    return {
+        name: value
+        for name, value in load_file(folder / "model.safetensors").items()
+        if not name.endswith("e_score_correction_bias")
+    }
 
 
 def test_logits(example: Example) -> None:
     theirs = their_logits(example.theirs, tokens())
-    distance = apart(our_logits(example.params, tokens(), positions(), None), theirs)
+    distance = apart(our_logits(example.params, example.state, tokens(), positions(), None), theirs)
     print(f"{example.family} logits: {distance:.1e} apart")
     assert distance < TOLERANCE
 
 
-def test_gradients(example: Example) -> None:
+def test_gradients(example: Example, tmp_path: Path) -> None:
     batch = {
         "tokens": tokens(),
         "targets": tokens(1),
@@ -62,13 +86,23 @@ def test_gradients(example: Example) -> None:
         "row": np.arange(ROWS, dtype=np.int32),
     }
     loss, gradients = our_gradients(example, batch)
-    their_loss, theirs = their_gradients(example, batch)
+    their_loss, theirs = their_gradients(example, batch, tmp_path)
     ours = dict(named_tensors(gradients, example.family))
     assert loss == pytest.approx(their_loss, rel=TOLERANCE)
     assert ours.keys() == theirs.keys()
-    distances = {name: apart(ours[name], theirs[name]) for name in ours}
+    # An expert that no token is sent to.
+    idle = {name for name in theirs if ".experts." in name and not theirs[name].any()}
+    assert not any(ours[name].any() for name in idle)
+    distances = {name: apart(ours[name], theirs[name]) for name in ours.keys() - idle}
     print(f"{example.family} gradients: at most {max(distances.values()):.1e} apart")
     assert {name: d for name, d in distances.items() if d > TOLERANCE} == {}
+
+
+def test_logits_without_a_latent_of_queries(folder_of_examples: Path) -> None:
+    example = make_example("deepseek_v3_direct", folder_of_examples)
+    assert example.task.model.latent.q_rank == 0 and not example.task.model.rotary.interleaved
+    ours = our_logits(example.params, example.state, tokens(), positions(), None)
+    assert apart(ours, their_logits(example.theirs, tokens())) < TOLERANCE
 
 
 def test_packed_documents_see_nothing_of_each_other(example: Example) -> None:
@@ -76,7 +110,7 @@ def test_packed_documents_see_nothing_of_each_other(example: Example) -> None:
     first, second = DOCUMENTS
     segment = np.tile(np.repeat(np.array([1, 2], np.int32), DOCUMENTS), (ROWS, 1))
     position = np.tile(np.concatenate([np.arange(n, dtype=np.int32) for n in DOCUMENTS]), (ROWS, 1))
-    ours = np.asarray(our_logits(example.params, packed, position, segment))
+    ours = np.asarray(our_logits(example.params, example.state, packed, position, segment))
     assert apart(ours[:, :first], their_logits(example.theirs, packed[:, :first])) < TOLERANCE
     assert apart(ours[:, first:], their_logits(example.theirs, packed[:, first:])) < TOLERANCE
     assert first + second == LENGTH
@@ -97,6 +131,17 @@ def variants(config: DecoderConfig) -> dict[str, DecoderConfig]:
     if config.rotary is not None:
         changes["theta"] = {"rotary": dataclasses.replace(config.rotary, theta=2.0 * config.rotary.theta)}
         changes["scaling"] = {"rotary": dataclasses.replace(config.rotary, scaling=None)}
+        changes["interleaving"] = {"rotary": dataclasses.replace(config.rotary, interleaved=False)}
+    moe = config.feed_forward
+    if moe is not None:
+        mixtures = {
+            "normalised weights": {"normalised": not moe.normalised},
+            "scale of weights": {"scale": 1.0},
+            "scores": {"scores": "softmax"},
+            "groups": {"groups": 1, "active_groups": 1},
+            "active experts": {"active": 1},
+        }
+        changes |= {name: {"feed_forward": dataclasses.replace(moe, **change)} for name, change in mixtures.items()}
     changed = {name: dataclasses.replace(config, **change) for name, change in changes.items()}
     return {name: variant for name, variant in changed.items() if variant != config}
 
@@ -104,8 +149,8 @@ def variants(config: DecoderConfig) -> dict[str, DecoderConfig]:
 def test_the_examples_put_every_part_to_work(example: Example) -> None:
     """What an example does not depend on, its parity says nothing about."""
     leaves = jax.tree.leaves(example.params)
-    unchanged = our_logits(example.params, tokens(), positions(), None)
+    unchanged = our_logits(example.params, example.state, tokens(), positions(), None)
     for name, config in variants(example.task.model).items():
-        structure = jax.tree.structure(abstract(DecoderTask(model=config)))
-        logits = our_logits(structure.unflatten(leaves), tokens(), positions(), None)
+        structure = jax.tree.structure(abstract(DecoderTask(model=config))[0])
+        logits = our_logits(structure.unflatten(leaves), example.state, tokens(), positions(), None)
         assert apart(logits, np.asarray(unchanged)) > 100 * TOLERANCE, name

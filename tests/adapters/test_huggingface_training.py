@@ -28,12 +28,13 @@ def test_trains_on_from_their_weights_as_they_would(folder_of_examples: Path, tm
     program = Program.create(example.task, optimizer, num_steps=10, config=StepConfig(clip_norm=None))
     step = CompiledStep(program, Placement.create(MeshShape(fsdp=8)), dict.fromkeys(LEAVES, ("batch", "seq")))
     state = step.init(0)
-    state = dataclasses.replace(state, params=load(example.folder, example.task, state.params))
+    params, model_state = load(example.folder, example.task, state.params, state.model_state)
+    state = dataclasses.replace(state, params=params, model_state=model_state)
     losses = []
     for _ in range(3):
         state, scalars = step(state, step.put(batch))
         losses.append(float(scalars["loss"]))
-    save(tmp_path, state.params)
+    save(tmp_path, state.params, state.model_state)
 
     model = transformers.AutoModelForCausalLM.from_pretrained(example.folder, attn_implementation="eager").eval()
     sgd = torch.optim.SGD(model.parameters(), lr=RATE)

@@ -81,6 +81,15 @@ def test_a_size_that_does_not_divide_a_host_straddles():
     assert "mesh.tensor=6 spans 2 hosts" in message and "fsdp=12·tensor=2" in message
 
 
+def test_experts_that_are_exchanged_over_hosts_are_warned_of():
+    devices = cluster(4, 8)
+    (message,) = warned(devices, fsdp=2, expert=16)
+    assert "mesh.expert=16 spans 2 hosts" in message and "fsdp=4·expert=8" in message
+    (message,) = warned(devices, fsdp=1, expert=8, tensor=4)
+    assert "mesh.expert=8 spans 4 hosts" in message and "fsdp=4·expert=2·tensor=4" in message
+    assert warned(devices, fsdp=4, expert=8) == []
+
+
 def test_one_process_for_each_gpu_says_nothing_of_hosts():
     assert warned(cluster(8, 1), fsdp=2, tensor=4) == []
     # Unless jax tells hosts apart as slices.

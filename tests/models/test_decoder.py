@@ -15,14 +15,16 @@ import tiny_recipe
 import panax
 from panax import fit
 from panax.core import RecipeError, scope
-from panax.layers import FeedForward
+from panax.layers import FeedForward, Latent
 from panax.models import (
     PRESETS,
+    PUBLISHED_ACTIVE,
     PUBLISHED_PARAMETERS,
     Context,
     Decoder,
     DecoderConfig,
-    DecoderTask,
+    active_parameters,
+    count_parameters,
     training_flops_per_token,
 )
 from panax.optim import AdamW, Schedule
@@ -30,10 +32,27 @@ from panax.optim import AdamW, Schedule
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_the_published_number_of_parameters(name):
+    assert count_parameters(PRESETS[name]) == PUBLISHED_PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", PUBLISHED_ACTIVE)
+def test_a_token_meets_the_published_number_of_parameters(name):
+    config, published = PRESETS[name], PUBLISHED_ACTIVE[name]
+    most = active_parameters(config)
+    least = most - config.vocab_size * config.embed  # the embedding, which is looked up; some papers leave it out
+    places = len(published.partition(".")[2])
+    assert round(least / 1e9, places) <= float(published) <= round(most / 1e9, places)
+
+
+@pytest.mark.parametrize("name", PUBLISHED_ACTIVE)
+def test_flops_count_what_a_token_meets(name):
     config = PRESETS[name]
-    params, _ = jax.eval_shape(DecoderTask(model=config).init, jax.random.key(0))
-    padding = (config.vocab_rows - config.vocab_size) * config.embed * (1 if config.tied else 2)
-    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) - padding == PUBLISHED_PARAMETERS[name]
+    products = active_parameters(config) - (0 if config.tied else config.vocab_size * config.embed)
+    width = config.head_size + (config.head_size if config.latent is None else config.latent.value_dim)
+    attention = 3 * 2 * config.num_layers * config.heads * width  # one position, which sees itself
+    # Norms and selection biases are all that is met and not multiplied.
+    assert (training_flops_per_token(config, 1) - attention) / 6 == pytest.approx(products, rel=1e-4)
+    assert training_flops_per_token(config, 1) - attention < 6 * products
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +67,7 @@ def reach():
     def output(x, segment):
         context = Context(position, segment)
         for stack in model.stacks:
-            x = stack(x, context, "none")
+            x, _ = stack(x, context, "none")
         return x[0].sum(-1)
 
     x = jax.random.normal(jax.random.key(1), (1, length, config.embed))
@@ -103,6 +122,9 @@ def test_flops_count_every_weight_six_times_and_what_the_window_leaves():
         ({"windows": ()}, "windows"),
         ({"num_layers": 0}, "num_layers=0"),
         ({"head_dim": 7}, "odd"),
+        ({"attention_clip": 0.0}, "attention_clip=0.0; expected a positive bound"),
+        ({"latent": Latent(), "kv_heads": 2}, "kv_heads=2 has no effect with latent attention; leave it 0"),
+        ({"latent": Latent(), "rotary": None}, "rotary=None; latent attention has a rotated part"),
     ],
 )
 def test_impossible_configurations_are_refused(change, says):

@@ -19,7 +19,7 @@ def export(arguments: Sequence[str]) -> int:
     if not isinstance(trained.params, Decoder):
         raise RecipeError(f"{trained.path} holds no decoder; only those have a Hugging Face layout")
     ends = {} if trained.tokenizer is None else {"eos_token_id": trained.tokenizer.end_of_document}
-    save(options.directory, trained.params, token_ids=ends)
+    save(options.directory, trained.params, trained.state, token_ids=ends)
     if trained.tokenizer is not None:
         trained.tokenizer.save(options.directory)
     print(

@@ -1,7 +1,8 @@
 """`panax generate`: continue a text with a trained model."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ def generate(arguments: Sequence[str]) -> int:
         temperature=options.temperature,
         top_k=options.top_k,
         seed=options.seed,
+        state=trained.state,
     )
     print(options.prompt + text)
     return 0
@@ -48,8 +50,12 @@ def continue_text(
     temperature: float = 0.8,
     top_k: int = 50,
     seed: int = 0,
+    state: Mapping[str, Any] | None = None,
 ) -> str:
     """What `model` writes after `prompt`, up to the end of the document.
+
+    Args:
+        state: The task's model state, where it has any.
 
     Raises:
         RecipeError: The prompt is empty or too long, or a setting is out of range.
@@ -61,10 +67,16 @@ def continue_text(
         raise RecipeError("the prompt is empty; give at least one character")
     # On one device, wherever it was trained: a single row has nothing to be split over. By way of the host, since moving
     # an array to a device that it is on already would leave the training mesh in its type.
-    model = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf), jax.devices()[0]), model)
+    model, state = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf), jax.devices()[0]), (model, state))
     top_k = min(top_k, model.config.vocab_size)
     new = sample(
-        model, jnp.asarray([ids], jnp.int32), tokens, jax.random.key(seed), temperature=temperature, top_k=top_k
+        model,
+        jnp.asarray([ids], jnp.int32),
+        tokens,
+        jax.random.key(seed),
+        temperature=temperature,
+        top_k=top_k,
+        router_bias=None if state is None else state.get("router_bias"),
     )
     new = np.asarray(new)[0].tolist()
     end = tokenizer.end_of_document

@@ -74,7 +74,8 @@ def _sample(result: Result) -> tuple[str, str] | None:
     if tokenizer is None or not isinstance(params, Decoder):
         return None
     prompt = "def " if "Python" in type(_corpus(result.prepared.experiment)).__name__ else "The "
-    return prompt, continue_text(params, tokenizer, prompt, tokens=min(SAMPLE_TOKENS, params.config.max_length // 2))
+    tokens = min(SAMPLE_TOKENS, params.config.max_length // 2)
+    return prompt, continue_text(params, tokenizer, prompt, tokens=tokens, state=result.state.model_state)
 
 
 def _corpus(experiment: Experiment) -> Any:

@@ -6,8 +6,16 @@ from .lazy import lazily
 
 if TYPE_CHECKING:
     from .axes import annotation_axes, map_axes, named_leaves, pair_axes, path_name
-    from .contraction import contract, contract_whole, gather, own_sequence, scatter_sequence, whole_sequence
-    from .dropping import dropout
+    from .contraction import (
+        contract,
+        contract_whole,
+        gather,
+        opened_once,
+        own_sequence,
+        scatter_sequence,
+        whole_sequence,
+    )
+    from .dropping import dropout, uniform
     from .errors import (
         CheckpointError,
         DataError,
@@ -27,8 +35,16 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "axes": ("annotation_axes", "map_axes", "named_leaves", "pair_axes", "path_name"),
-    "contraction": ("contract", "contract_whole", "gather", "own_sequence", "scatter_sequence", "whole_sequence"),
-    "dropping": ("dropout",),
+    "contraction": (
+        "contract",
+        "contract_whole",
+        "gather",
+        "opened_once",
+        "own_sequence",
+        "scatter_sequence",
+        "whole_sequence",
+    ),
+    "dropping": ("dropout", "uniform"),
     "errors": ("CheckpointError", "DataError", "LayoutError", "PanaxError", "RecipeError", "TrainingError", "nearest"),
     "layout": ("Layout", "current_layout", "current_platform", "use_layout"),
     "measures": ("Loss", "Losses", "Maximum", "Mean", "Metrics", "Sum", "merge_measures", "total_loss"),
@@ -46,6 +62,7 @@ __all__ = [
     "Loss", "Losses", "Maximum", "Mean", "Metrics", "ModelState", "Module", "PanaxError", "Params", "Position", "RecipeError",
     "Source", "SourcedBatch", "Sum", "Task", "TrainState", "TrainingError", "annotation_axes", "constant", "contract",
     "contract_whole", "current_layout", "current_platform", "current_scope", "debugging", "dropout", "gather", "logical_axes",
-    "map_axes", "merge_measures", "name_key", "named_leaves", "nearest", "normal", "own_sequence", "pair_axes", "parameter",
-    "path_name", "real_values", "scatter_sequence", "scope", "stack", "stacked", "total_loss", "use_layout", "whole_sequence",
+    "map_axes", "merge_measures", "name_key", "named_leaves", "nearest", "normal", "opened_once", "own_sequence", "pair_axes",
+    "parameter", "path_name", "real_values", "scatter_sequence", "scope", "stack", "stacked", "total_loss", "uniform",
+    "use_layout", "whole_sequence",
 ]  # fmt: skip

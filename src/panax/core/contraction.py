@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from .collectives import all_gather, reduce_scatter
+from .collectives import all_gather, all_reduce, reduce_scatter
 from .layout import MeshAxes, current_layout
 from .overlap import gathered_products, overlaps, rows_of, scattered_product
 from .product import product
@@ -144,7 +144,17 @@ def gather(w: Any, axes: str, dtype: Any) -> Float[Array, "..."]:
     return _gather(source, jnp.dtype(dtype).name, value, slot)
 
 
-def whole_sequence(x: Float[Array, "batch residual embed"]) -> Float[Array, "batch seq embed"]:
+def opened_once(w: Any, axes: str, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """A parameter for several products that this file does not make: its value in its compute layout and `dtype`, and a slot.
+
+    The slot is zeros in the parameter's own dtype, never read: what is returned as its gradient, this device's share of the
+    parameter's, is reduce-scattered once for all of them.
+    """
+    source, value, slot = opened(w, tuple(axes.split()))
+    return _opened_once(source, jnp.dtype(dtype).name, value, slot)
+
+
+def whole_sequence(x: Float[Array, "batch residual ..."]) -> Float[Array, "batch seq ..."]:
     """The residual stream, gathered along the sequence over the tensor axis: what a product that splits its result reads.
 
     Its cotangents there are partial sums: they are reduce-scattered back.
@@ -157,6 +167,15 @@ def scatter_sequence(x: Float[Array, "batch seq embed"]) -> Float[Array, "batch 
     """Partial sums over the tensor axis, added up into the residual stream's layout; the cotangent is gathered."""
     axes = sequence_parallel_axes()
     return _scatter_sequence(axes, x) if axes else x
+
+
+def sum_over_sequence(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The sum of what each device found for its part of the residual stream's positions; equal on all of them.
+
+    Its cotangent is each part's own.
+    """
+    axes = sequence_parallel_axes()
+    return _sum_over_sequence(axes, x) if axes else x
 
 
 def own_sequence(x: Any) -> Any:
@@ -316,6 +335,28 @@ def _gather_backward(source: Source, dtype: str, saved: None, gradient: jax.Arra
 
 
 _gather.defvjp(_gather_forward, _gather_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _opened_once(source: Source, dtype: str, value: jax.Array, slot: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    placed = checkpoint_name(source.place(value, dtype), GATHERED)
+    return placed, jnp.zeros(placed.shape, source.dtype)
+
+
+def _opened_once_backward(source: Source, dtype: str, saved: None, gradients: tuple[Any, jax.Array]) -> tuple[Any, Any]:
+    dw = source.returned(gradients[1])
+    return (None, dw) if source.gathered else (dw, None)
+
+
+_opened_once.defvjp(lambda *arguments: (_opened_once(*arguments), None), _opened_once_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sum_over_sequence(axes: MeshAxes, x: jax.Array) -> jax.Array:
+    return all_reduce(x, axes)
+
+
+_sum_over_sequence.defvjp(lambda axes, x: (all_reduce(x, axes), None), lambda axes, _, gradient: (gradient,))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

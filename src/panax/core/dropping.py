@@ -33,14 +33,20 @@ def dropout(
     """
     if rate == 0.0:
         return x
+    scale = jnp.where(uniform(x.shape, key, row, place) < rate, 0.0, 1.0 / (1.0 - rate)).astype(x.dtype)
+    return x * scale
+
+
+def uniform(
+    shape: tuple[int, ...], key: jax.Array, row: Int[Array, " batch"], place: Int[Array, " seq"] | None = None
+) -> Float[Array, "batch seq feature"]:
+    """Numbers in [0, 1), float32, of the shape `batch seq feature`, by the same arguments as `dropout` takes."""
     words = jax.random.bits(key, (4,), jnp.uint32)
-    position = (jnp.arange(x.shape[1]) if place is None else place).astype(jnp.uint32)[None, :, None]
-    feature = jax.lax.broadcasted_iota(jnp.uint32, x.shape, 2)
+    position = (jnp.arange(shape[1]) if place is None else place).astype(jnp.uint32)[None, :, None]
+    feature = jax.lax.broadcasted_iota(jnp.uint32, shape, 2)
     # Each round is keyed, so that two rows, positions or keys never see shifted copies of one mask.
     h = _mix(row.astype(jnp.uint32) ^ words[0])[:, None, None]
     h = _mix((h ^ words[1]) + position)
     h = _mix((h ^ words[2]) + feature)
     # 24 bits fill a float32's mantissa exactly.
-    uniform = ((h ^ words[3]) >> 8).astype(jnp.float32) * jnp.float32(2**-24)
-    scale = jnp.where(uniform < rate, 0.0, 1.0 / (1.0 - rate)).astype(x.dtype)
-    return x * scale
+    return ((h ^ words[3]) >> 8).astype(jnp.float32) * jnp.float32(2**-24)

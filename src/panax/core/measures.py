@@ -15,6 +15,9 @@ from jaxtyping import Array, Float
 
 Scalar = Float[Array, ""]
 
+Values = Float[Array, "..."]
+"""What a metric counts: a number, or one for each layer, expert or the like."""
+
 
 class Loss(eqx.Module):
     """One named term of the objective: `coefficient * sum / weight`, with sum and weight over the whole global batch.
@@ -44,11 +47,11 @@ Losses = Mapping[str, Loss]
 class Mean(eqx.Module):
     """A metric that is averaged by weight."""
 
-    sum: Scalar
-    weight: Scalar
+    sum: Values
+    weight: Values
 
     @property
-    def value(self) -> Scalar:
+    def value(self) -> Values:
         return _ratio(self.sum, self.weight)
 
     def merge(self, other: "Mean") -> "Mean":
@@ -58,7 +61,7 @@ class Mean(eqx.Module):
 class Sum(eqx.Module):
     """A metric that is added up, such as a count of tokens."""
 
-    value: Scalar
+    value: Values
 
     def merge(self, other: "Sum") -> "Sum":
         return Sum(self.value + other.value)
@@ -67,7 +70,7 @@ class Sum(eqx.Module):
 class Maximum(eqx.Module):
     """A metric of which the largest is kept."""
 
-    value: Scalar
+    value: Values
 
     def merge(self, other: "Maximum") -> "Maximum":
         return Maximum(jnp.maximum(self.value, other.value))
@@ -77,7 +80,7 @@ Metric = Mean | Sum | Maximum
 Metrics = Mapping[str, Metric]
 
 
-def _ratio(total: Scalar, weight: Scalar) -> Scalar:
+def _ratio(total: Values, weight: Values) -> Values:
     return jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1.0), 0.0)
 
 

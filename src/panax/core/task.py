@@ -94,6 +94,11 @@ class Task(abc.ABC):
         """The query heads, where attention must exchange them for positions over a context axis; None where it need not."""
         return None
 
+    @property
+    def router_layers(self) -> tuple[int, ...]:
+        """The layers that are mixtures of experts: a metric whose name begins with `experts/` is an array with a row for each."""
+        return ()
+
     def flops_per_token(self, length: int) -> float | None:
         """FLOPs of a forward and backward pass for one token in a row of `length`; None if not known."""
         return None

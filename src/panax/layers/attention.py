@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ..core import (
     Module,
@@ -45,6 +45,7 @@ class Attention(Module):
 
     Attributes:
         window: A position sees itself and the `window - 1` before it; None is all before it.
+        clip: Queries, keys and values are cut to ±clip where they are projected, before all else.
         soft_cap: Scores are squashed to ±soft_cap by a tanh (Gemma 2, arXiv:2408.00118).
         scale: What the scores are multiplied by; None is `head_dim ** -0.5`.
         rotary: None where positions are embedded otherwise.
@@ -54,6 +55,7 @@ class Attention(Module):
     k_norm: Norm | None
     rotary: Rotary | None = eqx.field(static=True)
     window: int | None = eqx.field(static=True)
+    clip: float | None = eqx.field(static=True)
     soft_cap: float | None = eqx.field(static=True)
     scale: float | None = eqx.field(static=True)
     w_q: Float[Array, "embed heads head_dim"] = parameter(normal("embed"))
@@ -78,8 +80,15 @@ class Attention(Module):
             over_devices: How rows that are split over the context axis attend.
         """
         q, k, v = self._project(x, position)
-        attended = self._attend(q, k, v, segment, over_devices)
+        k, v = _own_kv_heads(q, k, v)
+        attended = attend(q, k, v, segment, over_devices, window=self.window, soft_cap=self.soft_cap, scale=self.scale)
         return self._output(checkpoint_name(attended, "attention"))
+
+    def empty_cache(self, batch: int, length: int, dtype: Any) -> Cache:
+        """A cache of no positions; of stacked layers, stacked like them."""
+        *stacked, _, kv_heads, head_dim = self.w_k.shape
+        zeros = jnp.zeros((*stacked, batch, length, kv_heads, head_dim), dtype)
+        return Cache(zeros, zeros)
 
     def extend(
         self, x: Float[Array, "batch seq embed"], position: Int[Array, "batch seq"], cache: Cache, start: Int[Array, ""]
@@ -93,26 +102,6 @@ class Attention(Module):
         )
         return self._output(_attend_to_cache(q, cache, start, self.window, self.soft_cap, self.scale)), cache
 
-    def _attend(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, segment: jax.Array | None, over_devices: ContextAttention
-    ) -> jax.Array:
-        """Run the kernel on this device's heads, over whole rows."""
-        k, v = _own_kv_heads(q, k, v)
-        options: dict[str, Any] = {
-            "causal": True,
-            "window": self.window,
-            "soft_cap": self.soft_cap,
-            "scale": self.scale,
-            "platform": current_platform(),
-        }
-        size = axis_size(CONTEXT)
-        if size == 1:
-            return attention(q, k, v, segments=segment, **options)
-        if choose_context_attention(q.shape[2], k.shape[2], size, over_devices) == "ring":
-            return ring_attention(q, k, v, segment, axis_name=CONTEXT, axis_size=size, **options)
-        kernel = functools.partial(attention, **options)
-        return ulysses_attention(q, k, v, segment, axis_name=CONTEXT, axis_size=size, kernel=kernel)
-
     def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         q, k, v = contract_whole(
             x,
@@ -124,6 +113,8 @@ class Attention(Module):
             q = q + gather(self.b_q, "heads head_dim", x.dtype)[None, None]
             k = k + gather(self.b_k, "kv_heads head_dim", x.dtype)[None, None]
             v = v + gather(self.b_v, "kv_heads head_dim", x.dtype)[None, None]
+        if self.clip is not None:
+            q, k, v = (jnp.clip(x, -self.clip, self.clip) for x in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
@@ -133,6 +124,34 @@ class Attention(Module):
     def _output(self, attended: jax.Array) -> jax.Array:
         out = contract("batch seq heads head_dim, heads head_dim embed -> batch seq embed", attended, self.w_o)
         return out if self.b_o is None else out + gather(self.b_o, "norm", out.dtype)[None, None]
+
+
+def attend(
+    q: Float[Array, "batch seq heads head_dim"],
+    k: Float[Array, "batch seq kv_heads head_dim"],
+    v: Float[Array, "batch seq kv_heads head_dim"],
+    segment: Int[Array, "batch seq"] | None,
+    over_devices: ContextAttention,
+    *,
+    window: int | None,
+    soft_cap: float | None,
+    scale: float | None,
+) -> Float[Array, "batch seq heads head_dim"]:
+    """Run the kernel on this device's heads, over whole rows."""
+    options: dict[str, Any] = {
+        "causal": True,
+        "window": window,
+        "soft_cap": soft_cap,
+        "scale": scale,
+        "platform": current_platform(),
+    }
+    size = axis_size(CONTEXT)
+    if size == 1:
+        return attention(q, k, v, segments=segment, **options)
+    if choose_context_attention(q.shape[2], k.shape[2], size, over_devices) == "ring":
+        return ring_attention(q, k, v, segment, axis_name=CONTEXT, axis_size=size, **options)
+    kernel = functools.partial(attention, **options)
+    return ulysses_attention(q, k, v, segment, axis_name=CONTEXT, axis_size=size, kernel=kernel)
 
 
 def _own_kv_heads(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -163,8 +182,13 @@ def _attend_to_cache(
     scores = scores * (head_dim**-0.5 if scale is None else scale)
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
-    distance = (start + jnp.arange(seq))[:, None] - jnp.arange(length)[None, :]
-    seen = (distance >= 0) & (distance < (window or length + 1))
-    weights = jax.nn.softmax(jnp.where(seen[None, None, None], scores, -jnp.inf), axis=-1).astype(q.dtype)
+    seen = positions_seen(start, seq, length, window)
+    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1).astype(q.dtype)
     out = jnp.einsum("bhgqk,bkhd->bqhgd", weights, cache.v, preferred_element_type=jnp.float32)
     return out.astype(q.dtype).reshape(batch, seq, heads, head_dim)
+
+
+def positions_seen(start: Int[Array, ""], seq: int, length: int, window: int | None) -> Bool[Array, "seq length"]:
+    """Which of a cache's positions each of `seq` positions from `start` onward attends to."""
+    distance = (start + jnp.arange(seq))[:, None] - jnp.arange(length)[None, :]
+    return (distance >= 0) & (distance < (window or length + 1))

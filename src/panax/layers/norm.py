@@ -29,15 +29,16 @@ class Norm(Module):
         key: jax.Array,
         size: int,
         *,
-        kind: Literal["rms", "layer"] = "rms",
+        kind: Literal["rms", "layer", "layer_unbiased"] = "rms",
         epsilon: float = 1e-6,
         unit_offset: bool = False,
     ) -> "Norm":
-        """A norm over `size` features; a layer norm has a bias, a root-mean-square one has none."""
+        """A norm over `size` features; a layer norm has a bias unless told, a root-mean-square one has none."""
         fields: dict = {"scale": constant(0.0 if unit_offset else 1.0)}
-        if kind == "rms":
+        if kind != "layer":
             fields["bias"] = None
-        return cls.create(key, {"norm": size}, kind=kind, epsilon=epsilon, unit_offset=unit_offset, **fields)
+        centred = "rms" if kind == "rms" else "layer"
+        return cls.create(key, {"norm": size}, kind=centred, epsilon=epsilon, unit_offset=unit_offset, **fields)
 
     def __call__(self, x: Float[Array, "*rest norm"]) -> Float[Array, "*rest norm"]:
         y = x.astype(jnp.float32)

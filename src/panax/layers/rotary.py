@@ -1,6 +1,7 @@
 """Rotary position embedding.
 
-Source: RoFormer (arXiv:2104.09864); halves are rotated against each other as in `transformers` and Llama's released weights.
+Source: RoFormer (arXiv:2104.09864); halves are rotated against each other as in `transformers` and Llama's released weights,
+unless they are said to be interleaved.
 """
 
 import dataclasses
@@ -23,6 +24,64 @@ class RotaryScaling:
     high_frequency_factor: float = 4.0
     original_length: int = 8192
 
+    def kept(self, frequency: np.ndarray, theta: float) -> np.ndarray:
+        """How much of each frequency is kept as it is: 1 for all of it, 0 where it is divided by `factor`."""
+        turns = self.original_length * frequency / (2 * math.pi)
+        return (turns - self.low_frequency_factor) / (self.high_frequency_factor - self.low_frequency_factor)
+
+    @property
+    def amplitude(self) -> float:
+        return 1.0
+
+    @property
+    def score_gain(self) -> float:
+        return 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class YarnScaling:
+    """YaRN's extension of the context: as Llama 3.1's, with the transition linear in the pair's index, and larger scores.
+
+    Attributes:
+        fast: Pairs that turn more often than this within `original_length` keep their frequency.
+        slow: Pairs that turn less often have it divided by `factor`.
+        mscale: Rotated features are multiplied by `m(mscale) / m(mscale_all_dim)`, m(x) = 0.1 x ln(factor) + 1.
+        mscale_all_dim: Scores are multiplied by `m(mscale_all_dim) ** 2`; m(0) is 1. DeepSeek has 1 and 1: only scores grow.
+
+    Source: YaRN (arXiv:2309.00071), section 3.2; the second `mscale` is from DeepSeek-V2's released configuration.
+    """
+
+    factor: float = 40.0
+    original_length: int = 4096
+    fast: float = 32.0
+    slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+
+    def kept(self, frequency: np.ndarray, theta: float) -> np.ndarray:
+        """How much of each frequency is kept as it is: 1 for all of it, 0 where it is divided by `factor`."""
+        pairs = len(frequency)
+
+        def pair_that_turns(times: float) -> float:
+            return pairs * math.log(self.original_length / (times * 2 * math.pi)) / math.log(theta)
+
+        first = max(math.floor(pair_that_turns(self.fast)), 0)
+        last = min(math.ceil(pair_that_turns(self.slow)), 2 * pairs - 1)
+        return 1.0 - (np.arange(pairs, dtype=np.float32) - first) / max(last - first, 1e-3)
+
+    @property
+    def amplitude(self) -> float:
+        """What rotated features are multiplied by."""
+        return self._growth(self.mscale) / self._growth(self.mscale_all_dim)
+
+    @property
+    def score_gain(self) -> float:
+        """What scores are multiplied by."""
+        return self._growth(self.mscale_all_dim) ** 2
+
+    def _growth(self, mscale: float) -> float:
+        return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rotary:
@@ -30,21 +89,26 @@ class Rotary:
 
     Attributes:
         theta: Base of the wavelengths, which run from 2π to 2π·theta positions.
+        interleaved: Features 0 and 1 are a pair, 2 and 3, ... (DeepSeek's released weights), and not 0 and half the width, ...
+            The result has all first features before all second ones either way: scores don't depend on the order.
     """
 
     theta: float = 10_000.0
-    scaling: RotaryScaling | None = None
+    scaling: RotaryScaling | YarnScaling | None = None
+    interleaved: bool = False
 
     def frequencies(self, head_dim: int) -> np.ndarray:
         """Radians per position of each pair of features; float32 of `head_dim / 2`."""
         frequency = 1.0 / self.theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
         if self.scaling is None:
             return frequency.astype(np.float32)
-        s = self.scaling
-        turns = s.original_length * frequency / (2 * math.pi)
-        smooth = (turns - s.low_frequency_factor) / (s.high_frequency_factor - s.low_frequency_factor)
-        smooth = np.clip(smooth, 0.0, 1.0)
-        return ((1 - smooth) * frequency / s.factor + smooth * frequency).astype(np.float32)
+        kept = np.clip(self.scaling.kept(frequency, self.theta), 0.0, 1.0)
+        return ((1 - kept) * frequency / self.scaling.factor + kept * frequency).astype(np.float32)
+
+    @property
+    def score_gain(self) -> float:
+        """What scores are multiplied by besides their scale."""
+        return 1.0 if self.scaling is None else self.scaling.score_gain
 
     def __call__(
         self, x: Float[Array, "batch seq heads head_dim"], position: Int[Array, "batch seq"]
@@ -52,7 +116,9 @@ class Rotary:
         angle = (
             position.astype(jnp.float32)[..., None, None] * jnp.asarray(self.frequencies(x.shape[-1]))[None, None, None]
         )
-        cos, sin = jnp.cos(angle), jnp.sin(angle)
-        first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+        amplitude = 1.0 if self.scaling is None else self.scaling.amplitude
+        cos, sin = jnp.cos(angle) * amplitude, jnp.sin(angle) * amplitude
+        pairs = x.astype(jnp.float32)
+        first, second = (pairs[..., 0::2], pairs[..., 1::2]) if self.interleaved else jnp.split(pairs, 2, axis=-1)
         rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
         return rotated.astype(x.dtype)

@@ -18,7 +18,7 @@ from ..core.errors import LayoutError
 SLOW_AXES = ("replica", "stage", "fsdp")
 """The axes that may span TPU slices, in the order in which they are asked to."""
 
-FAST_AXES = ("tensor", "context")
+FAST_AXES = ("tensor", "context", "expert")
 """The axes that communicate inside every layer, whose devices should share a host."""
 
 

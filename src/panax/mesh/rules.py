@@ -26,11 +26,19 @@ LOGICAL_AXES = {
     "heads": "query heads",
     "kv_heads": "key and value heads",
     "head_dim": "width of one head",
+    "q_latent": "latent of the queries, where it is projected down to",
+    "kv_latent": "latent of keys and values and the rotated part of the key, side by side, where they are projected down to",
+    "q_rank": "latent of the queries, where these are projected up from it",
+    "kv_rank": "latent of keys and values, where these are projected up from it",
+    "key_value": "one head's key, without its rotated part, and its value, side by side",
+    "value_dim": "width of one head's value, where it is not that of its key",
     "ffn": "width of the feed-forward layer",
     "vocab": "rows of the embedding and of the output head",
     "position": "learned positions",
     "layer": "layers stacked in storage",
     "expert": "experts",
+    "expert_ffn": "width of an expert",
+    "router": "experts, where a router scores all of them",
 }
 
 COMPUTE: Mapping[str, MeshAxes] = {
@@ -43,12 +51,15 @@ COMPUTE: Mapping[str, MeshAxes] = {
     "vocab": ("tensor",),
     "layer": ("stage",),
     "expert": ("expert",),
+    "expert_ffn": ("tensor",),
 }
 
 STORAGE: Mapping[str, MeshAxes] = {
     **{name: axes for name, axes in COMPUTE.items() if name not in ("batch", "seq", "residual")},
     # Layers that rest on their stages leave the stage axis to the embeddings, which no stage holds alone.
     "embed": ("fsdp", "expert", "stage"),
+    "q_rank": ("fsdp", "expert", "stage"),
+    "kv_rank": ("fsdp", "expert", "stage"),
 }
 
 Zero = Literal["auto", "1", "2", "3"]
@@ -108,7 +119,8 @@ class Rules:
 
         Key-value heads that their axes don't divide are replicated. Layers that don't fall into equal, adjacent stages rest
         split along `embed`, and travel to their stages once a step. Where the stages don't divide `embed` either, what is split
-        over them in no other way is replicated over them.
+        over them in no other way is replicated over them. Ranks of latents, which are small, rest split over as many of
+        the first of their axes as divide them.
 
         Args:
             sizes: The model's logical axes.
@@ -120,6 +132,9 @@ class Rules:
         embed = storage.get("embed", ())
         if "stage" in embed and sizes.get("embed", 0) % math.prod(mesh.get(axis, 1) for axis in embed):
             storage["embed"] = tuple(axis for axis in embed if axis != "stage")
+        for rank in ("q_rank", "kv_rank"):
+            while storage.get(rank) and sizes.get(rank, 0) % math.prod(mesh.get(axis, 1) for axis in storage[rank]):
+                storage[rank] = storage[rank][:-1]
         if not layers_rest_on_stages:
             storage["layer"] = ()
         return dataclasses.replace(self, storage=storage, compute=compute)

@@ -2,10 +2,11 @@
 
 from .clock import StepClock
 from .console import ConsoleTracker
+from .experts import ExpertWatch, heat_map
 from .throughput import Peak, memory_in_use_bytes, peak_of
 from .trackers import JsonlTracker, TensorBoardTracker, Tracker, Trackers
 
 __all__ = [
-    "ConsoleTracker", "JsonlTracker", "Peak", "StepClock", "TensorBoardTracker", "Tracker", "Trackers",
-    "memory_in_use_bytes", "peak_of",
+    "ConsoleTracker", "ExpertWatch", "JsonlTracker", "Peak", "StepClock", "TensorBoardTracker", "Tracker", "Trackers",
+    "heat_map", "memory_in_use_bytes", "peak_of",
 ]  # fmt: skip

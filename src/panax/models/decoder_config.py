@@ -1,11 +1,36 @@
-"""What a decoder is, as plain values: GPT-2, Llama 3, Qwen 3 and Gemma 2 differ in these and in nothing else."""
+"""What a decoder is, as plain values: GPT-2, Llama 3, Gemma 2, Mixtral and DeepSeek-V3 differ in these and in nothing else."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..core.errors import RecipeError
 from ..layers.feed_forward import Activation
+from ..layers.latent_attention import Latent
+from ..layers.moe_config import MoE
 from ..layers.rotary import Rotary
+
+
+class LayerKind(NamedTuple):
+    """In what the layers of one decoder differ.
+
+    Attributes:
+        window: The sliding window; 0 for none.
+        mixture: Whether the feed-forward is a mixture of experts.
+    """
+
+    window: int
+    mixture: bool
+
+
+_WITH_LATENT = {
+    "kv_heads": 0,
+    "head_dim": 0,
+    "qk_norm": False,
+    "attention_bias": False,
+    "attention_output_bias": False,
+    "attention_clip": None,
+}
+"""Fields that latent attention does without."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,9 +45,13 @@ class DecoderConfig:
         embed: Width of the residual stream.
         kv_heads: Key-value heads; 0 for as many as query heads.
         head_dim: Width of a head; 0 for `embed / heads`.
+        latent: Attend with keys and values that are projected up from a latent; its widths stand for `kv_heads` and `head_dim`.
         ffn: Width of the feed-forward layer.
+        feed_forward: A mixture of experts, in all layers or some; None for dense layers.
         windows: Sliding windows, cycled over the layers; 0 attends to all positions before. (4096, 0) alternates.
         rotary: None for learned positions.
+        norm: Layer norms have a bias unless unbiased.
+        attention_clip: Queries, keys and values are cut to ±attention_clip where they are projected (DBRX).
         query_scale: Scores are multiplied by `query_scale ** -0.5`; 0 takes `head_dim`.
         post_norms: Normalise also what each sub-layer adds to the residual stream (Gemma 2).
         embed_scale: Multiply embeddings by `sqrt(embed)` (Gemma).
@@ -37,10 +66,12 @@ class DecoderConfig:
     heads: int = 4
     kv_heads: int = 0
     head_dim: int = 0
+    latent: Latent | None = None
     ffn: int = 1024
+    feed_forward: MoE | None = None
     gated: bool = True
     activation: Activation = "silu"
-    norm: Literal["rms", "layer"] = "rms"
+    norm: Literal["rms", "layer", "layer_unbiased"] = "rms"
     norm_epsilon: float = 1e-6
     norm_unit_offset: bool = False
     post_norms: bool = False
@@ -50,6 +81,7 @@ class DecoderConfig:
     feed_forward_bias: bool = False
     rotary: Rotary | None = Rotary()  # noqa: RUF009
     windows: tuple[int, ...] = (0,)
+    attention_clip: float | None = None
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
     query_scale: float = 0.0
@@ -69,7 +101,7 @@ class DecoderConfig:
             f"model.vocab_size={self.vocab_size}; expected a positive number, or 0 for the tokenizer's",
         )
         require(
-            self.head_dim > 0 or self.embed % self.heads == 0,
+            self.head_dim > 0 or self.latent is not None or self.embed % self.heads == 0,
             f"model.embed={self.embed} is not divisible by heads={self.heads}; change one, or set model.head_dim",
         )
         require(
@@ -79,6 +111,10 @@ class DecoderConfig:
         )
         require(0.0 <= self.dropout < 1.0, f"model.dropout={self.dropout}; expected a rate in [0, 1)")
         require(
+            self.attention_clip is None or self.attention_clip > 0,
+            f"model.attention_clip={self.attention_clip}; expected a positive bound, or None",
+        )
+        require(
             len(self.windows) > 0 and min(self.windows) >= 0,
             f"model.windows={self.windows}; expected lengths, or 0 for all",
         )
@@ -86,6 +122,14 @@ class DecoderConfig:
             self.rotary is None or self.head_size % 2 == 0,
             f"model.head_dim={self.head_size} is odd; rotary embedding turns pairs of features",
         )
+
+        if self.latent is not None:
+            for name, needed in _WITH_LATENT.items():
+                require(
+                    getattr(self, name) == needed,
+                    f"model.{name}={getattr(self, name)!r} has no effect with latent attention; leave it {needed!r}",
+                )
+            require(self.rotary is not None, "model.rotary=None; latent attention has a rotated part, give it a Rotary")
 
     @property
     def vocab_rows(self) -> int:
@@ -102,15 +146,39 @@ class DecoderConfig:
 
     @property
     def head_size(self) -> int:
-        return self.head_dim or self.embed // self.heads
+        """Width of a query and of a key."""
+        return self.latent.head_dim if self.latent is not None else self.head_dim or self.embed // self.heads
 
     @property
-    def stacks(self) -> tuple[tuple[tuple[int, ...], int], ...]:
-        """(windows of one period, repeats) for each stack of layers: whole periods first, then the rest.
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """Each layer's."""
+        windows, moe = self.windows, self.feed_forward
+        return tuple(
+            LayerKind(windows[layer % len(windows)], moe is not None and moe.is_mixture(layer))
+            for layer in range(self.num_layers)
+        )
 
-        >>> DecoderConfig(num_layers=26, windows=(512, 512, 0)).stacks
-        (((512, 512, 0), 8), ((512, 512), 1))
+    @property
+    def mixture_layers(self) -> tuple[int, ...]:
+        """The layers whose feed-forward is a mixture of experts."""
+        return tuple(layer for layer, kind in enumerate(self.kinds) if kind.mixture)
+
+    @property
+    def stacks(self) -> tuple[tuple[tuple[LayerKind, ...], int], ...]:
+        """(one period of layers, repeats) for each stack of layers: whole periods first, then the rest.
+
+        >>> [([kind.window for kind in period], n) for period, n in DecoderConfig(num_layers=26, windows=(512, 512, 0)).stacks]
+        [([512, 512, 0], 8), ([512, 512], 1)]
         """
-        period = self.windows if self.num_layers >= len(self.windows) else self.windows[: self.num_layers]
-        repeats, rest = divmod(self.num_layers, len(period))
-        return ((period, repeats), *([(period[:rest], 1)] if rest else []))
+        first = 0 if self.feed_forward is None else min(self.feed_forward.first_dense, self.num_layers)
+        return (*_periods(self.kinds[:first]), *_periods(self.kinds[first:]))
+
+
+def _periods(kinds: tuple[LayerKind, ...]) -> list[tuple[tuple[LayerKind, ...], int]]:
+    """The shortest period that layers repeat, how often they do, and what is left over."""
+    if not kinds:
+        return []
+    lengths = range(1, len(kinds) + 1)
+    period = next(n for n in lengths if all(kind == kinds[i % n] for i, kind in enumerate(kinds)))
+    repeats, rest = divmod(len(kinds), period)
+    return [(kinds[:period], repeats), *([(kinds[:rest], 1)] if rest else [])]

@@ -7,17 +7,20 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from ..core import Batch, DataFacts, Evaluation, Gradients, Loss, Mean, Sum, Task, logical_axes
+from ..core import Batch, DataFacts, Evaluation, Gradients, Loss, Mean, Sum, Task, logical_axes, own_sequence
+from ..core.collectives import over_tokens
 from ..core.errors import RecipeError
 from ..core.layout import axis_size
 from ..core.measures import Losses, Metrics
-from ..layers import token_loss
+from ..layers import RouterTerms, router_measures, router_weights, token_loss
 from ..mesh import MESH_AXES
 from ..parallel import ContextAttention, Pipeline, RematPolicy
 from ..parallel.context import sequence_places
 from . import decoder_pipeline
 from .decoder import Context, Decoder
 from .decoder_config import DecoderConfig
+from .decoder_stages import layers_rest_on_stages
+from .decoder_units import units
 from .flops import training_flops_per_token
 
 ComputeType = Literal["float32", "bfloat16"]
@@ -67,15 +70,19 @@ class DecoderTask(Task):
         return dataclasses.replace(self, model=model)
 
     def layers_rest_on_stages(self, stages: int) -> bool:
-        return decoder_pipeline.layers_rest_on_stages(self, stages)
+        return layers_rest_on_stages(self.model, self.pipeline.chunks, stages)
 
     @property
     def pipeline_layers(self) -> tuple[int, int]:
-        return self.model.num_layers, self.pipeline.chunks
+        return len(units(self.model)), self.pipeline.chunks
 
     @property
     def exchanged_heads(self) -> int | None:
         return self.model.heads if self.context_attention == "ulysses" else None
+
+    @property
+    def router_layers(self) -> tuple[int, ...]:
+        return self.model.mixture_layers
 
     def flops_per_token(self, length: int) -> float:
         return training_flops_per_token(self.model, length)
@@ -84,26 +91,48 @@ class DecoderTask(Task):
         return dataclasses.replace(self, remat="none")
 
     def init(self, key: jax.Array) -> tuple[Decoder, dict[str, Any]]:
-        return Decoder.build(key, self.model), {}
+        return Decoder.build(key, self.model), self._first_state()
+
+    def _first_state(self) -> dict[str, Any]:
+        """Of the routers of all mixture layers, where experts are chosen by a bias besides their scores."""
+        moe = self.model.feed_forward
+        if moe is None or not moe.selection_bias:
+            return {}
+        return {"router_bias": jnp.zeros((len(self.model.mixture_layers), moe.experts), jnp.float32)}
 
     def parameter_axes(self, params: Decoder) -> Any:
         return logical_axes(params)
 
     def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, jax.Array]:
-        return {"cross_entropy": micro_batches["loss_mask"].sum()}
+        weights = {"cross_entropy": micro_batches["loss_mask"].sum()}
+        moe = self.model.feed_forward
+        return weights if moe is None else weights | router_weights(moe, self.count(micro_batches))
 
     def loss(self, params: Decoder, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
         if axis_size("stage") > 1:
             return decoder_pipeline.evaluation(self, params, state, batch, key, train)
         remat = self.remat if train else "none"
-        hidden = params(batch["tokens"], self.context(batch, key, train), dtype=self.weight_dtype, remat=remat)
+        context, bias = self.context(batch, key, train), state.get("router_bias")
+        hidden, terms = params(batch["tokens"], context, dtype=self.weight_dtype, remat=remat, router_bias=bias)
         losses, metrics = self.measured(params, hidden, batch["targets"], batch["loss_mask"], train)
-        return Evaluation(losses, state, metrics)
+        of_routers = self.measured_routers(terms, self.count(batch), train)
+        return Evaluation({**losses, **of_routers[0]}, state, {**metrics, **of_routers[1]})
 
     def gradients(self, params: Decoder, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any) -> Gradients:
         if axis_size("stage") > 1:
-            return decoder_pipeline.gradients(self, params, state, micro_batches, key, trainable)
-        return super().gradients(params, state, micro_batches, key, trainable)
+            found = decoder_pipeline.gradients(self, params, state, micro_batches, key, trainable)
+        else:
+            found = super().gradients(params, state, micro_batches, key, trainable)
+        return found._replace(state=self._rebalanced(state, found.metrics))
+
+    def _rebalanced(self, state: Any, metrics: Metrics) -> Any:
+        """The selection biases, moved by the load of the whole step (arXiv:2408.15664)."""
+        moe = self.model.feed_forward
+        if moe is None or "router_bias" not in state:
+            return state
+        load: Any = over_tokens(metrics["experts/load"])
+        short = jnp.sign(load.value.mean(axis=-1, keepdims=True) - load.value)
+        return state | {"router_bias": state["router_bias"] + moe.bias_rate * short}
 
     def measured(
         self, params: Decoder, hidden: jax.Array, targets: jax.Array, mask: jax.Array, train: bool
@@ -122,6 +151,24 @@ class DecoderTask(Task):
         losses = {"cross_entropy": Loss(sums.loss, weight)}
         return losses, {"accuracy": Mean(sums.correct, weight), "tokens": Sum(weight)}
 
+    @staticmethod
+    def count(batch: Batch) -> jax.Array:
+        """Tokens on this device, padding left out."""
+        segment = batch.get("segment")
+        return jnp.float32(batch["tokens"].size) if segment is None else (segment != 0).sum(dtype=jnp.float32)
+
+    def measured_routers(self, terms: RouterTerms | None, tokens: jax.Array, train: bool) -> tuple[Losses, Metrics]:
+        """What the mixture layers' routers add; losses in training only.
+
+        Args:
+            tokens: The losses' weights.
+        """
+        moe = self.model.feed_forward
+        if moe is None or terms is None:
+            return {}, {}
+        losses, metrics = router_measures(moe, terms, tokens)
+        return (losses if train else {}), metrics
+
     def context(self, batch: Batch, key: jax.Array, train: bool) -> Context:
         """What every layer shares of a (micro-)batch."""
         tokens = batch["tokens"]
@@ -134,9 +181,18 @@ class DecoderTask(Task):
             position = jnp.broadcast_to(place[None], tokens.shape)
         parts, tensor = axis_size("context"), axis_size("tensor")
         place = sequence_places(tokens.shape[1] // tensor, context=parts, tensor=tensor)
-        dropped = train and self.model.dropout > 0
-        segment = batch.get("segment")
-        return Context(position, segment, batch["row"], key if dropped else None, place, self.context_attention)
+        moe, segment = self.model.feed_forward, batch.get("segment")
+        drawn = train and (self.model.dropout > 0 or (moe is not None and moe.jitter > 0))
+        return Context(
+            position,
+            segment,
+            batch["row"],
+            key if drawn else None,
+            place,
+            self.context_attention,
+            valid=None if segment is None or moe is None else own_sequence(segment != 0),
+            train=train,
+        )
 
 
 def _too_long(length: int, most: int) -> str:

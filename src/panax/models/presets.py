@@ -4,6 +4,7 @@ import dataclasses
 
 from ..layers.rotary import Rotary, RotaryScaling
 from .decoder_config import DecoderConfig
+from .presets_moe import MOE_PRESETS, MOE_PUBLISHED_PARAMETERS
 
 
 def gpt2(*, embed: int, num_layers: int, heads: int) -> DecoderConfig:
@@ -131,6 +132,7 @@ PRESETS: dict[str, DecoderConfig] = {
     "gemma2_27b": gemma2(embed=4608, num_layers=46, heads=32, kv_heads=16, head_dim=128, ffn=36864, query_scale=144.0),
     "mt_nlg_530b": megatron(embed=20480, num_layers=105, heads=128),
     "megatron_1t": megatron(embed=25600, num_layers=128, heads=160),
+    **MOE_PRESETS,
 }
 
 PUBLISHED_PARAMETERS: dict[str, int] = {
@@ -155,5 +157,6 @@ PUBLISHED_PARAMETERS: dict[str, int] = {
     # By the paper's equation 2, which gives its "529.6 billion" and "1008.0 billion", and the last norm, which that leaves out.
     "mt_nlg_530b": 529_600_819_200,
     "megatron_1t": 1_008_038_758_400,
+    **MOE_PUBLISHED_PARAMETERS,
 }
 """As the releases' weight files have them (tied weights counted once); by the paper where nothing was released."""

@@ -9,7 +9,6 @@ from jaxtyping import Array, Float, Int, Key
 
 from ..core import contract
 from ..core.errors import RecipeError
-from ..layers import Cache
 from .decoder import Decoder
 
 
@@ -22,6 +21,7 @@ def sample(
     temperature: float = 1.0,
     top_k: int = 0,
     dtype: Any = jnp.float32,
+    router_bias: Float[Array, "mixture router"] | None = None,
 ) -> Int[Array, "batch generated"]:
     """Continue each prompt by `num_tokens` tokens.
 
@@ -29,6 +29,7 @@ def sample(
         prompt: Without padding; at least one token.
         temperature: Logits are divided by it; 0 always takes the likeliest token.
         top_k: Draw among the k likeliest only; 0 among all.
+        router_bias: The task's model state of this name, where it has one.
 
     Raises:
         RecipeError: Prompt and continuation are longer than the model's longest sequence.
@@ -41,7 +42,7 @@ def sample(
         )
     # One program for each length rounded up, not one for each length.
     length = min(-(-total // 64) * 64, model.config.max_length)
-    return _sample(model, prompt, num_tokens, key, temperature, top_k, jnp.dtype(dtype).name, length)
+    return _sample(model, prompt, num_tokens, key, temperature, top_k, jnp.dtype(dtype).name, length, router_bias)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 4, 5, 6, 7))
@@ -54,22 +55,19 @@ def _sample(
     top_k: int,
     dtype: str,
     length: int,
+    router_bias: jax.Array | None,
 ) -> jax.Array:
-    config = model.config
-    shape = (prompt.shape[0], length, config.num_kv_heads, config.head_size)
-
-    def empty(repeats: int) -> Cache:
-        zeros = jnp.zeros((repeats, *shape), dtype)
-        return Cache(zeros, zeros)
-
-    caches = tuple(tuple(empty(s.repeats) for _ in s.blocks) for s in model.stacks)
+    caches = tuple(
+        tuple(block.attention.empty_cache(prompt.shape[0], length, dtype) for block in stack.blocks)
+        for stack in model.stacks
+    )
 
     def forward(tokens: jax.Array, caches: Any, start: jax.Array) -> tuple[jax.Array, Any]:
         position = jnp.broadcast_to(start + jnp.arange(tokens.shape[1])[None], tokens.shape)
         x = model.embed(tokens, position, dtype)
         new = []
-        for stack, cache in zip(model.stacks, caches):
-            x, cache = stack.extend(x, position, cache, start)
+        for stack, cache, bias in zip(model.stacks, caches, model.biases(router_bias)):
+            x, cache = stack.extend(x, position, cache, start, bias)
             new.append(cache)
         last = model.final_norm(x[:, -1:])
         return logits_of(model, last)[:, 0], tuple(new)

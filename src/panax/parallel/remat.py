@@ -11,9 +11,13 @@ from ..core.contraction import GATHERED, PRODUCT
 ATTENTION = "attention"
 """The name of what attention gives."""
 
+EXCHANGED = "exchanged_rows"
+"""The name of rows that came from other devices to their experts."""
+
 RematPolicy = Literal["none", "products", "full"]
-"""none: keep every intermediate value (fastest, most memory). products: keep the results of matrix products and of attention,
-compute the cheap rest again. full: keep only each layer's input (one more forward pass, least memory)."""
+"""none: keep every intermediate value (fastest, most memory). products: keep the results of matrix products and of attention and
+what experts took in from other devices, compute the cheap rest again. full: keep only each layer's input (one more forward pass,
+least memory)."""
 
 
 def rematerialise(function: Callable[..., Any], policy: RematPolicy) -> Callable[..., Any]:
@@ -28,7 +32,7 @@ def rematerialise(function: Callable[..., Any], policy: RematPolicy) -> Callable
     if policy == "full":
         return jax.checkpoint(function)
     if policy == "products":
-        return jax.checkpoint(function, policy=policies.save_only_these_names(PRODUCT, ATTENTION))
+        return jax.checkpoint(function, policy=policies.save_only_these_names(PRODUCT, ATTENTION, EXCHANGED))
     if not _gathers():
         return function
     return jax.checkpoint(function, policy=_all_but_gathered)

@@ -10,11 +10,13 @@ from typing import Any
 
 from ..core import Task
 from ..core.errors import CheckpointError
-from ..layers import Rotary, RotaryScaling
+from ..layers import Latent, MoE, Rotary, RotaryScaling, YarnScaling
 from ..models import DecoderConfig, DecoderTask
 from ..parallel import Pipeline
 
-READABLE = {cls.__name__: cls for cls in (DecoderTask, DecoderConfig, Rotary, RotaryScaling, Pipeline)}
+READABLE = {
+    cls.__name__: cls for cls in (DecoderTask, DecoderConfig, Rotary, RotaryScaling, YarnScaling, Latent, MoE, Pipeline)
+}
 
 
 def describe(value: Any) -> Any:

@@ -8,10 +8,24 @@ from typing import Any
 import jax
 
 from ..core.errors import TrainingError
-from ..metrics import JsonlTracker, Peak, StepClock, TensorBoardTracker, Tracker, Trackers, memory_in_use_bytes, peak_of
+from ..metrics import (
+    ExpertWatch,
+    JsonlTracker,
+    Peak,
+    StepClock,
+    TensorBoardTracker,
+    Tracker,
+    Trackers,
+    heat_map,
+    memory_in_use_bytes,
+    peak_of,
+)
 from .prepare import Prepared, Say
 
 PROFILED_STEPS = 3
+
+PICTURED_EVERY = 5
+"""Records from one heat map to the next."""
 
 
 class Report:
@@ -33,6 +47,8 @@ class Report:
                 *trackers,
             ]
         )
+        self._watch = ExpertWatch(prepared.task.router_layers)
+        self._pictured = 0
         self._pending: tuple[int, Mapping[str, Any]] | None = None
         self._tokens = 0
         self._length: int | None = None
@@ -80,7 +96,9 @@ class Report:
         if self._pending is None:
             return
         (number, scalars), self._pending = self._pending, None
-        values = {name: float(value) for name, value in jax.device_get(dict(scalars)).items()}
+        found = jax.device_get(dict(scalars))
+        values = {name: float(value) for name, value in found.items() if value.ndim == 0}
+        self._watch.add({name: value for name, value in found.items() if value.ndim > 0})
         experiment = self._prepared.experiment
         if values["skipped_in_a_row"] >= experiment.step.max_skipped:
             raise TrainingError(
@@ -104,6 +122,7 @@ class Report:
         self._trackers.close()
 
     def _record(self, number: int, values: Mapping[str, float]) -> None:
+        experiment = self._prepared.experiment
         record = {f"train/{name}": value for name, value in values.items() if name != "skipped_in_a_row"}
         steps = self.clock.steps
         seconds = self.clock.take()
@@ -117,7 +136,15 @@ class Report:
                     record["speed/mfu"] = flops * tokens_per_second / self.peak.flops_per_second
         self._tokens = 0
         record["memory/bytes"] = memory_in_use_bytes()
-        self._trackers.record(number, record)
+        of_experts, loads, warnings = self._watch.take()
+        self._trackers.record(number, record | of_experts)
+        for warning in warnings:
+            self._say(f"warning: step {number}: {warning}")
+        if loads is not None and (
+            not self._pictured or number >= self._pictured + PICTURED_EVERY * experiment.log_every
+        ):
+            self._trackers.picture(number, "experts/load", heat_map(loads))
+            self._pictured = number
 
     @property
     def _profile_folder(self) -> Path:

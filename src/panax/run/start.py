@@ -97,9 +97,9 @@ def begin(prepared: Prepared, checkpointer: Checkpointer, say: Say) -> Start:
             from ..adapters.huggingface import load
 
             say(f"starting from the weights in {experiment.init.removeprefix('hf:')}")
-            state = dataclasses.replace(
-                state, params=load(experiment.init.removeprefix("hf:"), prepared.task, state.params)
-            )
+            folder = experiment.init.removeprefix("hf:")
+            params, model_state = load(folder, prepared.task, state.params, state.model_state)
+            state = dataclasses.replace(state, params=params, model_state=model_state)
         return Start(state, 0, None)
     path = checkpointer.path(latest)
     state, manifest = restore(path, step.program.abstract, step.shardings)

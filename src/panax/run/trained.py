@@ -19,12 +19,14 @@ class Trained:
     """What a checkpoint holds besides optimizer state, on one device.
 
     Attributes:
+        state: The task's model state.
         tokenizer: None where the run had none.
     """
 
     path: Path
     task: Task
     params: Any
+    state: Any
     tokenizer: Tokenizer | None
 
 
@@ -57,8 +59,8 @@ def load_trained(where: str) -> Trained:
         task = read_task((path / MODEL).read_text(encoding="utf-8"), str(path / MODEL))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / MODEL} can't be read: {error}") from error
-    abstract = {"params": jax.eval_shape(lambda key: task.init(key)[0], jax.random.key(0))}
+    abstract = dict(zip(("params", "model_state"), jax.eval_shape(task.init, jax.random.key(0))))
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     tree, _ = restore(path, abstract, jax.tree.map(lambda _: place, abstract), part=True)
     tokenizer = PretrainedTokenizer(path=str(path)).load() if (path / TOKENIZER).is_file() else None
-    return Trained(path, task, tree["params"], tokenizer)
+    return Trained(path, task, tree["params"], tree["model_state"], tokenizer)

@@ -353,7 +353,8 @@ def evaluate_all(step: Step, state: TrainState, batches: Any) -> dict[str, float
     if merged is None:
         raise TrainingError("the held-out source yielded no batch; give it more data, or set evaluate.every to 0")
     values = {name: term.mean for name, term in merged["losses"].items()}
-    metrics = {name: metric.value for name, metric in merged["metrics"].items()}
+    # Arrays, as those of routers, say nothing of how good a model is.
+    metrics = {name: metric.value for name, metric in merged["metrics"].items() if metric.value.ndim == 0}
     total = total_loss(merged["losses"])
     return {
         "loss": float(total),

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import CheckpointError, RecipeError, nearest
-from ...layers.rotary import Rotary, RotaryScaling
+from ...layers import Latent
+from ...layers.moe_config import MoE
 from ...models import DecoderConfig
-from .families import ACTIVATIONS, FAMILIES, SCALING_KEYS, Family
+from .families import FAMILIES
+from .family import ACTIVATIONS, Family
+from .nested import is_json, read_latent, read_mixture, read_rotary
 
 CONFIG = "config.json"
-
-DEFAULT_THETA = 10_000.0
-"""What `transformers` takes where a configuration names no base of the wavelengths."""
 
 
 def config_from(directory: str | Path) -> DecoderConfig:
@@ -59,7 +59,9 @@ def _family_of(raw: Mapping[str, Any], where: Path) -> Family:
     """The family that config.json names by `model_type`, or by `architectures` where it has none."""
     model_type, architectures = raw.get("model_type"), raw.get("architectures") or []
     for family in FAMILIES.values():
-        if model_type == family.model_type or (model_type is None and family.architecture in architectures):
+        if model_type in (family.model_type, *family.also) or (
+            model_type is None and family.architecture in architectures
+        ):
             return family
     raise RecipeError(
         f"{where}: the decoder has no family of model_type={model_type!r}, architectures={architectures!r}; "
@@ -92,34 +94,9 @@ class _Reader:
         if value is None and self.family.absent.get(key, 0) is None:
             return 0
         wanted = typing.get_args(kind)[0] if optional else kind
-        if not _is(value, wanted):
+        if not is_json(value, wanted):
             self.refuse(key, f"expected a value of type {wanted.__name__}")
         return wanted(value)
-
-    def rotary(self, max_length: int) -> Rotary:
-        """From `rope_parameters`, or from `rope_theta` and `rope_scaling`, which versions before 5 wrote."""
-        key = "rope_scaling" if self.raw.get("rope_scaling") else "rope_parameters"
-        values = self.raw.get(key) or {}
-        if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
-            self.refuse(key, "expected one set of values for all layers")
-        values = {"rope_theta": DEFAULT_THETA, "original_max_position_embeddings": max_length, **self.raw, **values}
-        if values.get("partial_rotary_factor", 1.0) != 1.0:
-            raise RecipeError(
-                f"{self.where}: partial_rotary_factor={values['partial_rotary_factor']!r}; it turns whole heads"
-            )
-        kind = values.get("rope_type", values.get("type", "default"))
-        if kind not in ("default", "llama3"):
-            self.refuse(key, f"rope_type={kind!r} is none of default, llama3")
-        needed = ["rope_theta", *(SCALING_KEYS.values() if kind == "llama3" else ())]
-        for name in needed:
-            if not _is(values.get(name), float):
-                self.refuse(key, f"{name} is {values.get(name)!r}, expected a number")
-        theta = float(values["rope_theta"])
-        if kind == "default":
-            return Rotary(theta=theta)
-        scaling: dict[str, Any] = {ours: float(values[theirs]) for ours, theirs in SCALING_KEYS.items()}
-        scaling["original_length"] = int(scaling["original_length"])
-        return Rotary(theta=theta, scaling=RotaryScaling(**scaling))
 
     def windows(self, num_layers: int) -> tuple[int, ...]:
         """Each layer's window, 0 where it attends to all before."""
@@ -139,16 +116,9 @@ class _Reader:
                 self.refuse("layer_types", f"{kind!r} is none of full_attention, sliding_attention")
         if "sliding_attention" not in kinds:
             return (0,) * num_layers
-        if window is None or not _is(window, int) or window <= 0:
+        if window is None or not is_json(window, int) or window <= 0:
             self.refuse("sliding_window", "there are layers of sliding attention; expected the window's length")
         return tuple(int(window) if kind == "sliding_attention" else 0 for kind in kinds)
-
-
-def _is(value: Any, kind: type) -> bool:
-    """Whether a JSON value is of this type: an int is a float too, but a bool is no number."""
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
 
 
 def _decoder_config(read: _Reader) -> DecoderConfig:
@@ -166,10 +136,14 @@ def _decoder_config(read: _Reader) -> DecoderConfig:
     if "head_dim" in family.keys and heads > 0:
         fields["head_dim"] = fields["head_dim"] or embed // heads
     if "rotary" not in family.always:
-        fields["rotary"] = read.rotary(fields["max_length"])
+        fields["rotary"] = read_rotary(family, read.raw, fields["max_length"], read.refuse)
     if family.windowed:
         fields["windows"] = _shortest_cycle(read.windows(fields["num_layers"]))
+    latent = read_latent(read.raw, read.refuse) if family.latent else None
+    moe = read_mixture(family.mixture, read.raw, fields["num_layers"], read.refuse) if family.mixture else None
     try:
+        fields |= {} if latent is None else {"latent": Latent(**latent)}
+        fields |= {} if moe is None else {"feed_forward": MoE(**moe)}
         return DecoderConfig(**fields)
     except RecipeError as error:
         raise RecipeError(f"{read.where}: {error}") from error

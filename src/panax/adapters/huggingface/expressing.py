@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import RecipeError, nearest
-from ...layers.rotary import Rotary
 from ...models import DecoderConfig
-from .families import ACTIVATIONS, FAMILIES, SCALING_KEYS, Family
+from .families import FAMILIES
+from .family import ACTIVATIONS, Family
+from .nested import TRAINING_ONLY, computed, write_latent, write_mixture, write_rotary
 
 
 def effective(config: DecoderConfig) -> dict[str, Any]:
@@ -17,20 +18,26 @@ def effective(config: DecoderConfig) -> dict[str, Any]:
     fields["kv_heads"], fields["head_dim"] = config.num_kv_heads, config.head_size
     fields["query_scale"] = float(config.query_scale or config.head_size)
     del fields["vocab_multiple"]
+    if config.feed_forward is not None:
+        mixture = {name: value for name, value in computed(config).items() if name not in TRAINING_ONLY}
+        del mixture["every"], mixture["first_dense"]
+        fields["feed_forward"] = "a mixture"
+        fields |= {f"feed_forward.{name}": value for name, value in mixture.items()}
+        fields["feed_forward.layers"] = config.mixture_layers
     return fields
 
 
 def check_same(theirs: DecoderConfig, ours: DecoderConfig, folder: Path) -> None:
     """Raise a RecipeError that names each field in which the two compute something else.
 
-    Dropout may differ, and with rotary positions so may the longest sequence.
+    Dropout and what of a mixture concerns training alone may differ, and with rotary positions so may the longest sequence.
     """
     free = {"dropout"} if theirs.rotary is None else {"dropout", "max_length"}
     there, here = effective(theirs), effective(ours)
     different = [
         f"{name} is {there[name]!r} there, {here[name]!r} here"
         for name in there
-        if name not in free and there[name] != here[name]
+        if name not in free and name in here and there[name] != here[name]
     ]
     if different:
         raise RecipeError(
@@ -49,7 +56,10 @@ def config_json(config: DecoderConfig, model_type: str | None) -> tuple[Family, 
         raise RecipeError(f"model_type={model_type!r} is unknown; {nearest(model_type, FAMILIES)}")
     candidates = FAMILIES.values() if model_type is None else [FAMILIES[model_type]]
     tried = [(family, *_written(family, config)) for family in candidates]
-    family, raw, problems = min(tried, key=lambda attempt: len(attempt[2]))
+    mixed = config.feed_forward is not None
+    family, raw, problems = min(
+        tried, key=lambda tried: (bool(tried[2]), mixed != (tried[0].mixture is not None), len(tried[2]))
+    )
     if problems:
         who = "no family of Hugging Face's that is known here" if model_type is None else f"no {model_type} model"
         near = f" The nearest is {family.model_type}:" if model_type is None else ""
@@ -63,7 +73,7 @@ def _written(family: Family, config: DecoderConfig) -> tuple[dict[str, Any], lis
     raw: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
     derived = {
         "kv_heads": fields["heads"],
-        "head_dim": config.embed // config.heads,
+        "head_dim": config.head_size if family.latent else config.embed // config.heads,
         "query_scale": float(config.head_size),
     }
     expected = {name: value for name, value in derived.items() if name not in family.keys} | dict(family.always)
@@ -84,25 +94,17 @@ def _written(family: Family, config: DecoderConfig) -> tuple[dict[str, Any], lis
     for field, key in family.keys.items():
         if raw.setdefault(key, fields[field]) != fields[field]:
             problems.append(f"model.{field}={fields[field]!r}, where {key}={raw[key]!r} is said of other fields too")
-    for part, wrong in (_rotary(family, config.rotary), _windows(family, fields["windows"])):
+    parts = [write_rotary(family, config.rotary), _windows(family, fields["windows"])]
+    if family.mixture is not None:
+        parts.append(write_mixture(family.mixture, config))
+    if family.latent:
+        parts.append(write_latent(config))
+    for part, wrong in parts:
         raw |= part
         problems += wrong
     if family.model_type == "gpt2":
         raw |= {"embd_pdrop": config.dropout, "resid_pdrop": config.dropout, "attn_pdrop": 0.0}
     return raw, problems
-
-
-def _rotary(family: Family, rotary: Rotary | None) -> tuple[dict[str, Any], list[str]]:
-    """As versions before 5 of `transformers` wrote it, which later ones read too."""
-    if "rotary" in family.always:
-        return {}, []
-    if rotary is None:
-        return {}, ["model.rotary=None, where it has rotary positions"]
-    scaling: dict[str, Any] | None = None
-    if rotary.scaling is not None:
-        values = {theirs: getattr(rotary.scaling, ours) for ours, theirs in SCALING_KEYS.items()}
-        scaling = {"rope_type": "llama3", **values}
-    return {"rope_theta": rotary.theta, "rope_scaling": scaling}, []
 
 
 def _windows(family: Family, windows: tuple[int, ...]) -> tuple[dict[str, Any], list[str]]:

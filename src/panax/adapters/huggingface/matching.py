@@ -1,60 +1,83 @@
-"""Which tensors of the files each parameter of a decoder is."""
+"""Which tensors of the files each parameter of a decoder is, and each part of its model state."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ...core import logical_axes, pair_axes
 from ...models import Decoder
-from .families import Family, Foreign
+from .families_moe import SELECTION_BIAS
+from .family import Family, Foreign
+from .pattern import Pattern
+
+Place = tuple[int, ...]
+"""An index into the leading axes of an array that is put together from several tensors."""
 
 
 class Match(NamedTuple):
-    """A parameter and where it is in the files.
+    """A parameter, or a part of the model state, and where it is in the files.
 
     Attributes:
         name: The parameter's, dotted.
         leaf: Its array, real or abstract.
-        axes: Its logical axes, without the one that layers are stacked along.
-        layers: The number of each stacked layer in the model; empty for a parameter outside of the layers.
+        axes: Its logical axes, without those that it is stacked along.
+        stacked: For each axis that tensors are stacked along, what it runs over ("layer" or "expert"), and the numbers that these
+            have in the names.
         vocab_size: Of the files' embedding and head; the parameter's rows past it are padding.
     """
 
     name: str
     leaf: Any
     axes: tuple[str, ...]
-    layers: tuple[int, ...]
+    stacked: tuple[tuple[str, tuple[int, ...]], ...]
     foreign: Foreign
     vocab_size: int
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Logical axis to size in the files, for one layer."""
-        sizes = dict(zip(self.axes, self.leaf.shape[1 if self.layers else 0 :]))
+        """Logical axis to size in the files, for one tensor."""
+        sizes = dict(zip(self.axes, self.leaf.shape[len(self.stacked) :]))
         return sizes | {"vocab": self.vocab_size} if "vocab" in sizes else sizes
 
     @property
-    def tensors(self) -> list[str]:
-        """The name of each layer's tensor, in order; a single one outside of the layers."""
-        return [self.foreign.name.format(layer=layer) for layer in self.layers or (0,)]
+    def places(self) -> Iterator[Place]:
+        """Of each tensor; a single one, empty, where nothing is stacked."""
+        return itertools.product(*(range(len(numbers)) for _, numbers in self.stacked))
+
+    def tensor(self, place: Place) -> str:
+        """The tensor's name."""
+        return self.foreign.name.format(**{what: numbers[i] for i, (what, numbers) in zip(place, self.stacked)})
+
+    def layer(self, place: Place) -> int:
+        """The number of the layer in the model; -1 outside of the layers."""
+        return self.stacked[0][1][place[0]] if self.stacked else -1
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
         return self.foreign.pattern.shape(self.sizes)
 
 
-def matches(family: Family, model: Decoder) -> Iterator[Match]:
-    """A match for each parameter of a decoder (real, abstract, or its gradients), in the order of its tree."""
+def matches(family: Family, model: Decoder, state: Mapping[str, Any]) -> Iterator[Match]:
+    """A match for each parameter of a decoder (real, abstract, or its gradients), in the order of its tree, then of its state."""
     vocab_size = model.config.vocab_size
     for name, leaf, axes in pair_axes(model, logical_axes(model)):
         parts = name.split(".")
         named = tuple(axis for axis in axes if axis is not None)
-        if parts[0] == "stacks":
-            stack = model.stacks[int(parts[1])]
-            place, period = int(parts[3]), len(stack.blocks)
-            layers = tuple(stack.first + repeat * period + place for repeat in range(stack.repeats))
-            yield Match(name, leaf, named[1:], layers, family.weights[".".join(["layers", *parts[4:]])], vocab_size)
-        else:
+        if parts[0] != "stacks":
             yield Match(name, leaf, named, (), family.weights[name], vocab_size)
+            continue
+        stack = model.stacks[int(parts[1])]
+        place, period = int(parts[3]), len(stack.blocks)
+        layers = tuple(stack.first + repeat * period + place for repeat in range(stack.repeats))
+        foreign = family.weights[".".join(["layers", *parts[4:]])]
+        stacked = [("layer", layers)]
+        if "{expert}" in foreign.name:
+            stacked.append(("expert", tuple(range(leaf.shape[1]))))
+        yield Match(name, leaf, named[len(stacked) :], tuple(stacked), foreign, vocab_size)
+    if "router_bias" in state:
+        foreign = Foreign(SELECTION_BIAS, Pattern("router"))
+        layers = (("layer", model.config.mixture_layers),)
+        yield Match("router_bias", state["router_bias"], ("router",), layers, foreign, vocab_size)
 
 
 def ranges_of(shape: tuple[int, ...], index: Any) -> list[tuple[int, int]]:

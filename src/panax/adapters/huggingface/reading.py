@@ -1,7 +1,9 @@
 """Weights from safetensors files into a decoder's own sharding: each device's slice is read, and no more."""
 
 import contextlib
+import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ...core.errors import CheckpointError, RecipeError
-from ...models import Decoder, DecoderTask
+from ...core.protocols import ModelState
+from ...models import Decoder, DecoderConfig, DecoderTask
 from .config import read_config
 from .expressing import check_same
-from .families import HEAD, Family
+from .family import HEAD, Family
 from .matching import Match, matches, ranges_of
 
 SINGLE = "model.safetensors"
@@ -27,7 +30,7 @@ Tensors = Mapping[str, Any]
 """Name to a safetensors slice: nothing is read before it is indexed."""
 
 
-def load(directory: str | Path, task: Any, params: Any) -> Decoder:
+def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tuple[Decoder, ModelState]:
     """Read a decoder's weights from a folder in Hugging Face's layout.
 
     Every process reads what its own devices hold, each part once.
@@ -36,9 +39,10 @@ def load(directory: str | Path, task: Any, params: Any) -> Decoder:
         directory: With config.json and model.safetensors, or several files and model.safetensors.index.json.
         task: A `DecoderTask` whose model is the one in the folder.
         params: The task's parameters, real or abstract: they give each array's shape, dtype and sharding only.
+        state: The task's model state likewise: the biases of a router's selection, where there are any.
 
     Returns:
-        Parameters like `params`, holding the weights.
+        Parameters like `params`, holding the weights, and model state like `state`.
 
     Raises:
         CheckpointError: A file is missing or damaged, or a tensor is missing, left over or of another shape.
@@ -52,13 +56,15 @@ def load(directory: str | Path, task: Any, params: Any) -> Decoder:
     family, config = read_config(folder)
     check_same(config, task.model, folder)
     with _open(folder, family) as tensors:
-        found = list(matches(family, params))
-        _check_names(family, found, set(tensors), params.head is None, folder)
+        found = list(matches(family, params, state))
+        _check_names(family, found, set(tensors), params.config, folder)
         for match in found:
-            for name in match.tensors:
-                _check_tensor(match, name, tensors[name], folder)
+            for place in match.places:
+                _check_tensor(match, match.tensor(place), tensors[match.tensor(place)], folder)
         leaves = [_array(match, tensors) for match in found]
-    return jax.tree.structure(params).unflatten(leaves)
+    own = jax.tree.structure(params)
+    loaded = dict(zip([match.name for match in found[own.num_leaves :]], leaves[own.num_leaves :]))
+    return own.unflatten(leaves[: own.num_leaves]), {**state, **loaded}
 
 
 def _array(match: Match, tensors: Tensors) -> jax.Array:
@@ -70,17 +76,19 @@ def _array(match: Match, tensors: Tensors) -> jax.Array:
         ranges = tuple(ranges_of(leaf.shape, index))
         if ranges not in regions:
             out = np.zeros([high - low for low, high in ranges], leaf.dtype)
-            first, last = ranges[0] if match.layers else (0, 1)
+            stacked = len(match.stacked)
             # The files know nothing of a padded vocabulary.
             inside = [
                 (min(low, sizes[axis]), min(high, sizes[axis]))
-                for axis, (low, high) in zip(match.axes, ranges[1:] if match.layers else ranges)
+                for axis, (low, high) in zip(match.axes, ranges[stacked:])
             ]
             filled = tuple(slice(high - low) for low, high in inside)
-            for place, name in enumerate(match.tensors[first:last]):
-                if all(high > low for low, high in inside):
-                    part = pattern.read(tensors[name], match.axes, sizes, inside, match.foreign.part)
-                    (out[place] if match.layers else out)[filled] = part.astype(leaf.dtype)
+            if all(high > low for low, high in inside):
+                for place in itertools.product(*(range(*r) for r in ranges[:stacked])):
+                    tensor = tensors[match.tensor(place)]
+                    part = pattern.read(tensor, match.axes, sizes, inside, match.foreign.part)
+                    at = tuple(i - low for i, (low, _) in zip(place, ranges))
+                    out[(*at, *filled)] = part.astype(leaf.dtype)
             regions[ranges] = out
         return regions[ranges]
 
@@ -90,16 +98,24 @@ def _array(match: Match, tensors: Tensors) -> jax.Array:
     return jax.make_array_from_callback(leaf.shape, sharding, region)
 
 
-def _check_names(family: Family, found: list[Match], names: set[str], tied: bool, folder: Path) -> None:
-    wanted = {name for match in found for name in match.tensors}
+def _check_names(family: Family, found: list[Match], names: set[str], config: DecoderConfig, folder: Path) -> None:
+    wanted = {match.tensor(place) for match in found for place in match.places}
     missing = sorted(wanted - names)
     left = {name for name in names - wanted if not family.buffers.search(name)}
-    if tied:
+    if family.predicts_more:
+        left = {name for name in left if _layer(name) < config.num_layers}
+    if config.tied:
         left.discard(HEAD)
     for what, which in (("lacks weights that its", missing), ("holds weights that no", sorted(left))):
         if which:
             rest = f" and {len(which) - 5} more" if len(which) > 5 else ""
             raise CheckpointError(f"{folder} {what} {family.model_type} model has: {', '.join(which[:5])}{rest}")
+
+
+def _layer(name: str) -> int:
+    """The number of the layer that a tensor's name says; -1 outside of the layers."""
+    number = re.search(r"\.layers\.(\d+)\.", name)
+    return int(number[1]) if number else -1
 
 
 def _check_tensor(match: Match, name: str, tensor: Any, folder: Path) -> None:

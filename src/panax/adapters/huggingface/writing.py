@@ -17,16 +17,17 @@ from ...models import Decoder
 from .config import CONFIG
 from .expressing import config_json
 from .families import FAMILIES
-from .matching import Match, matches, ranges_of
+from .matching import Match, Place, matches, ranges_of
 from .reading import INDEX, SINGLE
 
-Sources = list[tuple[Match, int]]
-"""What a tensor is put together from: parameters, and which of their stacked layers."""
+Sources = list[tuple[Match, Place]]
+"""What a tensor is put together from: parameters, and where in them."""
 
 
 def save(
     directory: str | Path,
     model: Decoder,
+    state: Mapping[str, Any] | None = None,
     *,
     model_type: str | None = None,
     max_shard_bytes: int = 5_000_000_000,
@@ -39,6 +40,7 @@ def save(
 
     Args:
         directory: Made if it does not exist; must not hold other weights.
+        state: The task's model state, needed where routers select by a bias.
         model_type: The family; found from the model's configuration unless told.
         max_shard_bytes: Largest size of a file's tensors; a larger single tensor gets a file of its own.
         token_ids: The tokenizer's `bos_token_id`, `eos_token_id` and `pad_token_id`, where it has them.
@@ -53,7 +55,10 @@ def save(
     family, raw = config_json(model.config, model_type)
     raw["torch_dtype"] = model.embedding.table.dtype.name
     raw |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None} | dict(token_ids or {})
-    tensors = _tensors(list(matches(family, model)))
+    moe, state = model.config.feed_forward, state or {}
+    if moe is not None and moe.selection_bias and "router_bias" not in state:
+        raise RecipeError("the model's routers select by a bias, which is model state; pass the task's state to save")
+    tensors = _tensors(list(matches(family, model, state)))
     for sources in tensors.values():
         for match, _ in sources:
             if not match.leaf.is_fully_addressable:
@@ -83,16 +88,16 @@ def save(
 
 def named_tensors(model: Decoder, model_type: str) -> Iterator[tuple[str, np.ndarray]]:
     """Each tensor as it would be saved, by name; of a model, or of its gradients."""
-    for name, sources in _tensors(list(matches(FAMILIES[model_type], model))).items():
+    for name, sources in _tensors(list(matches(FAMILIES[model_type], model, {}))).items():
         yield name, _tensor(sources)
 
 
 def _tensors(found: list[Match]) -> dict[str, Sources]:
     """Tensor name to its sources: what is outside of the layers, then layer by layer."""
-    sources = [(layer, match, place) for match in found for place, layer in enumerate(match.layers or (-1,))]
+    sources = [(match.layer(place), match, place) for match in found for place in match.places]
     tensors: dict[str, Sources] = {}
     for _, match, place in sorted(sources, key=lambda source: source[0]):
-        tensors.setdefault(match.tensors[place], []).append((match, place))
+        tensors.setdefault(match.tensor(place), []).append((match, place))
     return tensors
 
 
@@ -103,26 +108,22 @@ def _tensor(sources: Sources) -> np.ndarray:
     for match, place in sources:
         pattern, sizes = match.foreign.pattern, match.sizes
         real = tuple(slice(sizes[axis]) for axis in match.axes)
-        pattern.write(out, match.axes, sizes, _layer(match, place)[real], match.foreign.part)
+        pattern.write(out, match.axes, sizes, _part(match, place)[real], match.foreign.part)
     return out
 
 
-def _layer(match: Match, place: int) -> np.ndarray:
-    """One layer of a stacked parameter (or a whole one that is not), put together from the devices' shards."""
+def _part(match: Match, place: Place) -> np.ndarray:
+    """What a parameter holds at a place (all of it, where nothing is stacked), put together from the devices' shards."""
     leaf: jax.Array = match.leaf
-    skip = 1 if match.layers else 0
+    skip = len(place)
     out = np.empty(leaf.shape[skip:], leaf.dtype)
     for shard in leaf.addressable_shards:
         if shard.replica_id:
             continue
         ranges = ranges_of(leaf.shape, shard.index)
-        data: Any = shard.data
-        if match.layers:
-            low, high = ranges[0]
-            if not low <= place < high:
-                continue
-            data = data[place - low]
-        out[tuple(slice(*r) for r in ranges[skip:])] = np.asarray(data)
+        if all(low <= i < high for i, (low, high) in zip(place, ranges)):
+            data: Any = shard.data[tuple(i - low for i, (low, _) in zip(place, ranges))]
+            out[tuple(slice(*r) for r in ranges[skip:])] = np.asarray(data)
     return out
 
 

@@ -1,0 +1,209 @@
+"""What a family of models is: tables that say which key of config.json and which tensor is which of ours."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .pattern import Pattern
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+}
+"""Activations, theirs to ours."""
+
+LLAMA3_KEYS = {
+    "factor": "factor",
+    "low_frequency_factor": "low_freq_factor",
+    "high_frequency_factor": "high_freq_factor",
+    "original_length": "original_max_position_embeddings",
+}
+"""The fields of `RotaryScaling`, ours to theirs."""
+
+YARN_KEYS = {
+    "factor": "factor",
+    "original_length": "original_max_position_embeddings",
+    "fast": "beta_fast",
+    "slow": "beta_slow",
+    "mscale": "mscale",
+    "mscale_all_dim": "mscale_all_dim",
+}
+"""The fields of `YarnScaling`, ours to theirs."""
+
+LATENT_KEYS = {
+    "q_rank": "q_lora_rank",
+    "kv_rank": "kv_lora_rank",
+    "nope_dim": "qk_nope_head_dim",
+    "rope_dim": "qk_rope_head_dim",
+    "value_dim": "v_head_dim",
+}
+"""The fields of `Latent`, ours to theirs."""
+
+HEAD = "lm_head.weight"
+"""The head's name in every family."""
+
+
+class Foreign(NamedTuple):
+    """Where a parameter is in the files.
+
+    Attributes:
+        name: Of the tensor, with "{layer}" where the layer's number stands, and "{expert}" where each expert has a tensor.
+        pattern: What its dimensions are made of.
+        part: Which of the concatenated parameters, where the pattern holds a number.
+    """
+
+    name: str
+    pattern: Pattern
+    part: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """The part of `MoE` that a family expresses.
+
+    Attributes:
+        always: Fields of `MoE` that have this value in every member; a field in neither table has its default.
+        keys: Field to the key of config.json that means the same.
+        absent: What `transformers` takes for a key that config.json leaves out.
+        other_names: Keys that some versions of `transformers` write instead.
+        shared: The key with the number of shared experts, each as wide as the others.
+        dense: The key with the numbers of layers that are dense.
+    """
+
+    always: Mapping[str, Any]
+    keys: Mapping[str, str]
+    absent: Mapping[str, Any]
+    other_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    shared: str | None = None
+    dense: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """One `model_type` of `transformers`, and the part of `DecoderConfig` that it expresses.
+
+    Attributes:
+        prefix: What all names but the head's begin with; files of the bare model leave it out.
+        always: Fields of `DecoderConfig` that have this value in every member.
+        keys: Field to the key of config.json that means the same. A field in neither table is derived from others.
+        absent: What `transformers` takes for a key that config.json leaves out.
+        only: Keys that change what is computed, and the values of them that the decoder computes.
+        activation_names: Ours to theirs, where it is not the one that most families write.
+        scalings: The values of `rope_type` that it has.
+        mixture: Of a family with experts.
+        latent: Has latent attention.
+        also: Other values of `model_type` that mean the same.
+        predicts_more: Files may hold layers past the last, which predict further tokens: they are left out.
+        windowed: Has `sliding_window` and `layer_types`.
+        whole_heads: `transformers` refuses a member whose heads don't divide its width, even with a `head_dim`.
+        weights: Parameter name, "layers." standing for a block's place in its stack, to where it is.
+        buffers: Tensors of this name are no parameters; older files hold them.
+    """
+
+    model_type: str
+    architecture: str
+    prefix: str
+    always: Mapping[str, Any]
+    keys: Mapping[str, str]
+    absent: Mapping[str, Any]
+    only: Mapping[str, tuple[Any, ...]]
+    weights: Mapping[str, Foreign]
+    activation_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    scalings: tuple[str, ...] = ("default", "llama3")
+    mixture: Mixture | None = None
+    latent: bool = False
+    also: tuple[str, ...] = ()
+    predicts_more: bool = False
+    windowed: bool = False
+    whole_heads: bool = True
+    buffers: re.Pattern = re.compile(r"\.rotary_emb\.inv_freq$")
+
+
+DENSE = {"feed_forward": None, "latent": None, "attention_clip": None}
+
+PLAIN = {
+    "norm_unit_offset": False,
+    "post_norms": False,
+    "attention_soft_cap": None,
+    "logit_soft_cap": None,
+    "embed_scale": False,
+}
+ROTARY = {"norm": "rms", "gated": True, "feed_forward_bias": False}
+"""What all families with rotary embedding share."""
+
+ROTARY_KEYS = {
+    "vocab_size": "vocab_size",
+    "max_length": "max_position_embeddings",
+    "embed": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "ffn": "intermediate_size",
+    "activation": "hidden_act",
+    "norm_epsilon": "rms_norm_eps",
+    "attention_bias": "attention_bias",
+    "attention_output_bias": "attention_bias",
+    "tied": "tie_word_embeddings",
+}
+
+ROTARY_ABSENT = {
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+
+
+def weights_of(prefix: str, outside: Mapping[str, tuple], inside: Mapping[str, tuple]) -> dict[str, Foreign]:
+    def foreign(start: str, name: str, pattern: str, part: int = 0) -> Foreign:
+        return Foreign(start + name, Pattern(pattern), part)
+
+    blocks = f"{prefix}{'h' if prefix == 'transformer.' else 'layers'}.{{layer}}."
+    return {
+        **{ours: foreign(prefix, *theirs) for ours, theirs in outside.items()},
+        **{f"layers.{ours}": foreign(blocks, *theirs) for ours, theirs in inside.items()},
+        "head.table": Foreign(HEAD, Pattern("vocab embed")),
+    }
+
+
+MULTI_HEAD = {
+    "attention.w_q": ("self_attn.q_proj.weight", "(heads head_dim) embed"),
+    "attention.w_k": ("self_attn.k_proj.weight", "(kv_heads head_dim) embed"),
+    "attention.w_v": ("self_attn.v_proj.weight", "(kv_heads head_dim) embed"),
+    "attention.w_o": ("self_attn.o_proj.weight", "embed (heads head_dim)"),
+    "attention.b_q": ("self_attn.q_proj.bias", "(heads head_dim)"),
+    "attention.b_k": ("self_attn.k_proj.bias", "(kv_heads head_dim)"),
+    "attention.b_v": ("self_attn.v_proj.bias", "(kv_heads head_dim)"),
+    "attention.b_o": ("self_attn.o_proj.bias", "norm"),
+}
+GATED = {
+    "feed_forward.w_gate": ("mlp.gate_proj.weight", "ffn embed"),
+    "feed_forward.w_up": ("mlp.up_proj.weight", "ffn embed"),
+    "feed_forward.w_down": ("mlp.down_proj.weight", "embed ffn"),
+}
+"""What is inside a layer, besides norms."""
+
+PRE_NORMS = {
+    "attention_norm.scale": "input_layernorm.weight",
+    "feed_forward_norm.scale": "post_attention_layernorm.weight",
+}
+
+
+def rotary_weights(norms: Mapping[str, str], inside: Mapping[str, tuple] = MULTI_HEAD | GATED) -> dict[str, Foreign]:
+    """The names that Llama introduced; families differ in what they call their norms, and in what else is inside a layer."""
+    return weights_of(
+        "model.",
+        {"embedding.table": ("embed_tokens.weight", "vocab embed"), "final_norm.scale": ("norm.weight", "norm")},
+        {
+            **{ours: (theirs, "norm") for ours, theirs in norms.items()},
+            **inside,
+        },
+    )

@@ -1,0 +1,176 @@
+"""The fields of `DecoderConfig` that are values of their own: mixture, latent and rotary, from config.json and into it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...layers import Rotary, RotaryScaling, YarnScaling
+from ...layers.moe_config import MoE
+from ...models import DecoderConfig
+from .family import LATENT_KEYS, LLAMA3_KEYS, YARN_KEYS, Family, Mixture
+
+Refuse = Callable[[str, str], Any]
+"""Raises an error about a key, with the reason."""
+
+Written = tuple[dict[str, Any], list[str]]
+"""A part of config.json, and what it can't say."""
+
+TRAINING_ONLY = ("balance", "balance_scope", "z_loss", "jitter", "capacity", "buffer", "bias_rate")
+"""Fields of `MoE` that change no logits of a model that drops no token; like dropout, they are no part of a release."""
+
+DEFAULT_THETA = 10_000.0
+"""What `transformers` takes where a configuration names no base of the wavelengths."""
+
+
+def read_mixture(mixture: Mixture, raw: Mapping[str, Any], num_layers: int, refuse: Refuse) -> dict[str, Any]:
+    """The fields of the mixture that config.json describes."""
+    fields = dict(mixture.always)
+    for field, key in mixture.keys.items():
+        named = mixture.other_names.get(key, key) if key not in raw else key
+        kind = type(getattr(MoE(), field))
+        fields[field] = kind(_checked(raw, named, mixture.absent[key], kind, refuse))
+    if mixture.shared is not None:
+        fields["shared"] = _checked(raw, mixture.shared, mixture.absent[mixture.shared], int, refuse) * fields["ffn"]
+    if mixture.dense is not None:
+        dense = raw.get(mixture.dense) or []
+        if dense != list(range(len(dense))) or len(dense) > num_layers:
+            refuse(mixture.dense, "expected the first layers only: 0, 1, 2, ...")
+        fields["first_dense"] = len(dense)
+    if fields["groups"] == 1:
+        fields["active_groups"] = 1
+    return fields
+
+
+def write_mixture(mixture: Mixture, config: DecoderConfig) -> Written:
+    """What `read_mixture` reads the same from."""
+    moe = config.feed_forward
+    if moe is None:
+        return {}, ["model.feed_forward=None, where it has a mixture"]
+    has = computed(config)
+    raw = {key: has[field] for field, key in mixture.keys.items()}
+    expected = {**mixture.always, "choice": "token", "capacity": None, "gated": True}
+    if "ffn" not in mixture.keys:
+        expected["ffn"] = config.ffn
+    if mixture.dense is not None:
+        raw[mixture.dense] = list(range(moe.first_dense))
+    elif "first_dense" not in mixture.keys:
+        expected["first_dense"] = 0
+    problems = [
+        f"model.feed_forward.{name}={has[name]!r}, where it has {value!r}"
+        for name, value in expected.items()
+        if has[name] != value
+    ]
+    if mixture.shared is not None:
+        raw[mixture.shared], rest = divmod(moe.shared, has["ffn"])
+        if rest or not moe.shared:
+            problems.append(
+                f"model.feed_forward.shared={moe.shared}, where it has a multiple of an expert's {has['ffn']}"
+            )
+    return raw, problems
+
+
+def computed(config: DecoderConfig) -> dict[str, Any]:
+    """The fields of a decoder's mixture, what they leave to the decoder filled in."""
+    moe = config.feed_forward
+    assert moe is not None
+    gated = config.gated if moe.gated is None else moe.gated
+    fields = {**vars(moe), "ffn": moe.ffn or config.ffn, "gated": gated}
+    return fields | ({"active_groups": 1, "group_score": "best_two"} if moe.groups == 1 else {})
+
+
+def read_latent(raw: Mapping[str, Any], refuse: Refuse) -> dict[str, Any]:
+    """The fields of `Latent`; all are needed."""
+    return {
+        field: _checked(raw, key, None, int, refuse, none=0 if field == "q_rank" else None)
+        for field, key in LATENT_KEYS.items()
+    }
+
+
+def write_latent(config: DecoderConfig) -> Written:
+    """What `read_latent` reads the same from."""
+    if config.latent is None:
+        return {}, ["model.latent=None, where it has latent attention"]
+    raw = {key: getattr(config.latent, field) for field, key in LATENT_KEYS.items()}
+    raw[LATENT_KEYS["q_rank"]] = config.latent.q_rank or None
+    return raw | {"num_key_value_heads": config.heads}, []
+
+
+def read_rotary(family: Family, raw: Mapping[str, Any], max_length: int, refuse: Refuse) -> Rotary:
+    """From `rope_parameters`, or from `rope_theta` and `rope_scaling`, which versions before 5 wrote."""
+    key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+    values = raw.get(key) or {}
+    if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
+        refuse(key, "expected one set of values for all layers")
+    theta = family.absent.get("rope_theta", DEFAULT_THETA)
+    values = {"rope_theta": theta, "original_max_position_embeddings": max_length, **raw, **values}
+    if values.get("partial_rotary_factor", 1.0) != 1.0:
+        refuse(key, f"partial_rotary_factor={values['partial_rotary_factor']!r}; it turns whole heads")
+    kind = values.get("rope_type", values.get("type", "default"))
+    if kind not in family.scalings:
+        refuse(key, f"rope_type={kind!r} is none of {', '.join(family.scalings)}")
+    if kind == "yarn":
+        values = _of_yarn(values, lambda why: refuse(key, why))
+    names = {"default": {}, "llama3": LLAMA3_KEYS, "yarn": YARN_KEYS}[kind]
+    for name in ("rope_theta", *names.values()):
+        if not is_json(values.get(name), float):
+            refuse(key, f"{name} is {values.get(name)!r}, expected a number")
+    fields: dict[str, Any] = {ours: float(values[theirs]) for ours, theirs in names.items()}
+    scaling = None
+    if kind != "default":
+        fields["original_length"] = int(fields["original_length"])
+        scaling = RotaryScaling(**fields) if kind == "llama3" else YarnScaling(**fields)
+    interleaved = family.latent and bool(raw.get("rope_interleave", True))
+    return Rotary(theta=float(values["rope_theta"]), scaling=scaling, interleaved=interleaved)
+
+
+def _of_yarn(values: dict[str, Any], refuse: Callable[[str], Any]) -> dict[str, Any]:
+    """With what `transformers` takes where a value is left out."""
+    if values.get("attention_factor") is not None or not values.get("truncate", True):
+        refuse("attention_factor and truncate=False of yarn are unknown here")
+    all_dim = values.get("mscale_all_dim") or 0.0
+    if all_dim and not values.get("mscale"):
+        refuse(f"yarn with mscale_all_dim={all_dim!r} and no mscale is unknown here")
+    return {
+        **values,
+        "beta_fast": values.get("beta_fast") or 32,
+        "beta_slow": values.get("beta_slow") or 1,
+        "mscale": values["mscale"] if all_dim else 1.0,
+        "mscale_all_dim": all_dim,
+    }
+
+
+def write_rotary(family: Family, rotary: Rotary | None) -> Written:
+    """As versions before 5 of `transformers` wrote it, which later ones read too."""
+    if "rotary" in family.always:
+        return {}, []
+    if rotary is None:
+        return {}, ["model.rotary=None, where it has rotary positions"]
+    raw: dict[str, Any] = {"rope_theta": rotary.theta, "rope_scaling": None}
+    problems = []
+    if family.latent:
+        raw["rope_interleave"] = rotary.interleaved
+    elif rotary.interleaved:
+        problems.append("model.rotary.interleaved=True, where halves are rotated against each other")
+    scaling = rotary.scaling
+    if scaling is not None:
+        kind, names = ("yarn", YARN_KEYS) if isinstance(scaling, YarnScaling) else ("llama3", LLAMA3_KEYS)
+        raw["rope_scaling"] = {"rope_type": kind, **{theirs: getattr(scaling, ours) for ours, theirs in names.items()}}
+        if kind not in family.scalings:
+            problems.append(f"model.rotary.scaling={scaling}, where it has one of {', '.join(family.scalings)}")
+        elif isinstance(scaling, YarnScaling) and not scaling.mscale_all_dim and scaling.mscale != 1.0:
+            problems.append(f"model.rotary.scaling.mscale={scaling.mscale}, where it has 1.0 without mscale_all_dim")
+    return raw, problems
+
+
+def _checked(raw: Mapping[str, Any], key: str, absent: Any, kind: type, refuse: Refuse, none: Any = None) -> Any:
+    value = raw.get(key, absent)
+    value = none if value is None else value
+    if not is_json(value, kind):
+        refuse(key, f"expected a value of type {kind.__name__}")
+    return value
+
+
+def is_json(value: Any, kind: type) -> bool:
+    """Whether a JSON value is of this type: an int is a float too, but a bool is no number."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)

@@ -1,0 +1,255 @@
+"""The experts: many small feed-forward layers, each applied to the tokens that chose it, by grouped matrix products.
+
+No token is dropped and none is padded to a capacity: rows are sorted by expert, whatever their numbers. Over the expert axis of
+a mesh, rows travel to the devices that hold their experts (`parallel/exchange.py`). Where experts are split over the tensor axis
+too, those devices put their tokens together first, and each adds its part of the result.
+
+Sources: MegaBlocks (arXiv:2211.15841) for computing without capacity, GShard (arXiv:2006.16668) for the expert axis.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Int
+
+from ..core import Module, current_layout, current_platform, normal, opened_once, parameter, whole_sequence
+from ..core.collectives import all_gather, axis_index, reduce_scatter
+from ..core.contraction import PRODUCT, scatter_sequence, sequence_parallel_axes
+from ..core.layout import MeshAxes
+from ..kernels.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product
+from ..parallel.exchange import Exchange, Plan
+from ..parallel.remat import EXCHANGED
+from ..parallel.rounds import in_rounds
+from ..parallel.rows import RowMap, collect, spread
+from .feed_forward import ACTIVATIONS, Activation
+from .routing import Assigned, rank_by_expert
+
+
+class Weights(NamedTuple):
+    """One of each for `w_gate` (None without a gate), `w_up` and `w_down`."""
+
+    gate: Any
+    up: Any
+    down: Any
+
+
+class Experts(Module):
+    """`down(weight * activation(gate(x)) * up(x))`, or `down(weight * activation(up(x)))`, with each expert's own matrices.
+
+    Attributes:
+        buffer: See `MoE.buffer`.
+    """
+
+    activation: Activation = eqx.field(static=True)
+    buffer: float = eqx.field(static=True)
+    w_gate: Float[Array, "expert embed expert_ffn"] | None = parameter(normal("embed"))
+    w_up: Float[Array, "expert embed expert_ffn"] = parameter(normal("embed"))
+    w_down: Float[Array, "expert expert_ffn embed"] = parameter(normal("expert_ffn"))
+
+    def __call__(
+        self, x: Float[Array, "batch residual embed"], assigned: Assigned
+    ) -> Float[Array, "batch residual embed"]:
+        layout = current_layout()
+        over, split = ((), ()) if layout is None else layout.compute(("expert", "expert_ffn"))
+        opened = [
+            (None, None) if w is None else opened_once(w, axes, x.dtype)
+            for w, axes in (
+                (self.w_gate, "expert embed expert_ffn"),
+                (self.w_up, "expert embed expert_ffn"),
+                (self.w_down, "expert expert_ffn embed"),
+            )
+        ]
+        values, slots = (Weights(*parts) for parts in zip(*opened))
+        if over:
+            return self._exchanged(x, assigned, values, slots, over, split)
+        gathered = bool(split) and bool(sequence_parallel_axes())
+        if gathered:
+            assigned = _with_the_others(assigned, x.shape[1])
+            x = whole_sequence(x)
+        y = self._here(x, assigned, values, slots)
+        return scatter_sequence(y) if gathered else y
+
+    def _here(self, x: jax.Array, assigned: Assigned, values: Weights, slots: Weights) -> jax.Array:
+        """All experts on this device."""
+        experts, tokens = values.up.shape[0], x.reshape(-1, x.shape[-1])
+        work = _Work.of(self.activation, experts, assigned.expert.shape[0] * assigned.most)
+        expert = assigned.expert.reshape(-1)
+        counts, rank = rank_by_expert(expert, experts)
+        groups = work.groups(counts)
+        row = _place(expert, rank, groups.starts, groups.rows)
+        places = _of_tokens(assigned, row, x.shape, groups.rows)
+        weight = spread(assigned.weight.reshape(-1), RowMap.of_places(row[:, None], groups.rows))
+        return collect(work(spread(tokens, places), weight, values, slots, groups), places).reshape(x.shape)
+
+    def _exchanged(
+        self, x: jax.Array, assigned: Assigned, values: Weights, slots: Weights, over: MeshAxes, split: MeshAxes
+    ) -> jax.Array:
+        """Each expert on one device along `over`."""
+        ways = jax.lax.axis_size(over)
+        experts, tokens = values.up.shape[0] * ways, x.reshape(-1, x.shape[-1])
+        count = assigned.expert.shape[0] * assigned.most
+        buffer = -(-int(count * self.buffer) // ways) * ways
+        exchange = Exchange(over, ways, buffer, ragged=current_platform() != "cpu")
+        expert = assigned.expert.reshape(-1)
+        counts, rank = rank_by_expert(expert, experts)
+        row = _place(expert, rank, jnp.cumsum(counts) - counts, count)
+        plan = exchange.plan(counts)
+        rounds = exchange.rounds(plan)
+        beside = tuple(axis for axis in split if axis not in over)
+        if beside:
+            rounds = jax.lax.pmax(rounds, beside)
+        held = buffer * (jax.lax.axis_size(beside) if beside else 1)
+        round_ = _Round(_Work.of(self.activation, values.up.shape[0], held), exchange, beside, count)
+        constants = plan, _of_tokens(assigned, row, x.shape, count), RowMap.of_places(row[:, None], count), values
+        weight = assigned.weight.reshape(-1)
+        return in_rounds(round_, rounds, constants, (tokens, weight), slots).reshape(x.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """The feed-forward of a device's experts on rows that are sorted by expert.
+
+    Attributes:
+        rows: Of a buffer that holds any distribution of the rows.
+        tile: Each expert's rows begin at a multiple of it.
+    """
+
+    activation: Activation
+    platform: str
+    rows: int
+    tile: int
+
+    @classmethod
+    def of(cls, activation: Activation, experts: int, rows: int) -> "_Work":
+        """For so many rows in all."""
+        tile = choose_tile(current_platform(), rows=rows, groups=experts)
+        return cls(activation, current_platform(), aligned_rows(rows, experts, tile), tile)
+
+    def groups(self, counts: Int[Array, " expert"]) -> Groups:
+        return Groups(counts, self.rows, self.tile)
+
+    def __call__(
+        self, rows: jax.Array, weight: jax.Array, values: Weights, slots: Weights, groups: Groups
+    ) -> Float[Array, "row embed"]:
+        act = ACTIVATIONS[self.activation]
+        up = _multiply(self.platform, rows, values.up, slots.up, groups)
+        gated = None if values.gate is None else _multiply(self.platform, rows, values.gate, slots.gate, groups)
+        hidden = act(up) if gated is None else act(gated) * up
+        # Weighted here, not after the last product, whose result is then not needed for the weight's gradient.
+        hidden = (hidden.astype(jnp.float32) * weight[:, None]).astype(rows.dtype)
+        return _multiply(self.platform, hidden, values.down, slots.down, groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Round:
+    """One round of the exchange: rows to their experts, through them, and back.
+
+    Attributes:
+        beside: The mesh axes that each expert is split over.
+        count: This device's rows.
+    """
+
+    work: _Work
+    exchange: Exchange
+    beside: MeshAxes
+    count: int
+
+    def __call__(self, number: jax.Array, constants: Any, variables: Any) -> Float[Array, "token embed"]:
+        (plan, places, weight_places, values), ((tokens, weight), slots) = constants, variables
+        window = self.exchange.window(plan, number)
+        arrived = self._send(spread(tokens, places), plan, window)
+        weights = self._send(spread(weight, weight_places), plan, window)
+        arrivals = self.exchange.arrivals(plan, window)
+        everyone = all_gather(arrivals.counts[None], self.beside, 0)
+        groups = self.work.groups(everyone.sum(axis=0))
+        before = (jnp.cumsum(everyone, axis=0) - everyone)[axis_index(self.beside)]
+        row = _place(arrivals.expert, arrivals.rank, groups.starts + before, groups.rows)
+        places_here = RowMap.of_places(all_gather(row, self.beside, 0)[:, None], groups.rows)
+        y = self.work(spread(arrived, places_here), spread(weights, places_here), values, slots, groups)
+        returned: jax.Array = _own_rows(self.beside, collect(y, places_here))
+        return collect(self.exchange.bring(returned, plan, window, self.count), places)
+
+    def _send(self, rows: jax.Array, plan: Plan, window: Any) -> jax.Array:
+        return _all_rows(self.beside, checkpoint_name(self.exchange.send(rows, plan, window), EXCHANGED))
+
+
+def _place(expert: jax.Array, rank: jax.Array, starts: jax.Array, none: int) -> Int[Array, " assignment"]:
+    """The row of each assignment, given where each expert's rows begin."""
+    inside = jnp.minimum(expert, starts.shape[0] - 1)
+    return jnp.where(expert < starts.shape[0], starts[inside] + rank, none).astype(jnp.int32)
+
+
+def _of_tokens(assigned: Assigned, row: jax.Array, shape: tuple[int, ...], rows: int) -> RowMap:
+    """Which tokens of `batch seq` the rows of a buffer are copies of."""
+    batch, length = shape[:2]
+    if assigned.uses is not None:
+        return RowMap.of_places(row.reshape(batch * length, assigned.uses), rows)
+    token = (assigned.position + length * jnp.arange(batch, dtype=jnp.int32)[:, None]).reshape(-1)
+    of_row = jnp.full((rows,), batch * length, jnp.int32).at[row].set(token, mode="drop")
+    return RowMap(of_row, None, batch * length)
+
+
+def _with_the_others(assigned: Assigned, length: int) -> Assigned:
+    """What the devices along the tensor axis assigned, all together, in the order of the gathered sequence."""
+    axes = sequence_parallel_axes()
+    position = assigned.position + length * axis_index(axes)
+    return Assigned(
+        all_gather(position, axes, 1),
+        all_gather(assigned.expert, axes, 1),
+        whole_sequence(assigned.weight),
+        uses=assigned.uses,
+        most=assigned.most * (1 if assigned.uses is None else jax.lax.axis_size(axes)),
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _multiplied(platform: str, rows: jax.Array, value: jax.Array, slot: jax.Array, groups: Groups) -> jax.Array:
+    return grouped_product(rows, value, groups, platform=platform)
+
+
+def _multiplied_forward(
+    platform: str, rows: jax.Array, value: jax.Array, slot: jax.Array, groups: Groups
+) -> tuple[jax.Array, Any]:
+    # The slot's dtype, and not the slot, which would be kept.
+    like = jnp.zeros((0,), slot.dtype)
+    return grouped_product(rows, value, groups, platform=platform), (rows, value, groups, like)
+
+
+def _multiplied_backward(platform: str, saved: Any, gradient: jax.Array) -> tuple[Any, ...]:
+    rows, value, groups, like = saved
+    gradient = gradient.astype(rows.dtype)
+    d_rows = grouped_product(gradient, value, groups, platform=platform, transposed=True)
+    d_value = grouped_outer(rows, gradient, groups, platform=platform, out_dtype=like.dtype)
+    return d_rows, None, d_value, None
+
+
+_multiplied.defvjp(_multiplied_forward, _multiplied_backward)
+
+
+def _multiply(platform: str, rows: jax.Array, value: jax.Array, slot: jax.Array, groups: Groups) -> jax.Array:
+    return checkpoint_name(_multiplied(platform, rows, value, slot, groups), PRODUCT)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _all_rows(axes: MeshAxes, rows: jax.Array) -> jax.Array:
+    """The rows of all devices along `axes`; cotangents there are partial sums."""
+    return all_gather(rows, axes, 0)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _own_rows(axes: MeshAxes, rows: jax.Array) -> jax.Array:
+    """This device's rows of partial sums, added up."""
+    return reduce_scatter(rows, axes, 0)
+
+
+_all_rows.defvjp(
+    lambda axes, rows: (all_gather(rows, axes, 0), None), lambda axes, _, gradient: (reduce_scatter(gradient, axes, 0),)
+)
+_own_rows.defvjp(
+    lambda axes, rows: (reduce_scatter(rows, axes, 0), None), lambda axes, _, gradient: (all_gather(gradient, axes, 0),)
+)

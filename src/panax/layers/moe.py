@@ -1,0 +1,109 @@
+"""A mixture of experts: a router, the experts that it chooses from, and one that all tokens go through."""
+
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float
+
+from ..core import Loss, Mean, Module, Sum, normal
+from ..core.collectives import all_reduce, token_axes
+from ..core.contraction import sequence_parallel_axes, sum_over_sequence
+from ..core.layout import current_layout
+from ..core.measures import Losses, Metrics
+from .experts import Experts
+from .feed_forward import Activation, FeedForward
+from .moe_config import MoE
+from .routing import Router, RouterTerms, Tokens
+
+
+class MixtureOfExperts(Module):
+    """Stands in a layer where a dense `FeedForward` does."""
+
+    router: Router
+    experts: Experts
+    shared: FeedForward | None
+
+    @classmethod
+    def build(
+        cls,
+        key: jax.Array,
+        embed: int,
+        ffn: int,
+        moe: MoE,
+        *,
+        gated: bool,
+        activation: Activation,
+        output_gain: float = 1.0,
+    ) -> "MixtureOfExperts":
+        """Draw the parameters; `ffn` and `gated` are the decoder's, where `moe` has none of its own."""
+        router_key, experts_key, shared_key = jax.random.split(key, 3)
+        gated = gated if moe.gated is None else moe.gated
+        sizes = {"embed": embed, "router": moe.experts, "expert": moe.experts, "expert_ffn": moe.ffn or ffn}
+        absent = {} if gated else {"w_gate": None}
+        options = {"activation": activation, "output_gain": output_gain}
+        return cls(
+            router=Router.create(router_key, sizes, moe=moe),
+            experts=Experts.create(
+                experts_key,
+                sizes,
+                activation=activation,
+                buffer=moe.buffer,
+                w_down=normal("expert_ffn", gain=output_gain),
+                **absent,
+            ),
+            shared=None
+            if not moe.shared
+            else FeedForward.build(shared_key, embed, moe.shared, gated=gated, bias=False, **options),
+        )
+
+    def __call__(
+        self, x: Float[Array, "batch residual embed"], tokens: Tokens
+    ) -> tuple[Float[Array, "batch residual embed"], RouterTerms]:
+        assigned, terms = self.router(x, tokens)
+        y = self.experts(x, assigned)
+        # Needs nothing of the exchange, and so can run beside it.
+        return (y if self.shared is None else y + self.shared(x)), terms
+
+
+def router_measures(moe: MoE, terms: RouterTerms, tokens: Float[Array, ""]) -> tuple[Losses, Metrics]:
+    """The losses and metrics of all mixture layers.
+
+    The balancing loss of a layer is the sum over experts of f·P (arXiv:2412.19437, equation 17), where f is an expert's share of the
+    load times the number of experts, and P its mean probability: 1 where all are loaded alike. It is linear in the probabilities,
+    whoever's load f is: so devices add up their shares. Losses are added up over layers.
+
+    Args:
+        terms: With a leading axis of layers.
+        tokens: What the losses' weights are: this device's tokens, padding left out.
+    """
+    summed = RouterTerms(*(sum_over_sequence(term) for term in terms))
+    losses: dict[str, Loss] = {}
+    if moe.balance > 0.0 and moe.choice == "token":
+        load = all_reduce(jax.lax.stop_gradient(terms.load), _scope_axes(moe))
+        share = moe.experts * load / jax.numpy.maximum(load.sum(axis=-1, keepdims=True), 1.0)
+        losses["balance"] = Loss((share * summed.probability).sum(), tokens, moe.balance)
+    if moe.z_loss > 0.0:
+        losses["router_z"] = Loss(summed.z.sum(), tokens, moe.z_loss)
+    shown: Any = jax.lax.stop_gradient(summed)
+    load = shown.load.sum(axis=1)
+    return losses, {
+        "experts/load": Sum(load),
+        "experts/entropy": Mean(shown.entropy, shown.tokens),
+        "experts/router_z": Mean(shown.z, shown.tokens),
+        "experts/dropped": Mean(shown.dropped, load.sum(axis=-1)),
+    }
+
+
+def router_weights(moe: MoE, tokens: Float[Array, ""]) -> dict[str, jax.Array]:
+    """What each of the losses is divided by."""
+    balanced = moe.balance > 0.0 and moe.choice == "token"
+    return ({"balance": tokens} if balanced else {}) | ({"router_z": tokens} if moe.z_loss > 0.0 else {})
+
+
+def _scope_axes(moe: MoE) -> tuple[str, ...]:
+    """The mesh axes over which the tokens lie that a load is counted of."""
+    layout = current_layout()
+    if layout is None:
+        return ()
+    rows = layout.compute(("seq",))[0] + sequence_parallel_axes()
+    return tuple(dict.fromkeys((*token_axes(), *rows))) if moe.balance_scope == "global" else rows

@@ -1,0 +1,210 @@
+"""Which experts each token goes to, and with which weight.
+
+Sources: Mixtral (arXiv:2401.04088), DeepSeek-V3 (arXiv:2412.19437, section 2.1.2), expert choice (arXiv:2202.09368), Switch
+Transformer (arXiv:2101.03961: capacity, jitter), ST-MoE (arXiv:2202.08906: the router's z-loss).
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from ..core import Module, contract, current_layout, normal, parameter, uniform
+from ..core.collectives import all_gather
+from ..core.layout import axis_size
+from ..parallel.context import zigzag_inverse
+from .moe_config import MoE
+
+
+class Assigned(eqx.Module):
+    """Tokens with their experts, row by row.
+
+    Attributes:
+        position: The token's, among the positions that this device holds of its row.
+        expert: The number of experts where there is none: for padding, for a token that was dropped.
+        weight: What the expert's result is multiplied by; float32.
+        uses: Each token is assigned so many times, tokens in order; None for any number of times in any order.
+        most: Assignments of a row that can have an expert.
+    """
+
+    position: Int[Array, "batch assignment"]
+    expert: Int[Array, "batch assignment"]
+    weight: Float[Array, "batch assignment"]
+    uses: int | None = eqx.field(static=True)
+    most: int = eqx.field(static=True)
+
+
+class RouterTerms(NamedTuple):
+    """What a router's losses and metrics are made of: sums over this device's tokens, padding left out.
+
+    `group` is each row where the balancing loss is counted by rows, else a single one.
+
+    Attributes:
+        probability: Of each expert; what the balancing loss is differentiated through.
+        load: Tokens that chose each expert, dropped ones included.
+        z: Squared log-sum of exponentiated logits.
+        entropy: Of a token's distribution over experts, in nats.
+        dropped: Assignments that capacity cut off.
+        tokens: How many there are.
+    """
+
+    probability: Float[Array, "group router"]
+    load: Float[Array, "group router"]
+    z: Float[Array, ""]
+    entropy: Float[Array, ""]
+    dropped: Float[Array, ""]
+    tokens: Float[Array, ""]
+
+
+class Tokens(NamedTuple):
+    """What a router knows of tokens besides their features.
+
+    Attributes:
+        valid: False for padding; None where there is none.
+        place: Each position's index in its whole row; None for 0, 1, 2, ...
+        row: Each row's index in the global batch.
+        key: Of the layer and step, to draw the jitter with; None for no jitter.
+        bias: The experts' selection bias, where they have one.
+    """
+
+    valid: Bool[Array, "batch residual"] | None = None
+    place: Int[Array, " residual"] | None = None
+    row: Int[Array, " batch"] | None = None
+    key: Key[Array, ""] | None = None
+    bias: Float[Array, " router"] | None = None
+
+
+class Router(Module):
+    """A linear layer in float32 that scores experts, and the choice by these scores."""
+
+    moe: MoE = eqx.field(static=True)
+    w: Float[Array, "embed router"] = parameter(normal("embed"))
+
+    def __call__(self, x: Float[Array, "batch residual embed"], tokens: Tokens) -> tuple[Assigned, RouterTerms]:
+        moe, wide = self.moe, x.astype(jnp.float32)
+        if moe.jitter > 0.0 and tokens.key is not None and tokens.row is not None:
+            noise = uniform(x.shape, tokens.key, tokens.row, tokens.place)
+            wide = wide * (1.0 + moe.jitter * (2.0 * noise - 1.0))
+        logits = contract("batch residual embed, embed router -> batch residual router", wide, self.w)
+        if moe.scores == "softmax":
+            scores = probability = jax.nn.softmax(logits, axis=-1)
+        else:
+            scores = jax.nn.sigmoid(logits)
+            probability = scores / (scores.sum(axis=-1, keepdims=True) + 1e-20)
+        choose = _by_expert if moe.choice == "expert" else _by_token
+        assigned, load, dropped = choose(moe, scores, tokens)
+        valid = jnp.ones(x.shape[:2], jnp.float32) if tokens.valid is None else tokens.valid.astype(jnp.float32)
+        shown = jax.lax.stop_gradient(probability)
+        entropy = -(shown * jnp.log(jnp.maximum(shown, 1e-20))).sum(axis=-1)
+        summed = (probability * valid[:, :, None]).sum(axis=1)
+        if moe.balance_scope != "sequence":
+            summed, load = summed.sum(axis=0, keepdims=True), load.sum(axis=0, keepdims=True)
+        z = (jnp.square(jax.nn.logsumexp(logits, axis=-1)) * valid).sum()
+        return assigned, RouterTerms(summed, load, z, (entropy * valid).sum(), dropped, valid.sum())
+
+
+def _by_token(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[Assigned, jax.Array, jax.Array]:
+    """Each token's best experts; (assigned, each row's load, dropped)."""
+    batch, length, experts = scores.shape
+    expert = jax.lax.top_k(jax.lax.stop_gradient(_selected_by(moe, scores, tokens.bias)), moe.active)[1]
+    weight = jnp.take_along_axis(scores, expert, axis=-1)
+    if moe.normalised:
+        weight = weight / (weight.sum(axis=-1, keepdims=True) + 1e-20)
+    weight = weight * moe.scale
+    if tokens.valid is not None:
+        expert = jnp.where(tokens.valid[:, :, None], expert, experts)
+    load = _count(expert.reshape(batch, -1), experts)
+    dropped = jnp.float32(0.0)
+    if moe.capacity is not None:
+        kept = _within_capacity(moe, expert, tokens.place)
+        dropped = ((expert < experts) & ~kept).sum(dtype=jnp.float32)
+        expert = jnp.where(kept, expert, experts)
+    position = jnp.arange(length * moe.active, dtype=jnp.int32) // moe.active
+    position = jnp.broadcast_to(position[None], (batch, length * moe.active))
+    expert, weight = expert.reshape(batch, -1), weight.reshape(batch, -1)
+    assigned = Assigned(position, expert, weight, uses=moe.active, most=length * moe.active)
+    return assigned, load, dropped
+
+
+def _selected_by(moe: MoE, scores: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """The scores by which a token selects, -inf for experts of a group that it does not use."""
+    if bias is not None:
+        scores = scores + bias.astype(scores.dtype)[None, None]
+    if moe.groups == 1:
+        return scores
+    grouped = scores.reshape(*scores.shape[:-1], moe.groups, -1)
+    best = jax.lax.top_k(grouped, 1 if moe.group_score == "best" else 2)[0].sum(axis=-1)
+    chosen = jax.lax.top_k(best, moe.active_groups)[1]
+    used = jax.nn.one_hot(chosen, moe.groups, dtype=bool).any(axis=-2)
+    return jnp.where(used[..., None], grouped, -jnp.inf).reshape(scores.shape)
+
+
+def _within_capacity(moe: MoE, expert: jax.Array, place: jax.Array | None) -> jax.Array:
+    """Which assignments are among the first of their row that an expert takes."""
+    rows = _whole_rows(expert)
+    batch, length, uses = rows.shape
+    rank = jax.vmap(lambda row: rank_by_expert(row, moe.experts)[1])(rows.reshape(batch, -1))
+    kept = rank.reshape(rows.shape) < moe.row_capacity(length)
+    return _own_part(kept, place, expert.shape[1])
+
+
+def _by_expert(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[Assigned, jax.Array, jax.Array]:
+    """Each expert's best tokens of each row. On split rows all devices find the same, and each keeps its own tokens'."""
+    batch, length, experts = scores.shape
+    shown = jax.lax.stop_gradient(scores)
+    if tokens.valid is not None:
+        shown = jnp.where(tokens.valid[:, :, None], shown, -jnp.inf)
+    rows = _whole_rows(shown)
+    best, place = jax.lax.top_k(rows.swapaxes(1, 2), moe.row_capacity(rows.shape[1]))
+    if rows.shape[1] != length:
+        assert tokens.place is not None
+        own = jnp.full((rows.shape[1],), length, jnp.int32).at[tokens.place].set(jnp.arange(length, dtype=jnp.int32))
+        place = own[place]
+    here = (place < length) & (best > -jnp.inf)
+    expert = jnp.arange(experts, dtype=jnp.int32)[None, :, None]
+    inside = jnp.minimum(place, length - 1)
+    weight = scores[jnp.arange(batch)[:, None, None], inside, expert] * moe.scale
+    expert = jnp.where(here, expert, experts).reshape(batch, -1)
+    weight = jnp.where(here, weight, 0.0).reshape(batch, -1)
+    assigned = Assigned(inside.reshape(batch, -1), expert, weight, uses=None, most=expert.shape[1])
+    return assigned, _count(expert, experts), jnp.float32(0.0)
+
+
+def rank_by_expert(
+    expert: Int[Array, " assignment"], experts: int
+) -> tuple[Int[Array, " expert"], Int[Array, " assignment"]]:
+    """How many assignments each expert has, and the place of each one among its expert's, in their order.
+
+    >>> counts, rank = rank_by_expert(jnp.array([1, 0, 1, 3]), 3)
+    >>> counts.tolist(), rank.tolist()
+    ([1, 2, 0], [0, 0, 1, 0])
+    """
+    order = jnp.argsort(expert, stable=True)
+    edges = jnp.searchsorted(expert[order], jnp.arange(experts + 2, dtype=expert.dtype)).astype(jnp.int32)
+    among = jnp.arange(expert.shape[0], dtype=jnp.int32) - edges[expert[order]]
+    return jnp.diff(edges)[:experts], jnp.zeros_like(among).at[order].set(among)
+
+
+def _count(expert: jax.Array, experts: int) -> jax.Array:
+    """Assignments of each row to each expert, float32."""
+    return jax.vmap(lambda row: jnp.zeros(experts, jnp.float32).at[row].add(1.0, mode="drop"))(expert)
+
+
+def _whole_rows(x: jax.Array) -> jax.Array:
+    """All positions of this device's rows, in their order."""
+    layout = current_layout()
+    axes = () if layout is None else layout.compute(("residual",))[0]
+    if not axes:
+        return x
+    rows = all_gather(x, axes, 1)
+    return jnp.take(rows, zigzag_inverse(rows.shape[1], axis_size("context")), axis=1)
+
+
+def _own_part(rows: jax.Array, place: jax.Array | None, length: int) -> jax.Array:
+    """The positions of whole rows that this device holds."""
+    if rows.shape[1] == length:
+        return rows
+    assert place is not None
+    return jnp.take(rows, place, axis=1)

@@ -1,0 +1,292 @@
+"""Which of the decoder's layers each stage of a pipeline holds, how they get there, and how a stage runs them.
+
+Layers rest between steps where they are computed, if each stage's are equal in number and adjacent in storage. Otherwise (126
+layers on 16 stages, several chunks a stage, two kinds of stacks) they rest split along `embed`, as one array that is the same on
+any mesh, and an all-to-all takes each stage its own at the beginning of a step, and their gradients back at its end.
+
+Layers whose parameters differ, as dense ones and mixtures of experts do, can't lie in one array: adjacent ones that are alike are a
+run (`decoder_units.py`), and a stage has its own part of each run.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core import current_layout, logical_axes, use_layout
+from ..core.collectives import gather_dims, scatter_dims
+from ..core.layout import Layout, axis_size
+from ..core.protocols import Axes
+from ..core.weights import Weight, gathers_of
+from ..layers import RouterTerms
+from ..parallel import RematPolicy, rematerialise, scan_layers
+from ..parallel.pipeline import AXIS
+from ..parallel.schedules import layers_by_stage
+from .decoder import Context, Decoder
+from .decoder_config import DecoderConfig
+from .decoder_units import Unit, runs
+
+
+def layers_rest_on_stages(config: DecoderConfig, chunks: int, stages: int) -> bool:
+    """Whether each stage's layers are adjacent in storage and equal in number."""
+    return chunks == 1 and len(config.stacks) == 1 and config.stacks[0][1] % stages == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class StageLayers:
+    """A stage's own layers.
+
+    Attributes:
+        runs: In the order of the layers.
+        stacks: The decoder's, as they are stored.
+        mixtures: Mixture layers of the whole decoder.
+    """
+
+    runs: tuple["StageRun", ...]
+    stacks: Any
+    mixtures: int
+
+    @classmethod
+    def of(cls, config: DecoderConfig, chunks: int, params: Decoder, dtype: Any) -> "StageLayers":
+        """Take each stage its layers, and gather them in `dtype` where that is done once a step."""
+        stages, found, start = axis_size(AXIS), [], 0
+        groups, rows = runs(config), {layer: row for row, layer in enumerate(config.mixture_layers)}
+        held = layers_by_stage(sum(map(len, groups)), stages=stages, chunks=chunks)
+        for group in groups:
+            own = [[[n - start for n in chunk if start <= n < start + len(group)] for chunk in stage] for stage in held]
+            most = max(len(chunk) for stage in own for chunk in stage)
+            order = np.array([[[*chunk, *[-1] * (most - len(chunk))] for chunk in stage] for stage in own])
+            alone = len(groups) == 1
+            found.append(StageRun.of(group, order, params, dtype, rows, alone=alone))
+            start += len(group)
+        return cls(tuple(found), params.stacks, len(rows))
+
+    @property
+    def weights(self) -> list[list[Any]]:
+        """Of each run, with the leading axes [chunk, slot]."""
+        return [run.weights for run in self.runs]
+
+    @property
+    def chunks(self) -> int:
+        return self.runs[0].order.shape[1]
+
+    def run(
+        self, weights: list[list[Any]], x: jax.Array, context: Context, chunk: jax.Array, remat: RematPolicy, bias: Any
+    ) -> tuple[jax.Array, RouterTerms | None]:
+        """One chunk's layers, one after the other; what their routers found stands in the rows of all mixture layers."""
+        total = None
+        for run, own in zip(self.runs, weights):
+            x, found = run.run(own, x, context, chunk, remat, bias)
+            for rows, terms in found:
+                placed = jax.tree.map(lambda t, rows=rows: _in_rows(t, rows, self.mixtures), terms)
+                total = placed if total is None else jax.tree.map(jnp.add, total, placed)
+        return x, total
+
+    def returned(self, gradients: list[list[Any]]) -> Any:
+        """Gradients like `weights`, as the stacks in storage."""
+        stacks = list(self.stacks)
+        for run, own in zip(self.runs, gradients):
+            flat = [run.taken_back(gradient, axes) for gradient, axes in zip(own, run.axes)]
+            for number, stack in zip(run.numbers, _by_stack([self.stacks[n] for n in run.numbers], flat, run.period)):
+                stacks[number] = stack
+        return tuple(stacks)
+
+
+@dataclasses.dataclass(frozen=True)
+class StageRun:
+    """A stage's part of units whose parameters are alike.
+
+    Attributes:
+        units: All of the run.
+        order: [stage, chunk, slot] to unit; -1 where a stage has fewer than others.
+        weights: A list of what a unit's leaves are; each with the leading axes [chunk, slot].
+        treedefs: The distinct units by their static settings (windows).
+        kind_of_unit: Which of these each unit is.
+        rows: Of each unit's mixture layers, among all of the decoder.
+        axes: The logical axes of each leaf, `layer` first.
+        alone: Whether there is no other run: then a slot that is left empty costs no time, since other stages fill theirs.
+        dtype: What weights are gathered in.
+    """
+
+    layout: Layout
+    units: list[Unit]
+    order: np.ndarray
+    weights: list[Any]
+    treedefs: list[Any]
+    kind_of_unit: np.ndarray
+    rows: np.ndarray
+    axes: list[Axes]
+    alone: bool
+    dtype: Any
+
+    @classmethod
+    def of(
+        cls, units: list[Unit], order: np.ndarray, params: Decoder, dtype: Any, rows: dict[int, int], *, alone: bool
+    ) -> "StageRun":
+        layout = current_layout()
+        assert layout is not None
+        period, numbers = len(units[0].kinds), sorted({unit.stack for unit in units})
+        stacks, axes_of = [params.stacks[n] for n in numbers], logical_axes(params).stacks
+        treedefs: list[Any] = []
+        kinds: list[int] = []
+        for stack in stacks:
+            places = [stack.blocks] if period > 1 else [(block,) for block in stack.blocks]
+            found = [jax.tree.structure(blocks) for blocks in places]
+            for treedef in found:
+                if treedef not in treedefs:
+                    treedefs.append(treedef)
+            kinds += [treedefs.index(treedef) for treedef in found] * stack.repeats
+        axes = list(treedefs[0].flatten_up_to(axes_of[numbers[0]].blocks[: len(units[0].kinds)]))
+        mixed = [[rows[u.first + p] for p, kind in enumerate(u.kinds) if kind.mixture] for u in units]
+        run = cls(layout, units, order, [], treedefs, np.array(kinds), np.array(mixed, np.int32), axes, alone, dtype)
+        weights = [run.brought(leaf, a) for leaf, a in zip(_by_unit(stacks, period), axes)]
+        return dataclasses.replace(run, weights=weights)
+
+    @property
+    def period(self) -> int:
+        """Layers of a unit."""
+        return len(self.units[0].kinds)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The stacks that it is made of."""
+        return sorted({unit.stack for unit in self.units})
+
+    @property
+    def rest(self) -> bool:
+        """Whether they are stored where they are computed."""
+        return self.layout.storage(("layer",))[0] == (AXIS,)
+
+    def run(
+        self, weights: list[Any], x: jax.Array, context: Context, chunk: jax.Array, remat: RematPolicy, bias: Any
+    ) -> tuple[jax.Array, list[tuple[jax.Array, RouterTerms]]]:
+        """One chunk's units; and for each mixture layer of a unit its rows and terms, with a leading axis of slots."""
+        mine = jnp.asarray(self.order)[jax.lax.axis_index(AXIS), chunk]
+        kinds = jnp.asarray(self.kind_of_unit)[mine]
+        first = jnp.asarray([unit.first for unit in self.units])[mine]
+        rows = jnp.asarray(self.rows)[mine]
+
+        def one(x: jax.Array, leaves: list[Any], unit: Any, kind: Any, first: Any, rows: Any) -> tuple[jax.Array, Any]:
+            def branch(treedef: Any) -> Any:
+                return lambda x, leaves: _blocks(treedef.unflatten(leaves), x, context, first, rows, bias)
+
+            branches = [branch(treedef) for treedef in self.treedefs]
+
+            def unit_of(x: jax.Array, leaves: list[Any]) -> tuple[jax.Array, Any]:
+                return branches[0](x, leaves) if len(branches) == 1 else jax.lax.switch(kind, branches, x, leaves)
+
+            if (self.order >= 0).all():
+                return unit_of(x, leaves)
+            if self.alone:
+                y, found = unit_of(x, leaves)
+                return jnp.where(unit >= 0, y, x), found
+            nothing = jax.tree.map(
+                lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(unit_of, x, leaves)[1]
+            )
+            return jax.lax.cond(unit >= 0, unit_of, lambda x, leaves: (x, nothing), x, leaves)
+
+        unit = rematerialise(one, remat)
+        x, found = scan_layers(
+            lambda x, scanned: unit(x, *scanned), x, (weights, mine, kinds, first, rows), may_unroll=False
+        )
+        filled = jnp.where((mine >= 0)[:, None], rows, -1)
+        return x, [(filled[:, place], terms) for place, terms in enumerate(found)]
+
+    def brought(self, leaf: jax.Array, axes: Axes) -> Any:
+        """A leaf of all units, as this stage holds its own."""
+        chunks, slots = self.order.shape[1:]
+        dim = self._split_dim(axes)
+        once = self.layout.zero != "3"
+        gathers = self._gathers(axes)
+        value = leaf.astype(self.dtype) if once and (any(gathers) or (dim is not None and not self.rest)) else leaf
+        if not self.rest:
+            order = np.maximum(self.order, 0)
+            if dim is None:
+                value = value[jnp.asarray(order.reshape(len(order), -1))[jax.lax.axis_index(AXIS)]]
+            else:
+                value = jax.lax.all_to_all(value[order.reshape(-1)], AXIS, split_axis=0, concat_axis=dim, tiled=True)
+
+        def by_chunk(x: jax.Array) -> jax.Array:
+            return x.reshape(chunks, slots, *x.shape[1:])
+
+        if value.dtype == leaf.dtype and not (once and any(gathers)):
+            return by_chunk(value)
+        scattered = self.layout.zero == "2"
+        whole = gather_dims(value, gathers) if once else value
+        slot = jnp.zeros(value.shape if scattered else whole.shape, leaf.dtype)
+        return Weight(by_chunk(whole), by_chunk(slot), scattered)
+
+    def taken_back(self, gradient: jax.Array, axes: Axes) -> jax.Array:
+        """A gradient like `brought`, of all units and as they are stored."""
+        gradient = gradient.reshape(-1, *gradient.shape[2:])
+        if self.layout.zero == "1":
+            gradient = scatter_dims(gradient, self._gathers(axes))
+        if self.rest:
+            return gradient
+        dim, order = self._split_dim(axes), self.order.reshape(len(self.order), -1)
+        count = len(self.kind_of_unit)
+        if dim is None:
+            places = jnp.asarray(np.where(order < 0, count, order))[jax.lax.axis_index(AXIS)]
+        else:
+            gradient = jax.lax.all_to_all(gradient, AXIS, split_axis=dim, concat_axis=0, tiled=True)
+            places = np.where(order < 0, count, order).reshape(-1)
+        return jnp.zeros((count, *gradient.shape[1:]), gradient.dtype).at[places].set(gradient, mode="drop")
+
+    def _split_dim(self, axes: Axes) -> int | None:
+        """The dimension that is split over stages in storage, besides the layers."""
+        return next((dim for dim, stored in enumerate(self.layout.storage(axes)) if AXIS in stored), None)
+
+    def _gathers(self, axes: Axes) -> tuple[tuple[str, ...], ...]:
+        with use_layout(self.layout.without(AXIS)):
+            return gathers_of(axes)
+
+
+def _blocks(blocks: Any, x: jax.Array, context: Context, first: Any, rows: Any, bias: Any) -> tuple[jax.Array, Any]:
+    """One unit's layers; and what the routers of its mixtures found."""
+    found = []
+    for place, block in enumerate(blocks):
+        key = None if context.key is None else jax.random.fold_in(context.key, first + place)
+        own = bias[rows[len(found)]] if bias is not None and len(found) < rows.shape[0] else None
+        x, terms = block(x, context._replace(key=key), own)
+        found += [] if terms is None else [terms]
+    return x, found
+
+
+def _in_rows(terms: jax.Array, rows: jax.Array, count: int) -> jax.Array:
+    places = jnp.where(rows < 0, count, rows)
+    return jnp.zeros((count, *terms.shape[1:]), terms.dtype).at[places].set(terms, mode="drop")
+
+
+def _by_unit(stacks: Any, period: int) -> list[jax.Array]:
+    """For each leaf of a unit: all units' arrays in the order of the layers."""
+    parts: list[list[jax.Array]] = []
+    for stack in stacks:
+        places = [jax.tree.leaves(stack.blocks)] if period > 1 else [jax.tree.leaves(block) for block in stack.blocks]
+        parts.append(
+            [
+                leaves[0] if len(places) == 1 else jnp.stack(leaves, axis=1).reshape(-1, *leaves[0].shape[1:])
+                for leaves in zip(*places)
+            ]
+        )
+    return parts[0] if len(parts) == 1 else [jnp.concatenate(leaves) for leaves in zip(*parts)]
+
+
+def _by_stack(stacks: Any, leaves: list[jax.Array], period: int) -> list[Any]:
+    """The inverse of `_by_unit`, in the structure of `stacks`."""
+    start, found = 0, []
+    for stack in stacks:
+        places = 1 if period > 1 else len(stack.blocks)
+        local = jax.tree.leaves(stack.blocks[0])[0].shape[0] * places
+        mine = [leaf[start : start + local] for leaf in leaves]
+        if period > 1:
+            blocks = jax.tree.structure(stack.blocks).unflatten(mine)
+        else:
+            blocks = tuple(
+                jax.tree.structure(block).unflatten([leaf[place::places] for leaf in mine])
+                for place, block in enumerate(stack.blocks)
+            )
+        found.append(dataclasses.replace(stack, blocks=blocks))
+        start += local
+    return found

@@ -1,0 +1,37 @@
+"""How many parameters a decoder has, and how many of them a token meets."""
+
+import math
+
+import jax
+
+from .decoder import Decoder
+from .decoder_config import DecoderConfig
+
+
+def count_parameters(config: DecoderConfig) -> int:
+    """What weight files hold: all parameters, without the rows that pad the vocabulary, and the biases of the routers' selection.
+
+    >>> from panax.models import PRESETS
+    >>> count_parameters(PRESETS["gpt2"])
+    124439808
+    """
+    model = jax.eval_shape(lambda key: Decoder.build(key, config), jax.random.key(0))
+    padding = (config.vocab_rows - config.vocab_size) * config.embed * (1 if config.tied else 2)
+    moe = config.feed_forward
+    biases = len(config.mixture_layers) * moe.experts if moe is not None and moe.selection_bias else 0
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model)) - padding + biases
+
+
+def active_parameters(config: DecoderConfig) -> int:
+    """The parameters that one token meets: all but the experts that it is not sent to.
+
+    >>> from panax.models import PRESETS
+    >>> active_parameters(PRESETS["gpt2"])
+    124439808
+    """
+    moe = config.feed_forward
+    if moe is None:
+        return count_parameters(config)
+    gated = config.gated if moe.gated is None else moe.gated
+    expert = config.embed * (moe.ffn or config.ffn) * (3 if gated else 2)
+    return count_parameters(config) - len(config.mixture_layers) * (moe.experts - moe.active) * expert
