@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from panax.core import RecipeError
-from panax.layers import MoE, MixtureOfExperts, Tokens, router_measures
+from panax.layers import MixtureOfExperts, MoE, Tokens, router_measures
 from panax.layers.routing import Router, rank_by_expert
 
 BATCH, LENGTH, EMBED, EXPERTS = 2, 24, 8, 8
 
 
-def routed(moe, tokens=Tokens(), seed=0):
+def routed(moe, tokens=None, seed=0):
     keys = jax.random.split(jax.random.key(seed))
     x = jax.random.normal(keys[0], (BATCH, LENGTH, EMBED))
     router = Router.create(keys[1], {"embed": EMBED, "router": moe.experts}, moe=moe)
-    assigned, terms = router(x, tokens)
+    assigned, terms = router(x, tokens or Tokens())
     logits = np.einsum("bse,er->bsr", np.asarray(x, np.float64), np.asarray(router.w, np.float64))
     return assigned, terms, logits
 

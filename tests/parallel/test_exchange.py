@@ -110,9 +110,9 @@ def test_gathers_are_each_others_gradients(uses):
             if token < 8:
                 matrix[row, token] = 1.0
         assert matrix.sum() == 8 * uses - 1
-        spread_, pull = jax.vjp(lambda x: spread(x, places), x)
+        spread_, pull = jax.vjp(lambda x, p=places: spread(x, p), x)
         np.testing.assert_allclose(spread_, matrix @ np.asarray(x), atol=1e-6)
         np.testing.assert_allclose(pull(rows)[0], matrix.T @ np.asarray(rows), atol=1e-6)
-        collected, pull = jax.vjp(lambda rows: collect(rows, places), rows)
+        collected, pull = jax.vjp(lambda rows, p=places: collect(rows, p), rows)
         np.testing.assert_allclose(collected, matrix.T @ np.asarray(rows), atol=1e-6)
         np.testing.assert_allclose(pull(x)[0], matrix @ np.asarray(x), atol=1e-6)

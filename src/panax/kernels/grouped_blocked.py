@@ -20,6 +20,7 @@ from panax.kernels.precision import accumulation_dtype
 _LARGEST_CHUNK = 1024
 # A step more costs about as much as this many rows more in the same step.
 _ROWS_OF_A_STEP = 48
+_FEW_ROWS = 2048
 
 
 def map_groups(
@@ -127,7 +128,9 @@ def _step(function, rows, own, group, start, end, chunk: int):
 def _chunk_sizes(groups: Groups) -> tuple[int, ...]:
     """Rows of the loops' steps, descending: dense around a group's expected size, and a tile at last, which always fits."""
     expected = min(groups.rows // groups.sizes.shape[0], _LARGEST_CHUNK)
-    wanted = (_LARGEST_CHUNK, *(expected * eighths // 8 for eighths in (10, 8, 6, 4, 2, 1)))
+    # Each size is a copy of the function to compile: too dear for what is done in no time.
+    eighths = (10, 8, 6, 4, 2, 1) if groups.rows > _FEW_ROWS else (8,)
+    wanted = (_LARGEST_CHUNK, *(expected * n // 8 for n in eighths))
     # Vector units like multiples of 16.
     sizes = {size // 16 * 16 for size in wanted}
     return (*sorted((size for size in sizes if groups.tile < size <= groups.rows), reverse=True), groups.tile)

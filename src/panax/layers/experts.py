@@ -9,7 +9,7 @@ Sources: MegaBlocks (arXiv:2211.15841) for computing without capacity, GShard (a
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -22,20 +22,13 @@ from ..core.collectives import all_gather, axis_index, reduce_scatter
 from ..core.contraction import PRODUCT, scatter_sequence, sequence_parallel_axes
 from ..core.layout import MeshAxes
 from ..kernels.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product
+from ..kernels.grouped_feed_forward import Matrices, chunked_feed_forward
 from ..parallel.exchange import Exchange, Plan
 from ..parallel.remat import EXCHANGED
 from ..parallel.rounds import in_rounds
 from ..parallel.rows import RowMap, collect, spread
 from .feed_forward import ACTIVATIONS, Activation
 from .routing import Assigned, rank_by_expert
-
-
-class Weights(NamedTuple):
-    """One of each for `w_gate` (None without a gate), `w_up` and `w_down`."""
-
-    gate: Any
-    up: Any
-    down: Any
 
 
 class Experts(Module):
@@ -64,7 +57,7 @@ class Experts(Module):
                 (self.w_down, "expert expert_ffn embed"),
             )
         ]
-        values, slots = (Weights(*parts) for parts in zip(*opened))
+        values, slots = (Matrices(*parts) for parts in zip(*opened))
         if over:
             return self._exchanged(x, assigned, values, slots, over, split)
         gathered = bool(split) and bool(sequence_parallel_axes())
@@ -74,7 +67,7 @@ class Experts(Module):
         y = self._here(x, assigned, values, slots)
         return scatter_sequence(y) if gathered else y
 
-    def _here(self, x: jax.Array, assigned: Assigned, values: Weights, slots: Weights) -> jax.Array:
+    def _here(self, x: jax.Array, assigned: Assigned, values: Matrices, slots: Matrices) -> jax.Array:
         """All experts on this device."""
         experts, tokens = values.up.shape[0], x.reshape(-1, x.shape[-1])
         work = _Work.of(self.activation, experts, assigned.expert.shape[0] * assigned.most)
@@ -87,7 +80,7 @@ class Experts(Module):
         return collect(work(spread(tokens, places), weight, values, slots, groups), places).reshape(x.shape)
 
     def _exchanged(
-        self, x: jax.Array, assigned: Assigned, values: Weights, slots: Weights, over: MeshAxes, split: MeshAxes
+        self, x: jax.Array, assigned: Assigned, values: Matrices, slots: Matrices, over: MeshAxes, split: MeshAxes
     ) -> jax.Array:
         """Each expert on one device along `over`."""
         ways = jax.lax.axis_size(over)
@@ -134,9 +127,11 @@ class _Work:
         return Groups(counts, self.rows, self.tile)
 
     def __call__(
-        self, rows: jax.Array, weight: jax.Array, values: Weights, slots: Weights, groups: Groups
+        self, rows: jax.Array, weight: jax.Array, values: Matrices, slots: Matrices, groups: Groups
     ) -> Float[Array, "row embed"]:
         act = ACTIVATIONS[self.activation]
+        if self.platform == "cpu" and rows.dtype == jnp.float32:
+            return chunked_feed_forward(act, rows, weight, values, slots, groups, name=PRODUCT)
         up = _multiply(self.platform, rows, values.up, slots.up, groups)
         gated = None if values.gate is None else _multiply(self.platform, rows, values.gate, slots.gate, groups)
         hidden = act(up) if gated is None else act(gated) * up
@@ -231,7 +226,7 @@ def _multiplied_backward(platform: str, saved: Any, gradient: jax.Array) -> tupl
 _multiplied.defvjp(_multiplied_forward, _multiplied_backward)
 
 
-def _multiply(platform: str, rows: jax.Array, value: jax.Array, slot: jax.Array, groups: Groups) -> jax.Array:
+def _multiply(platform: str, rows: jax.Array, value: jax.Array, slot: Any, groups: Groups) -> jax.Array:
     return checkpoint_name(_multiplied(platform, rows, value, slot, groups), PRODUCT)
 
 

@@ -68,9 +68,9 @@ class MixtureOfExperts(Module):
 def router_measures(moe: MoE, terms: RouterTerms, tokens: Float[Array, ""]) -> tuple[Losses, Metrics]:
     """The losses and metrics of all mixture layers.
 
-    The balancing loss of a layer is the sum over experts of f·P (arXiv:2412.19437, equation 17), where f is an expert's share of the
-    load times the number of experts, and P its mean probability: 1 where all are loaded alike. It is linear in the probabilities,
-    whoever's load f is: so devices add up their shares. Losses are added up over layers.
+    The balancing loss of a layer is the sum over experts of f·P (arXiv:2412.19437, equation 17), where f is an expert's share of
+    the load times the number of experts, and P its mean probability: 1 where all are loaded alike. It is linear in the
+    probabilities, whoever's load f is: so devices add up their shares. Losses are added up over layers.
 
     Args:
         terms: With a leading axis of layers.

@@ -29,18 +29,19 @@ class MoE:
         groups: Experts lie in this many groups; a token takes its experts from the best `active_groups` of them.
         active_groups: See `groups`.
         group_score: What a group is judged by: its best expert, or the sum of its best two.
-        selection_bias: Add to each expert's score, where experts are chosen and nowhere else, a bias that is no parameter: after
-            each step it grows by `bias_rate` for an expert that got fewer tokens than the mean, and shrinks for one that got more.
+        selection_bias: Add to each expert's score, where experts are chosen and nowhere else, a bias that is no parameter:
+            after each step it grows by `bias_rate` for an expert that got fewer tokens than the mean, and shrinks for one that
+            got more.
         bias_rate: See `selection_bias`; 0 keeps the biases as they are.
         jitter: The router reads each feature multiplied by a random number in [1 - jitter, 1 + jitter] in training.
         balance: Coefficient of the balancing loss; 0 for none.
-        balance_scope: Whose tokens the load is counted over in the balancing loss: each row's, those of one data-parallel device's
-            micro-batch (which depends on the layout), or those of the micro-batches of all devices together.
+        balance_scope: Whose tokens the load is counted over in the balancing loss: each row's, those of one data-parallel
+            device's micro-batch (which depends on the layout), or those of the micro-batches of all devices together.
         z_loss: Coefficient of the squared log-sum of the router's exponentiated logits; 0 for none.
         capacity: None: no token is dropped. Otherwise an expert takes the first `capacity * active / experts` of each row's
             tokens that choose it, rounded up, and the others go without it.
-        buffer: A device takes in, at a time, this many times the rows that it would take in if experts were equally loaded; what is
-            more comes in another round. More costs memory, less costs time when experts are unequally loaded.
+        buffer: A device takes in, at a time, this many times the rows that it would take in if experts were equally loaded;
+            what is more comes in another round. More costs memory, less costs time when experts are unequally loaded.
     """
 
     experts: int = 8

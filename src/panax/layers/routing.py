@@ -144,7 +144,7 @@ def _selected_by(moe: MoE, scores: jax.Array, bias: jax.Array | None) -> jax.Arr
 def _within_capacity(moe: MoE, expert: jax.Array, place: jax.Array | None) -> jax.Array:
     """Which assignments are among the first of their row that an expert takes."""
     rows = _whole_rows(expert)
-    batch, length, uses = rows.shape
+    batch, length, _ = rows.shape
     rank = jax.vmap(lambda row: rank_by_expert(row, moe.experts)[1])(rows.reshape(batch, -1))
     kept = rank.reshape(rows.shape) < moe.row_capacity(length)
     return _own_part(kept, place, expert.shape[1])

@@ -4,8 +4,8 @@ Layers rest between steps where they are computed, if each stage's are equal in 
 layers on 16 stages, several chunks a stage, two kinds of stacks) they rest split along `embed`, as one array that is the same on
 any mesh, and an all-to-all takes each stage its own at the beginning of a step, and their gradients back at its end.
 
-Layers whose parameters differ, as dense ones and mixtures of experts do, can't lie in one array: adjacent ones that are alike are a
-run (`decoder_units.py`), and a stage has its own part of each run.
+Layers whose parameters differ, as dense ones and mixtures of experts do, can't lie in one array: adjacent ones that are alike
+are a run (`decoder_units.py`), and a stage has its own part of each run.
 """
 
 import dataclasses
@@ -174,8 +174,11 @@ class StageRun:
 
             branches = [branch(treedef) for treedef in self.treedefs]
 
-            def unit_of(x: jax.Array, leaves: list[Any]) -> tuple[jax.Array, Any]:
+            def chosen(x: jax.Array, leaves: list[Any]) -> tuple[jax.Array, Any]:
                 return branches[0](x, leaves) if len(branches) == 1 else jax.lax.switch(kind, branches, x, leaves)
+
+            # Inside of the condition below, and not around it: that would copy the weights to keep them.
+            unit_of = rematerialise(chosen, remat)
 
             if (self.order >= 0).all():
                 return unit_of(x, leaves)
@@ -187,9 +190,8 @@ class StageRun:
             )
             return jax.lax.cond(unit >= 0, unit_of, lambda x, leaves: (x, nothing), x, leaves)
 
-        unit = rematerialise(one, remat)
         x, found = scan_layers(
-            lambda x, scanned: unit(x, *scanned), x, (weights, mine, kinds, first, rows), may_unroll=False
+            lambda x, scanned: one(x, *scanned), x, (weights, mine, kinds, first, rows), may_unroll=False
         )
         filled = jnp.where((mine >= 0)[:, None], rows, -1)
         return x, [(filled[:, place], terms) for place, terms in enumerate(found)]

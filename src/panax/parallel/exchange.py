@@ -1,8 +1,8 @@
 """Rows to the devices that hold their experts and back, over the expert axis.
 
-Each device sorts its rows by expert: those for one device are then adjacent. All devices tell each other how many rows they have
-for each expert (`Plan`), and from this each knows what it sends, what arrives and where. Buffers are of a fixed size and loads are
-not: so rows travel in rounds, and each round takes a window of what goes from one device to another (`Window`):
+Each device sorts its rows by expert: those for one device are then adjacent. All devices tell each other how many rows they
+have for each expert (`Plan`), and from this each knows what it sends, what arrives and where. Buffers are of a fixed size and
+loads are not: so rows travel in rounds, and each round takes a window of what goes from one device to another (`Window`):
 
 - with a ragged exchange (GPU, TPU), whatever of a device's arrivals fits in its buffer: the bytes sent are the rows' own;
 - elsewhere, an equal number for each pair of devices, padded.
@@ -186,14 +186,16 @@ _all_to_all.defvjp(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _ragged(axes: MeshAxes, count: int, x: jax.Array, route: _Route) -> jax.Array:
     """`count` rows, of which those that arrive are filled in."""
-    out = jnp.zeros((count, *x.shape[1:]), x.dtype)
+    # Tied to the rows: else compilers make the zeros of all exchanges at the start of a program, and keep them.
+    x, zero = jax.lax.optimization_barrier((x, jnp.zeros((), x.dtype)))
+    out = jnp.broadcast_to(zero, (count, *x.shape[1:]))
     return jax.lax.ragged_all_to_all(
         x, out, route.from_here, route.sizes_out, route.to_there, route.sizes_in, axis_name=axes
     )
 
 
 def _ragged_forward(axes: MeshAxes, count: int, x: jax.Array, route: _Route) -> tuple[jax.Array, tuple]:
-    # Of `x` only the number of rows is needed; an array of one column of bits, which compilers leave out.
+    # Of `x` only the number of rows is needed: an array without elements has it.
     return _ragged(axes, count, x, route), (route, jnp.zeros((x.shape[0], 0), bool))
 
 

@@ -1,7 +1,7 @@
 """As many rounds of the same work as it takes, with gradients, in memory for one.
 
-A loop whose length is known only when it runs can't keep what its backward pass needs. The first round, which in a balanced run is
-the only one, is differentiated as usual; the later ones are run again in the backward pass.
+A loop whose length is known only when it runs can't keep what its backward pass needs. The first round, which in a balanced run
+is the only one, is differentiated as usual; the later ones are run again in the backward pass.
 """
 
 import functools
