@@ -91,7 +91,7 @@ VARIANTS = {
     "first-dense": ({"stage": 2, "expert": 2}, {"layers": 3, "first_dense": 1, "every": 1}),
     "left-over": ({"stage": 2, "expert": 2}, {"layers": 5}),
 }
-AT_ONCE = ("capacity", "expert-choice-context", "groups")
+AT_ONCE = ("capacity", "expert-choice-context")
 
 
 @pytest.mark.parametrize(
