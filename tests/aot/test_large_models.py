@@ -1,4 +1,4 @@
-"""The largest published dense decoders, compiled for as many H100s as their papers used, or fewer: each step fits."""
+"""The largest published decoders, compiled for as many H100s as their papers used, or fewer: each step fits."""
 
 import dataclasses
 
@@ -21,6 +21,12 @@ CASES = {
     # Megatron-LM (arXiv:2104.04473), table 1: tensor 8, stage 64, data 6, 3,072 rows. 6 does not divide the width 25,600.
     "megatron_1t on 3,072": (
         "megatron_1t", "h100x3072", {"replica": 3, "stage": 64, "fsdp": 2, "tensor": 8}, 3072, 2048, 512, False,
+    ),
+    # Stages and experts as DeepSeek-V3 (arXiv:2412.19437, section 3.2): 16 stages, 64 ways. Within a host, experts would not fit.
+    "kimi_k2 on 1,024": ("kimi_k2", "h100x1024", {"stage": 16, "expert": 64}, 4096, 4096, 64, True),
+    # GLaM (arXiv:2112.06905): 1,024 TPUs v4, 1 million tokens a step; here 2.
+    "glam_64b_64e on 1,024": (
+        "glam_64b_64e", "h100x1024", {"stage": 16, "expert": 8, "tensor": 8}, 2048, 1024, 64, True,
     ),
 }  # fmt: skip
 

@@ -203,13 +203,18 @@ def test_a_bound_that_a_loop_carries_along():
     assert found(body, before) == [("all-reduce", ("b",), "f32", 32, 48, 15)]
 
 
-def test_a_ragged_exchange_counts_its_whole_buffer():
+def test_a_ragged_exchange_counts_the_smaller_of_its_buffers():
     groups = "replica_groups=[2,4]<=[8]"
     assert found(f"""
+  %p = f32[96,2] parameter(0)
+  %z = f32[32,2] ragged-all-to-all(%p, %o, %a, %b, %c, /*index=5*/%d), channel_id=1, {groups}
+  %w = f32[128,2] ragged-all-to-all(%p, %o, %a, %b, %c, /*index=5*/%d), channel_id=1, {groups}
   %x = f32[64,2] ragged-all-to-all(%p, %o, %a, %b, %c, /*index=5*/%d), channel_id=1, {groups}
   %y = ((bf16[64,2], bf16[64,2], s64[4]{{0}}), bf16[64,2]{{1,0}}) ragged-all-to-all-start(%p, %o, %a), {groups}""") == [
-        ("ragged-all-to-all", ("b",), "f32", 512, 384, 1),
-        ("ragged-all-to-all", ("b",), "bf16", 256, 192, 1),
+        ("ragged-all-to-all", ("b",), "f32", 768, 192, 1),
+        ("ragged-all-to-all", ("b",), "f32", 1024, 576, 1),
+        ("ragged-all-to-all", ("b",), "f32", 768, 384, 1),
+        ("ragged-all-to-all", ("b",), "bf16", 768, 192, 1),
     ]
 
 

@@ -89,12 +89,17 @@ def gathers_of(axes: Axes) -> tuple[MeshAxes, ...]:
     )
 
 
+def once_dtype(axes: Axes, dtype: Any) -> Any:
+    """What a parameter is gathered in for a whole step, where most are in `dtype`: a router's, which chooses, in float32."""
+    return jnp.dtype(jnp.float32) if "router" in axes else dtype
+
+
 def gathered_once(w: jax.Array, axes: Axes, dtype: Any, *, scattered: bool) -> Any:
     """`w` as a `Weight`; itself where it is computed with as it is stored."""
     gathers = gathers_of(axes)
     if not any(gathers):
         return w
-    value = gather_dims(w.astype(dtype), gathers)
+    value = gather_dims(w.astype(once_dtype(axes, dtype)), gathers)
     slot = jnp.zeros_like(w) if scattered else jnp.zeros(value.shape, w.dtype)
     return Weight(value, slot, scattered)
 

@@ -2,7 +2,8 @@
 
 from .clock import StepClock
 from .console import ConsoleTracker
-from .experts import ExpertWatch, heat_map
+from .experts import ExpertWatch
+from .heat_map import heat_map
 from .throughput import Peak, memory_in_use_bytes, peak_of
 from .trackers import JsonlTracker, TensorBoardTracker, Tracker, Trackers
 

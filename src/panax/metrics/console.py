@@ -70,6 +70,10 @@ class ConsoleTracker(Tracker):
         left = self._seconds_left(step)
         if left is not None:
             parts.append(f"ETA {left // 60:.0f}:{left % 60:02.0f}")
+        if "experts/load_max" in values:
+            parts.append(f"expert load {values['experts/load_min']:.2f} to {values['experts/load_max']:.2f}")
+        if values.get("experts/dropped"):
+            parts.append(f"[yellow]{values['experts/dropped']:.1%} dropped[/]")
         if values.get("train/skipped"):
             parts.append(f"[red]{values['train/skipped']:.0f} skipped[/]")
         return "  ".join(parts)

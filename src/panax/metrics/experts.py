@@ -1,10 +1,10 @@
-"""How evenly a mixture's experts are loaded: figures for each layer, a heat map, and a warning when an expert starves."""
+"""How evenly a mixture's experts are loaded: figures for each layer and of all, and a warning when an expert starves."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
 PREFIX = "experts/"
 """What the names of the metrics begin with that are arrays with a row for each mixture layer."""
@@ -12,8 +12,14 @@ PREFIX = "experts/"
 STARVED = 0.01
 """An expert that gets less than this share of the mean load of its layer is starving."""
 
-PIXELS = 12
-"""Height of a layer and width of an expert in the heat map."""
+PATIENCE = 3
+"""Records in which an expert starves before it is warned of: while routers settle, many do for a few steps."""
+
+RECOVERED = 0.1
+"""An expert that gets this share again is counted, and warned of, anew."""
+
+EXTREMES = {"load_min": np.min, "load_max": np.max, "max_violation": np.max}
+"""What stands for all layers; of other figures it is the mean."""
 
 Loads = Float[np.ndarray, "layer expert"]
 
@@ -29,7 +35,7 @@ class ExpertWatch:
         self.layers = tuple(layers)
         self._sums: dict[str, np.ndarray] = {}
         self._steps = 0
-        self._starving: set[tuple[int, int]] = set()
+        self._starved: Any = 0
 
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Take one step's arrays, of which those are used that the routers report."""
@@ -51,20 +57,21 @@ class ExpertWatch:
             for name, values in figures.items()
             for row, layer in enumerate(self.layers)
         }
-        scalars |= {f"{PREFIX}{name}": float(values.mean()) for name, values in figures.items()}
-        scalars[f"{PREFIX}max_violation"] = float(figures["max_violation"].max())
+        scalars |= {f"{PREFIX}{name}": float(EXTREMES.get(name, np.mean)(values)) for name, values in figures.items()}
         return scalars, loads, list(self._warnings(loads, steps))
 
     def _warnings(self, loads: Loads, steps: int) -> Iterator[str]:
-        starving = {(int(row), int(expert)) for row, expert in np.argwhere(loads < STARVED)}
-        for row in sorted({row for row, _ in starving - self._starving}):
-            experts = sorted(expert for r, expert in starving if r == row)
-            named = ", ".join(map(str, experts[:8])) + (f" and {len(experts) - 8} more" if len(experts) > 8 else "")
-            yield (
-                f"layer {self.layers[row]}: of {loads.shape[1]} experts, {named} got less than {STARVED:.0%} of the mean load "
-                f"over the last {steps} steps; they learn nothing. Raise model.feed_forward.balance, or set selection_bias"
-            )
-        self._starving = starving
+        starved = loads < STARVED
+        self._starved = np.where(loads >= RECOVERED, 0, self._starved + starved)
+        for row, of_layer in enumerate(starved & (self._starved == PATIENCE)):
+            experts = np.flatnonzero(of_layer).tolist()
+            if experts:
+                named = ", ".join(map(str, experts[:8])) + (f" and {len(experts) - 8} more" if len(experts) > 8 else "")
+                yield (
+                    f"layer {self.layers[row]}: of {loads.shape[1]} experts, {named} got less than {STARVED:.0%} of the mean "
+                    f"load in {PATIENCE} reports of {steps} steps each, too few tokens to learn from. Raise "
+                    f"task.model.feed_forward.balance, or set selection_bias"
+                )
 
 
 def relative_loads(load: Loads) -> Loads:
@@ -91,18 +98,3 @@ def load_figures(loads: Loads) -> dict[str, Float[np.ndarray, " layer"]]:
         "max_violation": loads.max(axis=1) - 1.0,
         "load_entropy": entropy,
     }
-
-
-def heat_map(loads: Loads) -> UInt8[np.ndarray, "height width 3"]:
-    """A picture with a row for each layer, the first on top, and a column for each expert.
-
-    White is the mean load, blue none, red twice the mean and more.
-    """
-    above, below = np.clip(loads - 1.0, 0.0, 1.0), np.clip(1.0 - loads, 0.0, 1.0)
-    red, blue = np.array([178.0, 24.0, 43.0]), np.array([33.0, 102.0, 172.0])
-    colours = 255.0 - above[..., None] * (255.0 - red) - below[..., None] * (255.0 - blue)
-    image = np.kron(colours, np.ones((PIXELS, PIXELS, 1)))
-    # A grey line between cells, where there are few enough to count.
-    if loads.shape[1] <= 64:
-        image[PIXELS - 1 :: PIXELS] = image[:, PIXELS - 1 :: PIXELS] = 200.0
-    return image.astype(np.uint8)

@@ -3,15 +3,11 @@
 import abc
 import json
 import math
-import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jaxtyping import UInt8
-
+from .heat_map import Picture, png
 from .throughput import Peak
 
 
@@ -25,7 +21,7 @@ class Tracker(abc.ABC):
     def record(self, step: int, values: Mapping[str, float]) -> None:
         """Take the values of `step`, all under their final names, for example `train/loss`."""
 
-    def picture(self, step: int, name: str, image: UInt8[np.ndarray, "height width 3"]) -> None:  # noqa: B027
+    def picture(self, step: int, name: str, image: Picture) -> None:  # noqa: B027
         """Take a picture, if this is a place for pictures."""
 
     def close(self) -> None:  # noqa: B027
@@ -64,7 +60,7 @@ class TensorBoardTracker(Tracker):
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
-    def picture(self, step: int, name: str, image: UInt8[np.ndarray, "height width 3"]) -> None:
+    def picture(self, step: int, name: str, image: Picture) -> None:
         from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         height, width, _ = image.shape
@@ -89,24 +85,10 @@ class Trackers(Tracker):
         for tracker in self._trackers:
             tracker.record(step, values)
 
-    def picture(self, step: int, name: str, image: UInt8[np.ndarray, "height width 3"]) -> None:
+    def picture(self, step: int, name: str, image: Picture) -> None:
         for tracker in self._trackers:
             tracker.picture(step, name, image)
 
     def close(self) -> None:
         for tracker in self._trackers:
             tracker.close()
-
-
-def png(image: UInt8[np.ndarray, "height width 3"]) -> bytes:
-    """A picture in the Portable Network Graphics format (RFC 2083)."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    height, width, _ = image.shape
-    # Each line begins with its filter, of which 0 is none.
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(lines.tobytes())), chunk(b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)

@@ -19,7 +19,7 @@ from ..core import current_layout, logical_axes, use_layout
 from ..core.collectives import gather_dims, scatter_dims
 from ..core.layout import Layout, axis_size
 from ..core.protocols import Axes
-from ..core.weights import Weight, gathers_of
+from ..core.weights import Weight, gathers_of, once_dtype
 from ..layers import RouterTerms
 from ..parallel import RematPolicy, rematerialise, scan_layers
 from ..parallel.pipeline import AXIS
@@ -202,7 +202,8 @@ class StageRun:
         dim = self._split_dim(axes)
         once = self.layout.zero != "3"
         gathers = self._gathers(axes)
-        value = leaf.astype(self.dtype) if once and (any(gathers) or (dim is not None and not self.rest)) else leaf
+        early = once and (any(gathers) or (dim is not None and not self.rest))
+        value = leaf.astype(once_dtype(axes, self.dtype)) if early else leaf
         if not self.rest:
             order = np.maximum(self.order, 0)
             if dim is None:

@@ -3,8 +3,9 @@
 Of the layouts that are legal, fit, and send at most 1.15 times the fewest bytes, the one that loses least time to waiting stages
 and to what is computed again. Looked at are not all of them:
 
-- `expert` stays 1. `context` stays 1 unless nothing fits without it: splitting rows sends more than splitting the batch does.
-- `tensor` and `context` together stay within the fast network: they communicate in every layer, and little hides it.
+- `context` stays 1 unless nothing fits without it: splitting rows sends more than splitting the batch does.
+- `tensor` and `context`, or `tensor` and `expert`, together stay within the fast network: they communicate in every layer, and
+  little hides it. Only where nothing else fits does `expert` leave it. Without a mixture of experts it stays 1.
 - Stages wait for at most a fifth of a step: they get at least four micro-batches each.
 - A mesh without stages gets the fewest micro-batches that fit: with each of them all weights are gathered again.
 
@@ -15,6 +16,7 @@ formulas leave out.
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from typing import Literal
 
 from ..core.errors import LayoutError
 from ..mesh.rules import MESH_AXES, Rules, divisors
@@ -39,6 +41,8 @@ MANY = 16
 
 AGAIN = {"none": 1.0, "products": 1.05, "full": 4 / 3}
 """The work of a step by policy: a backward pass is two forward ones, `full` computes one more."""
+
+Besides = Literal["nothing", "context", "experts", "wide experts"]
 
 REMAT: tuple[RematPolicy, ...] = ("none", "products", "full")
 
@@ -98,8 +102,8 @@ def choose_mesh(
     """
     task = model if isinstance(model, DecoderTask) else DecoderTask(model=model, compute_dtype="bfloat16")
     search = _Search(task, rows, length, memory_bytes, fast_domain, packed, rules or Rules())
-    for context in (False, True):
-        found = [choice for mesh in search.meshes(devices, context=context) for choice in search.choices(mesh)]
+    for besides in search.besides:
+        found = [choice for mesh in search.meshes(devices, besides) for choice in search.choices(mesh)]
         if found:
             least = min(choice.wire_bytes for choice in found)
             near = [choice for choice in found if choice.wire_bytes <= SLACK * least]
@@ -123,18 +127,34 @@ class _Search:
     packed: bool
     rules: Rules
 
-    def meshes(self, devices: int, *, context: bool) -> Iterator[dict[str, int]]:
-        """Those worth running, with a context axis or without."""
-        for fast in divisors(devices):
-            if fast > self.fast_domain:
-                break
-            for tensor in divisors(fast):
-                if (fast // tensor > 1) == context:
-                    for stage, replica in itertools.product(divisors(devices // fast), repeat=2):
-                        fsdp, rest = divmod(devices, fast * stage * replica)
-                        if not rest and fsdp:
-                            sizes = {"replica": replica, "stage": stage, "fsdp": fsdp}
-                            yield {**sizes, "context": fast // tensor, "tensor": tensor}
+    @property
+    def besides(self) -> tuple[Besides, ...]:
+        """What `tensor` may share the fast network with, in the order in which it is tried."""
+        moe = self.task.model.feed_forward
+        return ("nothing", "context") if moe is None else ("experts", "wide experts", "context")
+
+    def meshes(self, devices: int, besides: Besides) -> Iterator[dict[str, int]]:
+        """Those worth running."""
+        for other in self._others(devices, besides):
+            for tensor in divisors(devices // other):
+                if (tensor if besides == "wide experts" else tensor * other) > self.fast_domain:
+                    break
+                for stage, replica in itertools.product(divisors(devices // (other * tensor)), repeat=2):
+                    fsdp, rest = divmod(devices, other * tensor * stage * replica)
+                    if not rest and fsdp:
+                        sizes = {"replica": replica, "stage": stage, "fsdp": fsdp, "tensor": tensor}
+                        yield {**sizes, "context" if besides == "context" else "expert": other}
+
+    def _others(self, devices: int, besides: Besides) -> list[int]:
+        """The sizes of the axis that is besides `tensor`."""
+        if besides == "nothing":
+            return [1]
+        if besides == "context":
+            return [n for n in divisors(devices) if 1 < n <= self.fast_domain]
+        moe = self.task.model.feed_forward
+        assert moe is not None
+        wide = besides == "wide experts"
+        return [n for n in divisors(devices) if moe.experts % n == 0 and (n > self.fast_domain) == wide]
 
     def choices(self, mesh: dict[str, int]) -> Iterator[Choice]:
         """For each policy, what fits; without stages, with the fewest micro-batches only."""
@@ -181,15 +201,15 @@ class _Search:
 
     def fits_on(self, devices: int) -> bool:
         """Whether any layout does, tried with what takes least memory."""
-        meshes = itertools.chain(self.meshes(devices, context=False), self.meshes(devices, context=True))
+        meshes = itertools.chain.from_iterable(self.meshes(devices, besides) for besides in self.besides)
         return any(
             self.tried(mesh, counts[-1], "full") is not None for mesh in meshes if (counts := self.micro_batches(mesh))
         )
 
 
 def as_shape(mesh: dict[str, int]) -> MeshShape:
-    replica, stage, fsdp, context, tensor = (mesh.get(axis, 1) for axis in MESH_AXES if axis != "expert")
-    return MeshShape(replica=replica, stage=stage, fsdp=fsdp, context=context, tensor=tensor)
+    replica, stage, fsdp, expert, context, tensor = (mesh.get(axis, 1) for axis in MESH_AXES)
+    return MeshShape(replica=replica, stage=stage, fsdp=fsdp, expert=expert, context=context, tensor=tensor)
 
 
 def bubble(stages: int, micro_batches: int) -> float:

@@ -7,7 +7,9 @@ has to be seen through, on jax 0.10:
 - an asynchronous collective is a start and a done, on TPU a chain of fusions that all repeat the operation;
 - the start of a collective has operands and results in one tuple;
 - on TPU, a reduce-scatter may be a fusion that calls a computation `all-reduce-scatter`, which holds an all-reduce;
-- several collectives may be combined in one, over a tuple.
+- several collectives may be combined in one, over a tuple;
+- a ragged all-to-all shows its buffers, and not what it carries;
+- a loop of unknown length may not run at all: the later rounds of an expert exchange don't where loads are equal.
 
 XLA:CPU widens bfloat16 collectives to float32, and writes a reduce-scatter that it derived itself as an all-reduce and a slice:
 count bytes on programs for a GPU or TPU.
@@ -41,11 +43,13 @@ class Collective:
         axes: The mesh axes that it runs over, in the mesh's order; `axis[4 of 8]` where groups hold only a part of an axis.
         dtype: Of what travels; several, as `bf16+f32`, where operations were combined.
         buffer_bytes: Of the whole array: what an all-gather gives, what a reduce-scatter takes, what is held on each device
-            for the others.
-        wire_bytes: What a device sends in one execution, by a ring.
+            for the others; of a ragged all-to-all, the larger of its two buffers.
+        wire_bytes: What a device sends in one execution, by a ring. Of a ragged all-to-all at most, on average over its devices:
+            the smaller of the buffers that it sends from and fills; just that where the smaller one is full and loads are equal.
         times: Executions in one run of the program.
         exact: False where `times` is not certain: in a loop of unknown length, counted once, or in a branch of a
             conditional, counted as if all branches were taken.
+        open_ended: In a loop of unknown length: `times` is for one turn of it, and totals leave it out.
         where: The named scope that it comes from, with what the compiler made of it: `feed_forward (backward)`.
         name: The instruction's.
     """
@@ -59,6 +63,7 @@ class Collective:
     exact: bool
     where: str
     name: str
+    open_ended: bool = False
 
     @property
     def total_wire_bytes(self) -> int:
@@ -86,8 +91,6 @@ class Total:
 def count_collectives(text: str, mesh_shape: Mapping[str, int]) -> list[Collective]:
     """Every collective of a compiled program that leaves its device, in the order in which the program meets them.
 
-    A ragged all-to-all is counted with its whole buffer, since what it carries is known only at run time.
-
     Args:
         text: What `compiled.as_text()` gives.
         mesh_shape: Mesh axis to size, in the order of the mesh that the program was compiled for.
@@ -114,9 +117,11 @@ def count_collectives(text: str, mesh_shape: Mapping[str, int]) -> list[Collecti
 
 
 def summary(collectives: Iterable[Collective]) -> list[Total]:
-    """Collectives added up by kind and axes, the most bytes first."""
+    """Collectives added up by kind and axes, the most bytes first; without those in loops of unknown length."""
     groups: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
     for collective in collectives:
+        if collective.open_ended:
+            continue
         groups.setdefault((collective.kind, collective.axes), []).append(collective)
     totals = [
         Total(
@@ -144,13 +149,16 @@ class _Reader:
     started: frozenset[str]
     seen: set[str] = dataclasses.field(default_factory=set)
 
-    def read(self, frame: Frame, times: int = 1, exact: bool = True, where: str = "") -> Iterator[Collective]:
+    def read(
+        self, frame: Frame, times: int = 1, exact: bool = True, where: str = "", open_ended: bool = False
+    ) -> Iterator[Collective]:
         """What a computation sends.
 
         Args:
             times: How often the computation runs.
             exact: Whether that is certain.
             where: What the computation is a part of, for operations that don't say.
+            open_ended: Whether it is within a loop of unknown length.
         """
         scattered = frame.computation.name.startswith("all-reduce-scatter")
         for instruction in frame.instructions():
@@ -158,18 +166,22 @@ class _Reader:
             if opcode.removesuffix("-start") in KINDS:
                 if self._repeats(instruction, frame.computation):
                     continue
-                collective = _collective(instruction, scattered, self.mesh_shape)
+                collective = _collective(instruction, frame.computation, scattered, self.mesh_shape)
                 if collective is not None:
-                    yield dataclasses.replace(collective, times=times, exact=exact, where=inside)
+                    found = {"times": times, "exact": exact, "where": inside, "open_ended": open_ended}
+                    yield dataclasses.replace(collective, **found)
             elif opcode == "while":
                 trips = frame.trip_count(instruction)
                 body = frame.enter(instruction.attribute("body"), instruction.operands, instruction)
-                yield from self.read(body, times * (1 if trips is None else trips), exact and trips is not None, inside)
+                unknown = trips is None
+                yield from self.read(
+                    body, times * (1 if unknown else trips), exact and not unknown, inside, open_ended or unknown
+                )
             elif opcode not in ("async-done", "async-update"):
                 for name in instruction.called:
                     if name in frame.module.computations:
                         called = frame.enter(name, instruction.operands)
-                        yield from self.read(called, times, exact and opcode != "conditional", inside)
+                        yield from self.read(called, times, exact and opcode != "conditional", inside, open_ended)
 
     def _repeats(self, instruction: Instruction, computation: Computation) -> bool:
         """Whether this is a later link of a chain: only the fusion that starts it sends, or the first where none is marked."""
@@ -190,7 +202,9 @@ def _starts(computation: Computation) -> bool:
     return any('custom_call_target="AsyncCollectiveStart"' in i.attributes for i in computation.instructions.values())
 
 
-def _collective(instruction: Instruction, scattered: bool, mesh_shape: Mapping[str, int]) -> Collective | None:
+def _collective(
+    instruction: Instruction, computation: Computation, scattered: bool, mesh_shape: Mapping[str, int]
+) -> Collective | None:
     """One execution of an operation; None if it stays on its device."""
     kind = instruction.opcode.removesuffix("-start")
     result = _result(instruction, kind)
@@ -203,12 +217,16 @@ def _collective(instruction: Instruction, scattered: bool, mesh_shape: Mapping[s
         return None
     whole = sum(buffer.size_bytes for buffer in result) * (members if kind == "reduce-scatter" else 1)
     kind = "reduce-scatter" if scattered and kind == "all-reduce" else kind
+    sent = whole
+    if kind == "ragged-all-to-all":
+        source = _sizes(computation, instruction.operands[0]) or whole
+        whole, sent = max(whole, source), min(whole, source)
     return Collective(
         kind=kind,
         axes=axes,
         dtype="+".join(dict.fromkeys(buffer.dtype for buffer in result)),
         buffer_bytes=whole,
-        wire_bytes=_on_the_wire(kind, whole, members),
+        wire_bytes=_on_the_wire(kind, sent, members),
         times=1,
         exact=True,
         where="",
@@ -221,6 +239,12 @@ def _result(instruction: Instruction, kind: str) -> list[Buffer]:
     if instruction.opcode == kind or kind == "all-reduce":
         return buffers(instruction.shape)
     return buffers(elements(instruction.shape)[1])
+
+
+def _sizes(computation: Computation, name: str) -> int:
+    """Bytes of what an instruction gives; 0 if the text does not tell."""
+    source = computation.instructions.get(name)
+    return 0 if source is None else sum(buffer.size_bytes for buffer in buffers(source.shape))
 
 
 def _on_the_wire(kind: str, whole: int, members: int) -> int:

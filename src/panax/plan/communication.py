@@ -4,7 +4,7 @@
 room, a collective over n devices is counted as a ring sends it: gathering or scattering an array of B bytes, or exchanging all
 parts of it, sends B·(n-1)/n from each device; an all-reduce twice that; a permutation B.
 
-Left out: scalars (losses, metrics, the gradient's norm).
+Left out: scalars (losses, metrics, the gradient's norm), and how many tokens chose each expert.
 """
 
 import dataclasses
@@ -12,9 +12,10 @@ from collections.abc import Iterable
 
 from ..mesh.rules import MeshAxes
 from ..parallel.ring import ring_bytes
-from ..parallel.schedules import layers_by_stage
 from ..parallel.ulysses import choose_context_attention, ulysses_bytes
-from .decoder_step import DecoderStep, local_heads, mesh_order
+from .decoder_step import DecoderStep, StoredArray, local_heads, mesh_order
+from .held import windows_of_chunks
+from .moves import ANSWERS, layer_moves
 
 FLOAT32 = 4
 """Bytes of a parameter, and of its gradient wherever it travels."""
@@ -85,14 +86,11 @@ class _Ledger:
 
 def _weights(step: DecoderStep, ledger: _Ledger) -> None:
     """Weights in the compute dtype to where they are used, gradients in float32 back to where they rest."""
-    passes, zero, wide, narrow = step.passes, step.zero, FLOAT32, step.compute_bytes
+    passes, zero, wide = step.passes, step.zero, FLOAT32
     for array in step.arrays:
+        narrow = _gathered_bytes(step, array)
         if array.stacked:
-            # Stages hold one array for all places in the period.
-            if passes.piped and not array.name.startswith("stacks.0.blocks.0."):
-                continue
-            # Without stages, an array may stack only some of the layers: those of one place in the period of windows.
-            count = (passes.layers, passes.held) if passes.piped else (array.layers, array.layers)
+            count = step.layers_of(array)
             purpose, of_pass, held = "layer weights", array.each * count[0], array.each * count[1]
             again = 1 if _not_run_before(step, array.name) else 2
             gathers, scatters = passes.forward + again * passes.differentiated, passes.differentiated
@@ -105,9 +103,14 @@ def _weights(step: DecoderStep, ledger: _Ledger) -> None:
         ledger.add("all-gather", array.gathered, purpose, narrow * gathered, gathers)
         ledger.add("reduce-scatter", array.gathered, purpose, wide * scattered, scatters)
         if array.travels:
-            whole = array.each // step.ways(array.gathered) * passes.held
+            whole = array.each // step.ways(array.gathered) * step.layers_of(array)[1]
             ledger.add("all-to-all", ("stage",), "layers to stages", whole * (wide if zero == "3" else narrow))
             ledger.add("all-to-all", ("stage",), "layers to stages", whole * wide)
+
+
+def _gathered_bytes(step: DecoderStep, array: StoredArray) -> int:
+    """Of an element as it is gathered: a router multiplies in float32."""
+    return FLOAT32 if array.name.endswith(".router.w") else step.compute_bytes
 
 
 def _not_run_before(step: DecoderStep, name: str) -> bool:
@@ -118,7 +121,10 @@ def _not_run_before(step: DecoderStep, name: str) -> bool:
     """
     if not step.passes.alone:
         return False
-    return step.task.remat == "full" or (name.endswith(".w_down") and not step.model.post_norms)
+    if step.task.remat == "full":
+        # A router's losses are read, and so all that comes before it is run.
+        return not step.layers_of_pass[1] or ".experts." in name or ".shared." in name
+    return name.endswith(".w_down") and not step.model.post_norms
 
 
 def _uses_of_table(step: DecoderStep, name: str) -> tuple[int, int]:
@@ -139,22 +145,17 @@ def _once_a_step(step: DecoderStep, ledger: _Ledger) -> None:
 
 
 def _residual_stream(step: DecoderStep, ledger: _Ledger) -> None:
-    """The sequence over `tensor`: gathered before each product that splits its result, scattered after one that sums."""
+    """What layers send for activations, move by move; the embedding's sequence over `tensor`."""
     passes, size = step.passes, step.compute_bytes * step.tokens * step.model.embed
-    # What is done again: nothing; the gathers; also the scatters but the layer's last, unless a norm after it needs its result.
-    again = {"none": (0, 0), "products": (2, 0), "full": (2, 2 if step.model.post_norms else 1)}[step.task.remat]
-    spared = (0, 0)
-    if passes.alone:
-        spared = (2, 2) if step.task.remat == "full" else (0, 0 if step.model.post_norms else 1)
-    gathers = passes.layers * (2 * passes.forward + (4 + again[0] - spared[0]) * passes.differentiated)
-    scatters = passes.layers * (2 * passes.forward + (4 + again[1] - spared[1]) * passes.differentiated)
-    if step.rules.overlap:
-        # Each in as many sends as there are other devices, of a part each: as many bytes.
-        tensor = step.size("tensor")
-        ledger.add("collective-permute", ("tensor",), "activations", size // tensor * (tensor - 1), gathers + scatters)
-    else:
-        ledger.add("all-gather", ("tensor",), "activations", size, gathers)
-        ledger.add("reduce-scatter", ("tensor",), "activations", size, scatters)
+    for count, mixture in zip(step.layers_of_pass, (False, True)):
+        for move in layer_moves(step, mixture=mixture) if count else ():
+            for kind, times in zip((move.kind, ANSWERS[move.kind]), move.times(step)):
+                if move.ring and step.rules.overlap:
+                    # In as many sends as there are other devices, of a part each: as many bytes.
+                    tensor, kind = step.size("tensor"), "collective-permute"
+                    ledger.add(kind, move.axes, move.purpose, move.size // tensor * (tensor - 1), times * count)
+                else:
+                    ledger.add(kind, move.axes, move.purpose, move.size, times * count)
     ledger.add("reduce-scatter", ("tensor",), "embedding", size, passes.embedded)
     ledger.add("all-gather", ("tensor",), "embedding", size, passes.embedded_back)
 
@@ -180,7 +181,8 @@ def _attention(step: DecoderStep, ledger: _Ledger) -> None:
             return sum(parts[pass_].get(kind, 0) for parts in sent)
 
         again = {"none": 0, "products": of("again"), "full": of("forward")}[step.task.remat]
-        before = 0 if passes.alone and step.task.remat == "full" else of("forward")
+        unread = passes.alone and step.task.remat == "full" and not step.layers_of_pass[1]
+        before = 0 if unread else of("forward")
         each = before + again + of("backward")
         total = passes.forward * of("forward") + passes.differentiated * each
         ledger.found.append(Traffic(kind, ("context",), total, "attention"))
@@ -188,16 +190,11 @@ def _attention(step: DecoderStep, ledger: _Ledger) -> None:
 
 def _windows(step: DecoderStep) -> list[int]:
     """Of the layers of one pass; in a pipeline, of the stage whose windows are widest."""
-    windows = [step.model.windows[layer % len(step.model.windows)] for layer in range(step.model.num_layers)]
-    stages, chunks = step.size("stage"), step.task.pipeline.chunks
+    stages = step.size("stage")
     if stages == 1:
-        return windows
-    held = [chunk for stage in layers_by_stage(len(windows), stages=stages, chunks=chunks) for chunk in stage]
-    # A place that is left empty runs the last layer, and its result is dropped.
-    filled = [[*chunk, *[-1] * (step.passes.layers - len(chunk))] for chunk in held]
-    return max(
-        ([windows[layer] for layer in chunk] for chunk in filled), key=lambda ws: sum(w or step.length for w in ws)
-    )
+        return [kind.window for kind in step.model.kinds]
+    held = windows_of_chunks(step.model, stages, step.task.pipeline.chunks)
+    return list(max(held, key=lambda windows: sum(window or step.length for window in windows)))
 
 
 def _ring_or_ulysses(step: DecoderStep, window: int) -> dict[str, dict[str, int]]:

@@ -11,6 +11,7 @@ from ..core.errors import LayoutError
 from ..mesh.rules import MESH_AXES, MeshAxes, Rules, assign
 from ..mesh.topology import data_parallel_size
 from ..models import DecoderConfig, DecoderTask
+from .held import HeldRun, held_runs
 from .passes import Passes
 
 
@@ -106,9 +107,57 @@ class DecoderStep:
         return _ARRAYS[key]
 
     @functools.cached_property
+    def held(self) -> tuple[HeldRun, ...]:
+        """What each stage holds; nothing without stages.
+
+        Raises:
+            RecipeError: There are fewer units of layers than parts of the pipeline.
+        """
+        stages = self.size("stage")
+        return held_runs(self.model, stages, self.task.pipeline.chunks) if stages > 1 else ()
+
+    @functools.cached_property
+    def layers_of_pass(self) -> tuple[int, int]:
+        """Layers that one pass runs: dense ones, and mixtures of experts. Slots that a stage leaves empty are counted."""
+        slots = [(kind, run.slots) for run in self.held for kind in run.kinds]
+        slots = slots or [(kind, 1) for kind in self.model.kinds]
+        mixtures = sum(count for kind, count in slots if kind.mixture)
+        return sum(count for _, count in slots) - mixtures, mixtures
+
+    def layers_of(self, array: "StoredArray") -> tuple[int, int]:
+        """How many layers of a stacked array one pass computes with, and how many a device does in a step.
+
+        A pipeline's run of layers is one array on a stage: all is counted for the run's first stack, nothing for the others.
+        """
+        if not self.held:
+            return array.layers, array.layers
+        stack, place = array.place
+        slots = sum(run.slots for run in self.held if run.stack == stack and place < len(run.kinds))
+        return slots, slots * self.task.pipeline.chunks
+
+    @property
+    def assignments(self) -> int:
+        """Tokens that a device has for experts, in one mixture layer and micro-batch: each as often as it is sent; at most."""
+        moe = self.model.feed_forward
+        assert moe is not None
+        own = self.tokens // self.size("tensor")
+        if moe.choice == "expert":
+            return self.micro_rows * moe.experts * moe.row_capacity(self.length)
+        return own * moe.active
+
+    @property
+    def exchange_buffer(self) -> int:
+        """Rows that a device takes in at a time; 0 where no expert axis splits the experts."""
+        moe, ways = self.model.feed_forward, self.size("expert")
+        if moe is None or ways == 1:
+            return 0
+        return -(-int(self.assignments * moe.buffer) // ways) * ways
+
+    @functools.cached_property
     def passes(self) -> Passes:
         return Passes.of(
-            layers=self.model.num_layers,
+            layers=sum(self.layers_of_pass),
+            alone=sum(run.slots for run in self.held) == 1,
             micro_batches=self.micro_batches,
             stages=self.size("stage"),
             pipeline=self.task.pipeline,
@@ -132,17 +181,19 @@ class StoredArray:
     Attributes:
         layers: How many layers it stacks; 1 for an array that belongs to none.
         stacked: Whether it belongs to the layers.
+        place: Of layers: the number of their stack, and their place in its period.
         each: Elements of one layer of it, as a device computes with it.
         stored: Elements of it that rest on a device, all layers.
         gathered: The mesh axes that it is gathered over for each use.
         apart: The mesh axes that it is stored alike on, over which its gradient is summed once a step.
-        turned: Whether it is gathered along another dimension than its first: a collective's layout wants that one first.
+        turned: Whether it is gathered along another dimension than its first (above size 1): a collective wants that one first.
         travels: Whether it is moved to its stage, split over `stage` otherwise than by layers.
     """
 
     name: str
     layers: int
     stacked: bool
+    place: tuple[int, int]
     each: int
     stored: int
     gathered: MeshAxes
@@ -160,17 +211,24 @@ class StoredArray:
         computed_over = {axis for dim in compute for axis in dim}
         # A layer's weights are gathered within its stage.
         only = {axis for dim in storage[inner] for axis in dim} - computed_over - ({"stage"} if stacked else set())
+        first = shape[inner][0] // step.ways(compute[0])
         return cls(
             name=name,
             layers=shape[0] if stacked else 1,
             stacked=stacked,
+            place=_place(name) if stacked else (0, 0),
             each=math.prod(shape[inner]) // step.ways(computed_over),
             stored=math.prod(shape) // step.ways(stored_over),
             gathered=mesh_order(step, only),
             apart=mesh_order(step, set(MESH_AXES) - stored_over),
-            turned=bool(mesh_order(step, only)) and not only & set(storage[inner][0]),
+            turned=bool(mesh_order(step, only)) and not only & set(storage[inner][0]) and first > 1,
             travels=stacked and "stage" in {axis for dim in storage[1:] for axis in dim},
         )
+
+
+def _place(name: str) -> tuple[int, int]:
+    _, stack, _, place, *_ = name.split(".")
+    return int(stack), int(place)
 
 
 @functools.lru_cache(maxsize=64)

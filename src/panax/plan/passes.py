@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 
-from ..parallel.schedules import Pipeline, Schedule, build, layers_by_stage
+from ..parallel.schedules import Pipeline, Schedule, build
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +95,7 @@ class Passes:
         layers: Layers of one pass.
         held: Layers whose weights a device computes with in the step.
         loss_tokens: Of one loss on one device.
+        alone: Whether a stage runs one unit of layers at a time: nobody then reads its result before it is differentiated.
     """
 
     piped: bool
@@ -109,24 +110,30 @@ class Passes:
     layers: int
     held: int
     loss_tokens: int
+    alone: bool
 
     @classmethod
     def of(
-        cls, *, layers: int, micro_batches: int, stages: int, pipeline: Pipeline, tokens: int, tensor: int
+        cls,
+        *,
+        layers: int,
+        alone: bool,
+        micro_batches: int,
+        stages: int,
+        pipeline: Pipeline,
+        tokens: int,
+        tensor: int,
     ) -> "Passes":
         """
         Args:
+            layers: Of one pass.
+            alone: Whether they are one unit.
             tokens: Of one micro-batch on one device, outside of the residual stream.
             tensor: How often these are split within it.
-
-        Raises:
-            RecipeError: There are fewer layers than parts of the pipeline.
         """
         if stages == 1:
             count = micro_batches
-            return cls(False, 0, count, count, count, count, count, 0, 0, layers, layers, tokens)
-        held = layers_by_stage(layers, stages=stages, chunks=pipeline.chunks)
-        most = max(len(chunk) for stage in held for chunk in stage)
+            return cls(False, 0, count, count, count, count, count, 0, 0, layers, layers, tokens, False)
         ticks = pipeline_ticks(pipeline, stages, micro_batches)
         return cls(
             piped=True,
@@ -138,12 +145,8 @@ class Passes:
             looked_up_or_lost=ticks.looked_up_or_lost,
             sent=ticks.sent,
             slots=ticks.slots,
-            layers=most,
-            held=most * pipeline.chunks,
+            layers=layers,
+            held=layers * pipeline.chunks,
             loss_tokens=-(-(tokens // tensor) // stages) * tensor,
+            alone=alone,
         )
-
-    @property
-    def alone(self) -> bool:
-        """Whether a stage runs one layer at a time: nobody then reads what the layer gives before it is differentiated."""
-        return self.piped and self.layers == 1

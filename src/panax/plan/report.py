@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .collectives import summary
+from .collectives import Collective, summary
 from .step import StepPlan
 
 
@@ -23,13 +23,34 @@ def plan_lines(plan: StepPlan, limit: int | None, name: str) -> list[str]:
     if not plan.collectives:
         return [*lines, "communication  none"]
     rows = [("collective", "over", "executions", "sent")]
-    for total in summary(plan.collectives):
+    counted = [collective for collective in plan.collectives if not collective.open_ended]
+    for total in summary(counted):
         count = f"{'' if total.exact else '~'}{total.count:,}"
         rows.append((total.kind, "·".join(total.axes), count, size(total.wire_bytes)))
-    rows.append(("all", "", "", size(sum(collective.total_wire_bytes for collective in plan.collectives))))
+    rows.append(("all", "", "", size(sum(collective.total_wire_bytes for collective in counted))))
     lines += ["communication  of one step, sent by each device", *(f"  {line}" for line in aligned(rows, left=2))]
-    if not all(collective.exact for collective in plan.collectives):
-        lines.append("  ~ some are in a loop of unknown length, counted once, or in a branch that may not be taken")
+    if not all(collective.exact for collective in counted):
+        lines.append("  ~ some are in a branch that may not be taken")
+    return [*lines, *_exchange_lines(plan.collectives)]
+
+
+def _exchange_lines(collectives: Sequence[Collective]) -> list[str]:
+    """Rows to experts and back; and what is in loops of unknown length, which may not run at all."""
+    lines = []
+    exchanges = [collective for collective in collectives if collective.kind == "ragged-all-to-all"]
+    first = [collective for collective in exchanges if not collective.open_ended]
+    if first:
+        axes, held = "·".join(first[0].axes), max(collective.buffer_bytes for collective in first)
+        lines.append(
+            f"expert exchange {size(sum(c.total_wire_bytes for c in first))} of these: rows to their experts over {axes} "
+            f"and back, at equal loads; buffers of {size(held)}"
+        )
+    later = [collective for collective in collectives if collective.open_ended]
+    if later:
+        lines.append(
+            f"besides        {size(sum(c.total_wire_bytes for c in later))} for one turn of each loop of unknown length: "
+            f"the later rounds of an expert exchange, which don't run at equal loads"
+        )
     return lines
 
 

@@ -141,9 +141,11 @@ class Report:
         for warning in warnings:
             self._say(f"warning: step {number}: {warning}")
         if loads is not None and (
-            not self._pictured or number >= self._pictured + PICTURED_EVERY * experiment.log_every
+            not self._pictured
+            or number >= self._pictured + PICTURED_EVERY * experiment.log_every
+            or number == experiment.num_steps
         ):
-            self._trackers.picture(number, "experts/load", heat_map(loads))
+            self._trackers.picture(number, "experts/load", heat_map(loads, self._watch.layers))
             self._pictured = number
 
     @property

@@ -1,0 +1,111 @@
+"""A picture of how loads are spread over experts and layers, drawn with numpy alone."""
+
+import struct
+import zlib
+
+import numpy as np
+from jaxtyping import Bool, Float, UInt8
+
+Picture = UInt8[np.ndarray, "height width 3"]
+Mask = Bool[np.ndarray, "height width"]
+
+WHITE, INK = np.array([255.0, 255.0, 255.0]), np.array([60.0, 60.0, 60.0])
+RED, BLUE = np.array([178.0, 24.0, 43.0]), np.array([33.0, 102.0, 172.0])
+
+WIDTH = 512
+"""Of the cells together, in pixels, where that leaves each one between 4 and 36."""
+
+SCALE = 2
+"""Pixels of a dot of a letter."""
+
+LINE, GAP = 14, 8
+"""From one line of text to the next; what is left free around it."""
+
+NUMBERED = 30
+"""Cells of this many pixels have their number in them."""
+
+LETTERS = {
+    "0": "####.##.##.####", "1": ".#.##..#..#.###", "2": "###..#####..###", "3": "###..####..####", "4": "#.##.####..#..#",
+    "5": "####..###..####", "6": "####..####.####", "7": "###..#..#..#..#", "8": "####.#####.####", "9": "####.####..####",
+    "a": ".#.#.#####.##.#", "d": "##.#.##.##.###.", "e": "####..####..###", "f": "####..##.#..#..", "l": "#..#..#..#..###",
+    "m": "#.#####.##.##.#", "n": "##.#.##.##.##.#", "o": "####.##.##.####", "p": "####.#####..#..", "r": "##.#.###.#.##.#",
+    "t": "###.#..#..#..#.", "x": "#.##.#.#.#.##.#", "y": "#.##.#.#..#..#.", ".": ".............#.", "+": "....#.###.#....",
+    "/": "..#..#.#.#..#..", " ": "...............",
+}  # fmt: skip
+
+
+def heat_map(loads: Float[np.ndarray, "layer expert"], layers: tuple[int, ...]) -> Picture:
+    """A row for each of `layers`, a column for each expert, and beside them what the colours mean.
+
+    White is the mean load of a layer, blue none, red twice the mean and more.
+
+    Args:
+        loads: As multiples of the mean of their layer.
+    """
+    rows, columns = loads.shape
+    cell = int(np.clip(WIDTH // columns, 4, 36))
+    numbers = [_text(str(layer)) for layer in layers]
+    left, top = max(mask.shape[1] for mask in (*numbers, _text("layer"))) + 2 * GAP, 2 * LINE + GAP
+    below, right = top + max(rows * cell, 5 * LINE), left + columns * cell
+    canvas = np.tile(WHITE, (below + GAP, right + 2 * GAP + 4 * LINE, 1))
+    _write(canvas, "expert", GAP, left)
+    _write(canvas, "layer", GAP + LINE, GAP)
+    canvas[top : top + rows * cell, left:right] = _cells(loads, cell)
+    row_stride = -(-LINE // cell)
+    for row in range(0, rows, row_stride):
+        _write(canvas, str(layers[row]), top + row * cell + max(0, cell - LINE) // 2, GAP)
+    column_stride = -(-(_text(str(columns - 1)).shape[1] + GAP) // cell)
+    for column in range(0, columns, column_stride):
+        _write(canvas, str(column), GAP + LINE, left + column * cell + cell // 3)
+    _legend(canvas[top:below, right + 2 * GAP :])
+    _write(canvas, "load/mean", GAP, min(right + 2 * GAP, canvas.shape[1] - _text("load/mean").shape[1] - 2))
+    return canvas.astype(np.uint8)
+
+
+def _colours(loads: Float[np.ndarray, "height width"]) -> Float[np.ndarray, "height width 3"]:
+    above, short = np.clip(loads - 1.0, 0.0, 1.0)[..., None], np.clip(1.0 - loads, 0.0, 1.0)[..., None]
+    return WHITE - above * (WHITE - RED) - short * (WHITE - BLUE)
+
+
+def _cells(loads: Float[np.ndarray, "layer expert"], cell: int) -> Float[np.ndarray, "height width 3"]:
+    image = np.kron(_colours(loads), np.ones((cell, cell, 1)))
+    if cell > 4:
+        image[cell - 1 :: cell] = image[:, cell - 1 :: cell] = 200.0
+    if cell >= NUMBERED:
+        for (row, column), load in np.ndenumerate(loads):
+            top, left = row * cell + (cell - LINE) // 2 + 1, column * cell + GAP - 2
+            _write(image, f"{load:.1f}", top, left, light=bool(abs(load - 1) > 0.6))
+    return image
+
+
+def _legend(canvas: Float[np.ndarray, "height width 3"]) -> None:
+    """The colours of no load, below, to twice the mean, above."""
+    height = canvas.shape[0]
+    canvas[:, :LINE] = _colours(np.linspace(2.0, 0.0, height)[:, None])
+    for label, at in (("2+", 0), ("1", (height - LINE) // 2 + 2), ("0", height - LINE + 4)):
+        _write(canvas, label, at, LINE + GAP)
+
+
+def _write(canvas: Float[np.ndarray, "height width 3"], text: str, top: int, left: int, light: bool = False) -> None:
+    mask = _text(text)
+    canvas[top : top + mask.shape[0], left : left + mask.shape[1]][mask] = WHITE if light else INK
+
+
+def _text(text: str) -> Mask:
+    letters = [np.array([dot == "#" for dot in LETTERS[letter]]).reshape(5, 3) for letter in text]
+    spaced = np.concatenate([np.pad(letter, ((0, 0), (0, 1))) for letter in letters], axis=1)[:, :-1]
+    return np.kron(spaced, np.ones((SCALE, SCALE), bool))
+
+
+def png(image: Picture) -> bytes:
+    """A picture in the Portable Network Graphics format (RFC 2083)."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    height, width, _ = image.shape
+    # Each line begins with its filter, of which 0 is none.
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(lines.tobytes())), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
