@@ -62,11 +62,17 @@ ALL = [pytest.param(*case, id=name) for name, case in CASES.items()] + [
 ]
 
 
+# Its memory is a sum of what elementwise work keeps, which the formula does not follow in a mixture.
+NOTHING_AGAIN = pytest.param(
+    "h100x64", {"fsdp": 8, "expert": 8}, 64, MIXTRAL, {"remat": "none"}, id="nothing again", marks=pytest.mark.slow
+)
+
+
 def planned(target, mesh, rows, model, options):
     return plan(target, mesh, rows, model=model, **{"length": 4096, **options})
 
 
-@pytest.mark.parametrize(("target", "mesh", "rows", "model", "options"), ALL)
+@pytest.mark.parametrize(("target", "mesh", "rows", "model", "options"), [*ALL, NOTHING_AGAIN])
 def test_bytes_are_those_of_the_formulas(target, mesh, rows, model, options):
     found, step = planned(target, mesh, rows, model, options)
     # Later rounds are in loops of unknown length, and in nothing else.

@@ -339,8 +339,14 @@ _gather.defvjp(_gather_forward, _gather_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _opened_once(source: Source, dtype: str, value: jax.Array, slot: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    return _opened_once_forward(source, dtype, value, slot)[0]
+
+
+def _opened_once_forward(
+    source: Source, dtype: str, value: jax.Array, slot: jax.Array | None
+) -> tuple[tuple[jax.Array, jax.Array], None]:
     placed = checkpoint_name(source.place(value, dtype), GATHERED)
-    return placed, jnp.zeros(placed.shape, source.dtype)
+    return (placed, jnp.zeros(placed.shape, source.dtype)), None
 
 
 def _opened_once_backward(source: Source, dtype: str, saved: None, gradients: tuple[Any, jax.Array]) -> tuple[Any, Any]:
@@ -348,7 +354,7 @@ def _opened_once_backward(source: Source, dtype: str, saved: None, gradients: tu
     return (None, dw) if source.gathered else (dw, None)
 
 
-_opened_once.defvjp(lambda *arguments: (_opened_once(*arguments), None), _opened_once_backward)
+_opened_once.defvjp(_opened_once_forward, _opened_once_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -90,7 +90,11 @@ def gathers_of(axes: Axes) -> tuple[MeshAxes, ...]:
 
 
 def once_dtype(axes: Axes, dtype: Any) -> Any:
-    """What a parameter is gathered in for a whole step, where most are in `dtype`: a router's, which chooses, in float32."""
+    """What a parameter is gathered in for a whole step, where most are in `dtype`: a router's, which chooses, in float32.
+
+    >>> once_dtype(("embed", "router"), jnp.bfloat16).name
+    'float32'
+    """
     return jnp.dtype(jnp.float32) if "router" in axes else dtype
 
 
