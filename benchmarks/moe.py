@@ -9,6 +9,7 @@ equal first. Each framework runs in a process of its own, rounds are interleaved
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -48,7 +49,6 @@ def jax_columns(options) -> dict:
 
     from panax.layers import FeedForward, MixtureOfExperts, MoE, Tokens
 
-    jax.config.update("jax_threefry_partitionable", True)
     experts, active, ffn = options.shape
     given = weights(options)
     x, dy = (jnp.asarray(given[name], options.dtype)[None] for name in ("x", "dy"))
@@ -56,8 +56,6 @@ def jax_columns(options) -> dict:
     key = jax.random.key(0)
     mixture = MixtureOfExperts.build(key, options.embed, ffn, moe, gated=True, activation="silu")
     names = {"w_gate": "gate", "w_up": "up", "w_down": "down"}
-    import dataclasses
-
     mixture = dataclasses.replace(
         mixture,
         router=dataclasses.replace(mixture.router, w=jnp.asarray(given["router"])),
