@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import tiny_recipe
 
+from panax.checkpoint import open_checkpoint
 from panax.cli.main import main
 
 RECIPE = str(Path(tiny_recipe.__file__))
@@ -196,12 +198,22 @@ def test_no_checkpoint_to_generate_from(here, capsys):
 
 def test_a_damaged_checkpoint(here, capsys):
     panax(capsys, "train", RECIPE, "--num-steps", "6")
-    array = here / "runs/tiny/checkpoints/step_00000006/arrays/params.embedding.table"
-    chunk = next(path for path in array.rglob("*") if path.is_file() and path.name != "zarr.json")
-    data = bytearray(chunk.read_bytes())
-    data[100] ^= 4
-    chunk.write_bytes(data)
-    assert "could not read" in fails(capsys, 4, "generate", "runs/tiny", "--prompt", "x")
+    checkpoint = open_checkpoint("runs/tiny/checkpoints/step_00000006")
+    chunk = checkpoint.manifest.arrays["params.embedding.table"].chunks[0]
+    file = here / checkpoint.url / chunk.file
+    data = bytearray(file.read_bytes())
+    data[chunk.offset + 100] ^= 4
+    file.write_bytes(data)
+    # The best one that is whole is used instead, saying so.
+    code, _, err = panax(capsys, "generate", "runs/tiny", "--prompt", "x", "--tokens", "4")
+    assert code == 0
+    assert f"{chunk.file} is damaged: bytes {chunk.offset} to " in err and "params.embedding.table" in err
+    shutil.rmtree(here / "runs/tiny/checkpoints/step_00000005")
+    code, _, err = panax(capsys, "generate", "runs/tiny", "--prompt", "x")
+    assert code == 4 and f"{chunk.file} is damaged" in err.splitlines()[-1]
+    # Nothing else is there to go on from, and to begin anew without being told would throw the run away.
+    code, _, err = panax(capsys, "train", RECIPE, "--num-steps", "8")
+    assert code == 4 and "no checkpoint in runs/tiny/checkpoints is whole" in err
 
 
 def test_an_empty_or_too_long_prompt(here, capsys):
@@ -222,12 +234,13 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 code = main(["train", sys.argv[1], "--num-steps", "6", "--checkpoint.every", "0"])
 assert code == 0, code
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
-sys.exit(main(["train", sys.argv[1], "--num-steps", "12", "--checkpoint.every", "2"]))
+sys.exit(main(["train", sys.argv[1], "--num-steps", "12", "--checkpoint.every", "2",
+               "--checkpoint.retry-seconds", "0.01"]))
 """
 
 
 def test_a_full_disk_while_saving(here):
-    """One message, a non-zero exit code, and the checkpoint from before is whole."""
+    """The run goes on to its end, with warnings; then one message, a non-zero exit code, and the checkpoint from before whole."""
     environment = dict(os.environ, PANAX_CACHE=str(here / "cache"))
     run = subprocess.run(
         [sys.executable, "-c", FULL, RECIPE, "8000"],
@@ -240,6 +253,7 @@ def test_a_full_disk_while_saving(here):
     assert run.returncode == 4, run.stderr
     assert "Traceback" not in run.stderr
     assert run.stderr.count("panax: error: ") == 1
-    assert "saving step 8 to runs/tiny/checkpoints failed" in run.stderr
+    assert "warning: saving step 8 to runs/tiny/checkpoints failed" in " ".join(run.stdout.split())
+    assert "error: saving step 12 to runs/tiny/checkpoints failed" in run.stderr
     assert "the checkpoint of step 6 is whole" in run.stderr
     assert (here / "runs/tiny/checkpoints/step_00000006/manifest.json").is_file()

@@ -81,7 +81,7 @@ def test_one_pass_ends_with_padding_in_the_same_shape(many_documents):
 
 def test_processes_that_make_only_their_rows_make_the_same_batches(many_documents):
     source = source_of(many_documents, batch_size=6, sequence_length=15, epochs=1)
-    parts = [list(source.batches(rows=slice(begin, begin + 2))) for begin in (0, 2, 4)]
+    parts = [list(source.batches_of(range(begin, begin + 2))) for begin in (0, 2, 4)]
     joined = [
         ({name: np.concatenate([p[0][name] for p in step]) for name in LEAVES}, step[0][1])
         for step in zip(*parts, strict=True)
@@ -95,7 +95,7 @@ def test_unpacked_batches_have_bucket_lengths_the_same_for_each_process(many_doc
     whole = list(source.batches())
     lengths = [batch["tokens"].shape[1] for batch, _ in whole]
     assert set(lengths) == {16, 24, 32}
-    assert [batch["tokens"].shape for batch, _ in source.batches(rows=slice(1, 2))] == [(1, n) for n in lengths]
+    assert [batch["tokens"].shape for batch, _ in source.batches_of([1])] == [(1, n) for n in lengths]
     for batch, _ in whole:
         longest = (batch["segment"] > 0).sum(axis=1).max()
         assert batch["tokens"].shape[1] == min(n for n in (16, 24, 32) if n >= longest)

@@ -133,7 +133,7 @@ def test_a_lone_document_is_divided_near_its_end(make_store):
 
 
 def test_unigram_entropy_is_that_of_the_held_out_targets_under_training_frequencies(make_store):
-    from panax.data import OpenedText, PackedRows, PackedSource
+    from panax.data import OpenedPart, OpenedText, PackedRows, PackedSource
 
     store = make_store([[1, 2, 2], [3, 2], [2, 4, 4], [5, 5, 5, 1]], prompts=[0, 0, 2, 1])
     train, held_out = split(store, 0.5)
@@ -143,8 +143,7 @@ def test_unigram_entropy_is_that_of_the_held_out_targets_under_training_frequenc
         held_out=source,
         tokenizer=None,
         vocab_size=1000,
-        training_documents=train,
-        held_out_documents=held_out,
+        parts={"": OpenedPart(train, held_out)},
     )
 
     def targets(documents):
@@ -156,7 +155,7 @@ def test_unigram_entropy_is_that_of_the_held_out_targets_under_training_frequenc
     total = sum(counts.values()) + 1000
     expected = -sum(n * math.log((counts[t] + 1) / total) for t, n in judged.items()) / sum(judged.values())
     assert opened.unigram_entropy_nats == pytest.approx(expected, rel=1e-12)
-    assert dataclasses.replace(opened, held_out=None, held_out_documents=None).unigram_entropy_nats > 0
+    assert dataclasses.replace(opened, held_out=None, parts={"": OpenedPart(train, None)}).unigram_entropy_nats > 0
 
 
 def test_of_prompts_and_answers_only_answers_and_ends_are_learnt(tmp_path):

@@ -11,10 +11,11 @@ import jax
 import pytest
 from pages import PAGES, ROOT, anchors, fences, name_of, prose, relative_links, table_rows
 
+import panax.cli.checkpoint
 import panax.cli.export
 import panax.cli.generate
 import panax.core.errors
-from panax.checkpoint import CheckpointConfig
+from panax.checkpoint import CheckpointConfig, MemoryConfig
 from panax.cli.inspect import own_flags
 from panax.cli.main import COMMANDS, main
 from panax.cli.overrides import experiment_from
@@ -26,7 +27,9 @@ from panax.run import EvaluateConfig, Experiment
 from panax.train import StepConfig
 
 WITH_CODE = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs") and fences(page)]
-TRAINING, MODELS, PARALLELISM = (ROOT / f"docs/{name}.md" for name in ("training", "models", "parallelism"))
+TRAINING, MODELS, PARALLELISM, CHECKPOINTS = (
+    ROOT / f"docs/{name}.md" for name in ("training", "models", "parallelism", "checkpoints")
+)
 
 
 @pytest.fixture
@@ -51,7 +54,7 @@ class Parsed(Exception):
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_code_runs_and_commands_parse(page, here, monkeypatch):
-    def stop(where: str):
+    def stop(where: str, say=None):
         raise Parsed
 
     for command in (panax.cli.generate, panax.cli.export):
@@ -93,6 +96,8 @@ def check_command(arguments: list[str], where: str) -> None:
                 find_recipe(rest[0])
             else:
                 experiment_from(own_flags(rest)[0] if command == "inspect" else rest, command)
+        elif command == "checkpoint":
+            panax.cli.checkpoint.parser().parse_args(rest)
         elif command in ("generate", "export"):
             with pytest.raises(Parsed):
                 main(arguments)
@@ -147,9 +152,21 @@ def test_every_setting_of_a_run_is_described():
     text = TRAINING.read_text(encoding="utf-8")
     listed = [name for cells in table_rows(TRAINING, "field") for name in re.findall(r"`([a-z_]+)`", cells[0])]
     assert sorted(listed) == sorted(field.name for field in dataclasses.fields(Experiment))
-    for cls in (StepConfig, EvaluateConfig, CheckpointConfig):
+    for cls in (StepConfig, EvaluateConfig):
         for field in dataclasses.fields(cls):
             assert f"`{field.name}`" in text, (cls.__name__, field.name)
+
+
+def test_every_setting_of_checkpoints_is_described():
+    described = [
+        name.replace("-", "_")
+        for cells in table_rows(CHECKPOINTS, "`--checkpoint.`")
+        for name in re.findall(r"`([a-z_.-]+)`", cells[0])
+    ]
+    fields = {field.name for field in dataclasses.fields(CheckpointConfig)}
+    assert {name.split(".")[0] for name in described} == fields
+    text = CHECKPOINTS.read_text(encoding="utf-8")
+    assert all(f"memory.{field.name}" in text for field in dataclasses.fields(MemoryConfig))
 
 
 def test_every_setting_of_a_decoder_is_described():

@@ -1,10 +1,6 @@
 """Two processes of four devices each train as one device does; they speak over loopback alone."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import worker
+from launching import run_job
 
 PROCESSES, EACH, SECONDS = 2, 4, 180
 MESHES = [{"fsdp": 8}, {"replica": 2, "fsdp": 4}, {"stage": 2, "fsdp": 2, "tensor": 2}]
@@ -20,46 +17,8 @@ MESHES = [{"fsdp": 8}, {"replica": 2, "fsdp": 4}, {"stage": 2, "fsdp": 2, "tenso
 TOLERANCE = 1e-5
 
 
-def free_port() -> int:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return opened.getsockname()[1]
-
-
-def environment() -> dict[str, str]:
-    paths = [str(Path(worker.__file__).parent), str(Path(worker.__file__).parents[1])]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "SLURM_", "OMPI_"))}
-    return kept | {
-        "JAX_PLATFORMS": "cpu",
-        # Compiling takes most of the time.
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={EACH} --xla_backend_optimization_level=0 "
-        "--xla_llvm_disable_expensive_passes=true",
-        "PYTHONPATH": os.pathsep.join(paths),
-    }
-
-
 def run_processes(folder: Path, arguments: list[str]) -> list[dict]:
-    """What each process printed. All of them are killed as soon as one fails, and shown."""
-    address = f"127.0.0.1:{free_port()}"
-    children = []
-    try:
-        for index in range(PROCESSES):
-            with open(folder / f"{index}.out", "w") as out, open(folder / f"{index}.err", "w") as err:
-                command = [sys.executable, worker.__file__, address, str(PROCESSES), str(index), *arguments]
-                children.append(subprocess.Popen(command, stdout=out, stderr=err, env=environment()))
-        deadline = time.monotonic() + SECONDS
-        while any(child.poll() is None for child in children):
-            if any(child.poll() for child in children) or time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-    codes = [child.returncode for child in children]
-    shown = "\n".join(f"--- process {i}\n{(folder / f'{i}.err').read_text()[-4000:]}" for i in range(PROCESSES))
-    assert codes == [0] * PROCESSES, f"exit codes {codes}\n{shown}"
-    return [json.loads((folder / f"{i}.out").read_text().splitlines()[-1]) for i in range(PROCESSES)]
+    return run_job(folder, worker.__file__, arguments, processes=PROCESSES, devices=EACH, seconds=SECONDS)
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ python worker.py ADDRESS PROCESSES INDEX '{"fsdp": 8}' ...
 """
 
 import json
-import sys
 from typing import Any
 
 import jax
 import tiny
+from launching import join_job
 
 from panax.mesh import MeshShape, Placement
 from panax.train import CompiledStep, Program, StepConfig
@@ -18,17 +18,7 @@ STEPS = 3
 
 
 def main() -> None:
-    address, processes, index, *meshes = sys.argv[1:]
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    port = address.rpartition(":")[2]
-    jax.distributed.initialize(
-        address,
-        int(processes),
-        int(index),
-        coordinator_bind_address=f"127.0.0.1:{port}",
-        initialization_timeout=30,
-    )
-    assert jax.process_count() == int(processes)
+    meshes = join_job()
     # One evaluation is enough to see that its sums are gathered, and each costs a compilation.
     found = [trained(json.loads(sizes), evaluated=number == 0) for number, sizes in enumerate(meshes)]
     print(json.dumps({"local": jax.local_device_count(), "all": jax.device_count(), "meshes": found}), flush=True)

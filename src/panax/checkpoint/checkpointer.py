@@ -1,223 +1,370 @@
-"""Save in the background, commit by one rename, keep the last and the best, restore onto any layout.
+"""The checkpoints of one run: when they are saved, tried again, kept and removed.
 
-A checkpoint is a folder `step_00000100` that holds its arrays and, last, its manifest. It is written under another name and
-renamed when all of it is on the disk: a folder under its own name is whole. A kill at any moment leaves the checkpoints that
-were there, and a partial folder that the next run removes.
+Training waits for the copy to host memory; a thread does the rest. One save is in flight at a time. A save that fails is tried
+again, then given up with a warning: the run goes on, and the checkpoints before it are as they were.
 """
 
-import contextlib
 import dataclasses
-import os
-import shutil
+import random
+import re
+import secrets
 import threading
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
-from ..core.axes import named_leaves
-from ..core.errors import CheckpointError, RecipeError
-from .arrays import HostArray, copy_to_host, is_key, read_array, write_arrays
-from .manifest import ARRAYS, FILE, ArrayEntry, Manifest
+from ..core.errors import CheckpointError, DamagedError, PanaxError, RecipeError, StoreError
+from ..core.processes import any_process, first_text, is_first
+from ..stores import LocalStore, MissingError, Store, open_store
+from .commit import Attempt, commit, discard, publish_part, remove, sweep, write_part
+from .manifest import FILE, Manifest
+from .memory import MemoryConfig
+from .reading import Checkpoint
+from .restoring import agreeing
+from .snapshot import Snapshot, plan_save
 
-PARTIAL = ".partial"
-REMOVED = ".removed"
+Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When checkpoints are saved and which are kept.
+    """When checkpoints are saved, where, and which are kept.
 
     Attributes:
+        directory: A folder, or `s3://bucket/prefix`, `gs://...`, `az://...`; empty: `checkpoints` in the run's folder.
         every: Steps between two saves; 0 saves only at the end and when interrupted.
         keep_last: How many of the newest are kept.
         keep_best: How many with the lowest held-out loss are kept besides.
+        keep_every: Those of steps that this divides are kept for good; 0 for none.
+        when_busy: What a save does that is due while the one before is still being written: `wait` for it, or `skip` this one.
+        retries: How often a save that failed is tried again, besides the store's own retries of each request.
+        retry_seconds: The longest pause before the first retry; twice as long before each further one.
+        commit_seconds: How long the first process waits for the parts of the others.
+        memory: Copies in the memory of hosts, between two saves.
     """
 
+    directory: str = ""
     every: int = 100
     keep_last: int = 2
     keep_best: int = 1
+    keep_every: int = 0
+    when_busy: Literal["wait", "skip"] = "wait"
+    retries: int = 3
+    retry_seconds: float = 2.0
+    commit_seconds: float = 600.0
+    memory: MemoryConfig = dataclasses.field(default_factory=MemoryConfig)
 
     def __post_init__(self) -> None:
-        if self.keep_last < 1 or self.keep_best < 0 or self.every < 0:
-            raise RecipeError(f"{self}: expected every >= 0, keep_last >= 1 and keep_best >= 0")
+        if self.keep_last < 1 or min(self.keep_best, self.every, self.keep_every, self.retries) < 0:
+            raise RecipeError(
+                f"{self}: expected keep_last >= 1 and every, keep_best, keep_every and retries of at least 0"
+            )
+        if self.when_busy not in ("wait", "skip"):
+            raise RecipeError(f"checkpoint.when_busy={self.when_busy!r}; expected wait or skip")
+        if self.retry_seconds < 0 or self.commit_seconds <= 0:
+            raise RecipeError(f"{self}: expected retry_seconds >= 0 and commit_seconds > 0")
 
 
 class Checkpointer:
-    """The checkpoints of one run, in one folder. One process writes to it at a time."""
+    """The checkpoints of one run, in one store. One job writes to it at a time; every process of the job has one of these.
+
+    Attributes:
+        distrusted: Steps whose checkpoints were found to be damaged.
+    """
 
     def __init__(
-        self, directory: Path, config: CheckpointConfig | None = None, attachments: Mapping[str, str] | None = None
-    ):
+        self,
+        where: str | Path | Store,
+        config: CheckpointConfig | None = None,
+        attachments: Mapping[str, str] | None = None,
+        say: Say = print,
+    ) -> None:
         """
         Args:
             attachments: File name to text, put into every checkpoint so that it can be used alone: the model's
                 description, the tokenizer.
+            say: Takes what a person should know, a line at a time.
         """
-        self.directory = Path(directory)
+        self.store: Store = open_store(where) if isinstance(where, str | Path) else where
         self.attachments = dict(attachments or {})
         self.config = config or CheckpointConfig()
+        self._say = say
+        self._found: dict[int, Manifest | CheckpointError] | None = None
+        self.distrusted: set[int] = set()
+        self._snapshot: Snapshot | None = None
         self._thread: threading.Thread | None = None
-        self._error: CheckpointError | None = None
+        self._closing = threading.Event()
+        self._failure: CheckpointError | None = None
+        self._name = ""
+        self._attempts: Counter[int] = Counter()
 
     def steps(self) -> list[int]:
-        """The steps of the whole checkpoints here, ascending."""
-        found = []
-        with contextlib.suppress(FileNotFoundError):
-            for path in self.directory.iterdir():
-                number = path.name.removeprefix("step_")
-                if path.name.startswith("step_") and number.isdigit() and (path / FILE).is_file():
-                    found.append(int(number))
-        return sorted(found)
+        """The steps of the committed checkpoints here, ascending."""
+        return sorted(step for step, found in self._scanned().items() if isinstance(found, Manifest))
 
-    def path(self, step: int) -> Path:
+    def folder(self, step: int) -> str:
+        """The name of the checkpoint of `step`, below the store's root."""
+        return f"step_{step:08d}"
+
+    def url(self, step: int) -> str:
         """Where the checkpoint of `step` is or would be."""
-        return self.directory / f"step_{step:08d}"
+        return f"{self.store.url.rstrip('/')}/{self.folder(step)}"
 
-    def save(self, tree: Any, step: int, host: Mapping[str, Any], metric: float | None = None) -> None:
-        """Copy `tree` to the host and write it in the background.
-
-        Returns when the copy is made: the arrays may then be donated. A save still under way is waited for first.
+    def open(self, step: int) -> Checkpoint:
+        """The checkpoint of a step.
 
         Raises:
-            CheckpointError: The save before this one failed.
+            CheckpointError: There is none, or its manifest is damaged.
+            StoreError: The store can't be read.
         """
-        self.wait()
-        arrays = copy_to_host(named_leaves(tree))
-        manifest = Manifest(
-            step, {name: ArrayEntry(a.shape, a.dtype, a.key_impl) for name, a in arrays.items()}, dict(host), metric
-        )
-        self._thread = threading.Thread(target=self._write, args=(arrays, manifest), name="panax-save")
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Wait for the save under way.
-
-        Raises:
-            CheckpointError: It failed. The checkpoints before it are untouched.
-        """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-
-    def remove_partial(self) -> None:
-        """Remove what an earlier process left half written."""
-        with contextlib.suppress(FileNotFoundError):
-            for path in self.directory.iterdir():
-                if path.name.startswith("step_") and path.suffix in (PARTIAL, REMOVED):
-                    shutil.rmtree(path)
-
-    def _write(self, arrays: Mapping[str, HostArray], manifest: Manifest) -> None:
-        target = self.path(manifest.step)
-        partial = target.with_suffix(PARTIAL)
-        try:
-            if partial.exists():
-                shutil.rmtree(partial)
-            partial.mkdir(parents=True)
-            write_arrays(partial / ARRAYS, arrays)
-            for name, text in {**self.attachments, FILE: manifest.to_json()}.items():
-                with open(partial / name, "w", encoding="utf-8") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-            _flush_folders(partial)
-            if target.exists():
-                self._remove(target)
-            partial.rename(target)
-            _flush_folder(self.directory)
-            self._prune()
-        except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            kept = self.steps()
-            rest = f"the checkpoint of step {kept[-1]} is whole" if kept else "there is no earlier checkpoint"
-            self._error = CheckpointError(
-                f"saving step {manifest.step} to {self.directory} failed: {error}; {rest}. Free space there or name another "
-                f"folder, and run the same command again"
-            )
-
-    def _prune(self) -> None:
-        steps = self.steps()
-        keep = set(steps[-self.config.keep_last :])
-        judged = [(metric, step) for step in steps if (metric := Manifest.read(self.path(step)).metric) is not None]
-        keep.update(step for _, step in sorted(judged)[: self.config.keep_best])
-        for step in steps:
-            if step not in keep:
-                self._remove(self.path(step))
-
-    def _remove(self, path: Path) -> None:
-        # Renamed first: a kill in the middle must not leave half a checkpoint under a whole one's name.
-        removed = path.with_suffix(REMOVED)
-        if removed.exists():
-            shutil.rmtree(removed)
-        path.rename(removed)
-        shutil.rmtree(removed)
+        found = self._scanned().get(step)
+        if found is None:
+            raise CheckpointError(f"{self.url(step)} is no checkpoint: it has no {FILE}")
+        if isinstance(found, CheckpointError):
+            raise found
+        return Checkpoint(self.store, self.folder(step), found)
 
     def latest(self) -> int | None:
         """The step of the newest checkpoint, if there is one."""
         steps = self.steps()
         return steps[-1] if steps else None
 
+    def best_first(self) -> Iterator[Checkpoint]:
+        """Checkpoints to use a model of: the best ones, then the newest."""
+        steps = self.steps()
+        for step in dict.fromkeys([*self._judged(steps), *reversed(steps)]):
+            yield self.open(step)
+
     def best(self) -> int | None:
         """The step of the checkpoint with the lowest held-out loss, else of the newest."""
-        judged = [(m, s) for s in self.steps() if (m := Manifest.read(self.path(s)).metric) is not None]
-        return min(judged)[1] if judged else self.latest()
+        judged = self._judged(self.steps())
+        return judged[0] if judged else self.latest()
+
+    def newest_first(self) -> Iterator[Checkpoint]:
+        """Checkpoints to try to go on from. One whose manifest is damaged is passed over, saying so.
+
+        All processes of a job see what the first one saw, and pass over what one of them can't use.
+
+        Raises:
+            StoreError: The store can't be read; an older checkpoint is no answer to that. If one process raises, all do.
+        """
+        steps: list[int] = []
+        with agreeing():
+            steps = sorted(self._scanned(), reverse=True)[:64]
+        for step in map(int, first_text(" ".join(map(str, steps))).split()):
+            try:
+                with agreeing():
+                    checkpoint = self.open(step)
+            except CheckpointError as error:
+                self.distrust(step, error)
+            else:
+                yield checkpoint
+
+    def distrust(self, step: int, error: CheckpointError) -> None:
+        """Do not count a checkpoint among those that are kept: it was found to be damaged."""
+        self._say(f"warning: the checkpoint of step {step} is not used: {error}")
+        self.distrusted.add(step)
+
+    def prepare(self, tree: Any) -> None:
+        """Take the host memory that saving a state like `tree` needs, so that the first save need not wait for it."""
+        plan = plan_save(tree)
+        if self._snapshot is None or self._snapshot.plan != plan:
+            self._snapshot = Snapshot(plan)
+
+    def save(
+        self, tree: Any, step: int, host: Mapping[str, Any], metric: float | None = None, *, must: bool = False
+    ) -> bool:
+        """Copy `tree` to the host and write it in the background. Every process of the job calls it.
+
+        Returns when the copy is made: the arrays may then be donated.
+
+        Args:
+            must: Wait for a save under way even if `when_busy` says to skip.
+
+        Returns:
+            Whether a save was begun: false when it was skipped.
+        """
+        if self.config.when_busy == "skip" and not must and any_process(self._busy()):
+            self._say(f"the checkpoint of step {step} is skipped: the one before is still being written")
+            return False
+        self.wait()
+        self.prepare(tree)
+        assert self._snapshot is not None
+        self._snapshot.take(tree)
+        self._name = self._name or first_text(secrets.token_hex(4))
+        self._attempts[step] += 1
+        number = self._attempts[step]
+        attempt = Attempt(
+            self.folder(step),
+            self._name if number == 1 else f"{self._name}-{number}",
+            jax.process_index(),
+            jax.process_count(),
+        )
+        self._failure = None
+        # A daemon: a process that must end (Ctrl-C twice) does not hang on a store; what it leaves is no checkpoint.
+        self._thread = threading.Thread(
+            target=self._write, args=(attempt, step, dict(host), metric), name="panax-save", daemon=True
+        )
+        self._thread.start()
+        return True
+
+    def wait(self) -> None:
+        """Wait for the save under way, if there is one. Whether it failed was said, and `finish` says it again."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def finish(self) -> None:
+        """Wait for the save under way.
+
+        Raises:
+            CheckpointError: The last save failed. The checkpoints before it are untouched.
+        """
+        self.wait()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def close(self) -> None:
+        """Wait for the save under way without trying again what fails."""
+        self._closing.set()
+        self.wait()
+
+    def sweep(self) -> None:
+        """Remove what earlier processes left half written. Called by the one job that writes here, before it saves."""
+        if not is_first():
+            return
+        sweep(self.store, [folder for folder in self.store.folders() if _step_of(folder) is not None])
+        if isinstance(self.store, LocalStore):
+            self.store.sweep()
+
+    def _busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _scanned(self) -> dict[int, Manifest | CheckpointError]:
+        if self._found is None:
+            found: dict[int, Manifest | CheckpointError] = {}
+            for folder in self.store.folders():
+                step = _step_of(folder)
+                if step is not None and any(e.path == f"{folder}/{FILE}" for e in self.store.list(folder)):
+                    found[step] = _read_manifest(self.store, folder)
+            self._found = found
+        return self._found
+
+    def _write(self, attempt: Attempt, step: int, host: Mapping[str, Any], metric: float | None) -> None:
+        assert self._snapshot is not None
+        snapshot = self._snapshot
+        attachments = self.attachments if attempt.process == 0 else {}
+        try:
+            part = self._tried(
+                f"saving step {step}",
+                lambda: write_part(
+                    self.store, attempt, snapshot, step=step, attachments=attachments, host=host, metric=metric
+                ),
+            )
+            if attempt.process != 0:
+                self._tried(f"saving step {step}", lambda: publish_part(self.store, attempt, part))
+                return
+            manifest = self._tried(
+                f"committing step {step}",
+                lambda: commit(self.store, attempt, part, self.config.commit_seconds, self._closing.is_set),
+            )
+        except (PanaxError, OSError) as error:
+            self._give_up(attempt, step, error)
+            return
+        except BaseException as error:
+            # A fault of the program itself: the thread ends with it, and the run must not believe that this was saved.
+            self._failure = CheckpointError(f"saving step {step} to {self.store.url} failed: {error!r}")
+            raise
+        self.distrusted.discard(step)
+        try:
+            self._scanned()[step] = manifest
+            self._prune(step, attempt)
+        except (PanaxError, OSError) as error:
+            self._say(f"warning: old checkpoints could not be removed: {error}")
+
+    def _tried(self, what: str, action: Callable[[], Any]) -> Any:
+        for number in range(self.config.retries + 1):
+            try:
+                return action()
+            except (StoreError, OSError) as error:
+                if isinstance(error, CheckpointError) or number == self.config.retries or self._closing.is_set():
+                    raise
+                pause = random.uniform(0.0, self.config.retry_seconds * 2**number)
+                self._say(f"warning: {what} failed and is tried again in {pause:.1f} s: {error}")
+                self._closing.wait(pause)
+        raise AssertionError("unreachable")
+
+    def _give_up(self, attempt: Attempt, step: int, error: Exception) -> None:
+        try:
+            kept = [found for found in self.steps() if found not in self.distrusted]
+            rest = f"the checkpoint of step {kept[-1]} is whole" if kept else "there is no earlier checkpoint"
+        except PanaxError:
+            rest = "whether there is an earlier one can't be read"
+        self._failure = CheckpointError(
+            f"saving step {step} to {self.store.url} failed: {error}; {rest}. See to that, or name another place with "
+            f"--checkpoint.directory, and run the same command again"
+        )
+        self._say(f"warning: {self._failure}")
+        try:
+            if attempt.process == 0:
+                if not discard(self.store, attempt):
+                    self._say(f"warning: {self.url(step)} may be committed all the same; the next run will look at it")
+            else:
+                self.store.write(attempt.failure(attempt.process), [str(error).encode()])
+        except (PanaxError, OSError) as further:
+            self._say(f"warning: what was written of it could not be removed: {further}")
+
+    def _judged(self, steps: list[int]) -> list[int]:
+        """The steps whose checkpoints were judged, best first."""
+        found = self._scanned()
+        metrics = {step: found[step].metric for step in steps if isinstance(found[step], Manifest)}  # type: ignore[union-attr]
+        return [step for metric, step in sorted((m, s) for s, m in metrics.items() if m is not None)]
+
+    def _prune(self, newest: int, attempt: Attempt) -> None:
+        # What is left of an earlier attempt at this step, that its manifest has replaced.
+        sweep(self.store, [attempt.folder])
+        good = [step for step in self.steps() if step not in self.distrusted]
+        keep = set(good[-self.config.keep_last :]) | set(self._judged(good)[: self.config.keep_best]) | {newest}
+        for step, found in list(self._scanned().items()):
+            forever = self.config.keep_every and step % self.config.keep_every == 0 and step in good
+            # A damaged one is left for a person to look at until newer ones have taken its place.
+            damaged = isinstance(found, CheckpointError) or step in self.distrusted
+            if step not in keep and not forever and not (damaged and step > newest):
+                remove(self.store, self.folder(step))
+                del self._scanned()[step]
 
 
-def restore(path: Path, abstract: Any, shardings: Any, *, part: bool = False) -> tuple[Any, Manifest]:
-    """Read a checkpoint, or a part of it, onto the layout of `shardings`.
-
-    Args:
-        path: A checkpoint's own folder.
-        abstract: A tree of `jax.ShapeDtypeStruct`; its names, shapes and dtypes must be the checkpoint's.
-        part: Whether the checkpoint may hold more than `abstract` names; only what is named is read.
+def open_checkpoint(where: str | Path) -> Checkpoint:
+    """The checkpoint at an address of its own, `runs/quickstart/checkpoints/step_00000100`.
 
     Raises:
-        CheckpointError: It is the checkpoint of another model (the first differences are named), or damaged.
+        CheckpointError: There is none, or its manifest is damaged.
     """
-    manifest = Manifest.read(path)
-    expected = named_leaves(abstract)
-    _check_same(path, expected, manifest, part)
-    places = named_leaves(shardings)
-    leaves = [
-        read_array(path / ARRAYS / name, leaf, places[name], manifest.arrays[name].key_impl)
-        for name, leaf in expected.items()
-    ]
-    return jax.tree.unflatten(jax.tree.structure(abstract), leaves), manifest
+    store = open_store(where)
+    if not any(entry.path == FILE for entry in store.list()):
+        raise CheckpointError(f"{where} is no checkpoint: it has no {FILE}")
+    found = _read_manifest(store, "")
+    if isinstance(found, CheckpointError):
+        raise found
+    return Checkpoint(store, "", found)
 
 
-def _check_same(path: Path, expected: Mapping[str, Any], manifest: Manifest, part: bool) -> None:
-    problems = [] if part else [f"it also has {name}" for name in manifest.arrays if name not in expected]
-    for name, leaf in expected.items():
-        entry = manifest.arrays.get(name)
-        if entry is None:
-            problems.append(f"it has no {name}")
-        elif is_key(leaf):
-            if entry.key_impl is None:
-                problems.append(f"{name} is no random key there")
-        elif entry.shape != leaf.shape or entry.dtype != leaf.dtype.name:
-            problems.append(
-                f"{name} is {entry.dtype}{list(entry.shape)} there and {leaf.dtype.name}{list(leaf.shape)} here"
-            )
-    if problems:
-        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-        raise CheckpointError(
-            f"{path} is a checkpoint of another model or optimizer: {'; '.join(problems[:3])}{more}. Use the recipe and options "
-            f"it was saved with, or another folder for this run"
-        )
-
-
-def _flush_folders(root: Path) -> None:
-    for folder, _, _ in os.walk(root):
-        _flush_folder(Path(folder))
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _read_manifest(store: Store, folder: str) -> Manifest | CheckpointError:
+    path = f"{folder}/{FILE}" if folder else FILE
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        manifest = Manifest.from_json(store.read(path), f"{store.url}/{path}")
+        manifest.check_covered()
+    except MissingError as error:
+        return DamagedError(f"{error}, though it is listed")
+    except CheckpointError as error:
+        return error
+    return manifest
+
+
+def _step_of(folder: str) -> int | None:
+    match = re.fullmatch(r"step_([0-9]{8,})", folder)
+    return int(match[1]) if match else None

@@ -7,6 +7,7 @@ from ..adapters.huggingface import save
 from ..core.errors import RecipeError
 from ..models import Decoder
 from ..run.trained import load_trained
+from .main import warn
 
 
 def export(arguments: Sequence[str]) -> int:
@@ -15,14 +16,14 @@ def export(arguments: Sequence[str]) -> int:
     parser.add_argument("checkpoint", help="a run's folder (its best checkpoint is taken), or a checkpoint's own")
     parser.add_argument("directory", help="where to write; a new or empty folder")
     options = parser.parse_args(arguments)
-    trained = load_trained(options.checkpoint)
+    trained = load_trained(options.checkpoint, warn)
     if not isinstance(trained.params, Decoder):
-        raise RecipeError(f"{trained.path} holds no decoder; only those have a Hugging Face layout")
+        raise RecipeError(f"{trained.url} holds no decoder; only those have a Hugging Face layout")
     ends = {} if trained.tokenizer is None else {"eos_token_id": trained.tokenizer.end_of_document}
     save(options.directory, trained.params, trained.state, token_ids=ends)
     if trained.tokenizer is not None:
         trained.tokenizer.save(options.directory)
     print(
-        f"{trained.path} written to {options.directory}; AutoModelForCausalLM.from_pretrained({options.directory!r}) loads it"
+        f"{trained.url} written to {options.directory}; AutoModelForCausalLM.from_pretrained({options.directory!r}) loads it"
     )
     return 0

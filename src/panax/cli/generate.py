@@ -12,6 +12,7 @@ from ..core.errors import RecipeError
 from ..data.tokenizer import Tokenizer
 from ..models import Decoder, sample
 from ..run.trained import load_trained
+from .main import warn
 
 
 def generate(arguments: Sequence[str]) -> int:
@@ -24,9 +25,9 @@ def generate(arguments: Sequence[str]) -> int:
     parser.add_argument("--top-k", type=int, default=50, help="draw among the likeliest so many; 0: all (default: 50)")
     parser.add_argument("--seed", type=int, default=0, help="of the random draws (default: 0)")
     options = parser.parse_args(arguments)
-    trained = load_trained(options.checkpoint)
+    trained = load_trained(options.checkpoint, warn)
     if not isinstance(trained.params, Decoder) or trained.tokenizer is None:
-        raise RecipeError(f"{trained.path} holds no text model with its tokenizer; only those generate")
+        raise RecipeError(f"{trained.url} holds no text model with its tokenizer; only those generate")
     text = continue_text(
         trained.params,
         trained.tokenizer,

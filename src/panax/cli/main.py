@@ -14,6 +14,7 @@ usage: panax COMMAND ...
                 [--target h100x64] [--no-compile]  compiled for the attached devices or for absent ones; nothing is trained
   panax generate CHECKPOINT --prompt TEXT        continue a text with a trained model
   panax export CHECKPOINT DIR                    write a trained model in Hugging Face's layout
+  panax checkpoint ls|verify|diff|convert|rm     what is saved, is it whole, what differs; to safetensors or another store
   panax recipes                                  what there is to train
 
 `panax train RECIPE --help` lists every field with its default. A recipe is a name, or a Python file: my_recipe.py
@@ -41,12 +42,16 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from .export import export
 
         return export
+    if name == "checkpoint":
+        from .checkpoint import checkpoint
+
+        return checkpoint
     from .train import recipes
 
     return recipes
 
 
-COMMANDS = ("train", "inspect", "generate", "export", "recipes")
+COMMANDS = ("train", "inspect", "generate", "export", "checkpoint", "recipes")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,6 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"panax: error: out of device memory: {str(error).splitlines()[0]}; {MEMORY_ADVICE}", file=sys.stderr)
         return 1
+
+
+def warn(line: str) -> None:
+    """Say something that does not end the command."""
+    print(f"panax: {line}", file=sys.stderr)
 
 
 MEMORY_ADVICE = (

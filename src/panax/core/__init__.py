@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from .dropping import dropout, uniform
     from .errors import (
         CheckpointError,
+        DamagedError,
         DataError,
         LayoutError,
         PanaxError,
         RecipeError,
+        StoreError,
         TrainingError,
         nearest,
     )
@@ -45,7 +47,17 @@ _WHERE = {
         "whole_sequence",
     ),
     "dropping": ("dropout", "uniform"),
-    "errors": ("CheckpointError", "DataError", "LayoutError", "PanaxError", "RecipeError", "TrainingError", "nearest"),
+    "errors": (
+        "CheckpointError",
+        "DamagedError",
+        "DataError",
+        "LayoutError",
+        "PanaxError",
+        "RecipeError",
+        "StoreError",
+        "TrainingError",
+        "nearest",
+    ),
     "layout": ("Layout", "current_layout", "current_platform", "use_layout"),
     "measures": ("Loss", "Losses", "Maximum", "Mean", "Metrics", "Sum", "merge_measures", "total_loss"),
     "module": ("Module", "constant", "logical_axes", "name_key", "normal", "parameter", "stack", "stacked"),
@@ -58,11 +70,11 @@ _WHERE = {
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Axes", "Batch", "CheckpointError", "DataError", "DataFacts", "Evaluation", "Gradients", "Guard", "Layout", "LayoutError",
-    "Loss", "Losses", "Maximum", "Mean", "Metrics", "ModelState", "Module", "PanaxError", "Params", "Position", "RecipeError",
-    "Source", "SourcedBatch", "Sum", "Task", "TrainState", "TrainingError", "annotation_axes", "constant", "contract",
-    "contract_whole", "current_layout", "current_platform", "current_scope", "debugging", "dropout", "gather", "logical_axes",
-    "map_axes", "merge_measures", "name_key", "named_leaves", "nearest", "normal", "opened_once", "own_sequence", "pair_axes",
-    "parameter", "path_name", "real_values", "scatter_sequence", "scope", "stack", "stacked", "total_loss", "uniform",
-    "use_layout", "whole_sequence",
+    "Axes", "Batch", "CheckpointError", "DamagedError", "DataError", "DataFacts", "Evaluation", "Gradients", "Guard", "Layout",
+    "LayoutError", "Loss", "Losses", "Maximum", "Mean", "Metrics", "ModelState", "Module", "PanaxError", "Params",
+    "Position", "RecipeError", "Source", "SourcedBatch", "StoreError", "Sum", "Task", "TrainState", "TrainingError",
+    "annotation_axes", "constant", "contract", "contract_whole", "current_layout", "current_platform", "current_scope",
+    "debugging", "dropout", "gather", "logical_axes", "map_axes", "merge_measures", "name_key", "named_leaves", "nearest",
+    "normal", "opened_once", "own_sequence", "pair_axes", "parameter", "path_name", "real_values", "scatter_sequence",
+    "scope", "stack", "stacked", "total_loss", "uniform", "use_layout", "whole_sequence",
 ]  # fmt: skip

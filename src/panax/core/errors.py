@@ -37,6 +37,16 @@ class CheckpointError(PanaxError, OSError):
     exit_code = 4
 
 
+class DamagedError(CheckpointError):
+    """A checkpoint is not what was written: cut short, changed, or incomplete. An older one may be whole."""
+
+
+class StoreError(PanaxError, OSError):
+    """A disk or an object store refuses to read or write; retries were made where they could help."""
+
+    exit_code = 4
+
+
 class TrainingError(PanaxError, RuntimeError):
     """The run can't go on: too many non-finite steps, or a recompilation that would make every step slow."""
 

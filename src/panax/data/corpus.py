@@ -29,11 +29,23 @@ class Document(NamedTuple):
     prompt: str = ""
 
 
+class BadRecord(NamedTuple):
+    """What a corpus yields in place of a document that it can't make.
+
+    Attributes:
+        where: The file, and the line or row in it.
+        reason: What is wrong, and what would be right.
+    """
+
+    where: str
+    reason: str
+
+
 @runtime_checkable
 class Corpus(Protocol):
     """Anything that yields documents. A class of your own with these two methods will do."""
 
-    def documents(self) -> Iterator[Document]:
+    def documents(self) -> Iterator[Document | BadRecord]:
         """Yield the documents, each time in the same order."""
         ...
 

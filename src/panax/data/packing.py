@@ -16,6 +16,8 @@ import numpy.typing as npt
 from .tokens import TokenStore
 
 _PURPOSES = {"documents": 0, "windows": 1, "held_out": 2}
+_PIECE_TOKENS = 64
+"""Pieces of more tokens than this, on average, are copied one by one; shorter ones are gathered by index."""
 
 
 def permutation(
@@ -81,17 +83,27 @@ class Rows(Protocol):
         num_rows: Rows in an epoch, the same in each.
         sequence_length: The most tokens a row holds.
         fingerprint: A hash of everything but the seed that decides what row i of an epoch is.
+        starts: Where each document begins in its token file, in tokens.
     """
 
     seed: int
     num_rows: int
     sequence_length: int
     fingerprint: str
+    starts: npt.NDArray[np.int64]
 
     def row(self, epoch: int, index: int) -> Row: ...
 
+    def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> Row:
+        """Rows `indices` of an epoch at once: five arrays (row, width), zero where a row has ended."""
+        ...
+
     def width(self, epoch: int, indices: npt.NDArray[np.int64]) -> int:
         """The length, in tokens, of rows `indices` when they are in one batch."""
+        ...
+
+    def times_seen(self, epoch: int, index: int) -> npt.NDArray[np.int64]:
+        """How often each document has been seen to its end, by whoever has taken all rows before row `index` of `epoch`."""
         ...
 
 
@@ -103,23 +115,51 @@ class PackedRows:
         self.sequence_length = sequence_length
         self.num_rows = -(-documents.num_tokens // sequence_length)
         self.fingerprint = f"{documents.fingerprint}-packed-{sequence_length}"
+        self.starts = documents.starts
         self._documents = documents
         self._latest: _Epoch | None = None
 
     def row(self, epoch: int, index: int) -> Row:
+        begin = int(self._stream(epoch).windows[index]) * self.sequence_length
+        width = min(self.sequence_length, self._documents.num_tokens - begin)
+        return _first(self.read(epoch, np.array([index]), width))
+
+    def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> Row:
         stream = self._stream(epoch)
-        begin = int(stream.windows[index]) * self.sequence_length
-        end = min(begin + self.sequence_length, int(stream.ends[-1]))
-        first, last = np.searchsorted(stream.ends, [begin, end - 1], side="right")
-        these = slice(int(first), int(last) + 1)
-        order, ends = stream.order[these], stream.ends[these]
-        lengths = self._documents.lengths[order]
-        skipped = np.maximum(begin - (ends - lengths), 0)
-        taken = np.minimum(ends, end) - np.maximum(ends - lengths, begin)
-        return _read(self._documents.store, self._documents.starts[order] + skipped, taken, ends <= end)
+        begins = stream.windows[indices] * self.sequence_length
+        ends = np.minimum(begins + self.sequence_length, stream.ends[-1])
+        first = np.searchsorted(stream.ends, begins, side="right")
+        num_pieces = np.searchsorted(stream.ends, ends - 1, side="right") - first + 1
+        row = np.repeat(np.arange(len(indices)), num_pieces)
+        number = np.arange(len(row)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+        place = first[row] + number
+        document, stream_end = stream.order[place], stream.ends[place]
+        stream_start = stream_end - self._documents.lengths[document]
+        begin = np.maximum(stream_start, begins[row])
+        end = np.minimum(stream_end, ends[row])
+        pieces = _Pieces(
+            row=row,
+            offset=begin - begins[row],
+            segment=number + 1,
+            start=self._documents.starts[document] + (begin - stream_start),
+            length=end - begin,
+            whole=stream_end <= ends[row],
+        )
+        return _gather(self._documents.store, pieces, (len(indices), width))
 
     def width(self, epoch: int, indices: npt.NDArray[np.int64]) -> int:
         return self.sequence_length
+
+    def times_seen(self, epoch: int, index: int) -> npt.NDArray[np.int64]:
+        stream = self._stream(epoch)
+        taken = np.zeros(self.num_rows, np.int64)
+        taken[stream.windows[:index]] = 1
+        before = np.concatenate([[0], np.cumsum(taken)])  # windows taken before each in the stream
+        first = (stream.ends - self._documents.lengths[stream.order]) // self.sequence_length
+        last = (stream.ends - 1) // self.sequence_length
+        times = np.full(len(stream.order), epoch)
+        times[stream.order] += before[last + 1] - before[first] == last + 1 - first
+        return times
 
     def _stream(self, epoch: int) -> "_Epoch":
         # Replaced as a whole, so that a thread that still draws ahead can't meet half of another epoch.
@@ -161,6 +201,7 @@ class PaddedRows:
         self.sequence_length = sequence_length
         self.num_rows = len(documents.starts)
         self.fingerprint = f"{documents.fingerprint}-padded-{sequence_length}"
+        self.starts = documents.starts
         beyond = np.maximum(documents.lengths - sequence_length, 0)
         self.num_truncated_documents = int(np.count_nonzero(beyond))
         self.num_truncated_tokens = int(beyond.sum())
@@ -169,14 +210,31 @@ class PaddedRows:
         self._latest: tuple[int, npt.NDArray[np.int64]] | None = None
 
     def row(self, epoch: int, index: int) -> Row:
-        document = self._order(epoch)[index : index + 1]
-        lengths = self._documents.lengths[document]
-        taken = np.minimum(lengths, self.sequence_length)
-        return _read(self._documents.store, self._documents.starts[document], taken, taken == lengths)
+        length = int(self._documents.lengths[self._order(epoch)[index]])
+        return _first(self.read(epoch, np.array([index]), min(length, self.sequence_length)))
+
+    def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> Row:
+        document = self._order(epoch)[indices]
+        length = self._documents.lengths[document]
+        taken = np.minimum(length, self.sequence_length)
+        pieces = _Pieces(
+            row=np.arange(len(indices)),
+            offset=np.zeros(len(indices), np.int64),
+            segment=np.ones(len(indices), np.int64),
+            start=self._documents.starts[document],
+            length=taken,
+            whole=taken == length,
+        )
+        return _gather(self._documents.store, pieces, (len(indices), width))
 
     def width(self, epoch: int, indices: npt.NDArray[np.int64]) -> int:
         longest = self._documents.lengths[self._order(epoch)[indices]].max(initial=1)
         return int(self._buckets[np.searchsorted(self._buckets, min(int(longest), self.sequence_length))])
+
+    def times_seen(self, epoch: int, index: int) -> npt.NDArray[np.int64]:
+        times = np.full(self.num_rows, epoch)
+        times[self._order(epoch)[:index]] += 1
+        return times
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
         latest = self._latest
@@ -185,23 +243,81 @@ class PaddedRows:
         return latest[1]
 
 
-def _read(
-    store: TokenStore, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], whole: npt.NDArray[np.bool_]
-) -> Row:
-    """Read pieces of documents one after another; `whole` says of each whether it reaches its document's end."""
-    ends = np.cumsum(lengths)
-    position = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
-    here = position + np.repeat(starts, lengths)
-    has_target = np.ones(len(here), np.bool_)
-    has_target[ends[whole] - 1] = False
-    following = here + has_target
-    targets = np.where(has_target, store.tokens[following], 0)
-    loss = has_target if store.loss_mask is None else has_target & (store.loss_mask[following] != 0)
-    segment = np.repeat(np.arange(1, len(lengths) + 1), lengths)
-    return Row(
-        tokens=store.tokens[here].astype(np.int32),
-        targets=targets.astype(np.int32),
-        loss_mask=loss.astype(np.float32),
-        segment=segment.astype(np.int32),
-        position=position.astype(np.int32),
+class _Pieces(NamedTuple):
+    """Runs of tokens that lie together both in the token file and in a row, in the order of rows and of offsets in them.
+
+    Attributes:
+        row: Which row each is in.
+        offset: Where it begins in the row.
+        segment: Which piece of the row it is, from 1.
+        start: Where it begins in the token file.
+        length: In tokens; at least 1.
+        whole: Whether its document ends with it.
+    """
+
+    row: npt.NDArray[np.int64]
+    offset: npt.NDArray[np.int64]
+    segment: npt.NDArray[np.int64]
+    start: npt.NDArray[np.int64]
+    length: npt.NDArray[np.int64]
+    whole: npt.NDArray[np.bool_]
+
+
+def _first(rows: Row) -> Row:
+    return Row(rows.tokens[0], rows.targets[0], rows.loss_mask[0], rows.segment[0], rows.position[0])
+
+
+def _gather(store: TokenStore, pieces: _Pieces, shape: tuple[int, int]) -> Row:
+    """Rows from their pieces, all at once: each leaf is written in a few passes, whatever the number of rows."""
+    size = shape[0] * shape[1]
+    place = pieces.row * shape[1] + pieces.offset
+    last = place + pieces.length - 1
+    run = np.diff(place, append=size)  # each piece, and the padding after it, if any
+    num_tokens = int(pieces.length.sum())
+    copy = _copy_pieces if len(place) * _PIECE_TOKENS < num_tokens else _copy_by_index
+    # The target of a piece's last token stands in the file, outside of the row; of a document's last there is none.
+    following = np.where(pieces.whole, 0, pieces.start + pieces.length)
+    tokens = copy(store.tokens, pieces, place, run, np.int32)
+    targets = np.empty(size, np.int32)
+    targets[:-1] = tokens[1:]
+    targets[last] = np.where(pieces.whole, 0, store.tokens[following])
+    if store.loss_mask is None:
+        loss_mask = np.ones(size, np.float32)
+    else:
+        loss_mask = np.empty(size, np.float32)
+        loss_mask[:-1] = copy(store.loss_mask, pieces, place, run, np.float32)[1:] != 0
+        loss_mask[last] = store.loss_mask[following] != 0
+    loss_mask[last[pieces.whole]] = 0
+    position = np.arange(size, dtype=np.int32)
+    position -= np.repeat(place.astype(np.int32), run)
+    made = Row(
+        tokens.reshape(shape),
+        targets.reshape(shape),
+        loss_mask.reshape(shape),
+        np.repeat(pieces.segment.astype(np.int32), run).reshape(shape),
+        position.reshape(shape),
     )
+    if num_tokens < size:
+        padding = made.position >= np.repeat(pieces.length.astype(np.int32), run).reshape(shape)
+        for leaf in made:
+            leaf[padding] = 0
+    return made
+
+
+def _copy_pieces(
+    source: np.ndarray, pieces: _Pieces, place: npt.NDArray[np.int64], run: npt.NDArray[np.int64], dtype: type
+) -> np.ndarray:
+    """One copy for each piece; what lies between pieces is left as it is found."""
+    out = np.zeros(int(run.sum()), dtype)
+    for start, length, to in zip(pieces.start.tolist(), pieces.length.tolist(), place.tolist(), strict=True):
+        out[to : to + length] = source[start : start + length]
+    return out
+
+
+def _copy_by_index(
+    source: np.ndarray, pieces: _Pieces, place: npt.NDArray[np.int64], run: npt.NDArray[np.int64], dtype: type
+) -> np.ndarray:
+    """One lookup for all; between pieces stands whatever follows them in the file."""
+    here = np.arange(int(run.sum()))
+    here += np.repeat(pieces.start - place, run)
+    return source.take(here, mode="clip").astype(dtype)

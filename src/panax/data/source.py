@@ -1,20 +1,62 @@
 """The source of token batches: global batches in an order fixed by the seed, from any position on."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from panax.core.errors import DataError, RecipeError
-from panax.core.protocols import Axes, Position, SourcedBatch
+from panax.core.protocols import Axes, Position, Source, SourcedBatch
 
 from .packing import Row, Rows
 
 _DTYPES = {
     "tokens": np.int32, "targets": np.int32, "loss_mask": np.float32, "segment": np.int32, "position": np.int32,
 }  # fmt: skip
-_AXES: Mapping[str, Axes] = MappingProxyType(dict.fromkeys(Row._fields, ("batch", "seq")))
+TEXT_AXES: Mapping[str, Axes] = MappingProxyType(dict.fromkeys(Row._fields, ("batch", "seq")))
+
+WantedRows = Sequence[int] | npt.NDArray[np.integer]
+"""Which rows of each global batch to make, by their place in it, rising."""
+
+
+@runtime_checkable
+class RowSource(Source, Protocol):
+    """A source that can make some rows of its global batches alone: for a process whose devices hold only those.
+
+    Attributes:
+        batch_size: Rows of each global batch.
+    """
+
+    batch_size: int
+
+    def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
+        """As `batches`, with only `rows` of each; their other dimensions are those of the global batch."""
+        ...
+
+
+class Seen(NamedTuple):
+    """How often the documents of a part have been seen.
+
+    Attributes:
+        epochs: Passes over the part, the current one as the share of its rows that is done.
+        documents: Where each document begins in the part's token file, in tokens.
+        times: How often each has been seen to its end.
+    """
+
+    epochs: float
+    documents: npt.NDArray[np.int64]
+    times: npt.NDArray[np.int64]
+
+
+@runtime_checkable
+class Accounting(Protocol):
+    """A source that can tell from a position alone what has been seen up to it, by part; "" is the name of a lone one."""
+
+    def epochs(self, position: Position) -> Mapping[str, float]: ...
+
+    def seen(self, position: Position) -> Mapping[str, Seen]: ...
 
 
 class PackedSource:
@@ -45,23 +87,37 @@ class PackedSource:
 
     @property
     def axes(self) -> Mapping[str, Axes]:
-        return _AXES
+        return TEXT_AXES
 
     @property
     def resume(self) -> Literal["exact", "replay"]:
         return "exact"
 
-    def batches(self, position: Position | None = None, *, rows: slice | None = None) -> Iterator[SourcedBatch]:
+    def batches(self, position: Position | None = None) -> Iterator[SourcedBatch]:
         """Yield batches from `position` on; from the beginning when it is None.
-
-        Args:
-            position: What came with an earlier batch.
-            rows: Which rows of each global batch to make, for a process that holds only those; None: all.
 
         Raises:
             DataError: The position is of another corpus, seed, sequence length or batch size, or is none at all.
         """
-        return self._draw(0 if position is None else self._start(position), range(self.batch_size)[rows or slice(None)])
+        return self.batches_of(range(self.batch_size), position)
+
+    def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
+        """As `batches`, with only `rows` of each global batch.
+
+        Raises:
+            DataError: As `batches` does.
+        """
+        return self._draw(0 if position is None else self._start(position), np.asarray(rows, np.int64))
+
+    def epochs(self, position: Position) -> Mapping[str, float]:
+        """Passes over the documents up to `position`."""
+        return {"": self._start(position) / self.rows.num_rows}
+
+    def seen(self, position: Position) -> Mapping[str, Seen]:
+        """How often each document has been seen up to `position`: from the position alone, with no log kept."""
+        start = self._start(position)
+        times = self.rows.times_seen(*divmod(start, self.rows.num_rows))
+        return {"": Seen(start / self.rows.num_rows, self.rows.starts, times)}
 
     def _position(self, start: int) -> dict[str, int | str]:
         epoch, index = divmod(start, self.rows.num_rows)
@@ -76,33 +132,93 @@ class PackedSource:
         }
 
     def _start(self, position: Position) -> int:
-        names = {"fingerprint": "corpus", "sequence_length": "sequence length", "batch_size": "batch size"}
-        for name, ours in self._identity().items():
-            if position.get(name) != ours:
-                raise DataError(
-                    f"the saved data position is of another {names.get(name, name)}: {name} {position.get(name)!r} was "
-                    f"saved, this source has {ours!r}; restore with the data the run began with, or start the data anew"
-                )
+        check_identity(position, self._identity())
         epoch, index = position.get("epoch"), position.get("index")
         if not (isinstance(epoch, int) and isinstance(index, int) and epoch >= 0 and 0 <= index < self.rows.num_rows):
             limits = f"0 <= epoch and 0 <= index < {self.rows.num_rows}"
             raise DataError(f"the saved data position has epoch {epoch!r} and index {index!r}; expected {limits}")
         return epoch * self.rows.num_rows + index
 
-    def _draw(self, start: int, rows: range) -> Iterator[SourcedBatch]:
+    def _draw(self, start: int, wanted: npt.NDArray[np.int64]) -> Iterator[SourcedBatch]:
         while self._total is None or start < self._total:
-            end = start + self.batch_size if self._total is None else min(start + self.batch_size, self._total)
-            yield SourcedBatch(self._batch(start, end, rows), self._position(end))
+            end = start + self.batch_size
+            number = np.arange(start, end)
+            part = np.zeros(self.batch_size, np.int64)
+            if self._total is not None and end > self._total:
+                part[number >= self._total] = PADDING
+                end = self._total
+            places = Places(part, *np.divmod(number, self.rows.num_rows))
+            yield SourcedBatch(assemble((self.rows,), places, wanted), self._position(end))
             start = end
 
-    def _batch(self, start: int, end: int, rows: range) -> dict[str, np.ndarray]:
-        # The width is that of the global batch, so that each process makes the same shape.
-        epochs, indices = np.divmod(np.arange(start, end), self.rows.num_rows)
-        width = max(self.rows.width(int(epoch), indices[epochs == epoch]) for epoch in np.unique(epochs))
-        batch = {name: np.zeros((len(rows), width), dtype) for name, dtype in _DTYPES.items()}
-        for slot, offset in enumerate(rows):
-            if start + offset < end:
-                row = self.rows.row(int(epochs[offset]), int(indices[offset]))
-                for name, values in row._asdict().items():
-                    batch[name][slot, : len(values)] = values
-        return batch
+
+def check_identity(position: Position, ours: Mapping[str, object]) -> None:
+    """Refuse a position of another order.
+
+    Raises:
+        DataError: A part of what decides the order is not ours.
+    """
+    names = {"fingerprint": "corpus", "sequence_length": "sequence length", "batch_size": "batch size"}
+    for name, value in ours.items():
+        if position.get(name) != value:
+            raise DataError(
+                f"the saved data position is of another {names.get(name, name)}: {name} {position.get(name)!r} was "
+                f"saved, this source has {value!r}; restore with the data the run began with, or start the data anew"
+            )
+
+
+PADDING = -1
+
+
+class Places(NamedTuple):
+    """Where each row of a global batch comes from.
+
+    Attributes:
+        part: Which of the sources of rows; `PADDING` for an empty row.
+        epoch: Of that part.
+        row: Which one of the epoch.
+    """
+
+    part: npt.NDArray[np.int64]
+    epoch: npt.NDArray[np.int64]
+    row: npt.NDArray[np.int64]
+
+
+def assemble(parts: Sequence[Rows], places: Places, wanted: npt.NDArray[np.int64]) -> dict[str, np.ndarray]:
+    """The `wanted` rows of a global batch; they are as wide as the global batch is, so that each process makes one shape."""
+    width = max(parts[part].width(epoch, places.row[slots]) for part, epoch, slots in _groups(places))
+    return read_places(parts, Places(*(leaf[wanted] for leaf in places)), width)
+
+
+def read_places(parts: Sequence[Rows], places: Places, width: int) -> dict[str, np.ndarray]:
+    """Rows of several parts and epochs, `width` tokens wide."""
+    num_rows = len(places.part)
+    batch: dict[str, np.ndarray] | None = None
+    for part, epoch, slots in _groups(places):
+        if len(slots) == num_rows:
+            return parts[part].read(epoch, places.row, width)._asdict()
+        made = parts[part].read(epoch, places.row[slots], width)._asdict()
+        batch = batch or _empty(num_rows, width)
+        for name, leaf in made.items():
+            batch[name][slots] = leaf
+    return batch or _empty(num_rows, width)
+
+
+def _empty(rows: int, width: int) -> dict[str, np.ndarray]:
+    return {name: np.zeros((rows, width), dtype) for name, dtype in _DTYPES.items()}
+
+
+def _groups(places: Places) -> Iterator[tuple[int, int, npt.NDArray[np.int64]]]:
+    """Rows of one part and one epoch of it, by their slots in the batch."""
+    if not len(places.part):
+        return
+    part, epoch = int(places.part[0]), int(places.epoch[0])
+    if part != PADDING and (places.part == part).all() and (places.epoch == epoch).all():
+        yield part, epoch, np.arange(len(places.part))
+        return
+    for part in np.unique(places.part).tolist():
+        if part != PADDING:
+            of_part = np.flatnonzero(places.part == part)
+            epochs = places.epoch[of_part]
+            for epoch in np.unique(epochs).tolist():
+                yield part, epoch, of_part[epochs == epoch]

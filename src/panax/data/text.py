@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import itertools
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,11 +12,14 @@ import numpy.typing as npt
 from panax.core.errors import DataError, RecipeError
 
 from .cache import cache_directory
-from .corpus import PythonLibrary, TextFiles
+from .checked import Limits
+from .corpus import PythonLibrary
+from .filtered import Filtered, PlainCorpus
+from .mixed import JoinedRows, MixedSource, part_seed
+from .mixture import Mixture
 from .packing import Documents, PackedRows, PaddedRows, permutation
-from .records import HuggingFaceDisk, Jsonl, Parquet
 from .source import PackedSource
-from .tokenising import open_corpus
+from .tokenising import open_corpora
 from .tokenizer import BytePairTokenizer, PretrainedTokenizer, Progress, Tokenizer
 from .tokens import TokenFile, TokenStore
 
@@ -24,23 +29,23 @@ class TextData:
     """Text to train on: where it is, how it becomes tokens, and how tokens become batches.
 
     Attributes:
-        corpus: The documents.
+        corpus: The documents; of one corpus, or of a `Mixture` of several.
         tokenizer: Trained on the corpus, or an existing one. A `TokenFile` is already tokens: for it, the tokenizer
-            that made them, or None.
+            that made them, or None. A mixture has one, trained on all its parts.
         sequence_length: The most tokens in a row.
         batch_size: Rows in a global batch, over all devices together.
         seed: What the order depends on.
         held_out: Documents kept from training: below 1 their fraction, else their number, 0 for none. Which ones
             depends on the corpus alone, so that runs with different seeds are judged on the same ones, and going on
-            from a checkpoint with another seed does not train on them.
+            from a checkpoint with another seed does not train on them. Of a mixture: from each part.
         packing: Fill each row with documents up to `sequence_length`; else each row is one document, cut off there.
         buckets: Without packing: the lengths that a batch may have, rising; `sequence_length` is always one.
+        max_characters: A longer document, prompt and text together, is a bad record. None: none is too long.
+        max_bad_records: So many records of a corpus that can't be used are skipped and written down; more are an error.
         cache_dir: Where tokenised corpora are kept. None: $PANAX_CACHE, else ~/.cache/panax.
     """
 
-    corpus: PythonLibrary | TextFiles | Jsonl | Parquet | HuggingFaceDisk | TokenFile = dataclasses.field(
-        default_factory=PythonLibrary
-    )
+    corpus: PlainCorpus | Filtered | Mixture = dataclasses.field(default_factory=PythonLibrary)
     tokenizer: BytePairTokenizer | PretrainedTokenizer | None = dataclasses.field(default_factory=BytePairTokenizer)
     sequence_length: int = 1024
     batch_size: int = 8
@@ -48,12 +53,14 @@ class TextData:
     held_out: float | int = 0.02
     packing: bool = True
     buckets: tuple[int, ...] = ()
+    max_characters: int | None = None
+    max_bad_records: int = 0
     cache_dir: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("sequence_length", "batch_size"):
-            if getattr(self, name) < 1:
-                raise RecipeError(f"{name}={getattr(self, name)}; expected at least 1")
+        for name, least in (("sequence_length", 1), ("batch_size", 1), ("max_characters", 1), ("max_bad_records", 0)):
+            if getattr(self, name) is not None and getattr(self, name) < least:
+                raise RecipeError(f"{name}={getattr(self, name)}; expected at least {least}")
         if self.held_out < 0 or (self.held_out > 1 and self.held_out != int(self.held_out)):
             raise RecipeError(f"held_out={self.held_out}; expected a fraction below 1, or a whole number of documents")
         if self.buckets and self.packing:
@@ -63,12 +70,13 @@ class TextData:
         ):
             expected = f"rising lengths from 1 to sequence_length={self.sequence_length}"
             raise RecipeError(f"buckets={self.buckets}; expected {expected}")
-        if isinstance(self.corpus, TokenFile) and isinstance(self.tokenizer, BytePairTokenizer):
+        are_tokens = [isinstance(corpus, TokenFile) for corpus in self._corpora().values()]
+        if any(are_tokens) and isinstance(self.tokenizer, BytePairTokenizer):
             raise RecipeError(
                 "a TokenFile holds tokens, so no tokenizer can be trained on it; name the one that made it with "
                 "tokenizer=PretrainedTokenizer(path=...), or set tokenizer=None"
             )
-        if self.tokenizer is None and not isinstance(self.corpus, TokenFile):
+        if self.tokenizer is None and not all(are_tokens):
             raise RecipeError("tokenizer=None; a corpus of text needs one, for example BytePairTokenizer()")
 
     def open(self, *, progress: Progress | None = None) -> "OpenedText":
@@ -80,64 +88,105 @@ class TextData:
         Raises:
             DataError: The corpus can't be read, holds nothing, or has too few documents for `held_out`.
         """
+        corpora = self._corpora()
+        limits = Limits(max_characters=self.max_characters, max_bad_records=self.max_bad_records)
         root = cache_directory(self.cache_dir)
-        tokenizer, store = open_corpus(self.corpus, self.tokenizer, root, progress)
-        training, held_out = split(store, self.held_out)
+        tokenizer, stores = open_corpora(list(corpora.values()), self.tokenizer, root, progress, limits)
+        parts = {name: OpenedPart(*split(store, self.held_out)) for name, store in zip(corpora, stores, strict=True)}
         return OpenedText(
-            train=PackedSource(self._rows(training), batch_size=self.batch_size),
-            held_out=held_out and PackedSource(self._rows(held_out), batch_size=self.batch_size, epochs=1),
+            train=self._train(parts),
+            held_out=self._held_out(parts) if self.held_out else None,
             tokenizer=tokenizer,
-            vocab_size=store.vocab_size if tokenizer is None else tokenizer.vocab_size,
-            training_documents=training,
-            held_out_documents=held_out,
+            vocab_size=max(store.vocab_size for store in stores) if tokenizer is None else tokenizer.vocab_size,
+            parts=parts,
         )
 
-    def _rows(self, documents: Documents) -> PackedRows | PaddedRows:
+    def _corpora(self) -> Mapping[str, PlainCorpus | Filtered]:
+        """By the names of a mixture's parts; a lone corpus is ""."""
+        if isinstance(self.corpus, Mixture):
+            return {part.name: part.corpus for part in self.corpus.parts}
+        return {"": self.corpus}
+
+    def _train(self, parts: Mapping[str, "OpenedPart"]) -> PackedSource | MixedSource:
+        rows = [self._rows(part.training, name) for name, part in parts.items()]
+        if isinstance(self.corpus, Mixture):
+            return MixedSource(self.corpus, rows, batch_size=self.batch_size, seed=self.seed)
+        return PackedSource(rows[0], batch_size=self.batch_size)
+
+    def _held_out(self, parts: Mapping[str, "OpenedPart"]) -> PackedSource:
+        rows = [self._rows(part.held_out, name) for name, part in parts.items() if part.held_out is not None]
+        judged = rows[0] if len(rows) == 1 else JoinedRows(rows, seed=self.seed)
+        return PackedSource(judged, batch_size=self.batch_size, epochs=1)
+
+    def _rows(self, documents: Documents, name: str) -> PackedRows | PaddedRows:
+        seed = part_seed(self.seed, name) if name else self.seed
         if self.packing:
-            return PackedRows(documents, sequence_length=self.sequence_length, seed=self.seed)
-        return PaddedRows(documents, sequence_length=self.sequence_length, seed=self.seed, buckets=self.buckets)
+            return PackedRows(documents, sequence_length=self.sequence_length, seed=seed)
+        return PaddedRows(documents, sequence_length=self.sequence_length, seed=seed, buckets=self.buckets)
+
+
+class OpenedPart(NamedTuple):
+    """The documents of one corpus, divided.
+
+    Attributes:
+        training: Those to train on.
+        held_out: Those kept from it; None when there are none.
+    """
+
+    training: Documents
+    held_out: Documents | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class OpenedText:
-    """An open corpus.
+    """An open corpus, or mixture.
 
     Attributes:
-        train: Batches without an end, resumed exactly.
+        train: Batches without an end (unless each part of a mixture has one), resumed exactly.
         held_out: One pass over the held-out documents, its last batch filled up with padding; None when there are none.
         tokenizer: None for a token file opened without one.
         vocab_size: One more than the largest id; what a model's vocabulary must hold.
-        training_documents: The documents of `train`.
-        held_out_documents: The documents of `held_out`.
+        parts: The documents, by the name of the part; a lone corpus is "".
     """
 
-    train: PackedSource
+    train: PackedSource | MixedSource
     held_out: PackedSource | None
     tokenizer: Tokenizer | None
     vocab_size: int
-    training_documents: Documents
-    held_out_documents: Documents | None
+    parts: Mapping[str, OpenedPart]
+
+    @property
+    def training_documents(self) -> Documents:
+        """The documents of `train`, where they are of one corpus."""
+        (part,) = self.parts.values()
+        return part.training
+
+    @property
+    def held_out_documents(self) -> Documents | None:
+        """The documents of `held_out`, where they are of one corpus."""
+        (part,) = self.parts.values()
+        return part.held_out
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in one epoch of training, the ends of documents included."""
-        return self.training_documents.num_tokens
+        """Tokens in one epoch of training, the ends of documents included; of a mixture, in one epoch of every part."""
+        return sum(part.training.num_tokens for part in self.parts.values())
 
     @functools.cached_property
     def unigram_entropy_nats(self) -> float:
         """The held-out loss, per target, of always predicting the training frequencies of tokens (add-one smoothing).
 
         A model that does not fall below this has learnt nothing about order. Without held-out documents it is measured
-        on the training text itself.
+        on the training text itself. The parts of a mixture count by their size, not by their weight.
         """
-        counts = self.training_documents.store.target_counts
-        if self.held_out_documents is None:
-            training = judged = counts
-        else:
-            judged = _count_targets(self.held_out_documents)
-            training = counts - judged
+        counts, judged = np.zeros((2, self.vocab_size), np.int64)
+        for part in self.parts.values():
+            every = part.training.store.target_counts
+            kept = every if part.held_out is None else _count_targets(part.held_out)
+            counts[: len(every)] += every if part.held_out is None else every - kept
+            judged[: len(kept)] += kept
         # A document that was split in two has one more target than its parts, hence the floor at nothing.
-        smoothed = np.maximum(training, 0) + 1.0
+        smoothed = np.maximum(counts, 0) + 1.0
         return float(-(judged @ np.log(smoothed / smoothed.sum())) / max(judged.sum(), 1))
 
 

@@ -3,12 +3,13 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from panax.core.errors import DataError, RecipeError
 
 from .cache import cached
+from .checked import BAD_RECORDS, NO_EXCEPTIONS, Checked, Limits, read_bad_records, refuse
 from .corpus import Corpus, Document
 from .files import fingerprint
 from .tokenizer import BytePairTokenizer, PretrainedTokenizer, Progress, Tokenizer
@@ -25,68 +26,141 @@ def open_corpus(
     tokenizer: BytePairTokenizer | PretrainedTokenizer | None,
     root: Path,
     progress: Progress | None,
+    limits: Limits = NO_EXCEPTIONS,
 ) -> tuple[Tokenizer | None, TokenStore]:
     """Open the tokens of a corpus, and their tokenizer, from the cache directory `root`; make there what is missing.
 
     Raises:
-        DataError: The corpus or the tokenizer can't be read, or the corpus holds nothing.
+        DataError: The corpus or the tokenizer can't be read, or the corpus holds nothing, or too many bad records.
     """
-    if isinstance(corpus, TokenFile):
-        return _open_token_file(corpus, tokenizer, root)
-    name = fingerprint("corpus", type(corpus).__name__, corpus.fingerprint())
-    encoder = _tokenizer(corpus, tokenizer, name, root, progress)
-    store = cached(
-        root,
-        f"tokens-v{FORMAT_VERSION}-{fingerprint(name, encoder.fingerprint)}",
-        build=lambda directory: write_tokens(corpus, encoder, directory, progress=progress),
-        read=open_tokens,
-    )
+    encoder, (store,) = open_corpora([corpus], tokenizer, root, progress, limits)
     return encoder, store
 
 
-def _open_token_file(
-    corpus: TokenFile, tokenizer: BytePairTokenizer | PretrainedTokenizer | None, root: Path
-) -> tuple[Tokenizer | None, TokenStore]:
+def open_corpora(
+    corpora: Sequence[Corpus | TokenFile],
+    tokenizer: BytePairTokenizer | PretrainedTokenizer | None,
+    root: Path,
+    progress: Progress | None,
+    limits: Limits = NO_EXCEPTIONS,
+) -> tuple[Tokenizer | None, list[TokenStore]]:
+    """Open the tokens of several corpora that share one tokenizer; it is trained on all of them, document by document.
+
+    Raises:
+        DataError: As `open_corpus` does.
+    """
+    texts = [corpus for corpus in corpora if not isinstance(corpus, TokenFile)]
+    names = [_name(corpus, limits) for corpus in texts]
+    encoder: Tokenizer | None = None
+    if texts:
+        encoder = _tokenizer(texts, names, tokenizer, root, progress, limits)
+    elif isinstance(tokenizer, PretrainedTokenizer):
+        encoder = tokenizer.load()
+    name_of = iter(names)
+    return encoder, [
+        _open_token_file(corpus, encoder, root)
+        if isinstance(corpus, TokenFile)
+        else _open_text(corpus, next(name_of), encoder, root, progress, limits)
+        for corpus in corpora
+    ]
+
+
+def _name(corpus: Corpus, limits: Limits) -> str:
+    too_long = () if limits.max_characters is None else (limits.max_characters,)
+    return fingerprint("corpus", type(corpus).__name__, corpus.fingerprint(), *too_long)
+
+
+def _open_text(
+    corpus: Corpus, name: str, encoder: Tokenizer | None, root: Path, progress: Progress | None, limits: Limits
+) -> TokenStore:
+    assert encoder is not None
+    entry = f"tokens-v{FORMAT_VERSION}-{fingerprint(name, encoder.fingerprint)}"
+    store = cached(
+        root,
+        entry,
+        build=lambda directory: write_tokens(corpus, encoder, directory, progress=progress, limits=limits),
+        read=open_tokens,
+    )
+    if store.num_bad_records:
+        bad = read_bad_records(root / entry)
+        refuse(store.num_bad_records, limits.max_bad_records, bad)
+        if progress is not None:
+            first = f"; the first is {bad[0].where}: {bad[0].reason}" if bad else ""
+            what = (
+                f"{store.num_bad_records} bad records skipped (see {root / entry / BAD_RECORDS}{first}), which leaves"
+            )
+            progress(what, len(store.offsets) - 1, len(store.tokens))
+    return store
+
+
+def _open_token_file(corpus: TokenFile, encoder: Tokenizer | None, root: Path) -> TokenStore:
     store = corpus.open(root)
-    encoder = tokenizer.load() if isinstance(tokenizer, PretrainedTokenizer) else None
     if encoder is not None and encoder.vocab_size < store.vocab_size:
         raise DataError(
             f"{corpus.path} has a vocabulary of {store.vocab_size}, the tokenizer one of {encoder.vocab_size}; "
             "expected the tokenizer that made the tokens"
         )
-    return encoder, store
+    return store
 
 
 def _tokenizer(
-    corpus: Corpus,
+    corpora: list[Corpus],
+    names: list[str],
     tokenizer: BytePairTokenizer | PretrainedTokenizer | None,
-    name: str,
     root: Path,
     progress: Progress | None,
+    limits: Limits,
 ) -> Tokenizer:
     if isinstance(tokenizer, PretrainedTokenizer):
         return tokenizer.load()
     if tokenizer is None:
         raise RecipeError("tokenizer=None; a corpus of text needs one, for example BytePairTokenizer()")
+    name = names[0] if len(names) == 1 else fingerprint("corpora", *names)
     return cached(
         root,
         f"tokenizer-v{FORMAT_VERSION}-{fingerprint(name, dataclasses.astuple(tokenizer))}",
-        build=lambda directory: tokenizer.train(corpus, progress=progress).save(directory),
+        build=lambda directory: tokenizer.train(_Together(corpora, limits), progress=progress).save(directory),
         read=lambda directory: PretrainedTokenizer(path=str(directory)).load(),
     )
 
 
+class _Together:
+    """Documents of several corpora in turn, so that a tokenizer that reads only the first of them meets each corpus."""
+
+    def __init__(self, corpora: list[Corpus], limits: Limits) -> None:
+        self._corpora = [Checked(corpus, limits) for corpus in corpora]
+
+    def documents(self) -> Iterator[Document]:
+        going = [corpus.documents() for corpus in self._corpora]
+        while going:
+            for documents in tuple(going):
+                document = next(documents, None)
+                if document is None:
+                    going.remove(documents)
+                else:
+                    yield document
+
+    def fingerprint(self) -> str:
+        return fingerprint("together", *(corpus.fingerprint() for corpus in self._corpora))
+
+
 def write_tokens(
-    corpus: Corpus, tokenizer: Tokenizer, directory: str | Path, *, progress: Progress | None = None
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    directory: str | Path,
+    *,
+    progress: Progress | None = None,
+    limits: Limits = NO_EXCEPTIONS,
 ) -> None:
     """Tokenise a corpus into a token file. Prompts and answers are encoded apart, so the mask falls between two tokens.
 
     Raises:
-        DataError: The corpus can't be read, or holds no text.
+        DataError: The corpus can't be read, holds no text, or too many bad records.
     """
+    checked = Checked(corpus, limits)
     with TokenWriter(directory, vocab_size=tokenizer.vocab_size, end_of_document=tokenizer.end_of_document) as writer:
         num_blank = 0
-        for block in _blocks(corpus.documents()):
+        for block in _blocks(checked.documents()):
             pieces = [(_cut(document.prompt), _cut(document.text)) for document in block]
             flat = [piece for pair in pieces for part in pair for piece in part]
             encoded = iter(tokenizer.encode_batch(flat))
@@ -101,9 +175,21 @@ def write_tokens(
                     writer.append(prompt + text, num_prompt_tokens=len(prompt))
             if progress is not None:
                 progress("tokenising", writer.num_documents, writer.num_tokens)
+        writer.num_bad_records, writer.num_filtered_documents = len(checked.bad), checked.num_filtered
+        checked.save(Path(directory))
         if writer.num_documents == 0:
-            what = f"all {num_blank} of its documents are blank" if num_blank else "it has no document"
-            raise DataError(f"nothing to train on: {what}; expected text in {corpus}")
+            raise DataError(f"nothing to train on: {_why_empty(num_blank, checked)}; expected text in {corpus}")
+
+
+def _why_empty(num_blank: int, checked: Checked) -> str:
+    found = {"blank": num_blank, "bad": len(checked.bad), "left out by the filter": checked.num_filtered}
+    reasons = [f"{count} {what}" for what, count in found.items() if count]
+    if not reasons:
+        return "it has no document"
+    if len(reasons) == 1:
+        count, _, what = reasons[0].partition(" ")
+        return f"all {count} of its documents are {what}"
+    return f"of its documents {', '.join(reasons)}"
 
 
 def _blocks(documents: Iterator[Document]) -> Iterator[list[Document]]:

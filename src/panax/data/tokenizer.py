@@ -16,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from panax.core.errors import DataError, RecipeError
 
+from .checked import Checked
 from .corpus import Corpus, Document
 from .files import decode_utf8, fingerprint, read_bytes
 
@@ -105,7 +106,7 @@ class BytePairTokenizer:
         """Train on the corpus. The same texts give the same tokenizer.
 
         Raises:
-            DataError: The corpus can't be read.
+            DataError: The corpus can't be read, or has a bad record.
         """
         backend = tokenizers.Tokenizer(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -116,14 +117,15 @@ class BytePairTokenizer:
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        backend.train_from_iterator(_training_texts(corpus.documents(), self.train_bytes, progress), trainer=trainer)
+        texts = _training_texts(Checked(corpus).documents(), self.train_bytes, progress)
+        backend.train_from_iterator(texts, trainer=trainer)
         return Tokenizer(backend, end_of_document=END_OF_DOCUMENT)
 
 
 def _training_texts(documents: Iterator[Document], limit: int, progress: Progress | None) -> Iterator[list[str]]:
     size = count = 0
     while size < limit and (block := list(itertools.islice(documents, _TEXTS_AT_ONCE))):
-        texts = [text for document in block for text in document if text]
+        texts = [text for document in block for text in (document.text, document.prompt) if text]
         size += sum(map(len, texts))
         count += len(block)
         yield texts

@@ -3,12 +3,13 @@
 The format is a directory of plain little-endian arrays and one JSON header:
 
     header.json         {"format": "panax-tokens", "version": 1, "dtype": "uint16" or "uint32", "num_tokens",
-                        "num_documents", "num_blank_documents", "vocab_size", "end_of_document" (an id, or null),
-                        "has_loss_mask", "content"}
+                        "num_documents", "num_blank_documents", "num_bad_records", "num_filtered_documents",
+                        "vocab_size", "end_of_document" (an id, or null), "has_loss_mask", "content"}
     tokens.bin          num_tokens ids; each document is followed by the end-of-document id
     offsets.bin         num_documents + 1 int64: document d is tokens[offsets[d]:offsets[d + 1]], its end included
     target_counts.bin   vocab_size int64: how often each id is a target that carries loss
     loss_mask.bin       only if has_loss_mask: num_tokens uint8, 1 where the id, as a target, carries loss
+    bad_records.jsonl   only if num_bad_records: {"where", "reason"} of each record that was skipped
 
 `content` is a hash of the ids, the offsets and the mask: the same on every machine, whenever the file was written.
 """
@@ -49,6 +50,8 @@ class TokenStore:
         vocab_size: One more than the largest id there may be.
         end_of_document: The id that ends each document; None when they end without one.
         num_blank_documents: How many documents of the corpus held nothing and were left out.
+        num_bad_records: How many records of the corpus could not be used and were skipped.
+        num_filtered_documents: How many documents of the corpus a filter left out.
         content: A hash of what the file holds.
     """
 
@@ -60,6 +63,8 @@ class TokenStore:
     end_of_document: int | None
     num_blank_documents: int
     content: str
+    num_bad_records: int = 0
+    num_filtered_documents: int = 0
 
 
 class TokenWriter:
@@ -68,6 +73,8 @@ class TokenWriter:
     Attributes:
         num_tokens: How many are appended, ends of documents included.
         num_documents: How many are appended.
+        num_bad_records: How many were skipped as unusable; for the header.
+        num_filtered_documents: How many a filter left out; for the header.
 
     >>> import tempfile
     >>> directory = tempfile.mkdtemp()
@@ -104,6 +111,8 @@ class TokenWriter:
         self._num_blank = 0
         self.num_tokens = 0
         self.num_documents = 0
+        self.num_bad_records = 0
+        self.num_filtered_documents = 0
 
     def append(self, ids: Sequence[int] | npt.NDArray[np.integer], *, num_prompt_tokens: int = 0) -> None:
         """Add a document, without its end; of its tokens the first `num_prompt_tokens` carry no loss.
@@ -188,6 +197,8 @@ class TokenWriter:
             num_tokens=self.num_tokens,
             num_documents=self.num_documents,
             num_blank_documents=self._num_blank,
+            num_bad_records=self.num_bad_records,
+            num_filtered_documents=self.num_filtered_documents,
             vocab_size=self._vocab_size,
             end_of_document=self._end,
             has_loss_mask=self._masked,
@@ -226,6 +237,8 @@ def open_tokens(directory: str | Path, *, tokens: Path | None = None) -> TokenSt
         dtype, vocab_size, content = _DTYPES[header["dtype"]], int(header["vocab_size"]), str(header["content"])
         masked, end = bool(header["has_loss_mask"]), header["end_of_document"]
         blank = int(header["num_blank_documents"])
+        # Files of earlier versions of Panax have neither.
+        bad, filtered = int(header.get("num_bad_records", 0)), int(header.get("num_filtered_documents", 0))
     except DataError:
         raise
     except (ValueError, KeyError, TypeError) as error:
@@ -243,6 +256,8 @@ def open_tokens(directory: str | Path, *, tokens: Path | None = None) -> TokenSt
         vocab_size=vocab_size,
         end_of_document=end,
         num_blank_documents=blank,
+        num_bad_records=bad,
+        num_filtered_documents=filtered,
         content=content,
     )
 

@@ -62,11 +62,10 @@ class ConsoleTracker(Tracker):
         if "speed/mfu" in values:
             parts.append(f"MFU {values['speed/mfu']:.1%}")
         parts.append(f"{values['memory/bytes'] / 2**30:.2f} GiB")
-        seconds = {name: values.get(f"seconds/{name}", 0.0) for name in ("step", "data", "dispatch", "device")}
-        parts.append(
-            f"step {seconds['step'] * 1e3:.0f} ms (data {seconds['data'] * 1e3:.0f}, dispatch {seconds['dispatch'] * 1e3:.0f}, "
-            f"device {seconds['device'] * 1e3:.0f})"
+        step_ms, stall, dispatch, device = (
+            values.get(f"seconds/{name}", 0.0) * 1e3 for name in ("step", "data_stall", "dispatch", "device")
         )
+        parts.append(f"step {step_ms:.0f} ms (data {stall:.0f}, dispatch {dispatch:.0f}, device {device:.0f})")
         left = self._seconds_left(step)
         if left is not None:
             parts.append(f"ETA {left // 60:.0f}:{left % 60:02.0f}")

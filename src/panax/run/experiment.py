@@ -37,7 +37,8 @@ class Experiment:
         num_steps: Steps of the whole run, interruptions included.
         seed: Of initialisation and of each step's random bits; `data.seed` is of the order of the data.
         frozen: Prefixes of parameter names that are not trained.
-        init: Start from these weights: `hf:DIR`, a folder in Hugging Face's layout. Empty draws them from `seed`.
+        init: Start from these weights: `hf:DIR`, a folder in Hugging Face's layout, or `checkpoint:PLACE`, a checkpoint's own
+            folder or address, or a run's (its best one). Empty draws them from `seed`.
         directory: Where checkpoints and logs go. Running the same command again goes on from there.
         log_every: Steps between two reports.
         profile: Write a profile of three steps from this one on; 0 for none.
@@ -68,8 +69,10 @@ class Experiment:
             raise RecipeError(f"num_steps={self.num_steps}; expected 1 or more")
         if self.log_every < 1:
             raise RecipeError(f"log_every={self.log_every}; expected 1 or more")
-        if self.init and not self.init.startswith("hf:"):
-            raise RecipeError(f"init={self.init!r}; expected hf:DIR with a folder of Hugging Face weights, or nothing")
+        if self.init and not self.init.startswith(("hf:", "checkpoint:")):
+            raise RecipeError(
+                f"init={self.init!r}; expected hf:DIR with a folder of Hugging Face weights, checkpoint:PLACE, or nothing"
+            )
 
     @property
     def folder(self) -> str:

@@ -1,9 +1,12 @@
-"""Ctrl-C and SIGTERM as a flag that the loop reads between two steps."""
+"""Ctrl-C and SIGTERM as a flag that the loop reads between two steps; in a job of many processes, the same step for all."""
 
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
 from typing import Any
+
+import jax
 
 
 class Interrupt:
@@ -18,9 +21,11 @@ class Interrupt:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Interrupt":
+        # Of many processes, JAX's coordination service takes SIGTERM and finds a step at which all can stop.
+        taken = (signal.SIGINT, signal.SIGTERM) if jax.process_count() == 1 else (signal.SIGINT,)
         # Python delivers signals to the main thread only; elsewhere the caller's own handling stays.
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in taken:
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -30,7 +35,20 @@ class Interrupt:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def due(self, step: int) -> bool:
+        """Whether to stop before step `step`: the same answer in every process of the job, each of which asks at each step."""
+        if jax.process_count() > 1:
+            from jax.experimental import multihost_utils
+
+            if multihost_utils.reached_preemption_sync_point(step):
+                self.signal = self.signal or signal.SIGTERM
+                return True
+            return False
+        return self.signal is not None
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
+        if jax.process_count() > 1:
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -3,20 +3,20 @@
 import contextlib
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpointer
 from ..core import TrainState
 from ..core.errors import DataError
-from ..data import prefetch
+from ..core.processes import is_first
 from ..metrics import Tracker
-from ..train import evaluate_all
+from ..train import evaluate_sent
 from .experiment import Experiment
+from .feed import feed
 from .interrupt import Interrupt
-from .prepare import Prepared, Say, held_out_batches, prepare
+from .keeping import Keeper, due
+from .prepare import Prepared, Say, prepare
 from .report import Report
-from .start import Start, begin, open_folder
+from .start import Start, begin, open_folder, open_memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Result:
         state: The last step's.
         step: Steps taken, earlier runs of the same command included.
         evaluation: Held-out losses and metrics after the last step; empty without held-out data, or when cut off.
-        checkpoint: The folder of the last checkpoint.
+        checkpoint: Where the last checkpoint is.
         interrupted_by: The signal's name, if one ended the run early.
     """
 
@@ -35,7 +35,7 @@ class Result:
     state: TrainState
     step: int
     evaluation: Mapping[str, float]
-    checkpoint: Path
+    checkpoint: str
     interrupted_by: str | None = None
 
 
@@ -50,22 +50,29 @@ def fit(experiment: Experiment, *, say: Say = print, trackers: tuple[Tracker, ..
     Raises:
         PanaxError: Something outside the program is wrong; the message says what to do.
     """
+    say = say if is_first() else _unsaid
     prepared = prepare(experiment, say, devices)
-    with open_folder(prepared) as checkpointer, Interrupt() as interrupt:
-        start = begin(prepared, checkpointer, say)
+    with (
+        open_folder(prepared, say) as checkpointer,
+        open_memory(prepared, checkpointer, say) as memory,
+        Interrupt() as interrupt,
+    ):
+        start = begin(prepared, checkpointer, memory, say)
+        checkpointer.prepare(start.state)
+        keeper = Keeper(experiment.checkpoint, checkpointer, memory, start.stored)
         with contextlib.closing(Report(prepared, start.step, trackers, say)) as report:
-            return run(prepared, start, checkpointer, report, interrupt)
+            return run(prepared, start, keeper, report, interrupt)
 
 
-def run(prepared: Prepared, start: Start, checkpointer: Checkpointer, report: Report, interrupt: Interrupt) -> Result:
+def run(prepared: Prepared, start: Start, keeper: Keeper, report: Report, interrupt: Interrupt) -> Result:
     """Take the steps that are left."""
     experiment, step = prepared.experiment, prepared.step
     state, position, number = start.state, start.position, start.step
     evaluation: Mapping[str, float] = {}
-    with contextlib.closing(prefetch(prepared.data.train.batches(position))) as batches:
-        while number < experiment.num_steps and interrupt.signal is None:
+    with contextlib.closing(feed(prepared.data.train, step, position)) as batches:
+        while number < experiment.num_steps and not interrupt.due(number):
             report.before_step(number)
-            with report.clock.measure("data"):
+            with report.clock.measure("data_stall"):
                 drawn = next(batches, None)
             if drawn is None:
                 raise DataError(
@@ -73,29 +80,27 @@ def run(prepared: Prepared, start: Start, checkpointer: Checkpointer, report: Re
                 )
             batch, position = drawn
             with report.clock.measure("dispatch"):
-                state, scalars = step(state, step.put(batch))
+                state, scalars = step(state, batch)
             number += 1
             evaluation = {}
             # Reads the scalars of the step before, while this one runs: the devices never wait for the loop.
-            report.after_step(number, scalars, batch)
+            report.after_step(number, scalars, batch, position)
             if due(experiment.evaluate.every, number) and number < experiment.num_steps:
                 evaluation = judge(prepared, state, number, report)
-            if due(experiment.checkpoint.every, number) and number < experiment.num_steps:
+            if number < experiment.num_steps:
                 with report.clock.measure("save"):
-                    checkpointer.save(state, number, {"data": dict(position)}, evaluation.get("loss"))
+                    keeper.after_step(state, number, position, evaluation)
     report.flush()
     if number == experiment.num_steps:
         evaluation = judge(prepared, state, number, report)
-    if checkpointer.latest() != number:
-        checkpointer.save(state, number, {"data": position and dict(position)}, evaluation.get("loss"))
-    checkpointer.wait()
+    checkpoint = keeper.at_end(state, number, position, evaluation)
+    report.account(number, position)
     signal = None if interrupt.signal is None else interrupt.signal.name
-    return Result(prepared, state, number, evaluation, checkpointer.path(number), signal)
+    return Result(prepared, state, number, evaluation, checkpoint, signal)
 
 
-def due(every: int, number: int) -> bool:
-    """Whether something done every so many steps is to be done after step `number`; never, for 0."""
-    return every > 0 and number % every == 0
+def _unsaid(line: str) -> None:
+    """What other processes than the first one say."""
 
 
 def judge(prepared: Prepared, state: TrainState, number: int, report: Report) -> Mapping[str, float]:
@@ -103,6 +108,8 @@ def judge(prepared: Prepared, state: TrainState, number: int, report: Report) ->
     report.flush()
     if prepared.data.held_out is None:
         return {}
-    evaluation = evaluate_all(prepared.step, state, held_out_batches(prepared))
+    most = prepared.experiment.evaluate.batches or None
+    with contextlib.closing(feed(prepared.data.held_out, prepared.step, most=most)) as batches:
+        evaluation = evaluate_sent(prepared.step, state, (batch for batch, _ in batches))
     report.evaluation(number, evaluation)
     return evaluation

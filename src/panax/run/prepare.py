@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from itertools import islice
 from typing import Any
 
 import jax
@@ -100,12 +99,3 @@ def make_program(experiment: Experiment, task: Task) -> Program:
         config=experiment.step,
         frozen=experiment.frozen,
     )
-
-
-def held_out_batches(prepared: Prepared) -> Iterable[dict[str, Any]]:
-    """The held-out batches, from the first one, as many as the experiment says."""
-    source = prepared.data.held_out
-    if source is None:
-        return ()
-    most = prepared.experiment.evaluate.batches or None
-    return (batch for batch, _ in islice(source.batches(), most))

@@ -7,7 +7,9 @@ from typing import Any
 
 import jax
 
+from ..core import Position
 from ..core.errors import TrainingError
+from ..core.processes import is_first
 from ..metrics import (
     ExpertWatch,
     JsonlTracker,
@@ -20,6 +22,7 @@ from ..metrics import (
     memory_in_use_bytes,
     peak_of,
 )
+from .account import account_of, epochs_of, lines_of, write_account
 from .prepare import Prepared, Say
 
 PROFILED_STEPS = 3
@@ -40,16 +43,10 @@ class Report:
         folder = Path(prepared.experiment.folder)
         self._prepared = prepared
         self._say = say
-        self._trackers = Trackers(
-            [
-                JsonlTracker(folder / "metrics.jsonl"),
-                TensorBoardTracker(folder / "tensorboard", first_step + 1),
-                *trackers,
-            ]
-        )
+        self._trackers = Trackers([*_own_trackers(folder, first_step), *trackers] if is_first() else [])
         self._watch = ExpertWatch(prepared.task.router_layers)
         self._pictured = 0
-        self._pending: tuple[int, Mapping[str, Any]] | None = None
+        self._pending: tuple[int, Mapping[str, Any], Position] | None = None
         self._tokens = 0
         self._length: int | None = None
         self._compiled = 0.0
@@ -71,7 +68,7 @@ class Report:
             if self._profiled == PROFILED_STEPS:
                 self._end_profile()
 
-    def after_step(self, number: int, scalars: Mapping[str, Any], batch: Mapping[str, Any]) -> None:
+    def after_step(self, number: int, scalars: Mapping[str, Any], batch: Mapping[str, Any], position: Position) -> None:
         """Take the scalars of step `number`, still being computed, and report those of the step before."""
         compiled, self._compiled = self._compiled, getattr(self._prepared.step, "compile_seconds", 0.0)
         if compiled != self._compiled or self._length is None:
@@ -85,7 +82,7 @@ class Report:
         self._length = next(iter(batch.values())).shape[1] if axes[:2] == ("batch", "seq") else 0
         with self.clock.measure("device"):
             self.flush()
-        self._pending = (number, scalars)
+        self._pending = (number, scalars, position)
 
     def flush(self) -> None:
         """Wait for the scalars that are pending, and report them.
@@ -95,7 +92,7 @@ class Report:
         """
         if self._pending is None:
             return
-        (number, scalars), self._pending = self._pending, None
+        (number, scalars, position), self._pending = self._pending, None
         found = jax.device_get(dict(scalars))
         values = {name: float(value) for name, value in found.items() if value.ndim == 0}
         self._watch.add({name: value for name, value in found.items() if value.ndim > 0})
@@ -107,7 +104,7 @@ class Report:
                 f"look for the cause with --debug"
             )
         if number % experiment.log_every == 0 or number == experiment.num_steps:
-            self._record(number, values)
+            self._record(number, values, position)
 
     def evaluation(self, number: int, values: Mapping[str, float]) -> None:
         """Report an evaluation; the time it took is not part of the steps'."""
@@ -115,13 +112,23 @@ class Report:
         self.clock.restart()
         self._tokens = 0
 
+    def account(self, number: int, position: Position | None) -> None:
+        """Say and write down how often the documents have been seen in the steps so far."""
+        if position is None or not is_first():
+            return
+        parts = account_of(self._prepared.data.train, position)
+        if parts:
+            write_account(Path(self._prepared.experiment.folder), number, parts)
+        for line in lines_of(parts):
+            self._say(line)
+
     def close(self) -> None:
         if self._profiling and self._profiled is not None:
             self._profiled += 1
             self._end_profile()
         self._trackers.close()
 
-    def _record(self, number: int, values: Mapping[str, float]) -> None:
+    def _record(self, number: int, values: Mapping[str, float], position: Position) -> None:
         experiment = self._prepared.experiment
         record = {f"train/{name}": value for name, value in values.items() if name != "skipped_in_a_row"}
         steps = self.clock.steps
@@ -136,6 +143,7 @@ class Report:
                     record["speed/mfu"] = flops * tokens_per_second / self.peak.flops_per_second
         self._tokens = 0
         record["memory/bytes"] = memory_in_use_bytes()
+        record |= epochs_of(self._prepared.data.train, position)
         of_experts, loads, warnings = self._watch.take()
         self._trackers.record(number, record | of_experts)
         for warning in warnings:
@@ -159,6 +167,10 @@ class Report:
         jax.profiler.stop_trace()
         self._profiling = False
         self._say(f"profile of {self._profiled} steps written below {self._profile_folder / 'plugins'}")
+
+
+def _own_trackers(folder: Path, first_step: int) -> list[Tracker]:
+    return [JsonlTracker(folder / "metrics.jsonl"), TensorBoardTracker(folder / "tensorboard", first_step + 1)]
 
 
 def find_peak(prepared: Prepared) -> Peak:

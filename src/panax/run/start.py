@@ -8,9 +8,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..checkpoint import Checkpointer, restore
+from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, restore, run_identity
 from ..core import Position, TrainState
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, DamagedError
+from ..core.processes import is_first
 from .description import describe, differences
 from .prepare import Prepared, Say
 
@@ -29,21 +30,56 @@ class Start:
     Attributes:
         step: Steps taken before.
         position: Of the data; None for its beginning.
+        stored: The step whose checkpoint the store has of this state; None where it has none.
     """
 
     state: TrainState
     step: int
     position: Position | None
+    stored: int | None
 
 
 @contextlib.contextmanager
-def open_folder(prepared: Prepared) -> Iterator[Checkpointer]:
-    """Make the run's folder, lock it against a second process, and hand out its checkpoints.
+def open_folder(prepared: Prepared, say: Say) -> Iterator[Checkpointer]:
+    """Make the run's folder, lock it against a second job, and hand out its checkpoints.
+
+    Of a job of many processes the first one holds the lock.
 
     Raises:
-        CheckpointError: The folder can't be written, or another process trains in it.
+        CheckpointError: The folder can't be written, or another job trains in it.
     """
     folder = Path(prepared.experiment.folder)
+    config = prepared.experiment.checkpoint
+    with _locked(folder) if is_first() else contextlib.nullcontext():
+        checkpointer = Checkpointer(config.directory or folder / "checkpoints", config, attachments(prepared), say)
+        checkpointer.sweep()
+        try:
+            yield checkpointer
+        except BaseException:
+            checkpointer.close()
+            raise
+        # What ended the run is the error to show; a save that failed besides is not.
+        checkpointer.finish()
+
+
+@contextlib.contextmanager
+def open_memory(prepared: Prepared, checkpointer: Checkpointer, say: Say) -> Iterator[MemoryTier | None]:
+    """The copies of this run in the memory of hosts, if it keeps any; removed when it ends well: the store has all then."""
+    config = prepared.experiment.checkpoint.memory
+    if not config.every:
+        yield None
+        return
+    memory = MemoryTier(config, run_identity(checkpointer.store), say)
+    try:
+        yield memory
+    except BaseException:
+        memory.close(forget=False)
+        raise
+    memory.close(forget=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open(folder / ".lock", "w")  # noqa: SIM115
@@ -58,16 +94,7 @@ def open_folder(prepared: Prepared) -> Iterator[Checkpointer]:
             raise CheckpointError(
                 f"another process is training in {folder}; wait for it, stop it, or choose another folder with --directory"
             ) from error
-        checkpointer = Checkpointer(folder / "checkpoints", prepared.experiment.checkpoint, attachments(prepared))
-        checkpointer.remove_partial()
-        try:
-            yield checkpointer
-        except BaseException:
-            # What ended the run is the error to show; a save that failed besides is not.
-            with contextlib.suppress(CheckpointError):
-                checkpointer.wait()
-            raise
-        checkpointer.wait()
+        yield
 
 
 def attachments(prepared: Prepared) -> dict[str, str]:
@@ -83,38 +110,84 @@ def attachments(prepared: Prepared) -> dict[str, str]:
     return files
 
 
-def begin(prepared: Prepared, checkpointer: Checkpointer, say: Say) -> Start:
-    """Restore the newest checkpoint, or draw (or load) the first state.
+def begin(prepared: Prepared, checkpointer: Checkpointer, memory: MemoryTier | None, say: Say) -> Start:
+    """Restore the newest whole state, from the memory of hosts or from the store, or draw (or load) the first state.
 
     Raises:
-        CheckpointError: The checkpoint is of another model, or damaged.
+        CheckpointError: The checkpoint is of another model, the store can't be read, or all checkpoints are damaged.
     """
-    step, experiment = prepared.step, prepared.experiment
-    latest = checkpointer.latest()
-    if latest is None:
-        state = step.init(experiment.seed)
-        if experiment.init:
-            from ..adapters.huggingface import load
+    remembered = None if memory is None else memory.newest()
+    for checkpoint in checkpointer.newest_first():
+        if remembered is not None and remembered.manifest.step >= checkpoint.manifest.step:
+            start = begin_from_memory(prepared, remembered, say)
+            if start is not None:
+                return start
+            remembered = None
+        try:
+            return begin_from(prepared, checkpoint, say)
+        except DamagedError as error:
+            checkpointer.distrust(checkpoint.manifest.step, error)
+    start = None if remembered is None else begin_from_memory(prepared, remembered, say)
+    if start is not None:
+        return start
+    if checkpointer.distrusted:
+        raise CheckpointError(
+            f"no checkpoint in {checkpointer.store.url} is whole; look at them with `panax checkpoint verify`, then remove them, "
+            f"or start anew in another folder with --directory"
+        )
+    return Start(first_state(prepared, say), 0, None, None)
 
-            say(f"starting from the weights in {experiment.init.removeprefix('hf:')}")
-            folder = experiment.init.removeprefix("hf:")
-            params, model_state = load(folder, prepared.task, state.params, state.model_state)
-            state = dataclasses.replace(state, params=params, model_state=model_state)
-        return Start(state, 0, None)
-    path = checkpointer.path(latest)
-    state, manifest = restore(path, step.program.abstract, step.shardings)
-    say(f"going on from step {latest} of {experiment.num_steps}: {path}")
-    for line in changed_settings(prepared, path):
+
+def begin_from(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> Start:
+    """Where a checkpoint ends, saying what has changed since."""
+    changed = changed_settings(prepared, checkpoint)
+    state = restore(checkpoint, prepared.step.program.abstract, prepared.step.shardings)
+    step = checkpoint.manifest.step
+    say(f"going on from step {step} of {prepared.experiment.num_steps}: {checkpoint.url}")
+    for line in changed:
         say(f"changed since that checkpoint: {line}")
-    return Start(state, latest, manifest.host["data"])
+    return Start(state, step, checkpoint.manifest.host["data"], step)
 
 
-def changed_settings(prepared: Prepared, path: Path) -> list[str]:
-    """The settings that decide what is trained, and are not those the checkpoint was saved with."""
+def begin_from_memory(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> Start | None:
+    """Where the copy in memory ends; None, saying so, where it can't be used: the store is there."""
     try:
-        before = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path / SETTINGS} can't be read: {error}") from error
+        return dataclasses.replace(begin_from(prepared, checkpoint, say), stored=None)
+    except CheckpointError as error:
+        say(f"warning: the copy of step {checkpoint.manifest.step} in memory is not used: {error}")
+        return None
+
+
+def first_state(prepared: Prepared, say: Say) -> TrainState:
+    """The state before the first step: drawn, or with parameters loaded."""
+    experiment = prepared.experiment
+    state = prepared.step.init(experiment.seed)
+    if not experiment.init:
+        return state
+    kind, _, where = experiment.init.partition(":")
+    if kind == "hf":
+        from ..adapters.huggingface import load
+
+        say(f"starting from the weights in {where}")
+        params, model_state = load(where, prepared.task, state.params, state.model_state)
+    else:
+        from .trained import find_checkpoints
+
+        checkpoint = next(find_checkpoints(where))
+        say(f"starting from the weights in {checkpoint.url}")
+        wanted = {name: getattr(prepared.step.program.abstract, name) for name in ("params", "model_state")}
+        places = {name: getattr(prepared.step.shardings, name) for name in wanted}
+        found = restore(checkpoint, wanted, places, part=True)
+        params, model_state = found["params"], found["model_state"]
+    return dataclasses.replace(state, params=params, model_state=model_state)
+
+
+def changed_settings(prepared: Prepared, checkpoint: Checkpoint) -> list[str]:
+    """The settings that decide what is trained, and are not those the checkpoint was saved with."""
+    text = checkpoint.attachment(SETTINGS)
+    if text is None:
+        return []
+    before = json.loads(text)
     now = describe(prepared.experiment)
     for name in FREE:
         before.pop(name, None)

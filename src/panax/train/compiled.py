@@ -3,7 +3,7 @@
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,6 +20,7 @@ from ..mesh.legality import Needs, check, fitted_rules, remarks
 from ..mesh.rules import divisors
 from ..optim import Optimizer, optimizer_state_axes
 from ..parallel.context import zigzag_order
+from .sending import HeldRows, Sender, global_array, held_by
 from .update import Scalars, StepConfig, evaluation_step, train_step
 
 Signature = tuple[tuple[str, tuple[int, ...], str], ...]
@@ -153,15 +154,13 @@ def _initial_state(
 
 
 @runtime_checkable
-class Step(Protocol):
+class Step(Sender, Protocol):
     """What the loop asks of a step, compiled or not."""
 
     program: Program
     shardings: Any
 
     def init(self, seed: int) -> TrainState: ...
-
-    def put(self, batch: Mapping[str, Any]) -> dict[str, jax.Array]: ...
 
     def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]: ...
 
@@ -215,22 +214,43 @@ class CompiledStep:
         """The first state, drawn by one jitted function straight into its shards: bitwise the same on every mesh."""
         return self._create(jax.random.key(seed))
 
-    def put(self, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Send a batch to the devices, rows split over the data axes. Returns at once; the copy goes on meanwhile."""
+    def held_rows(self, batch_size: int) -> HeldRows | None:
+        """Which rows of a global batch this process's devices hold; None where it holds all of them.
+
+        Raises:
+            LayoutError: The rows don't divide over their axes.
+        """
+        if jax.process_count() == 1:
+            return None
+        name = next(iter(self.batch_axes))
+        row_numbers = {name: jax.ShapeDtypeStruct((batch_size,), np.int32)}
+        sharding = self.placement.batch_shardings(row_numbers, {name: ("batch",)})[name]
+        return held_by(sharding.addressable_devices, sharding, batch_size)
+
+    def put(self, batch: Mapping[str, Any], held: HeldRows | None = None) -> dict[str, jax.Array]:
+        """Send a batch to the devices, rows split over the data axes. Returns at once; the copy goes on meanwhile.
+
+        Args:
+            held: Which rows of the global batch `batch` is; None: all of them.
+        """
         arrays = {name: np.asarray(leaf) for name, leaf in batch.items()}
         unknown = arrays.keys() ^ self.batch_axes.keys()
         if unknown:
             raise TrainingError(
                 f"the batch's leaves are {sorted(arrays)}, the source declares {sorted(self.batch_axes)}; make them agree"
             )
-        self._check_batch(arrays, micro_batches=1)
-        shardings = self.placement.batch_shardings(arrays, self.batch_axes)
+        shapes = {
+            name: jax.ShapeDtypeStruct(leaf.shape if held is None else (held.batch_size, *leaf.shape[1:]), leaf.dtype)
+            for name, leaf in arrays.items()
+        }
+        self._check_batch(shapes, micro_batches=1)
+        shardings = self.placement.batch_shardings(shapes, self.batch_axes)
         if self.program.task.names_axes:
             arrays = {name: self._in_zigzag(leaf, self.batch_axes[name]) for name, leaf in arrays.items()}
         if jax.process_count() == 1:
             return jax.device_put(arrays, shardings)
         return {
-            name: jax.make_array_from_callback(leaf.shape, shardings[name], leaf.__getitem__)
+            name: global_array(leaf, held or HeldRows(np.arange(len(leaf)), len(leaf)), shardings[name])
             for name, leaf in arrays.items()
         }
 
@@ -346,9 +366,14 @@ def _shape_change(old: Signature, new: Signature, allowed: int) -> str:
 
 def evaluate_all(step: Step, state: TrainState, batches: Any) -> dict[str, float]:
     """Losses and metrics over all `batches`, merged as sums and divided once."""
+    return evaluate_sent(step, state, map(step.put, batches))
+
+
+def evaluate_sent(step: Step, state: TrainState, batches: Iterable[Mapping[str, jax.Array]]) -> dict[str, float]:
+    """As `evaluate_all`, of batches that are on the devices already."""
     merged = None
     for batch in batches:
-        measures = step.evaluate(state, step.put(batch))
+        measures = step.evaluate(state, batch)
         merged = measures if merged is None else merge_measures(merged, measures)
     if merged is None:
         raise TrainingError("the held-out source yielded no batch; give it more data, or set evaluate.every to 0")

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from ..core import Axes, TrainState, real_values
 from .compiled import Program
 from .on_mesh import split_rows
+from .sending import HeldRows
 from .update import Scalars, number_rows
 
 
@@ -33,7 +34,10 @@ class DebugStep:
     def init(self, seed: int) -> TrainState:
         return jax.jit(self.program.initial_state)(jax.random.key(seed))
 
-    def put(self, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
+    def held_rows(self, batch_size: int) -> HeldRows | None:
+        return None
+
+    def put(self, batch: Mapping[str, Any], held: HeldRows | None = None) -> dict[str, jax.Array]:
         return {name: jnp.asarray(leaf) for name, leaf in batch.items()}
 
     def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]:

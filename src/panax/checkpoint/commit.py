@@ -1,0 +1,190 @@
+"""How a checkpoint comes to be: every process writes its files and then its part, and the first one commits the manifest.
+
+    step_00000100/
+        a1b2c3d4/00000-0000.bin              chunks of process 0
+        a1b2c3d4/part-00000-of-00003.json    what process 0 has written, after it
+        manifest.json                        the commit, after every part: one atomic write
+
+Files of another attempt at the same step never have the same names, so a whole checkpoint is replaced by its manifest alone. The
+parts meet in the store: no process waits for another's network, and a process that dies leaves a folder without manifest.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..core.errors import CheckpointError
+from ..stores import MissingError, Store
+from .manifest import FILE, FileEntry, Manifest, checksum, merged
+from .snapshot import FilePlan, Snapshot
+
+_POLL_SECONDS = (0.01, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """One try to save a step, of the same name in every process.
+
+    Attributes:
+        folder: The checkpoint's, below the store's root.
+        name: No other attempt's.
+    """
+
+    folder: str
+    name: str
+    process: int = 0
+    processes: int = 1
+
+    def path(self, name: str) -> str:
+        return f"{self.folder}/{self.name}/{name}"
+
+    def part(self, process: int) -> str:
+        return self.path(f"part-{process:05d}-of-{self.processes:05d}.json")
+
+    def failure(self, process: int) -> str:
+        return self.path(f"failed-{process:05d}")
+
+
+def write_part(
+    store: Store,
+    attempt: Attempt,
+    snapshot: Snapshot,
+    *,
+    step: int,
+    attachments: Mapping[str, str],
+    host: Mapping[str, Any],
+    metric: float | None,
+) -> Manifest:
+    """Write this process's files; durable and verified when it returns.
+
+    Raises:
+        StoreError: The store refused.
+    """
+    chunks: dict[str, list] = {name: [] for name in snapshot.plan.arrays}
+    files: dict[str, int] = {}
+    entries: dict[str, FileEntry] = {}
+
+    def write(number: int, plan: FilePlan) -> tuple[str, dict[str, list]]:
+        name = f"{attempt.name}/{attempt.process:05d}-{number:04d}.bin"
+        found = snapshot.chunks(plan, name)
+        store.write(f"{attempt.folder}/{name}", [snapshot.buffer[plan.begin : plan.end]])
+        return name, found
+
+    with ThreadPoolExecutor(store.writers, "panax-write") as writers:
+        writing = [writers.submit(write, number, plan) for number, plan in enumerate(snapshot.plan.files)]
+        try:
+            for plan, written in zip(snapshot.plan.files, writing):
+                name, found = written.result()
+                files[name] = plan.end - plan.begin
+                for array, added in found.items():
+                    chunks[array] += added
+        except BaseException:
+            writers.shutdown(wait=True, cancel_futures=True)
+            raise
+    for name, text in attachments.items():
+        data = text.encode()
+        store.write(attempt.path(name), [data])
+        file = f"{attempt.name}/{name}"
+        files[file], entries[name] = len(data), FileEntry(file, checksum(data))
+    arrays = {
+        name: dataclasses.replace(entry, chunks=tuple(chunks[name])) for name, entry in snapshot.plan.arrays.items()
+    }
+    return Manifest(step, arrays, files, entries, dict(host), metric, time.time())
+
+
+def publish_part(store: Store, attempt: Attempt, part: Manifest) -> None:
+    """Tell the first process that this one has written its part."""
+    store.write(attempt.part(attempt.process), [part.to_json().encode()])
+
+
+def commit(
+    store: Store, attempt: Attempt, mine: Manifest, seconds: float, cancelled: Callable[[], bool] = lambda: False
+) -> Manifest:
+    """Wait for the other processes' parts, see that all files are there, and write the manifest: the commit.
+
+    Raises:
+        CheckpointError: A process failed, or did not write its part within `seconds`; what is there has another size.
+        StoreError: The store refused.
+    """
+    parts = [mine, *_parts(store, attempt, seconds, cancelled)]
+    manifest = merged(parts)
+    manifest.check_covered()
+    # A list has no checksum of its own: what it says against a file, it says twice.
+    if _wrong(store, attempt, manifest) and (wrong := _wrong(store, attempt, manifest)):
+        raise CheckpointError(f"{wrong}: not committed")
+    store.write(f"{attempt.folder}/{FILE}", [manifest.to_json().encode()])
+    return manifest
+
+
+def _wrong(store: Store, attempt: Attempt, manifest: Manifest) -> str:
+    """What is not there in its size; empty where everything is."""
+    there = {entry.path: entry.size for entry in store.list(attempt.folder)}
+    for file, size in manifest.files.items():
+        found = there.get(f"{attempt.folder}/{file}")
+        if found != size:
+            return f"{store.url}/{attempt.folder}/{file} has {found} bytes; {size} were written"
+    return ""
+
+
+def _parts(store: Store, attempt: Attempt, seconds: float, cancelled: Callable[[], bool]) -> Iterable[Manifest]:
+    missing = set(range(1, attempt.processes))
+    deadline, pause = time.monotonic() + seconds, _POLL_SECONDS[0]
+    while missing:
+        there = {entry.path for entry in store.list(f"{attempt.folder}/{attempt.name}")}
+        for process in sorted(missing):
+            if attempt.failure(process) in there:
+                reason = store.read(attempt.failure(process)).decode(errors="replace")
+                raise CheckpointError(f"process {process} could not write its part: {reason}")
+            if attempt.part(process) in there:
+                path = attempt.part(process)
+                yield Manifest.from_json(store.read(path), f"{store.url}/{path}")
+                missing.discard(process)
+        if missing and (time.monotonic() > deadline or cancelled()):
+            few = ", ".join(map(str, sorted(missing)[:5]))
+            raise CheckpointError(
+                f"{len(missing)} of {attempt.processes} processes ({few}) wrote no part within {seconds:.0f} s; not committed"
+            )
+        if missing:
+            time.sleep(pause)
+            pause = min(pause * 1.5, _POLL_SECONDS[1])
+
+
+def discard(store: Store, attempt: Attempt) -> bool:
+    """Remove the files of an attempt that failed; false where its manifest is there, or may be: an answer was lost."""
+    path = f"{attempt.folder}/{FILE}"
+    try:
+        manifest = Manifest.from_json(store.read(path), f"{store.url}/{path}")
+        if any(file.startswith(f"{attempt.name}/") for file in manifest.files):
+            return False
+    except MissingError:
+        pass
+    except CheckpointError:
+        return False
+    store.delete([entry.path for entry in store.list(f"{attempt.folder}/{attempt.name}")])
+    return True
+
+
+def remove(store: Store, folder: str) -> None:
+    """Remove a checkpoint; its manifest first, so that what a kill leaves is no checkpoint."""
+    store.delete([f"{folder}/{FILE}"])
+    store.delete([entry.path for entry in store.list(folder)])
+
+
+def sweep(store: Store, folders: Iterable[str]) -> None:
+    """Remove what earlier processes left uncommitted in these folders, beside checkpoints and of them."""
+    for folder in folders:
+        there = [entry.path for entry in store.list(folder)]
+        committed = f"{folder}/{FILE}" in there
+        try:
+            manifest = Manifest.from_json(store.read(f"{folder}/{FILE}"), f"{store.url}/{folder}/{FILE}")
+        except MissingError:
+            if committed:
+                continue  # Listed and not found: the store contradicts itself.
+            keep = set()
+        except CheckpointError:
+            continue  # Damaged: kept as it is, for a person to look at.
+        else:
+            keep = {f"{folder}/{FILE}", *(f"{folder}/{file}" for file in manifest.files)}
+        store.delete([path for path in there if path not in keep])

@@ -1,0 +1,236 @@
+"""Checkpoints to and from safetensors, and from one store to another: array by array, never all in memory."""
+
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from ..core.errors import CheckpointError
+from ..stores import Store
+from .boxes import Box, pieces, whole
+from .manifest import FILE, ArrayEntry, Chunk, FileEntry, Manifest, checksum
+from .reading import Checkpoint
+from .snapshot import CHUNK_BYTES, FILE_BYTES
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+Reader = Callable[[Box], np.ndarray]
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def export_tensors(
+    checkpoint: Checkpoint, directory: str | Path, *, prefix: str = "params.", most_bytes: int = 5_000_000_000
+) -> list[str]:
+    """Write arrays as safetensors, under their own names, with an index where they take several files.
+
+    Args:
+        prefix: Which arrays to take: those whose names begin so.
+        most_bytes: The largest size of a file's tensors; a larger single one gets a file of its own.
+
+    Returns:
+        The names written.
+
+    Raises:
+        CheckpointError: Nothing has that prefix, the folder holds weights already or can't be written, or the checkpoint is
+            damaged.
+    """
+    folder = Path(directory)
+    sizes = {name: entry.nbytes for name, entry in checkpoint.manifest.arrays.items() if name.startswith(prefix)}
+    if not sizes:
+        few = ", ".join(list(checkpoint.manifest.arrays)[:5])
+        raise CheckpointError(f"{checkpoint.url} has no array whose name begins with {prefix!r}; it has {few}, ...")
+    if next(folder.glob("*.safetensors*"), None) is not None:
+        raise CheckpointError(f"{folder} holds weights already; choose another folder, or empty it")
+    groups = list(_filled(sizes, most_bytes))
+    files = [f"model-{n:05d}-of-{len(groups):05d}.safetensors" for n in range(1, len(groups) + 1)]
+    files = files if len(groups) > 1 else [SINGLE]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in checkpoint.manifest.attachments:
+            (folder / name).write_text(checkpoint.attachment(name) or "", encoding="utf-8")
+        for file, names in zip(files, groups):
+            partial = folder / f"{file}.partial"
+            save_file({name: checkpoint.read(name) for name in names}, partial, metadata={"format": "panax"})
+            os.replace(partial, folder / file)
+        if len(groups) > 1:
+            where = {name: file for file, names in zip(files, groups) for name in names}
+            text = json.dumps({"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}, indent=1)
+            (folder / INDEX).write_text(text, encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{folder} can't be written: {error}") from error
+    return list(sizes)
+
+
+def import_tensors(directory: str | Path, store: Store, folder: str = "") -> Manifest:
+    """Make a checkpoint of step 0 of the safetensors in a folder; text files beside them become attachments.
+
+    Raises:
+        CheckpointError: There are none, they are damaged, or they are pickled.
+    """
+    source = Path(directory)
+    attachments = {
+        path.name: path.read_text(encoding="utf-8") for path in sorted(source.glob("*.json")) if path.name != INDEX
+    }
+    return write_arrays(store, folder, _tensors(source), attachments=attachments)
+
+
+def copy_checkpoint(checkpoint: Checkpoint, store: Store, folder: str = "", *, prefix: str = "") -> Manifest:
+    """Write a checkpoint, or the arrays whose names begin with `prefix`, to another place; checked as it is read.
+
+    Raises:
+        CheckpointError: It is damaged, or nothing has that prefix.
+    """
+    manifest = checkpoint.manifest
+    chosen = {name: entry for name, entry in manifest.arrays.items() if name.startswith(prefix)}
+    if not chosen:
+        raise CheckpointError(f"{checkpoint.url} has no array whose name begins with {prefix!r}")
+
+    def reader(name: str) -> Reader:
+        return lambda box: checkpoint.read(name, box.slices)
+
+    return write_arrays(
+        store,
+        folder,
+        ((name, dataclasses.replace(entry, chunks=()), reader(name)) for name, entry in chosen.items()),
+        step=manifest.step,
+        attachments={name: checkpoint.attachment(name) or "" for name in manifest.attachments},
+        host=manifest.host,
+        metric=manifest.metric,
+    )
+
+
+def write_arrays(
+    store: Store,
+    folder: str,
+    arrays: Iterable[tuple[str, ArrayEntry, Reader]],
+    *,
+    step: int = 0,
+    attachments: Mapping[str, str] | None = None,
+    host: Mapping[str, Any] | None = None,
+    metric: float | None = None,
+) -> Manifest:
+    """Write a checkpoint from host memory, a file at a time, and commit it.
+
+    Args:
+        arrays: Name, what it is, and what gives a box of it.
+
+    Raises:
+        CheckpointError: There is a checkpoint already.
+    """
+    at = f"{folder}/" if folder else ""
+    if any(entry.path == f"{at}{FILE}" for entry in store.list(folder)):
+        raise CheckpointError(f"{store.url}/{folder} holds a checkpoint already; choose another place, or remove it")
+    entries: dict[str, ArrayEntry] = {}
+    chunks: dict[str, list[Chunk]] = {}
+    files: dict[str, int] = {}
+    held: list[bytes] = []
+    size = 0
+
+    def flush() -> None:
+        nonlocal size
+        if held:
+            file = f"data/{len(files):05d}.bin"
+            store.write(at + file, held)
+            files[file] = size
+            held.clear()
+            size = 0
+
+    for name, entry, read in arrays:
+        entries[name], chunks[name] = entry, []
+        for box in pieces(whole(entry.shape), max(1, CHUNK_BYTES // entry.itemsize)) if entry.nbytes else ():
+            data = np.ascontiguousarray(read(box)).tobytes()
+            if size + len(data) > FILE_BYTES:
+                flush()
+            chunks[name].append(Chunk(box, f"data/{len(files):05d}.bin", size, checksum(data)))
+            held.append(data)
+            size += len(data)
+    flush()
+    named: dict[str, FileEntry] = {}
+    for name, text in (attachments or {}).items():
+        data = text.encode()
+        store.write(f"{at}data/{name}", [data])
+        files[f"data/{name}"], named[name] = len(data), FileEntry(f"data/{name}", checksum(data))
+    whole_entries = {name: dataclasses.replace(entry, chunks=tuple(chunks[name])) for name, entry in entries.items()}
+    manifest = Manifest(step, whole_entries, files, named, dict(host or {"data": None}), metric, time.time())
+    manifest.check_covered()
+    store.write(at + FILE, [manifest.to_json().encode()])
+    return manifest
+
+
+def refuse_pickled(folder: Path) -> None:
+    """Raise a CheckpointError if a folder holds a checkpoint of PyTorch's that only unpickling would read."""
+    if (folder / ".metadata").is_file() or next(folder.glob("*.distcp"), None) is not None:
+        raise CheckpointError(
+            f"{folder} is a checkpoint of torch.distributed.checkpoint, whose index is pickled: reading it runs whatever code is "
+            f"in it. If you trust it, write it as safetensors where PyTorch is: from torch.distributed.checkpoint.format_utils "
+            f"import dcp_to_torch_save, then torch.load(..., weights_only=True) and safetensors.torch.save_file"
+        )
+    pickled = next((path for path in sorted(folder.glob("*")) if path.suffix in _PICKLED), None)
+    if pickled is not None:
+        raise CheckpointError(
+            f"{pickled} is pickled: reading it runs whatever code is in it. If you trust it, write it as safetensors where "
+            f"PyTorch is: safetensors.torch.save_file(torch.load('{pickled.name}', weights_only=True), '{SINGLE}')"
+        )
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, ArrayEntry, Reader]]:
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        refuse_pickled(folder)
+        raise CheckpointError(f"{folder} holds no safetensors; expected {SINGLE}, or several with {INDEX}")
+    seen: dict[str, Path] = {}
+    for path in paths:
+        try:
+            with safe_open(path, framework="numpy") as file:
+                for name in file.keys():  # noqa: SIM118
+                    if name in seen:
+                        raise CheckpointError(f"{name} is in {seen[name]} and in {path}; remove one")
+                    seen[name] = path
+                    part = file.get_slice(name)
+                    shape = tuple(part.get_shape())
+                    # Slices of nothing, and of a single number, can't be taken.
+                    first = (
+                        part[tuple(slice(0, 1) for _ in shape)] if math.prod(shape) and shape else file.get_tensor(name)
+                    )
+                    entry = ArrayEntry(shape, first.dtype.name)
+                    yield name, entry, lambda box, part=part, first=first: part[box.slices] if box.shape else first
+        except (SafetensorError, OSError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"{path} can't be read: {error}; it is missing or incomplete") from error
+    _check_index(folder, seen)
+
+
+def _check_index(folder: Path, seen: Mapping[str, Path]) -> None:
+    if not (folder / INDEX).is_file():
+        return
+    try:
+        named = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        missing = sorted(set(named) - set(seen))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / INDEX} can't be read: {error!r}; expected a weight_map") from error
+    if missing:
+        raise CheckpointError(f"{folder / INDEX} names {missing[0]}, in {named[missing[0]]}, which is not there")
+
+
+def _filled(sizes: Mapping[str, int], most_bytes: int) -> Iterator[list[str]]:
+    names: list[str] = []
+    filled = 0
+    for name, size in sizes.items():
+        if names and filled + size > most_bytes:
+            yield names
+            names, filled = [], 0
+        names.append(name)
+        filled += size
+    yield names

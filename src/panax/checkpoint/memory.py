@@ -1,0 +1,319 @@
+"""The first tier: copies of the state in the memory of hosts, so that a failure costs a few steps and no read from the store.
+
+Every process writes its part to its own host's tmpfs, which outlives it, and to that of a peer host, through a server that each
+process runs there. After a failure the processes tell each other what their hosts hold; the newest step of which every part is
+somewhere whole is read like any checkpoint, onto any layout, by any number of processes: from the own host where it can.
+"""
+
+import dataclasses
+import os
+import re
+import secrets
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from ..core.errors import CheckpointError, PanaxError, RecipeError, StoreError
+from ..core.processes import first_text, gather_ints, gather_texts
+from ..stores import LocalStore, Store
+from ..stores.peer import PeerServer, PeerStore, UnionStore
+from .commit import Attempt, publish_part, write_part
+from .manifest import Manifest, merged
+from .reading import Checkpoint
+from .snapshot import Snapshot, plan_save
+
+_PART = re.compile(r"step_(\d{8,})/([^/]+)/part-(\d{5,})-of-(\d{5,})\.json")
+_STALE_SECONDS = 24 * 3600.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """Copies of the state in the memory of hosts, between the checkpoints in the store.
+
+    A host holds two copies of its own part and two of a peer's, and a fifth to copy from.
+
+    Attributes:
+        every: Steps between two copies; 0 for none.
+        directory: A folder in memory; empty: $PANAX_MEMORY, else /dev/shm/panax-USER.
+        peers: Whether a second copy goes to another host. Without it the loss of a host loses its part.
+    """
+
+    every: int = 0
+    directory: str = ""
+    peers: bool = True
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise RecipeError(f"checkpoint.memory.every={self.every}; expected 0 or more")
+
+    @property
+    def folder(self) -> Path:
+        """Where this host's copies are, of all runs."""
+        return Path(self.directory or os.environ.get("PANAX_MEMORY") or f"/dev/shm/panax-{os.getuid()}")
+
+
+class _Held(NamedTuple):
+    """A part that some host holds whole."""
+
+    step: int
+    attempt: str
+    process: int
+    processes: int
+
+
+class MemoryTier:
+    """This process's share of the first tier. Every process of the job makes one and calls its methods at the same places."""
+
+    def __init__(self, config: MemoryConfig, run: str, say: Callable[[str], None] = print) -> None:
+        """
+        Args:
+            run: Names the run; copies of other runs are not looked at.
+
+        Raises:
+            CheckpointError: The folder can't be written, or this host's address is not known.
+        """
+        self._say = say
+        self._store = LocalStore(config.folder / run)
+        try:
+            Path(self._store.url).mkdir(parents=True, exist_ok=True, mode=0o700)
+            _remove_stale(config.folder, run)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self._store.url} can't be written: {error}; name another with $PANAX_MEMORY"
+            ) from error
+        token = first_text(secrets.token_hex(16))
+        names = gather_texts(socket.gethostname())
+        self._server = PeerServer(self._store, token, "127.0.0.1" if len({*names}) == 1 else _own_address())
+        addresses = gather_texts(self._server.address)
+        # Two processes are on one host where they share the folder.
+        self._hosts = gather_texts(f"{socket.gethostname()}:{self._store.url}")
+        self._stores: list[Store] = [
+            self._store if host == self._hosts[jax.process_index()] else PeerStore(address, token)
+            for host, address in zip(self._hosts, addresses)
+        ]
+        peer = _peer(self._hosts, jax.process_index()) if config.peers else None
+        self._peer = None if peer is None else self._stores[peer]
+        if config.peers and peer is None:
+            say("copies in memory stay on this host: there is no other one")
+        self._name = first_text(secrets.token_hex(4))
+        self._snapshot: Snapshot | None = None
+        self._thread: threading.Thread | None = None
+        self._saved: int | None = None
+        self._failure: Exception | None = None
+
+    def newest(self) -> Checkpoint | None:
+        """The newest state whose parts are all held by some host, as a checkpoint; None where there is none."""
+        held = self._inventory()
+        complete = {
+            (part.step, part.attempt)
+            for part in {part for parts in held for part in parts}
+            if {p.process for parts in held for p in parts if p[:2] == part[:2]} >= set(range(part.processes))
+        }
+        if not complete:
+            return None
+        chosen = max(complete)
+        failure, checkpoint = "", None
+        try:
+            checkpoint = self._assembled(held, *chosen)
+        except PanaxError as error:
+            failure = str(error)
+        failures = [text for text in gather_texts(failure) if text]
+        if failures:
+            self._say(f"warning: the copy of step {chosen[0]} in memory is not used: {failures[0]}")
+            return None
+        return checkpoint
+
+    def save(self, tree: Any, step: int, host: Mapping[str, Any]) -> None:
+        """Copy a state, and write it to this host's memory and the peer's in the background. A failure is only said."""
+        self._settle()
+        plan = plan_save(tree)
+        if self._snapshot is None or self._snapshot.plan != plan:
+            self._check_room(plan.nbytes)
+            self._snapshot = Snapshot(plan)
+        self._snapshot.take(tree)
+        attempt = Attempt(f"step_{step:08d}", self._name, jax.process_index(), jax.process_count())
+        self._saved = step
+        self._thread = threading.Thread(
+            target=self._write, args=(attempt, self._snapshot, step, dict(host)), name="panax-memory", daemon=True
+        )
+        self._thread.start()
+
+    def close(self, *, forget: bool) -> None:
+        """End the server.
+
+        Args:
+            forget: Remove the copies: the store holds what is newer.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._server.close()
+        if forget:
+            shutil.rmtree(self._store.url, ignore_errors=True)
+
+    def _settle(self) -> None:
+        """Wait for the copy before this one; where all processes have it, the ones before it are removed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._saved is None:
+            return
+        step, failure = self._saved, self._failure
+        self._saved = self._failure = None
+        if failure is not None:
+            self._say(f"warning: no copy of step {step} in memory: {failure}")
+        if (
+            gather_ints(int(failure is None)).all()
+            and self._hosts.index(self._hosts[jax.process_index()]) == jax.process_index()
+        ):
+            kept = f"step_{step:08d}/{self._name}/"
+            self._store.delete(
+                [
+                    entry.path
+                    for entry in self._store.list()
+                    if _step_of(entry.path) <= step and not entry.path.startswith(kept)
+                ]
+            )
+
+    def _write(self, attempt: Attempt, snapshot: Snapshot, step: int, host: Mapping[str, Any]) -> None:
+        try:
+            for store in (self._store, self._peer):
+                if store is not None:
+                    part = write_part(store, attempt, snapshot, step=step, attachments={}, host=host, metric=None)
+                    publish_part(store, attempt, part)
+        except (PanaxError, OSError) as error:
+            self._failure = error
+
+    def _inventory(self) -> list[list[_Held]]:
+        """What each process's host holds; told by the first process of each host."""
+        mine: list[_Held] = []
+        if self._hosts.index(self._hosts[jax.process_index()]) == jax.process_index():
+            sizes = {entry.path: entry.size for entry in self._store.list()}
+            for path in sizes:
+                match = _PART.fullmatch(path)
+                if match and self._whole(path, sizes):
+                    mine.append(_Held(int(match[1]), match[2], int(match[3]), int(match[4])))
+        told = gather_texts(" ".join("/".join(map(str, part)) for part in mine))
+        return [[_held(text) for text in each.split()] for each in told]
+
+    def _whole(self, path: str, sizes: Mapping[str, int]) -> bool:
+        """Whether a part can be read and its files are there; their bytes are checked when they are read."""
+        folder = path.split("/")[0]
+        try:
+            manifest = Manifest.from_json(self._store.read(path), path)
+        except PanaxError:
+            return False
+        return all(sizes.get(f"{folder}/{file}") == size for file, size in manifest.files.items())
+
+    def _assembled(self, held: list[list[_Held]], step: int, attempt: str) -> Checkpoint:
+        folder = f"step_{step:08d}"
+        own = self._hosts[jax.process_index()]
+        holders: dict[str, list[int]] = {}
+        sizes: dict[str, int] = {}
+        parts = []
+        processes = next(part.processes for each in held for part in each if part[:2] == (step, attempt))
+        for process in range(processes):
+            # Those of this host first, then round the ring from here, so that not all ask the same one.
+            having = [i for i, each in enumerate(held) if _Held(step, attempt, process, processes) in each]
+            having.sort(key=lambda i: (self._hosts[i] != own, (i - jax.process_index()) % len(held)))
+            path = Attempt(folder, attempt, process, processes).part(process)
+            part = self._read_part(path, having)
+            parts.append(part)
+            for file, size in part.files.items():
+                holders[f"{folder}/{file}"], sizes[f"{folder}/{file}"] = having, size
+        manifest = merged(parts)
+        manifest.check_covered()
+        return Checkpoint(UnionStore("memory of hosts", self._stores, holders, sizes), folder, manifest)
+
+    def _read_part(self, path: str, having: list[int]) -> Manifest:
+        for holder in having[:-1]:
+            try:
+                return Manifest.from_json(self._stores[holder].read(path), path)
+            except PanaxError as error:
+                self._say(f"warning: {error}; asking another host")
+        return Manifest.from_json(self._stores[having[-1]].read(path), path)
+
+    def _check_room(self, nbytes: int) -> None:
+        needed, free = 4 * nbytes, shutil.disk_usage(self._store.url).free
+        if needed > free:
+            self._say(
+                f"warning: copies in memory need up to {needed / 2**30:.1f} GiB in {self._store.url}, which has "
+                f"{free / 2**30:.1f} GiB; they may fail, and then only the store protects the run"
+            )
+
+
+def _peer(hosts: list[str], process: int) -> int | None:
+    """The process of the next host, round the ring of hosts, that takes this one's copy; None on a single host."""
+    ring = list(dict.fromkeys(hosts))
+    if len(ring) == 1:
+        return None
+    rank = [i for i, host in enumerate(hosts) if host == hosts[process]].index(process)
+    following = ring[(ring.index(hosts[process]) + 1) % len(ring)]
+    there = [i for i, host in enumerate(hosts) if host == following]
+    return there[rank % len(there)]
+
+
+def _own_address() -> str:
+    given = os.environ.get("PANAX_ADDRESS")
+    if given:
+        return given
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError as error:
+        raise CheckpointError(
+            f"the address of this host ({socket.gethostname()}) is not known: {error}; name it with $PANAX_ADDRESS"
+        ) from error
+    if address.startswith("127."):
+        raise CheckpointError(
+            f"this host's name ({socket.gethostname()}) means {address}, which its peers can't reach; name its address in the "
+            f"job's network with $PANAX_ADDRESS, or set checkpoint.memory.peers=False"
+        )
+    return address
+
+
+def _remove_stale(folder: Path, run: str) -> None:
+    """Remove copies of runs that have written none for a day: those of jobs that were never started again."""
+    for path in folder.iterdir():
+        newest = max((p.stat().st_mtime for p in path.rglob("*")), default=path.stat().st_mtime)
+        if path.is_dir() and path.name != run and time.time() - newest > _STALE_SECONDS:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _step_of(path: str) -> int:
+    match = re.match(r"step_(\d+)/", path)
+    return int(match[1]) if match else -1
+
+
+def _held(text: str) -> _Held:
+    step, attempt, process, processes = text.split("/")
+    return _Held(int(step), attempt, int(process), int(processes))
+
+
+def run_identity(store: Store) -> str:
+    """The name of the run whose checkpoints a store holds, made when there is none; the same in every process.
+
+    It keeps copies in memory apart from those of an earlier run of that name, whose checkpoints were removed.
+    """
+    found = ""
+    if jax.process_index() == 0:
+        try:
+            if any(entry.path == _IDENTITY for entry in store.list() if "/" not in entry.path):
+                found = store.read(_IDENTITY).decode()
+            else:
+                found = secrets.token_hex(8)
+                store.write(_IDENTITY, [found.encode()])
+        except StoreError as error:
+            found = f"!{error}"
+    found = first_text(found)
+    if not re.fullmatch(r"[0-9a-f]{16}", found):
+        raise CheckpointError(f"{store.url}/{_IDENTITY} can't be used: {found.removeprefix('!')}")
+    return found
+
+
+_IDENTITY = "run-id"

@@ -1,0 +1,203 @@
+"""Chunks out of a store into boxes of host memory: each is read once, checked, and never trusted before that."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from ..core.errors import CheckpointError, DamagedError, StoreError
+from ..stores import MissingError, Store
+from .boxes import Box, whole
+from .manifest import ArrayEntry, Chunk, Manifest, checksum, numpy_dtype
+
+_READS = 3
+"""How often a chunk whose checksum does not hold is read: a network flips bits too, and those are well the next time."""
+
+
+class Checkpoint:
+    """A committed checkpoint in a store. Opening it reads its manifest, and nothing more.
+
+    Attributes:
+        folder: Below the store's root; empty where the store is the checkpoint's own folder.
+        bytes_read: From the store, so far.
+    """
+
+    def __init__(self, store: Store, folder: str, manifest: Manifest) -> None:
+        self.store = store
+        self.folder = folder
+        self.manifest = manifest
+        self.bytes_read = 0
+
+    @property
+    def url(self) -> str:
+        return "/".join(part for part in (self.store.url.rstrip("/"), self.folder) if part)
+
+    def path(self, file: str) -> str:
+        """A file of the checkpoint, as the store knows it."""
+        return f"{self.folder}/{file}" if self.folder else file
+
+    def attachment(self, name: str) -> str | None:
+        """The text that was put into the checkpoint under a name; None where there is none.
+
+        Raises:
+            CheckpointError: It is damaged, or can't be read.
+        """
+        entry = self.manifest.attachments.get(name)
+        if entry is None:
+            return None
+        data = bytearray(self.manifest.files[entry.file])
+        self._read_checked(entry.file, 0, memoryview(data), entry.checksum, name)
+        return data.decode()
+
+    def read(self, name: str, index: Sequence[slice] | None = None) -> np.ndarray:
+        """An array, or the part of it that `index` names: one expert, some rows. Only chunks that meet it are read.
+
+        Raises:
+            CheckpointError: There is no such array, or it is damaged.
+        """
+        entry = self.manifest.arrays.get(name)
+        if entry is None:
+            few = ", ".join(list(self.manifest.arrays)[:5])
+            raise CheckpointError(f"{self.url} has no array {name!r}; it has {few}, ...")
+        box = whole(entry.shape)
+        if index is not None:
+            bounds = [part.indices(n)[:2] for part, n in zip(index, entry.shape)]
+            bounds += [(0, n) for n in entry.shape[len(bounds) :]]
+            box = Box(tuple(b for b, _ in bounds), tuple(max(0, e - b) for b, e in bounds))
+        self.check_sizes([name])
+        values = np.empty(box.shape, numpy_dtype(entry.dtype))
+        with ThreadPoolExecutor(self.store.readers, "panax-read") as readers:
+            for reading in self.fill(name, {box: values}, readers):
+                reading.result()
+        return values
+
+    def fill(
+        self,
+        name: str,
+        targets: Mapping[Box, np.ndarray],
+        readers: ThreadPoolExecutor,
+        wanted: Callable[[Box, int], bool] = lambda box, number: True,
+    ) -> list[Future[None]]:
+        """Begin to read the chunks that meet the boxes `targets`, each once, into their row-major arrays.
+
+        Args:
+            wanted: Whether to fill a box from the so-many-th chunk of those that meet it.
+        """
+        entry = self.manifest.arrays[name]
+        jobs = []
+        numbers = dict.fromkeys(targets, 0)
+        for chunk in entry.chunks:
+            meeting = {}
+            for box in targets:
+                overlap = box.overlap(chunk.box)
+                if overlap is not None:
+                    if wanted(box, numbers[box]):
+                        meeting[box] = overlap
+                    numbers[box] += 1
+            if meeting:
+                jobs.append(readers.submit(self._fill_from, name, entry, chunk, meeting, targets))
+        return jobs
+
+    def _fill_from(
+        self,
+        name: str,
+        entry: ArrayEntry,
+        chunk: Chunk,
+        meeting: Mapping[Box, Box],
+        targets: Mapping[Box, np.ndarray],
+    ) -> None:
+        first, part = next(iter(meeting.items()))
+        if part == chunk.box and chunk.box.contiguous_in(first):
+            # The chunk stands in the target as it does in the file: no memory besides.
+            values = targets[first][(*chunk.box.within(first), ...)]
+            rest = [box for box in meeting if box != first]
+        else:
+            values = np.empty(chunk.box.shape, numpy_dtype(entry.dtype))
+            rest = list(meeting)
+        self._read_checked(chunk.file, chunk.offset, _bytes_of(values), chunk.checksum, name)
+        for box in rest:
+            targets[box][meeting[box].within(box)] = values[meeting[box].within(chunk.box)]
+
+    def _read_checked(self, file: str, offset: int, target: memoryview, expected: str, name: str) -> None:
+        for _ in range(_READS):
+            try:
+                self.store.read_into(self.path(file), offset, target)
+            except MissingError as error:
+                raise DamagedError(f"{self.url}/{file} is missing; it holds {name}") from error
+            except StoreError as error:
+                with contextlib.suppress(StoreError):
+                    self._of_their_sizes([file], refuse=True)
+                raise CheckpointError(f"{name} in {self.url} can't be read: {error}") from error
+            self.bytes_read += len(target)
+            if checksum(target) == expected:
+                return
+        raise DamagedError(
+            f"{self.url}/{file} is damaged: bytes {offset} to {offset + len(target)}, part of {name}, are not those that were "
+            f"written"
+        )
+
+    def check_sizes(self, names: Sequence[str]) -> None:
+        """Raise a DamagedError unless every file of these arrays is there, in its size: before memory is taken for them."""
+        files = {chunk.file for name in names for chunk in self.manifest.arrays[name].chunks}
+        if not self._of_their_sizes(files):
+            # A list has no checksum of its own: what it says against a file, it says twice.
+            self._of_their_sizes(files, refuse=True)
+        for name in names:
+            entry = self.manifest.arrays[name]
+            if sum(chunk.box.size for chunk in entry.chunks) != math.prod(entry.shape):
+                raise DamagedError(f"{self.url}: the chunks of {name} are not {math.prod(entry.shape)} values")
+
+    def _of_their_sizes(self, files: Iterable[str], refuse: bool = False) -> bool:
+        there = {entry.path: entry.size for entry in self.store.list(self.folder)}
+        for file in files:
+            found, expected = there.get(self.path(file)), self.manifest.files[file]
+            if found == expected:
+                continue
+            if refuse and found is None:
+                raise DamagedError(f"{self.url}/{file} is missing; expected a file of {expected} bytes")
+            if refuse:
+                raise DamagedError(f"{self.url}/{file} has {found} bytes; expected {expected}: it is cut short")
+            return False
+        return True
+
+    def verify(self, say: Callable[[str], None] = lambda line: None) -> list[str]:
+        """Read everything; what is wrong, a line each, and nothing where all of it is whole."""
+        problems = []
+        there = {entry.path: entry.size for entry in self.store.list(self.folder)}
+        for file, expected in self.manifest.files.items():
+            found = there.get(self.path(file))
+            if found != expected:
+                problems.append(
+                    f"{file}: {'missing' if found is None else f'{found} bytes'}; expected {expected} bytes"
+                )
+        absent = {problem.split(":")[0] for problem in problems}
+        with ThreadPoolExecutor(self.store.readers, "panax-verify") as readers:
+            jobs = [
+                readers.submit(self._verify_chunk, name, entry, chunk)
+                for name, entry in self.manifest.arrays.items()
+                for chunk in entry.chunks
+                if chunk.file not in absent
+            ]
+            problems += [problem for job in jobs if (problem := job.result()) is not None]
+        for name, entry in self.manifest.attachments.items():
+            if entry.file not in absent:
+                try:
+                    self.attachment(name)
+                except CheckpointError as error:
+                    problems.append(str(error))
+        return problems
+
+    def _verify_chunk(self, name: str, entry: ArrayEntry, chunk: Chunk) -> str | None:
+        data = bytearray(chunk.box.size * entry.itemsize)
+        try:
+            self._read_checked(chunk.file, chunk.offset, memoryview(data), chunk.checksum, name)
+        except CheckpointError as error:
+            return str(error)
+        return None
+
+
+def _bytes_of(values: np.ndarray) -> memoryview:
+    """The bytes of a contiguous array, also of dtypes that Python's buffers don't know."""
+    return memoryview(values.reshape(-1).view(np.uint8).data) if values.size else memoryview(b"")

@@ -1,0 +1,52 @@
+"""What the loop does so that nothing is lost: a checkpoint or a copy in memory after the steps where one is due."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ..checkpoint import CheckpointConfig, Checkpointer, MemoryTier
+from ..core import Position, TrainState
+
+
+def due(every: int, number: int) -> bool:
+    """Whether something done every so many steps is to be done after step `number`; never, for 0."""
+    return every > 0 and number % every == 0
+
+
+@dataclasses.dataclass
+class Keeper:
+    """The two tiers of one run.
+
+    Attributes:
+        stored: The step whose checkpoint is in the store, or on its way there; None before the first.
+    """
+
+    config: CheckpointConfig
+    checkpointer: Checkpointer
+    memory: MemoryTier | None
+    stored: int | None = None
+
+    def after_step(self, state: TrainState, number: int, position: Position, evaluation: Mapping[str, float]) -> None:
+        """Save what is due; the last step's checkpoint is left to `at_end`."""
+        if due(self.config.every, number):
+            self._save(state, number, position, evaluation, must=False)
+        if self.memory is not None and due(self.config.memory.every, number):
+            self.memory.save(state, number, {"data": dict(position)})
+
+    def at_end(self, state: TrainState, number: int, position: Position | None, evaluation: Mapping[str, float]) -> str:
+        """Save the last state, unless the store has it, and wait until it is committed; where it is.
+
+        Raises:
+            CheckpointError: It could not be saved.
+        """
+        if self.stored != number:
+            self._save(state, number, position, evaluation, must=True)
+        self.checkpointer.finish()
+        return self.checkpointer.url(number)
+
+    def _save(
+        self, state: Any, number: int, position: Position | None, evaluation: Mapping[str, float], must: bool
+    ) -> None:
+        host = {"data": None if position is None else dict(position)}
+        if self.checkpointer.save(state, number, host, evaluation.get("loss"), must=must):
+            self.stored = number

@@ -1,0 +1,132 @@
+"""What an error of the object-store library means: whether trying again can help, and what may be said of it in a log.
+
+The library's messages hold addresses with signatures, and what the server said, which may repeat an access key. Of them
+only the status, the server's error code and the kind of broken connection are ever shown.
+"""
+
+import dataclasses
+import re
+from typing import Literal
+
+from obstore import exceptions
+
+
+class CutShortError(Exception):
+    """A body is not what the store holds: it ended before its length, or a bit of it flipped."""
+
+
+class NotAsSentError(Exception):
+    """What the store holds is not what was written."""
+
+
+class ShorterError(Exception):
+    """The object ends before the bytes that were asked for."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failure:
+    """An error, understood.
+
+    Attributes:
+        kind: "again" where a new try may succeed, "unsure" where two more soon after will tell, "final" where none helps.
+        reason: What went wrong, without anything secret.
+        advice: What to do if it stays.
+        missing: Whether it is that the object was not found.
+    """
+
+    kind: Literal["again", "unsure", "final"]
+    reason: str
+    advice: str
+    missing: bool = False
+
+
+AGAIN_STATUSES = (408, 429, 500, 502, 503, 504)
+_AGAIN_CODES = ("RequestTimeout", "SlowDown", "ServerBusy", "InternalError", "OperationAborted")
+_NO_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted")
+_CREDENTIAL_CODES = (
+    "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AuthFailure",
+    "AuthenticationFailed", "InvalidSecurity", "RequestTimeTooSkewed",
+)  # fmt: skip
+_PERMISSION_CODES = ("AccessDenied", "AllAccessDisabled", "AuthorizationFailure", "AuthorizationPermissionMismatch")
+
+_SERVER = "see that the endpoint is up and not overloaded, then run the same again"
+_NETWORK = "see that the endpoint can be reached and is the right one, then run the same again"
+CREDENTIALS = "check the credentials in the environment (docs/stores.md lists the variables)"
+_PERMISSION = "give these credentials the right to list, read, write and delete objects there"
+
+# What the library prints of a connection's end, in the order of how much it says.
+_CONNECTIONS = (
+    (r"TimedOut|kind: Timeout|timed out", "the request took too long", _NETWORK),
+    (r"dns error|failed to lookup", "the endpoint's name can't be resolved", _NETWORK),
+    (r"kind: ConnectionRefused|Connection refused", "the connection was refused", _NETWORK),
+    (r"kind: ConnectionReset|Connection reset|BrokenPipe|Broken pipe", "the connection was reset", _NETWORK),
+    (r"IncompleteMessage|IncompleteBody|UnexpectedEof|end of file before", "the answer was cut short", _NETWORK),
+    (r"kind: Connect\b", "no connection could be made", _NETWORK),
+    (r"kind: (Request|Decode|Interrupted|Body)\b|reqwest|hyper", "the connection broke", _NETWORK),
+)
+_METADATA = re.compile("performing token request|/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity/")
+
+
+def failure_of(error: Exception) -> Failure | None:
+    """What an error means; None for one that is no store's."""
+    text = str(error)
+    if isinstance(error, ShorterError):
+        return Failure(kind="final", reason=text, advice="it was cut short, or is not the object that was expected")
+    if isinstance(error, CutShortError | NotAsSentError):
+        return Failure(kind="again", reason=text, advice=_NETWORK)
+    if not isinstance(error, exceptions.BaseError | FileNotFoundError):
+        return None
+    if isinstance(error, exceptions.InvalidPathError):
+        advice = "remove or rename that object, or use another folder"
+        return Failure(kind="final", reason="an object's name there has an empty part, '.' or '..'", advice=advice)
+    status, code = _status(text), _code(text)
+    shown = " ".join(filter(None, ["status" if status else "", str(status or ""), code]))
+    if code in _NO_BUCKET_CODES:
+        return Failure(
+            kind="final", reason=f"there is no such bucket ({shown})", advice="make it, or correct the address"
+        )
+    if _METADATA.search(text.split("\n", 1)[0]):
+        advice = f"{CREDENTIALS}; without them the machine's own role is asked for, which did not answer"
+        return Failure(kind="unsure", reason="no credentials were found", advice=advice)
+    if code in _CREDENTIAL_CODES or isinstance(error, exceptions.UnauthenticatedError) or status == 401:
+        return Failure(
+            kind="final", reason=f"the credentials are refused ({shown or 'status 401'})", advice=CREDENTIALS
+        )
+    if isinstance(error, exceptions.PermissionDeniedError) or status == 403 or code in _PERMISSION_CODES:
+        return Failure(kind="final", reason=f"permission denied ({shown or 'status 403'})", advice=_PERMISSION)
+    if isinstance(error, FileNotFoundError) or status == 404:
+        reason = f"not found ({shown})" if shown else "not found"
+        return Failure(kind="unsure", reason=reason, advice="see that the address is right", missing=True)
+    if status in AGAIN_STATUSES or code in _AGAIN_CODES:
+        return Failure(kind="again", reason=f"the server answers {shown}", advice=_SERVER)
+    if status is not None:
+        advice = "set the bucket's region and endpoint in the environment" if status < 400 else _NETWORK
+        return Failure(kind="final", reason=f"the server answers {shown}", advice=advice)
+    return _without_status(text)
+
+
+def is_past_end(error: Exception) -> bool:
+    """Whether an error says that an object has no such bytes."""
+    return _status(str(error)) == 416 or "Wanted range starting at" in str(error)
+
+
+def _without_status(text: str) -> Failure:
+    if "BadScheme" in text:
+        advice = "use an https:// endpoint, or set AWS_ALLOW_HTTP=true where the network is to be trusted"
+        return Failure(kind="final", reason="the endpoint is http://, which is not allowed", advice=advice)
+    if "InvalidCertificate" in text or "invalid peer certificate" in text:
+        return Failure(kind="final", reason="the endpoint's certificate is not trusted", advice=_NETWORK)
+    for pattern, reason, advice in _CONNECTIONS:
+        if re.search(pattern, text):
+            return Failure(kind="again", reason=reason, advice=advice)
+    return Failure(kind="again", reason="the answer could not be understood", advice=_NETWORK)
+
+
+def _status(text: str) -> int | None:
+    found = re.search(r"status(?: code)?: ([345]\d\d)\b", text)
+    return int(found.group(1)) if found else None
+
+
+def _code(text: str) -> str | None:
+    found = re.search(r"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)", text)
+    return found.group(1) or found.group(2) if found else None

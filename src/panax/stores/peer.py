@@ -1,0 +1,258 @@
+"""A store of another process, over the network: a server that hands out a folder, and the store that speaks to it.
+
+HTTP with a token that only the processes of one job know. It is for the memory of hosts, in their own fast network: requests are
+not encrypted, and are tried again once. What is written is checked by the server's checksum of what it received.
+"""
+
+import contextlib
+import hmac
+import http.client
+import json
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+import xxhash
+
+from ..core.errors import StoreError
+from .local import LocalStore
+from .store import Buffer, Entry, MissingError, Store, checked_path
+
+_BLOCK = 2**22
+_SECONDS = 60.0
+
+
+class PeerServer:
+    """Serves a folder to those who know the token, from background threads, until it is closed.
+
+    Attributes:
+        address: `host:port`.
+    """
+
+    def __init__(self, store: LocalStore, token: str, host: str = "127.0.0.1", most_bytes: int = 2**40) -> None:
+        """
+        Args:
+            host: The address to bind: loopback, or the job's own.
+            most_bytes: The largest object that is taken.
+        """
+
+        class Handler(_Handler):
+            served, secret, limit = store, token, most_bytes
+
+        self._server = _Server((host, 0), Handler)
+        self.address = f"{host}:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="panax-peer", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A peer that hung up has its own error to show."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = _SECONDS
+    served: LocalStore
+    secret: str
+    limit: int
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_PUT(self) -> None:
+        self._answer(self._put)
+
+    def do_DELETE(self) -> None:
+        self._answer(self._delete)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are not logged."""
+
+    def _answer(self, action: object) -> None:
+        given = self.headers.get("Authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self.secret}".encode()):
+            self._send(403, b"wrong token")
+            return
+        try:
+            action()  # type: ignore[operator]
+        except MissingError as error:
+            self._send(404, str(error).encode())
+        except (StoreError, OSError, ValueError) as error:
+            self._send(500, str(error).encode())
+
+    def _get(self) -> None:
+        address = urlsplit(self.path)
+        query = parse_qs(address.query, keep_blank_values=True)
+        if "list" in query:
+            found: Sequence[object] = self.served.list(query["list"][0])
+            self._send(200, json.dumps(found).encode())
+        elif "folders" in query:
+            self._send(200, json.dumps(self.served.folders(query["folders"][0])).encode())
+        else:
+            start = int(query.get("start", ["0"])[0])
+            stop = int(query["stop"][0]) if "stop" in query else None
+            self._send(200, self.served.read(unquote(address.path[1:]), start, stop))
+
+    def _put(self) -> None:
+        size = int(self.headers["Content-Length"])
+        if not 0 <= size <= self.limit:
+            raise StoreError(f"{size} bytes; at most {self.limit} are taken")
+        body = bytearray(size)
+        view, done = memoryview(body), 0
+        while done < size:
+            count = self.rfile.readinto(view[done : done + _BLOCK])
+            if not count:
+                raise StoreError(f"the body ended after {done} of {size} bytes")
+            done += count
+        # Whole before anything is written: a sender that dies leaves nothing.
+        self.served.write(unquote(self.path[1:]), [body])
+        self._send(200, xxhash.xxh3_64_hexdigest(body).encode())
+
+    def _delete(self) -> None:
+        self.served.delete([unquote(self.path[1:])])
+        self._send(200, b"")
+
+    def _send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class PeerStore:
+    """What a `PeerServer` serves, as a store."""
+
+    writers = 2
+    readers = 4
+
+    def __init__(self, address: str, token: str) -> None:
+        self.url = f"peer://{address}"
+        self._address = address
+        self._headers = {"Authorization": f"Bearer {token}"}
+
+    def write(self, path: str, parts: Sequence[Buffer]) -> None:
+        digest = xxhash.xxh3_64()
+        for part in parts:
+            digest.update(part)
+        size = sum(len(part) for part in parts)
+        received = self._ask("PUT", f"/{quote(checked_path(path))}", parts, size)
+        if received.decode() != digest.hexdigest():
+            raise StoreError(f"{self.url}/{path} received other bytes than were sent")
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        end = "" if stop is None else f"&stop={stop}"
+        return self._ask("GET", f"/{quote(checked_path(path))}?start={start}{end}")
+
+    def read_into(self, path: str, start: int, target: memoryview) -> None:
+        found = self.read(path, start, start + len(target))
+        if len(found) != len(target):
+            raise StoreError(f"{self.url}/{path} gave {len(found)} bytes; expected {len(target)}")
+        target[:] = found
+
+    def folders(self, prefix: str = "") -> Sequence[str]:
+        return json.loads(self._ask("GET", f"/?folders={quote(prefix, safe='')}"))
+
+    def list(self, prefix: str = "") -> Sequence[Entry]:
+        return [Entry(path, size) for path, size in json.loads(self._ask("GET", f"/?list={quote(prefix, safe='')}"))]
+
+    def delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self._ask("DELETE", f"/{quote(checked_path(path))}")
+
+    def _ask(self, method: str, target: str, parts: Sequence[Buffer] = (), size: int = 0) -> bytes:
+        for last in (False, True):
+            try:
+                return self._ask_once(method, target, parts, size)
+            except (OSError, http.client.HTTPException) as error:
+                if isinstance(error, StoreError):
+                    raise
+                if last:
+                    raise StoreError(f"{self.url} can't be reached: {error!r}; is the process there gone?") from error
+        raise AssertionError("unreachable")
+
+    def _ask_once(self, method: str, target: str, parts: Sequence[Buffer], size: int) -> bytes:
+        with contextlib.closing(http.client.HTTPConnection(self._address, timeout=_SECONDS)) as connection:
+            connection.putrequest(method, target)
+            for name, value in self._headers.items():
+                connection.putheader(name, value)
+            connection.putheader("Content-Length", str(size))
+            connection.endheaders()
+            for part in parts:
+                view = memoryview(part)
+                for begin in range(0, len(view), _BLOCK):
+                    connection.send(view[begin : begin + _BLOCK])
+            response = connection.getresponse()
+            body = response.read()
+        if response.status == 404:
+            raise MissingError(body.decode(errors="replace"))
+        if response.status != 200:
+            raise StoreError(f"{self.url} refused: {response.status} {body[:500].decode(errors='replace')}")
+        return body
+
+
+class UnionStore:
+    """Objects that lie in several stores, read from where they are.
+
+    The same bytes asked for again are read from the next store that has them: whoever finds a checksum broken need only ask
+    again.
+    """
+
+    writers = 1
+    readers = 4
+
+    def __init__(
+        self, url: str, stores: Sequence[Store], holders: Mapping[str, Sequence[int]], sizes: Mapping[str, int]
+    ) -> None:
+        """
+        Args:
+            holders: Path to the indices of the stores that have it, the nearest first.
+            sizes: Path to size in bytes.
+        """
+        self.url = url
+        self._stores = stores
+        self._holders = holders
+        self._sizes = sizes
+        self._asked: dict[tuple[str, int], int] = {}
+        self._lock = threading.Lock()
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        found = bytearray((self._sizes.get(path, 0) if stop is None else stop) - start)
+        self.read_into(path, start, memoryview(found))
+        return bytes(found)
+
+    def read_into(self, path: str, start: int, target: memoryview) -> None:
+        holders = self._holders.get(path, ())
+        if not holders:
+            raise MissingError(f"{self.url}/{path} is in no host's memory")
+        with self._lock:
+            turn = self._asked.get((path, start), 0)
+            self._asked[path, start] = turn + 1
+        for number in range(len(holders)):
+            try:
+                return self._stores[holders[(turn + number) % len(holders)]].read_into(path, start, target)
+            except StoreError:
+                if number + 1 == len(holders):
+                    raise
+        raise AssertionError("unreachable")
+
+    def folders(self, prefix: str = "") -> Sequence[str]:
+        below = f"{prefix}/" if prefix else ""
+        inside = {p[len(below) :].split("/")[0] for p in self._sizes if p.startswith(below) and "/" in p[len(below) :]}
+        return sorted(inside)
+
+    def list(self, prefix: str = "") -> Sequence[Entry]:
+        return sorted(Entry(p, n) for p, n in self._sizes.items() if not prefix or p.startswith(f"{prefix}/"))
+
+    def write(self, path: str, parts: Sequence[Buffer]) -> None:
+        raise StoreError(f"{self.url} is only for reading")
+
+    def delete(self, paths: Iterable[str]) -> None:
+        raise StoreError(f"{self.url} is only for reading")

@@ -1,0 +1,132 @@
+"""What a store is: named runs of bytes, each of which appears whole or not at all, on a disk or in an object store."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from ..core.errors import StoreError
+
+Buffer = bytes | bytearray | memoryview
+"""Contiguous bytes: of a memoryview, format "B" and one dimension."""
+
+
+class Entry(NamedTuple):
+    """One stored object: its path below the store's root, `/` between parts, and its size in bytes."""
+
+    path: str
+    size: int
+
+
+@runtime_checkable
+class Store(Protocol):
+    """A folder of objects. Every method may be called from several threads at once.
+
+    Attributes:
+        url: Its root, as errors name it.
+        writers: How many writes at a time serve it best.
+        readers: How many reads at a time serve it best.
+    """
+
+    url: str
+    writers: int
+    readers: int
+
+    def write(self, path: str, parts: Sequence[Buffer]) -> None:
+        """Put an object of these bytes, one part after another, in place of any of that name.
+
+        When it returns the object is durable and what the store holds was found to be what was given.
+
+        Raises:
+            StoreError: It could not be written, after as many retries as the store makes.
+        """
+        ...
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        """The bytes of an object from `start` up to `stop`, or to its end.
+
+        Raises:
+            MissingError: There is no such object.
+            StoreError: It can't be read, or ends before `stop`.
+        """
+        ...
+
+    def read_into(self, path: str, start: int, target: memoryview) -> None:
+        """Fill `target` with an object's bytes from `start` on; raises as `read` does."""
+        ...
+
+    def list(self, prefix: str = "") -> Sequence[Entry]:
+        """Every object below the folder `prefix`, at any depth, by path; nothing where there is no such folder."""
+        ...
+
+    def folders(self, prefix: str = "") -> Sequence[str]:
+        """The names of the folders directly in `prefix`, by name."""
+        ...
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Remove objects; one that is not there is no error."""
+        ...
+
+
+class MissingError(StoreError):
+    """There is no object of that name."""
+
+
+REMOTE = ("s3://", "gs://", "az://", "memory://")
+"""What the address of an object store begins with; anything else is a path of this machine."""
+
+
+def is_remote(url: str) -> bool:
+    """Whether an address is one of an object store.
+
+    >>> is_remote("s3://bucket/run"), is_remote("runs/quickstart")
+    (True, False)
+    """
+    return url.startswith(REMOTE)
+
+
+def open_store(url: str | Path) -> Store:
+    """The store at a path of this machine, or at `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`.
+
+    Credentials and endpoints of object stores come from the environment alone.
+
+    Raises:
+        StoreError: The address is of no known kind, or its credentials are missing.
+    """
+    text = str(url)
+    if is_remote(text):
+        from .objects import ObjectStore
+
+        return ObjectStore.open(text)
+    if "://" in text:
+        raise StoreError(f"{text} is of no known kind of store; expected a path or {', '.join(REMOTE[:3])}...")
+    from .local import LocalStore
+
+    return LocalStore(text)
+
+
+def join(url: str, *parts: str) -> str:
+    """An address below another.
+
+    >>> join("s3://bucket/run/", "checkpoints"), join("runs/a", "checkpoints")
+    ('s3://bucket/run/checkpoints', 'runs/a/checkpoints')
+    """
+    return "/".join([url.rstrip("/"), *parts]) if is_remote(url) else str(Path(url, *parts))
+
+
+def checked_path(path: str) -> str:
+    """A path as it is, if it stays inside the store: relative, normalised, without `..`.
+
+    Raises:
+        StoreError: It does not.
+
+    >>> checked_path("step_1/a.bin")
+    'step_1/a.bin'
+    >>> checked_path("../../etc/passwd")
+    Traceback (most recent call last):
+        ...
+    panax.core.errors.StoreError: '../../etc/passwd' is no path inside a store; expected a relative one without '..'
+    """
+    pure = PurePosixPath(path)
+    if not pure.parts or pure.is_absolute() or ".." in pure.parts or str(pure) != path or "\\" in path or "\0" in path:
+        raise StoreError(f"{path!r} is no path inside a store; expected a relative one without '..'")
+    return path
