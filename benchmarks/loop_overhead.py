@@ -21,6 +21,7 @@ from panax.metrics import ConsoleTracker
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, prepare
 from panax.run.interrupt import Interrupt
+from panax.run.keeping import Keeper
 from panax.run.loop import run
 from panax.run.report import Report
 from panax.run.start import Start, open_folder
@@ -49,9 +50,9 @@ def main() -> None:
         state, _ = step(step.init(0), ready[0])
         ratios, bare_seconds, loop_seconds = [], [], []
         tracker = ConsoleTracker(Console(file=sink))
-        with open_folder(prepared) as checkpointer:
-            checkpointer.save = lambda *arguments: None  # saving is not part of a step
-            checkpointer.wait()
+        with open_folder(prepared, lambda line: None) as checkpointer:
+            checkpointer.save = lambda *arguments, **options: False  # saving is not part of a step
+            keeper = Keeper(prepared.experiment.checkpoint, checkpointer, None)
             for _ in range(options.blocks):
                 jax.block_until_ready(state)
                 start = time.perf_counter()
@@ -61,7 +62,7 @@ def main() -> None:
                 bare = time.perf_counter() - start
                 with contextlib.closing(Report(prepared, 0, (tracker,), lambda line: None)) as report:
                     start = time.perf_counter()
-                    result = run(prepared, Start(state, 0, None), checkpointer, report, Interrupt())
+                    result = run(prepared, Start(state, 0, None, None), keeper, report, Interrupt())
                     jax.block_until_ready(result.state)
                     whole = time.perf_counter() - start
                 state = result.state

@@ -1,10 +1,12 @@
 """Starting several processes of one JAX job on loopback, and ending all of them."""
 
+import fcntl
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +34,10 @@ def environment(devices: int, folder: Path) -> dict[str, str]:
 
 
 class Job:
-    """The processes of a job: `python SCRIPT ADDRESS PROCESSES INDEX ARGUMENTS...` each; what they say is in `folder`."""
+    """The processes of a job: `python SCRIPT ADDRESS PROCESSES INDEX ARGUMENTS...` each; what they say is in `folder`.
+
+    One job of several processes runs at a time, whatever tests run beside each other: Gloo gives up when its peers are starved.
+    """
 
     def __init__(
         self, folder: Path, script: str, arguments: Sequence[str], *, processes: int, devices: int, **more: str
@@ -40,6 +45,9 @@ class Job:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.processes = folder, processes
         self.children: list[subprocess.Popen] = []
+        self._turn = open(Path(tempfile.gettempdir()) / f"panax-test-jobs-{os.getuid()}", "w")  # noqa: SIM115
+        if processes > 1:
+            fcntl.flock(self._turn, fcntl.LOCK_EX)
         address = f"127.0.0.1:{free_port()}"
         for index in range(processes):
             with open(folder / f"{index}.out", "w") as out, open(folder / f"{index}.err", "w") as err:
@@ -64,6 +72,7 @@ class Job:
         for child in self.children:
             child.kill()
             child.wait()
+        self._turn.close()
 
     def said(self, index: int) -> str:
         return (self.folder / f"{index}.out").read_text()

@@ -12,6 +12,7 @@ import tiny_recipe
 
 from panax.checkpoint import open_checkpoint
 from panax.cli.main import main
+from panax.cli.overrides import experiment_from
 
 RECIPE = str(Path(tiny_recipe.__file__))
 
@@ -230,6 +231,7 @@ def test_a_folder_that_cannot_be_written(here, capsys):
 FULL = """
 import resource, signal, sys
 from panax.cli.main import main
+from panax.cli.overrides import experiment_from
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 code = main(["train", sys.argv[1], "--num-steps", "6", "--checkpoint.every", "0"])
 assert code == 0, code
@@ -257,3 +259,22 @@ def test_a_full_disk_while_saving(here):
     assert "error: saving step 12 to runs/tiny/checkpoints failed" in run.stderr
     assert "the checkpoint of step 6 is whole" in run.stderr
     assert (here / "runs/tiny/checkpoints/step_00000006/manifest.json").is_file()
+
+
+LOADER = """
+import dataclasses
+import tiny_recipe
+from panax import Experiment
+
+
+def loader() -> Experiment:
+    \"\"\"Data that no flag can say.\"\"\"
+    return dataclasses.replace(tiny_recipe.tiny(), data=[{"x": 1}], held_out=[{"x": 2}])
+"""
+
+
+def test_flags_leave_data_alone_that_is_no_configuration(here):
+    (here / "loader.py").write_text(LOADER)
+    found = experiment_from(["loader.py", "--num-steps", "9", "--checkpoint.memory.every", "3"], "train")
+    assert (found.data, found.held_out, found.num_steps) == ([{"x": 1}], [{"x": 2}], 9)
+    assert found.checkpoint.memory.every == 3

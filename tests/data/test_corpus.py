@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from panax.core import DataError, RecipeError
-from panax.data import Corpus, Document, HuggingFaceDisk, Jsonl, Parquet, PythonLibrary, TextFiles
+from panax.data import BadRecord, Corpus, Document, HuggingFaceDisk, Jsonl, Parquet, PythonLibrary, TextFiles
+from panax.data.checked import Checked, Limits
 
 RECORDS = [{"text": "one", "q": "1+1?", "a": "2"}, {"text": "zwei über", "q": "2+2?", "a": "4"}]
 
@@ -36,6 +37,11 @@ def write_dataset(path: Path, records=RECORDS, splits=()) -> str:
     made = datasets.DatasetDict({split: dataset.select([i]) for i, split in enumerate(splits)}) if splits else dataset
     made.save_to_disk(str(path))
     return str(path)
+
+
+def usable(corpus: Corpus) -> list[Document]:
+    """The documents, where a bad record is an error, as it is by default."""
+    return list(Checked(corpus).documents())
 
 
 @pytest.fixture(params=["jsonl", "jsonl.gz", "parquet", "dataset"])
@@ -71,14 +77,14 @@ def test_records_of_prompts_and_answers(records):
 
 def test_a_missing_field_names_the_present_ones(records):
     with pytest.raises(DataError, match=r"no field 'body'; it has .*'text'.*name the field"):
-        list(records(text="body").documents())
+        usable(records(text="body"))
     with pytest.raises(DataError, match="no field 'b'; it has"):
-        list(records(prompt="q", answer="b").documents())
+        usable(records(prompt="q", answer="b"))
 
 
 def test_a_field_that_is_no_text_is_refused(records):
     with pytest.raises(DataError, match="field 'text' is of type int; expected a text"):
-        list(records([{"text": 3}]).documents())
+        usable(records([{"text": 3}]))
 
 
 def test_null_counts_as_blank(records):
@@ -152,34 +158,34 @@ def test_a_path_that_does_not_exist_is_named(tmp_path):
     with pytest.raises(DataError, match=r"nowhere\.txt does not exist; expected a file, a directory, or a glob"):
         TextFiles(paths=(str(tmp_path / "nowhere.txt"),)).fingerprint()
     with pytest.raises(DataError, match="names no path"):
-        list(TextFiles(paths=()).documents())
+        usable(TextFiles(paths=()))
 
 
 @pytest.mark.parametrize("corpus", [TextFiles, Jsonl, Parquet])
 def test_a_directory_without_a_match_is_named(tmp_path, corpus):
     (tmp_path / ".hidden").write_text("x")
     with pytest.raises(DataError, match=f"no file in the directory {tmp_path} matches"):
-        list(corpus(paths=(str(tmp_path),)).documents())
+        usable(corpus(paths=(str(tmp_path),)))
 
 
 def test_a_pattern_that_is_none_is_refused(tmp_path):
     with pytest.raises(DataError, match="pattern '/x' can't be used"):
-        list(TextFiles(paths=(str(tmp_path),), pattern="/x").documents())
+        usable(TextFiles(paths=(str(tmp_path),), pattern="/x"))
 
 
 def test_wrong_encoding_names_the_file_and_the_byte(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
     with pytest.raises(DataError, match=r"latin\.txt: byte 3 is 0xe9, which is not UTF-8.*iconv -f LATIN1"):
-        list(TextFiles(paths=(str(tmp_path),)).documents())
+        usable(TextFiles(paths=(str(tmp_path),)))
     (tmp_path / "latin.txt").write_bytes("wide".encode("utf-16"))
     with pytest.raises(DataError, match=r"byte 0 is 0xff.*iconv -f UTF-16"):
-        list(TextFiles(paths=(str(tmp_path),)).documents())
+        usable(TextFiles(paths=(str(tmp_path),)))
 
 
 def test_wrong_encoding_in_json_lines_names_the_line_and_the_byte_in_the_file(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "ok"}\n{"text": "caf\xe9"}\n')
     with pytest.raises(DataError, match=r"a\.jsonl, line 2: byte 28 is 0xe9"):
-        list(Jsonl(paths=(str(tmp_path),)).documents())
+        usable(Jsonl(paths=(str(tmp_path),)))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +201,64 @@ def test_wrong_encoding_in_json_lines_names_the_line_and_the_byte_in_the_file(tm
 def test_broken_json_names_the_file_and_the_line(tmp_path, line, says):
     (tmp_path / "a.jsonl").write_text(f'{{"text": "fine"}}\n\n{line}\n')
     with pytest.raises(DataError, match=r"a\.jsonl, line 3: " + says):
-        list(Jsonl(paths=(str(tmp_path),)).documents())
+        usable(Jsonl(paths=(str(tmp_path),)))
+
+
+def test_bad_lines_are_told_and_those_after_them_go_on(tmp_path):
+    lines = [b'{"text": "a"}', b"{", b'{"text": "caf\xe9"}', b"[]", b'{"body": 1}', b'{"text": 1}', b'{"text": "b"}']
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    found = list(Jsonl(paths=(str(tmp_path),)).documents())
+    assert [each.where for each in found] == [f"{tmp_path}/a.jsonl, line {number}" for number in range(1, 8)]
+    assert [found[0], found[6]] == [Document("a"), Document("b")]
+    reasons = ("broken JSON", "byte 29 is 0xe9", "a JSON list", "no field 'text'", "field 'text' is of type int")
+    for bad, reason in zip(found[1:6], reasons, strict=True):
+        assert isinstance(bad, BadRecord) and bad.reason.startswith(reason)
+
+
+def test_documents_that_are_too_long_are_told_by_file_and_line(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": "short"}, {"text": "long" * 9}])
+    checked = Checked(Jsonl(paths=(path,)), Limits(max_characters=10, max_bad_records=1))
+    assert list(checked.documents()) == [Document("short")]
+    assert checked.bad == [(f"{path}, line 2", "36 characters; expected at most max_characters=10")]
+
+
+def test_text_files_go_on_after_one_of_another_encoding(tmp_path):
+    for name, content in {"a": b"A", "b": b"\xe9", "c": b"C"}.items():
+        (tmp_path / name).write_bytes(content)
+    first, bad, last = TextFiles(paths=(str(tmp_path),)).documents()
+    assert (first, last) == (Document("A"), Document("C")) and isinstance(bad, BadRecord)
+    assert bad.where == f"{tmp_path}/b" and bad.reason.startswith("byte 0 is 0xe9")
+
+
+def test_rows_of_parquet_that_are_no_text_are_bad_records(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    offsets = pyarrow.array([0, 1, 2, 3], pyarrow.int32()).buffers()[1]
+    texts = pyarrow.StringArray.from_buffers(3, offsets, pyarrow.py_buffer(b"a\xe9c"))
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    first, bad, last = Parquet(paths=(str(tmp_path),)).documents()
+    assert (first, last) == (Document("a"), Document("c"))
+    assert isinstance(bad, BadRecord) and bad.where.endswith("a.parquet, row 1") and "expected UTF-8" in bad.reason
+
+
+def test_parquet_is_read_one_row_group_at_a_time_and_only_its_columns(tmp_path, monkeypatch):
+    from pyarrow import parquet
+
+    records = [{"text": f"t{i}", "other": "x" * 1000} for i in range(50)]
+    write_parquet(tmp_path / "a.parquet", records, row_group_size=10)
+    asked = []
+    read = parquet.ParquetFile.iter_batches
+
+    def spy(self, *args, **kwargs):
+        asked.append((kwargs["row_groups"], kwargs["columns"]))
+        return read(self, *args, **kwargs)
+
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", spy)
+    documents = Parquet(paths=(str(tmp_path),)).documents()
+    assert [next(documents).text for _ in range(11)][-1] == "t10"
+    assert asked == [([0], ["text"]), ([1], ["text"])]
+    assert [document.text for document in documents] == [f"t{i}" for i in range(11, 50)]
 
 
 def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
@@ -206,23 +269,23 @@ def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "open", refuse)  # the tests may run as root, whom no mode stops
     with pytest.raises(DataError, match=r"a\.jsonl can't be read: Permission denied; check that"):
-        list(Jsonl(paths=(str(tmp_path),)).documents())
+        usable(Jsonl(paths=(str(tmp_path),)))
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(DataError, match=r"a\.jsonl can't be read: Permission denied"):
-        list(TextFiles(paths=(str(tmp_path),)).documents())
+        usable(TextFiles(paths=(str(tmp_path),)))
 
 
 @pytest.mark.parametrize("content", [b"not compressed", gzip.compress(b'{"text": "a"}\n' * 50, mtime=0)[:-20]])
 def test_a_damaged_compressed_file_is_named(tmp_path, content):
     (tmp_path / "a.jsonl.gz").write_bytes(content)
     with pytest.raises(DataError, match=r"a\.jsonl\.gz can't be read"):
-        list(Jsonl(paths=(str(tmp_path),)).documents())
+        usable(Jsonl(paths=(str(tmp_path),)))
 
 
 def test_a_file_that_is_no_parquet_is_named(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(DataError, match=r"a\.parquet can't be read"):
-        list(Parquet(paths=(str(tmp_path),)).documents())
+        usable(Parquet(paths=(str(tmp_path),)))
 
 
 def test_a_hugging_face_dataset_with_splits(tmp_path):
@@ -230,18 +293,18 @@ def test_a_hugging_face_dataset_with_splits(tmp_path):
     assert list(HuggingFaceDisk(path=path, split="test").documents()) == [Document("zwei über")]
     for split in (None, "valid"):
         with pytest.raises(DataError, match="has the splits train, test, not"):
-            list(HuggingFaceDisk(path=path, split=split).documents())
+            usable(HuggingFaceDisk(path=path, split=split))
     only = write_dataset(tmp_path / "e", splits=("train",))
-    assert list(HuggingFaceDisk(path=only).documents()) == [Document("one")]
+    assert usable(HuggingFaceDisk(path=only)) == [Document("one")]
     with pytest.raises(DataError, match="was saved without splits"):
-        list(HuggingFaceDisk(path=write_dataset(tmp_path / "f"), split="train").documents())
+        usable(HuggingFaceDisk(path=write_dataset(tmp_path / "f"), split="train"))
 
 
 def test_a_directory_that_is_no_dataset_is_named(tmp_path):
     with pytest.raises(DataError, match=r"can't be loaded: .*expected what `Dataset.save_to_disk` wrote"):
-        list(HuggingFaceDisk(path=str(tmp_path)).documents())
+        usable(HuggingFaceDisk(path=str(tmp_path)))
     with pytest.raises(DataError, match="is not a directory"):
-        list(HuggingFaceDisk(path=str(tmp_path / "no")).documents())
+        usable(HuggingFaceDisk(path=str(tmp_path / "no")))
 
 
 @pytest.mark.parametrize(("package", "extra"), [("pyarrow", "parquet"), ("datasets", "datasets")])
@@ -252,7 +315,7 @@ def test_a_missing_package_says_what_to_install(tmp_path, monkeypatch, package, 
     }[extra]()
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(DataError, match=rf"needs {package}.*pip install 'panax\[{extra}\]'"):
-        list(corpus.documents())
+        usable(corpus)
 
 
 def test_only_what_is_used_is_imported():

@@ -157,6 +157,10 @@ class Checkpointer:
         for step in map(int, first_text(" ".join(map(str, steps))).split()):
             try:
                 with agreeing():
+                    if (
+                        step not in self._scanned()
+                    ):  # A list of this process's, of a shared file system, may lag behind.
+                        self._scanned()[step] = self._manifest(step)
                     checkpoint = self.open(step)
             except CheckpointError as error:
                 self.distrust(step, error)
@@ -193,7 +197,6 @@ class Checkpointer:
         self.wait()
         self.prepare(tree)
         assert self._snapshot is not None
-        self._snapshot.take(tree)
         self._name = self._name or first_text(secrets.token_hex(4))
         self._attempts[step] += 1
         number = self._attempts[step]
@@ -204,11 +207,14 @@ class Checkpointer:
             jax.process_count(),
         )
         self._failure = None
+        self._snapshot.begin()
         # A daemon: a process that must end (Ctrl-C twice) does not hang on a store; what it leaves is no checkpoint.
         self._thread = threading.Thread(
             target=self._write, args=(attempt, step, dict(host), metric), name="panax-save", daemon=True
         )
         self._thread.start()
+        # The thread writes each file as soon as its arrays are copied.
+        self._snapshot.copy(tree)
         return True
 
     def wait(self) -> None:
@@ -250,9 +256,15 @@ class Checkpointer:
             for folder in self.store.folders():
                 step = _step_of(folder)
                 if step is not None and any(e.path == f"{folder}/{FILE}" for e in self.store.list(folder)):
-                    found[step] = _read_manifest(self.store, folder)
+                    found[step] = self._manifest(step)
             self._found = found
         return self._found
+
+    def _manifest(self, step: int) -> Manifest | CheckpointError:
+        found = _read_manifest(self.store, self.folder(step))
+        if isinstance(found, Manifest) and found.step != step:
+            return DamagedError(f"{self.url(step)}/{FILE} is that of step {found.step}")
+        return found
 
     def _write(self, attempt: Attempt, step: int, host: Mapping[str, Any], metric: float | None) -> None:
         assert self._snapshot is not None

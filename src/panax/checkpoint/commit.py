@@ -10,6 +10,7 @@ parts meet in the store: no process waits for another's network, and a process t
 """
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -68,11 +69,15 @@ def write_part(
 
     def write(number: int, plan: FilePlan) -> tuple[str, dict[str, list]]:
         name = f"{attempt.name}/{attempt.process:05d}-{number:04d}.bin"
+        snapshot.wait_for(number)
         found = snapshot.chunks(plan, name)
-        store.write(f"{attempt.folder}/{name}", [snapshot.buffer[plan.begin : plan.end]])
+        with turns:
+            store.write(f"{attempt.folder}/{name}", [snapshot.buffer[plan.begin : plan.end]])
         return name, found
 
-    with ThreadPoolExecutor(store.writers, "panax-write") as writers:
+    # One more than write, so that checksums are made meanwhile.
+    turns = threading.Semaphore(store.writers)
+    with ThreadPoolExecutor(store.writers + 1, "panax-write") as writers:
         writing = [writers.submit(write, number, plan) for number, plan in enumerate(snapshot.plan.files)]
         try:
             for plan, written in zip(snapshot.plan.files, writing):

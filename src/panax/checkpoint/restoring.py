@@ -20,8 +20,8 @@ from ..core.axes import named_leaves
 from ..core.errors import CheckpointError, DamagedError, PanaxError
 from ..core.processes import gather_texts
 from .boxes import Box, Device, box_of, holders
-from .manifest import ArrayEntry, numpy_dtype
-from .reading import Checkpoint
+from .manifest import ArrayEntry, checksum, numpy_dtype
+from .reading import Checkpoint, aligned_empty
 from .snapshot import CHUNK_BYTES, is_key
 
 GROUP_BYTES = 2**28
@@ -44,8 +44,8 @@ def restore(checkpoint: Checkpoint, abstract: Any, shardings: Any, *, part: bool
     """
     expected, places = named_leaves(abstract), named_leaves(shardings)
     check_same(checkpoint, expected, part)
-    manifest = checkpoint.manifest
-    told = gather_texts(f"step {manifest.step}, saved at {manifest.saved!r}")
+    files = checksum(repr(sorted(checkpoint.manifest.files.items())).encode())
+    told = gather_texts(f"step {checkpoint.manifest.step} of files {files}")
     if len({*told}) > 1:
         raise CheckpointError(f"the processes would restore different checkpoints: {'; '.join(dict.fromkeys(told))}")
     with agreeing():
@@ -129,7 +129,7 @@ class _Parts:
 
     def begin(self, name: str, checkpoint: Checkpoint, readers: ThreadPoolExecutor) -> list[Future[None]]:
         """Take host memory for what this process reads, and begin."""
-        self._values = {box: np.empty(box.shape, self._dtype) for box in self._boxes.values()}
+        self._values = {box: aligned_empty(box.shape, self._dtype) for box in self._boxes.values()}
         return checkpoint.fill(name, self._values, readers)
 
     def placed(self) -> jax.Array:

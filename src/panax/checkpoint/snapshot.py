@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.axes import named_leaves
+from ..core.errors import CheckpointError
 from .boxes import Box, Device, holders, pieces
 from .manifest import ArrayEntry, Chunk, checksum
 
@@ -28,6 +29,7 @@ FILE_BYTES = 2**26
 
 _PAGE = mmap.PAGESIZE
 _ALIGN = 64
+_PAGES_FROM_BYTES = 2**20
 _COPIERS = 2
 
 
@@ -108,7 +110,7 @@ def _lay_out(owned: Sequence[tuple[str, Device, Box, Box]], arrays: Mapping[str,
             end = _round_up(here, _PAGE)
             files.append(FilePlan(begin, end, tuple(current)))
             begin, here, current = end, end, []
-        here = _round_up(here, _ALIGN)
+        here = _round_up(here, _ALIGN if size < _PAGES_FROM_BYTES else _PAGE)
         current.append(Piece(name, device, box, box.within(shard), here, here + size))
         here += size
     if current:
@@ -139,6 +141,8 @@ class Snapshot:
                 self._memory = mmap.mmap(opened.fileno(), size)
         self.buffer = memoryview(self._memory)
         self._bytes = np.frombuffer(self._memory, np.uint8)
+        self._copied = [threading.Event() for _ in plan.files]
+        self._broken: BaseException | None = None
         self._touching = threading.Thread(target=self._touch, name="panax-touch", daemon=True)
         self._touching.start()
 
@@ -148,6 +152,36 @@ class Snapshot:
 
     def take(self, tree: Any) -> None:
         """Copy a state; when this returns, the devices' buffers may be donated."""
+        self.begin()
+        self.copy(tree)
+
+    def begin(self) -> None:
+        """Forget the copy before: what waits for a file from now on waits for the next copy."""
+        self._broken = None
+        for event in self._copied:
+            event.clear()
+
+    def wait_for(self, number: int) -> None:
+        """Wait until file `number` of the plan is copied.
+
+        Raises:
+            CheckpointError: The state could not be copied.
+        """
+        self._copied[number].wait()
+        if self._broken is not None:
+            raise CheckpointError(f"the state could not be copied to host memory: {self._broken}")
+
+    def copy(self, tree: Any) -> None:
+        """Copy a state, after `begin`; another thread may write each file as soon as it is there."""
+        try:
+            self._copy_all(tree)
+        except BaseException as error:
+            self._broken = error
+            for event in self._copied:
+                event.set()
+            raise
+
+    def _copy_all(self, tree: Any) -> None:
         self._touching.join()
         stored = {name: words(leaf) for name, leaf in named_leaves(tree).items()}
         shards = {
@@ -157,8 +191,14 @@ class Snapshot:
         for name, device in dict.fromkeys((piece.array, piece.device) for piece in wanted):
             shards[name][device].copy_to_host_async()
         with ThreadPoolExecutor(_COPIERS) as copiers:
-            for copied in [copiers.submit(self._copy, shards[piece.array][piece.device], piece) for piece in wanted]:
-                copied.result()
+            copying = [
+                [copiers.submit(self._copy, shards[piece.array][piece.device], piece) for piece in file.pieces]
+                for file in self.plan.files
+            ]
+            for event, pieces_of_file in zip(self._copied, copying):
+                for copied in pieces_of_file:
+                    copied.result()
+                event.set()
 
     def _copy(self, shard: jax.Array, piece: Piece) -> None:
         values = np.asarray(shard)[piece.within]

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import tyro
 
@@ -34,14 +35,25 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
     if any(flag.startswith("--data.buckets") for flag in expanded) and getattr(base.data, "packing", False):
         # Lengths vary only where documents are not packed.
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, packing=False))
-    return tyro.cli(
+    held = {name: value for name in ("data", "held_out") if not _in_words(value := getattr(base, name))}
+    found = tyro.cli(
         Experiment,
-        default=base,
+        default=dataclasses.replace(base, **dict.fromkeys(held)),
         args=expanded,
         prog=f"panax {command} {name}",
         description=inspect.getdoc(recipe),
         config=(tyro.conf.AvoidSubcommands,),
     )
+    return dataclasses.replace(found, **held)
+
+
+def _in_words(value: Any) -> bool:
+    """Whether flags can say a value: a configuration, not a loader, a list of batches or an array."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return all(_in_words(getattr(value, field.name)) for field in dataclasses.fields(value))
+    if isinstance(value, tuple):
+        return all(map(_in_words, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _joined(flags: Sequence[str]) -> list[str]:

@@ -60,7 +60,9 @@ def show(result: Result, console: Console) -> None:
         console.print("\na sample of what the model writes after")
         console.print(prompt, style="bold", highlight=False, markup=False)
         console.print(text, style="cyan", highlight=False, markup=False)
-        lines.append(f"next          panax generate {prepared.experiment.folder} --prompt {prompt!r}")
+        experiment = prepared.experiment
+        where = result.checkpoint if experiment.checkpoint.directory else experiment.folder
+        lines.append(f"next          panax generate {where} --prompt {prompt!r}")
     console.print()
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

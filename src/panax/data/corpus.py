@@ -14,19 +14,22 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from panax.core.errors import DataError
 
-from .files import decode_utf8, file_marks, find_files, fingerprint, read_bytes
+from .files import BadRecordError, decode_utf8, each_here, file_marks, find_files, fingerprint, read_bytes
 
 
-class Document(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Document:
     """One text to learn from.
 
     Attributes:
         text: What is learnt: each of its tokens, and the end-of-document token after it, carries loss.
         prompt: What stands before it and carries no loss.
+        where: The file and the line or row that it is from, for messages.
     """
 
     text: str
     prompt: str = ""
+    where: str = dataclasses.field(default="", compare=False, repr=False)
 
 
 class BadRecord(NamedTuple):
@@ -46,7 +49,7 @@ class Corpus(Protocol):
     """Anything that yields documents. A class of your own with these two methods will do."""
 
     def documents(self) -> Iterator[Document | BadRecord]:
-        """Yield the documents, each time in the same order."""
+        """Yield the documents, each time in the same order, and a `BadRecord` in place of one that can't be made."""
         ...
 
     def fingerprint(self) -> str:
@@ -59,7 +62,7 @@ class TextFiles:
     """UTF-8 text files, one document each.
 
     Attributes:
-        paths: Files, directories or globs.
+        paths: Files, directories or globs, also of object stores (`s3://bucket/texts`).
         pattern: Which files of a directory to take; hidden ones are left out.
         separator: Cuts each file into documents where this text stands (`<|endoftext|>`, a blank line, ...); the
             separator itself is dropped. Empty: the file is one document.
@@ -69,11 +72,15 @@ class TextFiles:
     pattern: str = "**/*"
     separator: str = ""
 
-    def documents(self) -> Iterator[Document]:
-        for path in find_files(self.paths, (self.pattern,)):
-            text = decode_utf8(read_bytes(path), str(path))
-            for part in text.split(self.separator) if self.separator else (text,):
-                yield Document(part)
+    def documents(self) -> Iterator[Document | BadRecord]:
+        for name, path in each_here(find_files(self.paths, (self.pattern,))):
+            try:
+                text = decode_utf8(read_bytes(path), name)
+            except BadRecordError as error:
+                yield BadRecord(error.where, error.reason)
+                continue
+            for number, part in enumerate(text.split(self.separator) if self.separator else (text,), 1):
+                yield Document(part, where=f"{name}, part {number}" if self.separator else name)
 
     def fingerprint(self) -> str:
         files = find_files(self.paths, (self.pattern,))
@@ -99,7 +106,7 @@ class PythonLibrary:
             try:
                 # Python sources name their own encoding in the first two lines (PEP 263).
                 encoding, _ = tokenize.detect_encoding(BytesIO(source).readline)
-                yield Document(source.decode(encoding))
+                yield Document(source.decode(encoding), where=str(path))
             except (SyntaxError, UnicodeDecodeError):
                 if not self.include_tests:
                     raise DataError(f"{path} is not valid Python text; repair this Python installation") from None

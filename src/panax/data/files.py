@@ -1,33 +1,166 @@
-"""Finding, reading and fingerprinting the files of a corpus; each failure names the file and what to do."""
+"""Finding, reading and fingerprinting the files of a corpus, here or in an object store; each failure names the file."""
 
+import contextlib
 import glob
 import hashlib
 import json
+from collections import deque
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from panax.core.errors import DataError
+from panax.stores import is_remote
+
+from .file_cache import NoRoomError
+from .remote import RemoteObject, find_objects
 
 _BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _UTF8_BOM = b"\xef\xbb\xbf"
+_FILES_AHEAD = 8
+_BYTES_AHEAD = 2**28
 
 
-def find_files(paths: Sequence[str], patterns: Sequence[str]) -> list[Path]:
+class BadRecordError(DataError):
+    """One record can't be used; those after it can.
+
+    Attributes:
+        where: The file, and the line or row in it.
+        reason: What is wrong, and what would be right.
+    """
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}")
+        self.where = where
+        self.reason = reason
+
+
+class DataFile(NamedTuple):
+    """A file to read from.
+
+    Attributes:
+        name: Its path or address, as errors name it.
+        remote: What it is in an object store; None for a file of this machine.
+    """
+
+    name: str
+    remote: RemoteObject | None = None
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.name).suffix
+
+    @property
+    def mark(self) -> tuple[str, int, int | str]:
+        """The absolute name, the size in bytes, and the time of change in nanoseconds or the store's tag."""
+        if self.remote is not None:
+            return self.name, self.remote.size, self.remote.tag
+        path = Path(self.name)
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise unreadable(path, error) from error
+        return str(path.absolute()), status.st_size, status.st_mtime_ns
+
+    @contextlib.contextmanager
+    def here(self, *, wait: bool = True) -> Iterator[Path]:
+        """A path on this machine, good as long as the block lasts: the file itself, or a copy in the cache of files.
+
+        Args:
+            wait: Whether to wait for room in the cache.
+
+        Raises:
+            DataError: There is no room for a copy, or the file has changed since it was found.
+            StoreError: The store can't be read.
+        """
+        if self.remote is None:
+            yield Path(self.name)
+        else:
+            with self.remote.here(wait=wait) as path:
+                yield path
+
+
+_Copy = tuple[contextlib.ExitStack, Path]
+
+
+def each_here(files: Sequence[DataFile]) -> Iterator[tuple[str, Path]]:
+    """Yield each file's name and a path on this machine, good until the next is asked for.
+
+    While a remote file is in use, the next ones are copied.
+    """
+    if not any(file.remote for file in files):
+        yield from ((file.name, Path(file.name)) for file in files)
+        return
+    ahead: deque[Future[_Copy]] = deque()
+    pool = ThreadPoolExecutor(_FILES_AHEAD)
+    started = 0
+    try:
+        for number, file in enumerate(files):
+            started = max(started, number)
+            while started < len(files) and _may_start(files[number + 1 : started + 1], len(ahead)):
+                ahead.append(pool.submit(_copy, files[started], wait=False))
+                started += 1
+            held, path = _copied(ahead, file)
+            started = number + 1 + len(ahead)
+            with held:
+                yield file.name, path
+    finally:
+        _release(ahead)
+        pool.shutdown(wait=False)
+
+
+def _may_start(after_current: Sequence[DataFile], count: int) -> bool:
+    size = sum(file.remote.size for file in after_current if file.remote)
+    return count < _FILES_AHEAD and (len(after_current) <= 1 or size <= _BYTES_AHEAD)
+
+
+def _copied(ahead: "deque[Future[_Copy]]", file: DataFile) -> _Copy:
+    if ahead:
+        with contextlib.suppress(NoRoomError):
+            return ahead.popleft().result()
+        # What was copied ahead may be what takes the room.
+        _release(ahead)
+    return _copy(file, wait=True)
+
+
+def _copy(file: DataFile, *, wait: bool) -> _Copy:
+    stack = contextlib.ExitStack()
+    return stack, stack.enter_context(file.here(wait=wait))
+
+
+def _release(ahead: "deque[Future[_Copy]]") -> None:
+    """Let go of copies, now or as soon as they are made."""
+    while ahead:
+        future = ahead.popleft()
+        if not future.cancel():
+            future.add_done_callback(_close)
+
+
+def _close(copied: "Future[_Copy]") -> None:
+    if copied.exception() is None:
+        copied.result()[0].close()
+
+
+def find_files(paths: Sequence[str], patterns: Sequence[str]) -> list[DataFile]:
     """List the files that `paths` name, in an order that depends on names alone.
 
     Args:
         paths: Each a file, a directory (searched with `patterns`; hidden files and linked directories
-            in it are left out), or a glob.
+            in it are left out), or a glob; of this machine, or of an object store (`s3://bucket/texts/*.jsonl`).
         patterns: What to look for inside a directory, as in `Path.glob`.
 
     Raises:
         DataError: `paths` is empty, one does not exist, or a directory or glob holds no match.
+        StoreError: An object store can't be listed.
     """
     if not paths:
         raise DataError("the corpus names no path; expected at least one file, directory or glob in `paths`")
-    found: dict[Path, None] = {}
+    found: dict[str, DataFile] = {}
     for name in paths:
+        if is_remote(name):
+            found.update((each.url, DataFile(each.url, each)) for each in find_objects(name, patterns))
+            continue
         path = Path(name).expanduser()
         if path.is_file():
             matches = [path]
@@ -41,8 +174,8 @@ def find_files(paths: Sequence[str], patterns: Sequence[str]) -> list[Path]:
             matches = sorted(p for match in glob.glob(str(path), recursive=True) if (p := Path(match)).is_file())
             if not matches:
                 raise DataError(f"{name} does not exist; expected a file, a directory, or a glob that matches files")
-        found.update(dict.fromkeys(matches))
-    return list(found)
+        found.update((str(match), DataFile(str(match))) for match in matches)
+    return list(found.values())
 
 
 def _search(directory: Path, patterns: Sequence[str]) -> list[Path]:
@@ -85,12 +218,12 @@ def decode_utf8(data: bytes, where: str, *, start: int = 0) -> str:
         start: Their offset in the file, in bytes.
 
     Raises:
-        DataError: They are not UTF-8; the message gives the first wrong byte's offset in the file.
+        BadRecordError: They are not UTF-8; the message gives the first wrong byte's offset in the file.
 
     >>> decode_utf8(b"caf\\xe9", "menu.txt")
     Traceback (most recent call last):
         ...
-    panax.core.errors.DataError: menu.txt: byte 3 is 0xe9, which is not UTF-8; expected UTF-8 text: \
+    panax.data.files.BadRecordError: menu.txt: byte 3 is 0xe9, which is not UTF-8; expected UTF-8 text: \
 convert it (`iconv -f LATIN1 -t UTF-8`), or leave the file out
     """
     skip = len(_UTF8_BOM) if start == 0 and data.startswith(_UTF8_BOM) else 0
@@ -99,13 +232,14 @@ convert it (`iconv -f LATIN1 -t UTF-8`), or leave the file out
     except UnicodeDecodeError as error:
         offset = start + skip + error.start
         encoding = "LATIN1" if start else _BOMS.get(data[:2], "LATIN1")
-        raise DataError(
-            f"{where}: byte {offset} is 0x{data[skip + error.start]:02x}, which is not UTF-8; expected UTF-8 text: "
-            f"convert it (`iconv -f {encoding} -t UTF-8`), or leave the file out"
+        raise BadRecordError(
+            where,
+            f"byte {offset} is 0x{data[skip + error.start]:02x}, which is not UTF-8; expected UTF-8 text: "
+            f"convert it (`iconv -f {encoding} -t UTF-8`), or leave the file out",
         ) from None
 
 
-def fingerprint(*parts: Any) -> str:
+def fingerprint(*parts: object) -> str:
     """A short hash of JSON values: 32 hexadecimal digits.
 
     >>> fingerprint("a", 1) == fingerprint("a", 1) != fingerprint("a", 2)
@@ -114,11 +248,7 @@ def fingerprint(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def file_marks(files: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
-    """Yield each file's absolute name, its size in bytes and its time of change in nanoseconds."""
-    for path in files:
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise unreadable(path, error) from error
-        yield str(path.absolute()), status.st_size, status.st_mtime_ns
+def file_marks(files: Sequence[DataFile | Path]) -> Iterator[tuple[str, int, int | str]]:
+    """Yield each file's absolute name, its size in bytes, and its time of change in nanoseconds or its store's tag."""
+    for file in files:
+        yield (file if isinstance(file, DataFile) else DataFile(str(file))).mark

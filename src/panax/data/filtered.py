@@ -6,15 +6,22 @@ from collections.abc import Iterator
 
 from panax.core.errors import RecipeError
 
+from .array_record import ArrayRecord
+from .arrow import Arrow
 from .corpus import BadRecord, Corpus, Document, PythonLibrary, TextFiles
 from .files import fingerprint
+from .mds import Mds
+from .megatron import MegatronTokens
 from .records import HuggingFaceDisk, Jsonl, Parquet
 from .tokens import TokenFile
+from .webdataset import WebDataset
 
-TextCorpus = PythonLibrary | TextFiles | Jsonl | Parquet | HuggingFaceDisk | Corpus
+TextCorpus = (
+    PythonLibrary | TextFiles | Jsonl | Parquet | Arrow | ArrayRecord | WebDataset | Mds | HuggingFaceDisk | Corpus
+)
 """What a recipe can name as a corpus of text; one of its own too."""
 
-PlainCorpus = TextCorpus | TokenFile
+PlainCorpus = TextCorpus | TokenFile | MegatronTokens
 """What a recipe can name as a corpus, whole or as a part of a mixture."""
 
 

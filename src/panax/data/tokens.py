@@ -36,6 +36,8 @@ _BUFFER_TOKENS = 2**20
 _FORMAT = "panax-tokens"
 _HEADER = "header.json"
 _DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+_MAPPED_DTYPES = {**_DTYPES, "uint8": np.dtype("u1"), "uint64": np.dtype("<u8")}
+"""What ids may be that lie elsewhere; this format itself has two kinds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -234,7 +236,8 @@ def open_tokens(directory: str | Path, *, tokens: Path | None = None) -> TokenSt
                 f"expected {_FORMAT!r} version {FORMAT_VERSION}: write the token file again"
             )
         num_tokens, num_documents = int(header["num_tokens"]), int(header["num_documents"])
-        dtype, vocab_size, content = _DTYPES[header["dtype"]], int(header["vocab_size"]), str(header["content"])
+        dtypes = _DTYPES if tokens is None else _MAPPED_DTYPES
+        dtype, vocab_size, content = dtypes[header["dtype"]], int(header["vocab_size"]), str(header["content"])
         masked, end = bool(header["has_loss_mask"]), header["end_of_document"]
         blank = int(header["num_blank_documents"])
         # Files of earlier versions of Panax have neither.

@@ -50,7 +50,12 @@ def lines_of(parts: Mapping[str, Any]) -> Iterator[str]:
     """A line for each part."""
     for name, part in parts.items():
         times = part["times_seen"]
+        seen = (
+            f"{times['least']} to {times['most']} times, {times['mean']:.2f} on average"
+            if times["most"]
+            else "less than once"
+        )
         yield (
             f"data{f' of part {name!r}' if name else ''}: {part['epochs']:.2f} epochs; each of the {part['documents']:,} "
-            f"documents was seen {times['least']} to {times['most']} times, {times['mean']:.2f} on average"
+            f"documents was seen {seen}"
         )

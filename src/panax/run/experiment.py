@@ -32,7 +32,7 @@ class Experiment:
     Attributes:
         name: The run's folder is `runs/name` unless `directory` says otherwise.
         task: The model with its objective.
-        data: `TextData`, any `panax.core.Source`, a torch `DataLoader`, or a Python iterable of batches.
+        data: `TextData`, `ExampleData`, any `panax.core.Source`, a torch `DataLoader`, or a Python iterable of batches.
         held_out: A finite source to be judged on, where `data` does not bring its own.
         num_steps: Steps of the whole run, interruptions included.
         seed: Of initialisation and of each step's random bits; `data.seed` is of the order of the data.

@@ -8,7 +8,7 @@ import jax
 
 from ..core import DataFacts, Source, Task
 from ..core.errors import RecipeError
-from ..data import IterableSource, TextData
+from ..data import ExampleData, IterableSource, TextData
 from ..data.tokenizer import Tokenizer
 from ..mesh import Placement
 from ..train import CompiledStep, Program
@@ -62,6 +62,9 @@ def open_data(experiment: Experiment, say: Say) -> OpenedData:
         shapes = 1 if data.packing else len({*data.buckets, data.sequence_length})
         entropy = opened.unigram_entropy_nats if opened.held_out is not None else None
         return OpenedData(opened.train, opened.held_out, facts, opened.tokenizer, shapes, entropy)
+    if isinstance(data, ExampleData):
+        examples = data.open()
+        return OpenedData(examples.train, examples.held_out, DataFacts())
     held_out = None if experiment.held_out is None else as_source(experiment.held_out, epochs=1)
     train = as_source(data)
     return OpenedData(train, held_out, DataFacts(), shapes=len(getattr(train, "buckets", ())) or 1)
@@ -73,7 +76,9 @@ def as_source(data: Any, epochs: int | None = None) -> Source:
         return data
     if isinstance(data, Iterable):
         return IterableSource(data, epochs=epochs)
-    raise RecipeError(f"data is a {type(data).__name__}; expected TextData, a Source, a DataLoader or another iterable")
+    raise RecipeError(
+        f"data is a {type(data).__name__}; expected TextData, ExampleData, a Source, a DataLoader or another iterable"
+    )
 
 
 def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any = None) -> Prepared:

@@ -12,15 +12,12 @@ import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from ..core.errors import StoreError
+from .direct import FROM_BYTES, PAGE, address, read_direct
 from .store import Buffer, Entry, MissingError, checked_path
 
-PAGE = 4096
 TEMPORARY = ".tmp"
 _WRITE_BYTES = 2**24
-_DIRECT_FROM_BYTES = 2**20
 
 
 class LocalStore:
@@ -73,6 +70,8 @@ class LocalStore:
         file, stop = self._path(path), start + len(target)
         _check_range(path, start, stop)
         try:
+            if read_direct(file, start, target):
+                return
             descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 done = 0
@@ -155,7 +154,7 @@ class LocalStore:
 
 def _write_file(path: Path, parts: Sequence[Buffer]) -> None:
     size = sum(len(part) for part in parts)
-    if size >= _DIRECT_FROM_BYTES and _pages(parts) and _write_direct(path, parts):
+    if size >= FROM_BYTES and _pages(parts) and _write_direct(path, parts):
         return
     with open(path, "wb", buffering=0) as file:
         _write_parts(file.fileno(), parts)
@@ -198,11 +197,7 @@ def _write_all(descriptor: int, part: Buffer) -> None:
 
 def _pages(parts: Sequence[Buffer]) -> bool:
     """Whether every part is made of whole pages of memory, as writing past the page cache asks for."""
-    return all(len(part) % PAGE == 0 and _address(part) % PAGE == 0 for part in parts)
-
-
-def _address(part: Buffer) -> int:
-    return np.frombuffer(part, np.uint8).ctypes.data if len(part) else 0
+    return all(len(part) % PAGE == 0 and address(part) % PAGE == 0 for part in parts)
 
 
 def _make_folder(folder: Path) -> None:

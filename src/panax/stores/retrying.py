@@ -1,6 +1,7 @@
 """How a request to an object store is tried again: full jitter, a deadline for each request, one for all of them together."""
 
 import dataclasses
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -13,6 +14,11 @@ from .store import MissingError
 T = TypeVar("T")
 
 _LEAST_SECONDS = 0.05
+
+SILENT_SECONDS = 5.0
+"""After so long each further failure is a warning in the log: nobody should take a store that is away for a hang."""
+
+_LOG = logging.getLogger("panax.stores")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,4 +132,6 @@ def retried(
             if failure.missing and verb == "read":
                 raise MissingError(f"{name} does not exist ({took})")
             raise StoreError(f"{name} can't be {verb}: {failure.reason} ({took}); {failure.advice}")
+        if clock() - begun > SILENT_SECONDS:
+            _LOG.warning("%s can't be %s yet: %s (%d tries); trying again", name, verb, failure.reason, tries)
         sleep(wait)

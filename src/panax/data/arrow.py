@@ -1,0 +1,76 @@
+"""A corpus of Arrow files: the IPC format, as a file (Feather) or as a stream, one record batch at a time."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from .corpus import BadRecord, Document
+from .fields import Fields, not_installed
+from .files import each_here, file_marks, find_files, fingerprint, unreadable
+from .records import documents_of
+
+_PATTERNS = ("**/*.arrow", "**/*.feather", "**/*.ipc", "**/*.arrows")
+_MAGIC = b"ARROW1"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arrow:
+    """Arrow IPC files and streams, read one record batch at a time. Needs pyarrow (`pip install 'panax[parquet]'`).
+
+    Attributes:
+        paths: Files, directories (searched for `.arrow`, `.arrows`, `.feather` and `.ipc`) or globs, also of object
+            stores.
+        text: The column that holds the document.
+        prompt: The column that holds what comes before the answer and carries no loss; needs `answer`.
+        answer: The column that holds what is learnt; needs `prompt`.
+    """
+
+    paths: tuple[str, ...]
+    text: str = "text"
+    prompt: str | None = None
+    answer: str | None = None
+
+    def __post_init__(self) -> None:
+        self._fields.check()
+
+    def documents(self) -> Iterator[Document | BadRecord]:
+        files = find_files(self.paths, _PATTERNS)
+        try:
+            import pyarrow as arrow
+        except ImportError as error:
+            raise not_installed("pyarrow", "an Arrow corpus", "parquet") from error
+        for name, path in each_here(files):
+            try:
+                with arrow.memory_map(str(path)) as file:
+                    row = 0
+                    for batch in _batches(file, self._fields, name):
+                        yield from documents_of(batch, self._fields, name, row)
+                        row += batch.num_rows
+            except (OSError, arrow.ArrowException) as error:
+                raise unreadable(name, error) from error
+
+    def fingerprint(self) -> str:
+        files = find_files(self.paths, _PATTERNS)
+        return fingerprint("arrow", self.text, self.prompt, self.answer, *file_marks(files))
+
+    @property
+    def _fields(self) -> Fields:
+        return Fields(self.text, self.prompt, self.answer)
+
+
+def _batches(file: Any, fields: Fields, name: str) -> Iterator[Any]:
+    """The record batches of a file or a stream, with only the columns of `fields`."""
+    from pyarrow import ipc
+
+    is_file = file.read(len(_MAGIC)) == _MAGIC
+    file.seek(0)
+    opened = ipc.open_file if is_file else ipc.open_stream
+    schema = opened(file).schema
+    fields.check_present(schema.names, name)
+    file.seek(0)
+    options = ipc.IpcReadOptions(included_fields=[schema.get_field_index(field) for field in fields.names])
+    reader = opened(file, options=options)
+    if is_file:
+        yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
+    else:
+        yield from reader

@@ -1,0 +1,69 @@
+"""Examples to train on: what a recipe names, and what opening it gives."""
+
+import dataclasses
+
+from panax.core.errors import RecipeError
+
+from .cache import cache_directory
+from .example_source import ExampleSource
+from .examples import ExampleFiles, Examples, divide
+from .images import ImageFolder, ParquetImages, WebDatasetImages
+from .table import Table
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExampleData:
+    """Images, rows of tables or arrays to train on.
+
+    Attributes:
+        examples: Where they are; `Arrays`, or anything else with `open`, too.
+        batch_size: Examples in a global batch, over all devices together.
+        seed: What the order depends on.
+        held_out: About which fraction is kept from training, by a hash of each example's name: the same with every seed, and
+            what is added moves none of them. 0 for none.
+        max_bad_records: So many examples that can't be used are passed over; more are an error.
+        cache_dir: Where tables and copies are kept. None: $PANAX_CACHE, else ~/.cache/panax.
+    """
+
+    examples: ImageFolder | ParquetImages | WebDatasetImages | Table | ExampleFiles
+    batch_size: int = 32
+    seed: int = 0
+    held_out: float | int = 0
+    max_bad_records: int = 0
+    cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("max_bad_records", 0)):
+            if getattr(self, name) < least:
+                raise RecipeError(f"{name}={getattr(self, name)}; expected at least {least}")
+        if not 0 <= self.held_out < 1:
+            raise RecipeError(f"held_out={self.held_out}; expected a fraction of the examples, from 0 to below 1")
+
+    def open(self) -> "OpenedExamples":
+        """Open the examples, or find their copy in the cache, and make the sources.
+
+        Raises:
+            DataError: They can't be read, there is none, too many are bad, or too few to hold some out.
+        """
+        examples = self.examples.open(cache_directory(self.cache_dir), self.max_bad_records)
+        training, held_out = divide(examples, self.held_out)
+        return OpenedExamples(
+            train=ExampleSource(training, batch_size=self.batch_size, seed=self.seed),
+            held_out=None if held_out is None else ExampleSource(held_out, batch_size=self.batch_size, epochs=1),
+            examples=examples,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class OpenedExamples:
+    """Open examples.
+
+    Attributes:
+        train: Batches without an end, resumed exactly.
+        held_out: One pass over the held-out examples, its last batch filled up; None when there are none.
+        examples: All of them.
+    """
+
+    train: ExampleSource
+    held_out: ExampleSource | None
+    examples: Examples

@@ -1,0 +1,139 @@
+"""The source of batches of examples: their order is a function of (seed, epoch), so that it goes on exactly anywhere."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from panax.core.errors import DataError, RecipeError
+from panax.core.protocols import Axes, Position, SourcedBatch
+
+from .examples import Examples
+from .packing import permutation
+from .source import WantedRows, check_identity
+
+Example = dict[str, np.ndarray]
+Augment = Callable[[Example, np.random.Generator], Example]
+"""Changes one example, at random: the generator depends on the seed, the epoch and the example's number alone."""
+
+MASK = "loss_mask"
+_AUGMENT = 0x6175676D656E74
+
+
+class ExampleSource:
+    """Global batches of examples, the same whatever the devices and processes are.
+
+    Each batch has the examples' leaves, and `loss_mask`, float32 (batch): 1, and 0 for the rows that fill up the last batch.
+    Without an end, a batch that reaches past an epoch goes on in the next one.
+
+    Attributes:
+        num_batches: How many batches there are; None without an end.
+
+    >>> from panax.data.examples import Arrays
+    >>> source = ExampleSource(Arrays({"x": np.arange(5)}), batch_size=2, epochs=1)
+    >>> [(batch["x"].tolist(), batch["loss_mask"].tolist()) for batch, _ in source.batches()]
+    [([0, 2], [1.0, 1.0]), ([1, 4], [1.0, 1.0]), ([3, 0], [1.0, 0.0])]
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        epochs: int | None = None,
+        augment: Augment | None = None,
+    ) -> None:
+        """Draw batches of `batch_size` examples, for `epochs` epochs or without an end.
+
+        Args:
+            seed: What the order, and what `augment` draws, depends on.
+            augment: Applied to each example when it is drawn; leaves keep their names, and every example's their shape.
+
+        Raises:
+            RecipeError: `batch_size` or `epochs` is less than 1, or a leaf is called `loss_mask`.
+        """
+        if batch_size < 1 or (epochs is not None and epochs < 1):
+            raise RecipeError(f"batch_size={batch_size}, epochs={epochs}; expected at least 1")
+        if MASK in examples.axes:
+            raise RecipeError(f"the examples have a leaf {MASK!r}, which this source adds; give theirs another name")
+        self.examples = examples
+        self.batch_size = batch_size
+        self._seed = seed
+        self._augment = augment
+        self._total = None if epochs is None else epochs * examples.num_examples
+        self.num_batches = None if self._total is None else -(-self._total // batch_size)
+        self._latest: tuple[int, npt.NDArray[np.int64]] | None = None
+
+    @property
+    def axes(self) -> Mapping[str, Axes]:
+        return {**self.examples.axes, MASK: ("batch",)}
+
+    @property
+    def resume(self) -> Literal["exact", "replay"]:
+        return "exact"
+
+    def batches(self, position: Position | None = None) -> Iterator[SourcedBatch]:
+        """Yield batches from `position` on; from the beginning when it is None.
+
+        Raises:
+            DataError: The position is of other examples, another seed or batch size, or is none at all. While they are
+                drawn: there are too many bad records.
+        """
+        return self.batches_of(range(self.batch_size), position)
+
+    def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
+        """As `batches`, with only `rows` of each global batch."""
+        return self._draw(0 if position is None else self._start(position), np.asarray(rows, np.int64))
+
+    def _identity(self) -> dict[str, int | str]:
+        return {"seed": self._seed, "batch_size": self.batch_size, "fingerprint": self.examples.fingerprint}
+
+    def _start(self, position: Position) -> int:
+        check_identity(position, self._identity())
+        epoch, index, size = position.get("epoch"), position.get("index"), self.examples.num_examples
+        if not (isinstance(epoch, int) and isinstance(index, int) and epoch >= 0 and 0 <= index < size):
+            limits = f"0 <= epoch and 0 <= index < {size}"
+            raise DataError(f"the saved data position has epoch {epoch!r} and index {index!r}; expected {limits}")
+        return epoch * size + index
+
+    def _draw(self, start: int, wanted: npt.NDArray[np.int64]) -> Iterator[SourcedBatch]:
+        while self._total is None or start < self._total:
+            end = start + self.batch_size if self._total is None else min(start + self.batch_size, self._total)
+            epoch, index = divmod(end, self.examples.num_examples)
+            position = {"epoch": epoch, "index": index, **self._identity()}
+            yield SourcedBatch(self._batch(start + wanted, end), position)
+            start += self.batch_size
+
+    def _batch(self, places: npt.NDArray[np.int64], end: int) -> Example:
+        """The examples at these places of the endless order; those from `end` on are empty."""
+        real = places < end
+        epochs, index = np.divmod(np.where(real, places, end - 1), self.examples.num_examples)
+        numbers = np.empty_like(index)
+        for epoch in np.unique(epochs).tolist():
+            at = epochs == epoch
+            numbers[at] = self._order(epoch)[index[at]]
+        batch = self.examples.read(numbers)
+        if self._augment is not None:
+            batch = self._augmented(batch, epochs, numbers)
+        for leaf in batch.values():
+            leaf[~real] = 0
+        return {**batch, MASK: real.astype(np.float32)}
+
+    def _augmented(self, batch: Example, epochs: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> Example:
+        assert self._augment is not None
+        made = []
+        for row, (epoch, number) in enumerate(zip(epochs.tolist(), numbers.tolist(), strict=True)):
+            bits = np.random.Philox(key=[self._seed % 2**64, _AUGMENT], counter=[0, 0, epoch, number])
+            made.append(self._augment({name: leaf[row] for name, leaf in batch.items()}, np.random.Generator(bits)))
+            if made[-1].keys() != batch.keys():
+                raise DataError(f"augment gave the leaves {list(made[-1])}; expected {list(batch)}")
+        return {name: np.stack([example[name] for example in made]) for name in batch} if made else batch
+
+    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
+        latest = self._latest
+        if latest is None or latest[0] != epoch:
+            size = self.examples.num_examples
+            latest = self._latest = epoch, permutation(size, seed=self._seed, epoch=epoch, purpose="documents")
+        return latest[1]

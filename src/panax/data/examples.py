@@ -1,0 +1,203 @@
+"""Examples by number: arrays in memory or memory-mapped, what a table or a folder of images is opened as, and their division."""
+
+import hashlib
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from panax.core.errors import DataError, RecipeError
+from panax.core.protocols import Axes
+
+from .checked import refuse
+from .corpus import BadRecord
+from .files import fingerprint
+from .iterable import _as_array
+
+_BLOCK_BYTES = 2**24
+_LOG = logging.getLogger("panax.data")
+
+
+@runtime_checkable
+class Examples(Protocol):
+    """Examples that can be read in any order. A class of your own with these members will do.
+
+    Attributes:
+        num_examples: How many there are.
+        axes: The logical axes of each leaf of a batch, `batch` first.
+        fingerprint: A hash that changes when they do.
+    """
+
+    num_examples: int
+    axes: Mapping[str, Axes]
+    fingerprint: str
+
+    def read(self, numbers: npt.NDArray[np.int64]) -> dict[str, np.ndarray]:
+        """Some of them, each a row of every leaf."""
+        ...
+
+    def keys(self) -> npt.NDArray[np.uint64]:
+        """A hash of each, which stays the same when others are added: what a division goes by."""
+        ...
+
+    def take(self, numbers: npt.NDArray[np.int64]) -> "Examples":
+        """Those of these numbers, as examples of their own."""
+        ...
+
+
+@runtime_checkable
+class ExampleFiles(Protocol):
+    """What a recipe names to get examples."""
+
+    def open(self, root: Path, max_bad_records: int) -> Examples:
+        """Open them; what takes long is kept in the cache directory `root`."""
+        ...
+
+
+class Arrays:
+    """Examples from arrays with one first dimension: NumPy's (memory-mapped ones too), torch's or JAX's.
+
+    64-bit numbers become 32-bit; an integer that does not fit is an error.
+
+    >>> digits = Arrays({"image": np.zeros((5, 8, 8)), "label": np.arange(5)})
+    >>> {name: leaf.dtype.name for name, leaf in digits.read(np.array([4, 0])).items()}
+    {'image': 'float32', 'label': 'int32'}
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, object],
+        *,
+        axes: Mapping[str, Axes] | None = None,
+        content: str | None = None,
+        numbers: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """Take examples from `arrays`.
+
+        Args:
+            arrays: By the names of a batch's leaves.
+            axes: Their logical axes, `batch` first. None: `batch`, and then None for each other dimension.
+            content: A hash of what they hold; None: it is computed, which reads them through.
+            numbers: Which rows are the examples; None: all.
+
+        Raises:
+            RecipeError: There is none, or `axes` are of others.
+            DataError: They differ in their first dimension, or are no numbers.
+        """
+        if not arrays or not all(isinstance(name, str) for name in arrays):
+            raise RecipeError(f"arrays={list(arrays)}; expected one or more arrays by name")
+        self._arrays = {name: _as_array(array, name) for name, array in arrays.items()}
+        lengths = {name: len(array) for name, array in self._arrays.items()}
+        if len(set(lengths.values())) > 1 or not min(lengths.values()):
+            raise DataError(f"the arrays have {lengths} examples; expected one number for all, at least 1")
+        self.axes: Mapping[str, Axes] = {
+            name: ("batch", *(None,) * (array.ndim - 1)) for name, array in self._arrays.items()
+        }
+        for name, given in (axes or {}).items():
+            if name not in self.axes or len(given) != len(self.axes[name]) or given[0] != "batch":
+                raise RecipeError(f"axes of {name!r} are {given}; expected as many as in {self.axes}, `batch` first")
+        self.axes = {**self.axes, **(axes or {})}
+        self._content = content or _hash_of(self._arrays)
+        self._numbers = numbers
+        self.num_examples = min(lengths.values()) if numbers is None else len(numbers)
+        chosen = "" if numbers is None else hash_of_numbers(numbers)
+        self.fingerprint = fingerprint("arrays", self._content, sorted(self._arrays), chosen)
+
+    def read(self, numbers: npt.NDArray[np.int64]) -> dict[str, np.ndarray]:
+        rows = numbers if self._numbers is None else self._numbers[numbers]
+        return {name: array[rows] for name, array in self._arrays.items()}
+
+    def keys(self) -> npt.NDArray[np.uint64]:
+        numbers = np.arange(self.num_examples) if self._numbers is None else self._numbers
+        return hashed(map(str, numbers.tolist()))
+
+    def take(self, numbers: npt.NDArray[np.int64]) -> "Arrays":
+        rows = numbers if self._numbers is None else self._numbers[numbers]
+        return Arrays(self._arrays, axes=self.axes, content=self._content, numbers=rows)
+
+    def open(self, root: Path, max_bad_records: int) -> "Arrays":
+        return self
+
+
+def divide(examples: Examples, held_out: float | int) -> tuple[Examples, Examples | None]:
+    """Divide examples in training and held-out ones, by the hash of each: more examples leave these on their side.
+
+    Args:
+        held_out: About which fraction to hold out; 0 for none.
+
+    Raises:
+        RecipeError: It is no fraction.
+        DataError: One side would be empty.
+    """
+    if not 0 <= held_out < 1:
+        raise RecipeError(f"held_out={held_out}; expected a fraction of the examples, from 0 to below 1")
+    if held_out == 0:
+        return examples, None
+    kept = examples.keys() < np.uint64(held_out * 2.0**64)
+    if kept.all() or not kept.any():
+        raise DataError(
+            f"held_out={held_out} holds {int(kept.sum())} of {examples.num_examples} examples out; expected some and not "
+            "all: give another fraction, or 0 for none"
+        )
+    return examples.take(np.flatnonzero(~kept)), examples.take(np.flatnonzero(kept))
+
+
+class Skipped:
+    """Bad records that were met, up to a limit; by any number of threads.
+
+    Attributes:
+        bad: Them.
+        most: How many there may be.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.bad: list[BadRecord] = []
+        self.most = most
+        self._lock = threading.Lock()
+
+    def begin(self, bad: Sequence[BadRecord]) -> None:
+        """Count those that were met when the examples were prepared.
+
+        Raises:
+            DataError: They are too many.
+        """
+        self.bad = [*bad]
+        refuse(len(self.bad), self.most, self.bad)
+
+    def add(self, record: BadRecord) -> None:
+        """Count one, if it was not met before.
+
+        Raises:
+            DataError: It is one too many.
+        """
+        with self._lock:
+            if any(record.where == known.where for known in self.bad):
+                return
+            self.bad.append(record)
+            refuse(len(self.bad), self.most, self.bad)
+            count = len(self.bad)
+        _LOG.warning("bad record %d of at most %d: %s: %s", count, self.most, record.where, record.reason)
+
+
+def hashed(names: "Sequence[str] | map[str]") -> npt.NDArray[np.uint64]:
+    """A 64-bit hash of each name, the same on every machine."""
+    return np.fromiter((xxhash.xxh64_intdigest(name.encode()) for name in names), np.uint64)
+
+
+def hash_of_numbers(numbers: npt.NDArray[np.int64]) -> str:
+    return hashlib.blake2b(numbers.astype("<i8").tobytes(), digest_size=16).hexdigest()
+
+
+def _hash_of(arrays: Mapping[str, np.ndarray]) -> str:
+    digest = xxhash.xxh3_128()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        rows = max(1, _BLOCK_BYTES // max(1, array[:1].nbytes))
+        for begin in range(0, len(array), rows):
+            digest.update(np.ascontiguousarray(array[begin : begin + rows]).tobytes())
+    return digest.hexdigest()

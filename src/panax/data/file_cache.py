@@ -1,0 +1,218 @@
+"""Copies of files of object stores, shared by processes, whose size has a bound: what was not used for longest goes first.
+
+A copy appears whole or not at all: it is written under a hidden name, flushed and renamed. Whoever reads one holds a shared
+lock on it, whoever removes one an exclusive lock, so none is removed that is in use. A copy under way is locked too, and
+counts with its whole size from the beginning. Locks end with their process, so nothing is left over by one that was killed.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from panax.core.errors import DataError, StoreError
+
+from .cache import cache_directory
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock
+    fcntl = None
+
+DEFAULT_GB = 50.0
+MANY = 1000
+"""Of more copies than this, some more are removed than there must be, so that the next ones find room without a search."""
+
+_WAIT_SECONDS = 60.0
+_POLL_SECONDS = 0.05
+_LOCK = ".lock"
+_PARTIAL = ".partial"
+
+
+class NoRoomError(DataError):
+    """The files in use fill the cache; there may be room when they are no longer in use."""
+
+
+class FileCache:
+    """A directory of copies.
+
+    Attributes:
+        root: The directory, made when it is missing.
+        limit_bytes: What all copies together may take.
+    """
+
+    def __init__(self, root: Path, limit_bytes: int, *, wait_seconds: float = _WAIT_SECONDS) -> None:
+        """Use `root`.
+
+        Args:
+            wait_seconds: How long to wait for room while all that could go is in use.
+        """
+        self.root = root
+        self.limit_bytes = limit_bytes
+        self._wait_seconds = wait_seconds
+
+    @classmethod
+    def default(cls, *, wait: bool = True) -> "FileCache":
+        """`files` in the cache directory, of at most $PANAX_CACHE_GB (10^9 bytes each; 50 where it is not set).
+
+        Args:
+            wait: Whether to wait for room.
+
+        Raises:
+            DataError: $PANAX_CACHE_GB is no number above 0.
+        """
+        given = os.environ.get("PANAX_CACHE_GB", "")
+        try:
+            limit = float(given or DEFAULT_GB) * 1e9
+        except ValueError:
+            limit = 0.0
+        if not 0 < limit < float("inf"):
+            raise DataError(f"PANAX_CACHE_GB={given}; expected a number above 0, the most GB of files to keep")
+        return cls(cache_directory() / "files", int(limit), wait_seconds=_WAIT_SECONDS if wait else 0.0)
+
+    @contextlib.contextmanager
+    def hold(self, key: str, size: int, fill: Callable[[int], None], name: str) -> Iterator[Path]:
+        """Give the path of a copy, which stays as long as the block lasts.
+
+        Args:
+            key: The copy's file name; it must name everything that decides its content.
+            size: Of the copy, in bytes.
+            fill: Writes the copy into an open file descriptor, where there is none yet.
+            name: The file, as errors name it.
+
+        Raises:
+            NoRoomError: It does not fit beside what is in use.
+            DataError: It is larger than the cache, or the directory can't be written or locked. `fill` may raise others.
+        """
+        descriptor = self._pinned(key, size, fill, name)
+        try:
+            yield self.root / key
+        finally:
+            with contextlib.suppress(OSError):
+                os.utime(descriptor)  # when it was last used
+            os.close(descriptor)
+
+    def _pinned(self, key: str, size: int, fill: Callable[[int], None], name: str) -> int:
+        """A descriptor of the copy with a shared lock on it."""
+        if fcntl is None:
+            raise DataError(f"{name}: copies of remote files need a system with flock; read it from a local path")
+        if size > self.limit_bytes:
+            raise DataError(
+                f"{name} has {size:,} bytes; the cache of files holds {self.limit_bytes:,}: raise PANAX_CACHE_GB"
+            )
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            while True:
+                if (held := _lock_existing(self.root / key, shared=True)) is not None:
+                    os.utime(held)
+                    return held
+                if not (self.root / key).exists():
+                    self._try_to_make(key, size, fill, name)
+                time.sleep(0 if (self.root / key).exists() else _POLL_SECONDS)
+        except StoreError:
+            raise
+        except OSError as error:
+            raise DataError(
+                f"the cache {self.root} can't be written: {error}; free space there, or name another directory, on a "
+                "file system that can lock, with $PANAX_CACHE"
+            ) from error
+
+    def _try_to_make(self, key: str, size: int, fill: Callable[[int], None], name: str) -> None:
+        """Make the copy, unless another is at it."""
+        partial = self.root / f".{key}{_PARTIAL}"
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+        descriptor = _lock_existing(partial, shared=False)
+        if descriptor is None:
+            return
+        try:
+            if not (self.root / key).exists():
+                self._reserve(descriptor, size, name)
+                fill(descriptor)
+                os.fsync(descriptor)
+                with self._alone():  # a directory that is listed meanwhile may show neither name
+                    partial.rename(self.root / key)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                partial.unlink()
+            os.close(descriptor)
+
+    def _reserve(self, descriptor: int, size: int, name: str) -> None:
+        """Make room, and give the file its size, so that it counts."""
+        end = time.monotonic() + self._wait_seconds
+        while not self._make_room(descriptor, size):
+            if time.monotonic() >= end:
+                raise NoRoomError(
+                    f"{name} has {size:,} bytes, for which there is no room: the cache of files holds "
+                    f"{self.limit_bytes:,}, and what is in it is in use; raise PANAX_CACHE_GB"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _make_room(self, descriptor: int, size: int) -> bool:
+        with self._alone() as lock:
+            # What the copies take at most. It can be too much, where some were removed by hand; then they are counted again.
+            known = os.pread(lock, 32, 0)
+            taken = int(known) if known.strip().isdigit() else self.limit_bytes
+            if taken + size > self.limit_bytes:
+                taken = self._clear(size)
+            if taken + size > self.limit_bytes:
+                return False
+            os.pwrite(lock, b"%-32d" % (taken + size), 0)
+            os.truncate(descriptor, size)
+            return True
+
+    def _clear(self, size: int) -> int:
+        """Remove what was not used for longest, until there is room; what is left takes so many bytes."""
+        found = []
+        for entry in os.scandir(self.root):
+            if entry.name != _LOCK:
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat()
+                    # What a killed process left of a copy goes first.
+                    age = 0 if entry.name.endswith(_PARTIAL) else status.st_mtime_ns
+                    found.append((age, entry.path, status.st_size))
+        taken = sum(each for _, _, each in found)
+        most = self.limit_bytes - size
+        goal = most - (self.limit_bytes // 20 if len(found) > MANY else 0)
+        for _, path, each in sorted(found):
+            if taken <= goal:
+                break
+            held = _lock_existing(Path(path), shared=False)
+            if held is not None:
+                os.unlink(path)
+                os.close(held)
+                taken -= each
+        return taken
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[int]:
+        """Hold the lock of the whole directory, under which files get their size and their name."""
+        assert fcntl is not None
+        lock = os.open(self.root / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield lock
+        finally:
+            os.close(lock)
+
+
+def _lock_existing(path: Path, *, shared: bool) -> int | None:
+    """A descriptor of a file with a lock on it; None where there is no such file, or another holds it."""
+    assert fcntl is not None
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        # Between the two calls it may have been removed, and perhaps made anew.
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None

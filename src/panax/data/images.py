@@ -1,0 +1,259 @@
+"""Where images come from: folders, Parquet tables and WebDataset shards, here or in an object store."""
+
+import csv
+import dataclasses
+import io
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from panax.core.errors import DataError
+from panax.stores import is_remote
+
+from .cache import cached
+from .corpus import BadRecord
+from .examples import Skipped
+from .fields import not_installed
+from .files import (
+    BadRecordError,
+    DataFile,
+    decode_utf8,
+    each_here,
+    file_marks,
+    find_files,
+    fingerprint,
+    read_bytes,
+    unreadable,
+)
+from .packed_files import FORMAT_VERSION, PackedFiles, Record, pack
+from .pictures import Decoding, Images, number_classes
+from .webdataset import PATTERNS as SHARD_PATTERNS
+from .webdataset import Sample, read_samples
+
+_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
+_READS_AT_ONCE = 16
+_FILES_AT_ONCE = 256
+_ROWS_AT_ONCE = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageFolder(Decoding):
+    """Images in a folder, here or in an object store; those of an object store are copied into the cache once.
+
+    Attributes:
+        path: The folder, searched at any depth; hidden files are left out.
+        label: "folder": an image's class is the folder directly in `path` that it is in. "none": images alone. Else the
+            name of a CSV file with a heading and the columns `file` (below `path`) and `label`.
+    """
+
+    path: str
+    label: str = "folder"
+
+    def open(self, root: Path, max_bad_records: int) -> Images:
+        """Find the images. Raises DataError where there is none, or one has no label."""
+        files = self._files()
+        names = [self._below(file) for file in files]
+        labels = self._labels(names)
+        skipped = Skipped(max_bad_records)
+        if is_remote(self.path):
+            name = fingerprint("image_folder", self.label, labels, *file_marks(files))
+            return _packed(root, name, lambda: _read_all(files, labels), self, skipped)
+        numbers, classes = (None, ()) if labels is None else number_classes(labels)
+        return Images(_Files(Path(self.path).expanduser(), names, files, numbers), self, skipped, classes=classes)
+
+    def _files(self) -> list[DataFile]:
+        if not is_remote(self.path) and not Path(self.path).expanduser().is_dir():
+            raise DataError(f"{self.path} is no directory; expected one with images in it")
+        # One walk for all kinds: folders of images are large.
+        found = [file for file in find_files((self.path,), ("**/*",)) if file.suffix[1:].lower() in _SUFFIXES]
+        if not found:
+            raise DataError(f"{self.path} holds no image; expected files that end in {', '.join(_SUFFIXES)}")
+        return found
+
+    def _below(self, file: DataFile) -> str:
+        base = self.path.rstrip("/") if is_remote(self.path) else str(Path(self.path).expanduser())
+        return file.name.removeprefix(base).lstrip("/")
+
+    def _labels(self, names: list[str]) -> list[str] | None:
+        if self.label == "none":
+            return None
+        if self.label == "folder":
+            lone = next((name for name in names if "/" not in name), None)
+            if lone is not None:
+                raise DataError(
+                    f"{lone} lies in {self.path} itself; expected each image in the folder of its class, or label='none', or "
+                    "a CSV file with the columns file and label"
+                )
+            return [name.partition("/")[0] for name in names]
+        (file,) = find_files((self.label,), ())
+        with file.here() as path:
+            text = decode_utf8(read_bytes(path), file.name)
+        rows = csv.DictReader(io.StringIO(text, newline=""))
+        if not {"file", "label"} <= set(rows.fieldnames or ()):
+            raise DataError(f"{file.name} has the columns {rows.fieldnames}; expected file and label among them")
+        given = {row["file"]: row["label"] for row in rows}
+        lacking = next((name for name in names if not given.get(name)), None)
+        if lacking is not None:
+            raise DataError(f"{file.name} has no label for {lacking}; expected one for each image in {self.path}")
+        return [given[name] for name in names]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParquetImages(Decoding):
+    """Images in a column of Parquet files, encoded, as Hugging Face's datasets have them. Needs pyarrow.
+
+    They are copied into the cache once, from where any can be read at any time.
+
+    Attributes:
+        paths: Files, directories or globs, also of object stores.
+        image: The column of the images: bytes, or a struct with `bytes` in it.
+        label: The column of the labels, numbers from 0 or names; None: images alone.
+    """
+
+    paths: tuple[str, ...]
+    image: str = "image"
+    label: str | None = "label"
+
+    def open(self, root: Path, max_bad_records: int) -> Images:
+        """Open the copy; make it first where there is none. Raises DataError where something can't be read."""
+        files = find_files(self.paths, ("**/*.parquet",))
+        name = fingerprint("parquet_images", self.image, self.label, *file_marks(files))
+        return _packed(root, name, lambda: self._records(files), self, Skipped(max_bad_records))
+
+    def _records(self, files: list[DataFile]) -> Iterator[Record | BadRecord]:
+        try:
+            import pyarrow as arrow
+            from pyarrow import parquet
+        except ImportError as error:
+            raise not_installed("pyarrow", "Parquet", "parquet") from error
+        columns = [self.image] if self.label is None else [self.image, self.label]
+        for name, path in each_here(files):
+            try:
+                with parquet.ParquetFile(path, pre_buffer=False) as file:
+                    present = file.schema_arrow.names
+                    for column in columns:
+                        if column not in present:
+                            raise DataError(
+                                f"{name} has no column {column!r}; it has {present}: name it with image=, label="
+                            )
+                    row = 0
+                    for group in range(file.num_row_groups):
+                        for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=columns):
+                            for values in batch.to_pylist():
+                                yield self._record(values, f"{name}, row {row}")
+                                row += 1
+            except (OSError, arrow.ArrowException) as error:
+                raise unreadable(name, error) from error
+
+    def _record(self, values: Mapping[str, Any], where: str) -> Record | BadRecord:
+        image = values[self.image]
+        data = image.get("bytes") if isinstance(image, dict) else image
+        if not isinstance(data, bytes):
+            return BadRecord(
+                where, f"column {self.image!r} holds {type(data).__name__}; expected the bytes of an image"
+            )
+        if self.label is None:
+            return Record(where, data)
+        label = values[self.label]
+        if label is None or isinstance(label, float | dict | list):
+            return BadRecord(where, f"column {self.label!r} holds {label!r}; expected a number from 0, or a name")
+        return Record(where, data, str(label))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WebDatasetImages(Decoding):
+    """Images in WebDataset shards. They are copied into the cache once, from where any can be read at any time.
+
+    Attributes:
+        paths: Files, directories or globs, also of object stores.
+        label: The file of a sample that holds its class, a number from 0 or a name: `cls`, or `json.FIELD` for a field of
+            its `.json` file. None: images alone.
+    """
+
+    paths: tuple[str, ...]
+    label: str | None = "cls"
+
+    def open(self, root: Path, max_bad_records: int) -> Images:
+        """Open the copy; make it first where there is none. Raises DataError where something can't be read."""
+        files = find_files(self.paths, SHARD_PATTERNS)
+        name = fingerprint("webdataset_images", self.label, *file_marks(files))
+        return _packed(root, name, lambda: self._records(files), self, Skipped(max_bad_records))
+
+    def _records(self, files: list[DataFile]) -> Iterator[Record | BadRecord]:
+        for name, path in each_here(files):
+            for sample in read_samples(path, name):
+                try:
+                    yield self._record(sample)
+                except BadRecordError as error:
+                    yield BadRecord(error.where, error.reason)
+
+    def _record(self, sample: Sample) -> Record:
+        data = next((sample.files[suffix] for suffix in _SUFFIXES if suffix in sample.files), None)
+        if data is None:
+            raise BadRecordError(sample.where, f"no image; the sample has {sorted(sample.files)}")
+        if self.label is None:
+            return Record(sample.where, data)
+        if not self.label.startswith("json."):
+            return Record(sample.where, data, sample.text(self.label).strip())
+        field = self.label.removeprefix("json.")
+        try:
+            label = json.loads(sample.text("json"))[field]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise BadRecordError(
+                sample.where, f"no field {field!r} in its .json file; name another with label="
+            ) from None
+        return Record(sample.where, data, str(label))
+
+
+class _Files:
+    """Images that are files of this machine."""
+
+    def __init__(
+        self, folder: Path, names: list[str], files: list[DataFile], labels: npt.NDArray[np.int32] | None
+    ) -> None:
+        self._folder, self._names, self.labels = folder, names, labels
+        given = None if labels is None else labels.tolist()
+        self.fingerprint = fingerprint("files", given, *file_marks(files))
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def read(self, number: int) -> bytes:
+        return read_bytes(self._folder / self._names[number])
+
+    def name(self, number: int) -> str:
+        return self._names[number]
+
+
+def _packed(root: Path, name: str, records: Any, decoding: Decoding, skipped: Skipped) -> Images:
+    """Images from the records in the cache entry `name`, which is made where it is missing."""
+    counted = Skipped(skipped.most)
+    packed = cached(
+        root,
+        f"images-v{FORMAT_VERSION}-{name}",
+        build=lambda directory: pack(records(), directory, counted.add, number_classes),
+        read=PackedFiles,
+    )
+    # Also those that were skipped when the entry was made, perhaps under a higher limit.
+    skipped.begin(packed.bad)
+    return Images(packed, decoding, skipped, classes=packed.classes)
+
+
+def _read_all(files: Sequence[DataFile], labels: list[str] | None) -> Iterator[Record]:
+    """The content of many small objects, several read at once."""
+
+    def read(file: DataFile) -> bytes:
+        assert file.remote is not None
+        return file.remote.store.read(file.remote.path)
+
+    with ThreadPoolExecutor(_READS_AT_ONCE) as pool:
+        numbered = iter(enumerate(files))
+        while block := list(itertools.islice(numbered, _FILES_AT_ONCE)):
+            for (number, file), data in zip(block, pool.map(read, (file for _, file in block)), strict=True):
+                yield Record(file.name, data, None if labels is None else labels[number])

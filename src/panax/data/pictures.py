@@ -1,0 +1,198 @@
+"""Encoded images as examples: read by number, decoded by Pillow in threads, all of one size."""
+
+import dataclasses
+import functools
+import io
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from panax.core.errors import DataError, RecipeError
+from panax.core.protocols import Axes
+
+from .corpus import BadRecord
+from .examples import Skipped, hash_of_numbers, hashed
+from .fields import not_installed
+from .files import BadRecordError, fingerprint
+
+_EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "La", "RGBa")
+_MODES = {1: "L", 3: "RGB"}
+_MOST_CLASSES = 10**6
+"""Labels that go further are no classes that could be listed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How an image becomes an array. Needs Pillow (`pip install 'panax[vision]'`).
+
+    Attributes:
+        size: Height and width of the array, in pixels.
+        fit: "crop": scaled to cover the square, and what stands over cut off on both sides; "pad": scaled to fit into it,
+            with black around; "stretch": both sides scaled on their own.
+        channels: 3 for red, green and blue; 1 for grey.
+    """
+
+    size: int = 224
+    fit: Literal["crop", "pad", "stretch"] = "crop"
+    channels: Literal[1, 3] = 3
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise RecipeError(f"size={self.size}; expected at least 1 pixel")
+        if self.fit not in ("crop", "pad", "stretch") or self.channels not in _MODES:
+            raise RecipeError(
+                f"fit={self.fit!r}, channels={self.channels}; expected crop, pad or stretch, and 1 or 3 channels"
+            )
+
+    def decode(self, data: bytes, where: str) -> npt.NDArray[np.uint8]:
+        """The image as (height, width, channel).
+
+        Raises:
+            BadRecordError: It is none that Pillow can read, is cut short, or has more than 8 bits a channel.
+        """
+        from PIL import Image, ImageOps, UnidentifiedImageError
+
+        try:
+            with Image.open(io.BytesIO(data)) as image:
+                image.draft(_MODES[self.channels], (self.size, self.size))  # a JPEG is scaled down while it is decoded
+                image.load()
+                if image.mode not in _EIGHT_BITS:
+                    raise BadRecordError(where, f"an image of mode {image.mode!r}; expected 8 bits a channel")
+                whole = image.convert(_MODES[self.channels])
+        except BadRecordError:
+            raise
+        except (OSError, ValueError, SyntaxError, EOFError, MemoryError, Image.DecompressionBombError) as error:
+            what = "of no format that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
+            raise BadRecordError(where, f"no image that can be decoded ({what}); repair it, or leave it out") from None
+        square, bilinear = (self.size, self.size), Image.Resampling.BILINEAR
+        if whole.size != square:
+            match self.fit:
+                case "crop":
+                    whole = ImageOps.fit(whole, square, bilinear)
+                case "pad":
+                    whole = ImageOps.pad(whole, square, bilinear)
+                case _:
+                    whole = whole.resize(square, bilinear)
+        return np.asarray(whole, np.uint8).reshape(self.size, self.size, self.channels)
+
+
+@runtime_checkable
+class Encoded(Protocol):
+    """Encoded images by number; from several threads.
+
+    Attributes:
+        labels: The class of each; None when they have none.
+        fingerprint: A hash that changes when they do.
+    """
+
+    labels: npt.NDArray[np.int32] | None
+    fingerprint: str
+
+    def __len__(self) -> int: ...
+
+    def read(self, number: int) -> bytes: ...
+
+    def name(self, number: int) -> str:
+        """Of an image, as messages give it; it stays the same when others are added."""
+        ...
+
+
+class Images:
+    """Images as examples: `image`, uint8 (batch, height, width, channel), and `label`, int32 (batch), where there are labels.
+
+    One that can't be decoded is a bad record; the next one of these examples stands in for it, always the same.
+
+    Attributes:
+        classes: What each label stands for.
+    """
+
+    def __init__(
+        self,
+        encoded: Encoded,
+        decoding: Decoding,
+        skipped: Skipped,
+        *,
+        classes: Sequence[str] = (),
+        numbers: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        try:
+            import PIL.Image
+        except ImportError as error:
+            raise not_installed("Pillow", "decoding images", "vision") from error
+        PIL.Image.init()  # its plug-ins, once, and not in each thread
+        self.classes = tuple(classes)
+        self._encoded = encoded
+        self._decoding = decoding
+        self._skipped = skipped
+        self._numbers = np.arange(len(encoded)) if numbers is None else numbers
+        self.num_examples = len(self._numbers)
+        if not self.num_examples:
+            raise DataError("there is no image; expected at least one")
+        self.axes: Mapping[str, Axes] = {"image": ("batch", None, None, None)}
+        if encoded.labels is not None:
+            self.axes = {**self.axes, "label": ("batch",)}
+        parts = (encoded.fingerprint, *dataclasses.astuple(decoding), hash_of_numbers(self._numbers))
+        self.fingerprint = fingerprint("images", *parts)
+        self._bad: set[int] = set()
+
+    def read(self, numbers: npt.NDArray[np.int64]) -> dict[str, np.ndarray]:
+        """Decode some of them.
+
+        Raises:
+            DataError: There are more bad records than the limit, or no image can be decoded.
+        """
+        decoding = self._decoding
+        images = np.empty((len(numbers), decoding.size, decoding.size, decoding.channels), np.uint8)
+        labels = np.zeros(len(numbers), np.int32)
+
+        def one(row: int) -> None:
+            images[row], labels[row] = self._example(int(numbers[row]))
+
+        for _ in self._pool.map(one, range(len(numbers))):
+            pass
+        return {"image": images} | ({} if self._encoded.labels is None else {"label": labels})
+
+    def keys(self) -> npt.NDArray[np.uint64]:
+        return hashed(map(self._encoded.name, self._numbers.tolist()))
+
+    def take(self, numbers: npt.NDArray[np.int64]) -> "Images":
+        chosen = self._numbers[numbers]
+        return Images(self._encoded, self._decoding, self._skipped, classes=self.classes, numbers=chosen)
+
+    @functools.cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(min(os.cpu_count() or 1, 32), thread_name_prefix="panax-images")
+
+    def _example(self, at: int) -> tuple[np.ndarray, int]:
+        for place in range(at, at + self.num_examples):
+            number = int(self._numbers[place % self.num_examples])
+            if number in self._bad:
+                continue
+            name = self._encoded.name(number)
+            try:
+                image = self._decoding.decode(self._encoded.read(number), name)
+            except BadRecordError as error:
+                self._skipped.add(BadRecord(error.where, error.reason))
+                self._bad.add(number)
+                continue
+            return image, 0 if self._encoded.labels is None else int(self._encoded.labels[number])
+        raise DataError(f"none of the {self.num_examples} images can be decoded; expected at least one")
+
+
+def number_classes(labels: Sequence[str]) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
+    """Numbers for labels: themselves where all are whole numbers from 0, else by the order of their names.
+
+    >>> number_classes(["10", "2"])[0].tolist(), number_classes(["dog", "cat", "dog"])
+    ([10, 2], (array([1, 0, 1], dtype=int32), ('cat', 'dog')))
+    """
+    names = sorted(set(labels))
+    if all(name.isascii() and name.isdigit() and len(name) < 10 for name in names):
+        numbers = np.array([int(label) for label in labels], np.int32)
+        largest = int(numbers.max(initial=0))
+        return numbers, tuple(map(str, range(largest + 1))) if largest < _MOST_CLASSES else ()
+    places = {name: place for place, name in enumerate(names)}
+    return np.array([places[label] for label in labels], np.int32), tuple(names)

@@ -1,0 +1,229 @@
+"""Files of object stores: which ones an address or a glob means, and a copy of one on this machine."""
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from panax.core.errors import DataError, StoreError
+from panax.stores import MissingError, Store, is_remote, open_store
+
+from .file_cache import FileCache
+
+PART_BYTES = 2**24
+"""A copy is read in parts of so many bytes, several at once."""
+
+_READS_AT_ONCE = 4
+_TRIES = 4
+_GLOB = re.compile(r"[*?\[]")
+_MD5 = re.compile(r"[0-9a-f]{32}")
+
+
+class RemoteObject(NamedTuple):
+    """An object of a store.
+
+    Attributes:
+        url: Its address.
+        path: Below the root of `store`.
+        size: In bytes.
+        tag: Changes when the content does: the store's tag, or where it has none the time of the last change.
+        store: Where it is.
+        clients: Of its bucket.
+    """
+
+    url: str
+    path: str
+    size: int
+    tag: str
+    store: Store
+    clients: Any
+
+    @contextlib.contextmanager
+    def here(self, *, wait: bool = True) -> Iterator[Path]:
+        """A copy on this machine, which stays as long as the block lasts.
+
+        Args:
+            wait: Whether to wait for room in the cache.
+
+        Raises:
+            StoreError: It can't be read, after as many tries as the store makes.
+            DataError: It is no longer what was listed, or there is no room for it.
+        """
+        # The name's end is kept: it tells readers how a file is compressed.
+        key = hashlib.sha256(repr((self.url, self.size, self.tag)).encode()).hexdigest()[:32]
+        suffix = re.sub(r"[^A-Za-z0-9.]", "", PurePosixPath(self.path).suffix)
+        with FileCache.default(wait=wait).hold(f"{key}{suffix}", self.size, self._copy, self.url) as path:
+            yield path
+
+    def _copy(self, descriptor: int) -> None:
+        """Copy it, and compare with the store's tag where that is the MD5 of the content."""
+        unlike: set[str] = set()
+        for _ in range(_TRIES):
+            copy, starts = functools.partial(self._copy_part, descriptor), range(0, self.size, PART_BYTES)
+            if len(starts) <= 1:
+                all(map(copy, starts))
+            else:
+                with ThreadPoolExecutor(_READS_AT_ONCE) as pool:
+                    all(pool.map(copy, starts))
+            if describe(self).tag != self.tag:
+                raise DataError(f"{self.url} was replaced while it was read; run the same again")
+            found = _md5(descriptor)
+            # The same bytes twice show that the tag is another thing, as where the server encrypts with a key.
+            if not _MD5.fullmatch(self.tag) or found == self.tag or found in unlike:
+                return
+            unlike.add(found)
+        raise StoreError(f"{self.url} is not what its checksum says, in {_TRIES} tries; see whether it is damaged")
+
+    def _copy_part(self, descriptor: int, start: int) -> bool:
+        part = bytearray(min(PART_BYTES, self.size - start))
+        self.store.read_into(self.path, start, memoryview(part))
+        done = 0
+        while done < len(part):
+            done += os.pwrite(descriptor, memoryview(part)[done:], start + done)
+        return True
+
+
+def find_objects(url: str, patterns: Sequence[str]) -> list[RemoteObject]:
+    """The objects that an address means: one, those of a folder that match a pattern, or those that match a glob.
+
+    Hidden ones, and those in hidden folders, are left out.
+
+    Raises:
+        DataError: There is none.
+        StoreError: The store can't be listed.
+    """
+    scheme, _, rest = url.partition("://")
+    parts = rest.rstrip("/").split("/")
+    fixed = next((i for i, part in enumerate(parts) if _GLOB.search(part)), len(parts))
+    if fixed == 0:
+        raise DataError(f"{url} names no bucket; expected a glob inside one, as in {scheme}://bucket/*.jsonl")
+    root = f"{scheme}://{'/'.join(parts[:fixed])}"
+    if fixed < len(parts):
+        wanted = [_regex("/".join(parts[fixed:]))]
+        found = _matching(list_objects(root), wanted)
+        if not found:
+            raise DataError(f"{url} matches nothing; expected a glob that matches objects under {root}")
+        return found
+    listed = list_objects(root)
+    if not listed and fixed > 1:
+        parent, _, name = root.rpartition("/")
+        with contextlib.suppress(MissingError):
+            return [describe(RemoteObject(root, name, 0, "", open_store(parent), _clients(root)))]
+    found = _matching(listed, [_regex(pattern) for pattern in patterns])
+    if not listed:
+        raise DataError(f"{url} does not exist; expected an object, a folder of some, or a glob that matches some")
+    if not found:
+        raise DataError(f"no object in {url} matches {' or '.join(patterns)}; name another folder")
+    return found
+
+
+def list_objects(root: str) -> list[RemoteObject]:
+    """Every object below an address, in the order of their names.
+
+    Raises:
+        StoreError: The store can't be listed, or its credentials are missing.
+    """
+    import obstore
+
+    store, prefix, clients = open_store(root), _prefix(root), _clients(root)
+
+    def every(client: Any) -> list[Any]:
+        return [meta for page in obstore.list(client, prefix or None) for meta in page]
+
+    metas: Any = _requested(root, "listed", clients, every)
+    found = []
+    for meta in metas:
+        path = meta["path"].removeprefix(f"{prefix}/") if prefix else meta["path"]
+        if (not prefix or meta["path"].startswith(f"{prefix}/")) and meta["size"]:
+            found.append(RemoteObject(f"{root.rstrip('/')}/{path}", path, meta["size"], _tag(meta), store, clients))
+    return sorted(found, key=lambda each: each.path.split("/"))
+
+
+def describe(known: RemoteObject) -> RemoteObject:
+    """The object as it is now.
+
+    Raises:
+        MissingError: There is none of that name.
+        StoreError: The store can't be asked.
+    """
+    import obstore
+
+    key = _prefix(known.url)
+    meta: Any = _requested(known.url, "read", known.clients, lambda client: obstore.head(client, key))
+    return known._replace(size=meta["size"], tag=_tag(meta))
+
+
+def _clients(url: str) -> Any:
+    from panax.stores.clients import Clients, parse_address
+    from panax.stores.retrying import RetryPolicy
+
+    clients = Clients(parse_address(url))
+    clients.check(url, RetryPolicy().request_seconds)
+    return clients
+
+
+def _requested(url: str, verb: str, clients: Any, request: Callable[[Any], Any]) -> Any:
+    from panax.stores.retrying import RetryPolicy, retried
+
+    policy = RetryPolicy(missing_attempts=1) if url.startswith("memory://") else RetryPolicy()
+    return retried(lambda seconds: request(clients.get(seconds)), verb=verb, name=url, policy=policy)
+
+
+def _prefix(url: str) -> str:
+    assert is_remote(url)
+    return url.partition("://")[2].rstrip("/").partition("/")[2]
+
+
+def _tag(meta: Any) -> str:
+    return (meta["e_tag"] or "").strip('"') or meta["last_modified"].isoformat()
+
+
+def _matching(objects: list[RemoteObject], wanted: list[re.Pattern[str]]) -> list[RemoteObject]:
+    return [
+        each
+        for each in objects
+        if any(pattern.fullmatch(each.path) for pattern in wanted)
+        and not any(part.startswith(".") for part in each.path.split("/"))
+    ]
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    """What a glob stands for; `**` is any number of folders.
+
+    >>> bool(_regex("**/*.jsonl").fullmatch("a/b.jsonl")), bool(_regex("*.jsonl").fullmatch("a/b.jsonl"))
+    (True, False)
+    """
+    parts = pattern.split("/")
+    made = []
+    for i, part in enumerate(parts):
+        last = i == len(parts) - 1
+        if part == "**":
+            made.append(".*" if last else "(?:[^/]+/)*")
+        else:
+            made.append(_regex_of_part(part) + ("" if last else "/"))
+    return re.compile("".join(made))
+
+
+def _regex_of_part(part: str) -> str:
+    made, rest = "", part
+    while rest:
+        if choice := re.match(r"\[(!?)([^]]+)\]", rest):
+            inside = choice[2].replace("\\", r"\\").replace("^", r"\^")
+            made, rest = f"{made}[{'^' if choice[1] else ''}{inside}]", rest[choice.end() :]
+            continue
+        made += {"*": "[^/]*", "?": "[^/]"}.get(rest[0], re.escape(rest[0]))
+        rest = rest[1:]
+    return made
+
+
+def _md5(descriptor: int) -> str:
+    found, start = hashlib.md5(usedforsecurity=False), 0
+    while block := os.pread(descriptor, PART_BYTES, start):
+        found.update(block)
+        start += len(block)
+    return found.hexdigest()
