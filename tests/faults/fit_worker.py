@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -21,7 +22,7 @@ from panax.mesh import MeshShape
 from panax.run import EvaluateConfig, Experiment, fit
 
 
-def experiment(folder: str, layout: dict[str, int], steps: int, **settings) -> Experiment:
+def experiment(folder: str, layout: dict[str, Any], steps: int, **settings) -> Experiment:
     recipe = tiny_recipe.tiny()
     memory = MemoryConfig(every=settings.pop("memory", 0))
     checkpoint = CheckpointConfig(**({"every": 4, "keep_last": 2, "retry_seconds": 0.05} | settings), memory=memory)

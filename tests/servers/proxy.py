@@ -77,6 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
     upstream: http.client.HTTPConnection | None = None
 
+    disable_nagle_algorithm = True  # Each answer would wait 40 ms for the client's acknowledgement.
+
     def log_message(self, format: str, *args: object) -> None:
         pass
 

@@ -5,9 +5,9 @@ from .manifest import FILE as MANIFEST
 from .manifest import Manifest
 from .memory import MemoryConfig, MemoryTier, run_identity
 from .reading import Checkpoint
-from .restoring import restore
+from .restoring import agreeing, restore
 
 __all__ = [
     "MANIFEST", "Checkpoint", "CheckpointConfig", "Checkpointer", "Manifest",
-    "MemoryConfig", "MemoryTier", "open_checkpoint", "restore", "run_identity",
+    "MemoryConfig", "MemoryTier", "agreeing", "open_checkpoint", "restore", "run_identity",
 ]  # fmt: skip

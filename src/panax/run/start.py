@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, restore, run_identity
+from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, agreeing, restore, run_identity
 from ..core import Position, TrainState
 from ..core.errors import CheckpointError, DamagedError
 from ..core.processes import is_first
@@ -140,7 +140,8 @@ def begin(prepared: Prepared, checkpointer: Checkpointer, memory: MemoryTier | N
 
 def begin_from(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> Start:
     """Where a checkpoint ends, saying what has changed since."""
-    changed = changed_settings(prepared, checkpoint)
+    with agreeing():
+        changed = changed_settings(prepared, checkpoint)
     state = restore(checkpoint, prepared.step.program.abstract, prepared.step.shardings)
     step = checkpoint.manifest.step
     say(f"going on from step {step} of {prepared.experiment.num_steps}: {checkpoint.url}")
