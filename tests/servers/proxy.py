@@ -86,8 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.size = int(self.headers.get("Content-Length", 0))
         if self.path.startswith("/-/"):
             return self._own_page()
-        with self.server.faults.request():
-            self._serve(self.server.faults.meet(self.command, self.path))
+        self._serve(self.server.faults.meet(self.command, self.path))
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do
 
@@ -99,7 +98,9 @@ class _Handler(BaseHTTPRequestHandler):
             elif kind == "reset":
                 self._reset()
             else:
-                answer = self._forward(fault if self.size else None)
+                # Counted until the answer is there: the client may send its next request as soon as it has it.
+                with self.server.faults.request():
+                    answer = self._forward(fault if self.size else None)
                 if kind == "lost":
                     answer.read()
                     self._reset()
