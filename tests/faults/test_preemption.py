@@ -22,6 +22,7 @@ def wait_for(path: Path, job) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_process_saves_the_same_step_in_all(tmp_path):
     job = campaign.start(tmp_path, PROCESSES, every=4)
     try:
