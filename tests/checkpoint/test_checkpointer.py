@@ -302,6 +302,16 @@ def test_the_newest_whole_checkpoint_is_used_saying_so_and_outlives_the_damaged_
     assert checkpointer.steps() == [9] == Checkpointer(tmp_path).steps()
 
 
+def test_a_checkpoint_of_a_newer_panax_is_an_error_and_no_reason_to_go_back(saved):
+    checkpointer, state = saved
+    checkpointer.save(state, 4, {})
+    checkpointer.finish()
+    Path(checkpointer.url(4), "manifest.json").write_text('{"format": "panax-checkpoint", "version": 99}')
+    with pytest.raises(CheckpointError, match="format version 99") as raised:
+        list(Checkpointer(checkpointer.store.url).newest_first())
+    assert not isinstance(raised.value, DamagedError)
+
+
 @pytest.mark.parametrize(
     "change, says",
     [

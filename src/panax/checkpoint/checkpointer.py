@@ -149,7 +149,9 @@ class Checkpointer:
         All processes of a job see what the first one saw, and pass over what one of them can't use.
 
         Raises:
-            StoreError: The store can't be read; an older checkpoint is no answer to that. If one process raises, all do.
+            CheckpointError: The newest one is of another format version.
+            StoreError: The store can't be read (of a job of several processes: CheckpointError); an older checkpoint is no
+                answer to that. If one process raises, all do.
         """
         steps: list[int] = []
         with agreeing():
@@ -157,12 +159,11 @@ class Checkpointer:
         for step in map(int, first_text(" ".join(map(str, steps))).split()):
             try:
                 with agreeing():
-                    if (
-                        step not in self._scanned()
-                    ):  # A list of this process's, of a shared file system, may lag behind.
+                    # The list that this process got of a shared file system may lag behind.
+                    if step not in self._scanned():
                         self._scanned()[step] = self._manifest(step)
                     checkpoint = self.open(step)
-            except CheckpointError as error:
+            except DamagedError as error:
                 self.distrust(step, error)
             else:
                 yield checkpoint
