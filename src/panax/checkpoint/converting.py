@@ -50,7 +50,7 @@ def export_tensors(
         raise CheckpointError(f"{checkpoint.url} has no array whose name begins with {prefix!r}; it has {few}, ...")
     if next(folder.glob("*.safetensors*"), None) is not None:
         raise CheckpointError(f"{folder} holds weights already; choose another folder, or empty it")
-    groups = list(_filled(sizes, most_bytes))
+    groups = list(filled(sizes, most_bytes))
     files = [f"model-{n:05d}-of-{len(groups):05d}.safetensors" for n in range(1, len(groups) + 1)]
     files = files if len(groups) > 1 else [SINGLE]
     try:
@@ -224,7 +224,12 @@ def _check_index(folder: Path, seen: Mapping[str, Path]) -> None:
         raise CheckpointError(f"{folder / INDEX} names {missing[0]}, in {named[missing[0]]}, which is not there")
 
 
-def _filled(sizes: Mapping[str, int], most_bytes: int) -> Iterator[list[str]]:
+def filled(sizes: Mapping[str, int], most_bytes: int) -> Iterator[list[str]]:
+    """Names in groups, one after the other, each of at most so many bytes; a larger one is alone.
+
+    >>> list(filled({"a": 3, "b": 4, "c": 9, "d": 1}, 8))
+    [['a', 'b'], ['c'], ['d']]
+    """
     names: list[str] = []
     filled = 0
     for name, size in sizes.items():

@@ -12,6 +12,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from ...checkpoint.converting import filled
 from ...core.errors import CheckpointError, RecipeError
 from ...models import Decoder
 from .config import CONFIG
@@ -68,7 +69,7 @@ def save(
     if next(folder.glob("*.safetensors*"), None) is not None:
         raise CheckpointError(f"{folder} holds weights already; choose another folder, or empty it")
     sizes = {name: sum(_bytes(match) for match, _ in sources) for name, sources in tensors.items()}
-    shards = list(_shards(sizes, max_shard_bytes))
+    shards = list(filled(sizes, max_shard_bytes))
     files = [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
     files = files if len(shards) > 1 else [SINGLE]
     try:
@@ -129,19 +130,6 @@ def _part(match: Match, place: Place) -> np.ndarray:
 
 def _bytes(match: Match) -> int:
     return math.prod(match.sizes.values()) * match.leaf.dtype.itemsize
-
-
-def _shards(sizes: Mapping[str, int], most_bytes: int) -> Iterator[list[str]]:
-    """Fill one file after the other."""
-    names: list[str] = []
-    filled = 0
-    for name, size in sizes.items():
-        if names and filled + size > most_bytes:
-            yield names
-            names, filled = [], 0
-        names.append(name)
-        filled += size
-    yield names
 
 
 def _write_json(path: Path, content: Any) -> None:
