@@ -9,7 +9,6 @@ import mmap
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -125,20 +124,10 @@ class Snapshot:
         plan: How it is laid out.
     """
 
-    def __init__(self, plan: SavePlan, file: Path | None = None) -> None:
-        """Take the memory, and touch it in the background.
-
-        Args:
-            file: Take it from this new file, in tmpfs say, so that it outlives the process.
-        """
+    def __init__(self, plan: SavePlan) -> None:
+        """Take the memory, and touch it in the background."""
         self.plan = plan
-        size = max(plan.nbytes, _PAGE)
-        if file is None:
-            self._memory = mmap.mmap(-1, size)
-        else:
-            with open(file, "x+b") as opened:
-                opened.truncate(size)
-                self._memory = mmap.mmap(opened.fileno(), size)
+        self._memory = mmap.mmap(-1, max(plan.nbytes, _PAGE))
         self.buffer = memoryview(self._memory)
         self._bytes = np.frombuffer(self._memory, np.uint8)
         self._copied = [threading.Event() for _ in plan.files]
