@@ -8,15 +8,23 @@ from typing import TYPE_CHECKING
 from .core.lazy import lazily
 
 if TYPE_CHECKING:
+    from . import adapters
     from .core import Task, debugging
-    from .run import Experiment, Result, fit
+    from .run import Experiment, Result, compile_step, fit
     from .train import CompiledStep, Program
 
 __version__ = "0.1.0"
 
 __getattr__ = lazily(
     __name__,
-    {"core": ("Task", "debugging"), "run": ("Experiment", "Result", "fit"), "train": ("CompiledStep", "Program")},
+    {
+        "core": ("Task", "debugging"),
+        "run": ("Experiment", "Result", "compile_step", "fit"),
+        "train": ("CompiledStep", "Program"),
+    },
+    rooms=("adapters",),
 )
 
-__all__ = ["CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "debugging", "fit"]
+__all__ = [
+    "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "compile_step", "debugging", "fit",
+]  # fmt: skip

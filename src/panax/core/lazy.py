@@ -9,15 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def lazily(package: str, where: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+def lazily(package: str, where: Mapping[str, Sequence[str]], rooms: Sequence[str] = ()) -> Callable[[str], Any]:
     """A module-level `__getattr__` for `package`.
 
     Args:
         where: Sub-module to the names that it defines.
+        rooms: Sub-modules that are asked for as such.
     """
     modules = {name: module for module, names in where.items() for name in names}
 
     def get(name: str) -> Any:
+        if name in rooms:
+            return importlib.import_module(f"{package}.{name}")
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(f"{package}.{modules[name]}"), name)

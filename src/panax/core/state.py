@@ -1,5 +1,6 @@
 """`TrainState`: all that a step reads and writes on the device, and all that a checkpoint holds of it."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -45,6 +46,10 @@ class TrainState(eqx.Module):
     optimizer_state: Any
     key: Key[Array, ""]
     guard: Guard
+
+    def with_params(self, params: Params) -> "TrainState":
+        """This state with other parameters of the same structure, such as those another step has trained meanwhile."""
+        return dataclasses.replace(self, params=params)
 
     @property
     def step_key(self) -> jax.Array:

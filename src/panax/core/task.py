@@ -72,6 +72,9 @@ class Task(abc.ABC):
     weight_dtype: Any = jnp.float32
     """What weights are gathered in where that is done once a step (`rules.zero`)."""
 
+    frozen_parameters: tuple[str, ...] = ()
+    """Names of parameters that the model itself holds fixed; an experiment's `frozen` adds to them."""
+
     def adapted(self, facts: DataFacts) -> "Task":
         """This task with what it left open taken from the data.
 
@@ -110,6 +113,16 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def init(self, key: jax.Array) -> tuple[Params, ModelState]:
         """Draw parameters and initial state. Called once, inside one jitted function."""
+
+    def given(self, shardings: tuple[Any, Any]) -> tuple[Params, ModelState] | None:
+        """The first parameters and state of a model whose weights exist already, each shard placed on its device alone.
+
+        None where `init` draws them. Where they are given, `init` says only their shapes.
+
+        Args:
+            shardings: Of the parameters and of the state, one for each leaf.
+        """
+        return None
 
     @abc.abstractmethod
     def loss(self, params: Params, state: ModelState, batch: Batch, key: jax.Array, train: bool) -> Evaluation:

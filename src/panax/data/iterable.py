@@ -235,17 +235,7 @@ class IterableSource:
             raise DataError(message) from error
 
     def _arrays(self, value: Any) -> dict[str, np.ndarray]:
-        if isinstance(value, Mapping):
-            leaves = {str(name): leaf for name, leaf in value.items()}
-        else:
-            parts = value if isinstance(value, (tuple, list)) else [value]
-            names = self._names or tuple(map(str, range(len(parts))))
-            if len(names) != len(parts):
-                raise DataError(f"a batch has {len(parts)} parts; expected {len(names)}, named {', '.join(names)}")
-            leaves = dict(zip(names, parts, strict=True))
-        if not leaves:
-            raise DataError("a batch has no leaf; expected a mapping, a tuple or a list of arrays")
-        batch = {name: _as_array(leaf, name) for name, leaf in leaves.items()}
+        batch = as_batch(value, self._names)
         self._check(batch)
         return batch
 
@@ -295,6 +285,31 @@ def _as_json(state: Any) -> Any:
     except (TypeError, ValueError):
         return None
     return copy if copy == state else None
+
+
+def as_batch(value: Any, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+    """A batch as named arrays of 32-bit numbers: a mapping, a tuple or list of arrays, or one array; NumPy's, torch's, JAX's.
+
+    Args:
+        names: Of the parts of a tuple or list; "0", "1", ... unless told.
+
+    Raises:
+        DataError: It is no batch.
+
+    >>> as_batch((np.zeros((4, 2)), np.arange(4)))["1"].dtype
+    dtype('int32')
+    """
+    if isinstance(value, Mapping):
+        leaves = {str(name): leaf for name, leaf in value.items()}
+    else:
+        parts = value if isinstance(value, (tuple, list)) else [value]
+        names = names or tuple(map(str, range(len(parts))))
+        if len(names) != len(parts):
+            raise DataError(f"a batch has {len(parts)} parts; expected {len(names)}, named {', '.join(names)}")
+        leaves = dict(zip(names, parts, strict=True))
+    if not leaves:
+        raise DataError("a batch has no leaf; expected a mapping, a tuple or a list of arrays")
+    return {name: _as_array(leaf, name) for name, leaf in leaves.items()}
 
 
 def _as_array(leaf: Any, name: str) -> np.ndarray:

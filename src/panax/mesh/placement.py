@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from ..core.axes import map_axes, pair_axes
+from ..core.axes import pair_axes
 from ..core.layout import use_layout
 from ..core.protocols import Axes
 from .devices import device_grid
@@ -92,9 +92,11 @@ class Placement:
         Raises:
             LayoutError: A dimension does not divide, naming the parameter.
         """
-        for name, leaf, leaf_axes in pair_axes(tree, axes):
-            assign(leaf_axes, leaf.shape, self.rules.storage, self.sizes, name)
-        return map_axes(lambda leaf, a: self.sharding(*as_spec(self.storage(a))), tree, axes)
+        shardings = [
+            self.sharding(*as_spec(assign(leaf_axes, leaf.shape, self.rules.storage, self.sizes, name)))
+            for name, leaf, leaf_axes in pair_axes(tree, axes)
+        ]
+        return jax.tree.structure(tree).unflatten(shardings)
 
     def sharding(self, *spec: Any) -> Sharding:
         """The sharding of a given spec on this mesh; without arguments, replicated."""

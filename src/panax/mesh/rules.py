@@ -39,7 +39,13 @@ LOGICAL_AXES = {
     "expert": "experts",
     "expert_ffn": "width of an expert",
     "router": "experts, where a router scores all of them",
+    "features": "of an adapted model: the dimension of a weight that is computed in parallel, where its devices divide it",
+    "width": "of an adapted model: the dimension along which a weight rests split, where its devices divide it",
+    "member": "of an adapted model: weights of equal layers or experts side by side, where their devices divide them",
 }
+
+ELECTIVE = frozenset({"features", "width", "member"})
+"""Logical axes of models that name none: a mesh axis that does not divide such a dimension is left out, and that is no error."""
 
 COMPUTE: Mapping[str, MeshAxes] = {
     "batch": ("replica", "fsdp", "expert"),
@@ -52,6 +58,8 @@ COMPUTE: Mapping[str, MeshAxes] = {
     "layer": ("stage",),
     "expert": ("expert",),
     "expert_ffn": ("tensor",),
+    "features": ("tensor",),
+    "member": ("expert",),
 }
 
 STORAGE: Mapping[str, MeshAxes] = {
@@ -60,6 +68,7 @@ STORAGE: Mapping[str, MeshAxes] = {
     "embed": ("fsdp", "expert", "stage"),
     "q_rank": ("fsdp", "expert", "stage"),
     "kv_rank": ("fsdp", "expert", "stage"),
+    "width": ("fsdp", "expert"),
 }
 
 Zero = Literal["auto", "1", "2", "3"]
@@ -151,7 +160,7 @@ def assign(
 
     Args:
         axes: The logical axis of each dimension.
-        shape: The sizes, to check that they divide; None to leave that out.
+        shape: The sizes, to check that they divide; None to leave that out (elective axes are then taken to divide).
         mesh: Mesh axis to size. Axes of size 1 are never assigned.
         name: What to call the array in an error.
 
@@ -174,11 +183,23 @@ def assign(
                 f"{name}: its dimensions {used[taken[0]]!r} and {logical!r} are both mapped to mesh axis {taken[0]!r}; "
                 f"map one of them elsewhere in the rules"
             )
-        if shape is not None and free:
+        if shape is not None and logical in ELECTIVE:
+            free = _dividing(shape[i], free, mesh)
+        elif shape is not None and free:
             _check_divides(name, logical or "", shape[i], free, mesh)
         used.update(dict.fromkeys(free, logical or ""))
         result.append(free)
     return tuple(result)
+
+
+def _dividing(size: int, axes: MeshAxes, mesh: Mapping[str, int]) -> MeshAxes:
+    """Those of `axes`, taken one after the other, that divide what is left of `size`."""
+    found: list[str] = []
+    for axis in axes:
+        if size % mesh[axis] == 0:
+            found.append(axis)
+            size //= mesh[axis]
+    return tuple(found)
 
 
 def _check_divides(name: str, logical: str, size: int, axes: MeshAxes, mesh: Mapping[str, int]) -> None:

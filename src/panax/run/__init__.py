@@ -2,6 +2,7 @@
 
 from .experiment import EvaluateConfig, Experiment
 from .loop import Result, fit
+from .plain import PlainStep, compile_step
 from .prepare import prepare
 
-__all__ = ["EvaluateConfig", "Experiment", "Result", "fit", "prepare"]
+__all__ = ["EvaluateConfig", "Experiment", "PlainStep", "Result", "compile_step", "fit", "prepare"]

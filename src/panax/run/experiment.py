@@ -30,7 +30,7 @@ class Experiment:
     """What is trained, on what, how, and where it is kept.
 
     Attributes:
-        name: The run's folder is `runs/name` unless `directory` says otherwise.
+        name: The run's folder is `runs/name` unless `directory` says otherwise; the task's name unless told.
         task: The model with its objective.
         data: `TextData`, `ExampleData`, any `panax.core.Source`, a torch `DataLoader`, or a Python iterable of batches.
         held_out: A finite source to be judged on, where `data` does not bring its own.
@@ -45,8 +45,8 @@ class Experiment:
         debug: Run un-jitted on one device: breakpoints, prints and NaN checks work inside the model.
     """
 
-    name: str
     task: Task
+    name: str = ""
     data: Any = dataclasses.field(default_factory=TextData)
     held_out: Any = None
     optimizer: Optimizer = dataclasses.field(default_factory=AdamW)
@@ -65,6 +65,8 @@ class Experiment:
     debug: bool = False
 
     def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", getattr(self.task, "name", type(self.task).__name__.lower()))
         if self.num_steps < 1:
             raise RecipeError(f"num_steps={self.num_steps}; expected 1 or more")
         if self.log_every < 1:

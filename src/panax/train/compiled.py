@@ -67,7 +67,7 @@ class Program:
         """
         params, model_state = jax.eval_shape(task.init, jax.random.key(0))
         parameter_axes = task.parameter_axes(params)
-        trainable = _trainable(params, frozen)
+        trainable = _trainable(params, frozen, task.frozen_parameters)
         free = {
             name: (leaf.shape, axes)
             for (name, leaf, axes), keep in zip(pair_axes(params, parameter_axes), jax.tree.leaves(trainable))
@@ -79,9 +79,12 @@ class Program:
         axes = _state_axes(abstract, parameter_axes, task.state_axes(model_state), free)
         return cls(task, optimizer, config or StepConfig(), num_steps, abstract, axes, trainable, transformation)
 
-    def initial_state(self, key: jax.Array) -> TrainState:
-        """Draw the whole state; to be jitted, since eager drawing rounds differently."""
-        return _initial_state(self.task, self.transformation, self.trainable, key)
+    def initial_state(self, key: jax.Array, given: tuple[Any, Any] | None = None) -> TrainState:
+        """Draw the whole state, or what there is besides `given` parameters and model state.
+
+        To be jitted, since eager drawing rounds differently.
+        """
+        return _initial_state(self.task, self.transformation, self.trainable, key, given)
 
     def step(
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
@@ -123,14 +126,15 @@ def _state_axes(abstract: TrainState, parameter_axes: Any, model_axes: Any, free
     return jax.tree.structure(abstract).unflatten(leaves)
 
 
-def _trainable(params: Any, frozen: tuple[str, ...]) -> Any:
+def _trainable(params: Any, frozen: tuple[str, ...], fixed: tuple[str, ...]) -> Any:
     names = list(named_leaves(params))
     for prefix in frozen:
         if not any(_within(name, prefix) for name in names):
             raise RecipeError(f"frozen: {prefix!r} matches no parameter; the first ones are {', '.join(names[:5])}")
-    return jax.tree.unflatten(
-        jax.tree.structure(params), [not any(_within(name, prefix) for prefix in frozen) for name in names]
-    )
+    free = [name not in fixed and not any(_within(name, prefix) for prefix in frozen) for name in names]
+    if not any(free):
+        raise RecipeError("every parameter is frozen, so there is nothing to train; unfreeze some")
+    return jax.tree.unflatten(jax.tree.structure(params), free)
 
 
 def _within(name: str, prefix: str) -> bool:
@@ -138,10 +142,14 @@ def _within(name: str, prefix: str) -> bool:
 
 
 def _initial_state(
-    task: Task, transformation: optax.GradientTransformation, trainable: Any, key: jax.Array
+    task: Task,
+    transformation: optax.GradientTransformation,
+    trainable: Any,
+    key: jax.Array,
+    given: tuple[Any, Any] | None = None,
 ) -> TrainState:
     init_key, run_key = jax.random.split(key)
-    params, model_state = task.init(init_key)
+    params, model_state = task.init(init_key) if given is None else given
     free = jax.tree.map(lambda p, keep: p if keep else None, params, trainable)
     return TrainState(
         step=jnp.int32(0),
@@ -206,13 +214,16 @@ class CompiledStep:
         self.shardings: TrainState = placement.storage_shardings(program.abstract, program.axes)
         # Drawing is exact whatever the optimisation, and on CPU compiling it took longer than all else about the first state.
         options = {"xla_backend_optimization_level": 1} if placement.platform == "cpu" else None
-        self._create = jax.jit(program.initial_state, out_shardings=self.shardings, compiler_options=options)
+        self._create = jax.jit(
+            program.initial_state, out_shardings=self.shardings, compiler_options=options, donate_argnums=1
+        )
         self._train: dict[Signature, Any] = {}
         self._evaluate: dict[Signature, Any] = {}
 
     def init(self, seed: int) -> TrainState:
         """The first state, drawn by one jitted function straight into its shards: bitwise the same on every mesh."""
-        return self._create(jax.random.key(seed))
+        given = self.program.task.given((self.shardings.params, self.shardings.model_state))
+        return self._create(jax.random.key(seed), given)
 
     def held_rows(self, batch_size: int) -> HeldRows | None:
         """Which rows of a global batch this process's devices hold; None where it holds all of them.

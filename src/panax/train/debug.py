@@ -32,7 +32,8 @@ class DebugStep:
         self.shardings = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), program.abstract)
 
     def init(self, seed: int) -> TrainState:
-        return jax.jit(self.program.initial_state)(jax.random.key(seed))
+        given = self.program.task.given((self.shardings.params, self.shardings.model_state))
+        return jax.jit(self.program.initial_state)(jax.random.key(seed), given)
 
     def held_rows(self, batch_size: int) -> HeldRows | None:
         return None

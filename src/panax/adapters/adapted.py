@@ -1,0 +1,124 @@
+"""`AdaptedTask`: another library's model as a `Task`, made of the few functions in which the libraries differ."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from ..core import Axes, Batch, Evaluation, Task, TrainState, named_leaves
+from ..core.errors import RecipeError
+from .layouts import Kind, automatic_axes
+from .losses import read_loss
+from .placing import place, zeros
+
+Params = Any
+State = Any
+Evaluate = Callable[[Params, State, Batch, jax.Array, bool], tuple[Any, State]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Model:
+    """Another library's model as pure functions. Parameters and state are any pytrees of arrays.
+
+    Attributes:
+        name: What a run of it is called unless told.
+        evaluate: `(params, state, batch, key, train) -> (returned, state)`: what the user's loss returned for a batch, in any form
+            that `read_loss` takes, and the state afterwards.
+        rebuild: `(params, state) -> model`: NumPy arrays back into the library's own form.
+        create: `key -> (params, state)`, run inside a jitted function; None where `given` is.
+        given: Parameters and state as host arrays, where the model brings its weights.
+        axes: Logical axes by parameter name, where the model names them.
+        kind_of: Parameter name to what it is, for automatic layouts.
+        frozen: Names of the parameters that the model holds fixed.
+        notes: What the user should know of how it was adapted.
+    """
+
+    name: str
+    evaluate: Evaluate
+    rebuild: Callable[[Params, State], Any]
+    create: Callable[[jax.Array], tuple[Params, State]] | None = None
+    given: tuple[Params, State] | None = None
+    axes: Mapping[str, Axes] = dataclasses.field(default_factory=dict)
+    kind_of: Callable[[str], Kind | None] = lambda path: None
+    frozen: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert (self.create is None) != (self.given is None)
+
+
+class AdaptedTask(Task):
+    """A model of another library; all that trains a built-in model trains it.
+
+    It sees whole arrays, and XLA partitions it over replica, fsdp, tensor, and expert: one more axis of rows and of weights at rest.
+
+    Attributes:
+        name: The model's, in lower case.
+        notes: What to know of how it was adapted.
+    """
+
+    mesh_axes = frozenset({"replica", "fsdp", "expert", "tensor"})
+
+    def __init__(self, model: Model, sharding: Mapping[str, Axes] | None = None):
+        """
+        Args:
+            sharding: Patterns of parameter names (`*` stands for anything) to logical axes, instead of those that the model names
+                or that follow from its shapes.
+
+        Raises:
+            RecipeError: A pattern matches no parameter or does not fit it, or there is no parameter.
+        """
+        self.model = model
+        self.name = model.name.lower()
+        self.notes = model.notes
+        self.frozen_parameters = tuple(model.frozen)
+        params, _ = jax.eval_shape(self.init, jax.random.key(0))
+        shapes = {name: tuple(leaf.shape) for name, leaf in named_leaves(params).items()}
+        if not shapes:
+            raise RecipeError(f"{model.name} has no parameters; there is nothing to train")
+        self._axes = automatic_axes(shapes, model.kind_of, model.axes, sharding or {})
+
+    def init(self, key: jax.Array) -> tuple[Params, State]:
+        if self.model.given is not None:
+            return zeros(self.model.given)
+        assert self.model.create is not None
+        with _its_own_ways():
+            return self.model.create(key)
+
+    def given(self, shardings: tuple[Any, Any]) -> tuple[Params, State] | None:
+        return None if self.model.given is None else place(self.model.given, shardings)
+
+    def loss(self, params: Params, state: State, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
+        leaves = {name: leaf for name, leaf in batch.items() if name != "row"}
+        rows = next(iter(leaves.values())).shape[0]
+        if "row" in batch:
+            key = jax.random.fold_in(key, batch["row"][0])
+        with _its_own_ways():
+            returned, after = self.model.evaluate(params, state, leaves, key, train)
+            losses, metrics = read_loss(returned, rows)
+        if not train:
+            return Evaluation(losses, state, metrics)
+        was, now = (jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (state, after))
+        if was != now:
+            raise RecipeError(
+                f"{self.model.name}: the loss changes the shapes of the model's state, from {was} to {now}; create all of it "
+                f"at initialisation, and keep its shapes and dtypes"
+            )
+        return Evaluation(losses, after, metrics)
+
+    def parameter_axes(self, params: Params) -> Any:
+        return jax.tree.structure(params).unflatten([self._axes[name] for name in named_leaves(params)])
+
+    def trained(self, state: TrainState) -> Any:
+        """The model in its own library's form, with the weights (and statistics) of `state`."""
+        params, model_state = jax.device_get((state.params, state.model_state))
+        return self.model.rebuild(params, model_state)
+
+
+@contextlib.contextmanager
+def _its_own_ways() -> Iterator[None]:
+    """What is inside runs under the promotion rules that other libraries are written for, whatever stricter ones are set."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield

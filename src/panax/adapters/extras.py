@@ -1,0 +1,20 @@
+"""Libraries that only some users have, imported when an adapter is used."""
+
+import importlib
+from types import ModuleType
+
+from ..core.errors import RecipeError
+
+
+def needed(module: str, extra: str) -> ModuleType:
+    """Import a module that `panax[extra]` installs.
+
+    Raises:
+        RecipeError: It can't be imported; with the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise RecipeError(
+            f"this adapter needs {module}, which can't be imported ({error}); run: pip install 'panax[{extra}]'"
+        ) from error

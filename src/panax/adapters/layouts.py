@@ -1,0 +1,109 @@
+"""Logical axes for models that name none: from what a parameter is and its shape, or from a user's patterns.
+
+A weight of a linear layer has one dimension that tensor parallelism computes in parallel (`features`) and one along which it
+rests split (`width`); which is which alternates, so that a layer that widens is followed by one that narrows without a
+collective between them. Both are elective: a mesh axis that does not divide a dimension is left out.
+"""
+
+import fnmatch
+import re
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from ..core import Axes
+from ..core.errors import RecipeError, nearest
+from ..mesh.rules import LOGICAL_AXES
+
+Kind = Literal[
+    "in_out", "out_in", "embedding", "convolution_first", "convolution_last", "members_in_out", "members_out_in"
+]
+"""What a parameter is: a matrix by the order of its dimensions, an embedding of rows, a convolution's filter with its output
+channels first or last, or matrices of many experts or layers side by side."""
+
+NARROWING = re.compile(
+    r"(^|[._/])(o_proj|out_proj|down_proj|c_proj|fc2|w2|wo|dense_4h_to_h|lin2|linear2|proj|proj_out|output[._/]dense|out|dense_1|down|"
+    r"mlp[._/]2|net[._/]2|o|attn_out|attention[._/]output)([._/]|$)"
+)
+"""Paths of the layers that narrow what a layer before them widened, by the names the field gives them."""
+
+
+def axes_of(path: str, shape: tuple[int, ...], kind: Kind | None = None) -> Axes:
+    """The logical axes of one parameter.
+
+    Args:
+        path: Its dotted name.
+        kind: None where only the shape is known: a matrix maps its first dimension to its second, as JAX libraries write it, and
+            of more dimensions the last one counts as the output.
+
+    >>> axes_of("mlp.up.kernel", (64, 256)), axes_of("mlp.down_proj.kernel", (256, 64)), axes_of("norm.scale", (64,))
+    (('width', 'features'), ('features', 'width'), (None,))
+    >>> axes_of("layer1.conv.weight", (128, 64, 3, 3), "convolution_first")
+    ('features', 'width', None, None)
+    """
+    ndim = len(shape)
+    if ndim < 2:
+        return (None,) * ndim
+    if kind is None:
+        kind = "in_out" if ndim == 2 else "convolution_last"
+    narrows = bool(NARROWING.search(path)) or (kind in ("in_out", "out_in") and _much_narrower(shape, kind))
+    if kind == "embedding":
+        return ("features", "width", *(None,) * (ndim - 2))
+    inner, outer = ("features", "width") if narrows else ("width", "features")
+    if kind in ("out_in", "convolution_first"):
+        return (outer, inner, *(None,) * (ndim - 2))
+    if kind == "members_out_in":
+        return ("member", *(None,) * (ndim - 3), outer, inner)
+    if kind == "members_in_out":
+        return ("member", *(None,) * (ndim - 3), inner, outer)
+    return (*(None,) * (ndim - 2), inner, outer)
+
+
+def _much_narrower(shape: tuple[int, ...], kind: Kind) -> bool:
+    outputs, inputs = (shape[0], shape[1]) if kind == "out_in" else (shape[-1], shape[-2])
+    return inputs >= 2 * outputs
+
+
+def automatic_axes(
+    shapes: Mapping[str, tuple[int, ...]],
+    kind_of: Callable[[str], Kind | None],
+    named: Mapping[str, Axes],
+    sharding: Mapping[str, Axes],
+) -> dict[str, Axes]:
+    """Logical axes for parameters by name.
+
+    Args:
+        named: Those of parameters for which the model names them.
+        sharding: Patterns of paths (`*` stands for anything, dots included) with the axes they get instead; the first match counts.
+
+    Raises:
+        RecipeError: A pattern matches no parameter, or no further one; names an axis that there is not; or has another number of
+            dimensions.
+    """
+    used: set[str] = set()
+    found: dict[str, Axes] = {}
+    for path, shape in shapes.items():
+        pattern = next((pattern for pattern in sharding if fnmatch.fnmatchcase(path, pattern)), None)
+        if pattern is None:
+            found[path] = named[path] if path in named else axes_of(path, shape, kind_of(path))
+        else:
+            used.add(pattern)
+            found[path] = _checked(pattern, tuple(sharding[pattern]), path, shape)
+    for pattern in sharding:
+        if pattern not in used:
+            raise RecipeError(
+                f"sharding[{pattern!r}] matches no parameter that no pattern before it matches; "
+                f"{nearest(pattern.replace('*', ''), shapes)}"
+            )
+    return found
+
+
+def _checked(pattern: str, axes: Axes, path: str, shape: tuple[int, ...]) -> Axes:
+    for axis in axes:
+        if axis is not None and axis not in LOGICAL_AXES:
+            raise RecipeError(f"sharding[{pattern!r}] names the axis {axis!r}; {nearest(axis, LOGICAL_AXES)}")
+    if len(axes) != len(shape):
+        raise RecipeError(
+            f"sharding[{pattern!r}] has {len(axes)} axes, and {path} has {len(shape)} dimensions {list(shape)}; give one axis "
+            f"(or None) for each"
+        )
+    return axes

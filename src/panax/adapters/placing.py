@@ -1,0 +1,53 @@
+"""Weights that exist on the host, brought to the devices shard by shard: no device ever holds a whole copy of a split array."""
+
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class HostArray(Protocol):
+    """What can be placed: a NumPy array, a tensor's view, an array in a file of which slices can be read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    def __getitem__(self, index: Any) -> Any: ...
+
+
+def place(tree: Any, shardings: Any) -> Any:
+    """Each array of `tree` on the devices of its sharding; what it is read from is neither kept nor shared.
+
+    Args:
+        tree: A pytree of host arrays.
+        shardings: A sharding for each.
+    """
+    places = jax.tree.structure(tree).flatten_up_to(shardings)
+    leaves = [_placed(leaf, sharding) for leaf, sharding in zip(jax.tree.leaves(tree), places)]
+    return jax.tree.structure(tree).unflatten(leaves)
+
+
+def _placed(array: HostArray, sharding: jax.sharding.Sharding) -> jax.Array:
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+
+    def shard(index: Any) -> np.ndarray:
+        # A copy of its own: on CPU the device may take the memory as it is, and donate it later.
+        return np.array(array[index], dtype=dtype, copy=True)
+
+    return jax.make_array_from_callback(tuple(array.shape), sharding, shard)
+
+
+def abstract(tree: Any) -> Any:
+    """The shapes and dtypes that the arrays will have on devices."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(tuple(leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype)), tree
+    )
+
+
+def zeros(tree: Any) -> Any:
+    """Zeros of the same shapes: what an `init` returns of which only shapes are asked."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract(tree))

@@ -1,0 +1,90 @@
+"""A step for a Python loop of one's own: no recipe, no folder, no checkpoints; the loop is the user's."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+
+from ..core import Axes, Task, TrainState
+from ..core.errors import DataError
+from ..data.iterable import as_batch
+from ..mesh import MeshShape, Placement, Rules
+from ..optim import AdamW, Optimizer
+from ..train import CompiledStep, Program, Scalars, StepConfig, evaluate_all
+from ..train.compiled import needs_of
+
+
+class PlainStep:
+    """`state, metrics = step(state, batch)`, on any mesh; compiled at the first batch.
+
+    The state is donated: the old one is gone after the call. Two steps may share parameters, one after the other
+    (`with_params`): a generator's and a discriminator's, for example.
+
+    Attributes:
+        compiled: The step beneath, with its program, shardings and placement.
+    """
+
+    def __init__(self, compiled: CompiledStep):
+        self.compiled = compiled
+
+    def init(self, seed: int = 0) -> TrainState:
+        """The first state, drawn or taken from the model straight into its shards."""
+        return self.compiled.init(seed)
+
+    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Scalars]:
+        """Take one step; returns before the devices are done.
+
+        Args:
+            batch: The whole global batch, in any form that `compile_step` took the example in.
+
+        Returns:
+            The next state, and scalars on the devices: `loss`, each loss and metric by name, `gradient_norm`, `learning_rate`.
+
+        Raises:
+            TrainingError: The batch has another shape than the first one.
+        """
+        return self.compiled(state, self.compiled.put(as_batch(batch)))
+
+    def evaluate(self, state: TrainState, batches: Iterable[Any]) -> dict[str, float]:
+        """Losses and metrics over all `batches`, merged as sums and divided once; the state stays."""
+        return evaluate_all(self.compiled, state, map(as_batch, batches))
+
+
+def compile_step(
+    task: Task,
+    example: Any,
+    optimizer: Optimizer | None = None,
+    *,
+    mesh: MeshShape | None = None,
+    rules: Rules | None = None,
+    config: StepConfig | None = None,
+    frozen: tuple[str, ...] = (),
+    num_steps: int = 1000,
+    axes: Mapping[str, Axes] | None = None,
+    devices: Any = None,
+) -> PlainStep:
+    """A training step for a loop of one's own.
+
+    Args:
+        example: A batch as the loop will give: a mapping, a tuple or a list of arrays, or one array.
+        optimizer: AdamW with its usual settings unless told.
+        mesh: One replica on every device unless told.
+        config: Micro-batches, clipping and the guard against updates that are not finite.
+        frozen: Prefixes of parameter names that are not trained.
+        num_steps: What the learning rate's decay ends with.
+        axes: The logical axes of each leaf of a batch; rows alone are split unless told.
+        devices: JAX devices to use; all of them unless told.
+
+    Raises:
+        LayoutError: The task does not fit the mesh.
+        DataError: The example is no batch.
+    """
+    batch = as_batch(example)
+    if axes is not None and axes.keys() != batch.keys():
+        raise DataError(f"axes are given for {sorted(axes)}, the batch has {sorted(batch)}; make them agree")
+    if axes is None:
+        axes = {name: ("batch", *(None,) * (leaf.ndim - 1)) for name, leaf in batch.items()}
+    program = Program.create(task, optimizer or AdamW(), num_steps=num_steps, config=config, frozen=frozen)
+    count = len(jax.devices() if devices is None else devices)
+    placement = Placement.create(mesh or MeshShape(), rules or Rules(), devices, needs_of(program, count))
+    return PlainStep(CompiledStep(program, placement, axes))
