@@ -1,0 +1,10 @@
+"""PyTorch modules, unchanged: traced to a graph by PyTorch's own autograd, and run as JAX. Right, or refused."""
+
+from ..extras import needed
+
+needed("torch", "torch")
+
+from .lowering.registry import lowers  # noqa: E402
+from .task import task  # noqa: E402
+
+__all__ = ["lowers", "task"]

@@ -1,0 +1,150 @@
+"""The self-check at adaptation: loss and gradients of the example batch, by PyTorch itself and by the JAX program."""
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import psutil
+import torch
+from torch import nn
+
+from ...core.errors import RecipeError
+from .drawing import SameDraws
+from .graph import Program, as_function, as_numpy
+from .objective import Objective
+from .regions import marked_regions
+from .tracing import mode_of
+
+TOLERANCE = {None: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+"""How far the two may be apart, relative to the largest entry of each gradient. A hundred times what sums in another order make
+(measured: 1e-6 to 1e-5 over the models of docs/adapters.md), and far below what a wrong derivative makes."""
+
+FLOOR = 1e-2
+"""Gradients are compared at no less than this share of the largest of all: the true zeros (a key's bias, a convolution's before
+BatchNorm) are rounding noise in both, of about 1e-6 of the largest."""
+
+COPIES = 8
+"""Copies of the parameters that a check takes at most: gradients on both sides, and what is between."""
+
+
+def too_large(module: nn.Module) -> str | None:
+    """Why a module is not checked; None if it can be."""
+    if any(p.is_meta for p in module.parameters()):
+        return "its parameters are on the meta device"
+    needed = COPIES * sum(p.numel() * p.element_size() for p in module.parameters())
+    available = psutil.virtual_memory().available
+    if needed > available:
+        return f"a check takes about {needed / 2**30:.0f} GiB, and {available / 2**30:.0f} are free"
+    return None
+
+
+def check(
+    module: nn.Module,
+    objective: Objective,
+    leaves: Mapping[str, torch.Tensor],
+    program: Program,
+    *,
+    autocast: torch.dtype | None,
+) -> None:
+    """Compare loss, gradients and buffers on the example batch, with the same random bits.
+
+    Raises:
+        RecipeError: They disagree: the worst gradient is named, with both values.
+    """
+    with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
+        key = jax.random.key(0)
+        theirs, their_gradients, their_buffers = _in_torch(module, objective, leaves, program, key, autocast)
+        ours, our_gradients, our_buffers = _in_jax(module, leaves, program, key)
+    tolerance = TOLERANCE[autocast]
+    for name, a, b in zip(program.traced.losses, theirs, ours):
+        if not abs(a - b) <= tolerance * max(abs(a), abs(b), 1e-6) and not (np.isnan(a) and np.isnan(b)):
+            raise RecipeError(_disagree(f"loss {name!r}", a, b))
+    largest = max((float(np.abs(g).max()) for g in their_gradients.values() if g.size), default=0.0)
+    apart = {}
+    for name, theirs_of in their_gradients.items():
+        scale = max(float(np.abs(theirs_of).max(initial=0)), FLOOR * largest, 1e-30)
+        apart[name] = float(np.abs(theirs_of - our_gradients[name]).max(initial=0)) / scale
+    worst = max(apart, key=lambda name: apart[name], default=None)
+    if worst is not None and not apart[worst] <= tolerance:
+        a, b = (float(np.abs(g[worst]).max()) for g in (their_gradients, our_gradients))
+        raise RecipeError(_disagree(f"the gradient of {worst}", a, b, apart[worst]))
+    for name, buffer in their_buffers.items():
+        found = our_buffers[name]
+        scale = max(float(np.abs(buffer).max(initial=0)), 1e-6)
+        if not np.abs(buffer.astype(np.float64) - found).max(initial=0) <= tolerance * scale:
+            raise RecipeError(_disagree(f"buffer {name} after the step", np.abs(buffer).max(), np.abs(found).max()))
+
+
+def _disagree(what: str, theirs: Any, ours: Any, apart: float | None = None) -> str:
+    by = "" if apart is None else f" (apart by {apart:.1e} of its largest entry)"
+    return (
+        f"{what} is {float(theirs):.6g} in PyTorch and {float(ours):.6g} as traced{by}; the module does something that a "
+        "trace does not "
+        f"see (state outside of buffers, its own random numbers, Python code that depends on values): this model is refused. "
+        f"check=False trains it nevertheless"
+    )
+
+
+def _in_torch(
+    module: nn.Module,
+    objective: Objective,
+    leaves: Mapping[str, torch.Tensor],
+    program: Program,
+    key: jax.Array,
+    autocast: Any,
+) -> tuple[list[float], dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """By PyTorch; the module's buffers, gradients and modes are afterwards as before."""
+    kept = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    casting = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
+    named = {name: p for name, p in module.named_parameters() if name in program.traced.trained}
+    try:
+        with mode_of(module, True), marked_regions(), torch.enable_grad(), SameDraws(key):
+            with casting:
+                terms = objective(module, objective.batch_of(leaves))
+            total = sum(total for total, _ in terms.losses.values() if total.requires_grad)
+            assert isinstance(total, torch.Tensor)
+            found = torch.autograd.grad(total, list(named.values()))
+        buffers = {name: as_numpy(buffer) for name, buffer in module.named_buffers()}
+    finally:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                buffer.copy_(kept[name])
+    return (
+        [float(total.detach()) for total, _ in terms.losses.values()],
+        {name: as_numpy(gradient) for name, gradient in zip(named, found)},
+        buffers,
+    )
+
+
+def _in_jax(
+    module: nn.Module, leaves: Mapping[str, torch.Tensor], program: Program, key: jax.Array
+) -> tuple[list[float], dict[str, np.ndarray], dict[str, np.ndarray]]:
+    traced = program.traced
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    trained = tuple(as_numpy(tensors[name]) for name in traced.trained)
+    held = [as_numpy(tensors[name]) for name in traced.parameters if name not in traced.trained]
+    others = tuple(
+        held + [as_numpy(tensors[name]) for name in traced.buffers] + [as_numpy(leaves[n]) for n in traced.leaves]
+    )
+    function = as_function(program)
+    count = len(traced.losses)
+
+    def total(trained: Any, others: Any) -> Any:
+        outputs = function(trained, others, jax.random.key_data(key))
+        return sum(outputs[: 2 * count : 2]), outputs
+
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        # Not worth optimising: it runs once.
+        run = jax.jit(
+            jax.grad(total, has_aux=True),
+            compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
+        )
+        gradients, outputs = jax.device_get(run(trained, others))
+    buffers = outputs[2 * (count + len(traced.metrics)) :]
+    return (
+        [float(value) for value in outputs[: 2 * count : 2]],
+        {name: np.asarray(gradient, np.float32) for name, gradient in zip(traced.trained, gradients)},
+        dict(zip(traced.buffers, map(np.asarray, buffers))),
+    )

@@ -1,0 +1,309 @@
+"""A traced graph as a JAX function whose derivative is the graph's own backward part.
+
+What the backward part reads of the forward part is kept between the two, except inside checkpointed regions: there only a
+region's inputs are kept, and its operations run again behind a barrier that holds them until the gradient arrives, or the
+compiler would merge the two runs into one and keep everything.
+"""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from ...core import current_platform
+from ...core.errors import RecipeError
+from .lowering import DTYPES, LOWERINGS, Out
+from .lowering.randomness import is_random
+from .regions import REGION
+from .tracing import BACKWARD, MOST_LOSSES, Traced
+
+Values = dict[Node, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A traced graph, sorted into what runs forward and what runs backward.
+
+    Attributes:
+        region: Checkpointed region of each forward node that is in one.
+        kept: Forward nodes whose values the backward part reads.
+        draws: Random node to its place among all.
+    """
+
+    traced: Traced
+    inputs: tuple[Node, ...]
+    outputs: tuple[Any, ...]
+    forward: tuple[Node, ...]
+    backward: tuple[Node, ...]
+    region: Mapping[Node, int]
+    kept: tuple[Node, ...]
+    draws: Mapping[Node, int]
+
+    @classmethod
+    def create(cls, traced: Traced) -> "Program":
+        """Sort a graph's nodes.
+
+        Raises:
+            RecipeError: An operation has no lowering, naming it and where the model uses it.
+        """
+        nodes = list(traced.graph.nodes)
+        inputs = tuple(node for node in nodes if node.op == "placeholder")
+        cotangents = set(inputs[len(traced.parameters) + len(traced.buffers) + len(traced.leaves) :])
+        output = next(node for node in nodes if node.op == "output")
+        calls = [node for node in nodes if node.op in ("call_function", "get_attr")]
+        backward: set[Node] = set()
+        region: dict[Node, int] = {}
+        draws: dict[Node, int] = {}
+        for node in calls:
+            marks = node.meta.get("custom") or {}
+            source = node.args[0] if node.target is operator.getitem else None
+            if (
+                (source in backward if source is not None else bool(marks.get(BACKWARD)))
+                or any(each in cotangents or each in backward for each in node.all_input_nodes)
+            ) and node.op != "get_attr":
+                backward.add(node)
+            elif source is not None and source in region:
+                region[node] = region[source]
+            elif REGION in marks and node.op != "get_attr":
+                region[node] = marks[REGION]
+            if node.op == "call_function":
+                _check(node)
+                if is_random(node.target):
+                    draws[node] = len(draws)
+        flat = tuple(output.args[0])
+        wanted = _reaching(flat)
+        kept = _kept([node for node in calls if node in backward and node in wanted], backward | cotangents, region)
+        return cls(
+            traced=traced,
+            inputs=inputs,
+            outputs=flat,
+            forward=tuple(node for node in calls if node not in backward and node in wanted),
+            backward=tuple(node for node in calls if node in backward and node in wanted),
+            region=region,
+            kept=kept,
+            draws=draws,
+        )
+
+    @property
+    def num_outputs(self) -> int:
+        """Those of the forward part: losses and metrics by two, and buffers."""
+        return 2 * (len(self.traced.losses) + len(self.traced.metrics)) + len(self.traced.buffers)
+
+    def run_forward(self, inputs: Sequence[Any], key: jax.Array) -> tuple[list[Any], list[Any]]:
+        """The outputs, and the values that the backward part reads."""
+        values: Values = dict(zip(self.inputs, inputs))
+        for node in self.forward:
+            values[node] = self._call(node, values, key)
+        outputs = [_output(values, each) for each in self.outputs[: self.num_outputs]]
+        return outputs, [values[node] for node in self.kept]
+
+    def run_backward(self, kept: Sequence[Any], cotangents: Sequence[Any], key: jax.Array) -> list[Any]:
+        """Gradients of the trained parameters."""
+        values: Values = dict(zip(self.kept, kept))
+        values.update(zip(self.inputs[-MOST_LOSSES:], cotangents))
+        again = _Recomputing(self, values, key)
+        for node in self.backward:
+            again.provide(node)
+            values[node] = self._call(node, values, key)
+            again.latest(values[node])
+        last = [_output(values, each) for each in self.outputs[self.num_outputs :]]
+        return [jnp.asarray(gradient) for gradient in last]
+
+    def _call(self, node: Node, values: Values, key: jax.Array) -> Any:
+        if node.op == "get_attr":
+            return as_jax(self.traced.constants[str(node.target)])
+        arguments, keywords = (map_arg(part, values.__getitem__) for part in (node.args, node.kwargs))
+        if node.target is operator.getitem:
+            return cast(Any, arguments)[0][cast(Any, arguments)[1]]
+        out = _out(node.meta["val"], lambda: jax.random.fold_in(key, self.draws[node]))
+        with jax.named_scope(node.name):
+            return _as_declared(LOWERINGS[node.target](out, *cast(Any, arguments), **cast(Any, keywords)), out, node)
+
+
+class _Recomputing:
+    """Runs the operations of checkpointed regions again, as the backward part asks for them."""
+
+    def __init__(self, program: Program, values: Values, key: jax.Array):
+        self._program, self._values, self._key = program, values, key
+        self._gradient: Any = None
+        self._opened: dict[int, Values] = {}
+
+    def latest(self, value: Any) -> None:
+        """Remember a value that only the backward pass has: a region waits for it."""
+        if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
+            self._gradient = value
+
+    def provide(self, node: Node) -> None:
+        for each in node.all_input_nodes:
+            if each not in self._values:
+                self._values[each] = self._again(each)
+
+    def _again(self, node: Node) -> Any:
+        region = self._program.region[node]
+        if region not in self._opened:
+            self._opened[region] = self._barred(region)
+        seen = self._opened[region]
+        if node not in seen:
+            for each in node.all_input_nodes:
+                if each not in seen:
+                    # What a region reads of another one is kept; constants are made anew.
+                    seen[each] = self._again(each)
+            seen[node] = self._program._call(node, seen, self._key)
+        return seen[node]
+
+    def _barred(self, region: int) -> Values:
+        """The kept inputs of a region, not to be had before the newest gradient."""
+        inside = self._program.region
+        inputs = [
+            node
+            for node in self._program.kept
+            if inside.get(node) != region and any(inside.get(u) == region for u in node.users)
+        ]
+        held = [self._values[node] for node in inputs]
+        if self._gradient is None:
+            return dict(zip(inputs, jax.lax.optimization_barrier(held)))
+        *held, gradient = jax.lax.optimization_barrier([*held, self._gradient])
+        if current_platform() == "cpu":
+            held = [value if node.op == "placeholder" else _after(value, gradient) for node, value in zip(inputs, held)]
+        return dict(zip(inputs, held))
+
+
+NEVER = 0x7FC5A5A5
+"""The bits of a NaN that no operation makes."""
+
+
+def _after(value: Any, gradient: jax.Array) -> Any:
+    """`value`, which can't be had before `gradient`, and which no compiler can prove to be `value`.
+
+    XLA on CPU drops barriers before it merges equal operations (jax 0.10 to 0.12), and with that `jax.checkpoint` too.
+    """
+    if not (isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)):
+        return value
+    bits = jax.lax.bitcast_convert_type(gradient.reshape(-1)[0].astype(jnp.float32), jnp.uint32)
+    return jnp.where(bits == jnp.uint32(NEVER), jnp.zeros_like(value), value)
+
+
+def _kept(backward: list[Node], later: set[Node], region: Mapping[Node, int]) -> tuple[Node, ...]:
+    """The forward values that the backward part reads outside of regions, and those that regions which run again read."""
+    found: dict[Node, None] = {}
+    again: set[Node] = set()
+    asked: list[Node] = []
+    for node in backward:
+        for each in node.all_input_nodes:
+            if each in region:
+                asked.append(each)
+            elif each not in later:
+                found[each] = None
+    while asked:
+        node = asked.pop()
+        if node in again:
+            continue
+        again.add(node)
+        for each in node.all_input_nodes:
+            if region.get(each) == region[node]:
+                asked.append(each)
+            else:
+                found[each] = None
+    return tuple(found)
+
+
+def _reaching(outputs: Iterable[Any]) -> set[Node]:
+    wanted: set[Node] = set()
+    asked = [node for node in outputs if isinstance(node, Node)]
+    while asked:
+        node = asked.pop()
+        if node not in wanted:
+            wanted.add(node)
+            asked.extend(node.all_input_nodes)
+    return wanted
+
+
+def _output(values: Values, output: Any) -> Any:
+    return values[output] if isinstance(output, Node) else output
+
+
+def _check(node: Node) -> None:
+    if node.target is operator.getitem or node.target in LOWERINGS or node.target is torch.ops.aten.copy_.default:
+        return
+    raise RecipeError(
+        f"the operation {node.target} has no JAX lowering here{_where(node)}; write the model without it, or register one with "
+        f"panax.adapters.torch.lowers"
+    )
+
+
+def _where(node: Node) -> str:
+    trace = node.meta.get("stack_trace") or node.meta.get("seq_stack_trace") or ""
+    lines = [line.strip() for line in trace.strip().splitlines()]
+    return f" (used at {' '.join(lines[-2:])})" if lines else ""
+
+
+def _out(value: Any, key: Callable[[], jax.Array]) -> Any:
+    if isinstance(value, tuple | list):
+        return tuple(None if part is None else _out(part, key) for part in value)
+    return Out(tuple(value.shape), DTYPES[value.dtype], key)
+
+
+def _as_declared(found: Any, out: Any, node: Node) -> Any:
+    """With PyTorch's dtypes, and its shapes to be sure."""
+    if isinstance(out, tuple):
+        return tuple(None if part is None or o is None else _as_declared(part, o, node) for part, o in zip(found, out))
+    found = jnp.asarray(found)
+    assert found.shape == out.shape, f"{node.target}: {found.shape} where PyTorch has {out.shape}"
+    return found if found.dtype == out.dtype else found.astype(out.dtype)
+
+
+def as_jax(tensor: torch.Tensor) -> jax.Array:
+    """A constant of the graph."""
+    return jnp.asarray(as_numpy(tensor))
+
+
+def as_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor's values on the host, in the dtype that they have here."""
+    tensor = tensor.detach().cpu()
+    tensor = tensor.resolve_conj().resolve_neg() if tensor.is_complex() else tensor
+    narrow = tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+    return narrow.astype(DTYPES[tensor.dtype])
+
+
+def as_function(program: Program) -> Callable[..., list[Any]]:
+    """`f(trained, others, key_data) -> outputs`, differentiable once in `trained`, a tuple of arrays.
+
+    `others` maps the remaining inputs by their place; what the losses' gradients are divided by comes in as their cotangents.
+    """
+    places = {name: i for i, name in enumerate(program.traced.parameters)}
+    trained_places = [places[name] for name in program.traced.trained]
+    num_inputs = len(program.inputs) - MOST_LOSSES
+
+    def joined(trained: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+        inputs: list[Any] = [None] * num_inputs
+        for place, value in zip(trained_places, trained):
+            inputs[place] = value
+        rest = iter(others)
+        return [next(rest) if value is None else value for value in inputs]
+
+    @functools.partial(jax.custom_vjp)
+    def run(trained: tuple[Any, ...], others: tuple[Any, ...], key_data: jax.Array) -> list[Any]:
+        return program.run_forward(joined(trained, others), jax.random.wrap_key_data(key_data))[0]
+
+    def forward(trained: tuple[Any, ...], others: tuple[Any, ...], key_data: jax.Array) -> Any:
+        outputs, kept = program.run_forward(joined(trained, others), jax.random.wrap_key_data(key_data))
+        return outputs, (kept, key_data)
+
+    def backward(residuals: Any, cotangents: Any) -> Any:
+        kept, key_data = residuals
+        given = [jnp.asarray(c, jnp.float32) for c in cotangents[: 2 * len(program.traced.losses) : 2]]
+        given += [jnp.zeros(())] * (MOST_LOSSES - len(given))
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            gradients = program.run_backward(kept, given, jax.random.wrap_key_data(key_data))
+        return tuple(gradients), None, None
+
+    run.defvjp(forward, backward)
+    return cast(Callable[..., list[Any]], run)

@@ -1,0 +1,32 @@
+"""What each parameter of a module is, from the type of the module that holds it: for automatic layouts."""
+
+from torch import nn
+
+from ..layouts import Kind
+
+_BY_TYPE: tuple[tuple[type, Kind], ...] = (
+    (nn.Linear, "out_in"),
+    (nn.Embedding, "embedding"),
+    (nn.EmbeddingBag, "embedding"),
+    (nn.modules.conv._ConvNd, "convolution_first"),
+    (nn.MultiheadAttention, "out_in"),
+    (nn.RNNBase, "out_in"),
+    (nn.RNNCellBase, "out_in"),
+)
+
+
+def kinds(module: nn.Module) -> dict[str, Kind]:
+    """Parameter name to what it is, for those of which it is known."""
+    found: dict[str, Kind] = {}
+    for path, part in module.named_modules():
+        kind: Kind | None = next((kind for cls, kind in _BY_TYPE if isinstance(part, cls)), None)
+        for name, parameter in part.named_parameters(recurse=False):
+            full = f"{path}.{name}" if path else name
+            if kind is not None and parameter.ndim > 1:
+                found[full] = kind
+            elif parameter.ndim == 3 and "expert" in (path + type(part).__name__).lower():
+                # As transformers stacks them: (expert, output, input).
+                found[full] = "members_out_in"
+            elif parameter.ndim == 2 and type(part).__name__ != "Conv1D":
+                found[full] = "out_in"
+    return found

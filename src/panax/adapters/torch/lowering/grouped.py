@@ -1,0 +1,53 @@
+"""Grouped products of mixtures of experts, on Panax's kernels: time follows the rows, not rows times experts."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import torch
+
+from ....core import current_platform
+from ....kernels.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product
+from .registry import aten, lowers
+
+
+@torch.library.custom_op("panax::grouped_mm", mutates_args=())
+def grouped_mm(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """`aten._grouped_mm`, whose own shape rule admits bfloat16 alone, though it computes in float32 too (torch 2.11 to 2.13)."""
+    return torch.ops.aten._grouped_mm.default(a, b, ends)
+
+
+@grouped_mm.register_fake
+def _shape(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    if b.ndim == 2:
+        return a.new_empty(ends.shape[0], a.shape[0], b.shape[1])
+    return a.new_empty(a.shape[0], b.shape[2])
+
+
+def _as_ours(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    if offs is None or bias is not None or a.ndim != 2:
+        return NotImplemented
+    return torch.ops.panax.grouped_mm(a, b, offs)
+
+
+WHILE_TRACING = {aten._grouped_mm.default: _as_ours}
+"""Operations that are replaced while PyTorch's execution is recorded."""
+
+
+@lowers(torch.ops.panax.grouped_mm.default)
+def _grouped_mm(out: Any, a: Any, b: Any, ends: Any) -> Any:
+    """Rows sorted by group times their group's matrix; or, of two matrices, a product for each group of columns and rows."""
+    groups, rows = ends.shape[0], a.shape[1] if b.ndim == 2 else a.shape[0]
+    platform = current_platform()
+    tile = choose_tile(platform, rows=rows, groups=groups)
+    sizes = jnp.diff(ends, prepend=0)
+    held = Groups(sizes=sizes, rows=aligned_rows(rows, groups, tile), tile=tile)
+    row = jnp.arange(rows)
+    group = jnp.minimum((row[:, None] >= ends[None, :]).sum(1), groups - 1)
+    place = held.starts[group] + row - (ends - sizes)[group]
+
+    def aligned(x: Any) -> Any:
+        return jnp.zeros((held.rows, x.shape[1]), x.dtype).at[place].set(x)
+
+    if b.ndim == 3:
+        return grouped_product(aligned(a), b.astype(a.dtype), held, platform=platform)[place]
+    return grouped_outer(aligned(a.T), aligned(b.astype(a.dtype)), held, platform=platform)

@@ -1,0 +1,184 @@
+"""Layer, group and batch normalisation, forward and backward, with the statistics in float32."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .registry import aten, lowers, wide
+
+
+@lowers(aten.native_layer_norm)
+def _layer_norm(out: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+    dims = tuple(range(x.ndim - len(shape), x.ndim))
+    x = wide(x)
+    mean = x.mean(dims, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.square(x - mean).mean(dims, keepdims=True) + eps)
+    y = (x - mean) * inverse
+    y = y if weight is None else y * wide(weight)
+    return (y if bias is None else y + wide(bias)), mean, inverse
+
+
+@lowers(aten.native_layer_norm_backward)
+def _layer_norm_backward(
+    out: Any, gradient: Any, x: Any, shape: Any, mean: Any, inverse: Any, weight: Any, bias: Any, wanted: Any
+) -> Any:
+    dims, lead = tuple(range(x.ndim - len(shape), x.ndim)), tuple(range(x.ndim - len(shape)))
+    g, x = wide(gradient), wide(x)
+    normal = (x - mean) * inverse
+    scaled = g if weight is None else g * wide(weight)
+    by_input = inverse * (
+        scaled - scaled.mean(dims, keepdims=True) - normal * (scaled * normal).mean(dims, keepdims=True)
+    )
+    by_weight = (g * normal).sum(lead) if wanted[1] and weight is not None else None
+    return by_input, by_weight, (g.sum(lead) if wanted[2] and bias is not None else None)
+
+
+@lowers(aten._fused_rms_norm)
+def _rms_norm(out: Any, x: Any, shape: Any, weight: Any, eps: Any) -> Any:
+    dims = tuple(range(x.ndim - len(shape), x.ndim))
+    eps = float(jnp.finfo(x.dtype).eps) if eps is None else eps
+    x = wide(x)
+    inverse = jax.lax.rsqrt(jnp.square(x).mean(dims, keepdims=True) + eps)
+    return (x * inverse if weight is None else x * inverse * wide(weight)), inverse
+
+
+@lowers(aten._fused_rms_norm_backward)
+def _rms_norm_backward(out: Any, gradient: Any, x: Any, shape: Any, inverse: Any, weight: Any, wanted: Any) -> Any:
+    dims, lead = tuple(range(x.ndim - len(shape), x.ndim)), tuple(range(x.ndim - len(shape)))
+    g, x = wide(gradient), wide(x)
+    normal = x * inverse
+    scaled = g if weight is None else g * wide(weight)
+    by_input = inverse * (scaled - normal * (scaled * normal).mean(dims, keepdims=True))
+    return by_input, ((g * normal).sum(lead) if wanted[1] and weight is not None else None)
+
+
+@lowers(aten.native_group_norm)
+def _group_norm(
+    out: Any, x: Any, weight: Any, bias: Any, rows: int, channels: int, pixels: int, groups: int, eps: float
+) -> Any:
+    grouped = wide(x).reshape(rows, groups, -1)
+    mean = grouped.mean(-1)
+    inverse = jax.lax.rsqrt(jnp.square(grouped - mean[..., None]).mean(-1) + eps)
+    y = ((grouped - mean[..., None]) * inverse[..., None]).reshape(x.shape)
+    y = y if weight is None else y * _channels(weight, x.ndim)
+    return (y if bias is None else y + _channels(bias, x.ndim)), mean, inverse
+
+
+@lowers(aten.native_group_norm_backward)
+def _group_norm_backward(
+    out: Any,
+    gradient: Any,
+    x: Any,
+    mean: Any,
+    inverse: Any,
+    weight: Any,
+    rows: int,
+    channels: int,
+    pixels: int,
+    groups: int,
+    wanted: Any,
+) -> Any:
+    g = wide(gradient)
+    normal = ((wide(x).reshape(rows, groups, -1) - mean[..., None]) * inverse[..., None]).reshape(x.shape)
+    scaled = (g if weight is None else g * _channels(weight, x.ndim)).reshape(rows, groups, -1)
+    each = normal.reshape(rows, groups, -1)
+    by_input = inverse[..., None] * (
+        scaled - scaled.mean(-1, keepdims=True) - each * (scaled * each).mean(-1, keepdims=True)
+    )
+    dims = (0, *range(2, x.ndim))
+    return (
+        by_input.reshape(x.shape),
+        ((g * normal).sum(dims) if wanted[1] else None),
+        (g.sum(dims) if wanted[2] else None),
+    )
+
+
+def _channels(value: Any, ndim: int) -> Any:
+    return wide(value).reshape(1, -1, *(1,) * (ndim - 2))
+
+
+def _batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    """Output, the batch's mean and inverse deviation, the running mean and variance afterwards."""
+    dims = (0, *range(2, x.ndim))
+    wide_x = wide(x)
+    if training:
+        used_mean = wide_x.mean(dims)
+        used_variance = jnp.square(wide_x - _channels(used_mean, x.ndim)).mean(dims)
+    else:
+        used_mean, used_variance = wide(mean), wide(variance)
+    inverse = jax.lax.rsqrt(used_variance + eps)
+    y = (wide_x - _channels(used_mean, x.ndim)) * _channels(inverse, x.ndim)
+    y = y if weight is None else y * _channels(weight, x.ndim)
+    y = y if bias is None else y + _channels(bias, x.ndim)
+    if training and mean is not None:
+        count = math.prod(x.shape[d] for d in dims)
+        mean = mean + momentum * (used_mean - mean)
+        variance = variance + momentum * (used_variance * (count / max(count - 1, 1)) - variance)
+    return y, used_mean, inverse, mean, variance
+
+
+@lowers(aten._native_batch_norm_legit_functional)
+def _batch_norm_functional(out: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *settings: Any) -> Any:
+    y, used, inverse, mean, variance = _batch_norm(x, weight, bias, mean, variance, *settings)
+    if not settings[0]:
+        used, inverse = (jnp.zeros(part.shape, part.dtype) for part in out[1:3])
+    return y, used, inverse, mean, variance
+
+
+@lowers(aten._native_batch_norm_legit_no_training.default)
+def _batch_norm_no_training(
+    out: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, eps: float
+) -> Any:
+    y, *_ = _batch_norm(x, weight, bias, mean, variance, False, momentum, eps)
+    return y, jnp.zeros(out[1].shape), jnp.zeros(out[2].shape)
+
+
+@lowers(aten._native_batch_norm_legit.no_stats)
+def _batch_norm_no_stats(out: Any, x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> Any:
+    return _batch_norm(x, weight, bias, None, None, training, momentum, eps)[:3]
+
+
+@lowers(aten.native_batch_norm_backward)
+def _batch_norm_backward(
+    out: Any,
+    gradient: Any,
+    x: Any,
+    weight: Any,
+    mean: Any,
+    variance: Any,
+    used: Any,
+    inverse: Any,
+    training: bool,
+    eps: float,
+    wanted: Any,
+) -> Any:
+    dims = (0, *range(2, x.ndim))
+    g, x = wide(gradient), wide(x)
+    if not training:
+        used, inverse = wide(mean), jax.lax.rsqrt(wide(variance) + eps)
+    normal = (x - _channels(used, x.ndim)) * _channels(inverse, x.ndim)
+    scale = _channels(inverse, x.ndim) * (1 if weight is None else _channels(weight, x.ndim))
+    by_input = g * scale
+    if training:
+        by_input = scale * (g - g.mean(dims, keepdims=True) - normal * (g * normal).mean(dims, keepdims=True))
+    by_weight = (g * normal).sum(dims) if wanted[1] else None
+    return (by_input if wanted[0] else None), by_weight, (g.sum(dims) if wanted[2] else None)
+
+
+@lowers(aten._weight_norm_interface)
+def _weight_norm(out: Any, v: Any, g: Any, dim: int = 0) -> Any:
+    dims = tuple(d for d in range(v.ndim) if d != dim)
+    norm = jnp.sqrt(jnp.square(v).sum(dims, keepdims=True))
+    return v * (g / norm), norm
+
+
+@lowers(aten._weight_norm_interface_backward)
+def _weight_norm_backward(out: Any, gradient: Any, v: Any, g: Any, norms: Any, dim: int) -> Any:
+    def forward(v: Any, g: Any) -> Any:
+        return _weight_norm(out, v, g, dim)[0]
+
+    return jax.vjp(forward, v, g)[1](gradient)

@@ -1,0 +1,365 @@
+"""Operations on each element."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.scipy import special
+
+from .registry import DTYPES, Out, aten, lowers, table, wide
+
+
+def _floating(function: Any) -> Any:
+    """A function of real numbers, applied to whole ones too, and computed in float32 where precision is low."""
+
+    def apply(out: Out, x: Any, *args: Any, **kwargs: Any) -> Any:
+        x = jnp.asarray(x)
+        x = wide(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
+        return function(x, *args, **kwargs)
+
+    return apply
+
+
+for _name, _function in {
+    "sin": jnp.sin, "cos": jnp.cos, "tan": jnp.tan, "asin": jnp.arcsin, "acos": jnp.arccos, "atan": jnp.arctan,
+    "sinh": jnp.sinh, "cosh": jnp.cosh, "tanh": jnp.tanh, "asinh": jnp.arcsinh, "acosh": jnp.arccosh, "atanh": jnp.arctanh,
+    "exp": jnp.exp, "exp2": jnp.exp2, "expm1": jnp.expm1, "log": jnp.log, "log2": jnp.log2, "log10": jnp.log10,
+    "log1p": jnp.log1p,
+    "sqrt": jnp.sqrt, "rsqrt": jax.lax.rsqrt, "sigmoid": jax.nn.sigmoid, "erf": special.erf, "erfc": special.erfc,
+    "erfinv": special.erfinv, "lgamma": special.gammaln, "digamma": special.digamma, "reciprocal": lambda x: 1 / x,
+    "log_sigmoid": jax.nn.log_sigmoid, "silu": jax.nn.silu, "mish": lambda x: x * jnp.tanh(jax.nn.softplus(x)),
+    "special_i0": special.i0, "special_i1": special.i1, "special_ndtr": special.ndtr,
+}.items():  # fmt: skip
+    if hasattr(aten, _name):
+        lowers(getattr(aten, _name))(_floating(_function))
+
+table(
+    {
+        "abs": jnp.abs, "neg": jnp.negative, "sign": jnp.sign, "sgn": jnp.sign, "floor": jnp.floor, "ceil": jnp.ceil,
+        "trunc": jnp.trunc,
+        "relu": jax.nn.relu, "isnan": jnp.isnan, "isinf": jnp.isinf, "isfinite": jnp.isfinite, "signbit": jnp.signbit,
+        "logical_not": jnp.logical_not, "bitwise_not": jnp.bitwise_not, "positive": lambda x: x, "conj": jnp.conj,
+        "_conj": jnp.conj, "_conj_physical": jnp.conj, "conj_physical": jnp.conj, "real": jnp.real, "imag": jnp.imag,
+        "angle": jnp.angle,
+        "frac": lambda x: x - jnp.trunc(x), "nan_to_num": lambda x, nan=0.0, posinf=None, neginf=None: jnp.nan_to_num(
+            x, nan=nan or 0.0, posinf=posinf, neginf=neginf),
+        "view_as_real": lambda x: jnp.stack([x.real, x.imag], -1),
+        "view_as_complex": lambda x: jax.lax.complex(x[..., 0], x[..., 1]),
+        "view_as_real_copy": lambda x: jnp.stack([x.real, x.imag], -1),
+        "view_as_complex_copy": lambda x: jax.lax.complex(x[..., 0], x[..., 1]), "complex": jax.lax.complex,
+        "polar": lambda r, a: jax.lax.complex(r * jnp.cos(a), r * jnp.sin(a)),
+        "square": jnp.square, "hardtanh": lambda x, low=-1, high=1: jnp.clip(x, low, high), "relu6": lambda x: jnp.clip(x, 0, 6),
+    }
+)  # fmt: skip
+
+
+@lowers(aten.round)
+def _round(out: Out, x: Any, *, decimals: int = 0) -> Any:
+    return jnp.round(x, decimals)
+
+
+def _operands(out: Out, *operands: Any) -> list[Any]:
+    """In the dtype of the result, as PyTorch computes; half precisions widened, so that they are rounded once."""
+    return [wide(jnp.asarray(operand).astype(out.dtype)) for operand in operands]
+
+
+@lowers(aten.add)
+def _add(out: Out, a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    a, b = _operands(out, a, b)
+    return (
+        jnp.logical_or(a, b) if out.dtype == jnp.bool_ else a + (b if alpha == 1 else b * jnp.asarray(alpha, b.dtype))
+    )
+
+
+@lowers(aten.sub)
+def _sub(out: Out, a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    a, b = _operands(out, a, b)
+    return a - (b if alpha == 1 else b * jnp.asarray(alpha, b.dtype))
+
+
+@lowers(aten.rsub)
+def _rsub(out: Out, a: Any, b: Any, alpha: Any = 1) -> Any:
+    return _sub(out, b, a, alpha=alpha)
+
+
+@lowers(aten.mul)
+def _mul(out: Out, a: Any, b: Any) -> Any:
+    a, b = _operands(out, a, b)
+    return a * b
+
+
+@lowers(aten.div)
+def _div(out: Out, a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
+    a, b = _operands(out, a, b)
+    if rounding_mode is None:
+        return a / b
+    if rounding_mode == "floor":
+        return jnp.floor_divide(a, b)
+    return jax.lax.div(*jnp.broadcast_arrays(a, b)) if jnp.issubdtype(out.dtype, jnp.integer) else jnp.trunc(a / b)
+
+
+@lowers(aten.floor_divide)
+def _floor_divide(out: Out, a: Any, b: Any) -> Any:
+    return jnp.floor_divide(*_operands(out, a, b))
+
+
+@lowers(aten.remainder)
+def _remainder(out: Out, a: Any, b: Any) -> Any:
+    return jnp.remainder(*_operands(out, a, b))
+
+
+@lowers(aten.fmod)
+def _fmod(out: Out, a: Any, b: Any) -> Any:
+    return jnp.fmod(*_operands(out, a, b))
+
+
+@lowers(aten.pow)
+def _pow(out: Out, a: Any, b: Any) -> Any:
+    if isinstance(b, int | float) and float(b).is_integer() and abs(b) <= 8:
+        # By products, which are exact where a general power is not; and defined for negative bases.
+        (a,) = _operands(out, a)
+        return jax.lax.integer_pow(a, int(b))
+    a, b = _operands(out, a, b)
+    return jnp.sqrt(a) if isinstance(b, float) and b == 0.5 else jnp.power(a, b)
+
+
+@lowers(aten.maximum)
+def _maximum(out: Out, a: Any, b: Any) -> Any:
+    return jnp.maximum(*_operands(out, a, b))
+
+
+@lowers(aten.minimum)
+def _minimum(out: Out, a: Any, b: Any) -> Any:
+    return jnp.minimum(*_operands(out, a, b))
+
+
+@lowers(aten.fmax)
+def _fmax(out: Out, a: Any, b: Any) -> Any:
+    return jnp.fmax(*_operands(out, a, b))
+
+
+@lowers(aten.fmin)
+def _fmin(out: Out, a: Any, b: Any) -> Any:
+    return jnp.fmin(*_operands(out, a, b))
+
+
+@lowers(aten.atan2)
+def _atan2(out: Out, a: Any, b: Any) -> Any:
+    return jnp.arctan2(*_operands(out, a, b))
+
+
+@lowers(aten.hypot)
+def _hypot(out: Out, a: Any, b: Any) -> Any:
+    return jnp.hypot(*_operands(out, a, b))
+
+
+@lowers(aten.xlogy)
+def _xlogy(out: Out, a: Any, b: Any) -> Any:
+    return special.xlogy(*_operands(out, a, b))
+
+
+@lowers(aten.logaddexp)
+def _logaddexp(out: Out, a: Any, b: Any) -> Any:
+    return jnp.logaddexp(*_operands(out, a, b))
+
+
+def _compare(function: Any) -> Any:
+    return lambda out, a, b: function(*_common(a, b))
+
+
+def _common(a: Any, b: Any) -> tuple[Any, Any]:
+    """In the dtype that both have room in; a Python number takes the tensor's unless it is of a higher kind."""
+    if not isinstance(b, jax.Array) and isinstance(a, jax.Array):
+        kind = jnp.float32 if isinstance(b, float) and not jnp.issubdtype(a.dtype, jnp.inexact) else a.dtype
+        kind = jnp.int32 if a.dtype == jnp.bool_ and not isinstance(b, bool | float) else kind
+        return a.astype(kind), jnp.asarray(b, kind)
+    if not isinstance(a, jax.Array):
+        second, first = _common(jnp.asarray(b), a)
+        return first, second
+    kind = jnp.promote_types(a.dtype, b.dtype)
+    return a.astype(kind), b.astype(kind)
+
+
+for _name, _function in {
+    "eq": jnp.equal, "ne": jnp.not_equal, "lt": jnp.less, "le": jnp.less_equal, "gt": jnp.greater, "ge": jnp.greater_equal,
+    "bitwise_and": jnp.bitwise_and, "bitwise_or": jnp.bitwise_or, "bitwise_xor": jnp.bitwise_xor,
+    "__and__": jnp.bitwise_and, "__or__": jnp.bitwise_or, "__xor__": jnp.bitwise_xor,
+    "bitwise_left_shift": jnp.left_shift, "bitwise_right_shift": jnp.right_shift,
+    "__lshift__": jnp.left_shift, "__rshift__": jnp.right_shift,
+    "logical_and": jnp.logical_and, "logical_or": jnp.logical_or, "logical_xor": jnp.logical_xor,
+}.items():  # fmt: skip
+    lowers(getattr(aten, _name))(_compare(_function))
+
+
+@lowers(aten.where)
+def _where(out: Out, condition: Any, a: Any, b: Any) -> Any:
+    return jnp.where(condition, jnp.asarray(a).astype(out.dtype), jnp.asarray(b).astype(out.dtype))
+
+
+@lowers(aten.masked_fill)
+def _masked_fill(out: Out, x: Any, mask: Any, value: Any) -> Any:
+    return jnp.where(mask, jnp.asarray(value).astype(out.dtype), x)
+
+
+@lowers(aten.clamp, aten.clip)
+def _clamp(out: Out, x: Any, min: Any = None, max: Any = None) -> Any:
+    x = x.astype(out.dtype)
+    if min is not None:
+        x = jnp.maximum(x, jnp.asarray(min).astype(out.dtype))
+    return x if max is None else jnp.minimum(x, jnp.asarray(max).astype(out.dtype))
+
+
+@lowers(aten.clamp_min)
+def _clamp_min(out: Out, x: Any, min: Any) -> Any:
+    return _clamp(out, x, min=min)
+
+
+@lowers(aten.clamp_max)
+def _clamp_max(out: Out, x: Any, max: Any) -> Any:
+    return _clamp(out, x, max=max)
+
+
+@lowers(aten.lerp)
+def _lerp(out: Out, a: Any, b: Any, weight: Any) -> Any:
+    a, b, weight = _operands(out, a, b, weight)
+    # As PyTorch does it, from the nearer end.
+    return jnp.where(jnp.abs(weight) < 0.5, a + weight * (b - a), b - (b - a) * (1 - weight))
+
+
+@lowers(aten.addcmul)
+def _addcmul(out: Out, x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
+    x, a, b = _operands(out, x, a, b)
+    return x + value * a * b
+
+
+@lowers(aten.addcdiv)
+def _addcdiv(out: Out, x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
+    x, a, b = _operands(out, x, a, b)
+    return x + value * (a / b)
+
+
+@lowers(aten._to_copy, aten.to, aten.clone, aten.contiguous, aten.alias, aten.detach, aten.detach_copy, aten.alias_copy)
+@lowers(aten.lift_fresh, aten.lift_fresh_copy, aten.lift, aten._conj_copy, aten.resolve_conj, aten.resolve_neg)
+def _same(out: Out, x: Any, *args: Any, **kwargs: Any) -> Any:
+    if jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating) and jnp.issubdtype(out.dtype, jnp.integer):
+        return jnp.trunc(x)
+    return x
+
+
+@lowers(aten.copy)
+def _copy(out: Out, x: Any, source: Any, non_blocking: bool = False) -> Any:
+    return jnp.broadcast_to(jnp.asarray(source).astype(out.dtype), out.shape)
+
+
+@lowers(aten.gelu)
+def _gelu(out: Out, x: Any, *, approximate: str = "none") -> Any:
+    return jax.nn.gelu(wide(x), approximate=approximate == "tanh")
+
+
+@lowers(aten.gelu_backward)
+def _gelu_backward(out: Out, gradient: Any, x: Any, *, approximate: str = "none") -> Any:
+    g, x = wide(gradient), wide(x)
+    if approximate == "tanh":
+        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
+        t = jnp.tanh(inner)
+        slope = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
+        return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope)
+    cdf = 0.5 * (1 + special.erf(x * math.sqrt(0.5)))
+    return g * (cdf + x * jnp.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi)))
+
+
+@lowers(aten.silu_backward)
+def _silu_backward(out: Out, gradient: Any, x: Any) -> Any:
+    g, x = wide(gradient), wide(x)
+    s = jax.nn.sigmoid(x)
+    return g * s * (1 + x * (1 - s))
+
+
+@lowers(aten.tanh_backward)
+def _tanh_backward(out: Out, gradient: Any, y: Any) -> Any:
+    y = wide(y)
+    return wide(gradient) * (1 - y * y)
+
+
+@lowers(aten.sigmoid_backward)
+def _sigmoid_backward(out: Out, gradient: Any, y: Any) -> Any:
+    y = wide(y)
+    return wide(gradient) * y * (1 - y)
+
+
+@lowers(aten.threshold_backward)
+def _threshold_backward(out: Out, gradient: Any, x: Any, threshold: Any) -> Any:
+    return jnp.where(x > threshold, gradient, jnp.zeros_like(gradient))
+
+
+@lowers(aten.leaky_relu)
+def _leaky_relu(out: Out, x: Any, slope: float = 0.01) -> Any:
+    return jnp.where(x > 0, x, x * slope)
+
+
+@lowers(aten.leaky_relu_backward)
+def _leaky_relu_backward(out: Out, gradient: Any, x: Any, slope: float, is_result: bool) -> Any:
+    return jnp.where(x > 0, gradient, gradient * slope)
+
+
+@lowers(aten.elu)
+def _elu(out: Out, x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
+    x = wide(x)
+    return jnp.where(x > 0, x * scale, alpha * scale * jnp.expm1(jnp.minimum(x, 0) * input_scale))
+
+
+@lowers(aten.softplus)
+def _softplus(out: Out, x: Any, beta: float = 1, threshold: float = 20) -> Any:
+    x = wide(x)
+    return jnp.where(x * beta > threshold, x, jax.nn.softplus(x * beta) / beta)
+
+
+@lowers(aten.softplus_backward)
+def _softplus_backward(out: Out, gradient: Any, x: Any, beta: float, threshold: float) -> Any:
+    g, x = wide(gradient), wide(x)
+    return jnp.where(x * beta > threshold, g, g * jax.nn.sigmoid(x * beta))
+
+
+@lowers(aten.scalar_tensor)
+def _scalar_tensor(out: Out, value: Any, **kwargs: Any) -> Any:
+    return jnp.asarray(value, out.dtype)
+
+
+@lowers(aten.full, aten.full_like, aten.new_full)
+def _full(out: Out, *args: Any, **kwargs: Any) -> Any:
+    return jnp.full(out.shape, args[-1] if len(args) > 1 else kwargs["fill_value"]).astype(out.dtype)
+
+
+@lowers(aten.fill)
+def _fill(out: Out, x: Any, value: Any) -> Any:
+    return jnp.broadcast_to(jnp.asarray(value).astype(out.dtype), out.shape)
+
+
+@lowers(aten.zeros, aten.zeros_like, aten.new_zeros, aten.zero)
+@lowers(aten.empty, aten.empty_like, aten.empty_permuted, aten.empty_strided, aten.new_empty, aten.new_empty_strided)
+def _zeros(out: Out, *args: Any, **kwargs: Any) -> Any:
+    return jnp.zeros(out.shape, out.dtype)
+
+
+@lowers(aten.ones, aten.ones_like, aten.new_ones)
+def _ones(out: Out, *args: Any, **kwargs: Any) -> Any:
+    return jnp.ones(out.shape, out.dtype)
+
+
+@lowers(aten.arange)
+def _arange(out: Out, *args: Any, **kwargs: Any) -> Any:
+    start = args[0] if len(args) > 1 else 0
+    step = args[2] if len(args) > 2 else kwargs.get("step", 1)
+    (count,) = out.shape
+    return (jnp.arange(count) * step + start).astype(out.dtype)
+
+
+@lowers(aten.linspace)
+def _linspace(out: Out, start: Any, end: Any, steps: int, **kwargs: Any) -> Any:
+    return jnp.linspace(start, end, steps, dtype=out.dtype)
+
+
+@lowers(aten.view.dtype)
+def _bitcast(out: Out, x: Any, dtype: Any) -> Any:
+    return jax.lax.bitcast_convert_type(x, DTYPES[dtype])

@@ -1,0 +1,274 @@
+"""Pooling and resizing of images and signals."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .registry import Out, aten, lowers
+
+
+def _each(value: Any, n: int) -> list[int]:
+    value = list(value) if isinstance(value, tuple | list) else [value]
+    return value * n if len(value) == 1 else value
+
+
+def _windows(
+    sizes: Any, outputs: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each output (rows) and element of its window (columns), the flat place in the input, and whether there is one."""
+    n = len(sizes)
+    grids = []
+    for dim in range(n):
+        at = np.arange(outputs[dim])[:, None] * stride[dim] - padding[dim] + np.arange(kernel[dim]) * dilation[dim]
+        grids.append(at)
+    places = np.zeros((*outputs, *kernel), np.int64)
+    inside = np.ones((*outputs, *kernel), bool)
+    for dim, at in enumerate(grids):
+        shape = [1] * (2 * n)
+        shape[dim], shape[n + dim] = at.shape
+        at = at.reshape(shape)
+        places = places * sizes[dim] + np.clip(at, 0, sizes[dim] - 1)
+        inside = inside & (at >= 0) & (at < sizes[dim])
+    return places.reshape(int(np.prod(outputs)), -1), inside.reshape(int(np.prod(outputs)), -1)
+
+
+def _first_maximum(x: Any, outputs: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Any:
+    """Where the largest element of each window lies (the first of equals), in the flat input."""
+    n = len(outputs)
+    places, inside = _windows(x.shape[-n:], outputs, kernel, stride, padding, dilation)
+    seen = jnp.where(inside, x.reshape(*x.shape[:-n], -1)[..., places], jnp.asarray(-jnp.inf, x.dtype))
+    best = jnp.argmax(seen, axis=-1)
+    index = jnp.take_along_axis(jnp.broadcast_to(places, seen.shape), best[..., None], axis=-1)[..., 0]
+    return index.reshape(*x.shape[:-n], *outputs)
+
+
+def _ends(sizes: Any, outputs: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> list[int]:
+    """How far the last windows reach past the end of each dimension; negative where they end before it."""
+    return [
+        (o - 1) * s + (k - 1) * d + 1 - size - p
+        for size, o, k, s, p, d in zip(sizes, outputs, kernel, stride, padding, dilation)
+    ]
+
+
+def _max_pool(n: int) -> tuple[Any, Any]:
+    def maxima(x: Any, outputs: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Any:
+        lead = (1,) * (x.ndim - n)
+        ends = _ends(x.shape[-n:], outputs, kernel, stride, padding, dilation)
+        pads = [(0, 0)] * (x.ndim - n) + [(p, max(e, 0)) for p, e in zip(padding, ends)]
+        low = -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+        # A constant: only from one does JAX know that this is a maximum, which it can differentiate.
+        return lax.reduce_window(
+            x,
+            np.asarray(low, x.dtype),
+            lax.max,
+            (*lead, *kernel),
+            (*lead, *stride),
+            pads,
+            window_dilation=(*lead, *dilation),
+        )
+
+    def settings(kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> Any:
+        kernel = _each(kernel, n)
+        return kernel, _each(stride or kernel, n), _each(padding, n), _each(dilation, n)
+
+    def forward(out: Any, x: Any, *arguments: Any) -> Any:
+        outputs, found = out[0].shape[-n:], settings(*arguments)
+        # Where nothing but the backward pass reads the places, the compiler drops them.
+        return maxima(x, outputs, *found), _first_maximum(x, outputs, *found)
+
+    def backward(out: Out, gradient: Any, x: Any, *arguments: Any) -> Any:
+        *given, _ = arguments
+        found = settings(*given)
+        return jax.vjp(lambda x: maxima(x, gradient.shape[-n:], *found), x)[1](gradient)[0]
+
+    return forward, backward
+
+
+for _n in (2, 3):
+    _forward, _backward = _max_pool(_n)
+    lowers(getattr(aten, f"max_pool{_n}d_with_indices"))(_forward)
+    lowers(getattr(aten, f"max_pool{_n}d_with_indices_backward"))(_backward)
+
+
+def _averaged(
+    x: Any, n: int, outputs: Any, kernel: Any, stride: Any, padding: Any, counts_padding: bool, divisor: Any
+) -> Any:
+    kernel = _each(kernel, n)
+    stride, padding = _each(stride or kernel, n), _each(padding, n)
+    lead = (1,) * (x.ndim - n)
+    # Where the last window reaches past the end (`ceil_mode`), there are zeros.
+    ends = _ends(x.shape[-n:], outputs, kernel, stride, padding, [1] * n)
+    pads = [(0, 0)] * (x.ndim - n) + [(p, max(e, -size)) for p, e, size in zip(padding, ends, x.shape[-n:])]
+    total = lax.reduce_window(x.astype(jnp.float32), 0.0, lax.add, (*lead, *kernel), (*lead, *stride), pads)
+    if divisor:
+        return total / divisor
+    sizes = x.shape[-n:]
+    ones = np.ones(sizes, np.float32)
+    if counts_padding:
+        ones = np.pad(ones, [(p, p) for p in padding], constant_values=1)
+        inner = [(0, max(e - p, 0)) if e > p else (0, min(e - p, 0)) for e, p in zip(ends, padding)]
+    else:
+        inner = [(p, e) for p, e in zip(padding, ends)]
+    count = lax.reduce_window(jnp.asarray(ones), 0.0, lax.add, tuple(kernel), tuple(stride), inner)
+    return total / count
+
+
+def _average(n: int) -> Any:
+    def apply(
+        out: Out,
+        x: Any,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        ceil: bool = False,
+        counts: bool = True,
+        divisor: Any = None,
+    ) -> Any:
+        return _averaged(x, n, out.shape[-n:], kernel, stride, padding, counts, divisor)
+
+    return apply
+
+
+def _average_backward(n: int) -> Any:
+    def apply(
+        out: Out, gradient: Any, x: Any, kernel: Any, stride: Any, padding: Any, ceil: bool, counts: bool, divisor: Any
+    ) -> Any:
+        def forward(x: Any) -> Any:
+            return _averaged(x, n, gradient.shape[-n:], kernel, stride, padding, counts, divisor)
+
+        return jax.vjp(forward, x)[1](gradient.astype(jnp.float32))[0]
+
+    return apply
+
+
+for _n in (2, 3):
+    lowers(getattr(aten, f"avg_pool{_n}d"))(_average(_n))
+    lowers(getattr(aten, f"avg_pool{_n}d_backward"))(_average_backward(_n))
+lowers(aten.avg_pool1d)(_average(1))
+
+
+def _adaptive(x: Any, outputs: Any) -> Any:
+    """Means over windows that cut each dimension into so many nearly equal, possibly overlapping parts: a matrix each."""
+    n = len(outputs)
+    for dim, count in zip(range(x.ndim - n, x.ndim), outputs):
+        size = x.shape[dim]
+        matrix = np.zeros((count, size), np.float32)
+        for i in range(count):
+            low, high = i * size // count, -(-(i + 1) * size // count)
+            matrix[i, low:high] = 1 / (high - low)
+        x = jnp.moveaxis(jnp.tensordot(x.astype(jnp.float32), jnp.asarray(matrix), [[dim], [1]]), -1, dim)
+    return x
+
+
+@lowers(aten._adaptive_avg_pool2d, aten._adaptive_avg_pool3d, aten.adaptive_avg_pool1d)
+def _adaptive_average(out: Out, x: Any, outputs: Any) -> Any:
+    return _adaptive(x, outputs)
+
+
+@lowers(aten._adaptive_avg_pool2d_backward, aten._adaptive_avg_pool3d_backward)
+def _adaptive_average_backward(out: Out, gradient: Any, x: Any) -> Any:
+    outputs = gradient.shape[-2:] if gradient.shape[:-2] == x.shape[:-2] else gradient.shape[-3:]
+    return jax.vjp(lambda x: _adaptive(x, outputs), x)[1](gradient.astype(jnp.float32))[0]
+
+
+def _nearest_places(size: int, count: int, scale: Any, exact: bool) -> np.ndarray:
+    ratio = np.float32(1 / scale) if scale else np.float32(size / count)
+    at = np.arange(count, dtype=np.float32)
+    at = (at + np.float32(0.5)) * ratio if exact else at * ratio
+    return np.minimum(np.floor(at).astype(np.int64), size - 1)
+
+
+def _linear(size: int, count: int, corners: bool, scale: Any) -> np.ndarray:
+    """The matrix that interpolates `size` points at `count`."""
+    if corners:
+        at = np.arange(count) * ((size - 1) / (count - 1) if count > 1 else 0.0)
+    else:
+        at = np.maximum((np.arange(count) + 0.5) * (1 / scale if scale else size / count) - 0.5, 0)
+    low = np.minimum(np.floor(at).astype(int), size - 1)
+    high = np.minimum(low + 1, size - 1)
+    matrix = np.zeros((count, size), np.float32)
+    np.add.at(matrix, (np.arange(count), low), 1 - (at - low))
+    np.add.at(matrix, (np.arange(count), high), at - low)
+    return matrix
+
+
+def _cubic(size: int, count: int, corners: bool, scale: Any) -> np.ndarray:
+    a = -0.75
+    if corners:
+        at = np.arange(count) * ((size - 1) / (count - 1) if count > 1 else 0.0)
+    else:
+        at = (np.arange(count) + 0.5) * (1 / scale if scale else size / count) - 0.5
+    low = np.floor(at).astype(int)
+    matrix = np.zeros((count, size), np.float32)
+    for offset in range(-1, 3):
+        t = np.abs(at - (low + offset))
+        near = (a + 2) * t**3 - (a + 3) * t**2 + 1
+        far = a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
+        np.add.at(matrix, (np.arange(count), np.clip(low + offset, 0, size - 1)), np.where(t <= 1, near, far))
+    return matrix
+
+
+def _resized(x: Any, n: int, outputs: Any, how: str, corners: bool, scales: Any) -> Any:
+    for dim, count, scale in zip(range(x.ndim - n, x.ndim), outputs, scales):
+        size = x.shape[dim]
+        if how.startswith("nearest"):
+            x = jnp.take(x, _nearest_places(size, count, scale, how == "nearest-exact"), axis=dim)
+            continue
+        matrix = (_linear if how == "linear" else _cubic)(size, count, corners, scale)
+        x = jnp.moveaxis(jnp.tensordot(x.astype(jnp.float32), jnp.asarray(matrix), [[dim], [1]]), -1, dim)
+    return x
+
+
+def _resize(n: int, how: str) -> tuple[Any, Any]:
+    has_corners = how in ("linear", "cubic")
+
+    def settings(arguments: Any) -> tuple[bool, Any]:
+        arguments = list(arguments)
+        corners = arguments.pop(0) if has_corners else False
+        scales = arguments + [None] * (n - len(arguments))
+        return corners, scales
+
+    def forward(out: Out, x: Any, size: Any, *arguments: Any) -> Any:
+        corners, scales = settings(arguments)
+        return _resized(x, n, out.shape[-n:], how, corners, scales)
+
+    def backward(out: Out, gradient: Any, size: Any, input_size: Any, *arguments: Any) -> Any:
+        corners, scales = settings(arguments)
+        zero = jnp.zeros(input_size, jnp.float32)
+        function = lambda x: _resized(x, n, gradient.shape[-n:], how, corners, scales)  # noqa: E731
+        return jax.vjp(function, zero)[1](gradient.astype(jnp.float32))[0]
+
+    return forward, backward
+
+
+_RESIZES = {
+    "upsample_linear1d": (1, "linear"), "upsample_bilinear2d": (2, "linear"), "upsample_trilinear3d": (3, "linear"),
+    "upsample_bicubic2d": (2, "cubic"),
+    **{f"upsample_nearest{n}d": (n, "nearest") for n in (1, 2, 3)},
+    **{f"_upsample_nearest_exact{n}d": (n, "nearest-exact") for n in (1, 2, 3)},
+}  # fmt: skip
+for _name, (_n, _how) in _RESIZES.items():
+    _forward, _backward = _resize(_n, _how)
+    lowers(getattr(aten, _name).default)(_forward)
+    lowers(getattr(aten, f"{_name}_backward").default)(_backward)
+
+
+@lowers(aten.im2col)
+def _im2col(out: Out, x: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+    sizes = x.shape[-2:]
+    outputs = [
+        (s + 2 * p - d * (k - 1) - 1) // t + 1 for s, p, d, k, t in zip(sizes, padding, dilation, kernel, stride)
+    ]
+    places, inside = _windows(sizes, outputs, kernel, stride, padding, dilation)
+    seen = jnp.where(inside, x.reshape(*x.shape[:-2], -1)[..., places], 0)
+    return jnp.swapaxes(seen, -1, -2).reshape(out.shape)
+
+
+@lowers(aten.col2im)
+def _col2im(out: Out, x: Any, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+    zero = jnp.zeros(out.shape, x.dtype)
+    columns = Out(x.shape, x.dtype, out.key)
+    return jax.vjp(lambda image: _im2col(columns, image, kernel, dilation, padding, stride), zero)[1](x)[0]

@@ -1,0 +1,100 @@
+"""Matrix products. Half precisions accumulate in float32, as PyTorch's do."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .registry import Out, aten, lowers
+
+
+def product(a: Any, b: Any) -> Any:
+    """`a @ b` over the last dimension of `a` and the last but one of `b`, equal leading dimensions side by side."""
+    if not jnp.issubdtype(a.dtype, jnp.floating):
+        return jnp.matmul(a, b)
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32)
+
+
+@lowers(aten.mm, aten.bmm, aten.mv, aten.matmul, aten.dot)
+def _mm(out: Out, a: Any, b: Any) -> Any:
+    return product(a.astype(out.dtype), b.astype(out.dtype))
+
+
+@lowers(aten.vdot)
+def _vdot(out: Out, a: Any, b: Any) -> Any:
+    return jnp.vdot(a, b)
+
+
+@lowers(aten.addmm, aten.baddbmm, aten.addmv, aten.addbmm)
+def _addmm(out: Out, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    found = product(a.astype(out.dtype), b.astype(out.dtype))
+    if found.ndim > len(out.shape):
+        found = found.sum(0)
+    if alpha != 1:
+        found = found * alpha
+    return found if beta == 0 else found + (x if beta == 1 else x * beta).astype(found.dtype)
+
+
+@lowers(aten.addr)
+def _addr(out: Out, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return beta * x + alpha * jnp.outer(a, b)
+
+
+@lowers(aten.cdist, aten._cdist_forward)
+def _cdist(out: Out, a: Any, b: Any, p: float = 2.0, compute_mode: Any = None) -> Any:
+    apart = jnp.abs(a[..., :, None, :] - b[..., None, :, :])
+    if p == 2.0:
+        return jnp.sqrt((apart * apart).sum(-1))
+    return (apart**p).sum(-1) ** (1 / p)
+
+
+@lowers(aten._fft_r2c)
+def _fft_r2c(out: Out, x: Any, dims: Any, normalization: int, onesided: bool) -> Any:
+    function = jnp.fft.rfftn if onesided else jnp.fft.fftn
+    return function(x, axes=tuple(dims)) * _scale(x, dims, normalization)
+
+
+@lowers(aten._fft_c2c)
+def _fft_c2c(out: Out, x: Any, dims: Any, normalization: int, forward: bool) -> Any:
+    if forward:
+        return jnp.fft.fftn(x, axes=tuple(dims)) * _scale(x, dims, normalization)
+    count = _count(x.shape, dims)
+    return jnp.fft.ifftn(x, axes=tuple(dims)) * count * _scale(x, dims, normalization)
+
+
+@lowers(aten._fft_c2r)
+def _fft_c2r(out: Out, x: Any, dims: Any, normalization: int, last: int) -> Any:
+    sizes = [*(x.shape[d] for d in dims[:-1]), last]
+    whole = jnp.fft.irfftn(x, s=sizes, axes=tuple(dims))
+    count = 1
+    for size in sizes:
+        count *= size
+    return whole * count * {0: 1.0, 1: count**-0.5, 2: 1 / count}[normalization]
+
+
+def _count(shape: Any, dims: Any) -> int:
+    count = 1
+    for d in dims:
+        count *= shape[d]
+    return count
+
+
+def _scale(x: Any, dims: Any, normalization: int) -> float:
+    """0: none, 1: by the root of the number of points, 2: by that number."""
+    return {0: 1.0, 1: _count(x.shape, dims) ** -0.5, 2: 1 / _count(x.shape, dims)}[normalization]
+
+
+@lowers(aten.linalg_inv_ex.default)
+def _inverse(out: Any, x: Any, check_errors: bool = False) -> Any:
+    return jnp.linalg.inv(x), jnp.zeros(out[1].shape, jnp.int32)
+
+
+@lowers(aten.linalg_cholesky_ex.default)
+def _cholesky(out: Any, x: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
+    lower = jnp.linalg.cholesky(x)
+    return (lower.swapaxes(-1, -2) if upper else lower), jnp.zeros(out[1].shape, jnp.int32)
+
+
+@lowers(aten.linalg_solve_triangular.default)
+def _solve_triangular(out: Out, a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
+    return jax.lax.linalg.triangular_solve(a, b, left_side=left, lower=not upper, unit_diagonal=unitriangular)

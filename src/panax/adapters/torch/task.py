@@ -1,0 +1,235 @@
+"""`task`: an unmodified `torch.nn.Module` and its loss as what Panax trains."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import torch
+from torch import nn
+
+from ...core import Axes, Batch, debugging
+from ...core.errors import RecipeError, nearest
+from ..adapted import AdaptedTask, Model
+from .checking import check as check_against_torch
+from .checking import too_large
+from .drawing import SameDraws
+from .graph import Program, as_function, as_numpy
+from .kinds import kinds
+from .lowering import DTYPES
+from .objective import Form, Objective, is_criterion
+from .tracing import Traced, mode_of, trace
+from .weights import host_arrays, put_back
+
+AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def task(
+    module: nn.Module,
+    loss: Callable[..., Any] | None = None,
+    example: Any = None,
+    *,
+    sharding: Mapping[str, Axes] | None = None,
+    compute_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    weights: str | None = None,
+    check: bool = True,
+) -> AdaptedTask:
+    """A PyTorch module, unchanged, as a task.
+
+    It is traced forward and backward by PyTorch's own autograd, for the shapes of the batches that come; what can't be traced
+    rightly is refused, naming the module and the line. `task.trained(state)` gives the module back with its weights trained.
+
+    Args:
+        module: On the CPU, or on the meta device with `weights`. A module in `eval()` is trained in `train()`; what its user has
+            set to `eval()` inside of one in `train()` stays so.
+        loss: `loss(module, batch)`; or a criterion such as `nn.CrossEntropyLoss()`, for batches of inputs and targets; None where
+            the module returns its own, as those of `transformers` do with labels. It returns a scalar (the mean over the
+            batch's rows, which weigh it), a pair (sum, weight), a mapping of names to these, or one of those with a mapping
+            of metrics.
+        example: A batch as the data will give it: its leaves, their dtypes, and shapes to check with.
+        sharding: Patterns of parameter names (`*` stands for anything) to logical axes, instead of the automatic ones.
+        compute_dtype: Below float32, the forward runs under `torch.autocast`; parameters stay as they are.
+        weights: Safetensors (a file or a folder) with the values of what is on the meta device; each device reads its slices.
+        check: Compare loss, gradients and buffers with PyTorch's own on the example first, and refuse where they disagree.
+
+    Raises:
+        RecipeError: The module, the loss or the example can't be used.
+    """
+    _refuse_module(module)
+    leaves, form = _example(example)
+    if loss is not None and is_criterion(loss) and len(leaves) != 2:
+        raise RecipeError(
+            f"loss is a criterion, called as criterion(module(inputs), targets), and the example has {len(leaves)} leaves "
+            f"({', '.join(leaves)}); give a function loss(module, batch) instead"
+        )
+    if compute_dtype not in AUTOCAST:
+        raise RecipeError(f"compute_dtype={compute_dtype!r}; {nearest(compute_dtype, AUTOCAST)}")
+    given = host_arrays(module, weights)
+    programs = _Programs(
+        module, Objective(loss, form), {name: leaf.dtype for name, leaf in leaves.items()}, AUTOCAST[compute_dtype]
+    )
+    program = programs.of({name: tuple(leaf.shape) for name, leaf in leaves.items()}, train=True)
+    notes = _notes(module, program.traced)
+    if check:
+        reason = too_large(module)
+        if reason is None:
+            check_against_torch(module, programs.objective, leaves, program, autocast=programs.autocast)
+        else:
+            notes.append(f"not compared with PyTorch: {reason}")
+            warnings.warn(f"{type(module).__name__} was not compared with PyTorch: {reason}", stacklevel=2)
+    else:
+        notes.append("not compared with PyTorch: check=False")
+    known = kinds(module)
+    model = Model(
+        name=type(module).__name__,
+        given=given,
+        evaluate=programs.evaluate,
+        rebuild=lambda params, state: put_back(module, params, state),
+        kind_of=known.get,
+        frozen=tuple(name for name in program.traced.parameters if name not in program.traced.trained),
+        notes=tuple(notes),
+    )
+    return AdaptedTask(model, sharding)
+
+
+class _Programs:
+    """The programs of one module, traced as shapes of batches come."""
+
+    def __init__(
+        self, module: nn.Module, objective: Objective, dtypes: Mapping[str, torch.dtype], autocast: torch.dtype | None
+    ):
+        self.module, self.objective, self.dtypes, self.autocast = module, objective, dict(dtypes), autocast
+        self._programs: dict[Any, Program] = {}
+
+    def of(self, shapes: Mapping[str, tuple[int, ...]], *, train: bool) -> Program:
+        signature = (tuple(sorted(shapes.items())), train)
+        if signature not in self._programs:
+            leaves = {
+                name: torch.empty(shapes[name], dtype=dtype, device="meta") for name, dtype in self.dtypes.items()
+            }
+            traced = trace(self.module, self.objective, leaves, train=train, autocast=self.autocast)
+            self._programs[signature] = Program.create(traced)
+        return self._programs[signature]
+
+    def evaluate(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Any]:
+        """The losses and metrics as (sum, weight), and the buffers afterwards."""
+        self._check(batch)
+        if debugging():
+            return self._for_real(params, state, batch, key, train)
+        program = self.of({name: tuple(leaf.shape) for name, leaf in batch.items()}, train=train)
+        traced = program.traced
+        trained = tuple(params[name] for name in traced.trained)
+        held = [params[name] for name in traced.parameters if name not in traced.trained]
+        others = (*held, *(state[name] for name in traced.buffers), *(batch[name] for name in traced.leaves))
+        outputs = as_function(program)(trained, others, jax.random.key_data(key))
+        pairs = list(zip(outputs[::2], outputs[1::2]))
+        losses = dict(zip(traced.losses, pairs))
+        metrics = dict(zip(traced.metrics, pairs[len(losses) :]))
+        buffers = outputs[2 * (len(losses) + len(metrics)) :]
+        return (losses, metrics), dict(zip(traced.buffers, buffers))
+
+    def _check(self, batch: Batch) -> None:
+        missing = self.dtypes.keys() ^ batch.keys()
+        if missing:
+            raise RecipeError(
+                f"the batch has the leaves {sorted(batch)}, the module was adapted to {sorted(self.dtypes)}; give batches "
+                "like the example"
+            )
+        for name, leaf in batch.items():
+            if np.dtype(DTYPES[self.dtypes[name]]) != leaf.dtype:
+                raise RecipeError(
+                    f"batch[{name!r}] is {leaf.dtype}, the example's was {str(self.dtypes[name]).removeprefix('torch.')}; "
+                    "give batches "
+                    f"like the example"
+                )
+
+    def _for_real(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Any]:
+        """The module itself on real values, as a debugger wants it: breakpoints and prints in its code work."""
+        tensors = {name: torch.from_numpy(np.array(value)) for name, value in {**params, **state}.items()}
+        leaves = {name: torch.from_numpy(np.array(leaf)).to(self.dtypes[name]) for name, leaf in batch.items()}
+        casting = torch.autocast("cpu", dtype=self.autocast or torch.bfloat16, enabled=self.autocast is not None)
+        whole = _Real(self.module, self.objective)
+        with mode_of(self.module, train), torch.no_grad(), SameDraws(key), casting:
+            named = {f"module.{name}": tensor for name, tensor in tensors.items()}
+            terms, buffers = torch.func.functional_call(
+                whole, named, (self.objective.batch_of(leaves),), tie_weights=True
+            )
+        losses, metrics = (
+            {name: tuple(jax.numpy.asarray(as_numpy(part)) for part in pair) for name, pair in pairs.items()}
+            for pairs in (terms.losses, terms.metrics)
+        )
+        return (losses, metrics), {name: jax.numpy.asarray(as_numpy(buffers[name])) for name in state}
+
+
+class _Real(nn.Module):
+    def __init__(self, module: nn.Module, objective: Objective):
+        super().__init__()
+        self.module, self.objective = module, objective
+
+    def forward(self, batch: Any) -> Any:
+        terms = self.objective(self.module, batch)
+        return terms, {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+
+
+def _refuse_module(module: Any) -> None:
+    if not isinstance(module, nn.Module):
+        raise RecipeError(
+            f"module is a {type(module).__name__}; expected a torch.nn.Module"
+            + (f" instance: call {module.__name__}(...)" if isinstance(module, type) else "")
+        )
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+            raise RecipeError(
+                f"{name} is not initialised yet (a lazy module); run the module once on a batch, then adapt it: module(example)"
+            )
+        if tensor.device.type not in ("cpu", "meta"):
+            raise RecipeError(
+                f"{name} is on {tensor.device}; adapt it on the CPU (module.cpu()), JAX brings it to its own devices"
+            )
+        if tensor.dtype not in DTYPES:
+            raise RecipeError(
+                f"{name} is {tensor.dtype}, which has no counterpart here; known: {', '.join(map(str, DTYPES))}"
+            )
+
+
+def _example(example: Any) -> tuple[dict[str, torch.Tensor], Form]:
+    if example is None:
+        raise RecipeError(
+            "example=None; give a batch as the data will: its shapes and dtypes are what the module is traced for"
+        )
+    form = Form.of(example)
+    leaves = {}
+    for name, leaf in form.leaves(example).items():
+        if not isinstance(leaf, torch.Tensor):
+            try:
+                leaf = torch.from_numpy(np.asarray(leaf))
+            except TypeError as error:
+                raise RecipeError(
+                    f"leaf {name!r} of the example is a {type(leaf).__name__}; expected tensors or arrays in a mapping, a "
+                    "tuple or a list"
+                ) from error
+        if leaf.ndim == 0:
+            raise RecipeError(
+                f"leaf {name!r} of the example is a single number; expected a tensor whose first dimension is the batch"
+            )
+        leaves[name] = leaf.detach()
+    rows = {name: leaf.shape[0] for name, leaf in leaves.items()}
+    if len(set(rows.values())) != 1:
+        raise RecipeError(f"the example's leaves differ in their first dimension ({rows}); expected one batch size")
+    return leaves, form
+
+
+def _notes(module: nn.Module, traced: Traced) -> list[str]:
+    fixed = [name for name, p in module.named_parameters() if not p.requires_grad]
+    unused = [name for name in traced.parameters if name not in traced.trained and name not in fixed]
+    notes = []
+    if fixed:
+        notes.append(f"{len(fixed)} parameters have requires_grad=False and stay as they are")
+    if unused:
+        notes.append(
+            f"the loss does not depend on {', '.join(unused[:5])}: not trained, as in PyTorch, where their gradient is None"
+        )
+    if not module.training:
+        notes.append("the module was in eval(); it is trained in train()")
+    return notes

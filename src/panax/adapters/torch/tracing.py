@@ -1,0 +1,239 @@
+"""A module with its loss, traced to one graph of ATen operations; PyTorch's own autograd writes the backward part.
+
+Two passes. The first records what PyTorch executes on fake tensors, which have shapes and no values: autograd has been applied,
+custom backwards, `no_grad`, hooks and all. The second makes in-place operations and views functional and decomposes what is not
+core ATen. Nothing of the model is run on real values, so it may be larger than the host.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.func import functional_call, functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import annotate, preserve_node_meta
+from torch.utils._pytree import tree_leaves
+
+from ...core.errors import RecipeError
+from .lowering import WHILE_TRACING, decompositions
+from .objective import Objective, Terms
+from .refusing import locating
+from .regions import marked_regions
+
+BACKWARD = "panax_backward"
+"""The key, in a node's `custom` metadata, of the operations of the backward pass."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A graph, and what its inputs and outputs are, in order.
+
+    Attributes:
+        graph: Inputs are parameters, buffers, leaves of the batch and one cotangent for each loss; outputs are the sums and
+            weights of losses, then of metrics, the buffers afterwards, and a gradient for each trained parameter.
+        constants: Tensors that the graph refers to by name.
+        losses: Names.
+        metrics: Names.
+        trained: Names of the parameters that have a gradient.
+    """
+
+    graph: torch.fx.Graph
+    constants: Mapping[str, torch.Tensor]
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    leaves: tuple[str, ...]
+    losses: tuple[str, ...]
+    metrics: tuple[str, ...]
+    trained: tuple[str, ...]
+
+
+class _Whole(nn.Module):
+    """The module and its objective as one module, so that buffers can be read where they have been swapped in."""
+
+    def __init__(self, module: nn.Module, objective: Objective):
+        super().__init__()
+        self.module = module
+        self.objective = objective
+
+    def forward(self, batch: Any) -> tuple[Terms, list[torch.Tensor]]:
+        terms = self.objective(self.module, batch)
+        return terms, [buffer for _, buffer in self.module.named_buffers()]
+
+
+def trace(
+    module: nn.Module,
+    objective: Objective,
+    leaves: Mapping[str, torch.Tensor],
+    *,
+    train: bool,
+    autocast: torch.dtype | None,
+) -> Traced:
+    """Trace the loss (and, for training, its gradients) for batches of these shapes.
+
+    Args:
+        leaves: The leaves of a batch, fake or real; only shapes and dtypes are read.
+        autocast: The lower precision of `torch.autocast`; None for none.
+
+    Raises:
+        RecipeError: The module does what no graph can hold, naming the module and the line.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    parameters = {name: _fake(mode, p).requires_grad_(p.requires_grad) for name, p in module.named_parameters()}
+    buffers = {name: _fake(mode, b) for name, b in module.named_buffers()}
+    batch = {name: _fake(mode, leaf) for name, leaf in leaves.items()}
+    found: dict[str, Any] = {}
+
+    def joint(
+        parameters: list[torch.Tensor],
+        buffers: list[torch.Tensor],
+        batch: list[torch.Tensor],
+        cotangents: list[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        named = {f"module.{name}": p for name, p in zip(found["parameters"], parameters)}
+        named |= {f"module.{name}": b for name, b in zip(found["buffers"], buffers)}
+        with _casting(autocast):
+            terms, after = functional_call(
+                whole, named, (objective.batch_of(dict(zip(found["leaves"], batch))),), tie_weights=True
+            )
+        found["losses"], found["metrics"] = tuple(terms.losses), tuple(terms.metrics)
+        outputs = [part for pairs in (terms.losses, terms.metrics) for pair in pairs.values() for part in pair]
+        detached = [part.detach() for part in outputs]
+        if not train:
+            found["trained"] = ()
+            return [*detached, *after]
+        found["differentiable"] = tuple(pair[0].requires_grad for pair in terms.losses.values())
+        sums = [total for total, _ in terms.losses.values() if total.requires_grad]
+        weights = [c for c, (total, _) in zip(cotangents, terms.losses.values()) if total.requires_grad]
+        free = [(name, p) for name, p in zip(found["parameters"], parameters) if p.requires_grad]
+        if not sums:
+            raise RecipeError(_no_gradient(module, bool(free)))
+        with annotate({BACKWARD: True}):
+            gradients = torch.autograd.grad(sums, [p for _, p in free], weights, allow_unused=True)
+        used = [(name, g) for (name, _), g in zip(free, gradients) if g is not None]
+        found["trained"] = tuple(name for name, _ in used)
+        return [*detached, *after, *(g for _, g in used)]
+
+    found |= {"parameters": tuple(parameters), "buffers": tuple(buffers), "leaves": tuple(batch)}
+    whole = _Whole(module, objective)
+    with mode:
+        cotangents = [torch.ones(()) for _ in range(MOST_LOSSES)]
+    inputs = [list(parameters.values()), list(buffers.values()), list(batch.values()), cotangents]
+    with mode_of(module, train), locating(module), marked_regions(), preserve_node_meta():
+        first = make_fx(joint, tracing_mode="fake", decomposition_table=WHILE_TRACING, _allow_non_fake_inputs=True)(
+            *inputs
+        )
+    _refuse_leaks(module)
+    graph = _functional(first, inputs)
+    _refuse_changed_parameters(graph, tuple(parameters))
+    return Traced(
+        graph=graph.graph,
+        constants={node.target: _attribute(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"},
+        parameters=found["parameters"],
+        buffers=found["buffers"],
+        leaves=found["leaves"],
+        losses=found["losses"],
+        metrics=found["metrics"],
+        trained=found["trained"],
+    )
+
+
+MOST_LOSSES = 16
+"""Cotangents that a graph has inputs for; those that no loss uses are dropped."""
+
+
+def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without values, on the CPU; one on the meta device may lie anywhere later."""
+    if isinstance(tensor, FakeTensor) or tensor.is_meta:
+        with mode:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    return mode.from_tensor(tensor.detach())
+
+
+def _casting(autocast: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
+
+
+@contextlib.contextmanager
+def mode_of(module: nn.Module, train: bool) -> Iterator[None]:
+    """The module as it trains (what its user has set to `eval()` stays so) or is judged; afterwards as it was."""
+    flags = {part: part.training for part in module.modules()}
+    if train and not module.training:
+        module.train()
+    elif not train:
+        module.eval()
+    try:
+        yield
+    finally:
+        for part, flag in flags.items():
+            part.training = flag
+
+
+def _functional(first: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphModule:
+    """The same graph without in-place operations and views, in core ATen."""
+
+    def again(*arguments: Any) -> Any:
+        return _SayingWhatChanges(first).run(*arguments)
+
+    flat = tree_leaves(inputs)
+    with torch.no_grad(), preserve_node_meta():
+        return make_fx(
+            functionalize(again, remove="mutations_and_views"),
+            tracing_mode="fake",
+            decomposition_table=decompositions(),
+            _allow_non_fake_inputs=True,
+        )(*[tensor.detach() for tensor in flat])
+
+
+class _SayingWhatChanges(torch.fx.Interpreter):
+    """Runs a graph with operations whose schema says what they write to, in place of those that hide it."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.aten.native_batch_norm.default:
+            if args[3] is None:
+                return torch.ops.aten._native_batch_norm_legit.no_stats(*args[:3], *args[5:], **kwargs)
+            target = torch.ops.aten._native_batch_norm_legit.default
+        return super().call_function(target, args, kwargs)
+
+
+def _attribute(graph: torch.fx.GraphModule, target: Any) -> torch.Tensor:
+    value: Any = graph
+    for part in str(target).split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _no_gradient(module: nn.Module, any_free: bool) -> str:
+    if not any_free:
+        return f"every parameter of {type(module).__name__} has requires_grad=False; there is nothing to train"
+    return (
+        "the loss does not depend on any trained parameter through differentiable operations: was it detached, computed under "
+        "no_grad, or from integers?"
+    )
+
+
+def _refuse_leaks(module: nn.Module) -> None:
+    """Raise where the forward has left a tensor on the module that is no buffer: a next step would not see it."""
+    for path, part in module.named_modules():
+        for name, value in list(vars(part).items()):
+            if isinstance(value, FakeTensor):
+                delattr(part, name)
+                raise RecipeError(
+                    f"module {path or '(root)'} ({type(part).__name__}) keeps a tensor in its attribute {name!r}, which a "
+                    "compiled "
+                    f"step would lose; make it a buffer: self.register_buffer({name!r}, ...)"
+                )
+
+
+def _refuse_changed_parameters(graph: torch.fx.GraphModule, names: tuple[str, ...]) -> None:
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.copy_.default and node.args[0] in inputs[: len(names)]:
+            raise RecipeError(
+                f"the forward changes the parameter {names[inputs.index(node.args[0])]!r} in place, which is left to the "
+                "optimizer "
+                f"here; change it in the optimizer, or make it a buffer"
+            )
