@@ -72,7 +72,7 @@ def check(
         raise RecipeError(_disagree(f"the gradient of {worst}", a, b, apart[worst]))
     for name, buffer in their_buffers.items():
         found = our_buffers[name]
-        scale = max(float(np.abs(buffer).max(initial=0)), 1e-6)
+        scale = max(float(np.abs(buffer).max(initial=0)), 1e-3)
         if not np.abs(buffer.astype(np.float64) - found).max(initial=0) <= tolerance * scale:
             raise RecipeError(_disagree(f"buffer {name} after the step", np.abs(buffer).max(), np.abs(found).max()))
 

@@ -247,14 +247,16 @@ def _where(node: Node) -> str:
 
 def _out(value: Any, key: Callable[[], jax.Array]) -> Any:
     if isinstance(value, tuple | list):
-        return tuple(None if part is None else _out(part, key) for part in value)
-    return Out(tuple(value.shape), DTYPES[value.dtype], key)
+        return tuple(_out(part, key) for part in value)
+    return None if value is None else Out(tuple(value.shape), DTYPES[value.dtype], key)
 
 
 def _as_declared(found: Any, out: Any, node: Node) -> Any:
     """With PyTorch's dtypes, and its shapes to be sure."""
     if isinstance(out, tuple):
-        return tuple(None if part is None or o is None else _as_declared(part, o, node) for part, o in zip(found, out))
+        return tuple(_as_declared(part, declared, node) for part, declared in zip(found, out))
+    if found is None or out is None:
+        return None
     found = jnp.asarray(found)
     assert found.shape == out.shape, f"{node.target}: {found.shape} where PyTorch has {out.shape}"
     return found if found.dtype == out.dtype else found.astype(out.dtype)

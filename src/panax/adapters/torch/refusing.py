@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+import jaxtyping
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import (
@@ -17,7 +18,11 @@ from torch._subclasses.fake_tensor import (
 
 from ...core.errors import PanaxError, RecipeError
 
-_LIBRARY = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
+_LIBRARY = (
+    os.path.dirname(torch.__file__),
+    os.path.dirname(jaxtyping.__file__),
+    os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
+)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,18 +20,18 @@ from .kinds import kinds
 from .lowering import DTYPES
 from .objective import Form, Objective, is_criterion
 from .tracing import Traced, mode_of, trace
-from .weights import host_arrays, put_back
+from .weights import TensorArray, host_arrays, put_back
 
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def task(
-    module: nn.Module,
+    module: Any,
     loss: Callable[..., Any] | None = None,
     example: Any = None,
     *,
     sharding: Mapping[str, Axes] | None = None,
-    compute_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    compute_dtype: str = "float32",
     weights: str | None = None,
     check: bool = True,
 ) -> AdaptedTask:
@@ -41,15 +41,16 @@ def task(
     rightly is refused, naming the module and the line. `task.trained(state)` gives the module back with its weights trained.
 
     Args:
-        module: On the CPU, or on the meta device with `weights`. A module in `eval()` is trained in `train()`; what its user has
-            set to `eval()` inside of one in `train()` stays so.
+        module: A `torch.nn.Module` on the CPU, or on the meta device with `weights`. In `eval()` it is trained in `train()`; what
+            its user has set to `eval()` inside of a module in `train()` stays so.
         loss: `loss(module, batch)`; or a criterion such as `nn.CrossEntropyLoss()`, for batches of inputs and targets; None where
             the module returns its own, as those of `transformers` do with labels. It returns a scalar (the mean over the
             batch's rows, which weigh it), a pair (sum, weight), a mapping of names to these, or one of those with a mapping
             of metrics.
         example: A batch as the data will give it: its leaves, their dtypes, and shapes to check with.
         sharding: Patterns of parameter names (`*` stands for anything) to logical axes, instead of the automatic ones.
-        compute_dtype: Below float32, the forward runs under `torch.autocast`; parameters stay as they are.
+        compute_dtype: "float32", "bfloat16" or "float16"; below float32 the forward runs under `torch.autocast`, and parameters
+            stay as they are.
         weights: Safetensors (a file or a folder) with the values of what is on the meta device; each device reads its slices.
         check: Compare loss, gradients and buffers with PyTorch's own on the example first, and refuse where they disagree.
 
@@ -81,11 +82,19 @@ def task(
     else:
         notes.append("not compared with PyTorch: check=False")
     known = kinds(module)
+
+    def rebuild(params: Any, state: Any) -> nn.Module:
+        # Another run of this task begins where the first one began.
+        for array in (*given[0].values(), *given[1].values()):
+            if isinstance(array, TensorArray):
+                array.keep()
+        return put_back(module, params, state)
+
     model = Model(
         name=type(module).__name__,
         given=given,
         evaluate=programs.evaluate,
-        rebuild=lambda params, state: put_back(module, params, state),
+        rebuild=rebuild,
         kind_of=known.get,
         frozen=tuple(name for name in program.traced.parameters if name not in program.traced.trained),
         notes=tuple(notes),

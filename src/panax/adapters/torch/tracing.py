@@ -19,7 +19,7 @@ from torch.fx.traceback import annotate, preserve_node_meta
 from torch.utils._pytree import tree_leaves
 
 from ...core.errors import RecipeError
-from .lowering import WHILE_TRACING, decompositions
+from .lowering import WHILE_TRACING, Replacing, decompositions
 from .objective import Objective, Terms
 from .refusing import locating
 from .regions import marked_regions
@@ -95,7 +95,7 @@ def trace(
     ) -> list[torch.Tensor]:
         named = {f"module.{name}": p for name, p in zip(found["parameters"], parameters)}
         named |= {f"module.{name}": b for name, b in zip(found["buffers"], buffers)}
-        with _casting(autocast):
+        with _casting(autocast), Replacing():
             terms, after = functional_call(
                 whole, named, (objective.batch_of(dict(zip(found["leaves"], batch))),), tie_weights=True
             )
@@ -122,11 +122,21 @@ def trace(
     with mode:
         cotangents = [torch.ones(()) for _ in range(MOST_LOSSES)]
     inputs = [list(parameters.values()), list(buffers.values()), list(batch.values()), cotangents]
-    with mode_of(module, train), locating(module), marked_regions(), preserve_node_meta():
-        first = make_fx(joint, tracing_mode="fake", decomposition_table=WHILE_TRACING, _allow_non_fake_inputs=True)(
-            *inputs
-        )
+
+    def recorded() -> torch.fx.GraphModule:
+        with mode_of(module, train), locating(module), marked_regions(), preserve_node_meta():
+            return make_fx(joint, tracing_mode="fake", decomposition_table=WHILE_TRACING, _allow_non_fake_inputs=True)(
+                *inputs
+            )
+
+    before = _numbers(module)
+    first = recorded()
     _refuse_leaks(module)
+    changed = _numbers(module)
+    if changed != before:
+        # What was set for the first time is a cache; what changes each time is a count, which a compiled step would hold fixed.
+        first = recorded()
+        _refuse_counts(module, changed)
     graph = _functional(first, inputs)
     _refuse_changed_parameters(graph, tuple(parameters))
     return Traced(
@@ -213,6 +223,26 @@ def _no_gradient(module: nn.Module, any_free: bool) -> str:
         "the loss does not depend on any trained parameter through differentiable operations: was it detached, computed under "
         "no_grad, or from integers?"
     )
+
+
+def _numbers(module: nn.Module) -> dict[tuple[str, str], Any]:
+    """The numbers that modules keep in attributes, by path and name."""
+    return {
+        (path, name): value
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, int | float) and name != "training"
+    }
+
+
+def _refuse_counts(module: nn.Module, before: Mapping[tuple[str, str], Any]) -> None:
+    for (path, name), value in _numbers(module).items():
+        if before.get((path, name)) != value:
+            raise RecipeError(
+                f"module {path or '(root)'} changes its number {name!r} in each forward (from {before.get((path, name))} to "
+                f"{value}), which a compiled step would hold fixed; make it a buffer: self.register_buffer({name!r}, "
+                "torch.tensor(...))"
+            )
 
 
 def _refuse_leaks(module: nn.Module) -> None:

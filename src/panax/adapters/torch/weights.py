@@ -16,15 +16,21 @@ from .lowering import DTYPES
 
 
 class TensorArray:
-    """A tensor of the module, from which shards are read."""
+    """A tensor of the module, from which shards are read; not copied until the module is about to change."""
 
     def __init__(self, tensor: torch.Tensor):
         self._tensor = tensor.detach()
+        self._own = False
         self.shape = tuple(tensor.shape)
         self.dtype = np.dtype(DTYPES[tensor.dtype])
 
     def __getitem__(self, index: Any) -> np.ndarray:
         return as_numpy(self._tensor[index])
+
+    def keep(self) -> None:
+        """Hold the values of now, whatever becomes of the module."""
+        if not self._own:
+            self._tensor, self._own = self._tensor.clone(), True
 
 
 class StoredArray:
@@ -49,9 +55,9 @@ def host_arrays(module: nn.Module, weights: str | None) -> tuple[dict[str, Any],
     Raises:
         RecipeError: Something on the meta device has no values anywhere, or the file holds another shape.
     """
-    stored = {} if weights is None else _stored_names(Path(weights))
     if weights is not None and not any(tensor.is_meta for tensor in _tensors(module)):
         raise RecipeError("weights= has no effect: no tensor of the module is on the meta device; leave it out")
+    stored = {} if weights is None else _stored_names(Path(weights))
     _compute_buffers(module, stored)
 
     def one(name: str, tensor: torch.Tensor) -> Any:

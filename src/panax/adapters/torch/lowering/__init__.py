@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, decomposition_table
 
 from . import (
     attention,
@@ -18,6 +18,7 @@ from . import (
     sequences,
     shapes,
 )
+from .functions import Replacing
 from .grouped import WHILE_TRACING
 from .registry import DTYPES, LOWERINGS, Out
 
@@ -29,9 +30,8 @@ _FILES = (
 
 def decompositions() -> dict[Any, Any]:
     """PyTorch's own decompositions of what has no lowering."""
-    return {
-        operation: function for operation, function in core_aten_decompositions().items() if operation not in LOWERINGS
-    }
+    known = {**decomposition_table, **core_aten_decompositions()}
+    return {operation: function for operation, function in known.items() if operation not in LOWERINGS}
 
 
-__all__ = ["DTYPES", "LOWERINGS", "WHILE_TRACING", "Out", "decompositions"]
+__all__ = ["DTYPES", "LOWERINGS", "WHILE_TRACING", "Out", "Replacing", "decompositions"]

@@ -12,7 +12,7 @@ import numpy as np
 from .registry import aten, lowers, wide
 
 
-def _scores(q: Any, k: Any, causal: bool, mask: Any, scale: float) -> Any:
+def _scores(q: Any, k: Any, causal: bool, mask: Any, scale: Any) -> Any:
     scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32) * scale
     if mask is not None:
         scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + wide(mask)
@@ -32,7 +32,7 @@ def _attention(
     q: Any,
     k: Any,
     v: Any,
-    dropout: float = 0.0,
+    dropout: Any = 0.0,
     causal: bool = False,
     *,
     attn_mask: Any = None,
@@ -50,7 +50,7 @@ def _attention(
 
 @lowers(aten._scaled_dot_product_flash_attention_for_cpu_backward)
 def _attention_backward(
-    out: Any, gradient: Any, q: Any, k: Any, v: Any, found: Any, normaliser: Any, dropout: float, causal: bool, *,
+    out: Any, gradient: Any, q: Any, k: Any, v: Any, found: Any, normaliser: Any, dropout: Any, causal: bool, *,
     attn_mask: Any = None, scale: Any = None,
 ) -> Any:  # fmt: skip
     scale, kv_heads = _scale(q, scale), k.shape[1]

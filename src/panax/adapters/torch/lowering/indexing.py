@@ -183,6 +183,15 @@ def _embedding_bag_backward(
     return jnp.zeros((rows, gradient.shape[1]), each.dtype).at[indices].add(each)
 
 
+@lowers(aten._embedding_bag_per_sample_weights_backward)
+def _embedding_bag_by_weights(
+    out: Out, gradient: Any, weight: Any, indices: Any, offsets: Any, bag: Any, mode: int, padding: int = -1
+) -> Any:
+    bag = bag if bag.shape == indices.shape else _bag_of(indices, offsets[: gradient.shape[0]])
+    each = (gradient[bag] * weight[indices]).sum(-1)
+    return jnp.where(indices == padding, 0, each) if padding >= 0 else each
+
+
 def _classes(x: Any, target: Any, weight: Any, ignored: int) -> tuple[Any, Any, Any]:
     """Targets that can be looked up, and the weight of each; the class is dimension 1, or 0 of a lone row."""
     counted = target != ignored

@@ -10,7 +10,7 @@ from .registry import aten, lowers, wide
 
 
 @lowers(aten.native_layer_norm)
-def _layer_norm(out: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+def _layer_norm(out: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: Any) -> Any:
     dims = tuple(range(x.ndim - len(shape), x.ndim))
     x = wide(x)
     mean = x.mean(dims, keepdims=True)
@@ -56,7 +56,7 @@ def _rms_norm_backward(out: Any, gradient: Any, x: Any, shape: Any, inverse: Any
 
 @lowers(aten.native_group_norm)
 def _group_norm(
-    out: Any, x: Any, weight: Any, bias: Any, rows: int, channels: int, pixels: int, groups: int, eps: float
+    out: Any, x: Any, weight: Any, bias: Any, rows: int, channels: int, pixels: int, groups: int, eps: Any
 ) -> Any:
     grouped = wide(x).reshape(rows, groups, -1)
     mean = grouped.mean(-1)
@@ -100,7 +100,7 @@ def _channels(value: Any, ndim: int) -> Any:
 
 
 def _batch_norm(
-    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: Any, eps: Any
 ) -> Any:
     """Output, the batch's mean and inverse deviation, the running mean and variance afterwards."""
     dims = (0, *range(2, x.ndim))
@@ -131,14 +131,14 @@ def _batch_norm_functional(out: Any, x: Any, weight: Any, bias: Any, mean: Any, 
 
 @lowers(aten._native_batch_norm_legit_no_training.default)
 def _batch_norm_no_training(
-    out: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, eps: float
+    out: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: Any, eps: Any
 ) -> Any:
     y, *_ = _batch_norm(x, weight, bias, mean, variance, False, momentum, eps)
     return y, jnp.zeros(out[1].shape), jnp.zeros(out[2].shape)
 
 
 @lowers(aten._native_batch_norm_legit.no_stats)
-def _batch_norm_no_stats(out: Any, x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> Any:
+def _batch_norm_no_stats(out: Any, x: Any, weight: Any, bias: Any, training: bool, momentum: Any, eps: Any) -> Any:
     return _batch_norm(x, weight, bias, None, None, training, momentum, eps)[:3]
 
 
@@ -153,7 +153,7 @@ def _batch_norm_backward(
     used: Any,
     inverse: Any,
     training: bool,
-    eps: float,
+    eps: Any,
     wanted: Any,
 ) -> Any:
     dims = (0, *range(2, x.ndim))

@@ -40,7 +40,8 @@ table(
         "trunc": jnp.trunc,
         "relu": jax.nn.relu, "isnan": jnp.isnan, "isinf": jnp.isinf, "isfinite": jnp.isfinite, "signbit": jnp.signbit,
         "logical_not": jnp.logical_not, "bitwise_not": jnp.bitwise_not, "positive": lambda x: x, "conj": jnp.conj,
-        "_conj": jnp.conj, "_conj_physical": jnp.conj, "conj_physical": jnp.conj, "real": jnp.real, "imag": jnp.imag,
+        "_conj": jnp.conj, "_conj_copy": jnp.conj,
+        "_conj_physical": jnp.conj, "conj_physical": jnp.conj, "real": jnp.real, "imag": jnp.imag,
         "angle": jnp.angle,
         "frac": lambda x: x - jnp.trunc(x), "nan_to_num": lambda x, nan=0.0, posinf=None, neginf=None: jnp.nan_to_num(
             x, nan=nan or 0.0, posinf=posinf, neginf=neginf),
@@ -240,7 +241,7 @@ def _addcdiv(out: Out, x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
 
 
 @lowers(aten._to_copy, aten.to, aten.clone, aten.contiguous, aten.alias, aten.detach, aten.detach_copy, aten.alias_copy)
-@lowers(aten.lift_fresh, aten.lift_fresh_copy, aten.lift, aten._conj_copy, aten.resolve_conj, aten.resolve_neg)
+@lowers(aten.lift_fresh, aten.lift_fresh_copy, aten.lift, aten.resolve_conj, aten.resolve_neg)
 def _same(out: Out, x: Any, *args: Any, **kwargs: Any) -> Any:
     if jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating) and jnp.issubdtype(out.dtype, jnp.integer):
         return jnp.trunc(x)
@@ -294,29 +295,29 @@ def _threshold_backward(out: Out, gradient: Any, x: Any, threshold: Any) -> Any:
 
 
 @lowers(aten.leaky_relu)
-def _leaky_relu(out: Out, x: Any, slope: float = 0.01) -> Any:
+def _leaky_relu(out: Out, x: Any, slope: Any = 0.01) -> Any:
     return jnp.where(x > 0, x, x * slope)
 
 
 @lowers(aten.leaky_relu_backward)
-def _leaky_relu_backward(out: Out, gradient: Any, x: Any, slope: float, is_result: bool) -> Any:
+def _leaky_relu_backward(out: Out, gradient: Any, x: Any, slope: Any, is_result: bool) -> Any:
     return jnp.where(x > 0, gradient, gradient * slope)
 
 
 @lowers(aten.elu)
-def _elu(out: Out, x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
+def _elu(out: Out, x: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Any:
     x = wide(x)
     return jnp.where(x > 0, x * scale, alpha * scale * jnp.expm1(jnp.minimum(x, 0) * input_scale))
 
 
 @lowers(aten.softplus)
-def _softplus(out: Out, x: Any, beta: float = 1, threshold: float = 20) -> Any:
+def _softplus(out: Out, x: Any, beta: Any = 1, threshold: Any = 20) -> Any:
     x = wide(x)
     return jnp.where(x * beta > threshold, x, jax.nn.softplus(x * beta) / beta)
 
 
 @lowers(aten.softplus_backward)
-def _softplus_backward(out: Out, gradient: Any, x: Any, beta: float, threshold: float) -> Any:
+def _softplus_backward(out: Out, gradient: Any, x: Any, beta: Any, threshold: Any) -> Any:
     g, x = wide(gradient), wide(x)
     return jnp.where(x * beta > threshold, g, g * jax.nn.sigmoid(x * beta))
 

@@ -1,12 +1,13 @@
 """Pooling and resizing of images and signals."""
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ....core.errors import RecipeError
 from .registry import Out, aten, lowers
 
 
@@ -254,6 +255,48 @@ for _name, (_n, _how) in _RESIZES.items():
     _forward, _backward = _resize(_n, _how)
     lowers(getattr(aten, _name).default)(_forward)
     lowers(getattr(aten, f"{_name}_backward").default)(_backward)
+
+
+def _sampled(x: Any, grid: Any, mode: int, padding: int, corners: bool) -> Any:
+    """Values at fractional places, -1 to 1 from edge to edge. mode: 0 bilinear, 1 nearest; padding: 0 zeros, 1 border."""
+    if mode > 1 or padding > 1:
+        raise RecipeError("grid_sample is here for bilinear and nearest, with zeros or border; use one of them")
+    sizes = x.shape[-1], x.shape[-2]
+    at = [
+        ((grid[..., d] + 1) * (n - 1) / 2) if corners else ((grid[..., d] + 1) * n - 1) / 2 for d, n in enumerate(sizes)
+    ]
+    if padding == 1:
+        at = [jnp.clip(a, 0, n - 1) for a, n in zip(at, sizes)]
+    row = jnp.arange(x.shape[0]).reshape(-1, 1, 1)
+
+    def read(across: Any, down: Any) -> Any:
+        inside = (across >= 0) & (across < sizes[0]) & (down >= 0) & (down < sizes[1])
+        place = [jnp.clip(a, 0, n - 1).astype(jnp.int32) for a, n in ((across, sizes[0]), (down, sizes[1]))]
+        found = jnp.moveaxis(x, 1, -1)[row, place[1], place[0]]
+        return jnp.where(inside[..., None], found, 0)
+
+    if mode == 1:
+        return jnp.moveaxis(read(jnp.round(at[0]), jnp.round(at[1])), -1, 1)
+    low = [jnp.floor(a) for a in at]
+    share = [(a - base)[..., None] for a, base in zip(at, low)]
+    total = sum(
+        (share[0] if i else 1 - share[0]) * (share[1] if j else 1 - share[1]) * read(low[0] + i, low[1] + j)
+        for i in (0, 1)
+        for j in (0, 1)
+    )
+    return jnp.moveaxis(cast(Any, total), -1, 1)
+
+
+@lowers(aten.grid_sampler_2d)
+def _grid_sample(out: Out, x: Any, grid: Any, mode: int, padding: int, corners: bool) -> Any:
+    return _sampled(x, grid, mode, padding, corners)
+
+
+@lowers(aten.grid_sampler_2d_backward)
+def _grid_sample_backward(
+    out: Any, gradient: Any, x: Any, grid: Any, mode: int, padding: int, corners: bool, wanted: Any
+) -> Any:
+    return jax.vjp(lambda x, grid: _sampled(x, grid, mode, padding, corners), x, grid)[1](gradient)
 
 
 @lowers(aten.im2col)

@@ -40,12 +40,25 @@ def _addr(out: Out, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) ->
     return beta * x + alpha * jnp.outer(a, b)
 
 
-@lowers(aten.cdist, aten._cdist_forward)
-def _cdist(out: Out, a: Any, b: Any, p: float = 2.0, compute_mode: Any = None) -> Any:
+@lowers(aten._cdist_forward)
+def _distance(out: Out, a: Any, b: Any, p: Any = 2.0, compute_mode: Any = None) -> Any:
     apart = jnp.abs(a[..., :, None, :] - b[..., None, :, :])
-    if p == 2.0:
-        return jnp.sqrt((apart * apart).sum(-1))
-    return (apart**p).sum(-1) ** (1 / p)
+    return jnp.sqrt((apart * apart).sum(-1)) if p == 2.0 else (apart**p).sum(-1) ** (1 / p)
+
+
+@lowers(aten._cdist_backward)
+def _distance_backward(out: Out, gradient: Any, a: Any, b: Any, p: Any, distance: Any) -> Any:
+    """By the first points; where two are the same, zero."""
+    apart = a[..., :, None, :] - b[..., None, :, :]
+    safe = jnp.where(distance == 0, 1, distance)[..., None]
+    slope = jnp.sign(apart) * (jnp.abs(apart) / safe) ** (p - 1)
+    return (jnp.where(distance == 0, 0, gradient)[..., None] * slope).sum(-2).reshape(out.shape)
+
+
+@lowers(aten._trilinear)
+def _trilinear(out: Out, a: Any, b: Any, c: Any, one: Any, two: Any, three: Any, summed: Any, unroll: int = 1) -> Any:
+    a, b, c = (jnp.expand_dims(x, tuple(dims)) for x, dims in ((a, one), (b, two), (c, three)))
+    return (a * b * c).sum(tuple(summed)).reshape(out.shape)
 
 
 @lowers(aten._fft_r2c)
@@ -82,6 +95,11 @@ def _count(shape: Any, dims: Any) -> int:
 def _scale(x: Any, dims: Any, normalization: int) -> float:
     """0: none, 1: by the root of the number of points, 2: by that number."""
     return {0: 1.0, 1: _count(x.shape, dims) ** -0.5, 2: 1 / _count(x.shape, dims)}[normalization]
+
+
+@lowers(aten._linalg_check_errors)
+def _check_errors(out: None, info: Any, name: str, *, is_matrix: bool) -> None:
+    """What fails gives NaN here, which the step's guard sees."""
 
 
 @lowers(aten.linalg_inv_ex.default)

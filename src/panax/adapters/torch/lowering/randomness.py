@@ -32,7 +32,7 @@ def is_random(operation: Any) -> bool:
 
 
 @lowers(aten.bernoulli.p)
-def _bernoulli_p(out: Out, x: Any, p: float = 0.5, *, generator: Any = None) -> Any:
+def _bernoulli_p(out: Out, x: Any, p: Any = 0.5, *, generator: Any = None) -> Any:
     return jax.random.bernoulli(out.key(), p, out.shape)
 
 
@@ -42,7 +42,7 @@ def _bernoulli(out: Out, x: Any, *, generator: Any = None) -> Any:
 
 
 @lowers(aten.native_dropout.default)
-def _native_dropout(out: Any, x: Any, p: float, train: Any = True) -> Any:
+def _native_dropout(out: Any, x: Any, p: Any, train: Any = True) -> Any:
     if train is False or p == 0:
         return x, jnp.ones(x.shape, bool)
     kept = jax.random.bernoulli(out[0].key(), 1 - p, x.shape)
@@ -50,12 +50,12 @@ def _native_dropout(out: Any, x: Any, p: float, train: Any = True) -> Any:
 
 
 @lowers(aten.uniform.default)
-def _uniform(out: Out, x: Any, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> Any:
+def _uniform(out: Out, x: Any, low: Any = 0.0, high: Any = 1.0, *, generator: Any = None) -> Any:
     return jax.random.uniform(out.key(), out.shape, minval=low, maxval=high)
 
 
 @lowers(aten.normal_functional.default)
-def _normal(out: Out, x: Any, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> Any:
+def _normal(out: Out, x: Any, mean: Any = 0.0, std: Any = 1.0, *, generator: Any = None) -> Any:
     return jax.random.normal(out.key(), out.shape) * std + mean
 
 
@@ -65,7 +65,7 @@ def _normal_of(out: Out, mean: Any, std: Any = 1.0, *args: Any, **kwargs: Any) -
 
 
 @lowers(aten.exponential.default)
-def _exponential(out: Out, x: Any, rate: float = 1.0, *, generator: Any = None) -> Any:
+def _exponential(out: Out, x: Any, rate: Any = 1.0, *, generator: Any = None) -> Any:
     return jax.random.exponential(out.key(), out.shape) / rate
 
 

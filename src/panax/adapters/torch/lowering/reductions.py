@@ -58,12 +58,12 @@ def _min(out: Out, x: Any) -> Any:
 
 
 @lowers(aten.max.dim)
-def _max_dim(out: Out, x: Any, dim: int, keepdim: bool = False) -> Any:
+def _max_dim(out: Any, x: Any, dim: int, keepdim: bool = False) -> Any:
     return jnp.max(x, axis=dim, keepdims=keepdim), jnp.argmax(x, axis=dim, keepdims=keepdim)
 
 
 @lowers(aten.min.dim)
-def _min_dim(out: Out, x: Any, dim: int, keepdim: bool = False) -> Any:
+def _min_dim(out: Any, x: Any, dim: int, keepdim: bool = False) -> Any:
     return jnp.min(x, axis=dim, keepdims=keepdim), jnp.argmin(x, axis=dim, keepdims=keepdim)
 
 
@@ -98,8 +98,8 @@ def _std(out: Out, x: Any, dim: Any = None, *, correction: Any = 1, keepdim: boo
 
 
 @lowers(aten.var_mean.correction)
-def _var_mean(out: Out, x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
-    return _var(out, x, dim, correction=correction, keepdim=keepdim), jnp.mean(
+def _var_mean(out: Any, x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
+    return _var(out[0], x, dim, correction=correction, keepdim=keepdim), jnp.mean(
         wide(x), axis=_axes(x, dim), keepdims=keepdim
     )
 
@@ -119,7 +119,7 @@ def _cumprod(out: Out, x: Any, dim: int, *, dtype: Any = None) -> Any:
 
 
 @lowers(aten.cummax)
-def _cummax(out: Out, x: Any, dim: int) -> Any:
+def _cummax(out: Any, x: Any, dim: int) -> Any:
     values = jax.lax.cummax(x, axis=dim % x.ndim)
     places = jax.lax.broadcasted_iota(jnp.int32, x.shape, dim % x.ndim)
     return values, jax.lax.cummax(jnp.where(x == values, places, 0), axis=dim % x.ndim)
@@ -136,21 +136,33 @@ def _logsumexp(out: Out, x: Any, dim: Any, keepdim: bool = False) -> Any:
 
 
 @lowers(aten.topk)
-def _topk(out: Out, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+def _topk(out: Any, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     moved = jnp.moveaxis(x, dim, -1)
     values, places = jax.lax.top_k(moved if largest else -moved, k)
     return jnp.moveaxis(values if largest else -values, -1, dim), jnp.moveaxis(places, -1, dim)
 
 
 @lowers(aten.sort)
-def _sort(out: Out, x: Any, dim: int = -1, descending: bool = False, *, stable: Any = None) -> Any:
+def _sort(out: Any, x: Any, dim: int = -1, descending: bool = False, *, stable: Any = None) -> Any:
     places = jnp.argsort(x, axis=dim, stable=True, descending=descending)
     return jnp.take_along_axis(x, places, axis=dim), places
 
 
 @lowers(aten.sort.stable)
-def _sort_stable(out: Out, x: Any, *, stable: Any = None, dim: int = -1, descending: bool = False) -> Any:
+def _sort_stable(out: Any, x: Any, *, stable: Any = None, dim: int = -1, descending: bool = False) -> Any:
     return _sort(out, x, dim, descending)
+
+
+@lowers(aten.linalg_vector_norm)
+def _vector_norm(out: Out, x: Any, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    axes, size = _axes(x, dim), jnp.abs(_wide(out, x))
+    if order in (float("inf"), float("-inf")):
+        return (jnp.max if order > 0 else jnp.min)(size, axis=axes, keepdims=keepdim)
+    if order == 0:
+        return (size != 0).sum(axis=axes, keepdims=keepdim)
+    if order == 2:
+        return jnp.sqrt(jnp.square(size).sum(axis=axes, keepdims=keepdim))
+    return (size**order).sum(axis=axes, keepdims=keepdim) ** (1 / order)
 
 
 @lowers(aten._softmax)

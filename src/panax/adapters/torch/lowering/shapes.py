@@ -92,17 +92,17 @@ def _stack(out: Out, tensors: Any, dim: int = 0) -> Any:
 
 
 @lowers(aten.split_with_sizes, aten.split_with_sizes_copy, aten.split.sizes)
-def _split_with_sizes(out: Out, x: Any, sizes: Any, dim: int = 0) -> Any:
+def _split_with_sizes(out: Any, x: Any, sizes: Any, dim: int = 0) -> Any:
     return tuple(jnp.split(x, np.cumsum(sizes)[:-1].tolist(), axis=dim))
 
 
 @lowers(aten.split.Tensor, aten.split_copy.Tensor)
-def _split(out: Out, x: Any, size: int, dim: int = 0) -> Any:
+def _split(out: Any, x: Any, size: int, dim: int = 0) -> Any:
     return tuple(jnp.split(x, list(range(size, x.shape[dim], size)), axis=dim))
 
 
 @lowers(aten.unbind, aten.unbind_copy)
-def _unbind(out: Out, x: Any, dim: int = 0) -> Any:
+def _unbind(out: Any, x: Any, dim: int = 0) -> Any:
     return tuple(jax.lax.index_in_dim(x, i, axis=dim % x.ndim, keepdims=False) for i in range(x.shape[dim]))
 
 
