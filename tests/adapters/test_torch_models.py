@@ -50,3 +50,31 @@ def test_five_steps_are_pytorchs(name):
     buffers = {name: buffer.detach().numpy() for name, buffer in module.named_buffers()}
     for name, leaf in state.model_state.items():
         np.testing.assert_allclose(np.asarray(leaf), buffers[name], rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "mixtral", "swin", "unet", "lstm"])
+def test_sharded_is_unsharded(name):
+    """Dropout included: its bits don't depend on the mesh."""
+    module, loss, batch = zoo.build(name, "tiny")
+    adapted = task(module, loss, batch)
+    losses = {}
+    for mesh in (MeshShape(replica=1, fsdp=1), MeshShape(fsdp=2, tensor=2), MeshShape(fsdp=1, replica=2, expert=2)):
+        devices = jax.devices()[: max(1, mesh.fsdp) * mesh.replica * mesh.tensor * mesh.expert]
+        step = panax.compile_step(
+            adapted,
+            batch,
+            Optax(transformation=optax.sgd(RATE)),
+            mesh=mesh,
+            devices=devices,
+            config=StepConfig(clip_norm=None),
+        )
+        state = step.init()
+        seen = []
+        for _ in range(3):
+            state, scalars = step(state, batch)
+            seen.append(float(scalars["loss"]))
+        losses[str(mesh)] = seen
+    first, *others = losses.values()
+    for other in others:
+        assert other == pytest.approx(first, rel=TOLERANCE)

@@ -159,7 +159,9 @@ def test_modules_that_can_not_be_used():
         on_gpu.weight = nn.Parameter(torch.empty(WIDTH, WIDTH, device="cuda"))
     with pytest.raises(RecipeError, match=r"weight is on cuda:0; adapt it on the CPU \(module.cpu\(\)\)"):
         task(on_gpu, mean, BATCH)
-    with pytest.raises(RecipeError, match="weight is on the meta device, which holds no values; give weights="):
+    with pytest.raises(
+        RecipeError, match="weight is on the meta device, which holds no values; give initialise=, or weights="
+    ):
         task(nn.Linear(WIDTH, WIDTH, device="meta"), mean, BATCH)
     with pytest.raises(RecipeError, match="weights= has no effect"):
         task(nn.Linear(WIDTH, WIDTH), mean, BATCH, weights="model.safetensors")

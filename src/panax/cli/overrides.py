@@ -7,12 +7,28 @@ from typing import Any
 
 import tyro
 
+from ..core import Task
 from ..core.errors import RecipeError
 from ..run import Experiment
 from .recipes import find_recipe
 
 SHORT = {"--buckets": "--data.buckets"}
 """Flags that may be written without their path."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unsaid(Task):
+    """In the place of a task that flags can't say, while they are read."""
+
+    def init(self, key: Any) -> Any: ...
+
+    def loss(self, params: Any, state: Any, batch: Any, key: Any, train: bool) -> Any: ...
+
+    def parameter_axes(self, params: Any) -> Any: ...
+
+
+HELD = {"task": _Unsaid(), "data": None, "held_out": None}
+"""Fields that may hold what no flag can say (another library's model, a loader), and what stands there while flags are read."""
 
 
 def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
@@ -35,10 +51,10 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
     if any(flag.startswith("--data.buckets") for flag in expanded) and getattr(base.data, "packing", False):
         # Lengths vary only where documents are not packed.
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, packing=False))
-    held = {name: value for name in ("data", "held_out") if not _in_words(value := getattr(base, name))}
+    held = {name: value for name in HELD if not _in_words(value := getattr(base, name))}
     found = tyro.cli(
         Experiment,
-        default=dataclasses.replace(base, **dict.fromkeys(held)),
+        default=dataclasses.replace(base, **{field: HELD[field] for field in held}),
         args=expanded,
         prog=f"panax {command} {name}",
         description=inspect.getdoc(recipe),

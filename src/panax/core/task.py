@@ -72,6 +72,9 @@ class Task(abc.ABC):
     weight_dtype: Any = jnp.float32
     """What weights are gathered in where that is done once a step (`rules.zero`)."""
 
+    notes: tuple[str, ...] = ()
+    """What a run should say of this task before it begins."""
+
     frozen_parameters: tuple[str, ...] = ()
     """Names of parameters that the model itself holds fixed; an experiment's `frozen` adds to them."""
 

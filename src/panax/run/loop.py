@@ -52,6 +52,8 @@ def fit(experiment: Experiment, *, say: Say = print, trackers: tuple[Tracker, ..
     """
     say = say if is_first() else _unsaid
     prepared = prepare(experiment, say, devices)
+    for note in prepared.task.notes:
+        say(f"{experiment.name}: {note}")
     with (
         open_folder(prepared, say) as checkpointer,
         open_memory(prepared, checkpointer, say) as memory,

@@ -16,6 +16,7 @@ from .checking import check as check_against_torch
 from .checking import too_large
 from .drawing import SameDraws
 from .graph import Program, as_function, as_numpy
+from .initialising import initialiser
 from .kinds import kinds
 from .lowering import DTYPES
 from .objective import Form, Objective, is_criterion
@@ -33,6 +34,7 @@ def task(
     sharding: Mapping[str, Axes] | None = None,
     compute_dtype: str = "float32",
     weights: str | None = None,
+    initialise: Callable[[Any], Any] | None = None,
     check: bool = True,
 ) -> AdaptedTask:
     """A PyTorch module, unchanged, as a task.
@@ -41,8 +43,8 @@ def task(
     rightly is refused, naming the module and the line. `task.trained(state)` gives the module back with its weights trained.
 
     Args:
-        module: A `torch.nn.Module` on the CPU, or on the meta device with `weights`. In `eval()` it is trained in `train()`; what
-            its user has set to `eval()` inside of a module in `train()` stays so.
+        module: A `torch.nn.Module` on the CPU, or on the meta device with `weights` or `initialise`. In `eval()` it is trained in
+            `train()`; what its user has set to `eval()` inside of a module in `train()` stays so.
         loss: `loss(module, batch)`; or a criterion such as `nn.CrossEntropyLoss()`, for batches of inputs and targets; None where
             the module returns its own, as those of `transformers` do with labels. It returns a scalar (the mean over the
             batch's rows, which weigh it), a pair (sum, weight), a mapping of names to these, or one of those with a mapping
@@ -52,6 +54,8 @@ def task(
         compute_dtype: "float32", "bfloat16" or "float16"; below float32 the forward runs under `torch.autocast`, and parameters
             stay as they are.
         weights: Safetensors (a file or a folder) with the values of what is on the meta device; each device reads its slices.
+        initialise: `initialise(module)` writes every parameter and buffer of a module on the meta device, for example
+            `lambda module: module.init_weights()`; it is traced, and drawn in shards from the run's seed.
         check: Compare loss, gradients and buffers with PyTorch's own on the example first, and refuse where they disagree.
 
     Raises:
@@ -66,7 +70,10 @@ def task(
         )
     if compute_dtype not in AUTOCAST:
         raise RecipeError(f"compute_dtype={compute_dtype!r}; {nearest(compute_dtype, AUTOCAST)}")
-    given = host_arrays(module, weights)
+    if initialise is not None and weights is not None:
+        raise RecipeError("initialise= and weights= both say where the weights come from; give one of them")
+    drawn = None if initialise is None else initialiser(module, initialise)
+    given = None if drawn is not None else host_arrays(module, weights)
     programs = _Programs(
         module, Objective(loss, form), {name: leaf.dtype for name, leaf in leaves.items()}, AUTOCAST[compute_dtype]
     )
@@ -85,7 +92,7 @@ def task(
 
     def rebuild(params: Any, state: Any) -> nn.Module:
         # Another run of this task begins where the first one began.
-        for array in (*given[0].values(), *given[1].values()):
+        for array in () if given is None else (*given[0].values(), *given[1].values()):
             if isinstance(array, TensorArray):
                 array.keep()
         return put_back(module, params, state)
@@ -93,6 +100,7 @@ def task(
     model = Model(
         name=type(module).__name__,
         given=given,
+        create=drawn,
         evaluate=programs.evaluate,
         rebuild=rebuild,
         kind_of=known.get,

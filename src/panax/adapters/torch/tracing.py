@@ -137,7 +137,7 @@ def trace(
         # What was set for the first time is a cache; what changes each time is a count, which a compiled step would hold fixed.
         first = recorded()
         _refuse_counts(module, changed)
-    graph = _functional(first, inputs)
+    graph = functional(first, inputs)
     _refuse_changed_parameters(graph, tuple(parameters))
     return Traced(
         graph=graph.graph,
@@ -182,7 +182,7 @@ def mode_of(module: nn.Module, train: bool) -> Iterator[None]:
             part.training = flag
 
 
-def _functional(first: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphModule:
+def functional(first: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphModule:
     """The same graph without in-place operations and views, in core ATen."""
 
     def again(*arguments: Any) -> Any:

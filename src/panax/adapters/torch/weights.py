@@ -65,7 +65,7 @@ def host_arrays(module: nn.Module, weights: str | None) -> tuple[dict[str, Any],
             return TensorArray(tensor)
         if name not in stored:
             raise RecipeError(
-                f"{name} is on the meta device, which holds no values; give weights=, a safetensors file or a folder of them"
+                f"{name} is on the meta device, which holds no values; give initialise=, or weights=, safetensors"
                 + (f" with this name in it ({nearest(name, stored)})" if stored else "")
             )
         file, shape = stored[name]
@@ -121,20 +121,39 @@ def _compute_buffers(module: nn.Module, stored: Mapping[str, Any]) -> None:
         compute()
 
 
+Place = tuple[nn.Module, str]
+
+
+def places(module: nn.Module) -> dict[Place, str]:
+    """Every place of the module that holds a tensor, and the tensor's first name."""
+    first: dict[int, str] = {}
+    found: dict[Place, str] = {}
+    for path, part in module.named_modules():
+        for held in (part._parameters, part._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    found[part, name] = first.setdefault(id(tensor), f"{path}.{name}" if path else name)
+    return found
+
+
+def hold(part: nn.Module, name: str, tensor: Any) -> None:
+    held: Any = part._parameters if name in part._parameters else part._buffers
+    held[name] = tensor
+
+
 def put_back(module: nn.Module, params: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> nn.Module:
-    """Write parameters and buffers into the module; what is on the meta device gets memory of its own."""
-    for owned, values in ((dict(module.named_parameters()), params), (dict(module.named_buffers()), state)):
-        for name, tensor in owned.items():
-            value = torch.from_numpy(np.array(values[name], np.float32 if tensor.dtype == torch.bfloat16 else None))
-            if not tensor.is_meta:
-                with torch.no_grad():
-                    tensor.copy_(value)
-                continue
-            path, _, last = name.rpartition(".")
+    """Write parameters and buffers into the module; what is on the meta device gets memory of its own, and ties stay."""
+    values, made = {**params, **state}, {}
+    for (part, name), first in places(module).items():
+        tensor = getattr(part, name)
+        value = torch.from_numpy(np.array(values[first], np.float32 if tensor.dtype == torch.bfloat16 else None))
+        if not tensor.is_meta:
+            with torch.no_grad():
+                tensor.copy_(value)
+            continue
+        if first not in made:
             value = value.to(tensor.dtype)
-            new = nn.Parameter(value, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
-            setattr(module.get_submodule(path), last, new)
-    tie = getattr(module, "tie_weights", None)
-    if tie is not None:
-        tie()
+            free = tensor.requires_grad
+            made[first] = nn.Parameter(value, requires_grad=free) if isinstance(tensor, nn.Parameter) else value
+        hold(part, name, made[first])
     return module
