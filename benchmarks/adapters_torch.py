@@ -3,8 +3,8 @@
     python benchmarks/adapters_torch.py [--models llama vit] [--rounds 5] [--dtype float32] [--json results.json]
 
 Each column is a process of its own; they take turns, so that the machine's load is the same for all. A step is a forward, a
-backward and an update by SGD on a batch that is there already. Before anything is timed, the losses of the first three steps are compared
-(dropout is set to 0 for that: PyTorch draws other masks), and a column that does other work is marked.
+backward and an update by SGD on a batch that is there already. Before anything is timed, the losses of the first steps are
+compared (dropout is set to 0 for that: PyTorch draws other masks).
 """
 
 import argparse

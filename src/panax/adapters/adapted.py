@@ -24,8 +24,8 @@ class Model:
 
     Attributes:
         name: What a run of it is called unless told.
-        evaluate: `(params, state, batch, key, train) -> (returned, state)`: what the user's loss returned for a batch, in any form
-            that `read_loss` takes, and the state afterwards.
+        evaluate: `(params, state, batch, key, train) -> (returned, state)`: what the user's loss returned for a batch, in any
+            form that `read_loss` takes, and the state afterwards.
         rebuild: `(params, state) -> model`: NumPy arrays back into the library's own form.
         create: `key -> (params, state)`, run inside a jitted function; None where `given` is.
         given: Parameters and state as host arrays, where the model brings its weights.
@@ -52,7 +52,8 @@ class Model:
 class AdaptedTask(Task):
     """A model of another library; all that trains a built-in model trains it.
 
-    It sees whole arrays, and XLA partitions it over replica, fsdp, tensor, and expert: one more axis of rows and of weights at rest.
+    It sees whole arrays, and XLA partitions it over replica, fsdp, tensor, and expert, which is one more axis of rows and of
+    weights at rest.
 
     Attributes:
         name: The model's, in lower case.
@@ -84,7 +85,7 @@ class AdaptedTask(Task):
         if self.model.given is not None:
             return zeros(self.model.given)
         assert self.model.create is not None
-        with _its_own_ways():
+        with its_own_ways():
             return self.model.create(key)
 
     def given(self, shardings: tuple[Any, Any]) -> tuple[Params, State] | None:
@@ -95,16 +96,23 @@ class AdaptedTask(Task):
         rows = next(iter(leaves.values())).shape[0]
         if "row" in batch:
             key = jax.random.fold_in(key, batch["row"][0])
-        with _its_own_ways():
+        with its_own_ways():
             returned, after = self.model.evaluate(params, state, leaves, key, train)
             losses, metrics = read_loss(returned, rows)
         if not train:
             return Evaluation(losses, state, metrics)
-        was, now = (jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (state, after))
+        was, now = (
+            {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(tree).items()}
+            for tree in (state, after)
+        )
         if was != now:
+            changed = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
+            changes = ", ".join(
+                f"{name} from {was.get(name, 'nothing')} to {now.get(name, 'nothing')}" for name in changed
+            )
             raise RecipeError(
-                f"{self.model.name}: the loss changes the shapes of the model's state, from {was} to {now}; create all of it "
-                f"at initialisation, and keep its shapes and dtypes"
+                f"{self.model.name}: the loss changes what the model's state is made of, {changes}; create all of it at "
+                f"initialisation, and keep its shapes and dtypes"
             )
         return Evaluation(losses, after, metrics)
 
@@ -118,7 +126,7 @@ class AdaptedTask(Task):
 
 
 @contextlib.contextmanager
-def _its_own_ways() -> Iterator[None]:
+def its_own_ways() -> Iterator[None]:
     """What is inside runs under the promotion rules that other libraries are written for, whatever stricter ones are set."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield

@@ -7,72 +7,114 @@ import equinox as eqx
 import jax
 
 from ..core import Axes, Batch
+from ..core.axes import path_name
 from ..core.errors import RecipeError
-from .adapted import AdaptedTask, Model
+from .adapted import AdaptedTask, Model, its_own_ways
 from .calling import call_loss
+from .layouts import Kind
 
 
 def task(
-    create: Callable[[jax.Array], Any],
+    create: Any,
     loss: Callable[..., Any],
     *,
     sharding: Mapping[str, Axes] | None = None,
 ) -> AdaptedTask:
     """An Equinox model as a task.
 
+    Its parameters are its floating-point arrays; other arrays are state. `eqx.nn.inference_mode` is off while it trains, and on
+    while it is evaluated.
+
     Args:
-        create: `key -> model`, or `key -> (model, eqx.nn.State)` as `eqx.nn.make_with_state` returns; traced, so that
-            no device holds a whole copy.
+        create: `key -> model`, or `key -> (model, eqx.nn.State)` as `eqx.nn.make_with_state` returns; traced, so that no device
+            holds a whole copy. Or a model, or such a pair, that exists: its weights are kept.
         loss: `loss(model, batch)`, or with any of the keywords `key`, `train` and `state` that it names. With `state` it returns
             `(what a loss returns, state)`.
         sharding: Patterns of parameter names to logical axes.
 
     Raises:
-        RecipeError: `create` is no function of a key, or a pattern matches nothing.
+        RecipeError: `create` makes no model, the loss leaves out the state, or a pattern matches nothing.
 
     >>> import equinox as eqx, jax.numpy as jnp
     >>> net = task(lambda key: eqx.nn.Linear(4, 1, key=key), lambda model, batch: (jax.vmap(model)(batch["x"]) ** 2).mean())
     >>> net.name
     'linear'
     """
-    if isinstance(create, eqx.Module) or not callable(create):
-        raise RecipeError(
-            f"create is a {type(create).__name__}; expected a function of a key: lambda key: Net(key=key)"
-        )
+    exists = isinstance(create, tuple | eqx.Module)
+    if not exists and (not callable(create) or isinstance(create, type)):
+        raise RecipeError(f"create is {create!r}; expected a function of a key: lambda key: Net(key=key)")
 
     def both(key: jax.Array) -> tuple[Any, Any]:
-        made = create(key)
-        return made if isinstance(made, tuple) else (made, None)
+        made = create if exists else create(key)
+        model, state = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        if not isinstance(model, eqx.Module) or not isinstance(state, eqx.nn.State | None):
+            raise RecipeError(
+                f"create made {type(made).__name__}; expected an equinox.Module, or a pair of one and its eqx.nn.State"
+            )
+        return model, state
 
-    model_shape, state_shape = eqx.filter_eval_shape(both, jax.random.key(0))
-    static = eqx.filter(model_shape, _trains, inverse=True)
-    rest_state = eqx.filter(state_shape, _is_array, inverse=True)
+    with its_own_ways():
+        model_shape, state_shape = both(jax.random.key(0)) if exists else eqx.filter_eval_shape(both, jax.random.key(0))
+    plain_model = eqx.filter(model_shape, _is_array, inverse=True)
+    plain_state = eqx.filter(state_shape, _is_array, inverse=True)
 
     def split(key: jax.Array) -> tuple[Any, Any]:
         model, state = both(key)
         params, others = eqx.partition(model, _trains)
         return params, (eqx.filter(others, _is_array), eqx.filter(state, _is_array))
 
-    plain = eqx.filter(static, _is_array, inverse=True)
-
     def join(params: Any, held: tuple[Any, Any]) -> tuple[Any, Any]:
         others, state = held
-        return eqx.combine(params, others, plain), eqx.combine(state, rest_state)
+        return eqx.combine(params, others, plain_model), eqx.combine(state, plain_state)
 
     def evaluate(params: Any, held: Any, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Any]:
         model, state = join(params, held)
         model = eqx.nn.inference_mode(model, value=not train)
         if state_shape is None:
             return call_loss(loss, model, batch, key=key, train=train), held
-        returned, state = call_loss(loss, model, batch, key=key, train=train, state=state)
-        return returned, (held[0], eqx.filter(state, _is_array))
+        returned = call_loss(loss, model, batch, key=key, train=train, state=state)
+        if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], eqx.nn.State)):
+            raise RecipeError(
+                "the model has an eqx.nn.State; expected a loss with the keyword state that returns (what a loss returns, state)"
+            )
+        return returned[0], (held[0], eqx.filter(returned[1], _is_array))
 
     def rebuild(params: Any, held: Any) -> Any:
         model, state = join(params, held)
         return model if state_shape is None else (model, state)
 
-    name = type(model_shape).__name__
-    return AdaptedTask(Model(name=name, create=split, evaluate=evaluate, rebuild=rebuild), sharding)
+    return AdaptedTask(
+        Model(
+            name=type(model_shape).__name__,
+            create=None if exists else split,
+            given=jax.device_get(split(jax.random.key(0))) if exists else None,
+            evaluate=evaluate,
+            rebuild=rebuild,
+            kind_of=_kinds(model_shape).get,
+        ),
+        sharding,
+    )
+
+
+_LAYERS: Mapping[type, Kind] = {
+    eqx.nn.Linear: "out_in",
+    eqx.nn.GRUCell: "out_in",
+    eqx.nn.LSTMCell: "out_in",
+    eqx.nn.Conv: "convolution_first",
+    eqx.nn.Embedding: "embedding",
+}
+
+
+def _kinds(model: Any) -> dict[str, Kind]:
+    """What the weights of Equinox's own layers are, by name."""
+    found: dict[str, Kind] = {}
+    layers = jax.tree_util.tree_flatten_with_path(model, is_leaf=lambda node: isinstance(node, tuple(_LAYERS)))[0]
+    for path, layer in layers:
+        for cls, kind in _LAYERS.items():
+            if isinstance(layer, cls):
+                weights = jax.tree_util.tree_flatten_with_path(eqx.filter(layer, _trains))[0]
+                found |= {path_name((*path, *inner)): kind for inner, leaf in weights if leaf.ndim >= 2}
+    return found
 
 
 def _is_array(leaf: Any) -> bool:

@@ -73,7 +73,7 @@ def automatic_axes(
 
     Args:
         named: Those of parameters for which the model names them.
-        sharding: Patterns of paths (`*` stands for anything, dots included) with the axes they get instead; the first match counts.
+        sharding: Patterns of paths (`*` stands for anything, dots included) with the axes they get instead; the first that fits.
 
     Raises:
         RecipeError: A pattern matches no parameter, or no further one; names an axis that there is not; or has another number of

@@ -52,7 +52,7 @@ def _pair(name: str, term: Any, rows: int) -> tuple[jax.Array, jax.Array]:
 def _scalar(name: str, value: Any) -> jax.Array:
     try:
         array = jnp.asarray(value)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise RecipeError(f"the loss {name!r} is a {type(value).__name__}; expected {FORMS}") from error
     if array.shape != () or array.dtype.kind in "c":
         raise RecipeError(

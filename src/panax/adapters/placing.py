@@ -1,12 +1,13 @@
 """Weights that exist on the host, brought to the devices shard by shard: no device ever holds a whole copy of a split array."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 
+@runtime_checkable
 class HostArray(Protocol):
     """What can be placed: a NumPy array, a tensor's view, an array in a file of which slices can be read."""
 

@@ -18,11 +18,12 @@ from .regions import marked_regions
 from .tracing import mode_of
 
 TOLERANCE = {None: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
-"""How far the two may be apart, relative to the largest entry of each gradient. A hundred times what sums in another order make
-(measured: 1e-6 to 1e-5 over the models of docs/adapters.md), and far below what a wrong derivative makes."""
+"""How far the two may be apart, relative to the norm of each gradient. A hundred times what sums in another order make
+(measured: 1e-6 to 1e-5 over the models of docs/adapters.md; more where rounding decides which of two elements a pool takes),
+and far below what a wrong derivative makes."""
 
 FLOOR = 1e-2
-"""Gradients are compared at no less than this share of the largest of all: the true zeros (a key's bias, a convolution's before
+"""A gradient is compared at no less than this share of the largest one's norm: true zeros (of a key's bias, of a bias before
 BatchNorm) are rounding noise in both, of about 1e-6 of the largest."""
 
 COPIES = 8
@@ -61,15 +62,16 @@ def check(
     for name, a, b in zip(program.traced.losses, theirs, ours):
         if not abs(a - b) <= tolerance * max(abs(a), abs(b), 1e-6) and not (np.isnan(a) and np.isnan(b)):
             raise RecipeError(_disagree(f"loss {name!r}", a, b))
-    largest = max((float(np.abs(g).max()) for g in their_gradients.values() if g.size), default=0.0)
-    apart = {}
-    for name, theirs_of in their_gradients.items():
-        scale = max(float(np.abs(theirs_of).max(initial=0)), FLOOR * largest, 1e-30)
-        apart[name] = float(np.abs(theirs_of - our_gradients[name]).max(initial=0)) / scale
+    norms = {name: float(np.linalg.norm(g.astype(np.float64))) for name, g in their_gradients.items()}
+    floor = FLOOR * max(norms.values(), default=0.0)
+    apart = {
+        name: float(np.linalg.norm(theirs_of.astype(np.float64) - our_gradients[name])) / max(norms[name], floor, 1e-30)
+        for name, theirs_of in their_gradients.items()
+    }
     worst = max(apart, key=lambda name: apart[name], default=None)
     if worst is not None and not apart[worst] <= tolerance:
-        a, b = (float(np.abs(g[worst]).max()) for g in (their_gradients, our_gradients))
-        raise RecipeError(_disagree(f"the gradient of {worst}", a, b, apart[worst]))
+        a, b = (float(np.linalg.norm(g[worst])) for g in (their_gradients, our_gradients))
+        raise RecipeError(_disagree(f"the norm of the gradient of {worst}", a, b, apart[worst]))
     for name, buffer in their_buffers.items():
         found = our_buffers[name]
         scale = max(float(np.abs(buffer).max(initial=0)), 1e-3)
@@ -78,7 +80,7 @@ def check(
 
 
 def _disagree(what: str, theirs: Any, ours: Any, apart: float | None = None) -> str:
-    by = "" if apart is None else f" (apart by {apart:.1e} of its largest entry)"
+    by = "" if apart is None else f" (apart by {apart:.1e} of it)"
     return (
         f"{what} is {float(theirs):.6g} in PyTorch and {float(ours):.6g} as traced{by}; the module does something that a "
         "trace does not "

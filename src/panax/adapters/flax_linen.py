@@ -1,0 +1,149 @@
+"""Flax Linen modules: parameters are the collection `params`, state is every other collection."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+
+from ..core import Axes, Batch
+from ..core.axes import path_name
+from ..core.errors import RecipeError
+from .adapted import AdaptedTask, Model, its_own_ways
+from .applied import Applied, example_batch
+from .calling import call_loss
+from .extras import needed
+from .heads import head_axes
+from .layouts import Kind
+from .naming import AxisNames, read_names
+
+nn = needed("flax.linen", "flax")
+unfreeze = needed("flax.core", "flax").unfreeze
+
+PASSING = frozenset({"intermediates", "perturbations"})
+"""Collections that belong to one call, and are no state."""
+
+MODES = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
+"""What modules call the argument by which a call trains or not, and its value when training."""
+
+
+def task(
+    module: Any,
+    loss: Callable[..., Any],
+    *,
+    example: Any = None,
+    variables: Any = None,
+    axis_names: AxisNames | None = None,
+    sharding: Mapping[str, Axes] | None = None,
+) -> AdaptedTask:
+    """A Flax Linen module as a task.
+
+    In the loss, `model(*args, **kwargs)` is `module.apply` with the variables, the random keys, and the collections that
+    change: what it leaves in `batch_stats` and the like is the state. Where the module's `__call__` has an argument `train`,
+    `training`, `is_training`, `deterministic` or `use_running_average` that the loss leaves out, it is set. With
+    `mutable=["losses"]` a call returns `(output, {"losses": ...})`, as `apply` does, and that collection is no state.
+    `model.variables` are the variables. Axis names (`nn.with_partitioning`, `nn.with_logical_partitioning`) are read.
+
+    The variables are made by `module.init` in the model's calls, as the loss makes them for a batch of the example's shapes.
+
+    Args:
+        loss: `loss(model, batch)`, or with any of the keywords `key` and `train` that it names.
+        example: A batch of the shapes to come; only its shapes are used.
+        variables: Variables that exist, in place of an example; their values are kept.
+        axis_names: What the module calls an axis, to Panax's name of it.
+        sharding: Patterns of parameter names to logical axes, before all else.
+
+    Raises:
+        RecipeError: It is no module, there is neither an example nor variables, or an axis name or a pattern means nothing.
+
+    >>> import flax.linen as nn, jax.numpy as jnp
+    >>> net = task(nn.Dense(1), lambda model, batch: (model(batch["x"]) ** 2).mean(), example={"x": jnp.ones((8, 4))})
+    >>> sorted(net.init(jax.random.key(0))[0])
+    ['bias', 'kernel']
+    """
+    if not isinstance(module, nn.Module):
+        raise RecipeError(f"the module is {module!r}; expected an instance of flax.linen.Module: Net(), not Net")
+    passing = set(PASSING)
+
+    def modes(args: tuple[Any, ...], keywords: Mapping[str, Any], train: bool) -> dict[str, Any]:
+        method = keywords.get("method")
+        function = getattr(module, method or "__call__") if isinstance(method, str | None) else partial(method, module)
+        parameters = inspect.signature(function).parameters
+        left_out = parameters.keys() - keywords.keys() - set(list(parameters)[: len(args)])
+        return {name: MODES[name] == train for name in left_out & MODES.keys()}
+
+    def variables_for(key: jax.Array) -> dict[str, Any]:
+        def creating(held: Any, _: jax.Array, *args: Any, mutable: Any = (), **keywords: Any) -> tuple[Any, Any]:
+            mutable = [mutable] if isinstance(mutable, str) else list(mutable)
+            passing.update(mutable)
+            keywords |= modes(args, keywords, True)
+            output, made = module.init_with_output(key, *args, **keywords)
+            asked = {name: made[name] for name in mutable if name in made}
+            return (output, asked) if mutable else output, _merged(held, unfreeze(made))
+
+        model = Applied(creating, {}, key)
+        call_loss(loss, model, example_batch(example, type(module).__name__), key=key, train=True)
+        if not model.variables:
+            raise RecipeError("the loss never calls its model; call it: model(batch['x'])")
+        return model.variables
+
+    with its_own_ways():
+        boxed = jax.eval_shape(variables_for, jax.random.key(0)) if variables is None else unfreeze(variables)
+    if variables is not None and "params" not in boxed:
+        raise RecipeError(f"the variables are {sorted(boxed)}; expected a collection params")
+
+    def split(everything: Mapping[str, Any]) -> tuple[Any, Any]:
+        plain = jax.tree.map(lambda leaf: leaf.value if _is_box(leaf) else leaf, everything, is_leaf=_is_box)
+        state = {name: tree for name, tree in plain.items() if name != "params" and name not in passing}
+        return plain.get("params", {}), state
+
+    def evaluate(params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Any]:
+        def call(held: Any, key: jax.Array, *args: Any, mutable: Any = (), **keywords: Any) -> tuple[Any, Any]:
+            mutable = [mutable] if isinstance(mutable, str) else list(mutable)
+            keywords |= modes(args, keywords, train)
+            # A stream that is named neither falls back on `params`.
+            rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}
+            output, after = module.apply(held, *args, rngs=rngs, mutable=[*state, *mutable], **keywords)
+            asked = {name: after[name] for name in mutable if name in after}
+            after = {name: after.get(name, held[name]) for name in state}
+            return (output, asked) if mutable else output, {"params": params, **after}
+
+        model = Applied(call, {"params": params, **state}, key)
+        returned = call_loss(loss, model, batch, key=key, train=train)
+        return returned, {name: model.variables[name] for name in state}
+
+    def rebuild(params: Any, state: Any) -> dict[str, Any]:
+        return {"params": params, **state}
+
+    flat = jax.tree_util.tree_flatten_with_path(boxed.get("params", {}), is_leaf=_is_box)[0]
+    named = {path_name(path): box.names for path, box in flat if _is_box(box)}
+    shapes = {path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_flatten_with_path(split(boxed)[0])[0]}
+    return AdaptedTask(
+        Model(
+            name=type(module).__name__,
+            create=(lambda key: split(variables_for(key))) if variables is None else None,
+            given=None if variables is None else jax.device_get(split(boxed)),
+            evaluate=evaluate,
+            rebuild=rebuild,
+            axes=head_axes(shapes) | read_names(named, axis_names or {}),
+            kind_of=_kind_of,
+        ),
+        sharding,
+    )
+
+
+def _kind_of(path: str) -> Kind | None:
+    return "embedding" if path.rpartition(".")[2] == "embedding" else None
+
+
+def _merged(held: Any, made: Any) -> Any:
+    """What is held, and beside it what is made anew."""
+    if not isinstance(held, Mapping) or not isinstance(made, Mapping):
+        return held
+    new = {name: tree for name, tree in made.items() if name not in held}
+    return {**{name: _merged(tree, made.get(name, tree)) for name, tree in held.items()}, **new}
+
+
+def _is_box(leaf: Any) -> bool:
+    return isinstance(leaf, nn.Partitioned)

@@ -1,0 +1,146 @@
+"""Flax NNX models: parameters are `nnx.Param`, state is every other variable, random streams follow the step's key."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core import Axes, Batch
+from ..core.errors import RecipeError
+from .adapted import AdaptedTask, Model, its_own_ways
+from .calling import call_loss
+from .extras import needed
+from .heads import head_axes
+from .layouts import Kind
+from .naming import AxisNames, read_names
+
+nnx = needed("flax.nnx", "flax")
+
+Flat = dict[str, Any]
+"""Dotted name to array, of one group of a model's variables."""
+
+
+def task(
+    create: Any,
+    loss: Callable[..., Any],
+    *,
+    trains: Any = None,
+    axis_names: AxisNames | None = None,
+    sharding: Mapping[str, Axes] | None = None,
+) -> AdaptedTask:
+    """A Flax NNX model as a task.
+
+    The model is in training mode (`model.train()`) while it trains and in evaluation mode (`model.eval()`) while it is
+    evaluated. Before each batch its random streams are seeded from the step's key, as `nnx.reseed` does; so they are no
+    part of a checkpoint. Axis names in the variables' metadata (`nnx.with_partitioning`) are read as logical axes.
+
+    Args:
+        create: `rngs -> model`, traced, so that no device holds a whole copy; or a model that exists, whose weights are kept.
+        loss: `loss(model, batch)`, or with any of the keywords `key` and `train` that it names. It may change the model.
+        trains: A filter of the variables that are trained, such as `nnx.LoRAParam`; every `nnx.Param` unless told.
+        axis_names: What the model calls an axis, to Panax's name of it.
+        sharding: Patterns of parameter names to logical axes, before all else.
+
+    Raises:
+        RecipeError: `create` makes no model, an axis name means nothing, or a pattern matches nothing.
+
+    >>> from flax import nnx
+    >>> net = task(lambda rngs: nnx.Linear(4, 1, rngs=rngs), lambda model, batch: (model(batch["x"]) ** 2).mean())
+    >>> sorted(net.init(jax.random.key(0))[0])
+    ['bias', 'kernel']
+    """
+    exists = isinstance(create, nnx.Module)
+    if not exists and (not callable(create) or isinstance(create, type)):
+        raise RecipeError(f"create is {create!r}; expected a function of random streams: lambda rngs: Net(rngs=rngs)")
+
+    def made(key: jax.Array) -> Any:
+        # NNX would lay named variables out at once, on a mesh of its own.
+        with nnx.use_eager_sharding(False):
+            model = create(nnx.Rngs(key))
+        if not isinstance(model, nnx.Module):
+            raise RecipeError(f"create made a {type(model).__name__}; expected an nnx.Module")
+        return model
+
+    def groups(model: Any) -> tuple[Any, Any, Any, Any]:
+        return nnx.split(model, nnx.Param if trains is None else nnx.Any(nnx.Param, trains), nnx.RngState, ...)
+
+    with its_own_ways():
+        example = create if exists else nnx.eval_shape(made, jax.random.key(0))
+    definition, params_like, rng_like, state_like = groups(example)
+
+    def split(key: jax.Array) -> tuple[Flat, Flat]:
+        _, params, _, state = groups(made(key))
+        return _flat(params), _flat(state)
+
+    def join(params: Flat, state: Flat, key: jax.Array) -> Any:
+        seeds = {name: _blank(leaf) for name, leaf in _flat(rng_like).items()}
+        parts = (_filled(like, flat) for like, flat in ((params_like, params), (rng_like, seeds), (state_like, state)))
+        model = nnx.merge(definition, *parts)
+        tags = sorted({variable.tag for _, variable in nnx.to_flat_state(rng_like)})
+        keys = {tag: jax.random.fold_in(key, i) if i else key for i, tag in enumerate(tags)}
+        nnx.reseed(model, policy="match_shape", **keys)
+        return model
+
+    def evaluate(params: Flat, state: Flat, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Flat]:
+        model = join(params, state, key)
+        model.train() if train else model.eval()
+        returned = call_loss(loss, model, batch, key=key, train=train)
+        # What a model sows belongs to one call of it.
+        sown = _flat(nnx.state(model, nnx.Intermediate)).keys() - state.keys()
+        return returned, {name: leaf for name, leaf in _flat(groups(model)[3]).items() if name not in sown}
+
+    def rebuild(params: Flat, state: Flat) -> Any:
+        return join(params, state, jax.random.key(0))
+
+    named = {
+        name: (*axes, *(None,) * (variable.get_value().ndim - len(axes)))
+        for name, variable in _variables(params_like).items()
+        if (axes := _names_of(variable))
+    }
+    shapes = {name: leaf.shape for name, leaf in _flat(params_like).items()}
+    fixed = () if trains is None else tuple(_flat(params_like).keys() - _flat(nnx.filter_state(params_like, trains)))
+    return AdaptedTask(
+        Model(
+            name=type(example).__name__,
+            create=None if exists else split,
+            given=jax.device_get((_flat(params_like), _flat(state_like))) if exists else None,
+            evaluate=evaluate,
+            rebuild=rebuild,
+            axes=head_axes(shapes) | read_names(named, axis_names or {}),
+            kind_of=_kind_of,
+            frozen=fixed,
+        ),
+        sharding,
+    )
+
+
+def _kind_of(path: str) -> Kind | None:
+    return "embedding" if path.rpartition(".")[2] == "embedding" else None
+
+
+def _names_of(variable: Any) -> tuple[Any, ...]:
+    metadata = variable.get_metadata()
+    # Before Flax 0.12.4 they were `sharding_names`.
+    return tuple(metadata.get("out_sharding") or metadata.get("sharding_names") or ())
+
+
+def _variables(state: Any) -> dict[str, Any]:
+    return {".".join(map(str, path)): variable for path, variable in nnx.to_flat_state(state)}
+
+
+def _flat(state: Any) -> Flat:
+    return {name: variable.get_value() for name, variable in _variables(state).items()}
+
+
+def _filled(like: Any, flat: Flat) -> Any:
+    """The variables of `like`, their metadata kept, with other values."""
+    return nnx.from_flat_state(
+        [(path, variable.replace(flat[".".join(map(str, path))])) for path, variable in nnx.to_flat_state(like)]
+    )
+
+
+def _blank(like: Any) -> jax.Array:
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(jax.random.key(0), like.shape)
+    return jnp.zeros(like.shape, like.dtype)

@@ -1,0 +1,115 @@
+"""Haiku functions: parameters and state as `hk.transform_with_state` gives them, random keys from the step's."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from ..core import Axes, Batch, named_leaves
+from ..core.errors import RecipeError
+from .adapted import AdaptedTask, Model, its_own_ways
+from .applied import Applied, example_batch
+from .calling import call_loss, wanted
+from .extras import needed
+from .layouts import Kind
+
+hk = needed("haiku", "haiku")
+
+
+def task(
+    function: Any,
+    loss: Callable[..., Any] | None = None,
+    *,
+    example: Any = None,
+    variables: tuple[Any, Any] | None = None,
+    sharding: Mapping[str, Axes] | None = None,
+) -> AdaptedTask:
+    """A Haiku function as a task.
+
+    Args:
+        function: Without `loss`, what computes the loss: `function(batch)`, or with any of the keywords `train` and `is_training`
+            that it names. With `loss`, the network. Either plain, or transformed by `hk.transform` or `hk.transform_with_state`.
+        loss: `loss(model, batch)`, or with any of the keywords `key` and `train` that it names, where `model(*args, **kwargs)`
+            calls the network with its parameters and state.
+        example: A batch of the shapes to come; only its shapes are used.
+        variables: `(params, state)` that exist, in place of an example; their values are kept.
+        sharding: Patterns of parameter names to logical axes.
+
+    Raises:
+        RecipeError: It is no function, there is neither an example nor variables, or a pattern means nothing.
+
+    >>> import haiku as hk, jax.numpy as jnp
+    >>> net = task(lambda batch: (hk.Linear(1)(batch["x"]) ** 2).mean(), example={"x": jnp.ones((8, 4))})
+    >>> sorted(net.init(jax.random.key(0))[0]["linear"])
+    ['b', 'w']
+    """
+    transformed, name, takes = _transformed(function)
+
+    def modes(train: bool) -> dict[str, Any]:
+        return wanted(*takes, {"train": train, "is_training": train})
+
+    def initial(key: jax.Array) -> tuple[Any, Any]:
+        batch = example_batch(example, name)
+        if loss is None:
+            return transformed.init(key, batch, **modes(True))
+
+        def creating(held: Any, call_key: jax.Array, *args: Any, **keywords: Any) -> tuple[Any, Any]:
+            held = held or transformed.init(key, *args, **keywords)
+            return transformed.apply(*held, call_key, *args, **keywords)[0], held
+
+        model = Applied(creating, None, key)
+        call_loss(loss, model, batch, key=key, train=True)
+        if model.variables is None:
+            raise RecipeError("the loss never calls its model; call it: model(batch['x'])")
+        return model.variables
+
+    def evaluate(params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Any]:
+        if loss is None:
+            return transformed.apply(params, state, key, batch, **modes(train))
+
+        def call(held: Any, call_key: jax.Array, *args: Any, **keywords: Any) -> tuple[Any, Any]:
+            output, after = transformed.apply(*held, call_key, *args, **keywords)
+            return output, (params, after)
+
+        model = Applied(call, (params, state), key)
+        return call_loss(loss, model, batch, key=key, train=train), model.variables[1]
+
+    with its_own_ways():
+        params, _ = jax.eval_shape(initial, jax.random.key(0)) if variables is None else variables
+    return AdaptedTask(
+        Model(
+            name=name,
+            create=initial if variables is None else None,
+            given=None if variables is None else jax.device_get(tuple(variables)),
+            evaluate=evaluate,
+            rebuild=lambda params, state: (params, state),
+            axes={path: (None,) * leaf.ndim for path, leaf in named_leaves(params).items() if _of_a_norm(path)},
+            kind_of=_kind_of,
+        ),
+        sharding,
+    )
+
+
+def _transformed(function: Any) -> tuple[Any, str, tuple[Any, int]]:
+    """The function with its state, its name, and what is called with how many arguments before its keywords."""
+    if isinstance(function, hk.Transformed | hk.TransformedWithState):
+        with_state = hk.with_empty_state(function) if isinstance(function, hk.Transformed) else function
+        original, takes = getattr(function.init, "_original_fn", function), (with_state.apply, 4)
+    elif callable(function) and not isinstance(function, type | hk.Module):
+        with_state = hk.transform_with_state(function)
+        original, takes = function, (function, 1)
+    else:
+        raise RecipeError(
+            f"the function is {function!r}; expected a function that makes its modules when called: "
+            f"lambda x, train: Net()(x, train)"
+        )
+    return with_state, getattr(original, "__name__", "haiku").strip("<>"), takes
+
+
+def _of_a_norm(path: str) -> bool:
+    """Haiku's norms keep the dimensions that they are broadcast over."""
+    return path.rpartition(".")[2] in ("scale", "offset")
+
+
+def _kind_of(path: str) -> Kind | None:
+    return "embedding" if path.endswith("embeddings") else None

@@ -1,0 +1,32 @@
+"""Attention weights that keep their heads apart, as Flax and Keras write them: `[embed, heads, head_dim]` and back."""
+
+from collections.abc import Mapping
+
+from ..core import Axes
+
+_PROJECTING = ("query", "key", "value")
+_MERGING = ("out", "attention_output")
+_VECTORS = ("bias", "scale", "gamma", "beta")
+
+
+def head_axes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Axes]:
+    """Logical axes of an attention layer's parameters, whose heads are computed in parallel, and of the biases and scales of any.
+
+    A bias or scale of more dimensions is one of layers side by side, or over heads; it is no matrix.
+
+    >>> head_axes({"attn.query.kernel": (64, 4, 16), "attn.query.bias": (4, 16), "up.bias": (3, 64)})
+    {'attn.query.kernel': ('width', 'features', None), 'attn.query.bias': ('features', None), 'up.bias': (None, None)}
+    """
+    found: dict[str, Axes] = {}
+    for path, shape in shapes.items():
+        layer, _, leaf = path.rpartition(".")
+        layer = layer.rpartition(".")[2]
+        if layer in _PROJECTING and leaf == "kernel" and len(shape) == 3:
+            found[path] = ("width", "features", None)
+        elif layer in _PROJECTING and leaf == "bias" and len(shape) == 2:
+            found[path] = ("features", None)
+        elif layer in _MERGING and leaf == "kernel" and len(shape) == 3:
+            found[path] = ("features", None, "width")
+        elif leaf in _VECTORS:
+            found[path] = (None,) * len(shape)
+    return found

@@ -1,0 +1,240 @@
+"""Lightning modules, unchanged: `training_step` is the loss, `configure_optimizers` the optimizer, what is logged are metrics.
+
+What a Trainer would do besides is Panax's own: loops, devices, precision, checkpoints. What a module asks of its Trainer and
+can't have, and hooks that nobody would call, are refused by name.
+"""
+
+import contextlib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ..core import Axes
+from ..core.errors import RecipeError
+from .adapted import AdaptedTask
+from .torch import task as torch_task
+from .torch_optimizers import TorchOptimizer, from_torch
+
+_WITHOUT_EFFECT = re.compile(
+    r"forward|training_step|validation_step|test_step|predict_step|configure_optimizers|\w+_dataloader|on_test_\w+|on_predict_\w+"
+)
+"""What a module may override: what is used here, what data replaces, and what has no part in training."""
+
+
+class Arguments(NamedTuple):
+    """What an experiment or `panax.compile_step` is given.
+
+    Attributes:
+        optimizer: Steps as PyTorch's would; Lightning clips no gradients unless its Trainer is told to, so give
+            `StepConfig(clip_norm=None)` for the same.
+    """
+
+    task: AdaptedTask
+    optimizer: TorchOptimizer
+
+
+def fit_arguments(
+    module: Any,
+    *,
+    example: Any,
+    num_steps: int,
+    steps_per_epoch: int | None = None,
+    ignore: Iterable[str] = (),
+    sharding: Mapping[str, Axes] | None = None,
+    check: bool = True,
+) -> Arguments:
+    """The task and the optimizer of a `LightningModule`.
+
+    In evaluation `validation_step` is asked, where there is one. `batch_idx` is always 0.
+
+    Args:
+        module: A `LightningModule` of `lightning` or `pytorch_lightning`.
+        example: A batch as the module's dataloader gives it.
+        num_steps: Of the run; also what `self.trainer.estimated_stepping_batches` and `max_steps` answer.
+        steps_per_epoch: For a scheduler that counts epochs, as Lightning's do unless told.
+        ignore: Hooks of the module that need not be called.
+        sharding: Patterns of parameter names to logical axes.
+        check: Compare loss and gradients with PyTorch's own on the example.
+
+    Raises:
+        RecipeError: It optimizes by hand or with several optimizers, overrides a hook that nobody would call, asks its
+            Trainer for what it can't have, or can't be traced.
+    """
+    base = _lightning_base(module)
+    _refuse_hooks(module, base, frozenset(ignore))
+    if not getattr(module, "automatic_optimization", True):
+        raise RecipeError(
+            f"{type(module).__name__} optimizes by hand (automatic_optimization=False); write the loop with "
+            f"panax.compile_step, one step for each optimizer"
+        )
+    steps = _Steps(module, base, _Trainer(type(module).__name__, num_steps, steps_per_epoch))
+    adapted = torch_task(module, steps, example, sharding=sharding, check=check)
+    with _within(module, steps.trainer):
+        configured = module.configure_optimizers()
+    optimizer, scheduler, every = _configured(configured, steps_per_epoch)
+    made = from_torch(optimizer, module, scheduler=scheduler, num_steps=num_steps, steps_per_update=every)
+    return Arguments(adapted, made)
+
+
+class _Trainer:
+    """Stands where a module expects its Trainer, and knows how long the run is."""
+
+    def __init__(self, owner: str, num_steps: int, steps_per_epoch: int | None):
+        self._owner = owner
+        self.estimated_stepping_batches = self.max_steps = num_steps
+        if steps_per_epoch is not None:
+            self.num_training_batches = steps_per_epoch
+            self.max_epochs = -(-num_steps // steps_per_epoch)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        hint = "; give steps_per_epoch" if name in ("num_training_batches", "max_epochs") else ""
+        known = ", ".join(sorted(key for key in vars(self) if not key.startswith("_")))
+        raise RecipeError(
+            f"{self._owner} asks its Trainer for {name!r}, and there is none{hint}; known are {known}. Give the module what it "
+            f"needs as an argument"
+        )
+
+
+class _Steps:
+    """The module's own steps as a loss."""
+
+    def __init__(self, module: torch.nn.Module, base: type, trainer: _Trainer):
+        self.trainer = trainer
+        self.validates = getattr(type(module), "validation_step", None) is not getattr(base, "validation_step", None)
+
+    def __call__(self, module: Any, batch: Any) -> Any:
+        validating = self.validates and not module.training
+        name = "validation_step" if validating else "training_step"
+        step = getattr(module, name)
+        with _within(module, self.trainer) as logged:
+            returned = step(*_arguments(step, batch))
+        loss = returned.get("loss") if isinstance(returned, Mapping) else returned
+        if loss is None and validating:
+            loss = next((value for key, (value, _) in logged.items() if "loss" in key), None)
+        if not isinstance(loss, torch.Tensor):
+            raise RecipeError(
+                f"{type(module).__name__}.{name} gave no loss ({type(returned).__name__}); expected a tensor, or a mapping "
+                f"with 'loss'" + (", or a loss that it logs" if validating else "")
+            )
+        rows = _rows(batch)
+        metrics = {key: (value * (count or rows), float(count or rows)) for key, (value, count) in logged.items()}
+        return loss, {key: (torch.as_tensor(total), torch.tensor(weight)) for key, (total, weight) in metrics.items()}
+
+
+@contextlib.contextmanager
+def _within(module: Any, trainer: _Trainer) -> Iterator[dict[str, tuple[torch.Tensor, int | None]]]:
+    """The module has a trainer, and what it logs is kept: (value, batch size) by name."""
+    logged: dict[str, tuple[torch.Tensor, int | None]] = {}
+
+    def log(
+        name: str, value: Any, *args: Any, batch_size: int | None = None, reduce_fx: Any = "mean", **rest: Any
+    ) -> None:
+        if getattr(reduce_fx, "__name__", reduce_fx) != "mean":
+            raise RecipeError(
+                f"self.log({name!r}, reduce_fx={reduce_fx!r}): metrics are averaged here; log one that can be"
+            )
+        if not isinstance(value, torch.Tensor | int | float):
+            raise RecipeError(
+                f"self.log({name!r}) is given a {type(value).__name__}; metrics are averaged here: log a number, or a "
+                f"tensor of one"
+            )
+        logged[name] = (torch.as_tensor(value).detach().float(), batch_size)
+
+    def log_dict(dictionary: Mapping[str, Any], *args: Any, **keywords: Any) -> None:
+        for name, value in dictionary.items():
+            log(name, value, *args, **keywords)
+
+    before = {name: vars(module).get(name) for name in ("log", "log_dict")}
+    module.log, module.log_dict = log, log_dict
+    module.trainer = trainer
+    try:
+        yield logged
+    finally:
+        module.trainer = None
+        for name, value in before.items():
+            if value is None:
+                delattr(module, name)
+            else:
+                setattr(module, name, value)
+
+
+def _lightning_base(module: Any) -> type:
+    for base in type(module).__mro__:
+        if base.__name__ == "LightningModule" and base.__module__.split(".")[0] in ("lightning", "pytorch_lightning"):
+            return base
+    raise RecipeError(
+        f"module is a {type(module).__name__}; expected a LightningModule. Another torch.nn.Module goes through "
+        f"panax.adapters.torch.task"
+    )
+
+
+def _refuse_hooks(module: Any, base: type, ignore: frozenset[str]) -> None:
+    hooks = {name for parent in base.__mro__ if "lightning" in parent.__module__ for name in vars(parent)}
+    hooks = {name for name in hooks if not name.startswith("_") and inspect.isfunction(getattr(base, name, None))}
+    mro = type(module).__mro__
+    own = {name for child in mro[: mro.index(base)] for name in vars(child) if name in hooks}
+    own = {name for name in own if not _WITHOUT_EFFECT.fullmatch(name)}
+    for name in sorted(ignore - own):
+        raise RecipeError(
+            f"ignore: {type(module).__name__} overrides no hook {name!r}; those that it does are "
+            f"{', '.join(sorted(own)) or 'none'}"
+        )
+    if own - ignore:
+        listed = ", ".join(sorted(own - ignore))
+        raise RecipeError(
+            f"{type(module).__name__} overrides {listed}, which nothing calls here; do it before, in the data or in the loop, "
+            f"and name it in ignore=(...) if it need not happen"
+        )
+
+
+def _arguments(step: Callable[..., Any], batch: Any) -> tuple[Any, ...]:
+    names = list(inspect.signature(step).parameters)
+    if "dataloader_iter" in names:
+        raise RecipeError("a training_step that takes dataloader_iter draws its own batches; let it take the batch")
+    return (batch, 0) if len(names) > 1 else (batch,)
+
+
+def _rows(batch: Any) -> int:
+    leaves = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else [batch]
+    return next(iter(leaves)).shape[0]
+
+
+def _configured(configured: Any, steps_per_epoch: int | None) -> tuple[Any, Any, int]:
+    """(optimizer, scheduler, steps of the run to one of the scheduler's), from any form that Lightning takes."""
+    optimizers, schedulers = configured, []
+    if (
+        isinstance(configured, tuple | list)
+        and len(configured) == 2
+        and all(isinstance(c, tuple | list) for c in configured)
+    ):
+        optimizers, schedulers = configured
+    elif isinstance(configured, Mapping):
+        optimizers = configured["optimizer"]
+        schedulers = [configured["lr_scheduler"]] if configured.get("lr_scheduler") is not None else []
+    if not isinstance(optimizers, tuple | list):
+        optimizers = [optimizers]
+    if len(optimizers) == 1 and isinstance(optimizers[0], Mapping):
+        return _configured(optimizers[0], steps_per_epoch)
+    if len(optimizers) != 1 or len(schedulers) > 1 or not isinstance(optimizers[0], torch.optim.Optimizer):
+        found = ", ".join(type(part).__name__ for part in [*optimizers, *schedulers])
+        raise RecipeError(
+            f"configure_optimizers returned {found}; expected one optimizer and at most one scheduler. For several write the "
+            f"loop with panax.compile_step, one step for each"
+        )
+    if not schedulers:
+        return optimizers[0], None, 1
+    config = schedulers[0] if isinstance(schedulers[0], Mapping) else {"scheduler": schedulers[0]}
+    every = int(config.get("frequency") or 1)
+    if config.get("interval", "epoch") == "epoch":
+        if steps_per_epoch is None:
+            raise RecipeError(
+                f"the {type(config['scheduler']).__name__} counts epochs, as Lightning's schedulers do unless they have "
+                f"interval='step'; give steps_per_epoch"
+            )
+        every *= steps_per_epoch
+    return optimizers[0], config["scheduler"], every
