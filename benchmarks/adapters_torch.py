@@ -46,8 +46,8 @@ def main() -> None:
 
 
 def measure(name: str, arguments: argparse.Namespace) -> dict:
-    workers = {}
-    for column in arguments.columns:
+    workers, ready = {}, {}
+    for column in sorted(arguments.columns, key=lambda column: column != "panax"):
         command = [
             sys.executable,
             __file__,
@@ -60,8 +60,12 @@ def measure(name: str, arguments: argparse.Namespace) -> dict:
             arguments.dtype,
         ]
         workers[column] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        # One after the other: preparing takes both cores too.
-        workers[column].ready = json.loads(workers[column].stdout.readline())
+        if column == "panax":
+            # Alone: how long it takes to adapt is reported.
+            ready[column] = json.loads(workers[column].stdout.readline())
+    for column, worker in workers.items():
+        if column not in ready:
+            ready[column] = json.loads(worker.stdout.readline())
     times: dict[str, list[float]] = {column: [] for column in workers}
     for _ in range(arguments.rounds):
         for column, worker in workers.items():
@@ -71,11 +75,10 @@ def measure(name: str, arguments: argparse.Namespace) -> dict:
     for worker in workers.values():
         worker.stdin.close()
         worker.wait()
-    ready = {column: worker.ready for column, worker in workers.items()}
     return {
         "model": name,
         "load": os.getloadavg()[0],
-        "seconds": {column: statistics.median(found) for column, found in times.items()},
+        "seconds": {column: statistics.median(times[column]) for column in arguments.columns},
         "spread": {column: max(found) - min(found) for column, found in times.items()},
         "prepare": {column: found["prepare"] for column, found in ready.items()},
         "adapt": ready.get("panax", {}).get("adapt"),
