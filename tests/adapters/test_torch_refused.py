@@ -237,5 +237,29 @@ def test_a_wrong_lowering_is_found_by_the_check(monkeypatch):
         task(nn.Linear(WIDTH, WIDTH), lambda m, b: F.gelu(m(b["x"])).sum(), BATCH)
 
 
+def test_a_model_that_amplifies_rounding_is_compared_with_itself(monkeypatch):
+    """Halves of a loop that doubles every difference: both sides are right, and apart by more than the tolerance."""
+    from panax.adapters.torch import checking
+
+    class Chaotic(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            h = torch.sigmoid(self.linear(x))
+            for _ in range(13):
+                h = 3.99 * h * (1 - h)
+            return h
+
+    monkeypatch.setattr(checking, "TOLERANCE", {None: 1e-5})
+    monkeypatch.setattr(checking, "LOSS_TOLERANCE", {None: 1e-2})
+    assert task(Chaotic(), mean, BATCH).name == "chaotic"
+    monkeypatch.setattr(checking, "MARGIN", 0)
+    with pytest.raises(RecipeError, match="the norm of the gradient of"):
+        task(Chaotic(), mean, BATCH)
+
+
 def test_arrays_of_numpy_are_examples_too():
     assert task(nn.Linear(WIDTH, WIDTH), mean, {"x": np.zeros((4, WIDTH), np.float32)}).name == "linear"
