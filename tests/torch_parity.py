@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-import torch
+import pytest
 
 from panax.adapters.torch.drawing import SameDraws
 from panax.adapters.torch.graph import as_numpy
@@ -41,7 +41,7 @@ def theirs(module, loss, batch, key=None):
 
 
 def assert_same(found, expected, tolerance=TOLERANCE):
-    assert found[0] == _close(expected[0], tolerance)
+    assert found[0] == pytest.approx(expected[0], rel=tolerance, abs=1e-7)
     assert found[1].keys() == expected[1].keys()
     largest = max((np.abs(g).max() for g in expected[1].values()), default=0.0)
     for name, gradient in expected[1].items():
@@ -53,12 +53,6 @@ def assert_same(found, expected, tolerance=TOLERANCE):
         )
 
 
-def _close(value, tolerance):
-    import pytest
-
-    return pytest.approx(value, rel=tolerance, abs=1e-7)
-
-
 def assert_trains_as_pytorch(task, module, loss, batch, tolerance=TOLERANCE):
     """One loss with all gradients and buffers."""
     found = ours(task, batch)
@@ -67,7 +61,3 @@ def assert_trains_as_pytorch(task, module, loss, batch, tolerance=TOLERANCE):
         np.testing.assert_allclose(
             np.asarray(found[2].state[name]), as_numpy(buffer), rtol=tolerance, atol=1e-6, err_msg=name
         )
-
-
-def torch_batch(batch):
-    return {name: torch.as_tensor(leaf) for name, leaf in batch.items()}
