@@ -30,16 +30,26 @@ def read_loss(returned: Any, rows: int) -> tuple[Losses, Metrics]:
     >>> float(losses["objective"].mean), metrics
     (2.0, {})
     """
+    terms, metrics = named_terms(returned)
+    losses = {name: term if isinstance(term, Loss) else Loss(*_pair(name, term, rows)) for name, term in terms.items()}
+    return losses, {
+        name: value if hasattr(value, "merge") else Mean(*_pair(name, value, rows)) for name, value in metrics.items()
+    }
+
+
+def named_terms(returned: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """What a loss function returned, in any library: its losses by name, and its metrics.
+
+    Raises:
+        RecipeError: There is no loss in it.
+    """
     metrics: Mapping[str, Any] = {}
     if isinstance(returned, tuple | list) and len(returned) == 2 and isinstance(returned[1], Mapping):
         returned, metrics = returned
     terms = returned if isinstance(returned, Mapping) else {LONE: returned}
     if not terms:
         raise RecipeError(f"the loss returned an empty mapping; expected {FORMS}")
-    losses = {name: term if isinstance(term, Loss) else Loss(*_pair(name, term, rows)) for name, term in terms.items()}
-    return losses, {
-        name: value if hasattr(value, "merge") else Mean(*_pair(name, value, rows)) for name, value in metrics.items()
-    }
+    return terms, metrics
 
 
 def _pair(name: str, term: Any, rows: int) -> tuple[jax.Array, jax.Array]:

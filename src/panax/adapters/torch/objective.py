@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ...core.errors import RecipeError
-from ..losses import FORMS, LONE
+from ..losses import FORMS, named_terms
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -42,13 +42,7 @@ class Objective:
 
     def __call__(self, module: nn.Module, batch: Any) -> Terms:
         rows = next(iter(self.form.leaves(batch).values())).shape[0]
-        returned = self._returned(module, batch)
-        metrics: Mapping[str, Any] = {}
-        if isinstance(returned, tuple | list) and len(returned) == 2 and isinstance(returned[1], Mapping):
-            returned, metrics = returned
-        terms = returned if isinstance(returned, Mapping) else {LONE: returned}
-        if not terms:
-            raise RecipeError(f"the loss returned an empty mapping; expected {FORMS}")
+        terms, metrics = named_terms(self._returned(module, batch))
         return Terms(
             {name: _pair(name, term, rows) for name, term in terms.items()},
             {name: _pair(name, value, rows) for name, value in metrics.items()},

@@ -100,21 +100,6 @@ def _div(out: Out, a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     return jax.lax.div(*jnp.broadcast_arrays(a, b)) if jnp.issubdtype(out.dtype, jnp.integer) else jnp.trunc(a / b)
 
 
-@lowers(aten.floor_divide)
-def _floor_divide(out: Out, a: Any, b: Any) -> Any:
-    return jnp.floor_divide(*_operands(out, a, b))
-
-
-@lowers(aten.remainder)
-def _remainder(out: Out, a: Any, b: Any) -> Any:
-    return jnp.remainder(*_operands(out, a, b))
-
-
-@lowers(aten.fmod)
-def _fmod(out: Out, a: Any, b: Any) -> Any:
-    return jnp.fmod(*_operands(out, a, b))
-
-
 @lowers(aten.pow)
 def _pow(out: Out, a: Any, b: Any) -> Any:
     if isinstance(b, int | float) and float(b).is_integer() and abs(b) <= 8:
@@ -125,44 +110,17 @@ def _pow(out: Out, a: Any, b: Any) -> Any:
     return jnp.sqrt(a) if isinstance(b, float) and b == 0.5 else jnp.power(a, b)
 
 
-@lowers(aten.maximum)
-def _maximum(out: Out, a: Any, b: Any) -> Any:
-    return jnp.maximum(*_operands(out, a, b))
+def _of_two(function: Any) -> Any:
+    return lambda out, a, b: function(*_operands(out, a, b))
 
 
-@lowers(aten.minimum)
-def _minimum(out: Out, a: Any, b: Any) -> Any:
-    return jnp.minimum(*_operands(out, a, b))
-
-
-@lowers(aten.fmax)
-def _fmax(out: Out, a: Any, b: Any) -> Any:
-    return jnp.fmax(*_operands(out, a, b))
-
-
-@lowers(aten.fmin)
-def _fmin(out: Out, a: Any, b: Any) -> Any:
-    return jnp.fmin(*_operands(out, a, b))
-
-
-@lowers(aten.atan2)
-def _atan2(out: Out, a: Any, b: Any) -> Any:
-    return jnp.arctan2(*_operands(out, a, b))
-
-
-@lowers(aten.hypot)
-def _hypot(out: Out, a: Any, b: Any) -> Any:
-    return jnp.hypot(*_operands(out, a, b))
-
-
-@lowers(aten.xlogy)
-def _xlogy(out: Out, a: Any, b: Any) -> Any:
-    return special.xlogy(*_operands(out, a, b))
-
-
-@lowers(aten.logaddexp)
-def _logaddexp(out: Out, a: Any, b: Any) -> Any:
-    return jnp.logaddexp(*_operands(out, a, b))
+for _name, _function in {
+    "floor_divide": jnp.floor_divide, "remainder": jnp.remainder, "fmod": jnp.fmod, "maximum": jnp.maximum,
+    "minimum": jnp.minimum,
+    "fmax": jnp.fmax, "fmin": jnp.fmin, "atan2": jnp.arctan2, "hypot": jnp.hypot, "xlogy": special.xlogy,
+    "logaddexp": jnp.logaddexp,
+}.items():  # fmt: skip
+    lowers(getattr(aten, _name))(_of_two(_function))
 
 
 def _compare(function: Any) -> Any:
