@@ -35,16 +35,16 @@ CASES: dict[str, tuple] = {
     "replica-fsdp-tensor": ("h100x64", {"replica": 2, "fsdp": 4, "tensor": 8}, 64, {"micro_batches": 2}),
     "replica-fsdp-tensor, 256": ("h100x256", {"replica": 4, "fsdp": 8, "tensor": 8}, 64, {}),
     "ulysses": ("h100x64", {"fsdp": 8, "context": 8}, 8, {}),
-    "ring": ("h100x64", {"fsdp": 16, "context": 4}, 16, {"context_attention": "ring"}),
     "context-tensor-fsdp": ("h100x64", {"fsdp": 8, "context": 4, "tensor": 2}, 8, {"remat": "products"}),
     "stage-fsdp-tensor": ("h100x64", PIPED, 32, {"micro_batches": 8, "model": EIGHT}),
     "uneven stages": (
         "h100x64", PIPED, 32, {"micro_batches": 8, "model": dataclasses.replace(WIDE, num_layers=7)},
     ),
-    "interleaved": ("h100x64", PIPED, 32, {"micro_batches": 8, "model": EIGHT, "pipeline": INTERLEAVED}),
 }  # fmt: skip
 
 SLOW: dict[str, tuple] = {
+    "ring": ("h100x64", {"fsdp": 16, "context": 4}, 16, {"context_attention": "ring"}),
+    "interleaved": ("h100x64", PIPED, 32, {"micro_batches": 8, "model": EIGHT, "pipeline": INTERLEAVED}),
     "kv heads that tensor does not divide": ("h100x64", {"fsdp": 4, "tensor": 16}, 64, {}),
     "a tied table": ("h100x64", {"fsdp": 16, "tensor": 4}, 64, {"model": TIED, "micro_batches": 2}),
     "norms after sub-layers": ("h100x64", {"fsdp": 8, "tensor": 8}, 64, {"model": NORMS_AFTER}),

@@ -14,12 +14,14 @@ from pages import PAGES, ROOT, anchors, fences, name_of, prose, relative_links, 
 import panax.cli.checkpoint
 import panax.cli.export
 import panax.cli.generate
+import panax.compare.command
 import panax.core.errors
 from panax.checkpoint import CheckpointConfig, MemoryConfig
 from panax.cli.inspect import own_flags
 from panax.cli.main import COMMANDS, main
 from panax.cli.overrides import experiment_from
 from panax.cli.recipes import built_in, find_recipe
+from panax.compare.command import settings_of as comparison_settings
 from panax.mesh import MESH_AXES
 from panax.models import PRESETS, PUBLISHED_PARAMETERS, DecoderConfig
 from panax.parallel.schedules import schedule_table
@@ -98,6 +100,8 @@ def check_command(arguments: list[str], where: str) -> None:
                 experiment_from(own_flags(rest)[0] if command == "inspect" else rest, command)
         elif command == "checkpoint":
             panax.cli.checkpoint.parser().parse_args(rest)
+        elif command == "compare":
+            comparison_settings(panax.compare.command.parser().parse_args(rest))
         elif command in ("generate", "export"):
             with pytest.raises(Parsed):
                 main(arguments)

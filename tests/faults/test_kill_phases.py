@@ -22,7 +22,8 @@ def assert_nothing_lost(found: campaign.Outcome) -> None:
     assert list(found.steps) == sorted(found.steps), where
 
 
-@pytest.mark.parametrize("phase, processes", [("commit", 1), pytest.param("copy to peer", 3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("phase, processes", [("commit", 1), ("copy to peer", 3)])
 def test_once(phase, processes, tmp_path, undisturbed):
     rng = random.Random(SEED)
     assert_nothing_lost(campaign.kill_in(phase, processes, 1, tmp_path, undisturbed(processes), rng))

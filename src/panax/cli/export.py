@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ..adapters.huggingface import save
 from ..core.errors import RecipeError
-from ..models import Decoder
+from ..models import Decoder, Vit
 from ..run.trained import load_trained
 from .main import warn
 
@@ -17,13 +17,14 @@ def export(arguments: Sequence[str]) -> int:
     parser.add_argument("directory", help="where to write; a new or empty folder")
     options = parser.parse_args(arguments)
     trained = load_trained(options.checkpoint, warn)
-    if not isinstance(trained.params, Decoder):
-        raise RecipeError(f"{trained.url} holds no decoder; only those have a Hugging Face layout")
+    if not isinstance(trained.params, Decoder | Vit):
+        raise RecipeError(
+            f"{trained.url} holds neither a decoder nor a vision transformer; only those have a Hugging Face layout"
+        )
     ends = {} if trained.tokenizer is None else {"eos_token_id": trained.tokenizer.end_of_document}
     save(options.directory, trained.params, trained.state, token_ids=ends)
     if trained.tokenizer is not None:
         trained.tokenizer.save(options.directory)
-    print(
-        f"{trained.url} written to {options.directory}; AutoModelForCausalLM.from_pretrained({options.directory!r}) loads it"
-    )
+    loader = "AutoModelForCausalLM" if isinstance(trained.params, Decoder) else "AutoModelForImageClassification"
+    print(f"{trained.url} written to {options.directory}; {loader}.from_pretrained({options.directory!r}) loads it")
     return 0

@@ -148,8 +148,11 @@ def print_parameters(subject: Subject, console: Console) -> None:
         whole, each = _bytes(tree, shardings)
         console.print(f"{name:14} {size(whole)}, {size(each)} on each device", highlight=False)
     flops = subject.task.flops_per_token(subject.sequence_length) if subject.sequence_length else None
+    of = "a token's"
+    if flops is None:
+        flops, of = subject.task.flops_per_example(), f"one of the {subject.task.unit}'"
     if flops is not None:
-        console.print(f"compute        {flops:,.0f} FLOPs for a token's forward and backward pass", highlight=False)
+        console.print(f"compute        {flops:,.0f} FLOPs for {of} forward and backward pass", highlight=False)
 
 
 def print_step(subject: Subject, console: Console) -> None:

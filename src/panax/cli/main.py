@@ -15,6 +15,8 @@ usage: panax COMMAND ...
   panax generate CHECKPOINT --prompt TEXT        continue a text with a trained model
   panax export CHECKPOINT DIR                    write a trained model in Hugging Face's layout
   panax checkpoint ls|verify|diff|convert|rm     what is saved, is it whole, what differs; to safetensors or another store
+  panax compare vit|decoder|moe|recipe:NAME      the same training in PyTorch, plain JAX, Flax and here, side by side: a report
+                [--columns a,b --precision bf16]
   panax recipes                                  what there is to train
 
 `panax train RECIPE --help` lists every field with its default. A recipe is a name, or a Python file: my_recipe.py
@@ -46,12 +48,16 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from .checkpoint import checkpoint
 
         return checkpoint
+    if name == "compare":
+        from .compare import compare
+
+        return compare
     from .train import recipes
 
     return recipes
 
 
-COMMANDS = ("train", "inspect", "generate", "export", "checkpoint", "recipes")
+COMMANDS = ("train", "inspect", "generate", "export", "checkpoint", "compare", "recipes")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,9 +6,11 @@ from .lazy import lazily
 
 if TYPE_CHECKING:
     from .axes import annotation_axes, map_axes, named_leaves, pair_axes, path_name
+    from .bias import add_bias
     from .contraction import (
         contract,
         contract_whole,
+        equal_shares,
         gather,
         opened_once,
         own_sequence,
@@ -37,9 +39,11 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "axes": ("annotation_axes", "map_axes", "named_leaves", "pair_axes", "path_name"),
+    "bias": ("add_bias",),
     "contraction": (
         "contract",
         "contract_whole",
+        "equal_shares",
         "gather",
         "opened_once",
         "own_sequence",
@@ -70,11 +74,12 @@ _WHERE = {
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Axes", "Batch", "CheckpointError", "DamagedError", "DataError", "DataFacts", "Evaluation", "Gradients", "Guard", "Layout",
-    "LayoutError", "Loss", "Losses", "Maximum", "Mean", "Metrics", "ModelState", "Module", "PanaxError", "Params",
-    "Position", "RecipeError", "Source", "SourcedBatch", "StoreError", "Sum", "Task", "TrainState", "TrainingError",
-    "annotation_axes", "constant", "contract", "contract_whole", "current_layout", "current_platform", "current_scope",
-    "debugging", "dropout", "gather", "logical_axes", "map_axes", "merge_measures", "name_key", "named_leaves", "nearest",
-    "normal", "opened_once", "own_sequence", "pair_axes", "parameter", "path_name", "real_values", "scatter_sequence",
-    "scope", "stack", "stacked", "total_loss", "uniform", "use_layout", "whole_sequence",
+    "Axes", "Batch", "CheckpointError", "DamagedError", "DataError", "DataFacts", "Evaluation", "Gradients", "Guard",
+    "Layout", "LayoutError", "Loss", "Losses", "Maximum", "Mean", "Metrics", "ModelState", "Module", "PanaxError",
+    "Params", "Position", "RecipeError", "Source", "SourcedBatch", "StoreError", "Sum", "Task", "TrainState",
+    "TrainingError", "add_bias", "annotation_axes", "constant", "contract", "contract_whole", "current_layout",
+    "current_platform", "current_scope", "debugging", "dropout", "equal_shares", "gather", "logical_axes", "map_axes",
+    "merge_measures", "name_key", "named_leaves", "nearest", "normal", "opened_once", "own_sequence", "pair_axes",
+    "parameter", "path_name", "real_values", "scatter_sequence", "scope", "stack", "stacked", "total_loss", "uniform",
+    "use_layout", "whole_sequence",
 ]  # fmt: skip

@@ -9,11 +9,13 @@ The names are documentation, and this file is the one place where the following 
 - the weight's gradient is formed in the parameter's own dtype (float32) and reduce-scattered into its storage layout, never in
   bfloat16; over axes that the parameter is not split over it stays this device's share, to be summed once a step;
 - a sum over a split axis (`ffn` and `heads` over `tensor`) gives partial products: these are reduce-scattered along `seq`, into
-  the residual stream's layout, and their cotangent is gathered along it;
-- each product itself (`product.py`): today the same plain einsum on every backend.
+  the residual stream's layout, and their cotangent is gathered along it; where the residual stream is whole on each device
+  (`Task.splits_residual`), partial sums are all-reduced, and so are cotangents, of which each device holds a share;
+- each product itself (`product.py`): on CPU, whose it is and in which orientation; else a plain einsum.
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +23,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from .collectives import all_gather, all_reduce, reduce_scatter
+from .collectives import all_gather, all_reduce, reduce_scatter, token_axes
 from .layout import MeshAxes, current_layout
 from .overlap import gathered_products, overlaps, rows_of, scattered_product
 from .product import product
@@ -178,6 +180,22 @@ def sum_over_sequence(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return _sum_over_sequence(axes, x) if axes else x
 
 
+def equal_shares(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """`x`, computed alike on all devices of the axes that split no tokens; each is given an equal share of its cotangent.
+
+    Stands where a loss is computed on each of these devices, and its gradients are summed over them.
+
+    >>> float(equal_shares(jnp.float32(2.0)))
+    2.0
+    """
+    layout = current_layout()
+    if layout is None:
+        return x
+    tokens = token_axes()
+    ways = math.prod(size for axis, size in layout.sizes.items() if axis not in tokens)
+    return _equal_shares(ways, x) if ways > 1 else x
+
+
 def own_sequence(x: Any) -> Any:
     """This device's part of the residual stream's positions, of an array whose second axis is `seq`; not differentiated."""
     axes = sequence_parallel_axes()
@@ -201,7 +219,7 @@ class _Static(NamedTuple):
 
     Attributes:
         partial: The mesh axes over which the product gives partial sums.
-        dim: The result's dimension along which these are scattered.
+        dim: The result's dimension along which these are scattered; None where they are added up whole.
         ring: Scatter, and gather, in a ring beside the product.
     """
 
@@ -210,16 +228,18 @@ class _Static(NamedTuple):
     source: Source
     x_dtype: str
     partial: MeshAxes
-    dim: int
+    dim: int | None
     ring: bool
 
 
-def _partial(equation: Equation) -> tuple[MeshAxes, int, bool]:
+def _partial(equation: Equation) -> tuple[MeshAxes, int | None, bool]:
     layout = current_layout()
     summed = [name for name in equation.axes[1] if name not in equation.axes[2]]
     if layout is None:
         return (), 0, False
     axes = tuple(axis for dim in layout.compute(tuple(summed)) for axis in dim)
+    if axes and not sequence_parallel_axes():
+        return axes, None, False
     if axes and "seq" not in equation.axes[2]:
         raise ValueError(
             f"contract({equation.text!r}) sums over {' '.join(map(str, summed))}, split over {axes}; the result needs an axis "
@@ -249,7 +269,20 @@ def _contract_forward(static: _Static, x: jax.Array, value: jax.Array, slot: jax
         )
         return out, (x, placed)
     out = product(f"{a},{b}->{o}", x, placed, static.out_dtype)
-    return reduce_scatter(out, static.partial, static.dim), (x, placed)
+    return _summed(out, static), (x, placed)
+
+
+def _summed(out: jax.Array, static: _Static) -> jax.Array:
+    if static.dim is None:
+        return all_reduce(out, static.partial)
+    return reduce_scatter(out, static.partial, static.dim)
+
+
+def _gathered(gradient: jax.Array, static: _Static) -> jax.Array:
+    """The cotangent of what `_summed` gave; of a whole residual stream, each device's own is a share of it."""
+    if static.dim is None:
+        return all_reduce(gradient, static.partial)
+    return all_gather(gradient, static.partial, static.dim)
 
 
 def _contract_backward(
@@ -263,7 +296,7 @@ def _contract_backward(
             gradient, static.partial, [lambda rows: product(f"{o},{b}->{a}", rows, placed, x.dtype)]
         )
     else:
-        gradient = all_gather(gradient, static.partial, static.dim)
+        gradient = _gathered(gradient, static)
         dx = product(f"{o},{b}->{a}", gradient, placed, x.dtype)
     dw = static.source.returned(product(f"{a},{o}->{b}", x, gradient, static.source.dtype))
     return (dx, None, dw) if static.source.gathered else (dx, dw, None)
@@ -355,6 +388,14 @@ def _opened_once_backward(source: Source, dtype: str, saved: None, gradients: tu
 
 
 _opened_once.defvjp(_opened_once_forward, _opened_once_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _equal_shares(ways: int, x: jax.Array) -> jax.Array:
+    return x
+
+
+_equal_shares.defvjp(lambda ways, x: (x, None), lambda ways, _, gradient: (gradient / ways,))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

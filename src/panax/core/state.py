@@ -38,6 +38,7 @@ class TrainState(eqx.Module):
         model_state: What the model carries besides (see `Task`).
         optimizer_state: Exists for trainable parameters only.
         key: The run's key; each step folds its number into it and leaves it as it is.
+        averaged: An exponential moving average of the trainable parameters, in float32 or wider; None where none is kept.
     """
 
     step: Int[Array, ""]
@@ -46,12 +47,35 @@ class TrainState(eqx.Module):
     optimizer_state: Any
     key: Key[Array, ""]
     guard: Guard
+    averaged: Params = None
 
     def with_params(self, params: Params) -> "TrainState":
         """This state with other parameters of the same structure, such as those another step has trained meanwhile."""
         return dataclasses.replace(self, params=params)
 
     @property
+    def judged_params(self) -> Params:
+        """The parameters that an evaluation and an export take: the averaged ones, where there are any."""
+        return self.params if self.averaged is None else with_averages(self.params, self.averaged)
+
+    @property
     def step_key(self) -> jax.Array:
         """The key of the step about to be taken."""
         return jax.random.fold_in(self.key, self.step)
+
+
+def wide(dtype: Any) -> Any:
+    """What an average of numbers of this type is kept in: a bfloat16 would round small changes of it away."""
+    return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else jnp.dtype(dtype)
+
+
+def averages_of(params: Params) -> Params:
+    """A first average: the parameters themselves, in arrays of their own."""
+    return jax.tree.map(lambda p: jnp.array(p, wide(p.dtype), copy=True), params)
+
+
+def with_averages(params: Params, averaged: Params) -> Params:
+    """Parameters of which those that are averaged are replaced by their averages, in the parameters' own types."""
+    return jax.tree.map(
+        lambda a, p: p if a is None else a.astype(p.dtype), averaged, params, is_leaf=lambda a: a is None
+    )

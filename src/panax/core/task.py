@@ -25,10 +25,12 @@ class DataFacts(NamedTuple):
     Attributes:
         vocab_size: Of the tokenizer; None where there is none.
         sequence_length: The most tokens in a row; None where rows have no length.
+        num_classes: Of the labels; None where there are none, or it is not known.
     """
 
     vocab_size: int | None = None
     sequence_length: int | None = None
+    num_classes: int | None = None
 
 
 class Evaluation(NamedTuple):
@@ -69,6 +71,14 @@ class Task(abc.ABC):
     device: it then sees shards, its own rows and positions, and returns sums over these. Otherwise it sees whole arrays, and XLA
     partitions it: right on any mesh, with the communication that XLA finds."""
 
+    splits_residual: bool = True
+    """Whether the residual stream's positions are split over the mesh axes that split heads and widths. Where they are not, as
+    where a row's positions don't divide, `contract` adds partial sums up whole, and what lies in the residual stream is computed
+    alike on all devices of such an axis: `equal_shares` then stands before the loss. Of tasks that name their axes."""
+
+    unit: str = "examples"
+    """What a row of a batch without positions is called where speed is reported."""
+
     weight_dtype: Any = jnp.float32
     """What weights are gathered in where that is done once a step (`rules.zero`)."""
 
@@ -107,6 +117,10 @@ class Task(abc.ABC):
 
     def flops_per_token(self, length: int) -> float | None:
         """FLOPs of a forward and backward pass for one token in a row of `length`; None if not known."""
+        return None
+
+    def flops_per_example(self) -> float | None:
+        """FLOPs of a forward and backward pass for one row of a batch without positions; None if not known."""
         return None
 
     def for_debugging(self) -> "Task":

@@ -2,9 +2,11 @@
 
 from .array_record import ArrayRecord
 from .arrow import Arrow
+from .augmentation import Augmentation, PaddedCrop, RandomCrop
 from .buckets import Bucketed
 from .checked import Limits
 from .corpus import BadRecord, Corpus, Document, PythonLibrary, TextFiles
+from .digits import Digits
 from .example_data import ExampleData, OpenedExamples
 from .example_source import ExampleSource
 from .examples import Arrays, ExampleFiles, Examples, divide
@@ -15,8 +17,10 @@ from .loader import Prefetched, prefetch
 from .mds import Mds
 from .megatron import MegatronTokens
 from .mixed import JoinedRows, MixedSource
+from .mixing import Mixing
 from .mixture import Mixture, Part
 from .packing import Documents, PackedRows, PaddedRows
+from .rand_augment import RandAugment
 from .records import HuggingFaceDisk, Jsonl, Parquet
 from .source import Accounting, PackedSource, RowSource, Seen
 from .table import Table
@@ -27,11 +31,12 @@ from .tokens import TokenFile, TokenStore, TokenWriter, open_tokens
 from .webdataset import WebDataset
 
 __all__ = [
-    "Accounting", "ArrayRecord", "Arrays", "Arrow", "BadRecord", "Bucketed", "BytePairTokenizer", "Corpus",
-    "Document", "Documents", "ExampleData", "ExampleFiles", "ExampleSource", "Examples", "Filtered",
-    "HuggingFaceDisk", "ImageFolder", "IterableSource", "JoinedRows", "Jsonl", "Limits", "Mds", "MegatronTokens",
-    "MixedSource", "Mixture", "OpenedExamples", "OpenedPart", "OpenedText", "PackedRows", "PackedSource",
-    "PaddedRows", "Parquet", "ParquetImages", "Part", "Prefetched", "PretrainedTokenizer", "PythonLibrary",
-    "RowSource", "Seen", "Table", "TextData", "TextFiles", "TokenFile", "TokenStore", "TokenWriter", "Tokenizer",
-    "WebDataset", "WebDatasetImages", "divide", "open_corpus", "open_tokens", "prefetch", "split", "write_tokens",
+    "Accounting", "ArrayRecord", "Arrays", "Arrow", "Augmentation", "BadRecord", "Bucketed", "BytePairTokenizer",
+    "Corpus", "Digits", "Document", "Documents", "ExampleData", "ExampleFiles", "ExampleSource", "Examples",
+    "Filtered", "HuggingFaceDisk", "ImageFolder", "IterableSource", "JoinedRows", "Jsonl", "Limits", "Mds",
+    "MegatronTokens", "MixedSource", "Mixing", "Mixture", "OpenedExamples", "OpenedPart", "OpenedText",
+    "PackedRows", "PackedSource", "PaddedCrop", "PaddedRows", "Parquet", "ParquetImages", "Part", "Prefetched",
+    "PretrainedTokenizer", "PythonLibrary", "RandAugment", "RandomCrop", "RowSource", "Seen", "Table", "TextData",
+    "TextFiles", "TokenFile", "TokenStore", "TokenWriter", "Tokenizer", "WebDataset", "WebDatasetImages",
+    "divide", "open_corpus", "open_tokens", "prefetch", "split", "write_tokens",
 ]  # fmt: skip

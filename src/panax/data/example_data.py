@@ -4,7 +4,9 @@ import dataclasses
 
 from panax.core.errors import RecipeError
 
+from .augmentation import Augmentation
 from .cache import cache_directory
+from .digits import Digits
 from .example_source import ExampleSource
 from .examples import ExampleFiles, Examples, divide
 from .images import ImageFolder, ParquetImages, WebDatasetImages
@@ -21,14 +23,16 @@ class ExampleData:
         seed: What the order depends on.
         held_out: About which fraction is kept from training, by a hash of each example's name: the same with every seed, and
             what is added moves none of them. 0 for none.
+        augmentation: How training images are changed at random; None for none. Held-out ones never are.
         max_bad_records: So many examples that can't be used are passed over; more are an error.
         cache_dir: Where tables and copies are kept. None: $PANAX_CACHE, else ~/.cache/panax.
     """
 
-    examples: ImageFolder | ParquetImages | WebDatasetImages | Table | ExampleFiles
+    examples: ImageFolder | ParquetImages | WebDatasetImages | Digits | Table | ExampleFiles
     batch_size: int = 32
     seed: int = 0
     held_out: float | int = 0
+    augmentation: Augmentation | None = None
     max_bad_records: int = 0
     cache_dir: str | None = None
 
@@ -48,10 +52,20 @@ class ExampleData:
         examples = self.examples.open(cache_directory(self.cache_dir), self.max_bad_records)
         training, held_out = divide(examples, self.held_out)
         return OpenedExamples(
-            train=ExampleSource(training, batch_size=self.batch_size, seed=self.seed),
-            held_out=None if held_out is None else ExampleSource(held_out, batch_size=self.batch_size, epochs=1),
+            train=ExampleSource(training, batch_size=self.batch_size, seed=self.seed, augmentation=self.augmentation),
+            held_out=None
+            if held_out is None
+            else ExampleSource(held_out, batch_size=self.batch_size, epochs=1, augmentation=self._unchanged),
             examples=examples,
         )
+
+    @property
+    def _unchanged(self) -> Augmentation | None:
+        """For held-out images: the leaves of mixed ones, and nothing mixed."""
+        mixing = None if self.augmentation is None else self.augmentation.mixing
+        if mixing is None:
+            return None
+        return Augmentation(crop=None, flip=0.0, mixing=dataclasses.replace(mixing, probability=0.0))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,3 +81,8 @@ class OpenedExamples:
     train: ExampleSource
     held_out: ExampleSource | None
     examples: Examples
+
+    @property
+    def num_classes(self) -> int | None:
+        """Of the examples' labels; None where they don't say."""
+        return getattr(self.examples, "num_classes", None)

@@ -9,7 +9,9 @@ import numpy.typing as npt
 from panax.core.errors import DataError, RecipeError
 from panax.core.protocols import Axes, Position, SourcedBatch
 
-from .examples import Examples
+from .augmentation import Augmentation
+from .examples import AugmentedExamples, Examples
+from .mixing import MIX, MIXED_LABEL, Mixing, generator_of, partners
 from .packing import permutation
 from .source import WantedRows, check_identity
 
@@ -19,6 +21,7 @@ Augment = Callable[[Example, np.random.Generator], Example]
 
 MASK = "loss_mask"
 _AUGMENT = 0x6175676D656E74
+_IMAGE = 0x696D616765
 
 
 class ExampleSource:
@@ -44,31 +47,44 @@ class ExampleSource:
         seed: int = 0,
         epochs: int | None = None,
         augment: Augment | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
         """Draw batches of `batch_size` examples, for `epochs` epochs or without an end.
 
         Args:
             seed: What the order, and what `augment` draws, depends on.
             augment: Applied to each example when it is drawn; leaves keep their names, and every example's their shape.
+            augmentation: Of images, before `augment`.
 
         Raises:
-            RecipeError: `batch_size` or `epochs` is less than 1, or a leaf is called `loss_mask`.
+            RecipeError: `batch_size` or `epochs` is less than 1, a leaf is called `loss_mask`, or the examples are no images, or
+                have no labels to be mixed.
         """
         if batch_size < 1 or (epochs is not None and epochs < 1):
             raise RecipeError(f"batch_size={batch_size}, epochs={epochs}; expected at least 1")
         if MASK in examples.axes:
             raise RecipeError(f"the examples have a leaf {MASK!r}, which this source adds; give theirs another name")
+        mixing = None if augmentation is None else augmentation.mixing
+        if augmentation is not None and augmentation.changes_each and not isinstance(examples, AugmentedExamples):
+            raise RecipeError(f"an augmentation is for images; {type(examples).__name__} gives {list(examples.axes)}")
+        if mixing is not None and (not {"image", "label"} <= set(examples.axes) or batch_size < 2):
+            raise RecipeError(
+                f"mixing needs the leaves image and label, and 2 rows or more; got {list(examples.axes)}, {batch_size} rows"
+            )
         self.examples = examples
         self.batch_size = batch_size
         self._seed = seed
         self._augment = augment
+        self._augmentation = augmentation
+        self._mixing = mixing
         self._total = None if epochs is None else epochs * examples.num_examples
         self.num_batches = None if self._total is None else -(-self._total // batch_size)
         self._latest: tuple[int, npt.NDArray[np.int64]] | None = None
 
     @property
     def axes(self) -> Mapping[str, Axes]:
-        return {**self.examples.axes, MASK: ("batch",)}
+        mixed: Mapping[str, Axes] = {} if self._mixing is None else {MIXED_LABEL: ("batch",), MIX: ("batch",)}
+        return {**self.examples.axes, **mixed, MASK: ("batch",)}
 
     @property
     def resume(self) -> Literal["exact", "replay"]:
@@ -103,30 +119,58 @@ class ExampleSource:
             end = start + self.batch_size if self._total is None else min(start + self.batch_size, self._total)
             epoch, index = divmod(end, self.examples.num_examples)
             position = {"epoch": epoch, "index": index, **self._identity()}
-            yield SourcedBatch(self._batch(start + wanted, end), position)
+            yield SourcedBatch(self._batch(start, wanted, end), position)
             start += self.batch_size
 
-    def _batch(self, places: npt.NDArray[np.int64], end: int) -> Example:
-        """The examples at these places of the endless order; those from `end` on are empty."""
+    def _batch(self, start: int, wanted: npt.NDArray[np.int64], end: int) -> Example:
+        """The wanted rows of the batch that begins at a place of the endless order; those from `end` on are empty."""
+        places = start + wanted
         real = places < end
-        epochs, index = np.divmod(np.where(real, places, end - 1), self.examples.num_examples)
+        made = self._examples(places, end) if self._mixing is None else self._mixed(self._mixing, start, wanted, end)
+        for leaf in made.values():
+            leaf[~real] = 0
+        return {**made, MASK: real.astype(np.float32)}
+
+    def _examples(self, places: npt.NDArray[np.int64], end: int) -> Example:
+        """The examples at these places, changed each; from `end` on they stand for the last one before it."""
+        epochs, index = np.divmod(np.where(places < end, places, end - 1), self.examples.num_examples)
         numbers = np.empty_like(index)
         for epoch in np.unique(epochs).tolist():
             at = epochs == epoch
             numbers[at] = self._order(epoch)[index[at]]
-        batch = self.examples.read(numbers)
-        if self._augment is not None:
-            batch = self._augmented(batch, epochs, numbers)
-        for leaf in batch.values():
-            leaf[~real] = 0
-        return {**batch, MASK: real.astype(np.float32)}
+        augmentation = self._augmentation
+        if augmentation is not None and augmentation.changes_each:
+            assert isinstance(self.examples, AugmentedExamples)
+            batch = self.examples.read_augmented(
+                numbers, augmentation, lambda row: self._generator(_IMAGE, int(epochs[row]), int(numbers[row]))
+            )
+        else:
+            batch = self.examples.read(numbers)
+        return batch if self._augment is None else self._augmented(batch, epochs, numbers)
+
+    def _mixed(self, mixing: Mixing, start: int, wanted: npt.NDArray[np.int64], end: int) -> Example:
+        """The wanted rows, each mixed with its partner, which is drawn besides where it is not wanted itself."""
+        drawn = np.union1d(wanted, partners(wanted, self.batch_size))
+        batch = self._examples(start + drawn, end)
+        mine, other = (np.searchsorted(drawn, rows) for rows in (wanted, partners(wanted, self.batch_size)))
+        alone = start + partners(wanted, self.batch_size) >= end
+        out = {name: leaf[mine] for name, leaf in batch.items()}
+        out |= {MIXED_LABEL: batch["label"][other], MIX: np.ones(len(wanted), np.float32)}
+        for row in np.flatnonzero(~alone).tolist():
+            pair = batch["image"][mine[row]], batch["image"][other[row]]
+            bits = generator_of(self._seed, start + int(wanted[row]))
+            out["image"][row], out[MIX][row] = mixing.mixed(*pair, bits)
+        return out
+
+    def _generator(self, purpose: int, epoch: int, number: int) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=[self._seed % 2**64, purpose], counter=[0, 0, epoch, number]))
 
     def _augmented(self, batch: Example, epochs: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> Example:
         assert self._augment is not None
         made = []
         for row, (epoch, number) in enumerate(zip(epochs.tolist(), numbers.tolist(), strict=True)):
-            bits = np.random.Philox(key=[self._seed % 2**64, _AUGMENT], counter=[0, 0, epoch, number])
-            made.append(self._augment({name: leaf[row] for name, leaf in batch.items()}, np.random.Generator(bits)))
+            example = {name: leaf[row] for name, leaf in batch.items()}
+            made.append(self._augment(example, self._generator(_AUGMENT, epoch, number)))
             if made[-1].keys() != batch.keys():
                 raise DataError(f"augment gave the leaves {list(made[-1])}; expected {list(batch)}")
         return {name: np.stack([example[name] for example in made]) for name in batch} if made else batch

@@ -14,6 +14,7 @@ import xxhash
 from panax.core.errors import DataError, RecipeError
 from panax.core.protocols import Axes
 
+from .augmentation import Augmentation, Generators
 from .checked import refuse
 from .corpus import BadRecord
 from .files import fingerprint
@@ -59,6 +60,17 @@ class ExampleFiles(Protocol):
         ...
 
 
+@runtime_checkable
+class AugmentedExamples(Protocol):
+    """Examples of images that can be changed while they are read."""
+
+    def read_augmented(
+        self, numbers: npt.NDArray[np.int64], augmentation: Augmentation, generators: Generators
+    ) -> dict[str, np.ndarray]:
+        """Some of them, each changed by what `generators` gives for its row."""
+        ...
+
+
 class Arrays:
     """Examples from arrays with one first dimension: NumPy's (memory-mapped ones too), torch's or JAX's.
 
@@ -76,6 +88,7 @@ class Arrays:
         axes: Mapping[str, Axes] | None = None,
         content: str | None = None,
         numbers: npt.NDArray[np.int64] | None = None,
+        num_classes: int | None = None,
     ) -> None:
         """Take examples from `arrays`.
 
@@ -84,6 +97,7 @@ class Arrays:
             axes: Their logical axes, `batch` first. None: `batch`, and then None for each other dimension.
             content: A hash of what they hold; None: it is computed, which reads them through.
             numbers: Which rows are the examples; None: all.
+            num_classes: Of the leaf `label`, where a model is to take it from the data.
 
         Raises:
             RecipeError: There is none, or `axes` are of others.
@@ -104,6 +118,7 @@ class Arrays:
         self.axes = {**self.axes, **(axes or {})}
         self._content = content or _hash_of(self._arrays)
         self._numbers = numbers
+        self.num_classes = num_classes
         self.num_examples = min(lengths.values()) if numbers is None else len(numbers)
         chosen = "" if numbers is None else hash_of_numbers(numbers)
         self.fingerprint = fingerprint("arrays", self._content, sorted(self._arrays), chosen)
@@ -112,16 +127,46 @@ class Arrays:
         rows = numbers if self._numbers is None else self._numbers[numbers]
         return {name: array[rows] for name, array in self._arrays.items()}
 
+    def read_augmented(
+        self, numbers: npt.NDArray[np.int64], augmentation: Augmentation, generators: Generators
+    ) -> dict[str, np.ndarray]:
+        """Some of them, each leaf `image` changed.
+
+        Raises:
+            RecipeError: The images are not bytes, (height, width, channel) of 1 or 3 channels.
+        """
+        batch = self.read(numbers)
+        image = batch.get("image")
+        if image is None or image.dtype != np.uint8 or image.ndim != 4 or image.shape[-1] not in (1, 3):
+            found = {name: (leaf.dtype.name, leaf.shape[1:]) for name, leaf in batch.items()}
+            raise RecipeError(
+                f"an augmentation needs a leaf 'image' of uint8 (height, width, 1 or 3 channels); the arrays are {found}"
+            )
+        return batch | {"image": _augmented(image, augmentation, generators)}
+
     def keys(self) -> npt.NDArray[np.uint64]:
         numbers = np.arange(self.num_examples) if self._numbers is None else self._numbers
         return hashed(map(str, numbers.tolist()))
 
     def take(self, numbers: npt.NDArray[np.int64]) -> "Arrays":
         rows = numbers if self._numbers is None else self._numbers[numbers]
-        return Arrays(self._arrays, axes=self.axes, content=self._content, numbers=rows)
+        return Arrays(self._arrays, axes=self.axes, content=self._content, numbers=rows, num_classes=self.num_classes)
 
     def open(self, root: Path, max_bad_records: int) -> "Arrays":
         return self
+
+
+def _augmented(image: np.ndarray, augmentation: Augmentation, generators: Generators) -> np.ndarray:
+    from PIL import Image
+
+    height, width, channels = image.shape[1:]
+
+    def one(row: int) -> np.ndarray:
+        whole = Image.fromarray(image[row, :, :, 0] if channels == 1 else image[row])
+        changed = augmentation.changed(whole, (width, height), lambda as_is: as_is, generators(row))
+        return np.asarray(changed, np.uint8).reshape(height, width, channels)
+
+    return np.stack([one(row) for row in range(len(image))]) if len(image) else image
 
 
 def divide(examples: Examples, held_out: float | int) -> tuple[Examples, Examples | None]:

@@ -3,10 +3,11 @@
 import dataclasses
 import functools
 import io
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +15,14 @@ import numpy.typing as npt
 from panax.core.errors import DataError, RecipeError
 from panax.core.protocols import Axes
 
+from .augmentation import Augmentation, Generators
 from .corpus import BadRecord
 from .examples import Skipped, hash_of_numbers, hashed
 from .fields import not_installed
 from .files import BadRecordError, fingerprint
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "La", "RGBa")
 _MODES = {1: "L", 3: "RGB"}
@@ -54,30 +59,50 @@ class Decoding:
         Raises:
             BadRecordError: It is none that Pillow can read, is cut short, or has more than 8 bits a channel.
         """
-        from PIL import Image, ImageOps, UnidentifiedImageError
+        return self.array(self.fitted(self.whole(data, where)))
 
+    def whole(self, data: bytes, where: str, kept: float = 1.0) -> "Image":
+        """The image as it is, but of a JPEG no larger than is needed.
+
+        Args:
+            kept: Which part of a side will be scaled to `size`, at the least.
+
+        Raises:
+            BadRecordError: As `decode`.
+        """
+        from PIL import Image, UnidentifiedImageError
+
+        least = math.ceil(self.size / kept)
         try:
             with Image.open(io.BytesIO(data)) as image:
-                image.draft(_MODES[self.channels], (self.size, self.size))  # a JPEG is scaled down while it is decoded
+                image.draft(_MODES[self.channels], (least, least))  # a JPEG is scaled down while it is decoded
                 image.load()
                 if image.mode not in _EIGHT_BITS:
                     raise BadRecordError(where, f"an image of mode {image.mode!r}; expected 8 bits a channel")
-                whole = image.convert(_MODES[self.channels])
+                return image.convert(_MODES[self.channels])
         except BadRecordError:
             raise
         except (OSError, ValueError, SyntaxError, EOFError, MemoryError, Image.DecompressionBombError) as error:
             what = "of no format that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
             raise BadRecordError(where, f"no image that can be decoded ({what}); repair it, or leave it out") from None
+
+    def fitted(self, whole: "Image") -> "Image":
+        """The image brought to `size`, as `fit` says."""
+        from PIL import Image, ImageOps
+
         square, bilinear = (self.size, self.size), Image.Resampling.BILINEAR
-        if whole.size != square:
-            match self.fit:
-                case "crop":
-                    whole = ImageOps.fit(whole, square, bilinear)
-                case "pad":
-                    whole = ImageOps.pad(whole, square, bilinear)
-                case _:
-                    whole = whole.resize(square, bilinear)
-        return np.asarray(whole, np.uint8).reshape(self.size, self.size, self.channels)
+        if whole.size == square:
+            return whole
+        match self.fit:
+            case "crop":
+                return ImageOps.fit(whole, square, bilinear)
+            case "pad":
+                return ImageOps.pad(whole, square, bilinear)
+            case _:
+                return whole.resize(square, bilinear)
+
+    def array(self, image: "Image") -> npt.NDArray[np.uint8]:
+        return np.asarray(image, np.uint8).reshape(self.size, self.size, self.channels)
 
 
 @runtime_checkable
@@ -145,16 +170,46 @@ class Images:
         Raises:
             DataError: There are more bad records than the limit, or no image can be decoded.
         """
+        return self._read(numbers, lambda row, data, where: self._decoding.decode(data, where))
+
+    def read_augmented(
+        self, numbers: npt.NDArray[np.int64], augmentation: Augmentation, generators: Generators
+    ) -> dict[str, np.ndarray]:
+        """Decode some of them and change each.
+
+        Args:
+            generators: From a row of what is read to what it is drawn with.
+
+        Raises:
+            DataError: As `read`.
+        """
+        decoding = self._decoding
+        size = (decoding.size, decoding.size)
+
+        def one(row: int, data: bytes, where: str) -> np.ndarray:
+            whole = decoding.whole(data, where, augmentation.pixels_kept)
+            return decoding.array(augmentation.changed(whole, size, decoding.fitted, generators(row)))
+
+        return self._read(numbers, one)
+
+    def _read(
+        self, numbers: npt.NDArray[np.int64], decode: Callable[[int, bytes, str], np.ndarray]
+    ) -> dict[str, np.ndarray]:
         decoding = self._decoding
         images = np.empty((len(numbers), decoding.size, decoding.size, decoding.channels), np.uint8)
         labels = np.zeros(len(numbers), np.int32)
 
         def one(row: int) -> None:
-            images[row], labels[row] = self._example(int(numbers[row]))
+            images[row], labels[row] = self._example(int(numbers[row]), lambda data, where: decode(row, data, where))
 
         for _ in self._pool.map(one, range(len(numbers))):
             pass
         return {"image": images} | ({} if self._encoded.labels is None else {"label": labels})
+
+    @property
+    def num_classes(self) -> int | None:
+        """Of the labels; None where it is not known."""
+        return len(self.classes) or None
 
     def keys(self) -> npt.NDArray[np.uint64]:
         return hashed(map(self._encoded.name, self._numbers.tolist()))
@@ -167,14 +222,14 @@ class Images:
     def _pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(min(os.cpu_count() or 1, 32), thread_name_prefix="panax-images")
 
-    def _example(self, at: int) -> tuple[np.ndarray, int]:
+    def _example(self, at: int, decode: Callable[[bytes, str], np.ndarray]) -> tuple[np.ndarray, int]:
         for place in range(at, at + self.num_examples):
             number = int(self._numbers[place % self.num_examples])
             if number in self._bad:
                 continue
             name = self._encoded.name(number)
             try:
-                image = self._decoding.decode(self._encoded.read(number), name)
+                image = decode(self._encoded.read(number), name)
             except BadRecordError as error:
                 self._skipped.add(BadRecord(error.where, error.reason))
                 self._bad.add(number)

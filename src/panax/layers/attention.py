@@ -12,12 +12,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..core import (
     Module,
+    add_bias,
     constant,
     contract,
     contract_whole,
     current_layout,
     current_platform,
-    gather,
     normal,
     parameter,
 )
@@ -41,10 +41,11 @@ class Cache(NamedTuple):
 
 
 class Attention(Module):
-    """Causal self-attention: project, normalise and rotate queries and keys, attend, project back.
+    """Self-attention: project, normalise and rotate queries and keys, attend, project back.
 
     Attributes:
-        window: A position sees itself and the `window - 1` before it; None is all before it.
+        causal: A position sees itself and those before it; else all of its row.
+        window: A position sees itself and the `window - 1` before it; None is all before it. For causal attention alone.
         clip: Queries, keys and values are cut to ±clip where they are projected, before all else.
         soft_cap: Scores are squashed to ±soft_cap by a tanh (Gemma 2, arXiv:2408.00118).
         scale: What the scores are multiplied by; None is `head_dim ** -0.5`.
@@ -66,6 +67,7 @@ class Attention(Module):
     b_k: Float[Array, "kv_heads head_dim"] | None = parameter(constant(0.0))
     b_v: Float[Array, "kv_heads head_dim"] | None = parameter(constant(0.0))
     b_o: Float[Array, " norm"] | None = parameter(constant(0.0))
+    causal: bool = eqx.field(static=True, default=True)
 
     def __call__(
         self,
@@ -81,7 +83,17 @@ class Attention(Module):
         """
         q, k, v = self._project(x, position)
         k, v = _own_kv_heads(q, k, v)
-        attended = attend(q, k, v, segment, over_devices, window=self.window, soft_cap=self.soft_cap, scale=self.scale)
+        attended = attend(
+            q,
+            k,
+            v,
+            segment,
+            over_devices,
+            causal=self.causal,
+            window=self.window,
+            soft_cap=self.soft_cap,
+            scale=self.scale,
+        )
         return self._output(checkpoint_name(attended, "attention"))
 
     def empty_cache(self, batch: int, length: int, dtype: Any) -> Cache:
@@ -110,9 +122,9 @@ class Attention(Module):
             ("batch seq embed, embed kv_heads head_dim -> batch seq kv_heads head_dim", self.w_v),
         )
         if self.b_q is not None and self.b_k is not None and self.b_v is not None:
-            q = q + gather(self.b_q, "heads head_dim", x.dtype)[None, None]
-            k = k + gather(self.b_k, "kv_heads head_dim", x.dtype)[None, None]
-            v = v + gather(self.b_v, "kv_heads head_dim", x.dtype)[None, None]
+            q = add_bias(q, self.b_q, "heads head_dim")
+            k = add_bias(k, self.b_k, "kv_heads head_dim")
+            v = add_bias(v, self.b_v, "kv_heads head_dim")
         if self.clip is not None:
             q, k, v = (jnp.clip(x, -self.clip, self.clip) for x in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
@@ -123,7 +135,7 @@ class Attention(Module):
 
     def _output(self, attended: jax.Array) -> jax.Array:
         out = contract("batch seq heads head_dim, heads head_dim embed -> batch seq embed", attended, self.w_o)
-        return out if self.b_o is None else out + gather(self.b_o, "norm", out.dtype)[None, None]
+        return out if self.b_o is None else add_bias(out, self.b_o, "norm")
 
 
 def attend(
@@ -133,13 +145,14 @@ def attend(
     segment: Int[Array, "batch seq"] | None,
     over_devices: ContextAttention,
     *,
+    causal: bool = True,
     window: int | None,
     soft_cap: float | None,
     scale: float | None,
 ) -> Float[Array, "batch seq heads head_dim"]:
     """Run the kernel on this device's heads, over whole rows."""
     options: dict[str, Any] = {
-        "causal": True,
+        "causal": causal,
         "window": window,
         "soft_cap": soft_cap,
         "scale": scale,

@@ -59,7 +59,9 @@ class Needs:
 def fitted_rules(rules: Rules, needs: Needs, mesh: Sizes) -> Rules:
     """The rules fitted to the model on one mesh; see `Rules.fitted`."""
     stages = mesh.get("stage", 1)
-    return rules.fitted(needs.logical_sizes, mesh, layers_rest_on_stages=stages == 1 or stages in needs.rest_on)
+    rest = stages == 1 or stages in needs.rest_on
+    fitted = rules.fitted(needs.logical_sizes, mesh, layers_rest_on_stages=rest)
+    return fitted if needs.splits_residual else fitted.with_whole_residual()
 
 
 def check(needs: Needs, rules: Rules, mesh: Sizes) -> None:
@@ -91,7 +93,23 @@ def problem(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
             assign(axes, shape, fitted.storage, mesh, name)
     except LayoutError as error:
         return str(error)
-    return _stages(needs, mesh) or _heads(needs, mesh) or _vocabulary(needs, rules, mesh) or _batch(needs, rules, mesh)
+    of_model = _stages(needs, mesh) or _heads(needs, mesh) or _vocabulary(needs, rules, mesh)
+    return of_model or _residual(needs, rules, mesh) or _batch(needs, rules, mesh)
+
+
+def _residual(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
+    """Partial sums over the axes that split these are scattered into the residual stream."""
+    if not needs.splits_residual:
+        return None
+    over = rules.compute.get("residual", ())
+    for logical in ("heads", "ffn", "vocab", "expert_ffn"):
+        lacking = [a for a in rules.compute.get(logical, ()) if mesh.get(a, 1) > 1 and a not in over]
+        if lacking:
+            return (
+                f"rules.compute: {logical} is split over {lacking[0]}={mesh[lacking[0]]}, and residual -> {tuple(over)} is not; "
+                f"split residual over {lacking[0]} too"
+            )
+    return None
 
 
 def _stages(needs: Needs, mesh: Sizes) -> str | None:

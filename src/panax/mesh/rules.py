@@ -35,6 +35,10 @@ LOGICAL_AXES = {
     "ffn": "width of the feed-forward layer",
     "vocab": "rows of the embedding and of the output head",
     "position": "learned positions",
+    "patch_row": "rows of pixels in a patch of an image",
+    "patch_column": "columns of pixels in a patch of an image",
+    "channel": "colours of a pixel",
+    "class": "what a classifier tells apart",
     "layer": "layers stacked in storage",
     "expert": "experts",
     "expert_ffn": "width of an expert",
@@ -120,6 +124,10 @@ class Rules:
             for rules in (self.storage, self.compute)
         )
         return dataclasses.replace(self, storage=storage, compute=compute)
+
+    def with_whole_residual(self) -> "Rules":
+        """These rules for a model whose residual stream is split no further than its rows' positions are."""
+        return dataclasses.replace(self, compute={**self.compute, "residual": self.compute.get("seq", ())})
 
     def fitted(
         self, sizes: Mapping[str, int], mesh: Mapping[str, int], *, layers_rest_on_stages: bool = True

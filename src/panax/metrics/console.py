@@ -9,6 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .throughput import Peak
 from .trackers import Tracker
 
+_PER_SECOND = "_per_second"
+
 
 class ConsoleTracker(Tracker):
     """Prints reports above a progress bar with the time that is left; plain lines where there is no terminal."""
@@ -48,7 +50,8 @@ class ConsoleTracker(Tracker):
             self._progress.stop()
 
     def _evaluation(self, values: Mapping[str, float]) -> str:
-        parts = [f"[green]held-out loss {values['evaluation/loss']:.4f}[/]"]
+        which = " of averaged parameters" if "evaluation/ema_decay" in values else ""
+        parts = [f"[green]held-out loss{which} {values['evaluation/loss']:.4f}[/]"]
         if "evaluation/accuracy" in values:
             parts.append(f"accuracy {values['evaluation/accuracy']:.1%}")
         return "  ".join(parts)
@@ -57,8 +60,10 @@ class ConsoleTracker(Tracker):
         parts = [f"loss {values['train/loss']:.4f}"]
         if "train/accuracy" in values:
             parts.append(f"acc {values['train/accuracy']:.1%}")
-        if "speed/tokens_per_second" in values:
-            parts.append(f"{values['speed/tokens_per_second']:,.0f} tok/s")
+        for name, value in values.items():
+            if name.startswith("speed/") and name.endswith(_PER_SECOND):
+                unit = name.removeprefix("speed/").removesuffix(_PER_SECOND)
+                parts.append(f"{value:,.0f} {'tok' if unit == 'tokens' else unit}/s")
         if "speed/mfu" in values:
             parts.append(f"MFU {values['speed/mfu']:.1%}")
         parts.append(f"{values['memory/bytes'] / 2**30:.2f} GiB")

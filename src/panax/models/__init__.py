@@ -3,13 +3,18 @@
 from .decoder import Block, Context, Decoder
 from .decoder_config import DecoderConfig
 from .decoder_task import ComputeType, DecoderTask
-from .flops import training_flops_per_token
+from .flops import training_flops_per_image, training_flops_per_token
 from .parameter_counts import active_parameters, count_parameters
 from .presets import PRESETS, PUBLISHED_PARAMETERS
 from .presets_moe import PUBLISHED_ACTIVE
 from .sampling import logits_of, sample
+from .vit import Vit
+from .vit_config import VitConfig
+from .vit_presets import VIT_PRESETS, VIT_PUBLISHED_PARAMETERS
+from .vit_task import VitTask
 
 __all__ = [
-    "PRESETS", "PUBLISHED_ACTIVE", "PUBLISHED_PARAMETERS", "Block", "ComputeType", "Context", "Decoder", "DecoderConfig",
-    "DecoderTask", "active_parameters", "count_parameters", "logits_of", "sample", "training_flops_per_token",
+    "PRESETS", "PUBLISHED_ACTIVE", "PUBLISHED_PARAMETERS", "VIT_PRESETS", "VIT_PUBLISHED_PARAMETERS", "Block", "ComputeType",
+    "Context", "Decoder", "DecoderConfig", "DecoderTask", "Vit", "VitConfig", "VitTask", "active_parameters",
+    "count_parameters", "logits_of", "sample", "training_flops_per_image", "training_flops_per_token",
 ]  # fmt: skip

@@ -1,9 +1,10 @@
-"""Floating-point operations of a decoder, counted from its shapes.
+"""Floating-point operations of a model, counted from its shapes.
 
 Source: PaLM (arXiv:2204.02311), appendix B: the model's own products, forward and backward, without what rematerialisation adds.
 """
 
 from .decoder_config import DecoderConfig
+from .vit_config import VitConfig
 
 
 def training_flops_per_token(config: DecoderConfig, length: int) -> float:
@@ -26,6 +27,19 @@ def training_flops_per_token(config: DecoderConfig, length: int) -> float:
     value_dim = config.head_size if config.latent is None else config.latent.value_dim
     attention = config.heads * (config.head_size + value_dim) * attended
     return 3 * 2 * (weights + attention)
+
+
+def training_flops_per_image(config: VitConfig) -> float:
+    """FLOPs of an image's forward and backward pass through a vision transformer: of all its products, thrice the forward's.
+
+    >>> from panax.models import VIT_PRESETS
+    >>> round(training_flops_per_image(VIT_PRESETS["vit_b16"]) / (3 * 2 * 1e9), 2)
+    17.56
+    """
+    tokens, embed = config.num_tokens, config.embed
+    layer = tokens * (4 * embed * embed + 2 * embed * config.ffn) + 2 * embed * tokens * tokens
+    patches = config.num_patches * config.patch**2 * config.channels * embed
+    return 3.0 * 2 * (config.num_layers * layer + patches + embed * config.num_classes)
 
 
 def _projections(config: DecoderConfig) -> int:

@@ -11,12 +11,22 @@ from typing import Any
 from ..core import Task
 from ..core.errors import CheckpointError
 from ..layers import Latent, MoE, Rotary, RotaryScaling, YarnScaling
-from ..models import DecoderConfig, DecoderTask
+from ..models import DecoderConfig, DecoderTask, VitConfig, VitTask
 from ..parallel import Pipeline
 
-READABLE = {
-    cls.__name__: cls for cls in (DecoderTask, DecoderConfig, Rotary, RotaryScaling, YarnScaling, Latent, MoE, Pipeline)
-}
+_CLASSES = (
+    DecoderTask,
+    DecoderConfig,
+    Rotary,
+    RotaryScaling,
+    YarnScaling,
+    Latent,
+    MoE,
+    Pipeline,
+    VitTask,
+    VitConfig,
+)
+READABLE = {cls.__name__: cls for cls in _CLASSES}
 
 
 def describe(value: Any) -> Any:

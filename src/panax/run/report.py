@@ -47,7 +47,7 @@ class Report:
         self._watch = ExpertWatch(prepared.task.router_layers)
         self._pictured = 0
         self._pending: tuple[int, Mapping[str, Any], Position] | None = None
-        self._tokens = 0
+        self._counted = 0
         self._length: int | None = None
         self._compiled = 0.0
         self._profiling = False
@@ -74,9 +74,10 @@ class Report:
         if compiled != self._compiled or self._length is None:
             # A step that compiled is not part of any figure of speed.
             self.clock.restart()
-            self._tokens = 0
+            self._counted = 0
         else:
-            self._tokens += next(iter(batch.values())).size if self._length else 0
+            first = next(iter(batch.values()))
+            self._counted += first.size if self._length else first.shape[0]
             self.clock.tick()
         axes = next(iter(self._prepared.data.train.axes.values()))
         self._length = next(iter(batch.values())).shape[1] if axes[:2] == ("batch", "seq") else 0
@@ -110,7 +111,7 @@ class Report:
         """Report an evaluation; the time it took is not part of the steps'."""
         self._trackers.record(number, {f"evaluation/{name}": value for name, value in values.items()})
         self.clock.restart()
-        self._tokens = 0
+        self._counted = 0
 
     def account(self, number: int, position: Position | None) -> None:
         """Say and write down how often the documents have been seen in the steps so far."""
@@ -135,13 +136,8 @@ class Report:
         seconds = self.clock.take()
         if steps:
             record |= {f"seconds/{name}": value for name, value in seconds.items()}
-            tokens_per_second = self._tokens / (seconds["step"] * steps)
-            if self._tokens:
-                record["speed/tokens_per_second"] = tokens_per_second
-                flops = self._prepared.task.flops_per_token(self._length or 0)
-                if flops is not None:
-                    record["speed/mfu"] = flops * tokens_per_second / self.peak.flops_per_second
-        self._tokens = 0
+            record |= self._speed(self._counted / (seconds["step"] * steps))
+        self._counted = 0
         record["memory/bytes"] = memory_in_use_bytes()
         record |= epochs_of(self._prepared.data.train, position)
         of_experts, loads, warnings = self._watch.take()
@@ -155,6 +151,15 @@ class Report:
         ):
             self._trackers.picture(number, "experts/load", heat_map(loads, self._watch.layers))
             self._pictured = number
+
+    def _speed(self, per_second: float) -> dict[str, float]:
+        """Tokens, or whatever else the task counts, a second; and what part of the devices' peak that is."""
+        task = self._prepared.task
+        unit, flops = (
+            ("tokens", task.flops_per_token(self._length)) if self._length else (task.unit, task.flops_per_example())
+        )
+        speed = {f"speed/{unit}_per_second": per_second}
+        return speed if flops is None else speed | {"speed/mfu": flops * per_second / self.peak.flops_per_second}
 
     @property
     def _profile_folder(self) -> Path:

@@ -8,10 +8,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import equinox as eqx
+import jax
+
 from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, agreeing, restore, run_identity
 from ..core import Position, TrainState
 from ..core.errors import CheckpointError, DamagedError
 from ..core.processes import is_first
+from ..core.state import averages_of
 from .description import describe, differences
 from .prepare import Prepared, Say
 
@@ -142,12 +146,31 @@ def begin_from(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> Start:
     """Where a checkpoint ends, saying what has changed since."""
     with agreeing():
         changed = changed_settings(prepared, checkpoint)
-    state = restore(checkpoint, prepared.step.program.abstract, prepared.step.shardings)
+    state = _restored(prepared, checkpoint, say)
     step = checkpoint.manifest.step
     say(f"going on from step {step} of {prepared.experiment.num_steps}: {checkpoint.url}")
     for line in changed:
         say(f"changed since that checkpoint: {line}")
     return Start(state, step, checkpoint.manifest.host["data"], step)
+
+
+def _restored(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState:
+    """The checkpoint's state; with an average that begins now, or ends, where the setting has changed."""
+    abstract, places = prepared.step.program.abstract, prepared.step.shardings
+    has = any(name.startswith("averaged.") for name in checkpoint.manifest.arrays)
+    if has == (abstract.averaged is not None):
+        return restore(checkpoint, abstract, places)
+    # Not constructed anew: the leaves are no arrays.
+    without = [
+        eqx.tree_at(lambda state: state.averaged, tree, None, is_leaf=lambda node: node is None)
+        for tree in (abstract, places)
+    ]
+    state = restore(checkpoint, *without, part=has)
+    if has:
+        say("the checkpoint's averaged parameters are left out: step.ema_decay is None now")
+        return state
+    say("an average of the parameters begins with those of the checkpoint")
+    return _averaging_anew(prepared, state)
 
 
 def begin_from_memory(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> Start | None:
@@ -172,15 +195,24 @@ def first_state(prepared: Prepared, say: Say) -> TrainState:
         say(f"starting from the weights in {where}")
         params, model_state = load(where, prepared.task, state.params, state.model_state)
     else:
-        from .trained import find_checkpoints
+        from .trained import find_checkpoints, read_weights
 
         checkpoint = next(find_checkpoints(where))
         say(f"starting from the weights in {checkpoint.url}")
-        wanted = {name: getattr(prepared.step.program.abstract, name) for name in ("params", "model_state")}
-        places = {name: getattr(prepared.step.shardings, name) for name in wanted}
-        found = restore(checkpoint, wanted, places, part=True)
-        params, model_state = found["params"], found["model_state"]
-    return dataclasses.replace(state, params=params, model_state=model_state)
+        abstract, places = prepared.step.program.abstract, prepared.step.shardings
+        params, model_state = read_weights(
+            checkpoint, abstract.params, abstract.model_state, places.params, places.model_state
+        )
+    return _averaging_anew(prepared, dataclasses.replace(state, params=params, model_state=model_state))
+
+
+def _averaging_anew(prepared: Prepared, state: TrainState) -> TrainState:
+    """The state with an average that begins at its parameters, where one is kept."""
+    program, places = prepared.step.program, prepared.step.shardings.averaged
+    if program.abstract.averaged is None:
+        return state
+    free = eqx.filter(state.params, program.trainable)
+    return dataclasses.replace(state, averaged=jax.jit(averages_of, out_shardings=places)(free))
 
 
 def changed_settings(prepared: Prepared, checkpoint: Checkpoint) -> list[str]:

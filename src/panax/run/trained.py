@@ -9,13 +9,17 @@ from typing import Any
 import jax
 
 from ..checkpoint import MANIFEST, Checkpoint, Checkpointer, open_checkpoint, restore
-from ..core import Task
+from ..core import Task, named_leaves
 from ..core.errors import CheckpointError, DamagedError
+from ..core.state import wide
 from ..data.tokenizer import PretrainedTokenizer, Tokenizer
 from ..stores import join, open_store
 from .description import read_task
 from .prepare import Say
 from .start import MODEL, TOKENIZER
+
+AVERAGED = "averaged"
+"""The part of a state that holds the averages."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Trained:
 
     Attributes:
         url: The checkpoint's address.
+        params: The averaged ones, where the run kept an average.
         state: The task's model state.
         tokenizer: None where the run had none.
     """
@@ -85,10 +90,48 @@ def read_trained(checkpoint: Checkpoint) -> Trained:
     if description is None:
         raise CheckpointError(f"{checkpoint.url} has no {MODEL}: it was not saved by a run, so its model is not known")
     task = read_task(description, f"{MODEL} of {checkpoint.url}")
-    abstract = dict(zip(("params", "model_state"), jax.eval_shape(task.init, jax.random.key(0))))
+    params, model_state = jax.eval_shape(task.init, jax.random.key(0))
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    tree = restore(checkpoint, abstract, jax.tree.map(lambda _: place, abstract), part=True)
-    return Trained(checkpoint.url, task, tree["params"], tree["model_state"], _tokenizer(checkpoint))
+    params, model_state = read_weights(
+        checkpoint, params, model_state, *jax.tree.map(lambda _: place, (params, model_state))
+    )
+    return Trained(checkpoint.url, task, params, model_state, _tokenizer(checkpoint))
+
+
+def read_weights(
+    checkpoint: Checkpoint, params: Any, model_state: Any, param_places: Any, state_places: Any
+) -> tuple[Any, Any]:
+    """Parameters and model state out of a checkpoint: of averaged parameters the averages, which the run was judged by.
+
+    Args:
+        params: Abstract.
+        model_state: Abstract.
+        param_places: A sharding for each parameter.
+        state_places: A sharding for each leaf of the model state.
+    """
+    prefix = f"{AVERAGED}."
+    averaged = {name.removeprefix(prefix) for name in checkpoint.manifest.arrays if name.startswith(prefix)}
+    names = jax.tree.unflatten(jax.tree.structure(params), list(named_leaves(params)))
+
+    def pick(tree: Any, chosen: bool) -> Any:
+        return jax.tree.map(lambda name, leaf: leaf if (name in averaged) == chosen else None, names, tree)
+
+    def widened(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, wide(leaf.dtype))
+
+    wanted = {
+        "params": pick(params, False),
+        AVERAGED: jax.tree.map(widened, pick(params, True)),
+        "model_state": model_state,
+    }
+    places = {"params": pick(param_places, False), AVERAGED: pick(param_places, True), "model_state": state_places}
+    found = restore(checkpoint, wanted, places, part=True)
+
+    def chosen(average: Any, leaf: Any, plain: Any) -> Any:
+        return plain if average is None else average.astype(leaf.dtype)
+
+    merged = jax.tree.map(chosen, found[AVERAGED], params, found["params"], is_leaf=lambda leaf: leaf is None)
+    return merged, found["model_state"]
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:

@@ -15,6 +15,7 @@ import optax
 from ..core import Axes, Guard, Task, TrainState, merge_measures, named_leaves, pair_axes
 from ..core.errors import RecipeError, TrainingError
 from ..core.measures import total_loss
+from ..core.state import averages_of
 from ..mesh import Placement
 from ..mesh.legality import Needs, check, fitted_rules, remarks
 from ..mesh.rules import divisors
@@ -74,17 +75,19 @@ class Program:
             if keep
         }
         transformation = optimizer.build({name: axes for name, (_, axes) in free.items()}, num_steps)
-        create = partial(_initial_state, task, transformation, trainable)
+        config = config or StepConfig()
+        create = partial(_initial_state, task, transformation, trainable, config.ema_decay is not None)
         abstract = jax.eval_shape(create, jax.random.key(0))
-        axes = _state_axes(abstract, parameter_axes, task.state_axes(model_state), free)
-        return cls(task, optimizer, config or StepConfig(), num_steps, abstract, axes, trainable, transformation)
+        axes = _state_axes(abstract, parameter_axes, task.state_axes(model_state), free, trainable)
+        return cls(task, optimizer, config, num_steps, abstract, axes, trainable, transformation)
 
     def initial_state(self, key: jax.Array, given: tuple[Any, Any] | None = None) -> TrainState:
         """Draw the whole state, or what there is besides `given` parameters and model state.
 
         To be jitted, since eager drawing rounds differently.
         """
-        return _initial_state(self.task, self.transformation, self.trainable, key, given)
+        averages = self.config.ema_decay is not None
+        return _initial_state(self.task, self.transformation, self.trainable, averages, key, given)
 
     def step(
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
@@ -108,7 +111,17 @@ class Program:
         return evaluation_step(state, batch, task=self.task, batch_axes=batch_axes)
 
 
-def _state_axes(abstract: TrainState, parameter_axes: Any, model_axes: Any, free: Mapping[str, Any]) -> TrainState:
+def _state_axes(
+    abstract: TrainState, parameter_axes: Any, model_axes: Any, free: Mapping[str, Any], trainable: Any
+) -> TrainState:
+    averaged = None
+    if abstract.averaged is not None:
+        kept = [
+            axes
+            for (_, _, axes), keep in zip(pair_axes(abstract.params, parameter_axes), jax.tree.leaves(trainable))
+            if keep
+        ]
+        averaged = jax.tree.structure(abstract.averaged).unflatten(kept)
     parts = {
         "step": (),
         "params": parameter_axes,
@@ -116,6 +129,7 @@ def _state_axes(abstract: TrainState, parameter_axes: Any, model_axes: Any, free
         "optimizer_state": optimizer_state_axes(abstract.optimizer_state, free),
         "key": (),
         "guard": jax.tree.map(lambda _: (), abstract.guard),
+        "averaged": averaged,
     }
     leaves = [
         axes
@@ -145,6 +159,7 @@ def _initial_state(
     task: Task,
     transformation: optax.GradientTransformation,
     trainable: Any,
+    averages: bool,
     key: jax.Array,
     given: tuple[Any, Any] | None = None,
 ) -> TrainState:
@@ -158,6 +173,7 @@ def _initial_state(
         optimizer_state=transformation.init(free),
         key=run_key,
         guard=Guard.create(),
+        averaged=averages_of(free) if averages else None,
     )
 
 
@@ -351,7 +367,7 @@ def needs_of(program: Program, num_devices: int) -> Needs:
         chunks=chunks,
         rest_on=frozenset(n for n in divisors(num_devices) if task.layers_rest_on_stages(n)),
         exchanged_heads=task.exchanged_heads,
-        splits_residual=task.names_axes,
+        splits_residual=task.names_axes and task.splits_residual,
         micro_batches=program.config.micro_batches,
     )
 
@@ -392,8 +408,11 @@ def evaluate_sent(step: Step, state: TrainState, batches: Iterable[Mapping[str, 
     # Arrays, as those of routers, say nothing of how good a model is.
     metrics = {name: metric.value for name, metric in merged["metrics"].items() if metric.value.ndim == 0}
     total = total_loss(merged["losses"])
+    decay = step.program.config.ema_decay
     return {
         "loss": float(total),
         **{f"loss/{name}": float(value) for name, value in values.items()},
         **{name: float(value) for name, value in metrics.items()},
+        # Says which parameters these figures are of.
+        **({} if decay is None else {"ema_decay": decay}),
     }

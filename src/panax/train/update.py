@@ -27,12 +27,15 @@ class StepConfig:
         clip_norm: The whole gradient is scaled down to this norm where it is larger; None leaves it.
         spike_factor: An update whose gradient norm is above this many times the running mean is skipped; None never.
         max_skipped: The run stops with an error after this many skipped updates in a row.
+        ema_decay: Keep an exponential moving average of the parameters with this decay, and evaluate and export that; None keeps
+            none. After n updates the decay is at most (1 + n) / (10 + n), so that the first parameters are soon forgotten.
     """
 
     micro_batches: int = 1
     clip_norm: float | None = 1.0
     spike_factor: float | None = None
     max_skipped: int = 10
+    ema_decay: float | None = None
 
     def __post_init__(self) -> None:
         if self.micro_batches < 1:
@@ -41,6 +44,8 @@ class StepConfig:
             raise RecipeError(f"step.clip_norm={self.clip_norm}; expected a positive norm, or None")
         if self.spike_factor is not None and self.spike_factor <= 1:
             raise RecipeError(f"step.spike_factor={self.spike_factor}; expected a factor above 1, or None")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise RecipeError(f"step.ema_decay={self.ema_decay}; expected a decay in (0, 1), such as 0.999, or None")
 
 
 NORM_MEMORY = 0.98
@@ -105,15 +110,26 @@ def train_step(
         "skipped": guard.skipped,
         "skipped_in_a_row": guard.skipped_in_a_row,
     }
+    params = choose(updated, free)
     next_state = TrainState(
         step=state.step + 1,
-        params=eqx.combine(choose(updated, free), frozen),
+        params=eqx.combine(params, frozen),
         model_state=choose(result.state, state.model_state),
         optimizer_state=choose(optimizer_state, state.optimizer_state),
         key=state.key,
         guard=guard,
+        averaged=None
+        if config.ema_decay is None
+        else choose(_averaged(state.averaged, params, config.ema_decay, guard, state.step), state.averaged),
     )
     return next_state, scalars
+
+
+def _averaged(averaged: Any, params: Any, most: float, guard: Guard, step: jax.Array) -> Any:
+    """The average moved towards the parameters after an update."""
+    updates = (step + 1 - guard.skipped).astype(jnp.float32)
+    share = 1.0 - jnp.minimum(most, (1.0 + updates) / (10.0 + updates))
+    return jax.tree.map(lambda a, p: a + share.astype(a.dtype) * (p.astype(a.dtype) - a), averaged, params)
 
 
 def _scheduled(learning_rate: optax.Schedule, count: jax.Array) -> jax.Array:
@@ -122,9 +138,10 @@ def _scheduled(learning_rate: optax.Schedule, count: jax.Array) -> jax.Array:
 
 
 def evaluation_step(state: TrainState, batch: Batch, *, task: Task, batch_axes: BatchAxes | None = None) -> Any:
-    """The losses and metrics of one batch, unmerged, so that the division comes after the last one."""
+    """The losses and metrics of one batch, unmerged, so that the division comes after the last one; of the averaged parameters,
+    where there are any."""
     batch, axes = number_rows(batch, batch_axes)
-    result = evaluation_on_mesh(task, state.params, state.model_state, batch, state.key, axes)
+    result = evaluation_on_mesh(task, state.judged_params, state.model_state, batch, state.key, axes)
     return {"losses": dict(result.losses), "metrics": dict(result.metrics)}
 
 

@@ -1,4 +1,4 @@
-"""config.json read as a `DecoderConfig`."""
+"""config.json read as a `DecoderConfig` or a `VitConfig`."""
 
 import json
 import types
@@ -10,16 +10,17 @@ from typing import Any
 from ...core.errors import CheckpointError, RecipeError, nearest
 from ...layers import Latent
 from ...layers.moe_config import MoE
-from ...models import DecoderConfig
+from ...models import DecoderConfig, VitConfig
 from .families import FAMILIES
 from .family import ACTIVATIONS, Family
 from .nested import is_json, read_latent, read_mixture, read_rotary
+from .vision import VIT, read_vit
 
 CONFIG = "config.json"
 
 
-def config_from(directory: str | Path) -> DecoderConfig:
-    """The decoder that a folder in Hugging Face's layout describes.
+def config_from(directory: str | Path) -> DecoderConfig | VitConfig:
+    """The decoder, or the vision transformer, that a folder in Hugging Face's layout describes.
 
     Dropout is no part of it: it stays 0, whatever rates the release was trained with.
 
@@ -28,15 +29,17 @@ def config_from(directory: str | Path) -> DecoderConfig:
 
     Raises:
         CheckpointError: The folder or its config.json is missing or no JSON.
-        RecipeError: The model is of another family, or has a part that the decoder lacks; names the key and its value.
+        RecipeError: The model is of another family, or has a part that ours lacks; names the key and its value.
     """
     return read_config(Path(directory))[1]
 
 
-def read_config(folder: Path) -> tuple[Family, DecoderConfig]:
+def read_config(folder: Path) -> tuple[Family, DecoderConfig | VitConfig]:
     """The family of the model in a folder, and its configuration."""
     raw = _read_json(folder)
     family = _family_of(raw, folder / CONFIG)
+    if family is VIT:
+        return family, read_vit(raw, folder, folder / CONFIG)
     return family, _decoder_config(_Reader(family, raw, folder / CONFIG))
 
 
@@ -58,14 +61,15 @@ def _read_json(folder: Path) -> dict[str, Any]:
 def _family_of(raw: Mapping[str, Any], where: Path) -> Family:
     """The family that config.json names by `model_type`, or by `architectures` where it has none."""
     model_type, architectures = raw.get("model_type"), raw.get("architectures") or []
-    for family in FAMILIES.values():
+    families = {**FAMILIES, VIT.model_type: VIT}
+    for family in families.values():
         if model_type in (family.model_type, *family.also) or (
             model_type is None and family.architecture in architectures
         ):
             return family
     raise RecipeError(
-        f"{where}: the decoder has no family of model_type={model_type!r}, architectures={architectures!r}; "
-        f"{nearest(str(model_type), FAMILIES)}"
+        f"{where}: no model here has a family of model_type={model_type!r}, architectures={architectures!r}; "
+        f"{nearest(str(model_type), families)}"
     )
 
 

@@ -1,11 +1,11 @@
-"""Which tensors of the files each parameter of a decoder is, and each part of its model state."""
+"""Which tensors of the files each parameter of a model is, and each part of its model state."""
 
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ...core import logical_axes, pair_axes
-from ...models import Decoder
+from ...models import Decoder, Vit
 from .families_moe import SELECTION_BIAS
 from .family import Family, Foreign
 from .pattern import Pattern
@@ -57,8 +57,11 @@ class Match(NamedTuple):
         return self.foreign.pattern.shape(self.sizes)
 
 
-def matches(family: Family, model: Decoder, state: Mapping[str, Any]) -> Iterator[Match]:
-    """A match for each parameter of a decoder (real, abstract, or its gradients), in the order of its tree, then of its state."""
+def matches(family: Family, model: Decoder | Vit, state: Mapping[str, Any]) -> Iterator[Match]:
+    """A match for each parameter of a model (real, abstract, or its gradients), in the order of its tree, then of its state."""
+    if isinstance(model, Vit):
+        yield from _matches_of_vit(family, model)
+        return
     vocab_size = model.config.vocab_size
     for name, leaf, axes in pair_axes(model, logical_axes(model)):
         parts = name.split(".")
@@ -78,6 +81,17 @@ def matches(family: Family, model: Decoder, state: Mapping[str, Any]) -> Iterato
         foreign = Foreign(SELECTION_BIAS, Pattern("router"))
         layers = (("layer", model.config.mixture_layers),)
         yield Match("router_bias", state["router_bias"], ("router",), layers, foreign, vocab_size)
+
+
+def _matches_of_vit(family: Family, model: Vit) -> Iterator[Match]:
+    for name, leaf, axes in pair_axes(model, logical_axes(model)):
+        named = tuple(axis for axis in axes if axis is not None)
+        stack, _, inside = name.partition(".")
+        if stack == "blocks":
+            layers = (("layer", tuple(range(model.config.num_layers))),)
+            yield Match(name, leaf, named[1:], layers, family.weights[f"layers.{inside}"], 0)
+        else:
+            yield Match(name, leaf, named, (), family.weights[name], 0)
 
 
 def ranges_of(shape: tuple[int, ...], index: Any) -> list[tuple[int, int]]:

@@ -1,9 +1,10 @@
-"""Weights from safetensors files into a decoder's own sharding: each device's slice is read, and no more."""
+"""Weights from safetensors files into a model's own sharding: each device's slice is read, and no more."""
 
 import contextlib
 import itertools
 import json
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from safetensors import SafetensorError, safe_open
 
 from ...core.errors import CheckpointError, RecipeError
 from ...core.protocols import ModelState
-from ...models import Decoder, DecoderConfig, DecoderTask
+from ...models import Decoder, DecoderConfig, DecoderTask, Vit, VitConfig, VitTask
 from .config import read_config
 from .expressing import check_same
 from .family import HEAD, Family
 from .matching import Match, matches, ranges_of
+from .vision import HEAD_WEIGHTS, check_same_vit
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -30,14 +32,15 @@ Tensors = Mapping[str, Any]
 """Name to a safetensors slice: nothing is read before it is indexed."""
 
 
-def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tuple[Decoder, ModelState]:
-    """Read a decoder's weights from a folder in Hugging Face's layout.
+def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tuple[Any, ModelState]:
+    """Read a model's weights from a folder in Hugging Face's layout.
 
-    Every process reads what its own devices hold, each part once.
+    Every process reads what its own devices hold, each part once. A vision transformer's head stays as it is in `params`, with a
+    warning, where the files have none or one for another number of classes.
 
     Args:
         directory: With config.json and model.safetensors, or several files and model.safetensors.index.json.
-        task: A `DecoderTask` whose model is the one in the folder.
+        task: A `DecoderTask` or a `VitTask` whose model is the one in the folder.
         params: The task's parameters, real or abstract: they give each array's shape, dtype and sharding only.
         state: The task's model state likewise: the biases of a router's selection, where there are any.
 
@@ -46,25 +49,60 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
 
     Raises:
         CheckpointError: A file is missing or damaged, or a tensor is missing, left over or of another shape.
-        RecipeError: The task is no decoder's, the model's family is unknown, or a field differs from the task's model.
+        RecipeError: The task has no such weights, the model's family is unknown, or a field differs from the task's model.
     """
-    if not isinstance(task, DecoderTask) or not isinstance(params, Decoder):
+    if not (
+        (isinstance(task, DecoderTask) and isinstance(params, Decoder))
+        or (isinstance(task, VitTask) and isinstance(params, Vit))
+    ):
         raise RecipeError(
-            f"weights in Hugging Face's layout can be loaded into a DecoderTask only, not a {type(task).__name__}"
+            f"weights in Hugging Face's layout can be loaded into a DecoderTask or a VitTask only, not a {type(task).__name__}"
         )
     folder = Path(directory)
     family, config = read_config(folder)
-    check_same(config, task.model, folder)
+    _check_model(config, task, folder)
     with _open(folder, family) as tensors:
         found = list(matches(family, params, state))
-        _check_names(family, found, set(tensors), params.config, folder)
+        kept = _kept_head(found, params, config, tensors, folder) if isinstance(params, Vit) else []
+        names = {name for name in tensors if not kept or not name.startswith(HEAD_WEIGHTS)}
+        _check_names(family, [match for match in found if match not in kept], names, config, folder)
         for match in found:
-            for place in match.places:
+            for place in () if match in kept else match.places:
                 _check_tensor(match, match.tensor(place), tensors[match.tensor(place)], folder)
-        leaves = [_array(match, tensors) for match in found]
+        leaves = [match.leaf if match in kept else _array(match, tensors) for match in found]
     own = jax.tree.structure(params)
     loaded = dict(zip([match.name for match in found[own.num_leaves :]], leaves[own.num_leaves :]))
     return own.unflatten(leaves[: own.num_leaves]), {**state, **loaded}
+
+
+def _check_model(config: DecoderConfig | VitConfig, task: DecoderTask | VitTask, folder: Path) -> None:
+    if isinstance(config, DecoderConfig) and isinstance(task, DecoderTask):
+        check_same(config, task.model, folder)
+    elif isinstance(config, VitConfig) and isinstance(task, VitTask):
+        check_same_vit(config, task.model, folder)
+    else:
+        kind = "decoder" if isinstance(config, DecoderConfig) else "vision transformer"
+        raise RecipeError(
+            f"the model in {folder} is a {kind}, the task a {type(task).__name__}; choose another of them"
+        )
+
+
+def _kept_head(found: list[Match], params: Vit, config: Any, tensors: Tensors, folder: Path) -> list[Match]:
+    """The parameters that the files can't give: the head, where they have none for these classes."""
+    classes = params.config.num_classes
+    have = f"{HEAD_WEIGHTS}weight" in tensors
+    if have and config.num_classes == classes:
+        return []
+    kept = [match for match in found if match.name.startswith("head.")]
+    if any(isinstance(match.leaf, jax.ShapeDtypeStruct) for match in kept):
+        raise RecipeError(
+            f"{folder} has no head for {classes} classes, and the parameters given are abstract; draw them first"
+        )
+    there = f"one for {config.num_classes} classes" if have else "none"
+    warnings.warn(
+        f"{folder} has no head for {classes} classes ({there}): the head begins as it was drawn", stacklevel=3
+    )
+    return kept
 
 
 def _array(match: Match, tensors: Tensors) -> jax.Array:
@@ -98,13 +136,15 @@ def _array(match: Match, tensors: Tensors) -> jax.Array:
     return jax.make_array_from_callback(leaf.shape, sharding, region)
 
 
-def _check_names(family: Family, found: list[Match], names: set[str], config: DecoderConfig, folder: Path) -> None:
+def _check_names(
+    family: Family, found: list[Match], names: set[str], config: DecoderConfig | VitConfig, folder: Path
+) -> None:
     wanted = {match.tensor(place) for match in found for place in match.places}
     missing = sorted(wanted - names)
     left = {name for name in names - wanted if not family.buffers.search(name)}
-    if family.predicts_more:
+    if family.predicts_more and isinstance(config, DecoderConfig):
         left = {name for name in left if _layer(name) < config.num_layers}
-    if config.tied:
+    if isinstance(config, DecoderConfig) and config.tied:
         left.discard(HEAD)
     for what, which in (("lacks weights that its", missing), ("holds weights that no", sorted(left))):
         if which:

@@ -1,4 +1,4 @@
-"""A decoder's weights into safetensors files and a config.json that `transformers` loads."""
+"""A model's weights into safetensors files and a config.json that `transformers` loads."""
 
 import json
 import math
@@ -14,12 +14,14 @@ from safetensors.numpy import save_file
 
 from ...checkpoint.converting import filled
 from ...core.errors import CheckpointError, RecipeError
-from ...models import Decoder
+from ...models import Decoder, Vit
 from .config import CONFIG
 from .expressing import config_json
 from .families import FAMILIES
+from .family import Family
 from .matching import Match, Place, matches, ranges_of
 from .reading import INDEX, SINGLE
+from .vision import PREPROCESSOR, VIT, vit_json
 
 Sources = list[tuple[Match, Place]]
 """What a tensor is put together from: parameters, and where in them."""
@@ -27,14 +29,17 @@ Sources = list[tuple[Match, Place]]
 
 def save(
     directory: str | Path,
-    model: Decoder,
+    model: Decoder | Vit,
     state: Mapping[str, Any] | None = None,
     *,
     model_type: str | None = None,
     max_shard_bytes: int = 5_000_000_000,
     token_ids: Mapping[str, int | None] | None = None,
 ) -> None:
-    """Write a decoder so that `transformers.AutoModelForCausalLM.from_pretrained(directory)` computes the same logits.
+    """Write a model so that `transformers` computes the same logits.
+
+    A decoder is for `AutoModelForCausalLM.from_pretrained(directory)`; a vision transformer, with its images' preprocessing, for
+    `AutoModelForImageClassification`.
 
     Weights keep their dtype. One file's tensors are in host memory at a time. The configuration is written last, so
     that an interrupted export is not taken for a model.
@@ -44,7 +49,7 @@ def save(
         state: The task's model state, needed where routers select by a bias.
         model_type: The family; found from the model's configuration unless told.
         max_shard_bytes: Largest size of a file's tensors; a larger single tensor gets a file of its own.
-        token_ids: The tokenizer's `bos_token_id`, `eos_token_id` and `pad_token_id`, where it has them.
+        token_ids: A decoder's tokenizer's `bos_token_id`, `eos_token_id` and `pad_token_id`, where it has them.
 
     Raises:
         RecipeError: No family can express the model; names the fields in the way.
@@ -53,13 +58,10 @@ def save(
     if max_shard_bytes <= 0:
         raise RecipeError(f"max_shard_bytes={max_shard_bytes}; expected a positive number of bytes")
     folder = Path(directory)
-    family, raw = config_json(model.config, model_type)
-    raw["torch_dtype"] = model.embedding.table.dtype.name
-    raw |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None} | dict(token_ids or {})
-    moe, state = model.config.feed_forward, state or {}
-    if moe is not None and moe.selection_bias and "router_bias" not in state:
-        raise RecipeError("the model's routers select by a bias, which is model state; pass the task's state to save")
-    tensors = _tensors(list(matches(family, model, state)))
+    family, raw, beside = _described(model, model_type, token_ids or {})
+    if isinstance(model, Decoder):
+        _check_state(model, state or {})
+    tensors = _tensors(list(matches(family, model, state or {})))
     for sources in tensors.values():
         for match, _ in sources:
             if not match.leaf.is_fully_addressable:
@@ -82,14 +84,39 @@ def save(
             where = {name: file for file, names in zip(files, shards) for name in names}
             index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
             _write_json(folder / INDEX, index)
+        for file, content in beside.items():
+            _write_json(folder / file, content)
         _write_json(folder / CONFIG, raw)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"can't write to {folder}: {error}") from error
 
 
-def named_tensors(model: Decoder, model_type: str) -> Iterator[tuple[str, np.ndarray]]:
+def _described(
+    model: Decoder | Vit, model_type: str | None, token_ids: Mapping[str, int | None]
+) -> tuple[Family, dict[str, Any], dict[str, dict[str, Any]]]:
+    """The model's family, its config.json, and the files that belong beside it, by name."""
+    if isinstance(model, Vit):
+        if model_type not in (None, VIT.model_type):
+            raise RecipeError(
+                f"model_type={model_type!r} is no vision transformer; expected {VIT.model_type!r}, or None"
+            )
+        raw, processor = vit_json(model.config)
+        return VIT, raw | {"torch_dtype": model.patches.w.dtype.name}, {PREPROCESSOR: processor}
+    family, raw = config_json(model.config, model_type)
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **token_ids}
+    return family, raw | {"torch_dtype": model.embedding.table.dtype.name} | ends, {}
+
+
+def _check_state(model: Decoder, state: Mapping[str, Any]) -> None:
+    moe = model.config.feed_forward
+    if moe is not None and moe.selection_bias and "router_bias" not in state:
+        raise RecipeError("the model's routers select by a bias, which is model state; pass the task's state to save")
+
+
+def named_tensors(model: Decoder | Vit, model_type: str) -> Iterator[tuple[str, np.ndarray]]:
     """Each tensor as it would be saved, by name; of a model, or of its gradients."""
-    for name, sources in _tensors(list(matches(FAMILIES[model_type], model, {}))).items():
+    family = VIT if model_type == VIT.model_type else FAMILIES[model_type]
+    for name, sources in _tensors(list(matches(family, model, {}))).items():
         yield name, _tensor(sources)
 
 

@@ -1,0 +1,253 @@
+"""The columns of a comparison: a short file each, written as its framework's users would write it.
+
+A column's module has one function, `prepare(work) -> Running`. It is imported in that column's own process only, so that this
+table imports no framework. The files that a reader would have to write are named: they are shown in the report, and counted.
+"""
+
+import dataclasses
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...core.errors import RecipeError, nearest
+from ..work import Batch, Family
+
+ALL: tuple[Family, ...] = ("vit", "llama", "mixtral")
+
+
+@dataclasses.dataclass
+class Running:
+    """A column that is ready to train.
+
+    Attributes:
+        put: Sends a batch to the device, in the framework's own form.
+        step: Dispatches one training step; its result is the loss, which may not have been computed yet.
+        wait: Returns when the device has done all up to this loss.
+        device: In words.
+        peak_bytes: The most memory of the device that was in use so far; None where only the process knows (a CPU).
+        product: Floating-point operations per second of a large product in the work's precision.
+        tracing_seconds: Spent on tracing and compiling before the first step.
+        sent_bytes: What this process has sent to others in one step; None where there are no others.
+        notes: What a reader should know of this column.
+    """
+
+    put: Callable[[Batch], Any]
+    step: Callable[[Any], Any]
+    wait: Callable[[Any], None]
+    device: str
+    peak_bytes: Callable[[], int | None]
+    product: Callable[[], float]
+    tracing_seconds: float = 0.0
+    sent_bytes: Callable[[], int] | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Column:
+    """What is known of a column before it runs.
+
+    Attributes:
+        module: Of this package.
+        requires: Modules that must be installed.
+        install: The command that installs them.
+        shares: Other files that are part of its program.
+        families: Files that hold the model, for each family that the column can do; () where the model is a library's.
+        whose: Whose model it trains, in words.
+        why_not: Why it can't do the others.
+        framework: "torch" or "jax": what its process imports.
+        own: Whether Panax runs the step: its process then sets the allocator as `panax train` does.
+        processes: How many processes take a step together.
+        devices: How many simulated devices each of them has; 1 for what the machine has.
+        layout: The mesh axis that the model or the batch is split over, of a distributed column.
+    """
+
+    name: str
+    title: str
+    module: str
+    requires: tuple[str, ...]
+    install: str
+    shares: tuple[str, ...] = ()
+    whose: str
+    families: dict[Family, tuple[str, ...]]
+    why_not: str = ""
+    framework: str
+    own: bool = False
+    processes: int = 1
+    devices: int = 1
+    layout: str = ""
+
+    def files(self, family: Family) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The files of this package that are this column's program, and those that are its model."""
+        return (self.module, *self.shares), self.families.get(family, ())
+
+    def missing(self) -> list[str]:
+        """Which of the required modules are not installed; nothing is imported."""
+        return [name for name in self.requires if importlib.util.find_spec(name) is None]
+
+    def prepare(self, work: Any) -> Running:
+        """Import the framework, build the model, compile what can be compiled. Only in the column's own process."""
+        prepare = importlib.import_module(f"{__name__}.{self.module}").prepare
+        return prepare(work, self.layout) if self.layout else prepare(work)
+
+
+_TRANSFORMERS: dict[Family, tuple[str, ...]] = dict.fromkeys(ALL, ())
+_TORCH = "pip install torch transformers"
+
+COLUMNS: tuple[Column, ...] = (
+    Column(
+        name="torch_eager",
+        title="PyTorch eager",
+        module="torch_eager",
+        whose="the class of transformers, unchanged",
+        requires=("torch", "transformers"),
+        install=_TORCH,
+        families=_TRANSFORMERS,
+        framework="torch",
+    ),
+    Column(
+        name="torch_compile",
+        title="torch.compile",
+        module="torch_compile",
+        shares=("torch_eager",),
+        whose="the class of transformers, unchanged",
+        requires=("torch", "transformers"),
+        install=_TORCH,
+        families=_TRANSFORMERS,
+        framework="torch",
+    ),
+    Column(
+        name="torch_xla",
+        title="PyTorch/XLA",
+        module="torch_xla",
+        shares=("torch_eager",),
+        whose="the class of transformers, unchanged",
+        requires=("torch", "transformers", "torch_xla"),
+        install="pip install 'torch_xla[tpu]' (or the wheel of the torch_xla releases that fits your torch)",
+        families=_TRANSFORMERS,
+        framework="torch",
+    ),
+    Column(
+        name="plain_jax",
+        title="Plain JAX",
+        module="plain_jax",
+        shares=("optax_optimizer",),
+        whose="written by hand in jax.numpy",
+        requires=("jax", "optax"),
+        install="pip install jax optax",
+        families={"vit": ("plain_vit",), "llama": ("plain_decoder",), "mixtral": ("plain_decoder",)},
+        framework="jax",
+    ),
+    Column(
+        name="flax",
+        title="Flax NNX",
+        module="flax_nnx",
+        shares=("optax_optimizer",),
+        whose="written by hand of Flax's layers",
+        requires=("jax", "flax", "optax"),
+        install="pip install 'panax[flax]'",
+        families={"vit": ("flax_vit",), "llama": ("flax_decoder",)},
+        why_not="Flax has no mixture of experts, and none is written here",
+        framework="jax",
+    ),
+    Column(
+        name="adapted",
+        title="PyTorch adapted",
+        module="adapted",
+        shares=("torch_eager",),
+        whose="the class of transformers, unchanged",
+        requires=("jax", "torch", "transformers"),
+        install="pip install 'panax[torch]' transformers",
+        families=_TRANSFORMERS,
+        framework="jax",
+        own=True,
+    ),
+    Column(
+        name="panax",
+        title="Panax",
+        module="panax_own",
+        whose="Panax's own",
+        requires=("jax",),
+        install="pip install panax",
+        families=_TRANSFORMERS,
+        framework="jax",
+        own=True,
+    ),
+)
+
+WAYS = 2
+"""Over how many processes, or simulated devices, the distributed columns split their work."""
+
+_DENSE: dict[Family, tuple[str, ...]] = {"vit": (), "llama": ()}
+_LAYOUTS: tuple[tuple[str, str, str, dict[Family, tuple[str, ...]]], ...] = (
+    ("replica", "ddp", "DDP", _TRANSFORMERS),
+    ("fsdp", "fsdp2", "FSDP2", _TRANSFORMERS),
+    ("tensor", "tensor", "tensor parallel", _DENSE),
+)
+
+
+def _distributed(layout: str, name: str, title: str, families: dict[Family, tuple[str, ...]]) -> tuple[Column, ...]:
+    """PyTorch's and Panax's columns of one layout: each on processes, and Panax on simulated devices too."""
+    why_not = "PyTorch's tensor parallelism has no plan here for a mixture of experts"
+    ours = Column(
+        name=f"panax_{layout}",
+        title=f"Panax {layout}={WAYS}",
+        module="panax_distributed",
+        shares=("panax_own",),
+        whose="Panax's own",
+        requires=("jax",),
+        install="pip install panax",
+        families=families,
+        why_not=why_not,
+        framework="jax",
+        own=True,
+        processes=WAYS,
+        layout=layout,
+    )
+    simulated = dataclasses.replace(
+        ours, name=f"{ours.name}_simulated", title=f"{ours.title}, simulated", processes=1, devices=WAYS
+    )
+    theirs = Column(
+        name=f"torch_{name}",
+        title=f"PyTorch {title}",
+        module="torch_distributed",
+        shares=("torch_eager",),
+        whose="the class of transformers, unchanged",
+        requires=("torch", "transformers"),
+        install=_TORCH,
+        families=families,
+        why_not=why_not,
+        framework="torch",
+        processes=WAYS,
+        layout=layout,
+    )
+    return theirs, ours, simulated
+
+
+DISTRIBUTED: tuple[Column, ...] = tuple(column for layout in _LAYOUTS for column in _distributed(*layout))
+
+
+def column_named(name: str) -> Column:
+    """The column of this name.
+
+    Raises:
+        RecipeError: There is none; names the nearest one.
+    """
+    everyone = (*COLUMNS, *DISTRIBUTED)
+    for column in everyone:
+        if column.name == name:
+            return column
+    names = [column.name for column in everyone]
+    raise RecipeError(f"there is no column {name!r}; {nearest(name, names)}; columns are {', '.join(names)}")
+
+
+def chosen(names: Sequence[str]) -> list[Column]:
+    """The columns of these names, or all of those of one process, in the order of the tables.
+
+    Raises:
+        RecipeError: One is unknown, or named twice.
+    """
+    if len(set(names)) != len(names):
+        raise RecipeError(f"columns={','.join(names)} names one twice")
+    wanted = {column_named(name).name for name in names}
+    return [column for column in (*COLUMNS, *DISTRIBUTED) if column.name in wanted] if wanted else list(COLUMNS)

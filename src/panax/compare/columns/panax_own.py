@@ -1,0 +1,107 @@
+"""Panax's own model, with the weights of the same file."""
+
+import dataclasses
+import functools
+import importlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import panax
+from panax.adapters.huggingface import config_from, load
+from panax.mesh import MeshShape
+from panax.models import DecoderTask, VitConfig, VitTask
+from panax.optim import AdamW, Optimizer, Schedule, Sgd
+from panax.run import PlainStep
+from panax.train import StepConfig
+
+from ..work import Batch, Work
+from . import Running
+from .jax_device import running, set_precision
+
+AXES = {"tokens": ("batch", "seq"), "targets": ("batch", "seq"), "loss_mask": ("batch", "seq")}
+
+
+def prepare(work: Work) -> Running:
+    """On one device."""
+    return train(work, None, jax.devices()[:1])[0]
+
+
+def train(work: Work, mesh: MeshShape | None, devices: list[Any]) -> tuple[Running, PlainStep]:
+    """A task from the folder's config.json, `compile_step`, the folder's weights."""
+    set_precision(work.precision)
+    choose_attention(work.attention)
+    task = stored_in_bfloat16(task_of(work)) if work.precision == "bf16" else task_of(work)
+    stepper = panax.compile_step(
+        task,
+        in_its_form(work, work.batches()[0]),
+        optimizer_of(work),
+        mesh=mesh,
+        config=StepConfig(clip_norm=None),
+        axes=None if work.family == "vit" else AXES,
+        devices=devices,
+    )
+    state = stepper.init(work.seed)
+    params, model_state = load(work.folder, task, state.params, state.model_state)
+    state = dataclasses.replace(state, params=params, model_state=model_state)
+
+    def step(batch):
+        nonlocal state
+        state, scalars = stepper.compiled(state, batch)
+        return scalars["loss"]
+
+    return running(work, step, lambda batch: stepper.compiled.put(in_its_form(work, batch))), stepper
+
+
+def task_of(work: Work) -> DecoderTask | VitTask:
+    """The task, without the losses that other frameworks' models don't have."""
+    compute = "bfloat16" if work.precision.startswith("bf16") else "float32"
+    config = config_from(work.folder)
+    if isinstance(config, VitConfig):
+        return VitTask(model=config, compute_dtype=compute)
+    if config.feed_forward is not None:
+        config = dataclasses.replace(config, feed_forward=dataclasses.replace(config.feed_forward, balance=0.0))
+    return DecoderTask(model=config, compute_dtype=compute)
+
+
+def stored_in_bfloat16(task: DecoderTask | VitTask) -> panax.Task:
+    """The task with parameters that rest in bfloat16, which Panax itself never does."""
+    kind: Any = type(task)
+
+    class Stored(kind):
+        def init(self, key):
+            params, state = super().init(key)
+            return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params), state
+
+    return Stored(**vars(task))
+
+
+def choose_attention(attention: str) -> None:
+    """Panax takes the fastest kernel that there is; "eager" is its reference, with all scores in memory."""
+    if attention == "eager":
+        layer: Any = importlib.import_module("panax.layers.attention")
+        layer.attention = functools.partial(layer.attention, implementation="reference")
+
+
+def optimizer_of(work: Work) -> Optimizer:
+    """AdamW or SGD with the work's numbers; norms and biases don't decay."""
+    numbers = work.optimizer
+    schedule = Schedule(peak=numbers.learning_rate, decay="constant")
+    if numbers.name == "sgd":
+        return Sgd(schedule=schedule)
+    return AdamW(
+        schedule=schedule,
+        b1=numbers.b1,
+        b2=numbers.b2,
+        epsilon=numbers.epsilon,
+        weight_decay=numbers.weight_decay,
+    )
+
+
+def in_its_form(work: Work, batch: Batch) -> dict[str, Any]:
+    """A batch of tokens says which of them count: all."""
+    if work.family == "vit":
+        return batch
+    return {**batch, "loss_mask": np.ones(batch["tokens"].shape, np.float32)}

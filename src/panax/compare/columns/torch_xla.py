@@ -1,0 +1,33 @@
+"""PyTorch on XLA: lazy tensors, a graph that is cut by `sync` after every update."""
+
+import torch
+
+from ..work import Batch, Work
+from . import Running
+from .torch_device import running
+from .torch_eager import as_tensors, build, loss_of, optimizer_of
+
+
+def prepare(work: Work) -> Running:
+    """The eager step on an XLA device."""
+    import torch_xla  # pyright: ignore[reportMissingImports]
+
+    device = torch_xla.device()
+    module = build(work).to(device)
+    optimizer = optimizer_of(work, module)
+
+    def put(batch: Batch) -> dict[str, torch.Tensor]:
+        whole = torch.bfloat16 if work.precision == "bf16" else torch.float32
+        leaves = as_tensors(batch)
+        return {name: leaf.to(device, whole if name == "image" else leaf.dtype) for name, leaf in leaves.items()}
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("xla", dtype=torch.bfloat16, enabled=work.precision == "bf16-mixed"):
+            loss = loss_of(module, batch)
+        loss.backward()
+        optimizer.step()
+        torch_xla.sync()
+        return loss.detach()
+
+    return running(work, "xla", put, step)

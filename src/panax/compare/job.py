@@ -1,0 +1,75 @@
+"""What a process of a column of several ones knows of the others: from its environment, before any framework is imported."""
+
+import dataclasses
+import os
+import socket
+from pathlib import Path
+
+import numpy as np
+
+RANK, PROCESSES, PORT, DEVICES = (f"PANAX_COMPARE_{name}" for name in ("RANK", "PROCESSES", "PORT", "DEVICES"))
+LOOPBACK = "lo"
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One process of a job on this machine.
+
+    Attributes:
+        port: Of loopback, where the processes meet.
+        devices: How many simulated devices this process has; 1 for what the machine has.
+    """
+
+    rank: int
+    processes: int
+    port: int
+    devices: int
+
+    @classmethod
+    def here(cls) -> "Job":
+        """The job that this process is of."""
+        return cls(*(int(os.environ.get(name, default)) for name, default in _DEFAULTS.items()))
+
+    @staticmethod
+    def environment(rank: int, processes: int, port: int, devices: int) -> dict[str, str]:
+        """What `here` reads, and what the frameworks read themselves: loopback alone, and simulated devices."""
+        found = dict(zip(_DEFAULTS, map(str, (rank, processes, port, devices))))
+        if processes > 1:
+            found["GLOO_SOCKET_IFNAME"] = LOOPBACK
+        if devices > 1:
+            flags = os.environ.get("XLA_FLAGS", "")
+            found["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
+        return found
+
+    def own_rows(self, leaf: np.ndarray) -> np.ndarray:
+        """This process's share of the rows of a batch."""
+        share = len(leaf) // self.processes
+        return leaf[self.rank * share : (self.rank + 1) * share]
+
+    def take_own_cores(self) -> None:
+        """Leave this process an equal share of the cores, so that two frameworks' processes share them alike."""
+        if self.processes == 1 or not hasattr(os, "sched_setaffinity"):
+            return
+        cores = sorted(os.sched_getaffinity(0))
+        share = max(1, len(cores) // self.processes)
+        first = self.rank * share % len(cores)
+        os.sched_setaffinity(0, cores[first : first + share])
+
+
+_DEFAULTS = {RANK: "0", PROCESSES: "1", PORT: "0", DEVICES: "1"}
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return opened.getsockname()[1]
+
+
+def loopback_bytes() -> int | None:
+    """What was sent over loopback so far, by all of this machine; None where the system does not count it."""
+    counter = Path(f"/sys/class/net/{LOOPBACK}/statistics/tx_bytes")
+    try:
+        return int(counter.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None

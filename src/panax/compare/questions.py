@@ -1,0 +1,192 @@
+"""The five questions that people ask of frameworks, answered with what this run has measured and nothing else."""
+
+from typing import Any, NamedTuple
+
+from .columns import COLUMNS, DISTRIBUTED, Column
+from .report.formatting import joined, ratio, seconds, size
+from .results import ColumnResult, Comparison
+from .sources import Length, length_of
+from .verdict import Row, verdict
+
+RETRACED = 5.0
+"""A step that takes so many times as long as usual was compiled anew."""
+
+
+class Answer(NamedTuple):
+    """A question, what this run says to it in a sentence or two, and the evidence."""
+
+    question: str
+    answer: str
+    evidence: tuple[str, ...]
+
+
+def answers(comparison: Comparison, rows: list[Row]) -> list[Answer]:
+    """One for each of the five questions."""
+    return [
+        _abstraction(comparison),
+        Answer("Performance", *_performance(comparison, rows)),
+        _distributed(comparison),
+        _debugging(comparison, rows),
+        _ecosystem(comparison),
+    ]
+
+
+def _columns(comparison: Comparison) -> list[tuple[Column, ColumnResult]]:
+    return [
+        (column, comparison.columns[column.name])
+        for column in (*COLUMNS, *DISTRIBUTED)
+        if column.name in comparison.columns
+    ]
+
+
+def _ran(comparison: Comparison) -> list[tuple[Column, ColumnResult]]:
+    return [(column, entry) for column, entry in _columns(comparison) if entry.losses]
+
+
+def _abstraction(comparison: Comparison) -> Answer:
+    question = "Abstraction and extensibility"
+    family = comparison.work["family"]
+    lengths: list[tuple[Column, Length]] = [(column, length_of(column, family)) for column, _ in _ran(comparison)]
+    if not lengths:
+        return Answer(question, "No column ran, so this run says nothing.", ())
+    ordered = sorted(lengths, key=lambda found: sum(found[1]))
+    shortest, longest = ordered[0], ordered[-1]
+    without = [column.title for column, length in lengths if not length.model]
+    answer = (
+        f"{shortest[0].title} takes the least code to write for this model, {sum(shortest[1])} lines; {longest[0].title} the "
+        f"most, {sum(longest[1])}. Nothing of the model had to be written for {joined(without)}."
+    )
+    evidence = [
+        f"{column.title}: {length.program} lines of program"
+        + (f" and {length.model} of model ({column.whose})" if length.model else f"; the model is {column.whose}")
+        for column, length in lengths
+    ]
+    adapted = comparison.columns.get("adapted")
+    if adapted is not None and adapted.losses:
+        evidence.append("The module of the PyTorch columns ran on JAX without a change to it: column PyTorch adapted.")
+    return Answer(question, answer, tuple(evidence))
+
+
+def _performance(comparison: Comparison, rows: list[Row]) -> tuple[str, tuple[str, ...]]:
+    said = verdict(comparison, rows)
+    evidence = [
+        f"{row.title}: {seconds(row.seconds)} a step ({seconds(row.low)} to {seconds(row.high)})"
+        + (f", {ratio(row.ratio)} times the fastest PyTorch column" if row.ratio else "")
+        + (f", {seconds(row.cpu_seconds)} of CPU time" if row.cpu_seconds is not None else "")
+        for row in rows
+        if row.seconds is not None
+    ]
+    timed = [row for row in rows if row.compared and row.peak_bytes]
+    if len(timed) > 1:
+        least = min(timed, key=lambda row: row.peak_bytes or 0)
+        most = max(timed, key=lambda row: row.peak_bytes or 0)
+        evidence.append(
+            f"Memory: {least.title} the least, {size(least.peak_bytes)}; {most.title} the most, {size(most.peak_bytes)}"
+        )
+    return " ".join(said), tuple(evidence)
+
+
+def _distributed(comparison: Comparison) -> Answer:
+    question = "Distributed training"
+    found = [(column, entry) for column, entry in _ran(comparison) if entry.processes > 1]
+    if not found:
+        return Answer(
+            question,
+            "No column of several processes took part, so this run says nothing about distributed training.",
+            (),
+        )
+    evidence = tuple(
+        f"{column.title}: {entry.processes} processes"
+        + (f", {joined([size(sent) for sent in entry.sent_bytes])} sent by each in a step" if entry.sent_bytes else "")
+        for column, entry in found
+    )
+    return Answer(question, f"{joined([column.title for column, _ in found])} trained on several processes.", evidence)
+
+
+def _debugging(comparison: Comparison, rows: list[Row]) -> Answer:
+    question = "Prototyping and debugging"
+    ran = [row for row in rows if row.first_step_seconds is not None]
+    if not ran:
+        return Answer(question, "No column ran, so this run says nothing.", ())
+    quick = min(ran, key=lambda row: row.first_step_seconds or 0.0)
+    slow = max(ran, key=lambda row: row.first_step_seconds or 0.0)
+    said = (
+        f"{quick.title} shows its first loss {seconds(quick.first_step_seconds)} after its process starts, the soonest; "
+        f"{slow.title} needs {seconds(slow.first_step_seconds)}."
+    )
+    evidence = [
+        f"{row.title}: first loss after {seconds(row.first_step_seconds)}, of which {seconds(row.compile_seconds)} went to "
+        "tracing and compiling"
+        for row in ran
+    ]
+    usual = {row.name: row.seconds for row in rows}
+    probed = [(column, entry) for column, entry in _columns(comparison) if entry.probe]
+    free = []
+    for column, entry in probed:
+        text, at_once = another_shape(entry.probe, usual[column.name])
+        free += [column.title] if at_once else []
+        evidence.append(f"{column.title}, a batch with a row fewer: {text}")
+    evidence += [
+        f"{column.title}, a batch with a label too few: {wrong_batch(entry.probe)}" for column, entry in probed
+    ]
+    if probed:
+        said += f" A batch of another size was taken without compiling by {joined(free)}."
+    return Answer(question, said, tuple(evidence))
+
+
+def another_shape(probe: dict[str, Any], usual: float | None) -> tuple[str, bool]:
+    """What a batch of another shape led to, and whether it was taken as any other."""
+    if "failed" in probe:
+        return f"the process failed: {probe['failed']}", False
+    first, second = probe["another_shape"]
+    if "error" in first:
+        return f"refused after {seconds(first['seconds'])}: {first['error']}", False
+    least = min(second.get("seconds", first["seconds"]), usual or first["seconds"])
+    if first["seconds"] < RETRACED * least:
+        return f"taken as it is ({seconds(first['seconds'])})", True
+    return (
+        f"compiled anew, unasked, in {seconds(first['seconds'])}; the next such batch took {seconds(second['seconds'])}",
+        False,
+    )
+
+
+def wrong_batch(probe: dict[str, Any]) -> str:
+    """What a batch that can't be right led to."""
+    if "failed" in probe:
+        return f"the process failed: {probe['failed']}"
+    found = probe["wrong"][0]
+    if "error" not in found:
+        return "no error: it was trained on"
+    place = (
+        "names a line of the column's own file" if found["names_own_file"] else "names no line of the column's own file"
+    )
+    return (
+        f"`{found['error']}`, after {seconds(found['seconds'])}; the traceback has {found['frames']} frames and {place}"
+    )
+
+
+def _ecosystem(comparison: Comparison) -> Answer:
+    question = "Ecosystem"
+    columns = _columns(comparison)
+    ran = [column.title for column, entry in columns if entry.losses]
+    absent = [column.title for column, entry in columns if entry.state == "absent"]
+    impossible = [column.title for column, entry in columns if entry.state == "impossible"]
+    said = f"This model ran as {joined(ran)}."
+    if absent:
+        said += f" Not installed here: {joined(absent)}."
+    if impossible:
+        said += f" Without such a model: {joined(impossible)}."
+    evidence = [
+        f"{column.title}: "
+        + (
+            f"the model is {column.whose}; "
+            + ", ".join(f"{name} {version}" for name, version in entry.versions.items())
+            if entry.losses
+            else f"{entry.state}: {entry.reason}"
+        )
+        for column, entry in columns
+    ]
+    evidence.append(
+        "All columns read the same config.json and model.safetensors, which Panax wrote in Hugging Face's layout."
+    )
+    return Answer(question, said, tuple(evidence))

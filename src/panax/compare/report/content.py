@@ -1,0 +1,301 @@
+"""The report's content, from what was measured."""
+
+import json
+
+from ..columns import COLUMNS, DISTRIBUTED
+from ..questions import answers
+from ..results import Comparison
+from ..settings import PRECISIONS
+from ..sources import length_of, text_of
+from ..verdict import Row, allowed_apart, peak_of, rows_of, verdict
+from .blocks import Block, Code, Paragraph, Picture, Points, Section, Table
+from .formatting import percent, rate, ratio, seconds, size
+from .plots import Bar, bars, lines
+
+
+def sections_of(comparison: Comparison) -> list[Section]:
+    """All of the report, in order."""
+    rows = rows_of(comparison)
+    return [
+        Section("The answer", _lead(comparison, rows)),
+        Section("Table", _table(comparison, rows)),
+        *([Section("Distributed", _distributed(comparison, rows))] if any(row.layout for row in rows) else []),
+        Section("Plots", _plots(comparison, rows)),
+        Section("Five questions", _questions(comparison, rows)),
+        Section("What was equal, and what was not", _equality(comparison, rows)),
+        Section("Machine and software", _environment(comparison)),
+        Section("Programs of the columns", _programs(comparison)),
+    ]
+
+
+def title_of(comparison: Comparison) -> str:
+    """Of the page."""
+    return f"{comparison.settings['work']}: PyTorch or JAX?"
+
+
+def _lead(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
+    settings, machine = comparison.settings, comparison.environment
+    hardware = ", ".join([machine["processor"], f"{machine['cores']} cores", *machine["accelerators"]])
+    said = [Paragraph(" ".join(verdict(comparison, rows)), lead=True)]
+    said.append(
+        Paragraph(
+            f"{comparison.work['title']}. Precision {settings['precision']}, attention {settings['attention']}, "
+            f"{comparison.work['optimizer']['name']}; {hardware}. This holds for this hardware and this model."
+        )
+    )
+    if not comparison.complete:
+        said.append(
+            Paragraph(
+                "This comparison was interrupted: it shows what was finished. The same command goes on from there."
+            )
+        )
+    return tuple(said)
+
+
+HEADINGS = (
+    "column", "step", "least to most", "per second", "MFU", "by fastest PyTorch", "compile", "first loss after", "peak memory",
+    "CPU time a step", "cores of others",
+)  # fmt: skip
+
+
+def _table(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
+    cells: list[tuple[str, ...]] = [HEADINGS]
+    faint = []
+    for n, row in enumerate(rows):
+        if row.seconds is None:
+            faint.append(n)
+        cells.append(
+            (
+                row.title,
+                seconds(row.seconds) or row.state,
+                f"{seconds(row.low)} to {seconds(row.high)}" if row.seconds else "",
+                rate(row.per_second),
+                percent(row.utilisation),
+                ratio(row.ratio),
+                seconds(row.compile_seconds),
+                seconds(row.first_step_seconds),
+                size(row.peak_bytes),
+                seconds(row.cpu_seconds),
+                "" if row.others is None else f"{row.others:.1f}",
+            )
+        )
+    timed = [(row.seconds, n) for n, row in enumerate(rows) if row.compared and row.seconds]
+    settings, peak = comparison.settings, peak_of(comparison)
+    notes = [
+        f"A step is the median of {settings['rounds']} rounds, each the mean of {settings['steps']} steps dispatched one after "
+        "the other, with the device waited for before and after; columns take turns, another one begins each round.",
+        f"Per second: {comparison.work['unit']}. By fastest PyTorch: step times divided within each round; below 1 is faster.",
+        "First loss after: from the start of the process, imports, weights, tracing and compiling included.",
+        f"Peak memory is {_of_what(comparison)}. Cores of others: used by other programs during the column's turns.",
+    ]
+    if peak is not None:
+        notes.insert(
+            2,
+            f"MFU: {comparison.work['flops_per_step'] / 1e9:,.4g} GFLOP of products in a step, counted from the shapes, by "
+            f"{peak.source}.",
+        )
+    remarks = [f"{row.title}: {row.remark}." for row in rows if row.remark]
+    return (
+        Table(tuple(cells), marked=min(timed)[1] if timed else None, faint=tuple(faint)),
+        *([Points(tuple(remarks))] if remarks else []),
+        Points(tuple(notes)),
+    )
+
+
+def _distributed(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
+    """The columns of several processes and of simulated devices, layout by layout."""
+    cells: list[tuple[str, ...]] = [
+        ("layout", "column", "processes", "step", "by PyTorch's", "losses", "bytes sent by each in a step", "counted")
+    ]
+    for row in rows:
+        entry = comparison.columns[row.name]
+        if not row.layout:
+            continue
+        sent = max(entry.sent_bytes, default=None)
+        cells.append(
+            (
+                row.layout,
+                row.title,
+                str(entry.processes) if entry.processes > 1 else "1, simulated devices",
+                seconds(row.seconds) or row.state,
+                ratio(row.ratio),
+                "equal" if row.compared else row.remark,
+                "" if sent is None else size(sent),
+                "" if sent is None else ("on loopback" if entry.processes > 1 else "in the program"),
+            )
+        )
+    return (
+        Table(tuple(cells)),
+        Points(
+            (
+                "Losses: equal to those of the reference column, which is of one process, within the same tolerance.",
+                "Processes share the cores equally, each bound to its own; all batches are the same global ones.",
+                "Bytes on loopback: what its interface counted during the turn, shared equally, headers included. In the "
+                "program: what a device sends by the compiled program's collectives, in rings.",
+            )
+        ),
+    )
+
+
+def _of_what(comparison: Comparison) -> str:
+    kinds = {entry.peak_of for entry in comparison.columns.values() if entry.peak_bytes}
+    if kinds == {"device"}:
+        return "the device's, as the framework's allocator counts it"
+    return (
+        "the largest resident set of the process (weights that are read by mapping a file count while they are mapped)"
+    )
+
+
+def _plots(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
+    found: list[Block] = []
+    timed = [row for row in rows if row.seconds is not None]
+    if timed:
+        steps = [
+            Bar(
+                row.name,
+                row.title,
+                row.seconds or 0,
+                row.low or 0,
+                row.high or 0,
+                seconds(row.seconds),
+                not row.compared,
+            )
+            for row in timed
+        ]
+        found.append(
+            Picture(
+                "steps",
+                bars(steps, "seconds a step"),
+                "Time of a step: median of the rounds, line from the least to the most.",
+            )
+        )
+    known = {name: entry for name, entry in comparison.columns.items() if entry.losses}
+    if known:
+        series = {name: (entry.title, entry.losses) for name, entry in known.items()}
+        found.append(
+            Picture(
+                "losses",
+                lines(series, "step"),
+                "The losses of the first steps; where columns agree, lines lie on each other.",
+            )
+        )
+    allowed = allowed_apart(comparison)
+    reference = known.get(comparison.reference)
+    if reference is not None and len(known) > 1:
+        apart = {
+            name: (entry.title, [abs(a - b) for a, b in zip(entry.losses, reference.losses)])
+            for name, entry in known.items()
+            if name != comparison.reference
+        }
+        apart["limit"] = ("tolerance", allowed)
+        caption = (
+            f"How far the losses are from those of {reference.title}; below the dotted line, rounding explains it."
+        )
+        found.append(Picture("apart", lines(apart, "step", logarithmic=True), caption))
+    held = [row for row in rows if row.peak_bytes]
+    if held:
+        memory = [
+            Bar(row.name, row.title, (row.peak_bytes or 0) / 2**30, 0, 0, size(row.peak_bytes), not row.compared)
+            for row in held
+        ]
+        found.append(Picture("memory", bars(memory, "GiB"), f"Peak memory: {_of_what(comparison)}."))
+    return tuple(found)
+
+
+def _questions(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
+    found: list[Block] = []
+    for number, answer in enumerate(answers(comparison, rows), 1):
+        found.append(Paragraph(f"**{number}. {answer.question}.** {answer.answer}"))
+        if answer.evidence:
+            found.append(Points(answer.evidence))
+    return tuple(found)
+
+
+def _equality(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
+    settings, numbers = comparison.settings, comparison.work["optimizer"]
+    optimizer = ", ".join(f"{name}={value}" for name, value in numbers.items())
+    equal = [
+        f"Weights: one model.safetensors, drawn by Panax's task from seed {settings['seed']}; {comparison.work['parameters']:,} "
+        "parameters.",
+        "Batches: the same arrays, made before any clock started and on the device before any step; four, in turn.",
+        f"Loss: mean cross-entropy in float32. Optimizer: {optimizer}; norms, biases and class tokens don't decay.",
+        f"Precision {settings['precision']}: {PRECISIONS[settings['precision']]}.",
+        f"{comparison.environment['cores']} cores for every column; the device is waited for before every reading of the clock.",
+    ]
+    checked = [
+        f"{row.title}: {'agrees' if row.apart <= 1 else 'differs'}, "
+        + (f"{row.apart:.2f} of what rounding explains" if row.apart <= 1 else row.remark)
+        for row in rows
+        if row.apart is not None
+    ]
+    unequal = [
+        "Panax's own columns (Panax, PyTorch adapted) keep freed memory in the process, as `panax train` does on a CPU; the "
+        "others run with the C library's settings, as their users have them.",
+        "Panax's step also computes the norm of the gradient and skips an update that is not finite; the others don't.",
+        "torch.compile compiles the forward and backward pass; the update is PyTorch's fused one in both PyTorch columns.",
+    ]
+    if settings["precision"] == "bf16-mixed":
+        unequal.append(
+            "torch.autocast keeps the residual stream in float32 where Panax, plain JAX and Flax keep it in bfloat16."
+        )
+    unequal += [f"{entry.title}: {note}" for entry in comparison.columns.values() for note in entry.notes]
+    if comparison.one_at_a_time:
+        unequal.append("Memory did not suffice for all columns at once: each was started anew for every turn.")
+    if comparison.sessions > 1:
+        unequal.append(
+            f"The comparison was run in {comparison.sessions} parts; columns of different parts did not take turns."
+        )
+    return (
+        Paragraph("Equal:"),
+        Points(tuple(equal)),
+        Paragraph(
+            "Asserted before the timing: the losses of the first steps agree to within what rounding explains: a few roundings "
+            "of the precision, and what a nudge of the reference's weights by one rounding leads to, eightfold."
+        ),
+        Points(tuple(checked)),
+        Paragraph("Not equal:"),
+        Points(tuple(unequal)),
+    )
+
+
+def _environment(comparison: Comparison) -> tuple[Block, ...]:
+    found = comparison.environment
+    rows = [
+        ("what", "here"),
+        ("processor", f"{found['processor']}, {found['cores']} cores"),
+        ("memory", size(found["memory_bytes"])),
+        ("accelerators", ", ".join(found["accelerators"]) or "none"),
+        ("system", f"{found['system']}, Python {found['python']}"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in found["versions"].items())),
+        ("variables", ", ".join(f"{name}={value}" for name, value in found["variables"].items()) or "none that matter"),
+        ("begun", comparison.started),
+    ]
+    return (
+        Table(tuple(rows)),
+        Code(comparison.command, "console"),
+        Code(json.dumps(comparison.settings, indent=1), "json", "All settings"),
+    )
+
+
+def _programs(comparison: Comparison) -> tuple[Block, ...]:
+    family = comparison.work["family"]
+    shown: list[Block] = [
+        Paragraph(
+            "What each column ran, and how many lines of code that is (without blank lines, comments and docstrings)."
+        )
+    ]
+    seen: set[str] = set()
+    lengths = [("column", "program", "model", "files")]
+    files: list[Block] = []
+    for column in (*COLUMNS, *DISTRIBUTED):
+        if column.name not in comparison.columns or family not in column.families:
+            continue
+        program, model = column.files(family)
+        length = length_of(column, family)
+        names = ", ".join(f"{name}.py" for name in (*program, *model))
+        lengths.append((column.title, str(length.program), str(length.model or "a library's"), names))
+        for name in (*program, *model):
+            if name not in seen:
+                files.append(Code(text_of(name), "python", f"{name}.py"))
+                seen.add(name)
+    return (*shown, Table(tuple(lengths)), *files)

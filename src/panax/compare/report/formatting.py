@@ -1,0 +1,62 @@
+"""Numbers as a reader wants them."""
+
+
+def seconds(value: float | int | None) -> str:
+    """A duration with three digits.
+
+    >>> seconds(0.01234), seconds(2.5), seconds(75.0), seconds(None)
+    ('12.3 ms', '2.50 s', '75.0 s', '')
+    """
+    if value is None:
+        return ""
+    if value < 1:
+        return f"{value * 1000:.3g} ms"
+    return f"{value:.2f} s" if value < 10 else f"{value:,.1f} s"
+
+
+def size(value: float | int | None) -> str:
+    """Bytes in the unit that fits.
+
+    >>> size(3 * 2**30), size(5 * 2**20), size(300 * 2**10)
+    ('3.00 GiB', '5 MiB', '300 KiB')
+    """
+    if value is None:
+        return ""
+    if value < 2**20:
+        return f"{value / 2**10:.0f} KiB"
+    return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+
+
+def rate(value: float | int | None) -> str:
+    """A number per second.
+
+    >>> rate(3.217), rate(12345.6)
+    ('3.22', '12,346')
+    """
+    if value is None:
+        return ""
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def percent(value: float | int | None) -> str:
+    return "" if value is None else f"{value * 100:.1f} %"
+
+
+def ratio(value: tuple[float, float, float] | None) -> str:
+    """The median, with the least and the most.
+
+    >>> ratio((1.234, 1.1, 1.4))
+    '1.23 (1.10 to 1.40)'
+    """
+    return "" if value is None else f"{value[0]:.2f} ({value[1]:.2f} to {value[2]:.2f})"
+
+
+def joined(words: list[str]) -> str:
+    """A list in a sentence.
+
+    >>> joined(["a", "b", "c"]), joined([])
+    ('a, b and c', 'none')
+    """
+    if len(words) < 2:
+        return words[0] if words else "none"
+    return f"{', '.join(words[:-1])} and {words[-1]}"

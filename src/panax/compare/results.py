@@ -1,0 +1,136 @@
+"""What a comparison has found so far, as a file that is written after every turn."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from ..core.errors import DataError, RecipeError
+
+RESULTS = "comparison.json"
+
+State = Literal["pending", "measured", "absent", "impossible", "failed"]
+
+
+@dataclasses.dataclass
+class ColumnResult:
+    """What is known of one column.
+
+    Attributes:
+        state: "absent": its framework is not installed; "impossible": it has no such model; "pending": not all was measured.
+        reason: Why it is not measured.
+        losses: Of the first steps.
+        first_step_seconds: From the start of its process to its first loss.
+        compile_seconds: Tracing and compiling: what came before the first step, and what that took longer than others.
+        peak_bytes: Of the device, or of the process where `peak_of` says so.
+        product: FLOP/s of a large product in its framework.
+        turns: One for each round: seconds and CPU seconds of a step, cores that others used, load of the machine.
+        layout: The mesh axis of a distributed column; it is compared with the others of its layout.
+        sent_bytes: By each of its processes in a step.
+        probe: What it did with other batches.
+    """
+
+    name: str
+    title: str
+    state: State = "pending"
+    reason: str = ""
+    install: str = ""
+    framework: str = ""
+    device: str = ""
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    losses: list[float] = dataclasses.field(default_factory=list)
+    first_step_seconds: float | None = None
+    compile_seconds: float | None = None
+    peak_bytes: int | None = None
+    peak_of: Literal["device", "process"] = "process"
+    product: float | None = None
+    processes: int = 1
+    layout: str = ""
+    sent_bytes: list[int] = dataclasses.field(default_factory=list)
+    turns: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    probe: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def step_seconds(self) -> list[float]:
+        """Of each round."""
+        return [turn["seconds"] for turn in self.turns]
+
+
+@dataclasses.dataclass
+class Comparison:
+    """Everything that a report is made of.
+
+    Attributes:
+        settings: As `Settings` has them.
+        command: What was typed.
+        work: Of `Work`: title, unit, units_per_step, flops_per_step, parameters, family.
+        reference: The column whose losses the others are held against.
+        nudged: Its losses from weights that differ by a rounding.
+        sessions: How often the command was run to get this far.
+        one_at_a_time: Whether columns were started anew for each turn, for want of memory for all.
+        complete: Whether all was measured that could be.
+    """
+
+    settings: dict[str, Any]
+    command: str = ""
+    started: str = ""
+    work: dict[str, Any] = dataclasses.field(default_factory=dict)
+    environment: dict[str, Any] = dataclasses.field(default_factory=dict)
+    reference: str = ""
+    nudged: list[float] = dataclasses.field(default_factory=list)
+    columns: dict[str, ColumnResult] = dataclasses.field(default_factory=dict)
+    sessions: int = 0
+    one_at_a_time: bool = False
+    complete: bool = False
+
+    def save(self, folder: Path) -> None:
+        """Write it whole or not at all."""
+        partial = folder / (RESULTS + ".partial")
+        partial.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, folder / RESULTS)
+
+
+def read_comparison(folder: Path) -> Comparison | None:
+    """What a folder holds; None if nothing.
+
+    Raises:
+        DataError: The file can't be read.
+    """
+    path = folder / RESULTS
+    if not path.is_file():
+        return None
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        columns = {name: ColumnResult(**found) for name, found in raw.pop("columns").items()}
+        return Comparison(**raw, columns=columns)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(
+            f"{path} can't be read: {error}; remove it, or choose another folder with --directory"
+        ) from error
+
+
+def begun(folder: Path, settings: dict[str, Any]) -> Comparison:
+    """The comparison in a folder, to go on with, or a new one.
+
+    Raises:
+        RecipeError: The folder holds one with other settings.
+    """
+    found = read_comparison(folder)
+    settings = json.loads(json.dumps(settings))
+    if found is None:
+        return Comparison(settings=settings)
+    # More rounds or columns go on with what there is.
+    free = ("rounds", "columns", "probes")
+    other = [name for name in settings if name not in free and found.settings.get(name) != settings[name]]
+    if other:
+        differences = "; ".join(
+            f"{name} is {found.settings.get(name)!r} there, {settings[name]!r} here" for name in other
+        )
+        raise RecipeError(
+            f"{folder} holds a comparison with other settings ({differences}); choose another folder with "
+            "--directory, or remove it"
+        )
+    found.settings = settings
+    return found

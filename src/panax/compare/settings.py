@@ -1,0 +1,151 @@
+"""What is compared, and how long: one frozen value, checked where it is made."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from ..core.errors import RecipeError, nearest
+
+PRECISIONS: dict[str, str] = {
+    "f32": "parameters, products and their sums in float32 (no TF32 anywhere)",
+    "tf32": "parameters in float32, products of TF32 on a GPU",
+    "bf16": "parameters, activations and products in bfloat16, the loss in float32",
+    "bf16-mixed": "parameters in float32, products in bfloat16 (torch.autocast; compute_dtype of Panax)",
+}
+
+ATTENTIONS = ("eager", "fused")
+OPTIMIZERS = ("adamw", "sgd")
+
+SIZES: dict[str, tuple[str, ...]] = {
+    "vit": ("tiny", "Ti", "S", "B", "L", "H"),
+    "decoder": ("tiny", "60m", "160m", "1b", "8b"),
+    "moe": ("tiny", "100m", "8x7b"),
+}
+"""The sizes of each named work; `tiny` is for trying things out."""
+
+DEFAULT_SIZES = {"vit": "B", "decoder": "60m", "moe": "100m"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A comparison.
+
+    Attributes:
+        work: "vit", "decoder", "moe", or "recipe:NAME".
+        precision: One of `PRECISIONS`.
+        attention: "eager" for all scores in memory, "fused" for the fastest that each framework has.
+        optimizer: "adamw" or "sgd".
+        size: One of `SIZES`; empty for the work's usual one.
+        batch_size: Images, or rows of tokens, of a step.
+        columns: Names of columns; empty for all.
+        steps: Steps of a column's turn, dispatched one after the other; the device is waited for before and after them.
+        rounds: Turns of each column.
+        checked_steps: Steps whose losses must agree before anything is timed.
+        layers: Overrides the size's number of layers; 0 leaves it.
+        sequence_length: Of a decoder's rows; 0 for the usual.
+        image_size: Pixels of a side; 0 for the usual.
+        patch_size: Pixels of a patch's side; 0 for the usual.
+        classes: Of a ViT; 0 for the usual.
+        weight_decay: Of weights and embeddings; never of norms, biases and the class token.
+        probes: Whether to try, after all is timed, a batch of another shape and a wrong batch in every column.
+    """
+
+    work: str
+    size: str = ""
+    batch_size: int = 8
+    precision: str = "f32"
+    attention: str = "fused"
+    columns: tuple[str, ...] = ()
+    steps: int = 2
+    rounds: int = 5
+    checked_steps: int = 4
+    layers: int = 0
+    sequence_length: int = 0
+    image_size: int = 0
+    patch_size: int = 0
+    classes: int = 0
+    optimizer: str = "adamw"
+    learning_rate: float = 0.0
+    weight_decay: float = 0.1
+    seed: int = 0
+    probes: bool = True
+
+    def __post_init__(self) -> None:
+        kind = self.kind
+        if kind not in (*SIZES, "recipe"):
+            raise RecipeError(
+                f"work={self.work!r} can't be compared; {nearest(self.work, [*SIZES, 'recipe:NAME'])}. A recipe is recipe:NAME"
+            )
+        _one_of("precision", self.precision, tuple(PRECISIONS))
+        _one_of("attention", self.attention, ATTENTIONS)
+        _one_of("optimizer", self.optimizer, OPTIMIZERS)
+        if kind == "recipe":
+            if not self.work.partition(":")[2]:
+                raise RecipeError("work='recipe:' names no recipe; expected recipe:NAME, as `panax recipes` lists them")
+            self._refuse(("size", "layers", "image_size", "patch_size", "classes"), "of a recipe: change the recipe")
+        elif self.size:
+            _one_of("size", self.size, SIZES[kind])
+        if kind == "vit":
+            self._refuse(("sequence_length",), "of images; use --image-size and --patch-size")
+        if kind in ("decoder", "moe"):
+            self._refuse(("image_size", "patch_size", "classes"), "of tokens; use --sequence-length")
+        for name in ("batch_size", "steps", "rounds", "checked_steps"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"{name}={getattr(self, name)}; expected 1 or more")
+        for name in (
+            "layers",
+            "sequence_length",
+            "image_size",
+            "patch_size",
+            "classes",
+            "learning_rate",
+            "weight_decay",
+        ):
+            if getattr(self, name) < 0:
+                raise RecipeError(f"{name}={getattr(self, name)}; expected 0 or more")
+
+    @property
+    def kind(self) -> str:
+        """What stands before the colon: "vit", "decoder", "moe" or "recipe"."""
+        return self.work.partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        """A folder's name that tells comparisons with other settings apart.
+
+        >>> Settings(work="vit", size="S", batch_size=4).name
+        'vit-S-f32-fused-adamw-batch4'
+        """
+        work = self.work.replace(":", "-").replace("/", "-")
+        size = self.size or DEFAULT_SIZES.get(self.kind, "")
+        shape = [f"{label}{value}" for label, value in self._shape().items() if value]
+        parts = [work, size, *shape, self.precision, self.attention, self.optimizer, f"batch{self.batch_size}"]
+        return "-".join(part for part in parts if part)
+
+    def _shape(self) -> dict[str, int]:
+        return {
+            "layers": self.layers,
+            "length": self.sequence_length,
+            "pixels": self.image_size,
+            "patch": self.patch_size,
+            "classes": self.classes,
+        }
+
+    def _refuse(self, names: Sequence[str], why: str) -> None:
+        for name in names:
+            if getattr(self, name):
+                flag = "--" + name.replace("_", "-")
+                raise RecipeError(f"{flag} {getattr(self, name)} has no effect with {self.work!r}: it is not {why}")
+
+
+def check_hardware(precision: str, has_gpu: bool) -> None:
+    """Raise a RecipeError for a precision that this machine does not have."""
+    if precision == "tf32" and not has_gpu:
+        raise RecipeError(
+            "precision='tf32' is how NVIDIA's GPUs multiply float32 numbers, and no GPU is attached here; use --precision f32 "
+            "on a CPU, or bf16 and bf16-mixed"
+        )
+
+
+def _one_of(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise RecipeError(f"{name}={value!r}; {nearest(value, known)}; expected one of {', '.join(known)}")

@@ -1,0 +1,184 @@
+"""What the numbers say: a row for each column, ratios within rounds, and who is fastest, whoever that is."""
+
+import dataclasses
+import statistics
+from collections.abc import Mapping
+
+from .equality import judge, tolerances
+from .peaks import PeakRate, peak_rate
+from .results import ColumnResult, Comparison
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A column's figures.
+
+    Attributes:
+        compared: Whether it has figures and does the same work, on the same device.
+        remark: What keeps it from being compared, or from having figures.
+        seconds: Median over the rounds.
+        low: The fastest round.
+        high: The slowest round.
+        layout: Of a distributed column; empty for those of one process.
+        ratio: Its step time by that of the fastest PyTorch column of the same layout in the same round: median over rounds,
+            least, most. Below 1 it is faster.
+        utilisation: Model FLOPs utilisation.
+        others: Cores that other programs used meanwhile, mean over its turns.
+    """
+
+    name: str
+    title: str
+    state: str
+    compared: bool
+    remark: str
+    layout: str = ""
+    apart: float | None = None
+    seconds: float | None = None
+    low: float | None = None
+    high: float | None = None
+    per_second: float | None = None
+    utilisation: float | None = None
+    ratio: tuple[float, float, float] | None = None
+    compile_seconds: float | None = None
+    first_step_seconds: float | None = None
+    peak_bytes: int | None = None
+    cpu_seconds: float | None = None
+    others: float | None = None
+
+
+def rows_of(comparison: Comparison) -> list[Row]:
+    """A row for each column, in the order of the table."""
+    allowed = allowed_apart(comparison)
+    peak = peak_of(comparison)
+    plain = {name: _row(comparison, entry, allowed, peak) for name, entry in comparison.columns.items()}
+    found = []
+    for name, row in plain.items():
+        alike = {other: each for other, each in plain.items() if each.layout == row.layout}
+        baseline = baseline_of(comparison, alike)
+        if baseline is not None and row.compared and row.seconds is not None:
+            row = dataclasses.replace(row, ratio=ratio_of(comparison.columns[name], comparison.columns[baseline]))
+        found.append(row)
+    return found
+
+
+def allowed_apart(comparison: Comparison) -> list[float]:
+    """How far each loss may be from the reference's."""
+    if not comparison.reference:
+        return []
+    reference = comparison.columns[comparison.reference].losses
+    return tolerances(reference, comparison.nudged or None, comparison.settings["precision"])
+
+
+def peak_of(comparison: Comparison) -> PeakRate | None:
+    """What utilisation divides by."""
+    entries = comparison.columns.values()
+    device = next((entry.device for entry in entries if entry.device), "")
+    return peak_rate(device, comparison.settings["precision"], [entry.product for entry in entries])
+
+
+def baseline_of(comparison: Comparison, rows: Mapping[str, Row]) -> str | None:
+    """The fastest PyTorch column that does the same work; the fastest of all where there is none."""
+    timed = [row for row in rows.values() if row.compared and row.seconds is not None]
+    torch = [row for row in timed if comparison.columns[row.name].framework == "torch"]
+    fastest = min(torch or timed, key=lambda row: row.seconds or 0.0, default=None)
+    return None if fastest is None else fastest.name
+
+
+def ratio_of(entry: ColumnResult, other: ColumnResult) -> tuple[float, float, float] | None:
+    """Step times divided within each round that both had, which takes out what the machine was doing: median, least, most."""
+    theirs = {turn["round"]: turn["seconds"] for turn in other.turns}
+    ratios = [turn["seconds"] / theirs[turn["round"]] for turn in entry.turns if turn["round"] in theirs]
+    return (statistics.median(ratios), min(ratios), max(ratios)) if ratios else None
+
+
+def _row(comparison: Comparison, entry: ColumnResult, allowed: list[float], peak: PeakRate | None) -> Row:
+    same, remark, apart = _same_work(comparison, entry, allowed)
+    row = Row(entry.name, entry.title, entry.state, same, remark, entry.layout, apart)
+    row = dataclasses.replace(
+        row,
+        compile_seconds=entry.compile_seconds,
+        first_step_seconds=entry.first_step_seconds,
+        peak_bytes=entry.peak_bytes,
+    )
+    times = entry.step_seconds
+    if not times:
+        return row
+    seconds = statistics.median(times)
+    return dataclasses.replace(
+        row,
+        seconds=seconds,
+        low=min(times),
+        high=max(times),
+        per_second=comparison.work["units_per_step"] / seconds,
+        utilisation=None if peak is None else comparison.work["flops_per_step"] / seconds / peak.flops_per_second,
+        cpu_seconds=statistics.median(turn["cpu_seconds"] for turn in entry.turns),
+        others=statistics.mean(turn["others"] for turn in entry.turns),
+    )
+
+
+def _same_work(comparison: Comparison, entry: ColumnResult, allowed: list[float]) -> tuple[bool, str, float | None]:
+    if not entry.losses:
+        return False, entry.reason or "not measured", None
+    reference = comparison.columns[comparison.reference]
+    found = judge(entry.losses, reference.losses, allowed)
+    if not found.same:
+        return False, f"not the same work: {found.reason}", found.apart
+    if _kind(entry.device) != _kind(reference.device):
+        return False, f"ran on {entry.device}, the reference on {reference.device}", found.apart
+    rounds = comparison.settings["rounds"]
+    if entry.state == "failed":
+        return bool(entry.turns), f"{entry.reason} (after {len(entry.turns)} of {rounds} rounds)", found.apart
+    missing = rounds - len(entry.turns)
+    return True, f"{missing} of {rounds} rounds are missing" if missing > 0 else "", found.apart
+
+
+def _kind(device: str) -> str:
+    return "cpu" if "cpu" in device.lower() else "accelerator"
+
+
+def verdict(comparison: Comparison, rows: list[Row]) -> list[str]:
+    """Who is fastest, by how much, and what can't be said, in sentences that hold for these rows."""
+    compared = sorted((row for row in rows if row.compared and row.seconds), key=lambda row: row.seconds or 0.0)
+    if not compared:
+        return ["No column has figures that can be compared."]
+    timed = [row for row in compared if not row.layout]
+    said = _ranking(comparison, timed)
+    for layout in dict.fromkeys(row.layout for row in rows if row.layout):
+        said += _ranking(comparison, [row for row in compared if row.layout == layout])
+    own = next((row for row in timed if row.name == "panax"), None)
+    if own is not None and own is not timed[0]:
+        said.append(f"Panax is number {timed.index(own) + 1} of {len(timed)} here.")
+    for row in rows:
+        if row.remark.startswith("not the same work"):
+            said.append(f"{row.title} gets no ratio: {row.remark}.")
+    others = [row.others for row in compared if row.others is not None]
+    if others and max(others) > 0.25:
+        said.append(
+            f"Other programs used {min(others):.1f} to {max(others):.1f} cores during the turns: times are longer than on a "
+            "quiet machine, and ratios less certain."
+        )
+    return said
+
+
+def _ranking(comparison: Comparison, timed: list[Row]) -> list[str]:
+    """The fastest of these rows, and how much longer the others take."""
+    if not timed:
+        return []
+    first = timed[0]
+    if len(timed) == 1:
+        return [f"{first.title} alone has figures: {first.seconds:.3g} s a step; there is nothing to compare it with."]
+    said = []
+    for other in timed[1:]:
+        ratio = ratio_of(comparison.columns[other.name], comparison.columns[first.name])
+        if ratio is None:
+            continue
+        median, least, most = ratio
+        if other is timed[1]:
+            said.append(
+                f"{first.title} is the fastest: {first.seconds:.3g} s a step (rounds {first.low:.3g} to {first.high:.3g})."
+                if least > 1.0
+                else f"{first.title} has the lowest median, {first.seconds:.3g} s a step, but not in every round: this run "
+                f"does not tell it from {other.title}."
+            )
+        said.append(f"{other.title} takes {median:.2f} times that ({least:.2f} to {most:.2f} over the rounds).")
+    return said

@@ -1,0 +1,139 @@
+"""`Work`: what every column does, as files and numbers. Reading it imports no framework."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from ..core.errors import DataError
+
+Family = Literal["vit", "llama", "mixtral"]
+Batch = dict[str, np.ndarray]
+
+WORK, CONFIG, WEIGHTS, BATCHES, NUDGED = (
+    "work.json",
+    "config.json",
+    "model.safetensors",
+    "batches.safetensors",
+    "nudged",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerNumbers:
+    """One set of numbers, for optax and for torch."""
+
+    name: str
+    learning_rate: float
+    weight_decay: float
+    b1: float = 0.9
+    b2: float = 0.95
+    epsilon: float = 1e-8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """A model's weights, batches and optimizer, the same for all columns.
+
+    Attributes:
+        title: The model in words.
+        folder: With config.json and model.safetensors as Hugging Face lays them out, and the batches.
+        family: Whose layout that is.
+        unit: What is counted per second: "images" or "tokens".
+        flops_per_step: Of the model's products, forward and backward, counted from its shapes.
+        recipe: The recipe that it was taken from.
+        flaws: Of a published comparison, that a column is to reproduce; empty in an honest one.
+    """
+
+    title: str
+    folder: str
+    family: Family
+    unit: Literal["images", "tokens"]
+    units_per_step: int
+    flops_per_step: float
+    parameters: int
+    optimizer: OptimizerNumbers
+    precision: str
+    attention: str
+    seed: int = 0
+    recipe: str = ""
+    flaws: tuple[str, ...] = ()
+
+    def config(self) -> dict[str, Any]:
+        """The model's config.json."""
+        return json.loads((Path(self.folder) / CONFIG).read_text(encoding="utf-8"))
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The model's weights in float32, by Hugging Face's names."""
+        return load_file(Path(self.folder) / WEIGHTS)
+
+    def batches(self) -> list[Batch]:
+        """`image` [batch, height, width, channel] float32 and `label` [batch] int32; or `tokens` and `targets` [batch, seq]."""
+        batches: dict[int, Batch] = {}
+        for name, array in load_file(Path(self.folder) / BATCHES).items():
+            leaf, _, number = name.rpartition(".")
+            batches.setdefault(int(number), {})[leaf] = array
+        return [batches[number] for number in sorted(batches)]
+
+    def nudged(self) -> "Work":
+        """This work from weights that differ by a rounding: what it shows is how far rounding alone moves the losses."""
+        return dataclasses.replace(self, folder=str(Path(self.folder) / NUDGED))
+
+    def save(self) -> None:
+        """Write what a worker reads."""
+        path = Path(self.folder) / WORK
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
+
+
+def read_work(folder: str | Path) -> Work:
+    """The work that was made in a folder.
+
+    Raises:
+        DataError: There is none.
+    """
+    try:
+        raw = json.loads((Path(folder) / WORK).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder} holds no work to compare: {error}; run `panax compare` anew") from error
+    numbers = OptimizerNumbers(**raw.pop("optimizer"))
+    return Work(**{**raw, "optimizer": numbers, "flaws": tuple(raw["flaws"]), "folder": str(folder)})
+
+
+def save_batches(folder: Path, batches: list[Batch]) -> None:
+    """Write batches for `Work.batches`."""
+    named = {
+        f"{name}.{n}": np.ascontiguousarray(leaf) for n, batch in enumerate(batches) for name, leaf in batch.items()
+    }
+    save_file(named, folder / BATCHES)
+
+
+ROUNDING = {"f32": 2.0**-24, "tf32": 2.0**-11, "bf16": 2.0**-9, "bf16-mixed": 2.0**-9}
+"""The largest relative error of rounding to what products are computed in."""
+
+
+def save_nudged(work: Work) -> None:
+    """Write the same work again, each weight moved by one rounding of its precision, up or down by chance."""
+    folder = Path(work.folder)
+    (folder / NUDGED).mkdir(exist_ok=True)
+    random = np.random.default_rng(work.seed + 1)
+    step = np.float32(2 * ROUNDING[work.precision])
+    moved = {
+        name: array * (1 + step * (random.integers(0, 2, array.shape, dtype=np.int8) * 2 - 1).astype(np.float32))
+        for name, array in work.tensors().items()
+    }
+    save_file(moved, folder / NUDGED / WEIGHTS, metadata={"format": "pt"})
+    for name in (CONFIG, BATCHES):
+        (folder / NUDGED / name).write_bytes((folder / name).read_bytes())
+    work.nudged().save()
+
+
+def decays(name: str) -> bool:
+    """Whether AdamW decays the tensor of this Hugging Face name: norms, biases and the class token never.
+
+    >>> decays("model.layers.0.mlp.up_proj.weight"), decays("vit.layernorm.bias"), decays("model.norm.weight")
+    (True, False, False)
+    """
+    return not (name.endswith(".bias") or "norm" in name or name.endswith("cls_token"))

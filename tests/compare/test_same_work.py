@@ -1,0 +1,111 @@
+"""Every column that is installed, for real: the same losses, and figures."""
+
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from panax.adapters.huggingface import config_from
+from panax.compare import measuring
+from panax.compare.columns import chosen
+from panax.compare.making import make_work
+from panax.compare.published import Published, measure_published
+from panax.compare.results import read_comparison
+from panax.compare.settings import Settings
+from panax.compare.verdict import rows_of
+from panax.compare.work import decays, read_work
+from panax.core import pair_axes
+from panax.models import DecoderTask, VitConfig, VitTask
+from panax.optim import decays as decays_by_axes
+
+COLUMNS = ("torch_eager", "torch_compile", "plain_jax", "flax", "adapted", "panax")
+
+
+@pytest.fixture
+def made(tmp_path):
+    def make(work: str, **settings):
+        return make_work(Settings(work=work, size="tiny", **settings), tmp_path / "work", lambda name: None)
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["vit", "moe"])
+def test_a_work_is_read_as_it_was_made_and_the_same_parameters_decay_here_and_there(made, kind):
+    """Panax decides by logical axes, the other columns by Hugging Face's names: counted in numbers that decay."""
+    work = made(kind)
+    assert read_work(work.folder) == work
+    batches, again = work.batches(), read_work(work.folder).batches()
+    assert len(batches) == 4 and all(np.array_equal(a[name], b[name]) for a, b in zip(batches, again) for name in a)
+    assert not np.array_equal(next(iter(batches[0].values())), next(iter(batches[1].values())))
+    moved, kept = work.nudged().tensors(), work.tensors()
+    for name, tensor in kept.items():
+        apart = np.abs(moved[name] - tensor)
+        # By two roundings, and the product's own.
+        assert np.all(apart <= 3.01 * 2**-24 * np.abs(tensor)) and (not tensor.any() or apart.any()), name
+    config = config_from(work.folder)
+    task = VitTask(model=config) if isinstance(config, VitConfig) else DecoderTask(model=config)
+    params, _ = jax.eval_shape(task.init, jax.random.key(0))
+    here = sum(leaf.size for _, leaf, axes in pair_axes(params, task.parameter_axes(params)) if decays_by_axes(axes))
+    there = sum(tensor.size for name, tensor in kept.items() if decays(name))
+    assert here == there > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("vit", {}),
+        ("vit", {"attention": "eager", "precision": "bf16-mixed"}),
+        ("decoder", {}),
+        ("decoder", {"attention": "eager", "precision": "bf16", "optimizer": "sgd"}),
+        ("moe", {}),
+    ],
+)
+def test_every_column_does_the_same_work(tmp_path, kind, more):
+    columns = tuple(name for name in COLUMNS if name != "torch_compile" or not more)
+    settings = Settings(work=kind, size="tiny", columns=columns, rounds=1, steps=1, checked_steps=3, **more)
+    found = measuring.measure(settings, tmp_path, "", print)
+    for row in rows_of(found):
+        if row.state == "impossible":
+            assert (kind, row.name) == ("moe", "flax")
+            continue
+        assert row.state == "measured" and row.compared and row.seconds, (row.name, row.remark)
+    assert found.complete and all(entry.probe for entry in found.columns.values() if entry.losses)
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.slow
+def test_the_published_comparison_shows_its_flaws(tmp_path):
+    settings = Settings(work="vit", size="tiny", batch_size=4, optimizer="sgd", learning_rate=1e-3)
+    found: Published = measure_published(settings, tmp_path, "", 2, 2, print)
+    honest, labels = found.losses("corrected", "jax"), found.losses("labels", "jax")
+    np.testing.assert_allclose(honest, found.losses("corrected", "torch"), rtol=1e-5)
+    assert abs(labels[0] / honest[0] - 1) > 1
+    assert found.losses("scales", "jax")[0] != pytest.approx(honest[0], rel=1e-3)
+    assert all(found.ratio(name) for name in ("corrected", "clock", "data", "published"))
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_report(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "panax.cli.main",
+        "compare",
+        "decoder",
+        "--size",
+        "tiny",
+        "--rounds",
+        "1",
+        "--steps",
+        "1",
+    ]
+    command += ["--columns", "torch_eager,torch_xla,panax", "--directory", str(tmp_path / "c")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert run.returncode == 0, run.stderr
+    assert "| Panax |" in run.stdout and (tmp_path / "c/report.html").is_file()
+    found = read_comparison(tmp_path / "c")
+    assert found is not None and [column.name for column in chosen(())][2] == "torch_xla"
+    assert found.columns["torch_xla"].state == "absent"

@@ -1,0 +1,136 @@
+"""Products on CPU: as matrices, by Intel's library and by XLA, they are what einsum gives."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from panax.core import add_bias, blas
+from panax.core.product import _matrices, product, sum_of_rows
+from panax.layers.feed_forward import ACTIVATIONS
+
+SIZES = {"a": 2, "b": 9, "c": 16, "d": 4, "e": 8}
+EQUATIONS = (
+    "abc,cd->abd",  # forward
+    "abd,cd->abc",  # gradient of the activation
+    "abc,abd->cd",  # gradient of the weight
+    "abc,cde->abde",
+    "abde,cde->abc",
+    "abc,abde->cde",
+    "abcd,cde->abe",
+    "cd,abd->abc",
+    "ac,abc->b",
+    "abc,dc->dab",
+)
+# The sums differ in their order: each of n terms of size 1 adds at most one rounding of float32.
+ROUNDING = 2.0**-23
+
+
+# The library is made for these machines alone, and there the tests' requirements bring it.
+HAS_MKL = sys.platform == "linux" and platform.machine() == "x86_64"
+
+
+@pytest.fixture(params=["mkl", "xla"] if HAS_MKL else ["xla"])
+def library(request, monkeypatch):
+    if HAS_MKL:
+        assert blas.absent() is None, "the tests need the extra mkl and a C compiler"
+    monkeypatch.setattr("panax.core.product.LEAST_PRODUCTS", 1 if request.param == "mkl" else 2**62)
+    # As where a layout says what of an array is on which device: simulated ones leave all to XLA otherwise.
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    return request.param
+
+
+def operands(equation, dtype):
+    inputs = equation.split("->")[0].split(",")
+    keys = jax.random.split(jax.random.key(len(equation)), 2)
+    shapes = [tuple(SIZES[letter] for letter in letters) for letters in inputs]
+    return [jax.random.normal(key, shape).astype(dtype) for key, shape in zip(keys, shapes)]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_a_product_is_einsum(equation, dtype, library):
+    a, b = operands(equation, dtype)
+    lowered = jax.jit(lambda a, b: product(equation, a, b, jnp.float32)).lower(a, b)
+    found = lowered.compile()(a, b)
+    wide = np.einsum(equation, np.asarray(a, np.float64), np.asarray(b, np.float64))
+    terms = np.einsum(equation, np.abs(np.asarray(a, np.float64)), np.abs(np.asarray(b, np.float64)))
+    summed = a.size * b.size // max(wide.size, 1)
+    np.testing.assert_array_less(np.abs(np.asarray(found) - wide), terms * ROUNDING * (2 + summed**0.5))
+    handed = "panax_product" in lowered.as_text()
+    assert handed == (library == "mkl" and _matrices(equation) is not None)
+
+
+def test_what_is_no_product_of_matrices_is_left_alone():
+    assert _matrices("abc,bcd->abd") is None  # `b` is in both and in the result
+    assert _matrices("abc,bd->acd") is None  # what is summed lies in the middle
+    assert _matrices("ab,cd->abcd") is None  # nothing is summed
+    assert _matrices("ac,abc->b") is None  # the summed letters are apart in the second operand
+    assert _matrices("abc,cd->bad") is None  # rows in another order
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_sum_of_rows(dtype, library):
+    x = jax.random.normal(jax.random.key(0), (300, 7)).astype(dtype)
+    found = jax.jit(sum_of_rows)(x)
+    assert found.dtype == jnp.float32
+    wide = np.asarray(x, np.float64)
+    np.testing.assert_array_less(np.abs(np.asarray(found) - wide.sum(0)), np.abs(wide).sum(0) * ROUNDING * 18)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_bias_and_its_gradient(dtype, library):
+    x = jax.random.normal(jax.random.key(0), (3, 50, 4, 8)).astype(dtype)
+    w, g = jax.random.normal(jax.random.key(1), (4, 8)), jax.random.normal(jax.random.key(2), x.shape).astype(dtype)
+    out, derivative = jax.vjp(lambda x, w: add_bias(x, w, "heads head_dim"), x, w)
+    dx, dw = derivative(g)
+    np.testing.assert_array_equal(np.asarray(out), np.asarray(x + w.astype(dtype)[None, None]))
+    np.testing.assert_array_equal(np.asarray(dx), np.asarray(g))
+    assert dw.dtype == jnp.float32
+    np.testing.assert_allclose(dw, np.asarray(g, np.float64).sum((0, 1)), atol=150 * 4 * ROUNDING)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_and_its_derivative(name, dtype):
+    """Against jax.nn's in float64; a bfloat16 result may be rounded once."""
+    own = {"silu": jax.nn.silu, "relu": jax.nn.relu}
+    own |= {f"gelu{tail}": lambda x, t=bool(tail): jax.nn.gelu(x, approximate=t) for tail in ("", "_tanh")}
+    x = jnp.linspace(-6, 6, 401).astype(dtype)
+    value, derivative = jax.vjp(ACTIVATIONS[name], x)
+    (slope,) = derivative(jnp.ones_like(x))
+    with jax.enable_x64(True):
+        wide = jnp.asarray(np.asarray(x, np.float64))
+        expected, expected_slope = own[name](wide), jax.vmap(jax.grad(own[name]))(wide)
+    assert value.dtype == slope.dtype == dtype
+    # 1 + erf and 1 + tanh, as PyTorch has them, lose what is below a rounding of 1; in the derivative that is multiplied by x, up
+    # to 6, and by the slope inside the tanh, up to 5.
+    tolerance = {"rtol": 2.0**-8 if dtype == jnp.bfloat16 else 2e-6, "atol": 6 * 5 * ROUNDING}
+    np.testing.assert_allclose(np.asarray(value, np.float64), expected, **tolerance)
+    np.testing.assert_allclose(np.asarray(slope, np.float64), expected_slope, **tolerance)
+
+
+@pytest.mark.parametrize(
+    "environment, why",
+    [({"PANAX_MKL": "0"}, "PANAX_MKL=0"), ({"PATH": "/nowhere"}, "no C compiler"), ({"PATH": "false"}, "failed")],
+)
+def test_without_the_library_xla_multiplies(environment, why, tmp_path):
+    """A switch, a machine without a compiler, and one whose compiler fails: the reason is said, the product is right."""
+    if environment.get("PATH") == "false":
+        (tmp_path / "cc").symlink_to("/bin/false")
+        environment = {"PATH": str(tmp_path)}
+    program = (
+        "import jax.numpy as jnp; from panax.core import blas, product; print(blas.absent());"
+        "print(float(product.product('ab,bc->ac', jnp.ones((256, 256)), jnp.ones((256, 256)), jnp.float32).max()))"
+    )
+    variables = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "XLA_FLAGS": "", **environment}
+    lines = subprocess.run(
+        [sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert why in lines[0]
+    assert lines[1] == "256.0"
