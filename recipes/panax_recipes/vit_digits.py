@@ -14,7 +14,7 @@ def vit_digits() -> Experiment:
     what is judged is a running average of the parameters.
 
     Command: panax train vit_digits
-    Hardware: two CPU cores; trained in 2 min, at 1,750 images/s, on a machine that ran other work besides.
+    Hardware: two CPU cores, 1 min 21 s in all, at 2,500 images/s.
     Expected: 98.9 % of the 363 held-out images after 900 steps, 98.6 % after 300.
     """
     model = VitConfig(image_size=8, channels=1, patch=4, embed=96, num_layers=4, heads=4, ffn=288, pooling="mean")

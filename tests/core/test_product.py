@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from panax.core import add_bias, blas
-from panax.core.product import _matrices, product, sum_of_rows
+from panax.core.product import _matrices, batched_product, product, sum_of_rows
 from panax.layers.feed_forward import ACTIVATIONS
 
 SIZES = {"a": 2, "b": 9, "c": 16, "d": 4, "e": 8}
@@ -72,6 +73,33 @@ def test_what_is_no_product_of_matrices_is_left_alone():
     assert _matrices("ab,cd->abcd") is None  # nothing is summed
     assert _matrices("ac,abc->b") is None  # the summed letters are apart in the second operand
     assert _matrices("abc,cd->bad") is None  # rows in another order
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_batch_of_products(dtype, library):
+    a, b = operands("abc,acd->abd", dtype)
+    run = jax.jit(lambda a, b: batched_product(a, b, "cpu", jnp.float32))
+    wide = np.einsum("abc,acd->abd", np.asarray(a, np.float64), np.asarray(b, np.float64))
+    np.testing.assert_allclose(run(a, b), wide, atol=16 * 16 * ROUNDING)
+    assert ("panax_product" in run.lower(a, b).as_text()) == (library == "mkl")
+
+
+@pytest.mark.parametrize("check", [True, False], ids=["checked", "unchecked"])
+def test_on_a_mesh_each_device_multiplies_its_own(check, library):
+    """Rows over one mesh axis, columns over another; where what varies is checked, XLA multiplies."""
+    mesh = jax.make_mesh((4, 2), ("rows", "columns"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    a, b = operands("abc,cd->abd", jnp.float32)
+    a = jnp.concatenate([a, a])
+    split = jax.shard_map(
+        lambda a, b: product("abc,cd->abd", a, b, jnp.float32),
+        mesh=mesh,
+        in_specs=(P("rows"), P(None, "columns")),
+        out_specs=P("rows", None, "columns"),
+        check_vma=check,
+    )
+    handed = "panax_product" in jax.jit(split).lower(a, b).as_text()
+    assert handed == (library == "mkl" and not check)
+    np.testing.assert_allclose(jax.jit(split)(a, b), jnp.einsum("abc,cd->abd", a, b), atol=16 * 16 * ROUNDING)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

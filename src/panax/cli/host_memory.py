@@ -5,6 +5,9 @@ import glob
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
 
+NEVER = -1
+"""Is trimmed to; a number of bytes could not go beyond 2 GiB, and larger programs would be zeroed again at each call."""
+
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/accel*", "/dev/kfd")
 
 
@@ -23,5 +26,5 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    settings = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**30), (M_ARENA_MAX, 1))
+    settings = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER), (M_TOP_PAD, 2**30), (M_ARENA_MAX, 1))
     return all(mallopt(option, value) for option, value in settings)

@@ -32,17 +32,17 @@ _TBB_LAYER, _LP64 = 4, 0
 
 
 def blas_product(a: jax.Array, b: jax.Array, transposed: tuple[bool, bool]) -> jax.Array:
-    """The float32 product of two float32 or two bfloat16 matrices, either taken transposed. `absent()` must be None.
+    """The float32 product of two float32 or two bfloat16 matrices, either taken transposed; or of as many pairs of them.
+
+    `absent()` must be None.
 
     Args:
-        a: (rows, summed), or (summed, rows) where transposed.
-        b: (summed, columns), or (columns, summed) where transposed.
+        a: (rows, summed), or (summed, rows) where transposed; with a leading axis for several.
+        b: (summed, columns), or (columns, summed) where transposed; likewise.
     """
-    shape = (a.shape[1 if transposed[0] else 0], b.shape[0 if transposed[1] else 1])
+    shape = (*a.shape[:-2], a.shape[-1 if transposed[0] else -2], b.shape[-2 if transposed[1] else -1])
     target = "panax_product_" + "".join("t" if each else "n" for each in transposed)
-    varying = jax.typeof(a).manual_axis_type
-    out = jax.ShapeDtypeStruct(shape, jnp.float32, manual_axis_type=varying)
-    return jax.ffi.ffi_call(target, out, has_side_effect=False)(a, b)
+    return jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(shape, jnp.float32), has_side_effect=False)(a, b)
 
 
 @functools.cache
@@ -56,7 +56,7 @@ def absent() -> str | None:
     except _Absent as error:
         logger.info("products on CPU are XLA's own: %s", error)
         return str(error)
-    pointers = (library.cblas_sgemm, library.cblas_gemm_bf16bf16f32)
+    pointers = (library.cblas_sgemm, library.cblas_gemm_bf16bf16f32, library.cblas_sgemm_batch_strided)
     compiled.panax_use_blas(*(ctypes.cast(pointer, ctypes.c_void_p) for pointer in pointers))
     for orientation in _ORIENTATIONS:
         name = f"panax_product_{orientation}"

@@ -23,6 +23,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from panax.core.product import batched_product
 from panax.kernels.attention_layout import (
     Blocks,
     Cut,
@@ -125,6 +126,7 @@ def flash_forward(
     cut = cut_scores(q, k, blocks)
     pairs = scores.mask.block_pairs(cut.q, cut.k, blocks.query, blocks.key)
     wide = accumulation_dtype(q.dtype)
+    product = functools.partial(batched_product, platform=blocks.platform, dtype=wide)
 
     def attend(q, k, v, query_segments, key_segments):
         queries, keys_t, values = query_blocks(q, cut), key_blocks(k, cut, transpose=True), key_blocks(v, cut)
@@ -134,7 +136,7 @@ def flash_forward(
         def step(carry, pair):
             i, j = pair[0], pair[1]
             total, highest, out = (_at(part, i) for part in carry)
-            raw = _product("nqd,ndk->nqk", _at(queries, i), _at(keys_t, j), wide)
+            raw = product(_at(queries, i), _at(keys_t, j))
             visible = _visible(scores.mask, cut, i, j, query_segment, key_segment)
             score = _score(raw, scores)[0]
             score = score if visible is None else jnp.where(visible, score, MASKED)
@@ -143,7 +145,7 @@ def flash_forward(
             weight = lax.optimization_barrier(jnp.exp(score - highest_now[..., None]))
             shrink = jnp.exp(highest - highest_now)
             total = total * shrink + weight.sum(axis=-1)
-            out = out * shrink[..., None] + _product("nqk,nkd->nqd", weight.astype(q.dtype), _at(values, j), wide)
+            out = out * shrink[..., None] + product(weight.astype(q.dtype), _at(values, j))
             return tuple(_put(part, new, i) for part, new in zip(carry, (total, highest_now, out))), None
 
         start = (
@@ -188,6 +190,7 @@ def flash_backward(
     cut = cut_scores(q, k, blocks)
     pairs = scores.mask.block_pairs(cut.q, cut.k, blocks.query, blocks.key)
     wide = accumulation_dtype(q.dtype)
+    product = functools.partial(batched_product, platform=blocks.platform, dtype=wide)
 
     def attend(q, k, v, d_out, logsumexp, delta, query_segments, key_segments):
         queries, queries_t = query_blocks(q, cut), query_blocks(q, cut, transpose=True)
@@ -200,18 +203,18 @@ def flash_backward(
 
         def step(carry, pair):
             i, j = pair[0], pair[1]
-            raw = _product("nqd,ndk->nqk", _at(queries, i), _at(keys_t, j), wide)
+            raw = product(_at(queries, i), _at(keys_t, j))
             visible = _visible(scores.mask, cut, i, j, query_segment, key_segment)
             score, slope = _score(raw, scores)
             weight = jnp.exp(score - _at(sums, i)[..., None])
             weight = weight if visible is None else jnp.where(visible, weight, 0.0)
             weight = lax.optimization_barrier(weight)
-            d_weight = _product("nqd,ndk->nqk", _at(d_outs, i), _at(values_t, j), wide)
+            d_weight = product(_at(d_outs, i), _at(values_t, j))
             d_raw = weight * (d_weight - _at(deltas, i)[..., None]) * slope
             d_raw = lax.optimization_barrier(d_raw.astype(q.dtype))
-            d_query = _product("nqk,nkd->nqd", d_raw, _at(keys, j), wide)
-            d_key_t = _product("ndq,nqk->ndk", _at(queries_t, i), d_raw, wide)
-            d_value_t = _product("ndq,nqk->ndk", _at(d_outs_t, i), weight.astype(q.dtype), wide)
+            d_query = product(d_raw, _at(keys, j))
+            d_key_t = product(_at(queries_t, i), d_raw)
+            d_value_t = product(_at(d_outs_t, i), weight.astype(q.dtype))
             parts = zip(carry, (d_query, d_key_t, d_value_t), (i, j, j))
             return tuple(_put(part, _at(part, at) + new, at) for part, new, at in parts), None
 
@@ -297,10 +300,6 @@ def _over_rows(attend, arrays: tuple[Array | None, ...], outputs: tuple[Array, .
     references = [x for x in arrays if x is not None]
     outputs = tuple(vary_like(x, *references) for x in outputs)
     return lax.scan(step, outputs, jnp.asarray(starts, jnp.int32))[0]
-
-
-def _product(equation: str, left: Array, right: Array, dtype: jnp.dtype) -> Array:
-    return jnp.einsum(equation, left, right, preferred_element_type=dtype)
 
 
 def _at(blocks: Array, index: Array) -> Array:

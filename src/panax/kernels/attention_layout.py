@@ -23,12 +23,14 @@ class Blocks:
         key: Keys per block.
         batch: Sequences in one step; divides the batch.
         kv_heads: Key-value heads in one step; divides their number.
+        platform: What the program is for.
     """
 
     query: int
     key: int
     batch: int
     kv_heads: int
+    platform: str = ""
 
 
 class Cut(NamedTuple):
@@ -78,11 +80,12 @@ def choose_blocks(
         query = _even_block(query_seq, max(64, target // group))
         key = _even_block(key_seq, target)
     if platform != "cpu":
-        return Blocks(query=query, key=key, batch=batch, kv_heads=kv_heads)
+        return Blocks(query=query, key=key, batch=batch, kv_heads=kv_heads, platform=platform)
     rows = max(1, _CPU_SCORES_PER_STEP // (group * query * key))
     if rows < kv_heads:
-        return Blocks(query=query, key=key, batch=1, kv_heads=_largest_divisor(kv_heads, rows))
-    return Blocks(query=query, key=key, batch=_largest_divisor(batch, rows // kv_heads), kv_heads=kv_heads)
+        return Blocks(query=query, key=key, batch=1, kv_heads=_largest_divisor(kv_heads, rows), platform=platform)
+    together = _largest_divisor(batch, rows // kv_heads)
+    return Blocks(query=query, key=key, batch=together, kv_heads=kv_heads, platform=platform)
 
 
 def _largest_divisor(number: int, at_most: int) -> int:
