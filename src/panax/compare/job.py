@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-RANK, PROCESSES, PORT, DEVICES = (f"PANAX_COMPARE_{name}" for name in ("RANK", "PROCESSES", "PORT", "DEVICES"))
+RANK, PROCESSES, PORT = (f"PANAX_COMPARE_{name}" for name in ("RANK", "PROCESSES", "PORT"))
 LOOPBACK = "lo"
 
 
@@ -17,13 +17,11 @@ class Job:
 
     Attributes:
         port: Of loopback, where the processes meet.
-        devices: How many simulated devices this process has; 1 for what the machine has.
     """
 
     rank: int
     processes: int
     port: int
-    devices: int
 
     @classmethod
     def here(cls) -> "Job":
@@ -32,8 +30,8 @@ class Job:
 
     @staticmethod
     def environment(rank: int, processes: int, port: int, devices: int) -> dict[str, str]:
-        """What `here` reads, and what the frameworks read themselves: loopback alone, and simulated devices."""
-        found = dict(zip(_DEFAULTS, map(str, (rank, processes, port, devices))))
+        """What `here` reads, and what the frameworks read themselves: loopback alone, and simulated devices, 1 for real ones."""
+        found = dict(zip(_DEFAULTS, map(str, (rank, processes, port))))
         if processes > 1:
             found["GLOO_SOCKET_IFNAME"] = LOOPBACK
         if devices > 1:
@@ -56,7 +54,7 @@ class Job:
         os.sched_setaffinity(0, cores[first : first + share])
 
 
-_DEFAULTS = {RANK: "0", PROCESSES: "1", PORT: "0", DEVICES: "1"}
+_DEFAULTS = {RANK: "0", PROCESSES: "1", PORT: "0"}
 
 
 def free_port() -> int:

@@ -60,7 +60,7 @@ def batched_product(a: jax.Array, b: jax.Array, platform: str, dtype: Any) -> ja
 
 
 def sum_of_rows(x: jax.Array) -> jax.Array:
-    """The float32 sum over the rows of a matrix, in its own type otherwise.
+    """The sum over the rows of a matrix, in float32 or, of what is wider, in its own type.
 
     On CPU it is a product with ones where there is a BLAS: XLA's own sum, beside other products, took up to 20 times as long.
 
@@ -70,7 +70,7 @@ def sum_of_rows(x: jax.Array) -> jax.Array:
     on_cpu = current_platform() == "cpu" and x.dtype in (jnp.float32, jnp.bfloat16)
     if on_cpu and _by_blas(x.size * 8, x):
         return blas_product(jnp.ones_like(x, shape=(1, x.shape[0])), x, (False, False))[0]
-    return x.sum(axis=0, dtype=jnp.float32)
+    return x.sum(axis=0, dtype=x.dtype if x.dtype.itemsize > 4 else jnp.float32)
 
 
 def _by_blas(multiplications: int, *operands: jax.Array) -> bool:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, Shaped
 
-from ..core import Module, constant, contract, dropout, gather, normal, parameter, scope, stack, stacked
+from ..core import Module, add_bias, constant, contract, dropout, gather, normal, parameter, scope, stack, stacked
 from ..core.errors import RecipeError
 from ..layers import Attention, FeedForward, Norm
 from ..parallel import RematPolicy, rematerialise, scan_layers
@@ -101,7 +101,7 @@ class Patches(Module):
             pixels,
             self.w,
         )
-        return x + gather(self.b, "norm", dtype)[None, None]
+        return add_bias(x, self.b, "norm")
 
 
 class ClassHead(Module):
@@ -112,7 +112,7 @@ class ClassHead(Module):
 
     def __call__(self, pooled: Float[Array, "batch embed"]) -> Float[Array, "batch class"]:
         scores = contract("batch embed, embed class -> batch class", pooled, self.w, out_dtype=jnp.float32)
-        return scores + gather(self.b, "class", jnp.float32)[None]
+        return add_bias(scores, self.b, "class")
 
 
 class Vit(Module):
