@@ -23,12 +23,12 @@ def blockwise(q, k, v, segments, **options):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_blockwise_equals_its_definition(case):
+def test_blockwise_equals_its_definition(case, library):
     assert_close(outputs_and_gradients(blockwise, case), reference(case))
 
 
 @pytest.mark.parametrize("name", ["causal_grouped", "packed_everything"])
-def test_blockwise_in_bfloat16(name):
+def test_blockwise_in_bfloat16(name, library):
     case = next(case for case in CASES if case.name == name)
     assert_close(outputs_and_gradients(blockwise, case, jnp.bfloat16), reference(case, jnp.bfloat16), jnp.bfloat16)
 
@@ -47,7 +47,7 @@ def test_blockwise_over_chunks_of_rows_and_in_one_block(monkeypatch):
     assert_close(outputs_and_gradients(blockwise, case), reference(case))
 
 
-def test_padding_and_unseen_queries_give_zeros():
+def test_padding_and_unseen_queries_give_zeros(library):
     case = CASES[3]
     for attend in (blockwise, lambda *a, **o: attention_of(*a, **o)):
         out, d_q, d_k, d_v = outputs_and_gradients(attend, case)
@@ -67,7 +67,7 @@ def attention_of(q, k, v, segments, *, mask, **options):
     return attention(q, k, v, segments=segments, platform="cpu", implementation="reference", **options)
 
 
-def test_equals_pytorch():
+def test_equals_pytorch(library):
     q, k, v, _ = Case(name="torch").inputs()
     ours = attention(q, k, v, platform="cpu")
     q, k, v = (torch.tensor(np.asarray(x)).transpose(1, 2) for x in (q, k, v))

@@ -14,7 +14,9 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,22 +29,30 @@ LEAST_PRODUCTS = 2**22
 SWITCH = "PANAX_MKL"
 """The environment variable that turns the library off, by 0."""
 
-_ORIENTATIONS = ("nn", "nt", "tn", "tt")
-_TBB_LAYER, _LP64 = 4, 0
+_FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-pthread", "-shared", "-fPIC")
+_TARGETS = (*(f"panax_product_{each}" for each in ("nn", "nt", "tn", "tt")), "panax_attention_forward", "panax_attention_backward")
+_SEQUENTIAL, _LP64 = 1, 0
 
 
 def blas_product(a: jax.Array, b: jax.Array, transposed: tuple[bool, bool]) -> jax.Array:
-    """The float32 product of two float32 or two bfloat16 matrices, either taken transposed; or of as many pairs of them.
-
-    `absent()` must be None.
+    """The float32 product of two float32 or two bfloat16 matrices, either taken transposed. `absent()` must be None.
 
     Args:
-        a: (rows, summed), or (summed, rows) where transposed; with a leading axis for several.
-        b: (summed, columns), or (columns, summed) where transposed; likewise.
+        a: (rows, summed), or (summed, rows) where transposed.
+        b: (summed, columns), or (columns, summed) where transposed.
     """
-    shape = (*a.shape[:-2], a.shape[-1 if transposed[0] else -2], b.shape[-2 if transposed[1] else -1])
+    shape = (a.shape[1 if transposed[0] else 0], b.shape[0 if transposed[1] else 1])
     target = "panax_product_" + "".join("t" if each else "n" for each in transposed)
-    return jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(shape, jnp.float32), has_side_effect=False)(a, b)
+    return native(target, jax.ShapeDtypeStruct(shape, jnp.float32))(a, b)
+
+
+def native(target: str, results: Any) -> Callable[..., Any]:
+    """A call of one of the C functions, which runs on each device's own arrays. `absent()` must be None.
+
+    Args:
+        results: Their shapes and dtypes.
+    """
+    return jax.ffi.ffi_call(target, results, has_side_effect=False, vmap_method="sequential")
 
 
 @functools.cache
@@ -56,10 +66,9 @@ def absent() -> str | None:
     except _Absent as error:
         logger.info("products on CPU are XLA's own: %s", error)
         return str(error)
-    pointers = (library.cblas_sgemm, library.cblas_gemm_bf16bf16f32, library.cblas_sgemm_batch_strided)
-    compiled.panax_use_blas(*(ctypes.cast(pointer, ctypes.c_void_p) for pointer in pointers))
-    for orientation in _ORIENTATIONS:
-        name = f"panax_product_{orientation}"
+    pointers = (library.cblas_sgemm, library.cblas_gemm_bf16bf16f32, library.vmsExp, library.vmsTanh)
+    compiled.panax_use_library(*(ctypes.cast(pointer, ctypes.c_void_p) for pointer in pointers))
+    for name in _TARGETS:
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(compiled, name)), platform="cpu")
     return None
 
@@ -68,13 +77,19 @@ class _Absent(Exception):
     pass
 
 
+def _processor() -> bytes:
+    """What the machine's processors can do: a cache may be shared by unlike machines."""
+    lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    return next((line for line in lines if line.startswith(b"flags")), b"")
+
+
 def _library() -> ctypes.CDLL:
-    """The library, with threads by TBB, which stay asleep between two products."""
+    """The library, without threads of its own: XLA's share the work."""
     try:
-        _, library = (_loaded(*named) for named in (("tbb", "libtbb.so"), ("mkl", "libmkl_rt.so")))
+        library = _loaded("mkl", "libmkl_rt.so")
     except (importlib.metadata.PackageNotFoundError, StopIteration, OSError) as error:
         raise _Absent(f"Intel's MKL is not installed (pip install 'panax[mkl]'): {error}") from error
-    library.MKL_Set_Threading_Layer(_TBB_LAYER)
+    library.MKL_Set_Threading_Layer(_SEQUENTIAL)
     library.MKL_Set_Interface_Layer(_LP64)
     return library
 
@@ -86,9 +101,10 @@ def _loaded(package: str, name: str) -> ctypes.CDLL:
 
 def _compiled() -> Path:
     """The shared object of `blas.c`, made by this machine's compiler where the cache has none."""
-    source = Path(__file__).with_suffix(".c").read_bytes()
-    headers = Path(jax.ffi.include_dir())
-    digest = hashlib.sha256(source + (headers / "xla/ffi/api/c_api.h").read_bytes()).hexdigest()[:16]
+    folder, headers = Path(__file__).parent / "csrc", Path(jax.ffi.include_dir())
+    sources = sorted(folder.glob("*.c"))
+    read = (*sources, *sorted(folder.glob("*.h")), headers / "xla/ffi/api/c_api.h")
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in read) + _processor()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "panax"
     target = cache / f"blas-{digest}.so"
     if target.exists():
@@ -100,8 +116,8 @@ def _compiled() -> Path:
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=cache) as directory:
             made = Path(directory) / target.name
-            command = [compiler, "-O2", "-shared", "-fPIC", f"-I{headers}", "-x", "c", "-", "-o", str(made)]
-            subprocess.run(command, input=source, check=True, capture_output=True)
+            command = [compiler, *_FLAGS, f"-I{headers}", *map(str, sources), "-o", str(made)]
+            subprocess.run(command, check=True, capture_output=True)
             made.replace(target)
     except subprocess.CalledProcessError as error:
         raise _Absent(f"{compiler} failed: {error.stderr.decode(errors='replace').strip()}") from error

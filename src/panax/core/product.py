@@ -34,7 +34,7 @@ def product(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Ar
     left, right = (b, a) if matrices.swapped else (a, b)
     shape = (*matrices.left.rows(left), *matrices.right.rows(right))
     left, right = matrices.left.matrix(left), matrices.right.matrix(right)
-    if _by_blas(left.size * right.shape[1 - matrices.right.summed_dim], left, right):
+    if handed_over(left.size * right.shape[1 - matrices.right.summed_dim], left, right):
         out = blas_product(left, right, (matrices.left.first, not matrices.right.first))
     elif a.dtype == jnp.bfloat16:
         return _einsum(equation, a, b, out_dtype)
@@ -42,21 +42,6 @@ def product(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Ar
         summed = ((matrices.left.summed_dim,), (matrices.right.summed_dim,))
         out = lax.dot_general(left, right, (summed, ((), ())), preferred_element_type=jnp.float32)
     return out.astype(out_dtype).reshape(shape)
-
-
-def batched_product(a: jax.Array, b: jax.Array, platform: str, dtype: Any) -> jax.Array:
-    """Products of pairs of matrices, (n, rows, summed) by (n, summed, columns), accumulated in `dtype`.
-
-    Args:
-        platform: What the program is for.
-
-    >>> batched_product(jnp.ones((2, 3, 4)), jnp.ones((2, 4, 5)), "cpu", jnp.float32).shape
-    (2, 3, 5)
-    """
-    alike = a.dtype == b.dtype and a.dtype in (jnp.float32, jnp.bfloat16) and dtype == jnp.float32
-    if platform == "cpu" and alike and _by_blas(a.size * b.shape[2], a, b):
-        return blas_product(a, b, (False, False))
-    return jnp.einsum("nab,nbc->nac", a, b, preferred_element_type=dtype)
 
 
 def sum_of_rows(x: jax.Array) -> jax.Array:
@@ -68,13 +53,13 @@ def sum_of_rows(x: jax.Array) -> jax.Array:
     [3.0, 3.0]
     """
     on_cpu = current_platform() == "cpu" and x.dtype in (jnp.float32, jnp.bfloat16)
-    if on_cpu and _by_blas(x.size * 8, x):
+    if on_cpu and handed_over(x.size * 8, x):
         return blas_product(jnp.ones_like(x, shape=(1, x.shape[0])), x, (False, False))[0]
     return x.sum(axis=0, dtype=x.dtype if x.dtype.itemsize > 4 else jnp.float32)
 
 
-def _by_blas(multiplications: int, *operands: jax.Array) -> bool:
-    """Whether a product on CPU is handed to the library: large enough, of arrays of one device, and the library is there."""
+def handed_over(multiplications: int, *operands: jax.Array) -> bool:
+    """Whether work on CPU is handed to the library: large enough, of arrays of one device, and the library is there."""
     # A custom call says nothing of the mesh axes that its result varies over, where a shard_map checks that.
     checked = any(jax.typeof(x).manual_axis_type.varying for x in operands)
     local = not checked and (current_layout() is not None or jax.device_count() == 1)

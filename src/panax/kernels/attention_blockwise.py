@@ -23,7 +23,6 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from panax.core.product import batched_product
 from panax.kernels.attention_layout import (
     Blocks,
     Cut,
@@ -35,6 +34,7 @@ from panax.kernels.attention_layout import (
     query_blocks,
     segment_blocks,
 )
+from panax.kernels.attention_native import can_attend, native_backward, native_forward
 from panax.kernels.attention_mask import LOWEST_MAXIMUM, MASKED, MaskRule
 from panax.kernels.precision import accumulation_dtype
 from panax.kernels.varying import vary_alike, vary_like
@@ -123,10 +123,13 @@ def flash_forward(
         result_dtype: Of the output; by default that of q. A piece that is still to be combined is wanted in float32.
     """
     result_dtype = q.dtype if result_dtype is None else result_dtype
+    if can_attend(blocks, q, k, v):
+        static = {**vars(scores), "blocks": blocks, "result_dtype": result_dtype}
+        return native_forward(q, k, v, _both(query_segments, key_segments), **static)
     cut = cut_scores(q, k, blocks)
     pairs = scores.mask.block_pairs(cut.q, cut.k, blocks.query, blocks.key)
     wide = accumulation_dtype(q.dtype)
-    product = functools.partial(batched_product, platform=blocks.platform, dtype=wide)
+    product = functools.partial(jnp.einsum, "nab,nbc->nac", preferred_element_type=wide)
 
     def attend(q, k, v, query_segments, key_segments):
         queries, keys_t, values = query_blocks(q, cut), key_blocks(k, cut, transpose=True), key_blocks(v, cut)
@@ -187,10 +190,13 @@ def flash_backward(
         result_dtype: Of the cotangents; by default those of q, k and v. A piece that is still to be added to others is
             wanted in float32.
     """
+    if can_attend(blocks, q, k, v, d_out):
+        static = {**vars(scores), "blocks": blocks, "result_dtype": result_dtype or q.dtype}
+        return native_backward(q, k, v, d_out, logsumexp, delta, _both(query_segments, key_segments), **static)
     cut = cut_scores(q, k, blocks)
     pairs = scores.mask.block_pairs(cut.q, cut.k, blocks.query, blocks.key)
     wide = accumulation_dtype(q.dtype)
-    product = functools.partial(batched_product, platform=blocks.platform, dtype=wide)
+    product = functools.partial(jnp.einsum, "nab,nbc->nac", preferred_element_type=wide)
 
     def attend(q, k, v, d_out, logsumexp, delta, query_segments, key_segments):
         queries, queries_t = query_blocks(q, cut), query_blocks(q, cut, transpose=True)
@@ -226,6 +232,10 @@ def flash_backward(
     outputs = tuple(jnp.zeros(x.shape, result_dtype or x.dtype) for x in (q, k, v))
     d_q, d_k, d_v = _over_rows(attend, arrays, outputs, cut)
     return d_q, d_k, d_v
+
+
+def _both(query: Array | None, key: Array | None) -> tuple[Array, Array] | None:
+    return None if query is None or key is None else (query, key)
 
 
 def _score(raw: Array, scores: Scores) -> tuple[Array, Array | float]:

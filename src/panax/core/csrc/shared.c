@@ -1,0 +1,123 @@
+/* Sharing the work of a custom call with XLA's own threads: none are added, so nothing competes for the cores. */
+
+#include "shared.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct library library;
+
+void panax_use_library(void *gemm_f32, void *gemm_bf16, void *exp, void *tanh) {
+  library = (struct library){(gemm_fn)gemm_f32, (gemm_fn)gemm_bf16, (vector_fn)exp, (vector_fn)tanh};
+}
+
+XLA_FFI_Error *refuse(const XLA_FFI_CallFrame *frame, const char *message) {
+  XLA_FFI_Error_Create_Args args = {0};
+  args.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE;
+  args.message = message;
+  args.errc = XLA_FFI_Error_Code_INVALID_ARGUMENT;
+  return frame->api->XLA_FFI_Error_Create(&args);
+}
+
+int only_asked(XLA_FFI_CallFrame *frame) {
+  const XLA_FFI_Extension_Base *extension = frame->extension_start;
+  if (extension && extension->type == XLA_FFI_Extension_Metadata) {
+    XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)extension)->metadata;
+    metadata->api_version.major_version = XLA_FFI_API_MAJOR;
+    metadata->api_version.minor_version = XLA_FFI_API_MINOR;
+    return 1;
+  }
+  return frame->stage != XLA_FFI_ExecutionStage_EXECUTE;
+}
+
+static const void *attribute(const XLA_FFI_CallFrame *frame, const char *name) {
+  for (int64_t i = 0; i < frame->attrs.size; i++) {
+    const XLA_FFI_ByteSpan *found = frame->attrs.names[i];
+    if (found->len == strlen(name) && !memcmp(found->ptr, name, found->len))
+      return ((const XLA_FFI_Scalar *)frame->attrs.attrs[i])->value;
+  }
+  abort(); /* The Python beside this file names all of them. */
+}
+
+int int_attribute(const XLA_FFI_CallFrame *frame, const char *name) { return *(const int32_t *)attribute(frame, name); }
+
+float float_attribute(const XLA_FFI_CallFrame *frame, const char *name) { return *(const float *)attribute(frame, name); }
+
+struct shared {
+  void (*run)(const void *work, int piece);
+  const void *work;
+  int pieces;
+  atomic_int next, done, holders;
+  pthread_mutex_t lock;
+  pthread_cond_t all_done;
+};
+
+/* Whoever comes takes the next piece, until there is none. `work` is the caller's, who waits for each piece that was taken. */
+static void take(struct shared *shared) {
+  int mine = 0;
+  for (int piece; (piece = atomic_fetch_add(&shared->next, 1)) < shared->pieces; mine++) shared->run(shared->work, piece);
+  if (mine && atomic_fetch_add(&shared->done, mine) + mine == shared->pieces) {
+    pthread_mutex_lock(&shared->lock);
+    pthread_cond_signal(&shared->all_done);
+    pthread_mutex_unlock(&shared->lock);
+  }
+}
+
+static void let_go(struct shared *shared) {
+  if (atomic_fetch_sub(&shared->holders, 1) > 1) return;
+  pthread_cond_destroy(&shared->all_done);
+  pthread_mutex_destroy(&shared->lock);
+  free(shared);
+}
+
+/* A thread of the pool that comes too late finds no piece left. */
+static void help(void *shared) {
+  take(shared);
+  let_go(shared);
+}
+
+static int failed(const XLA_FFI_CallFrame *frame, XLA_FFI_Error *error) {
+  if (!error) return 0;
+  XLA_FFI_Error_Destroy_Args args = {0};
+  args.struct_size = XLA_FFI_Error_Destroy_Args_STRUCT_SIZE;
+  args.error = error;
+  frame->api->XLA_FFI_Error_Destroy(&args);
+  return 1;
+}
+
+int threads_of(const XLA_FFI_CallFrame *frame) {
+  int64_t threads = 1;
+  XLA_FFI_ThreadPool_NumThreads_Args args = {0};
+  args.struct_size = XLA_FFI_ThreadPool_NumThreads_Args_STRUCT_SIZE;
+  args.ctx = frame->ctx;
+  args.num_threads = &threads;
+  return failed(frame, frame->api->XLA_FFI_ThreadPool_NumThreads(&args)) ? 1 : (int)threads;
+}
+
+void share_out(const XLA_FFI_CallFrame *frame, int pieces, void (*run)(const void *work, int piece), const void *work) {
+  const int threads = threads_of(frame), helpers = (threads < pieces ? threads : pieces) - 1;
+  struct shared *shared = helpers > 0 ? malloc(sizeof *shared) : NULL;
+  if (!shared) {
+    for (int piece = 0; piece < pieces; piece++) run(work, piece);
+    return;
+  }
+  *shared = (struct shared){.run = run, .work = work, .pieces = pieces};
+  atomic_init(&shared->holders, 1 + helpers);
+  pthread_mutex_init(&shared->lock, NULL);
+  pthread_cond_init(&shared->all_done, NULL);
+  for (int i = 0; i < helpers; i++) {
+    XLA_FFI_ThreadPool_Schedule_Args args = {0};
+    args.struct_size = XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE;
+    args.ctx = frame->ctx;
+    args.task = help;
+    args.data = shared;
+    if (failed(frame, frame->api->XLA_FFI_ThreadPool_Schedule(&args))) let_go(shared);
+  }
+  take(shared);
+  pthread_mutex_lock(&shared->lock);
+  while (atomic_load(&shared->done) < pieces) pthread_cond_wait(&shared->all_done, &shared->lock);
+  pthread_mutex_unlock(&shared->lock);
+  let_go(shared);
+}
