@@ -66,7 +66,7 @@ def absent() -> str | None:
     except _Absent as error:
         logger.info("products on CPU are XLA's own: %s", error)
         return str(error)
-    pointers = (library.cblas_sgemm, library.cblas_gemm_bf16bf16f32, library.vmsExp, library.vmsTanh)
+    pointers = (library.cblas_sgemm, library.cblas_gemm_bf16bf16f32)
     compiled.panax_use_library(*(ctypes.cast(pointer, ctypes.c_void_p) for pointer in pointers))
     for name in _TARGETS:
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(compiled, name)), platform="cpu")

@@ -1,11 +1,13 @@
 """The dense feed-forward layer, gated or plain."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Literal
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..core import Module, add_bias, constant, contract, contract_whole, normal, parameter
@@ -14,8 +16,14 @@ from ..kernels.precision import accumulation_dtype
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
-def _recomputed(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    """`function` in float32, keeping for its derivative only what it was applied to, as that is stored."""
+def _recomputed(
+    function: Callable[[jax.Array], jax.Array], slope: Callable[[jax.Array], jax.Array] | None = None
+) -> Callable[[jax.Array], jax.Array]:
+    """`function` in float32, keeping for its derivative only what it was applied to, as that is stored.
+
+    Args:
+        slope: The derivative, where it is not left to JAX.
+    """
 
     def wide(x: jax.Array) -> jax.Array:
         return x.astype(accumulation_dtype(x.dtype))
@@ -25,8 +33,10 @@ def _recomputed(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Arr
         return function(wide(x)).astype(x.dtype)
 
     def backward(x: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
-        _, derivative = jax.vjp(function, wide(x))
-        return (derivative(wide(gradient))[0].astype(x.dtype),)
+        if slope is None:
+            _, derivative = jax.vjp(function, wide(x))
+            return (derivative(wide(gradient))[0].astype(x.dtype),)
+        return ((wide(gradient) * slope(wide(x))).astype(x.dtype),)
 
     apply.defvjp(lambda x: (apply(x), x), backward)
     return apply
@@ -37,9 +47,15 @@ def _gelu(x: jax.Array) -> jax.Array:
     return x * 0.5 * (1.0 + jax.lax.erf(x * 0.5**0.5))
 
 
+def _gelu_slope(x: jax.Array) -> jax.Array:
+    # The sign is turned twice so that XLA does not take this for the forward pass's erf, and keep that instead of computing it again.
+    normal = jnp.exp(-0.5 * x * x) * (2.0 * math.pi) ** -0.5
+    return 0.5 * (1.0 - jax.lax.erf(x * -(0.5**0.5))) + x * normal
+
+
 ACTIVATIONS = {
     "silu": _recomputed(jax.nn.silu),
-    "gelu": _recomputed(_gelu),
+    "gelu": _recomputed(_gelu, _gelu_slope),
     "gelu_tanh": _recomputed(functools.partial(jax.nn.gelu, approximate=True)),
     "relu": jax.nn.relu,
 }

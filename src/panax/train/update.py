@@ -1,15 +1,15 @@
 """The training step as a pure function: gradients, clipping, the guard, the update."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 
-from ..core import Batch, Guard, Task, TrainState, total_loss
+from ..core import Batch, Guard, Task, TrainState, current_platform, total_loss
 from ..core.errors import RecipeError
 from .on_mesh import BatchAxes
 from .on_mesh import evaluation as evaluation_on_mesh
@@ -83,17 +83,6 @@ def train_step(
     applied = jnp.isfinite(norm) & jnp.isfinite(loss)
     if config.spike_factor is not None:
         applied &= (usual == 0.0) | (norm <= config.spike_factor * usual)
-    gradients = result.gradients
-    if config.clip_norm is not None:
-        scale = jnp.minimum(1.0, config.clip_norm / (norm + 1e-6))
-        gradients = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
-    free, frozen = eqx.partition(state.params, trainable)
-    updates, optimizer_state = transformation.update(gradients, state.optimizer_state, free)
-    updated = optax.apply_updates(free, updates)
-
-    def choose(new: Any, old: Any) -> Any:
-        return jax.tree.map(lambda n, o: jnp.where(applied, n, o), new, old)
-
     guard = Guard(
         skipped=state.guard.skipped + (~applied).astype(jnp.int32),
         skipped_in_a_row=jnp.where(applied, 0, state.guard.skipped_in_a_row + 1),
@@ -110,19 +99,50 @@ def train_step(
         "skipped": guard.skipped,
         "skipped_in_a_row": guard.skipped_in_a_row,
     }
-    params = choose(updated, free)
+    free, frozen = eqx.partition(state.params, trainable)
+
+    def updated() -> _Guarded:
+        gradients = result.gradients
+        if config.clip_norm is not None:
+            scale = jnp.minimum(1.0, config.clip_norm / (norm + 1e-6))
+            gradients = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
+        updates, optimizer_state = transformation.update(gradients, state.optimizer_state, free)
+        params = optax.apply_updates(free, updates)
+        averaged = None
+        if config.ema_decay is not None:
+            averaged = _averaged(state.averaged, params, config.ema_decay, guard, state.step)
+        return _Guarded(params, result.state, optimizer_state, averaged)
+
+    old = _Guarded(free, state.model_state, state.optimizer_state, state.averaged)
+    chosen = _either(applied, updated, old)
     next_state = TrainState(
         step=state.step + 1,
-        params=eqx.combine(params, frozen),
-        model_state=choose(result.state, state.model_state),
-        optimizer_state=choose(optimizer_state, state.optimizer_state),
+        params=eqx.combine(chosen.params, frozen),
+        model_state=chosen.model_state,
+        optimizer_state=chosen.optimizer_state,
         key=state.key,
         guard=guard,
-        averaged=None
-        if config.ema_decay is None
-        else choose(_averaged(state.averaged, params, config.ema_decay, guard, state.step), state.averaged),
+        averaged=chosen.averaged,
     )
     return next_state, scalars
+
+
+class _Guarded(NamedTuple):
+    """What an update that is not applied leaves as it was; parameters are the trainable ones."""
+
+    params: Any
+    model_state: Any
+    optimizer_state: Any
+    averaged: Any
+
+
+def _either(applied: jax.Array, updated: Callable[[], _Guarded], old: _Guarded) -> _Guarded:
+    """What was updated where it is applied, else what was there."""
+    if current_platform() == "cpu":
+        # A selection reads and writes all of it once more: twice the update's time. On an accelerator a branch would have the
+        # host wait for the condition.
+        return jax.lax.cond(applied, updated, lambda: old)
+    return jax.tree.map(lambda n, o: jnp.where(applied, n, o), updated(), old)
 
 
 def _averaged(averaged: Any, params: Any, most: float, guard: Guard, step: jax.Array) -> Any:

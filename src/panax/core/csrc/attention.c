@@ -9,9 +9,6 @@
 /* As in kernels/attention_mask.py: their differences are finite, so no row can turn into a NaN. */
 static const float MASKED = -1e30f, LOWEST_MAXIMUM = -1e20f;
 
-/* VML_LA | VML_FTZDAZ_ON | VML_ERRMODE_IGNORE: within one unit in the last place; subnormal numbers are zero. */
-static const int64_t VECTOR_MODE = 0x1 | 0x280000 | 0x100;
-
 struct attention {
   int batch, query_seq, key_seq, heads, kv_heads, dim, query_block, key_block, causal, window, offset, bf16, result_bf16;
   float scale, soft_cap;
@@ -20,12 +17,6 @@ struct attention {
   const int32_t *query_segments, *key_segments;
   char *out, *d_q, *d_k, *d_v;
   float *logsumexp_out;
-};
-
-/* What one piece of work writes down on its way. */
-struct scratch {
-  float *scores, *d_scores;
-  void *weights, *d_raw; /* What is multiplied: rounded, or the scores themselves. */
 };
 
 struct block {
@@ -40,6 +31,22 @@ static uint16_t to_bf16(float x) {
   union { float value; uint32_t bits; } u = {.value = x};
   if (x != x) return 0x7fc0;
   return (uint16_t)((u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16); /* To the nearest, ties to even. */
+}
+
+/* e^x within two units in the last place, 0 where that is below the normal numbers; for x up to 88. A loop of it is of vector
+   instructions. Reduced to |r| <= ln(2) / 2, then the polynomial of Cephes' expf (www.netlib.org/cephes). */
+static inline float exponential(float x) {
+  const float magic = 12582912.0f; /* Adding it rounds to whole numbers. */
+  const float clamped = x < -87.0f ? -87.0f : x, n = (clamped * 1.44269504f + magic) - magic;
+  const float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  union { int32_t bits; float value; } power = {.bits = ((int32_t)n + 127) << 23};
+  return x < -87.0f ? 0.0f : (p * r * r + r + 1.0f) * power.value;
 }
 
 static void round_row(const float *x, uint16_t *y, int size) {
@@ -76,9 +83,11 @@ static int sees_any(const struct attention *t, const struct block *block) {
   return seen;
 }
 
-static int alike(const struct attention *t, int b, int query, int key) {
-  const int segment = t->query_segments[(size_t)b * t->query_seq + query];
-  return segment != 0 && segment == t->key_segments[(size_t)b * t->key_seq + key];
+/* Keys of other segments than the query's are masked; segment 0 is padding. */
+static void mask_segments(const struct attention *t, const struct block *block, int b, int row, float *x, int start, int stop) {
+  const int32_t *keys = t->key_segments + (size_t)b * t->key_seq + block->key;
+  const int32_t segment = t->query_segments[(size_t)b * t->query_seq + block->query + row];
+  for (int c = start; c < stop; c++) x[c] = segment != 0 && keys[c] == segment ? x[c] : MASKED;
 }
 
 /* Scaled products of a block's queries and keys. */
@@ -86,39 +95,18 @@ static void products(const struct attention *t, const struct block *block, int b
   const int group = t->heads / t->kv_heads;
   gemm(t, 0, 1, block->rows, block->columns, t->dim, t->scale,
        at(t, t->q, b, t->query_seq, block->query, t->heads, h), t->heads * t->dim,
-       at(t, t->k, b, t->key_seq, block->key, t->kv_heads, h / group), t->kv_heads * t->dim, 0.0f, scores, t->key_block);
+       at(t, t->k, b, t->key_seq, block->key, t->kv_heads, h / group), t->kv_heads * t->dim, 0.0f, scores, block->columns);
 }
 
-/* x becomes soft_cap * tanh(x / soft_cap), and slope, where it is wanted, the derivative. */
-static void cap(const struct attention *t, float *x, float *slope, int size) {
-  for (int c = 0; c < size; c++) x[c] /= t->soft_cap;
-  library.tanh(size, x, x, VECTOR_MODE);
-  if (slope)
-    for (int c = 0; c < size; c++) slope[c] = 1.0f - x[c] * x[c];
-  for (int c = 0; c < size; c++) x[c] *= t->soft_cap;
+static inline float capped(float x, float soft_cap) {
+  const float small = exponential(-2.0f * fabsf(x) / soft_cap);
+  return copysignf(soft_cap * (1.0f - small) / (1.0f + small), x);
 }
 
 /* The row before `start` and from `stop` on is zero. */
 static void clear_outside(float *row, int start, int stop, int size) {
   memset(row, 0, sizeof(float) * start);
   memset(row + stop, 0, sizeof(float) * (size - stop));
-}
-
-static struct scratch allocate(const struct attention *t, int backward) {
-  const size_t size = (size_t)t->query_block * t->key_block;
-  struct scratch s = {.scores = malloc(size * 4), .d_scores = backward ? malloc(size * 4) : NULL};
-  s.weights = t->bf16 ? malloc(size * 2) : s.scores;
-  s.d_raw = !backward ? NULL : t->bf16 ? malloc(size * 2) : s.d_scores;
-  return s;
-}
-
-static void release(const struct attention *t, struct scratch s) {
-  if (t->bf16) {
-    free(s.weights);
-    free(s.d_raw);
-  }
-  free(s.scores);
-  free(s.d_scores);
 }
 
 /* Rows of float32 into one head of a [batch, seq, heads, dim] result, each divided where divisors are given. */
@@ -144,21 +132,34 @@ static void soften(const struct attention *t, const struct block *block, int b, 
   range_seen(t, block, row, &start, &stop);
   clear_outside(x, start, stop, block->columns);
   if (start == stop) return;
-  if (t->soft_cap > 0) cap(t, x + start, NULL, stop - start);
-  if (t->query_segments)
-    for (int c = start; c < stop; c++)
-      if (!alike(t, b, block->query + row, block->key + c)) x[c] = MASKED;
+  if (t->soft_cap > 0)
+    for (int c = start; c < stop; c++) x[c] = capped(x[c], t->soft_cap);
+  if (t->query_segments) mask_segments(t, block, b, row, x, start, stop);
   float top = *highest, sum = 0;
 #pragma omp simd reduction(max : top)
   for (int c = start; c < stop; c++) top = x[c] > top ? x[c] : top;
-  for (int c = start; c < stop; c++) x[c] -= top;
-  library.exp(stop - start, x + start, x + start, VECTOR_MODE);
 #pragma omp simd reduction(+ : sum)
-  for (int c = start; c < stop; c++) sum += x[c];
-  const float shrink = expf(*highest - top);
+  for (int c = start; c < stop; c++) {
+    x[c] = exponential(x[c] - top);
+    sum += x[c];
+  }
+  const float shrink = exponential(*highest - top);
   *total = *total * shrink + sum;
   *highest = top;
   for (int d = 0; d < t->dim; d++) summed[d] *= shrink;
+}
+
+/* This thread's memory for one piece, kept for the next: pieces are many and the allocator's search for room is not free. */
+static void *scratch(size_t size) {
+  static _Thread_local void *kept;
+  static _Thread_local size_t kept_size;
+  if (size > kept_size) {
+    free(kept);
+    kept = aligned_alloc(64, (size + 63) / 64 * 64);
+    kept_size = kept ? size : 0;
+    if (!kept) abort(); /* As where XLA itself finds no memory on the host. */
+  }
+  return kept;
 }
 
 /* One block of queries of one head. */
@@ -168,20 +169,23 @@ static void forward_piece(const void *work, int piece) {
   const int i = piece % blocks, h = piece / blocks % t->heads, b = piece / blocks / t->heads;
   struct block block = {.query = i * t->query_block};
   block.rows = least(t->query_block, t->query_seq - block.query);
-  struct scratch s = allocate(t, 0);
-  float *sums = calloc((size_t)block.rows * (t->dim + 2), 4);
-  float *total = sums + (size_t)block.rows * t->dim, *highest = total + block.rows;
+  const size_t size = (size_t)block.rows * t->key_block, summed = (size_t)block.rows * t->dim;
+  float *scores = scratch((size + summed + 2 * block.rows + (t->bf16 ? size / 2 + 1 : 0)) * sizeof(float));
+  float *sums = scores + size, *total = sums + summed, *highest = total + block.rows;
+  /* What is multiplied: the weights rounded, or themselves. */
+  void *weights = t->bf16 ? highest + block.rows : scores;
+  memset(sums, 0, (summed + block.rows) * sizeof(float));
   for (int row = 0; row < block.rows; row++) highest[row] = LOWEST_MAXIMUM;
   for (block.key = 0; block.key < t->key_seq; block.key += t->key_block) {
     block.columns = least(t->key_block, t->key_seq - block.key);
     if (!sees_any(t, &block)) continue;
-    products(t, &block, b, h, s.scores);
+    products(t, &block, b, h, scores);
     for (int row = 0; row < block.rows; row++) {
-      float *x = s.scores + (size_t)row * t->key_block;
+      float *x = scores + (size_t)row * block.columns;
       soften(t, &block, b, row, x, total + row, highest + row, sums + (size_t)row * t->dim);
-      if (t->bf16) round_row(x, (uint16_t *)s.weights + (size_t)row * t->key_block, block.columns);
+      if (t->bf16) round_row(x, (uint16_t *)weights + (size_t)row * block.columns, block.columns);
     }
-    gemm(t, 0, 0, block.rows, t->dim, block.columns, 1.0f, s.weights, t->key_block,
+    gemm(t, 0, 0, block.rows, t->dim, block.columns, 1.0f, weights, block.columns,
          at(t, t->v, b, t->key_seq, block.key, t->kv_heads, h / group), t->kv_heads * t->dim, 1.0f, sums, t->dim);
   }
   for (int row = 0; row < block.rows; row++) {
@@ -191,8 +195,6 @@ static void forward_piece(const void *work, int piece) {
     if (!seen) total[row] = 1.0f;
   }
   store(t, t->out, sums, total, b, t->query_seq, block.query, block.rows, t->heads, h);
-  free(sums);
-  release(t, s);
 }
 
 /* One row of weights from scores, and of the scores' cotangents from the weights'. */
@@ -202,17 +204,18 @@ static void differentiate(const struct attention *t, const struct block *block, 
   const size_t place = ((size_t)b * t->query_seq + block->query + row) * t->heads + h;
   const float logsumexp = t->logsumexp[place], delta = t->delta[place];
   for (int c = start; c < stop; c++) dx[c] = (dx[c] - delta) * t->scale;
-  if (t->soft_cap > 0) {
-    float slope[stop - start + 1];
-    cap(t, x + start, slope, stop - start);
-    for (int c = start; c < stop; c++) dx[c] *= slope[c - start];
+  if (t->soft_cap > 0)
+    for (int c = start; c < stop; c++) {
+      x[c] = capped(x[c], t->soft_cap);
+      const float bounded = x[c] / t->soft_cap;
+      dx[c] *= 1.0f - bounded * bounded;
+    }
+  if (t->query_segments) mask_segments(t, block, b, row, x, start, stop);
+  for (int c = start; c < stop; c++) {
+    /* A query that sees nothing has a logarithm as low as what is masked. */
+    x[c] = x[c] <= MASKED ? 0.0f : exponential(x[c] - logsumexp);
+    dx[c] *= x[c];
   }
-  for (int c = start; c < stop; c++) x[c] -= logsumexp;
-  if (start < stop) library.exp(stop - start, x + start, x + start, VECTOR_MODE);
-  if (t->query_segments)
-    for (int c = start; c < stop; c++)
-      if (!alike(t, b, block->query + row, block->key + c)) x[c] = 0.0f;
-  for (int c = start; c < stop; c++) dx[c] *= x[c];
   clear_outside(x, start, stop, block->columns);
   clear_outside(dx, start, stop, block->columns);
 }
@@ -221,9 +224,13 @@ static void differentiate(const struct attention *t, const struct block *block, 
 static void backward_piece(const void *work, int piece) {
   const struct attention *t = work;
   const int group = t->heads / t->kv_heads, g = piece % t->kv_heads, b = piece / t->kv_heads;
-  struct scratch s = allocate(t, 1);
-  float *d_k = calloc((size_t)t->key_seq * t->dim, 4), *d_v = calloc((size_t)t->key_seq * t->dim, 4);
-  float *d_q = malloc((size_t)t->query_block * t->dim * 4);
+  const size_t size = (size_t)t->query_block * t->key_block, summed = (size_t)t->key_seq * t->dim;
+  float *scores = scratch((2 * size + 2 * summed + (size_t)t->query_block * t->dim + (t->bf16 ? size + 1 : 0)) * sizeof(float));
+  float *d_scores = scores + size, *d_k = d_scores + size, *d_v = d_k + summed, *d_q = d_v + summed;
+  /* What is multiplied: both rounded, or themselves. */
+  uint16_t *rounded = (uint16_t *)(d_q + (size_t)t->query_block * t->dim);
+  void *weights = t->bf16 ? rounded : (void *)scores, *d_raw = t->bf16 ? rounded + size : (void *)d_scores;
+  memset(d_k, 0, 2 * summed * sizeof(float));
   const int q_stride = t->heads * t->dim, k_stride = t->kv_heads * t->dim;
   for (int h = g * group; h < (g + 1) * group; h++) {
     struct block block;
@@ -236,31 +243,27 @@ static void backward_piece(const void *work, int piece) {
         block.columns = least(t->key_block, t->key_seq - block.key);
         if (!sees_any(t, &block)) continue;
         const int rows = block.rows, columns = block.columns;
-        products(t, &block, b, h, s.scores);
+        products(t, &block, b, h, scores);
         gemm(t, 0, 1, rows, columns, t->dim, 1.0f, d_out, q_stride, at(t, t->v, b, t->key_seq, block.key, t->kv_heads, g),
-             k_stride, 0.0f, s.d_scores, t->key_block);
+             k_stride, 0.0f, d_scores, block.columns);
         for (int row = 0; row < rows; row++) {
-          const size_t place = (size_t)row * t->key_block;
-          differentiate(t, &block, b, h, row, s.scores + place, s.d_scores + place);
+          const size_t place = (size_t)row * block.columns;
+          differentiate(t, &block, b, h, row, scores + place, d_scores + place);
           if (!t->bf16) continue;
-          round_row(s.scores + place, (uint16_t *)s.weights + place, columns);
-          round_row(s.d_scores + place, (uint16_t *)s.d_raw + place, columns);
+          round_row(scores + place, (uint16_t *)weights + place, columns);
+          round_row(d_scores + place, (uint16_t *)d_raw + place, columns);
         }
         const size_t here = (size_t)block.key * t->dim;
-        gemm(t, 0, 0, rows, t->dim, columns, 1.0f, s.d_raw, t->key_block, at(t, t->k, b, t->key_seq, block.key, t->kv_heads, g),
+        gemm(t, 0, 0, rows, t->dim, columns, 1.0f, d_raw, block.columns, at(t, t->k, b, t->key_seq, block.key, t->kv_heads, g),
              k_stride, 1.0f, d_q, t->dim);
-        gemm(t, 1, 0, columns, t->dim, rows, 1.0f, s.d_raw, t->key_block, q, q_stride, 1.0f, d_k + here, t->dim);
-        gemm(t, 1, 0, columns, t->dim, rows, 1.0f, s.weights, t->key_block, d_out, q_stride, 1.0f, d_v + here, t->dim);
+        gemm(t, 1, 0, columns, t->dim, rows, 1.0f, d_raw, block.columns, q, q_stride, 1.0f, d_k + here, t->dim);
+        gemm(t, 1, 0, columns, t->dim, rows, 1.0f, weights, block.columns, d_out, q_stride, 1.0f, d_v + here, t->dim);
       }
       store(t, t->d_q, d_q, NULL, b, t->query_seq, block.query, block.rows, t->heads, h);
     }
   }
   store(t, t->d_k, d_k, NULL, b, t->key_seq, 0, t->key_seq, t->kv_heads, g);
   store(t, t->d_v, d_v, NULL, b, t->key_seq, 0, t->key_seq, t->kv_heads, g);
-  free(d_q);
-  free(d_k);
-  free(d_v);
-  release(t, s);
 }
 
 /* What both passes are given. */

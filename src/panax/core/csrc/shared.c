@@ -9,8 +9,8 @@
 
 struct library library;
 
-void panax_use_library(void *gemm_f32, void *gemm_bf16, void *exp, void *tanh) {
-  library = (struct library){(gemm_fn)gemm_f32, (gemm_fn)gemm_bf16, (vector_fn)exp, (vector_fn)tanh};
+void panax_use_library(void *gemm_f32, void *gemm_bf16) {
+  library = (struct library){(gemm_fn)gemm_f32, (gemm_fn)gemm_bf16};
 }
 
 XLA_FFI_Error *refuse(const XLA_FFI_CallFrame *frame, const char *message) {
