@@ -30,7 +30,12 @@ SWITCH = "PANAX_MKL"
 """The environment variable that turns the library off, by 0."""
 
 _FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-pthread", "-shared", "-fPIC")
-_TARGETS = (*(f"panax_product_{each}" for each in ("nn", "nt", "tn", "tt")), "panax_attention_forward", "panax_attention_backward")
+_TARGETS = (
+    *(f"panax_product_{each}" for each in ("nn", "nt", "tn", "tt")),
+    "panax_wall",
+    "panax_attention_forward",
+    "panax_attention_backward",
+)
 _SEQUENTIAL, _LP64 = 1, 0
 
 
@@ -46,13 +51,16 @@ def blas_product(a: jax.Array, b: jax.Array, transposed: tuple[bool, bool]) -> j
     return native(target, jax.ShapeDtypeStruct(shape, jnp.float32))(a, b)
 
 
-def native(target: str, results: Any) -> Callable[..., Any]:
+def native(target: str, results: Any, aliases: dict[int, int] | None = None) -> Callable[..., Any]:
     """A call of one of the C functions, which runs on each device's own arrays. `absent()` must be None.
 
     Args:
         results: Their shapes and dtypes.
+        aliases: Which operand's memory, by its number, becomes which result's.
     """
-    return jax.ffi.ffi_call(target, results, has_side_effect=False, vmap_method="sequential")
+    return jax.ffi.ffi_call(
+        target, results, has_side_effect=False, vmap_method="sequential", input_output_aliases=aliases
+    )
 
 
 @functools.cache

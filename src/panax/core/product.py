@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .blas import LEAST_PRODUCTS, absent, blas_product
+from .blas import LEAST_PRODUCTS, absent, blas_product, native
 from .layout import current_layout, current_platform
 
 
@@ -56,6 +56,17 @@ def sum_of_rows(x: jax.Array) -> jax.Array:
     if on_cpu and handed_over(x.size * 8, x):
         return blas_product(jnp.ones_like(x, shape=(1, x.shape[0])), x, (False, False))[0]
     return x.sum(axis=0, dtype=x.dtype if x.dtype.itemsize > 4 else jnp.float32)
+
+
+def walled(x: jax.Array) -> jax.Array:
+    """`x` behind a wall that XLA on CPU fuses nothing across, where there is a BLAS.
+
+    It takes the barriers of a program down before it fuses. A sum that is an operand of the library's products and of the next sum
+    is then computed again for each, from all that any sum before it has added.
+    """
+    if current_platform() != "cpu" or x.dtype not in (jnp.float32, jnp.bfloat16) or not handed_over(x.size * 8, x):
+        return lax.optimization_barrier(x)
+    return native("panax_wall", jax.ShapeDtypeStruct(x.shape, x.dtype), {0: 0})(x)
 
 
 def handed_over(multiplications: int, *operands: jax.Array) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from ..core import current_platform
+from ..core.product import walled
 
 CPU_UNROLLED_LAYERS = 12
 """On CPU, stacks of up to this many repeats are unrolled: see `scan_layers`."""
@@ -18,14 +19,22 @@ def scan_layers(
 
     One program for all layers, whatever their number. Only on CPU are short stacks unrolled: a loop there copies everything that
     the backward pass needs into stacked buffers, with one core, which took a third of a float32 step and half of a bfloat16 one.
-    A pipeline holds its layers in several programs, and leaves that. A barrier between the layers keeps XLA from fusing the chain
-    of residuals, which cost more than the loop had.
+    A pipeline holds its layers in several programs, and leaves that. A barrier between the layers, in both passes, keeps XLA from
+    fusing the chain of residuals, or of their gradients: each layer would read what all layers before it had added.
     """
     repeats = jax.tree.leaves(layers)[0].shape[0]
     unrolled = may_unroll and current_platform() == "cpu" and repeats <= CPU_UNROLLED_LAYERS
 
     def body(x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
         y, other = function(x, layer)
-        return (jax.lax.optimization_barrier(y) if unrolled else y), other
+        return (_apart(y) if unrolled else y), other
 
     return jax.lax.scan(body, x, layers, unroll=repeats if unrolled else 1)
+
+
+@jax.custom_vjp
+def _apart(x: jax.Array) -> jax.Array:
+    return jax.lax.optimization_barrier(x)
+
+
+_apart.defvjp(lambda x: (_apart(x), None), lambda _, gradient: (walled(gradient),))

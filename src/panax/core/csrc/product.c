@@ -1,4 +1,6 @@
-/* Products of two matrices of float32 or bfloat16 into float32. */
+/* Products of two matrices of float32 or bfloat16 into float32, and what keeps XLA from fusing across them. */
+
+#include <string.h>
 
 #include "shared.h"
 
@@ -63,3 +65,16 @@ XLA_FFI_Error *panax_product_nn(XLA_FFI_CallFrame *frame) { return product(frame
 XLA_FFI_Error *panax_product_nt(XLA_FFI_CallFrame *frame) { return product(frame, 0, 1); }
 XLA_FFI_Error *panax_product_tn(XLA_FFI_CallFrame *frame) { return product(frame, 1, 0); }
 XLA_FFI_Error *panax_product_tt(XLA_FFI_CallFrame *frame) { return product(frame, 1, 1); }
+
+/* What it is given, in the same place where XLA could arrange that: a wall that nothing is fused across. */
+XLA_FFI_Error *panax_wall(XLA_FFI_CallFrame *frame) {
+  if (only_asked(frame)) return 0;
+  const XLA_FFI_Buffer *x = frame->args.args[0];
+  XLA_FFI_Buffer *out = frame->rets.rets[0];
+  size_t size = x->dtype == XLA_FFI_DataType_BF16 ? 2 : 4;
+  if (x->dtype != XLA_FFI_DataType_BF16 && x->dtype != XLA_FFI_DataType_F32)
+    return refuse(frame, "panax: a wall for another type than float32 or bfloat16");
+  for (int64_t i = 0; i < x->rank; i++) size *= (size_t)x->dims[i];
+  if (out->data != x->data) memcpy(out->data, x->data, size);
+  return 0;
+}
