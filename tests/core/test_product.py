@@ -1,5 +1,6 @@
 """Products on CPU: as matrices, by Intel's library and by XLA, they are what einsum gives."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from panax.core import add_bias
-from panax.core.product import _matrices, product, sum_of_rows
+from panax.core import add_bias, contract
+from panax.core.product import _matrices, product, sum_of_rows, walled
 from panax.layers.feed_forward import ACTIVATIONS
+from panax.parallel import scan_layers
 
 SIZES = {"a": 2, "b": 9, "c": 16, "d": 4, "e": 8}
 EQUATIONS = (
@@ -161,3 +163,29 @@ def test_without_the_library_xla_multiplies(environment, why, tmp_path):
     ).stdout.splitlines()
     assert why in lines[0]
     assert lines[1] == "256.0"
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_wall_changes_nothing(dtype, library):
+    x = jax.random.normal(jax.random.key(0), (40, 8)).astype(dtype)
+    run = jax.jit(lambda x: (walled(x + 1), x + 1))
+    np.testing.assert_array_equal(*(np.asarray(each, np.float32) for each in run(x)))
+    assert ("panax_wall" in run.lower(x).as_text()) == (library == "mkl")
+
+
+def test_a_chain_of_layers_is_not_fused_backward(library):
+    """Each layer's gradient of the residual stream is one sum, of two arrays."""
+    stack = jax.random.normal(jax.random.key(0), (6, 64, 64))
+    x = jax.random.normal(jax.random.key(1), (2, 32, 64))
+
+    def loss(x):
+        def layer(x, w):
+            return x + contract("batch seq embed, embed ffn -> batch seq ffn", jax.nn.relu(x), w), None
+
+        return scan_layers(layer, x, stack)[0].sum()
+
+    assert ("panax_wall" in jax.jit(jax.grad(loss)).lower(x).as_text()) == (library == "mkl")
+    gradient = jax.grad(lambda x: functools.reduce(lambda x, w: x + jax.nn.relu(x) @ w, stack, x).sum())(x)
+    np.testing.assert_allclose(
+        jax.jit(jax.grad(loss))(x), gradient, rtol=1e-4, atol=1e-2 * np.abs(gradient).max() * 1e-2
+    )

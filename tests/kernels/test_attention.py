@@ -1,5 +1,6 @@
 """Attention on the CPU: against its definition, against PyTorch and Hugging Face, its memory, its places of use."""
 
+import functools
 import re
 
 import jax
@@ -25,6 +26,35 @@ def blockwise(q, k, v, segments, **options):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_blockwise_equals_its_definition(case, library):
     assert_close(outputs_and_gradients(blockwise, case), reference(case))
+    q, k, v, _ = case.inputs()
+    program = jax.jit(lambda q, k, v: blockwise(q, k, v, case.segments, **case.options)).lower(q, k, v).as_text()
+    assert ("panax_attention_forward" in program) == (library == "mkl")
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("causal", [True, False])
+def test_blocks_of_their_usual_size(causal, dtype, library):
+    """Longer than a block, and no multiple of one."""
+    case = Case(name="long", query_seq=600, causal=causal, heads=2, kv_heads=1)
+    found = outputs_and_gradients(lambda *a, **o: blockwise_attention(*a, platform="cpu", **o), case, dtype)
+    # As `assert_close` has it, with 1,200 products instead of 80.
+    for left, right in zip(found, reference(case, dtype)):
+        allowed = (4 * 1200**0.5 if dtype == jnp.float32 else 4) * float(jnp.finfo(dtype).eps) * np.abs(right).max()
+        np.testing.assert_allclose(left, right, rtol=0, atol=allowed)
+
+
+def test_weights_below_the_normal_numbers(library):
+    """Scores that are hundreds apart: nearly all weights are 0, and nothing else is."""
+    q, k, v, d_out = Case(name="apart").inputs()
+    attend = functools.partial(
+        blockwise, segments=None, mask=MaskRule(causal=True, window=None), soft_cap=None, scale=100.0
+    )
+    out, pull = jax.vjp(attend, q, k, v)
+    expected = attention(q, k, v, platform="cpu", implementation="reference", scale=100.0)
+    # A weight is off by its score's rounding, of 100 times 8 products of up to 3 by 3; an output by two such weights of values up to 4.
+    rounding = 100 * 8 * 3 * 3 * float(jnp.finfo(jnp.float32).eps)
+    np.testing.assert_allclose(out, expected, rtol=0, atol=2 * rounding * 4)
+    assert all(np.isfinite(np.asarray(gradient)).all() for gradient in pull(d_out))
 
 
 @pytest.mark.parametrize("name", ["causal_grouped", "packed_everything"])

@@ -59,13 +59,13 @@ def sum_of_rows(x: jax.Array) -> jax.Array:
 
 
 def walled(x: jax.Array) -> jax.Array:
-    """`x` behind a wall that XLA on CPU fuses nothing across, where there is a BLAS.
+    """`x`; on CPU, where there is a BLAS, behind a wall that XLA fuses nothing across.
 
-    It takes the barriers of a program down before it fuses. A sum that is an operand of the library's products and of the next sum
+    XLA takes the barriers of a program down before it fuses. A sum that is an operand of the library's products and of the next sum
     is then computed again for each, from all that any sum before it has added.
     """
     if current_platform() != "cpu" or x.dtype not in (jnp.float32, jnp.bfloat16) or not handed_over(x.size * 8, x):
-        return lax.optimization_barrier(x)
+        return x
     return native("panax_wall", jax.ShapeDtypeStruct(x.shape, x.dtype), {0: 0})(x)
 
 

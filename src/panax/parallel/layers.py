@@ -37,4 +37,4 @@ def _apart(x: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(x)
 
 
-_apart.defvjp(lambda x: (_apart(x), None), lambda _, gradient: (walled(gradient),))
+_apart.defvjp(lambda x: (_apart(x), None), lambda _, gradient: (walled(jax.lax.optimization_barrier(gradient)),))

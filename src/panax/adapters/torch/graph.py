@@ -92,6 +92,10 @@ class Program:
             draws=draws,
         )
 
+    @functools.cached_property
+    def _is_backward(self) -> frozenset[Node]:
+        return frozenset(self.backward)
+
     @property
     def num_outputs(self) -> int:
         """Those of the forward part: losses and metrics by two, and buffers."""
@@ -124,6 +128,9 @@ class Program:
         if node.target is operator.getitem:
             return cast(Any, arguments)[0][cast(Any, arguments)[1]]
         out = _out(node.meta["val"], lambda: jax.random.fold_in(key, self.draws[node]))
+        if isinstance(out, Out):
+            shared = node in self._is_backward and len(node.users) > 1
+            out = dataclasses.replace(out, turned=_turned(node), shared_backward=shared)
         with jax.named_scope(node.name):
             return _as_declared(LOWERINGS[node.target](out, *cast(Any, arguments), **cast(Any, keywords)), out, node)
 
@@ -224,6 +231,26 @@ def _reaching(outputs: Iterable[Any]) -> set[Node]:
             wanted.add(node)
             asked.extend(node.all_input_nodes)
     return wanted
+
+
+def _turned(node: Node) -> frozenset[int]:
+    """The places of the arguments that are transpositions of matrices; one of a transposition is none."""
+
+    def turned(each: Any) -> bool:
+        return isinstance(each, Node) and _transposes(each) and not turned(each.args[0])
+
+    return frozenset(i for i, each in enumerate(node.args) if turned(each))
+
+
+def _transposes(node: Node) -> bool:
+    aten = torch.ops.aten
+    if node.op != "call_function" or not hasattr(node.meta.get("val"), "ndim") or node.meta["val"].ndim != 2:
+        return False
+    if node.target in (aten.permute.default, aten.permute_copy.default):
+        return [dim % 2 for dim in cast(Any, node.args[1])] == [1, 0]
+    if node.target in (aten.transpose.int, aten.transpose_copy.int):
+        return cast(Any, node.args[1]) % 2 != cast(Any, node.args[2]) % 2
+    return node.target in (aten.t.default, aten.t_copy.default)
 
 
 def _output(values: Values, output: Any) -> Any:

@@ -9,6 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ....core import current_platform
+from ....kernels.attention_blockwise import Scores, flash_backward, flash_forward
+from ....kernels.attention_layout import choose_blocks
+from ....kernels.attention_mask import MaskRule
+from ....kernels.attention_native import can_attend
 from .registry import aten, lowers, wide
 
 
@@ -39,6 +44,10 @@ def _attention(
     scale: Any = None,
 ) -> Any:
     assert dropout == 0.0, "PyTorch takes another path where there is dropout"
+    kernel = _kernel(q, k, v, causal, attn_mask, _scale(q, scale))
+    if kernel is not None:
+        found, normaliser = flash_forward(*map(_by_position, (q, k, v)), None, None, **kernel)
+        return _by_position(found), normaliser.swapaxes(1, 2)
     k, v = (_for_each_query_head(part, q) for part in (k, v))
     scores = _scores(q, k, causal, attn_mask, _scale(q, scale))
     normaliser = jax.nn.logsumexp(scores, axis=-1)
@@ -54,6 +63,15 @@ def _attention_backward(
     attn_mask: Any = None, scale: Any = None,
 ) -> Any:  # fmt: skip
     scale, kv_heads = _scale(q, scale), k.shape[1]
+    kernel = _kernel(q, k, v, causal, attn_mask, scale)
+    if kernel is not None:
+        gradient, found = gradient.astype(q.dtype), found.astype(q.dtype)
+        share = (wide(gradient) * wide(found)).sum(-1).swapaxes(1, 2)
+        arrays = map(_by_position, (q, k, v))
+        gradients = flash_backward(
+            *arrays, None, None, normaliser.swapaxes(1, 2), share, _by_position(gradient), **kernel
+        )
+        return tuple(map(_by_position, gradients))
     k, v = (_for_each_query_head(part, q) for part in (k, v))
     scores = _scores(q, k, causal, attn_mask, scale)
     weights = jnp.exp(scores - jnp.where(jnp.isfinite(normaliser), normaliser, 0.0)[..., None])
@@ -64,6 +82,25 @@ def _attention_backward(
     by_q = jnp.einsum("bhqk,bhkd->bhqd", by_scores, k, preferred_element_type=jnp.float32)
     by_k = jnp.einsum("bhqk,bhqd->bhkd", by_scores, q, preferred_element_type=jnp.float32)
     return by_q, _of_own_heads(by_k, kv_heads), _of_own_heads(by_v, kv_heads)
+
+
+def _kernel(q: Any, k: Any, v: Any, causal: bool, mask: Any, scale: float) -> dict[str, Any] | None:
+    """What the kernels for CPU are told, where they can do this."""
+    if mask is not None or current_platform() != "cpu":
+        return None
+    (batch, heads, query_seq, _), (_, kv_heads, key_seq, _) = q.shape, k.shape
+    blocks = choose_blocks(
+        platform="cpu", batch=batch, kv_heads=kv_heads, group=heads // kv_heads, query_seq=query_seq, key_seq=key_seq,
+        window=None, block_size=None,
+    )  # fmt: skip
+    if not can_attend(blocks, *map(_by_position, (q, k, v))):
+        return None
+    return {"scores": Scores(mask=MaskRule(causal=causal, window=None), scale=scale, soft_cap=None), "blocks": blocks}
+
+
+def _by_position(x: Any) -> Any:
+    """[batch, heads, seq, head_dim] to [batch, seq, heads, head_dim], and back."""
+    return x.swapaxes(1, 2)
 
 
 def _for_each_query_head(kv: Any, q: Any) -> Any:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy import special
 
+from ....core.product import walled
 from .registry import DTYPES, Out, aten, lowers, table, wide
 
 
@@ -68,9 +69,11 @@ def _operands(out: Out, *operands: Any) -> list[Any]:
 @lowers(aten.add)
 def _add(out: Out, a: Any, b: Any, *, alpha: Any = 1) -> Any:
     a, b = _operands(out, a, b)
-    return (
-        jnp.logical_or(a, b) if out.dtype == jnp.bool_ else a + (b if alpha == 1 else b * jnp.asarray(alpha, b.dtype))
-    )
+    if out.dtype == jnp.bool_:
+        return jnp.logical_or(a, b)
+    found = a + (b if alpha == 1 else b * jnp.asarray(alpha, b.dtype))
+    # The gradient of a residual stream: see `walled`.
+    return walled(found) if out.shared_backward else found
 
 
 @lowers(aten.sub)
@@ -213,7 +216,11 @@ def _copy(out: Out, x: Any, source: Any, non_blocking: bool = False) -> Any:
 
 @lowers(aten.gelu)
 def _gelu(out: Out, x: Any, *, approximate: str = "none") -> Any:
-    return jax.nn.gelu(wide(x), approximate=approximate == "tanh")
+    x = wide(x)
+    if approximate == "tanh":
+        return jax.nn.gelu(x, approximate=True)
+    # PyTorch's own formula. By erfc, as jax.nn has it, it takes five times as long on CPU.
+    return x * 0.5 * (1 + special.erf(x * math.sqrt(0.5)))
 
 
 @lowers(aten.gelu_backward)

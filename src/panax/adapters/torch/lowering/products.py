@@ -5,19 +5,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ....core.product import product as product_of_matrices
 from .registry import Out, aten, lowers
 
 
-def product(a: Any, b: Any) -> Any:
-    """`a @ b` over the last dimension of `a` and the last but one of `b`, equal leading dimensions side by side."""
+def product(a: Any, b: Any, turned: tuple[bool, bool] = (False, False)) -> Any:
+    """`a @ b` over the last dimension of `a` and the last but one of `b`, equal leading dimensions side by side.
+
+    Args:
+        turned: Which of two matrices is a transposition. Transposed once more, which the compiler drops, it can be multiplied as
+            it lies in memory.
+    """
     if not jnp.issubdtype(a.dtype, jnp.floating):
         return jnp.matmul(a, b)
+    if a.ndim == b.ndim == 2:
+        equation = f"{'ba' if turned[0] else 'ab'},{'cb' if turned[1] else 'bc'}->ac"
+        return product_of_matrices(equation, a.T if turned[0] else a, b.T if turned[1] else b, jnp.float32)
     return jnp.matmul(a, b, preferred_element_type=jnp.float32)
 
 
 @lowers(aten.mm, aten.bmm, aten.mv, aten.matmul, aten.dot)
 def _mm(out: Out, a: Any, b: Any) -> Any:
-    return product(a.astype(out.dtype), b.astype(out.dtype))
+    return product(a.astype(out.dtype), b.astype(out.dtype), (0 in out.turned, 1 in out.turned))
 
 
 @lowers(aten.vdot)
@@ -27,7 +36,7 @@ def _vdot(out: Out, a: Any, b: Any) -> Any:
 
 @lowers(aten.addmm, aten.baddbmm, aten.addmv, aten.addbmm)
 def _addmm(out: Out, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    found = product(a.astype(out.dtype), b.astype(out.dtype))
+    found = product(a.astype(out.dtype), b.astype(out.dtype), (1 in out.turned, 2 in out.turned))
     if found.ndim > len(out.shape):
         found = found.sum(0)
     if alpha != 1:

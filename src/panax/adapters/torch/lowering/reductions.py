@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ....core.product import sum_of_rows
 from .registry import Out, aten, lowers, wide
 
 
@@ -24,6 +25,8 @@ def _wide(out: Out, x: Any) -> Any:
 
 @lowers(aten.sum)
 def _sum(out: Out, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    if x.ndim == 2 and _axes(x, dim) == (0,) and x.dtype == out.dtype and out.dtype in (jnp.float32, jnp.bfloat16):
+        return sum_of_rows(x).reshape(out.shape)  # The gradient of a bias.
     return jnp.sum(_wide(out, x), axis=_axes(x, dim), keepdims=keepdim)
 
 

@@ -21,11 +21,19 @@ DTYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Out:
-    """What an operation returns, from PyTorch's own shape rules; and, for random ones, the key to draw with."""
+    """What an operation returns, from PyTorch's own shape rules, and what else its lowering may ask.
+
+    Attributes:
+        key: For random ones, the key to draw with.
+        turned: The places of those arguments that are transpositions of matrices, to be turned back where that is faster.
+        shared_backward: Whether it is of the backward part and read by several others.
+    """
 
     shape: tuple[int, ...]
     dtype: Any
     key: Callable[[], jax.Array]
+    turned: frozenset[int] = frozenset()
+    shared_backward: bool = False
 
 
 Lowering = Callable[..., Any]
