@@ -51,7 +51,7 @@ def test_weights_below_the_normal_numbers(library):
     )
     out, pull = jax.vjp(attend, q, k, v)
     expected = attention(q, k, v, platform="cpu", implementation="reference", scale=100.0)
-    # A weight is off by its score's rounding, of 100 times 8 products of up to 3 by 3; an output by two such weights of values up to 4.
+    # A weight is off by its score's rounding, of 100 times 8 products of up to 3 by 3; an output by two such, of values up to 4.
     rounding = 100 * 8 * 3 * 3 * float(jnp.finfo(jnp.float32).eps)
     np.testing.assert_allclose(out, expected, rtol=0, atol=2 * rounding * 4)
     assert all(np.isfinite(np.asarray(gradient)).all() for gradient in pull(d_out))

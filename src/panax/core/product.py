@@ -61,8 +61,8 @@ def sum_of_rows(x: jax.Array) -> jax.Array:
 def walled(x: jax.Array) -> jax.Array:
     """`x`; on CPU, where there is a BLAS, behind a wall that XLA fuses nothing across.
 
-    XLA takes the barriers of a program down before it fuses. A sum that is an operand of the library's products and of the next sum
-    is then computed again for each, from all that any sum before it has added.
+    XLA takes the barriers of a program down before it fuses. A sum that is an operand of the library's products and of the next
+    sum is then computed again for each, from all that any sum before it has added.
     """
     if current_platform() != "cpu" or x.dtype not in (jnp.float32, jnp.bfloat16) or not handed_over(x.size * 8, x):
         return x

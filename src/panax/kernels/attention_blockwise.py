@@ -34,8 +34,8 @@ from panax.kernels.attention_layout import (
     query_blocks,
     segment_blocks,
 )
-from panax.kernels.attention_native import can_attend, native_backward, native_forward
 from panax.kernels.attention_mask import LOWEST_MAXIMUM, MASKED, MaskRule
+from panax.kernels.attention_native import can_attend, native_backward, native_forward
 from panax.kernels.precision import accumulation_dtype
 from panax.kernels.varying import vary_alike, vary_like
 

@@ -48,7 +48,7 @@ def _gelu(x: jax.Array) -> jax.Array:
 
 
 def _gelu_slope(x: jax.Array) -> jax.Array:
-    # The sign is turned twice so that XLA does not take this for the forward pass's erf, and keep that instead of computing it again.
+    # The sign is turned twice so that XLA does not take this for the forward pass's erf, and keep that for it.
     normal = jnp.exp(-0.5 * x * x) * (2.0 * math.pi) ** -0.5
     return 0.5 * (1.0 - jax.lax.erf(x * -(0.5**0.5))) + x * normal
 

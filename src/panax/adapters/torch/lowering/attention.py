@@ -46,7 +46,7 @@ def _attention(
     assert dropout == 0.0, "PyTorch takes another path where there is dropout"
     kernel = _kernel(q, k, v, causal, attn_mask, _scale(q, scale))
     if kernel is not None:
-        found, normaliser = flash_forward(*map(_by_position, (q, k, v)), None, None, **kernel)
+        found, normaliser = flash_forward(_by_position(q), _by_position(k), _by_position(v), None, None, **kernel)
         return _by_position(found), normaliser.swapaxes(1, 2)
     k, v = (_for_each_query_head(part, q) for part in (k, v))
     scores = _scores(q, k, causal, attn_mask, _scale(q, scale))
