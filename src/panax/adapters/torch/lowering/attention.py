@@ -67,10 +67,8 @@ def _attention_backward(
     if kernel is not None:
         gradient, found = gradient.astype(q.dtype), found.astype(q.dtype)
         share = (wide(gradient) * wide(found)).sum(-1).swapaxes(1, 2)
-        arrays = map(_by_position, (q, k, v))
-        gradients = flash_backward(
-            *arrays, None, None, normaliser.swapaxes(1, 2), share, _by_position(gradient), **kernel
-        )
+        q, k, v, gradient = _by_position(q), _by_position(k), _by_position(v), _by_position(gradient)
+        gradients = flash_backward(q, k, v, None, None, normaliser.swapaxes(1, 2), share, gradient, **kernel)
         return tuple(map(_by_position, gradients))
     k, v = (_for_each_query_head(part, q) for part in (k, v))
     scores = _scores(q, k, causal, attn_mask, scale)
