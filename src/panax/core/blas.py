@@ -1,8 +1,9 @@
-"""Products on CPU by Intel's Math Kernel Library, where it is installed: XLA's own reach 0.85 of its rate, in places half of it.
+"""Products and attention on CPU around Intel's Math Kernel Library, where it is installed: XLA's own products reach 0.85 of its
+rate, in places half of it.
 
-The library comes from `pip install 'panax[mkl]'`. A C file of some fifty lines stands between it and XLA; the C compiler of the
-machine translates it on first use, and the result is kept in the user's cache. Without the library or a compiler nothing changes,
-and `absent()` says why.
+The library comes from `pip install 'panax[mkl]'`. The C files of `csrc` stand between it and XLA; the C compiler of the machine
+translates them on first use, and the result is kept in the user's cache. The library adds no threads: XLA's own share the work.
+Without the library or a compiler nothing changes, and `absent()` says why.
 """
 
 import ctypes
@@ -29,7 +30,7 @@ LEAST_PRODUCTS = 2**22
 SWITCH = "PANAX_MKL"
 """The environment variable that turns the library off, by 0."""
 
-_FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-pthread", "-shared", "-fPIC")
+_FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-pthread", "-shared", "-fPIC", "-Wl,-Bsymbolic")
 _TARGETS = (
     *(f"panax_product_{each}" for each in ("nn", "nt", "tn", "tt")),
     "panax_wall",
@@ -108,7 +109,7 @@ def _loaded(package: str, name: str) -> ctypes.CDLL:
 
 
 def _compiled() -> Path:
-    """The shared object of `blas.c`, made by this machine's compiler where the cache has none."""
+    """The shared object of the C files, made by this machine's compiler where the cache has none."""
     folder, headers = Path(__file__).parent / "csrc", Path(jax.ffi.include_dir())
     sources = sorted(folder.glob("*.c"))
     read = (*sources, *sorted(folder.glob("*.h")), headers / "xla/ffi/api/c_api.h")
