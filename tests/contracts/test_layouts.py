@@ -43,6 +43,8 @@ MIXED = [
     {"expert": 2, "context": 2, "tensor": 2},
 ]
 LAYOUTS = {layout_name(sizes): sizes for sizes in [*ALONE, *PAIRS, *MIXED]}
+# Pipelines compile longest; the default tests have them with each other axis alone, and one of three.
+LONGEST = {"stage2·fsdp2·context2", "replica2·stage2·expert2"}
 
 # Float32 sums of the same terms in another order. A gradient here is a sum of at most 512 tokens' terms; each order rounds
 # to a relative 2**-24 * sqrt(512) ~ 1.4e-6 of the terms' own norm, forward and backward pass through 3 layers.
@@ -181,7 +183,9 @@ def expected_communication(sizes) -> dict[str, set[str]]:
     return {axis: kinds[axis] for axis in sizes}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONGEST)) for name in LAYOUTS]
+)
 def test_trains_like_one_device(layout):
     sizes = LAYOUTS[layout]
     step = compiled(sizes, micro_batches=2 if "stage" in sizes else 1)

@@ -44,9 +44,9 @@ FEW = [
     {"replica": 2, "expert": 2},
     {"expert": 2, "fsdp": 2, "tensor": 2},
     {"expert": 2, "context": 2, "tensor": 2},
-    {"stage": 2, "expert": 2},
 ]
 MORE = [
+    {"stage": 2, "expert": 2},
     {"expert": 2},
     {"expert": 8},
     {"context": 2},

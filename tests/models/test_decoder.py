@@ -153,6 +153,7 @@ def debugged(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_debugging_shows_real_values_stops_at_breakpoints_and_takes_the_same_step(debugged, monkeypatch):
     values, stops = [], []
     original = FeedForward.__call__

@@ -222,7 +222,8 @@ def test_partial_sums_are_reduced_once_for_each_sub_layer_and_pass():
     assert sum(c.buffer_bytes * c.times for c in large) == 2 * 2 * CONFIG.num_layers * activation_bytes
 
 
-@pytest.mark.parametrize("remat", [pytest.param("products", marks=pytest.mark.slow), "full"])
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["products", "full"])
 def test_rematerialisation_and_micro_batches_change_nothing(remat):
     step = compiled({"replica": 2, "tensor": 2}, dataclasses.replace(task(), remat=remat), micro_batches=2)
     assert_alike(trained(step), on_one_device())
