@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from .columns import COLUMNS, DISTRIBUTED, Column
-from .report.formatting import joined, ratio, seconds, size
+from .formatting import joined, ratio, seconds, size
 from .results import ColumnResult, Comparison
 from .sources import Length, length_of
 from .verdict import Row, verdict

@@ -3,13 +3,13 @@
 import json
 
 from ..columns import COLUMNS, DISTRIBUTED
+from ..formatting import percent, rate, ratio, seconds, size
 from ..questions import answers
 from ..results import Comparison
 from ..settings import PRECISIONS
 from ..sources import length_of, text_of
 from ..verdict import Row, allowed_apart, peak_of, rows_of, verdict
 from .blocks import Block, Code, Paragraph, Picture, Points, Section, Table
-from .formatting import percent, rate, ratio, seconds, size
 from .plots import Bar, bars, lines
 
 

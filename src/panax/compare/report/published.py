@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from ..formatting import seconds
 from ..published import FLAWS, SIDES, Published, variants
 from ..sources import text_of
 from .blocks import Code, Paragraph, Picture, Points, Section, Table
-from .formatting import seconds
 from .html import page
 from .markdown import markdown, table
 from .plots import Bar, bars
