@@ -23,7 +23,6 @@ struct block {
   int query, key, rows, columns;
 };
 
-static int least(int a, int b) { return a < b ? a : b; }
 static int most(int a, int b) { return a > b ? a : b; }
 
 

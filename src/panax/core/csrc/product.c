@@ -12,8 +12,6 @@ struct product {
   int rows, columns, across; /* Of one piece of the result, and how many pieces lie side by side. */
 };
 
-static int least(int a, int b) { return a < b ? a : b; }
-
 static void one_piece(const void *work, int piece) {
   const struct product *p = work;
   const size_t row = (size_t)(piece / p->across) * p->rows, column = (size_t)(piece % p->across) * p->columns;

@@ -14,6 +14,8 @@ enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 typedef void (*gemm_fn)(int layout, int trans_a, int trans_b, int m, int n, int k, float alpha, const void *a, int lda,
                         const void *b, int ldb, float beta, float *c, int ldc);
 
+static inline int least(int a, int b) { return a < b ? a : b; }
+
 struct library {
   gemm_fn gemm_f32, gemm_bf16;
 };
