@@ -192,23 +192,30 @@ def _save_in_the_foreground(checkpointer, state, step):
 
     checkpointer.prepare(state)
     checkpointer._snapshot.take(state)
-    checkpointer._write(Attempt(checkpointer.folder(step), "other"), step, {}, None)
+    checkpointer._write(Attempt(checkpointer.folder(step), "0ddba115"), step, {}, None)
 
 
 def test_uncommitted_folders_are_no_checkpoints(saved):
     checkpointer, state = saved
     root = Path(checkpointer.store.url)
-    (root / "step_00000009" / "abc").mkdir(parents=True)
-    (root / "step_00000009" / "abc" / "00000-0000.bin").write_bytes(b"half")
-    (root / "step_00000003" / "abc").mkdir()
-    (root / "step_00000003" / "abc" / "00000-0000.bin").write_bytes(b"half")
+    (root / "step_00000009" / "0123abcd").mkdir(parents=True)
+    (root / "step_00000009" / "0123abcd" / "00000-0000.bin").write_bytes(b"half")
+    (root / "step_00000003" / "0123abcd").mkdir()
+    (root / "step_00000003" / "0123abcd" / "00000-0000.bin").write_bytes(b"half")
     (root / "other").mkdir()
-    (root / "other" / "mine.txt").write_text("kept")
+    strangers = [
+        root / "other" / "mine.txt",
+        root / "step_00000003" / "notes.txt",
+        root / "step_00000009" / "mine" / "x",
+    ]
+    strangers[2].parent.mkdir()
+    for file in strangers:
+        file.write_text("kept")
     again = Checkpointer(root)
     assert again.steps() == [3]
     again.sweep()
-    assert not (root / "step_00000009").exists() and not (root / "step_00000003" / "abc").exists()
-    assert (root / "other" / "mine.txt").read_text() == "kept"
+    assert not (root / "step_00000009" / "0123abcd").exists() and not (root / "step_00000003" / "0123abcd").exists()
+    assert [file.read_text() for file in strangers] == ["kept"] * 3
     assert_same(back(again, 3, state), state)
 
 

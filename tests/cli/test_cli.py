@@ -188,8 +188,10 @@ def test_a_mesh_larger_than_the_devices(here, capsys):
 
 def test_a_checkpoint_of_another_model(here, capsys):
     assert panax(capsys, "train", RECIPE, "--num-steps", "6")[0] == 0
-    message = fails(capsys, 4, "train", RECIPE, "--num-steps", "8", "--task.model.ffn", "128")
-    assert "checkpoint of another model" in message
+    other = ("train", RECIPE, "--num-steps", "8", "--task.model.ffn", "128")
+    message = fails(capsys, 4, *other)
+    assert "task.model.ffn: 64 -> 128" in message and "--fresh" in message and "--accept-changes" in message
+    assert "checkpoint of another model" in fails(capsys, 4, *other, "--accept-changes")
     assert (here / "runs/tiny/checkpoints/step_00000006/manifest.json").is_file()
 
 

@@ -18,6 +18,7 @@ from panax.core import CheckpointError, DataError, LayoutError, RecipeError, Tra
 from panax.mesh import MeshShape
 from panax.metrics import Tracker
 from panax.optim import AdamW, Schedule
+from panax.run.report import Report
 from panax.train import StepConfig
 
 STEADY = AdamW(schedule=Schedule(peak=3e-3, decay="constant"))
@@ -112,17 +113,19 @@ def test_a_signal_saves_and_the_same_command_goes_on_bitwise(experiment, undistu
     assert second.evaluation == undisturbed[0].evaluation
 
 
-def test_goes_on_bitwise_from_a_periodic_checkpoint(experiment, undisturbed):
+def test_resumes_bitwise_from_a_periodic_checkpoint(experiment, undisturbed, monkeypatch):
     class Crash(Exception):
         pass
 
-    class CrashAt(StopAt):
-        def record(self, step, values):
-            if step == self.step:
-                raise Crash
+    def crash(report, number, *arguments):
+        if number == 20:
+            raise Crash
+        return after_step(report, number, *arguments)
 
-    with pytest.raises(Crash):
-        fit(experiment, say=quiet, trackers=(CrashAt(20, signal.SIGINT),))
+    after_step = Report.after_step
+    with monkeypatch.context() as patched, pytest.raises(Crash):
+        patched.setattr(Report, "after_step", crash)
+        fit(experiment, say=quiet)
     assert Checkpointer(Path(experiment.folder) / "checkpoints").latest() == 15
     assert_same_state(fit(experiment, say=quiet).state, undisturbed[0].state)
 
@@ -183,7 +186,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_left_alone(experiment):
     with pytest.raises(
         CheckpointError, match=r"another model.*w_gate.* is float32\[1, 32, 64\] there and float32\[1, 32, 128\]"
     ):
-        fit(dataclasses.replace(experiment, task=wider), say=quiet)
+        fit(dataclasses.replace(experiment, task=wider, num_steps=6), say=quiet, accept_changes=True)
     assert Checkpointer(Path(experiment.folder) / "checkpoints").latest() == 5
 
 

@@ -224,7 +224,7 @@ def test_a_read_only_file_system_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr("panax.stores.local.Path.unlink", refusing)
     for act in (lambda: store.write("a/x", [b"new"]), lambda: store.delete(["a/x"]), lambda: store.sweep()):
         if act.__code__.co_names[-1] == "sweep":
-            Path(tmp_path, "a", ".1.tmp").write_bytes(b"")
+            Path(tmp_path, "a", f".{1:032x}.tmp").write_bytes(b"")
         with pytest.raises(StoreError, match="Read-only file system"):
             act()
     monkeypatch.undo()

@@ -1,13 +1,24 @@
 """Checkpoints: saved in the background by every process, committed by one manifest, restored onto any layout."""
 
-from .checkpointer import CheckpointConfig, Checkpointer, open_checkpoint
+from .checkpointer import CheckpointConfig, Checkpointer, open_checkpoint, step_of
 from .manifest import FILE as MANIFEST
 from .manifest import Manifest
-from .memory import MemoryConfig, MemoryTier, run_identity
+from .memory import MemoryConfig, MemoryTier
 from .reading import Checkpoint
+from .record import only_job
 from .restoring import agreeing, restore
 
 __all__ = [
-    "MANIFEST", "Checkpoint", "CheckpointConfig", "Checkpointer", "Manifest",
-    "MemoryConfig", "MemoryTier", "agreeing", "open_checkpoint", "restore", "run_identity",
+    "MANIFEST",
+    "Checkpoint",
+    "CheckpointConfig",
+    "Checkpointer",
+    "Manifest",
+    "MemoryConfig",
+    "MemoryTier",
+    "agreeing",
+    "only_job",
+    "open_checkpoint",
+    "restore",
+    "step_of",
 ]  # fmt: skip

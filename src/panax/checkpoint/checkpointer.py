@@ -5,10 +5,12 @@ again, then given up with a warning: the run goes on, and the checkpoints before
 """
 
 import dataclasses
+import math
 import random
 import re
 import secrets
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,10 +25,14 @@ from .commit import Attempt, commit, discard, publish_part, remove, sweep, write
 from .manifest import FILE, Manifest
 from .memory import MemoryConfig
 from .reading import Checkpoint
+from .record import FOLDER as RECORD_FOLDER
+from .record import RunRecord, check_listed, read_record, write_record
 from .restoring import agreeing
 from .snapshot import Snapshot, plan_save
 
 Say = Callable[[str], None]
+
+_LIST_AGAIN_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,6 +99,7 @@ class Checkpointer:
         self.config = config or CheckpointConfig()
         self._say = say
         self._found: dict[int, Manifest | CheckpointError] | None = None
+        self._record: RunRecord | None = None
         self.distrusted: set[int] = set()
         self._snapshot: Snapshot | None = None
         self._thread: threading.Thread | None = None
@@ -100,6 +107,26 @@ class Checkpointer:
         self._failure: CheckpointError | None = None
         self._name = ""
         self._attempts: Counter[int] = Counter()
+
+    def claim(self) -> None:
+        """Become the one job that writes here, on record, and know what the job before has saved last.
+
+        The first process of a job calls it, before anything is saved. From then on a job that had claimed the place before saves
+        nothing more.
+
+        Raises:
+            CheckpointError: What is here contradicts the list that the store gives of it.
+            StoreError: The store can't be read or written.
+        """
+        self._scanned()
+        run = secrets.token_hex(8) if self._record is None else self._record.run
+        newest = None if self._record is None else self._record.newest
+        self._record = RunRecord(run, secrets.token_hex(8), newest)
+        write_record(self.store, self._record)
+
+    def run_name(self) -> str:
+        """The name that this run has had since its first job, in every process. `claim` must have been called in the first."""
+        return first_text("" if self._record is None else self._record.run)
 
     def steps(self) -> list[int]:
         """The steps of the committed checkpoints here, ascending."""
@@ -244,22 +271,66 @@ class Checkpointer:
         """Remove what earlier processes left half written. Called by the one job that writes here, before it saves."""
         if not is_first():
             return
-        sweep(self.store, [folder for folder in self.store.folders() if _step_of(folder) is not None])
+        folders = [folder for folder in self.store.folders() if step_of(folder) is not None]
+        sweep(self.store, folders)
         if isinstance(self.store, LocalStore):
-            self.store.sweep()
+            self.store.sweep([*folders, RECORD_FOLDER])
 
     def _busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
     def _scanned(self) -> dict[int, Manifest | CheckpointError]:
         if self._found is None:
-            found: dict[int, Manifest | CheckpointError] = {}
-            for folder in self.store.folders():
-                step = _step_of(folder)
-                if step is not None and any(e.path == f"{folder}/{FILE}" for e in self.store.list(folder)):
-                    found[step] = self._manifest(step)
+            try:
+                self._record = read_record(self.store)
+            except StoreError:
+                raise
+            except CheckpointError as error:
+                self._say(f"warning: {error}; it is written again")
+                check_listed(self.store, self.store.folders())
+            found = self._listed()
+            newest = None if self._record is None else self._record.newest
+            if newest is not None and newest not in found and self._is_committed(newest):
+                time.sleep(_LIST_AGAIN_SECONDS)
+                found = self._listed()
+                if newest not in found:
+                    raise CheckpointError(
+                        f"{self.url(newest)}/{FILE} is there, but the list that the store answers lacks it: the list is an old "
+                        f"one, or of another place. See that the endpoint and its proxies answer lists, then run the same again"
+                    )
             self._found = found
         return self._found
+
+    def _listed(self) -> dict[int, Manifest | CheckpointError]:
+        """The committed checkpoints by the store's list, which must hold the run's record if there is one."""
+        folders = self.store.folders()
+        if self._record is not None:
+            check_listed(self.store, folders)
+        found: dict[int, Manifest | CheckpointError] = {}
+        for folder in folders:
+            step = step_of(folder)
+            if step is not None and any(e.path == f"{folder}/{FILE}" for e in self.store.list(folder)):
+                found[step] = self._manifest(step)
+        return found
+
+    def _is_committed(self, step: int) -> bool:
+        """Whether a checkpoint's manifest is there, by its name."""
+        try:
+            self.store.read(f"{self.folder(step)}/{FILE}")
+        except MissingError:
+            return False
+        return True
+
+    def _check_claim(self) -> None:
+        """Raise a CheckpointError where another job has claimed the place since this one did."""
+        if self._record is None:
+            return
+        there = read_record(self.store)
+        if there is not None and there.writer != self._record.writer:
+            raise CheckpointError(
+                f"another job has written checkpoints to {self.store.url} since this one began: stop one of them, or give it "
+                f"another place with --checkpoint.directory"
+            )
 
     def _manifest(self, step: int) -> Manifest | CheckpointError:
         found = _read_manifest(self.store, self.folder(step))
@@ -283,7 +354,7 @@ class Checkpointer:
                 return
             manifest = self._tried(
                 f"committing step {step}",
-                lambda: commit(self.store, attempt, part, self.config.commit_seconds, self._closing.is_set),
+                lambda: self._commit(attempt, part),
             )
         except (PanaxError, OSError) as error:
             self._give_up(attempt, step, error)
@@ -298,6 +369,15 @@ class Checkpointer:
             self._prune(step, attempt)
         except (PanaxError, OSError) as error:
             self._say(f"warning: old checkpoints could not be removed: {error}")
+
+    def _commit(self, attempt: Attempt, part: Manifest) -> Manifest:
+        """Commit, unless another job has taken this place over, and say so in the run's record."""
+        self._check_claim()
+        manifest = commit(self.store, attempt, part, self.config.commit_seconds, self._closing.is_set)
+        if self._record is not None:
+            self._record = dataclasses.replace(self._record, newest=manifest.step)
+            write_record(self.store, self._record)
+        return manifest
 
     def _tried(self, what: str, action: Callable[[], Any]) -> Any:
         for number in range(self.config.retries + 1):
@@ -332,10 +412,12 @@ class Checkpointer:
             self._say(f"warning: what was written of it could not be removed: {further}")
 
     def _judged(self, steps: list[int]) -> list[int]:
-        """The steps whose checkpoints were judged, best first."""
+        """The steps whose checkpoints were judged, best first; a loss that is not finite is no judgement."""
         found = self._scanned()
         metrics = {step: found[step].metric for step in steps if isinstance(found[step], Manifest)}  # type: ignore[union-attr]
-        return [step for metric, step in sorted((m, s) for s, m in metrics.items() if m is not None)]
+        return [
+            step for metric, step in sorted((m, s) for s, m in metrics.items() if m is not None and math.isfinite(m))
+        ]
 
     def _prune(self, newest: int, attempt: Attempt) -> None:
         # What is left of an earlier attempt at this step, that its manifest has replaced.
@@ -378,6 +460,11 @@ def _read_manifest(store: Store, folder: str) -> Manifest | CheckpointError:
     return manifest
 
 
-def _step_of(folder: str) -> int | None:
+def step_of(folder: str) -> int | None:
+    """The step of a checkpoint's folder; None for the name of another folder.
+
+    >>> step_of("step_00000100"), step_of("step_old")
+    (100, None)
+    """
     match = re.fullmatch(r"step_([0-9]{8,})", folder)
     return int(match[1]) if match else None

@@ -10,6 +10,7 @@ parts meet in the store: no process waits for another's network, and a process t
 """
 
 import dataclasses
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +23,8 @@ from .manifest import FILE, FileEntry, Manifest, checksum, merged
 from .snapshot import FilePlan, Snapshot
 
 _POLL_SECONDS = (0.01, 1.0)
+_WRITTEN = re.compile(r"step_\d{8,}/[0-9a-f]{8}(-\d+)?/.+")
+"""The names of an attempt's files: of those that are removed from a checkpoint's folder. Whatever else lies there is not ours."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,9 +175,9 @@ def discard(store: Store, attempt: Attempt) -> bool:
 
 
 def remove(store: Store, folder: str) -> None:
-    """Remove a checkpoint; its manifest first, so that what a kill leaves is no checkpoint."""
+    """Remove a checkpoint's files, and no others; its manifest first, so that what a kill leaves is not a checkpoint."""
     store.delete([f"{folder}/{FILE}"])
-    store.delete([entry.path for entry in store.list(folder)])
+    store.delete([entry.path for entry in store.list(folder) if _WRITTEN.fullmatch(entry.path)])
 
 
 def sweep(store: Store, folders: Iterable[str]) -> None:
@@ -192,4 +195,4 @@ def sweep(store: Store, folders: Iterable[str]) -> None:
             continue  # Damaged: kept as it is, for a person to look at.
         else:
             keep = {f"{folder}/{FILE}", *(f"{folder}/{file}" for file in manifest.files)}
-        store.delete([path for path in there if path not in keep])
+        store.delete([path for path in there if path not in keep and _WRITTEN.fullmatch(path)])

@@ -12,24 +12,24 @@ import secrets
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-from ..core.errors import CheckpointError, PanaxError, RecipeError, StoreError
+from ..core.errors import CheckpointError, PanaxError, RecipeError
 from ..core.processes import first_text, gather_ints, gather_texts
 from ..stores import LocalStore, Store
 from ..stores.peer import PeerServer, PeerStore, UnionStore
 from .commit import Attempt, publish_part, write_part
 from .manifest import Manifest, merged
+from .memory_folder import MemoryFolder
 from .reading import Checkpoint
+from .restoring import agreeing
 from .snapshot import Snapshot, plan_save
 
 _PART = re.compile(r"step_(\d{8,})/([^/]+)/part-(\d{5,})-of-(\d{5,})\.json")
-_STALE_SECONDS = 24 * 3600.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,8 @@ class MemoryConfig:
 
     Attributes:
         every: Steps between two copies; 0 for none.
-        directory: A folder in memory; empty: $PANAX_MEMORY, else /dev/shm/panax-USER.
+        directory: A folder in memory; empty: $PANAX_MEMORY, else /dev/shm/panax-USER. Copies are kept in
+            `panax-copies-USER` below it; nothing else there is touched.
         peers: Whether a second copy goes to another host. Without it the loss of a host loses its part.
     """
 
@@ -54,7 +55,7 @@ class MemoryConfig:
 
     @property
     def folder(self) -> Path:
-        """Where this host's copies are, of all runs."""
+        """The folder in memory, below which this host keeps the copies of all runs."""
         return Path(self.directory or os.environ.get("PANAX_MEMORY") or f"/dev/shm/panax-{os.getuid()}")
 
 
@@ -76,17 +77,12 @@ class MemoryTier:
             run: Names the run; copies of other runs are not looked at.
 
         Raises:
-            CheckpointError: The folder can't be written, or this host's address is not known.
+            CheckpointError: The folder is a link, another user's or can't be written; or this host's address is not known.
         """
         self._say = say
-        self._store = LocalStore(config.folder / run)
-        try:
-            Path(self._store.url).mkdir(parents=True, exist_ok=True, mode=0o700)
-            _remove_stale(config.folder, run)
-        except OSError as error:
-            raise CheckpointError(
-                f"{self._store.url} can't be written: {error}; name another with $PANAX_MEMORY"
-            ) from error
+        with agreeing():
+            self._folder = MemoryFolder(config.folder, run)
+        self._store = LocalStore(self._folder.path)
         token = first_text(secrets.token_hex(16))
         names = gather_texts(socket.gethostname())
         self._server = PeerServer(self._store, token, "127.0.0.1" if len({*names}) == 1 else _own_address())
@@ -154,8 +150,9 @@ class MemoryTier:
             self._thread.join()
             self._thread = None
         self._server.close()
-        if forget:
-            shutil.rmtree(self._store.url, ignore_errors=True)
+        if forget and self._is_first_here:
+            self._folder.remove()
+        self._folder.close()
 
     def _settle(self) -> None:
         """Wait for the copy before this one; where all processes have it, the ones before it are removed."""
@@ -168,18 +165,22 @@ class MemoryTier:
         self._saved = self._failure = None
         if failure is not None:
             self._say(f"warning: no copy of step {step} in memory: {failure}")
-        if (
-            gather_ints(int(failure is None)).all()
-            and self._hosts.index(self._hosts[jax.process_index()]) == jax.process_index()
-        ):
-            kept = f"step_{step:08d}/{self._name}/"
-            self._store.delete(
-                [
-                    entry.path
-                    for entry in self._store.list()
-                    if _step_of(entry.path) <= step and not entry.path.startswith(kept)
-                ]
-            )
+        if gather_ints(int(failure is None)).all() and self._is_first_here:
+            try:
+                self._remove_before(step)
+            except (PanaxError, OSError) as error:
+                self._say(f"warning: copies before that of step {step} stay in memory: {error}")
+
+    def _remove_before(self, step: int) -> None:
+        self._folder.check()
+        kept = f"step_{step:08d}/{self._name}/"
+        copies = [entry.path for entry in self._store.list() if -1 < _step_of(entry.path) <= step]
+        self._store.delete(path for path in copies if not path.startswith(kept))
+
+    @property
+    def _is_first_here(self) -> bool:
+        """Whether this is the first process of its host: the one that removes and lists."""
+        return self._hosts.index(self._hosts[jax.process_index()]) == jax.process_index()
 
     def _write(self, attempt: Attempt, snapshot: Snapshot, step: int, host: Mapping[str, Any]) -> None:
         try:
@@ -193,7 +194,7 @@ class MemoryTier:
     def _inventory(self) -> list[list[_Held]]:
         """What each process's host holds; told by the first process of each host."""
         mine: list[_Held] = []
-        if self._hosts.index(self._hosts[jax.process_index()]) == jax.process_index():
+        if self._is_first_here:
             sizes = {entry.path: entry.size for entry in self._store.list()}
             for path in sizes:
                 match = _PART.fullmatch(path)
@@ -277,43 +278,12 @@ def _own_address() -> str:
     return address
 
 
-def _remove_stale(folder: Path, run: str) -> None:
-    """Remove copies of runs that have written none for a day: those of jobs that were never started again."""
-    for path in folder.iterdir():
-        newest = max((p.stat().st_mtime for p in path.rglob("*")), default=path.stat().st_mtime)
-        if path.is_dir() and path.name != run and time.time() - newest > _STALE_SECONDS:
-            shutil.rmtree(path, ignore_errors=True)
-
-
 def _step_of(path: str) -> int:
-    match = re.match(r"step_(\d+)/", path)
+    """The step of a copy's file; -1 for a file that is none."""
+    match = re.match(r"step_(\d{8,})/[0-9a-f]{8}(-\d+)?/", path)
     return int(match[1]) if match else -1
 
 
 def _held(text: str) -> _Held:
     step, attempt, process, processes = text.split("/")
     return _Held(int(step), attempt, int(process), int(processes))
-
-
-def run_identity(store: Store) -> str:
-    """The name of the run whose checkpoints a store holds, made when there is none; the same in every process.
-
-    It keeps copies in memory apart from those of an earlier run of that name, whose checkpoints were removed.
-    """
-    found = ""
-    if jax.process_index() == 0:
-        try:
-            if any(entry.path == _IDENTITY for entry in store.list() if "/" not in entry.path):
-                found = store.read(_IDENTITY).decode()
-            else:
-                found = secrets.token_hex(8)
-                store.write(_IDENTITY, [found.encode()])
-        except StoreError as error:
-            found = f"!{error}"
-    found = first_text(found)
-    if not re.fullmatch(r"[0-9a-f]{16}", found):
-        raise CheckpointError(f"{store.url}/{_IDENTITY} can't be used: {found.removeprefix('!')}")
-    return found
-
-
-_IDENTITY = "run-id"

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.table import Column, Table
 
-from ..checkpoint import Checkpoint, Checkpointer, open_checkpoint
+from ..checkpoint import Checkpoint, Checkpointer, open_checkpoint, step_of
 from ..checkpoint.commit import remove
 from ..checkpoint.converting import copy_checkpoint, export_tensors, import_tensors, refuse_pickled
 from ..checkpoint.manifest import FILE
 from ..core.errors import CheckpointError
 from ..run.description import differences
-from ..run.start import SETTINGS
+from ..run.earlier import SETTINGS
 from ..stores import is_remote, join, open_store
+from .terminal import plain_console
 
 
 def checkpoint(arguments: Sequence[str]) -> int:
@@ -61,7 +61,7 @@ def ls(where: str) -> int:
     if _is_checkpoint(where):
         print("\n".join(_of_arrays(open_checkpoint(where))))
         return 0
-    console = Console(soft_wrap=True, highlight=False)
+    console = plain_console()
     checkpointer = _checkpointer(where)
     table = Table(
         "step",
@@ -75,9 +75,9 @@ def ls(where: str) -> int:
         pad_edge=False,
     )
     for name in checkpointer.store.folders():
-        if not name.startswith("step_"):
+        step = step_of(name)
+        if step is None:
             continue
-        step = int(name.removeprefix("step_"))
         try:
             manifest = checkpointer.open(step).manifest
         except CheckpointError:
@@ -142,9 +142,10 @@ def verify(where: str) -> int:
 def _all(checkpointer: Checkpointer) -> list[Checkpoint | CheckpointError]:
     found: list[Checkpoint | CheckpointError] = []
     for name in checkpointer.store.folders():
-        if name.startswith("step_") and any(e.path == f"{name}/{FILE}" for e in checkpointer.store.list(name)):
+        step = step_of(name)
+        if step is not None and any(e.path == f"{name}/{FILE}" for e in checkpointer.store.list(name)):
             try:
-                found.append(checkpointer.open(int(name.removeprefix("step_"))))
+                found.append(checkpointer.open(step))
             except CheckpointError as error:
                 found.append(error)
     if not found:
@@ -218,11 +219,12 @@ def rm(where: str, force: bool) -> int:
     """Remove one checkpoint; not the last whole one of its run, unless forced."""
     parent, _, name = where.rstrip("/").rpartition("/")
     store = open_store(parent or ".")
-    if not name.startswith("step_") or not name.removeprefix("step_").isdigit() or not store.list(name):
+    step = step_of(name)
+    if step is None or not store.list(name):
         raise CheckpointError(
             f"{where} is no checkpoint's own folder; expected one like runs/quickstart/checkpoints/step_00000100"
         )
-    others = [step for step in Checkpointer(parent or ".").steps() if step != int(name.removeprefix("step_"))]
+    others = [other for other in Checkpointer(parent or ".").steps() if other != step]
     if not others and not force:
         raise CheckpointError(f"{where} is the last checkpoint of its run; give --force to remove it all the same")
     remove(store, name)

@@ -25,6 +25,7 @@ from ..run.prepare import make_program, prepare
 from ..train.compiled import CompiledStep, needs_of
 from .overrides import experiment_from
 from .recipes import built_in
+from .terminal import plain_console
 
 Say = Callable[[str], None]
 
@@ -53,10 +54,10 @@ def inspect(arguments: Sequence[str]) -> int:
     """Print parameters, layout, bytes, FLOPs, settings, and the communication and memory of one compiled step."""
     if not arguments or arguments[0].startswith("-"):
         raise RecipeError(f"expected `panax inspect RECIPE`; the recipes are {', '.join(sorted(built_in()))}")
-    console = Console()
+    console = plain_console()
 
     def say(line: str) -> None:
-        console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+        console.print(line, style="dim")
 
     warnings.showwarning = lambda message, *_: _warn(console, str(message))
     rest, target, compiles = own_flags(arguments)
@@ -136,23 +137,23 @@ def print_parameters(subject: Subject, console: Console) -> None:
     placement = getattr(step, "placement", None) or Placement.create(devices=jax.devices()[:1])
     table = _table(program.abstract.params, program.axes.params, step.shardings.params, program.trainable)
     for number, line in enumerate(table):
-        console.print(line, style="" if number else "bold", highlight=False, markup=False, no_wrap=True, soft_wrap=True)
+        console.print(line, style="" if number else "bold", no_wrap=True)
     mesh = " ".join(f"{axis}={size}" for axis, size in placement.sizes.items() if size > 1) or "one device"
     total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(program.abstract.params))
-    console.print(f"mesh           {mesh}{f' of {subject.target.name}' if subject.target else ''}", highlight=False)
-    console.print(f"number         {total:,} parameters", highlight=False)
+    console.print(f"mesh           {mesh}{f' of {subject.target.name}' if subject.target else ''}")
+    console.print(f"number         {total:,} parameters")
     for name, tree, shardings in (
         ("parameters", program.abstract.params, step.shardings.params),
         ("optimizer", program.abstract.optimizer_state, step.shardings.optimizer_state),
     ):
         whole, each = _bytes(tree, shardings)
-        console.print(f"{name:14} {size(whole)}, {size(each)} on each device", highlight=False)
+        console.print(f"{name:14} {size(whole)}, {size(each)} on each device")
     flops = subject.task.flops_per_token(subject.sequence_length) if subject.sequence_length else None
     of = "a token's"
     if flops is None:
         flops, of = subject.task.flops_per_example(), f"one of the {subject.task.unit}'"
     if flops is not None:
-        console.print(f"compute        {flops:,.0f} FLOPs for {of} forward and backward pass", highlight=False)
+        console.print(f"compute        {flops:,.0f} FLOPs for {of} forward and backward pass")
 
 
 def print_step(subject: Subject, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""Recipes by name: Python functions that return an `Experiment`."""
+"""Recipes by name: Python functions that return an `Experiment`. A recipe is code: whoever names one runs it."""
 
 import importlib
 import importlib.util
@@ -66,12 +66,16 @@ def find_recipe(name: str) -> Recipe:
 
 
 def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # Under a name that no other module has: a file json.py must not take the place of Python's own.
+    name = f"panax_recipe_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    # A recipe may import what lies beside it, as a script may.
-    sys.path.insert(0, str(path.resolve().parent))
+    sys.modules[name] = module
+    # A recipe may import what lies beside it, where no module that is installed has that name.
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -1,5 +1,6 @@
 """`panax train` and `panax recipes`."""
 
+import contextlib
 import inspect
 import shutil
 import signal
@@ -14,30 +15,35 @@ from ..metrics import ConsoleTracker
 from ..run import Experiment, Result, fit
 from .overrides import experiment_from
 from .recipes import built_in
+from .terminal import plain_console
 
 SAMPLE_TOKENS = 96
+
+HOW = {"fresh": "--fresh", "accept_changes": "--accept-changes"}
+"""Flags that say how a run begins: they are no part of the experiment."""
 
 
 def train(arguments: Sequence[str]) -> int:
     """Train a recipe's experiment, then show what came of it."""
     if not arguments or arguments[0].startswith("-"):
         raise RecipeError(f"expected `panax train RECIPE`; the recipes are {', '.join(sorted(built_in()))}")
-    experiment = experiment_from(arguments, "train")
-    console = Console()
-    warnings.showwarning = lambda message, *_: console.print(f"warning: {message}", style="yellow", highlight=False)
+    how = {name: flag in arguments for name, flag in HOW.items()}
+    experiment = experiment_from([each for each in arguments if each not in HOW.values()], "train")
+    console = plain_console()
+    warnings.showwarning = lambda message, *_: console.print(f"warning: {message}", style="yellow")
 
     def say(line: str) -> None:
-        console.print(line, style="dim", highlight=False, soft_wrap=True)
+        console.print(line, style="yellow" if line.startswith("warning: ") else "dim")
 
     say(f"{experiment.name}: {experiment.num_steps} steps in {experiment.folder}")
-    result = fit(experiment, say=say, trackers=(ConsoleTracker(console),))
+    result = fit(experiment, say=say, trackers=(ConsoleTracker(console),), **how)
     if result.interrupted_by is not None:
-        console.print(
-            f"stopped by {result.interrupted_by} after step {result.step} of {experiment.num_steps}; saved {result.checkpoint}\n"
-            f"the same command again goes on from there",
-            highlight=False,
-            soft_wrap=True,
-        )
+        # The terminal may be what has gone.
+        with contextlib.suppress(OSError):
+            console.print(
+                f"stopped by {result.interrupted_by} after step {result.step} of {experiment.num_steps}; saved "
+                f"{result.checkpoint}\nthe same command again resumes from there"
+            )
         return 128 + signal.Signals[result.interrupted_by]
     show(result, console)
     return 0
@@ -58,14 +64,14 @@ def show(result: Result, console: Console) -> None:
     if sampled is not None:
         prompt, text = sampled
         console.print("\na sample of what the model writes after")
-        console.print(prompt, style="bold", highlight=False, markup=False)
-        console.print(text, style="cyan", highlight=False, markup=False)
+        console.print(prompt, style="bold")
+        console.print(text, style="cyan")
         experiment = prepared.experiment
         where = result.checkpoint if experiment.checkpoint.directory else experiment.folder
         lines.append(f"next          panax generate {where} --prompt {prompt!r}")
     console.print()
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line)
 
 
 def _sample(result: Result) -> tuple[str, str] | None:

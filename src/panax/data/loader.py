@@ -4,7 +4,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -12,6 +12,7 @@ from panax.core.errors import RecipeError
 
 Item = TypeVar("Item")
 _JOIN_SECONDS = 10.0
+_ASK_SECONDS = 0.5
 
 
 class Prefetched(Generic[Item]):
@@ -21,7 +22,10 @@ class Prefetched(Generic[Item]):
 
     Attributes:
         seconds_waited: How long `next` has waited for items, in total.
+        gives_up: Asked while an item is waited for, twice a second: true ends the wait, and with it the items.
     """
+
+    gives_up: Callable[[], bool] | None = None
 
     def __init__(self, iterable: Iterable[Item], size: int) -> None:
         if size < 1:
@@ -41,7 +45,7 @@ class Prefetched(Generic[Item]):
     def __next__(self) -> Item:
         started = time.perf_counter()
         try:
-            item = self._ahead.take()
+            item = self._ahead.take(self.gives_up)
         except BaseException:  # also Ctrl-C while waiting
             self.close()
             raise
@@ -103,9 +107,13 @@ class _Ahead:
             self._end = reason
             self._changed.notify_all()
 
-    def take(self) -> Any:
+    def take(self, gives_up: Callable[[], bool] | None = None) -> Any:
         with self._changed:
-            self._changed.wait_for(lambda: self._items or self._end is not None or self._stopped)
+            while not self._changed.wait_for(
+                lambda: self._items or self._end is not None or self._stopped, _ASK_SECONDS
+            ):
+                if gives_up is not None and gives_up():
+                    raise StopIteration
             if self._stopped:
                 raise StopIteration
             if self._items:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .throughput import Peak
@@ -23,7 +24,7 @@ class ConsoleTracker(Tracker):
         self.num_steps = num_steps
         self._start = time.perf_counter()
         self._first = first_step
-        self.console.print(f"MFU divides by {peak.source}", style="dim", highlight=False)
+        self.console.print(f"MFU divides by {peak.source}", style="dim", markup=False, highlight=False)
         console = self.console
         self._progress = Progress(
             TextColumn("training"),
@@ -43,7 +44,7 @@ class ConsoleTracker(Tracker):
         if self._progress is not None:
             self._progress.update(self._bar, completed=step)
         line = self._evaluation(values) if "evaluation/loss" in values else self._training(step, values)
-        self.console.print(f"[bold]{step:>6}[/]/{self.num_steps}  {line}", highlight=False, soft_wrap=True)
+        self.console.print(f"[bold]{step:>6}[/]/{self.num_steps}  {line}", markup=True, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         if self._progress is not None:
@@ -63,7 +64,7 @@ class ConsoleTracker(Tracker):
         for name, value in values.items():
             if name.startswith("speed/") and name.endswith(_PER_SECOND):
                 unit = name.removeprefix("speed/").removesuffix(_PER_SECOND)
-                parts.append(f"{value:,.0f} {'tok' if unit == 'tokens' else unit}/s")
+                parts.append(f"{value:,.0f} {'tok' if unit == 'tokens' else escape(unit)}/s")
         if "speed/mfu" in values:
             parts.append(f"MFU {values['speed/mfu']:.1%}")
         parts.append(f"{values['memory/bytes'] / 2**30:.2f} GiB")

@@ -13,6 +13,7 @@ from ..core.errors import CheckpointError
 from ..layers import Latent, MoE, Rotary, RotaryScaling, YarnScaling
 from ..models import DecoderConfig, DecoderTask, VitConfig, VitTask
 from ..parallel import Pipeline
+from .opaque import named
 
 _CLASSES = (
     DecoderTask,
@@ -26,21 +27,30 @@ _CLASSES = (
     VitTask,
     VitConfig,
 )
+_LISTED = 32
+"""The longest list that is written out where it holds more than words and numbers."""
+
 READABLE = {cls.__name__: cls for cls in _CLASSES}
 
 
 def describe(value: Any) -> Any:
-    """A dataclass (and what it holds) as JSON values, each with its `type`; what JSON can't say is named by its type."""
+    """A dataclass (and what it holds) as JSON values, each with its `type`; what JSON can't say is named (`opaque.py`)."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"type": type(value).__name__, **fields}
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and not (len(value) > _LISTED and any(map(_is_opaque, value))):
+        if hasattr(value, "_fields"):  # a named tuple of functions, as optax has them
+            return named(value)
         return [describe(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    return f"<{type(value).__module__}.{type(value).__qualname__}>"
+    return named(value)
+
+
+def _is_opaque(value: Any) -> bool:
+    return not (value is None or isinstance(value, bool | int | float | str))
 
 
 def read_task(text: str, where: str) -> Task:

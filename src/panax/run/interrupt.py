@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM as a flag that the loop reads between two steps; in a job of many processes, the same step for all."""
+"""Ctrl-C, SIGTERM and a closed terminal as a flag that the loop reads between two steps; in a job of many processes, the same
+step for all."""
 
 import os
 import signal
@@ -10,7 +11,9 @@ import jax
 
 
 class Interrupt:
-    """While it is entered, the first SIGINT or SIGTERM sets a flag; a second SIGINT raises KeyboardInterrupt at once.
+    """While it is entered, the first SIGINT, SIGTERM or SIGHUP sets a flag; a second SIGINT raises KeyboardInterrupt at once.
+
+    SIGHUP stays ignored where it is, as under `nohup`.
 
     Attributes:
         signal: The signal that came, or None.
@@ -22,10 +25,12 @@ class Interrupt:
 
     def __enter__(self) -> "Interrupt":
         # Of many processes, JAX's coordination service takes SIGTERM and finds a step at which all can stop.
-        taken = (signal.SIGINT, signal.SIGTERM) if jax.process_count() == 1 else (signal.SIGINT,)
+        taken = [signal.SIGINT, signal.SIGHUP] + ([signal.SIGTERM] if jax.process_count() == 1 else [])
         # Python delivers signals to the main thread only; elsewhere the caller's own handling stays.
         if threading.current_thread() is threading.main_thread():
             for number in taken:
+                if signal.getsignal(number) is signal.SIG_IGN and number == signal.SIGHUP:
+                    continue
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -45,6 +50,10 @@ class Interrupt:
                 return True
             return False
         return self.signal is not None
+
+    def gives_up_waiting(self) -> bool:
+        """Whether to stop although the data for the next step has not come; of many processes none may do so alone."""
+        return self.signal is not None and jax.process_count() == 1
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:

@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from ..core import TrainState
-from ..core.errors import DataError
+from ..core.errors import DataError, RecipeError
 from ..core.processes import is_first
-from ..metrics import Tracker
+from ..metrics import Lane, Tracker
 from ..train import evaluate_sent
 from .experiment import Experiment
 from .feed import feed
@@ -39,30 +40,56 @@ class Result:
     interrupted_by: str | None = None
 
 
-def fit(experiment: Experiment, *, say: Say = print, trackers: tuple[Tracker, ...] = (), devices: Any = None) -> Result:
-    """Train as the experiment says, from where the last checkpoint in its folder stands.
+def fit(
+    experiment: Experiment,
+    *,
+    fresh: bool = False,
+    accept_changes: bool = False,
+    say: Say = print,
+    trackers: tuple[Tracker, ...] = (),
+    devices: Any = None,
+) -> Result:
+    """Train as the experiment says, from the last checkpoint in its folder, if that is of the same experiment.
 
     Args:
-        say: Takes what a person should know, a line at a time.
+        fresh: Train from step 0; what an earlier run left in the folder is set aside.
+        accept_changes: Resume from a run of other settings or data, with its state and today's settings.
+        say: Takes what a person should know, a line at a time. It is called by a thread that reports alone.
         trackers: More places for the scalars to go, besides the JSONL log and TensorBoard.
-        devices: JAX devices to use; all of them unless told.
+        devices: JAX devices to use; None for all of them.
 
     Raises:
-        PanaxError: Something outside the program is wrong; the message says what to do.
+        PanaxError: Something outside the program is wrong; the message says what to do. A folder that holds another run's
+            checkpoints is a CheckpointError that lists what differs.
     """
-    say = say if is_first() else _unsaid
+    if fresh and accept_changes:
+        raise RecipeError("fresh starts from step 0, accept_changes resumes: give one of them")
+    with contextlib.closing(Lane("the console", threaded=not experiment.debug)) as told:
+        said = functools.partial(told.put, say) if is_first() else _unsaid
+        return _fit(experiment, fresh, accept_changes, said, trackers, devices, told)
+
+
+def _fit(
+    experiment: Experiment,
+    fresh: bool,
+    accept_changes: bool,
+    say: Say,
+    trackers: tuple[Tracker, ...],
+    devices: Any,
+    told: Lane,
+) -> Result:
     prepared = prepare(experiment, say, devices)
     for note in prepared.task.notes:
         say(f"{experiment.name}: {note}")
     with (
-        open_folder(prepared, say) as checkpointer,
+        open_folder(prepared, say, fresh=fresh) as checkpointer,
         open_memory(prepared, checkpointer, say) as memory,
         Interrupt() as interrupt,
     ):
-        start = begin(prepared, checkpointer, memory, say)
+        start = begin(prepared, checkpointer, memory, say, accept_changes=accept_changes)
         checkpointer.prepare(start.state)
         keeper = Keeper(experiment.checkpoint, checkpointer, memory, start.stored)
-        with contextlib.closing(Report(prepared, start.step, trackers, say)) as report:
+        with contextlib.closing(Report(prepared, start.step, trackers, say, told)) as report:
             return run(prepared, start, keeper, report, interrupt)
 
 
@@ -72,10 +99,13 @@ def run(prepared: Prepared, start: Start, keeper: Keeper, report: Report, interr
     state, position, number = start.state, start.position, start.step
     evaluation: Mapping[str, float] = {}
     with contextlib.closing(feed(prepared.data.train, step, position)) as batches:
+        batches.gives_up = interrupt.gives_up_waiting
         while number < experiment.num_steps and not interrupt.due(number):
             report.before_step(number)
             with report.clock.measure("data_stall"):
                 drawn = next(batches, None)
+            if drawn is None and interrupt.gives_up_waiting():
+                break
             if drawn is None:
                 raise DataError(
                     f"the data ended after {number} of {experiment.num_steps} steps; give more, or fewer steps"

@@ -13,6 +13,7 @@ from ..core.processes import is_first
 from ..metrics import (
     ExpertWatch,
     JsonlTracker,
+    Lane,
     Peak,
     StepClock,
     TensorBoardTracker,
@@ -39,11 +40,28 @@ class Report:
         peak: What model FLOPs utilisation divides by.
     """
 
-    def __init__(self, prepared: Prepared, first_step: int, trackers: tuple[Tracker, ...], say: Say):
+    def __init__(
+        self, prepared: Prepared, first_step: int, trackers: tuple[Tracker, ...], say: Say, told: Lane | None = None
+    ):
+        """
+        Args:
+            trackers: More places for the scalars to go.
+            told: Calls these trackers, and whatever `say` does.
+        """
         folder = Path(prepared.experiment.folder)
         self._prepared = prepared
         self._say = say
-        self._trackers = Trackers([*_own_trackers(folder, first_step), *trackers] if is_first() else [])
+        threaded = not prepared.experiment.debug
+        self._log, curves = (
+            Lane(str(folder / name), say, threaded=threaded) for name in ("metrics.jsonl", "tensorboard")
+        )
+        own = (
+            (JsonlTracker(folder / "metrics.jsonl"), self._log),
+            (TensorBoardTracker(folder / "tensorboard", first_step + 1), curves),
+        )
+        told = told or Lane("the trackers", say, threaded=threaded)
+        self._trackers = Trackers([*own, *((tracker, told) for tracker in trackers)] if is_first() else [])
+        self._lanes = (self._log, curves)
         self._watch = ExpertWatch(prepared.task.router_layers)
         self._pictured = 0
         self._pending: tuple[int, Mapping[str, Any], Position] | None = None
@@ -61,8 +79,12 @@ class Report:
         first = self._prepared.experiment.profile
         if first and number >= first and self._profiled is None:
             self.flush()
-            jax.profiler.start_trace(str(self._profile_folder))
-            self._profiling, self._profiled = True, 0
+            self._profiled = 0
+            try:
+                jax.profiler.start_trace(str(self._profile_folder))
+                self._profiling = True
+            except (OSError, RuntimeError) as error:
+                self._say(f"warning: no profile is written: {error}")
         elif self._profiling and self._profiled is not None:
             self._profiled += 1
             if self._profiled == PROFILED_STEPS:
@@ -119,7 +141,7 @@ class Report:
             return
         parts = account_of(self._prepared.data.train, position)
         if parts:
-            write_account(Path(self._prepared.experiment.folder), number, parts)
+            self._log.put(write_account, Path(self._prepared.experiment.folder), number, parts)
         for line in lines_of(parts):
             self._say(line)
 
@@ -128,6 +150,8 @@ class Report:
             self._profiled += 1
             self._end_profile()
         self._trackers.close()
+        for lane in self._lanes:
+            lane.close()
 
     def _record(self, number: int, values: Mapping[str, float], position: Position) -> None:
         experiment = self._prepared.experiment
@@ -169,13 +193,13 @@ class Report:
     def _end_profile(self) -> None:
         with contextlib.suppress(TrainingError):
             self.flush()
-        jax.profiler.stop_trace()
         self._profiling = False
+        try:
+            jax.profiler.stop_trace()
+        except (OSError, RuntimeError) as error:
+            self._say(f"warning: the profile can't be written: {error}")
+            return
         self._say(f"profile of {self._profiled} steps written below {self._profile_folder / 'plugins'}")
-
-
-def _own_trackers(folder: Path, first_step: int) -> list[Tracker]:
-    return [JsonlTracker(folder / "metrics.jsonl"), TensorBoardTracker(folder / "tensorboard", first_step + 1)]
 
 
 def find_peak(prepared: Prepared) -> Peak:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import tempfile
 from collections.abc import Iterator
@@ -11,20 +10,18 @@ from pathlib import Path
 import equinox as eqx
 import jax
 
-from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, agreeing, restore, run_identity
+from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, agreeing, only_job, restore
 from ..core import Position, TrainState
 from ..core.errors import CheckpointError, DamagedError
+from ..core.lock import locked
 from ..core.processes import is_first
 from ..core.state import averages_of
-from .description import describe, differences
+from .description import describe
+from .earlier import SETTINGS, check_same_run, position_in, set_aside
 from .prepare import Prepared, Say
 
-SETTINGS = "experiment.json"
 MODEL = "model.json"
 TOKENIZER = "tokenizer.json"
-
-FREE = ("directory", "log_every", "profile", "checkpoint", "evaluate", "mesh", "debug")
-"""Settings that may change between two runs of one experiment without changing what is trained."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,19 +41,32 @@ class Start:
 
 
 @contextlib.contextmanager
-def open_folder(prepared: Prepared, say: Say) -> Iterator[Checkpointer]:
-    """Make the run's folder, lock it against a second job, and hand out its checkpoints.
+def open_folder(prepared: Prepared, say: Say, *, fresh: bool = False) -> Iterator[Checkpointer]:
+    """Make the run's folder, lock it and its checkpoints against a second job, and hand out its checkpointer.
 
-    Of a job of many processes the first one holds the lock.
+    In a job of many processes the first one holds the locks.
+
+    Args:
+        fresh: Set aside what an earlier run left.
 
     Raises:
-        CheckpointError: The folder can't be written, or another job trains in it.
+        CheckpointError: The folder can't be written, or another job trains in it or writes to the same checkpoints.
     """
-    folder = Path(prepared.experiment.folder)
-    config = prepared.experiment.checkpoint
-    with _locked(folder) if is_first() else contextlib.nullcontext():
-        checkpointer = Checkpointer(config.directory or folder / "checkpoints", config, attachments(prepared), say)
-        checkpointer.sweep()
+    experiment = prepared.experiment
+    folder, config = Path(experiment.folder), experiment.checkpoint
+    where = config.directory or folder / "checkpoints"
+    with contextlib.ExitStack() as locks:
+        with agreeing():
+            if is_first():
+                locks.enter_context(_locked(folder))
+                locks.enter_context(only_job(str(where)))
+                if fresh:
+                    set_aside(experiment, say)
+        checkpointer = Checkpointer(where, config, attachments(prepared), say)
+        with agreeing():
+            if is_first():
+                checkpointer.claim()
+                checkpointer.sweep()
         try:
             yield checkpointer
         except BaseException:
@@ -73,7 +83,7 @@ def open_memory(prepared: Prepared, checkpointer: Checkpointer, say: Say) -> Ite
     if not config.every:
         yield None
         return
-    memory = MemoryTier(config, run_identity(checkpointer.store), say)
+    memory = MemoryTier(config, checkpointer.run_name(), say)
     try:
         yield memory
     except BaseException:
@@ -86,18 +96,16 @@ def open_memory(prepared: Prepared, checkpointer: Checkpointer, say: Say) -> Ite
 def _locked(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / ".lock", "w")  # noqa: SIM115
+        lock = locked(folder / ".lock")
+    except BlockingIOError as error:
+        raise CheckpointError(
+            f"another process is training in {folder}; wait for it, stop it, or choose another folder with --directory"
+        ) from error
     except OSError as error:
         raise CheckpointError(
             f"can't write to the run's folder {folder}: {error}; choose another with --directory"
         ) from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CheckpointError(
-                f"another process is training in {folder}; wait for it, stop it, or choose another folder with --directory"
-            ) from error
         yield
 
 
@@ -114,44 +122,49 @@ def attachments(prepared: Prepared) -> dict[str, str]:
     return files
 
 
-def begin(prepared: Prepared, checkpointer: Checkpointer, memory: MemoryTier | None, say: Say) -> Start:
+def begin(
+    prepared: Prepared, checkpointer: Checkpointer, memory: MemoryTier | None, say: Say, *, accept_changes: bool = False
+) -> Start:
     """Restore the newest whole state, from the memory of hosts or from the store, or draw (or load) the first state.
 
+    Args:
+        accept_changes: Resume a run whose settings or data were others.
+
     Raises:
-        CheckpointError: The checkpoint is of another model, the store can't be read, or all checkpoints are damaged.
+        DataError: The data has changed, and that is not accepted.
+        CheckpointError: The checkpoint is of another model or run, the store can't be read, or all checkpoints are damaged.
     """
     remembered = None if memory is None else memory.newest()
     for checkpoint in checkpointer.newest_first():
         if remembered is not None and remembered.manifest.step >= checkpoint.manifest.step:
-            start = begin_from_memory(prepared, remembered, say)
+            start = begin_from_memory(prepared, remembered, say, accept_changes)
             if start is not None:
                 return start
             remembered = None
         try:
-            return begin_from(prepared, checkpoint, say)
+            return begin_from(prepared, checkpoint, say, accept_changes)
         except DamagedError as error:
             checkpointer.distrust(checkpoint.manifest.step, error)
-    start = None if remembered is None else begin_from_memory(prepared, remembered, say)
+    start = None if remembered is None else begin_from_memory(prepared, remembered, say, accept_changes)
     if start is not None:
         return start
     if checkpointer.distrusted:
         raise CheckpointError(
             f"no checkpoint in {checkpointer.store.url} is whole; look at them with `panax checkpoint verify`, then remove them, "
-            f"or start anew in another folder with --directory"
+            f"or start from step 0 with --fresh"
         )
     return Start(first_state(prepared, say), 0, None, None)
 
 
-def begin_from(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> Start:
+def begin_from(prepared: Prepared, checkpoint: Checkpoint, say: Say, accept_changes: bool = False) -> Start:
     """Where a checkpoint ends, saying what has changed since."""
     with agreeing():
-        changed = changed_settings(prepared, checkpoint)
+        check_same_run(prepared.experiment, checkpoint, accept_changes=accept_changes, say=say)
+    position = position_in(prepared, checkpoint, accept_changes=accept_changes, say=say)
     state = _restored(prepared, checkpoint, say)
     step = checkpoint.manifest.step
-    say(f"going on from step {step} of {prepared.experiment.num_steps}: {checkpoint.url}")
-    for line in changed:
-        say(f"changed since that checkpoint: {line}")
-    return Start(state, step, checkpoint.manifest.host["data"], step)
+    say(f"resuming from step {step} of {prepared.experiment.num_steps}: {checkpoint.url}")
+    return Start(state, step, position, step)
 
 
 def _restored(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState:
@@ -173,10 +186,12 @@ def _restored(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainStat
     return _averaging_anew(prepared, state)
 
 
-def begin_from_memory(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> Start | None:
+def begin_from_memory(
+    prepared: Prepared, checkpoint: Checkpoint, say: Say, accept_changes: bool = False
+) -> Start | None:
     """Where the copy in memory ends; None, saying so, where it can't be used: the store is there."""
     try:
-        return dataclasses.replace(begin_from(prepared, checkpoint, say), stored=None)
+        return dataclasses.replace(begin_from(prepared, checkpoint, say, accept_changes), stored=None)
     except CheckpointError as error:
         say(f"warning: the copy of step {checkpoint.manifest.step} in memory is not used: {error}")
         return None
@@ -213,16 +228,3 @@ def _averaging_anew(prepared: Prepared, state: TrainState) -> TrainState:
         return state
     free = eqx.filter(state.params, program.trainable)
     return dataclasses.replace(state, averaged=jax.jit(averages_of, out_shardings=places)(free))
-
-
-def changed_settings(prepared: Prepared, checkpoint: Checkpoint) -> list[str]:
-    """The settings that decide what is trained, and are not those the checkpoint was saved with."""
-    text = checkpoint.attachment(SETTINGS)
-    if text is None:
-        return []
-    before = json.loads(text)
-    now = describe(prepared.experiment)
-    for name in FREE:
-        before.pop(name, None)
-        now.pop(name, None)
-    return list(differences(before, now))

@@ -8,6 +8,7 @@ and training keeps its cache.
 import contextlib
 import errno
 import os
+import re
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from .direct import FROM_BYTES, PAGE, address, read_direct
 from .store import Buffer, Entry, MissingError, checked_path
 
 TEMPORARY = ".tmp"
+_PARTIAL = re.compile(r"\.[0-9a-f]{32}" + re.escape(TEMPORARY))
 _WRITE_BYTES = 2**24
 
 
@@ -136,12 +138,13 @@ class LocalStore:
                     break
                 folder = folder.parent
 
-    def sweep(self) -> None:
-        """Remove what writers that were killed have left under temporary names. No writer may be at work."""
+    def sweep(self, folders: Iterable[str] = ("",)) -> None:
+        """Remove what writers that were killed have left under temporary names in these folders. No writer may be at work."""
         try:
-            for folder, _, names in os.walk(self._root):
-                for name in filter(_is_partial, names):
-                    Path(folder, name).unlink(missing_ok=True)
+            for each in folders:
+                for folder, _, names in os.walk(self._within(each)):
+                    for name in filter(_is_partial, names):
+                        Path(folder, name).unlink(missing_ok=True)
         except OSError as error:
             raise _unremovable(self._root, error) from error
 
@@ -234,7 +237,7 @@ def _unremovable(file: Path, error: OSError) -> StoreError:
 
 
 def _is_partial(name: str) -> bool:
-    return name.startswith(".") and name.endswith(TEMPORARY)
+    return _PARTIAL.fullmatch(name) is not None
 
 
 def _check_range(path: str, start: int, stop: int) -> None:

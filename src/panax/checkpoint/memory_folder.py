@@ -1,0 +1,113 @@
+"""Where a run's copies lie in a host's memory, and which folders there may be removed: those that Panax made and marked.
+
+/dev/shm/panax-1000/            `checkpoint.memory.directory`: whatever else is in it is left alone
+    panax-copies-1000/          this user's alone (mode 0700)
+        0123456789abcdef/       one run's
+            panax-copies        the mark: made here first, locked while a job uses the folder
+            step_00000100/...
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import IO
+
+from ..core.errors import CheckpointError
+from ..core.private_folder import is_own_file, is_own_folder, private_folder
+
+STALE_SECONDS = 24 * 3600.0
+"""Copies of a run that wrote none for so long, and that no job uses, are those of a job that was never started again."""
+
+MARK = "panax-copies"
+_TEXT = "Panax keeps copies of a run's state here, and removes this folder when they are a day old.\n"
+_RUN = re.compile("[0-9a-f]{16}")
+
+
+class MemoryFolder:
+    """The folder of one run's copies. It is made, marked, and locked (by all processes of the job on this host together).
+
+    Attributes:
+        path: The folder.
+    """
+
+    def __init__(self, directory: Path, run: str) -> None:
+        """
+        Raises:
+            CheckpointError: It can't be made, is a link or another user's, or others may write to it.
+        """
+        try:
+            if directory.is_symlink():
+                raise PermissionError(f"{directory} is a link to {os.readlink(directory)}; expected a folder")
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            copies = private_folder(directory / f"panax-copies-{os.geteuid()}")
+            _remove_stale(copies, run)
+            self.path = private_folder(copies / run)
+            self._mark = _marked(self.path)
+        except OSError as error:
+            raise CheckpointError(
+                f"copies can't be kept in memory in {directory}: {error}; name another folder with $PANAX_MEMORY"
+            ) from error
+
+    def check(self) -> None:
+        """See that the folder is still the one that was made, before anything in it is removed.
+
+        Raises:
+            CheckpointError: It is not.
+        """
+        if not (is_own_folder(self.path) and is_own_file(self.path / MARK)):
+            raise CheckpointError(
+                f"{self.path} is no longer the folder that this job made for its copies; nothing in it is removed. "
+                f"See who changed it, or name another folder with $PANAX_MEMORY"
+            )
+
+    def remove(self) -> None:
+        """Remove the folder: the store holds what is newer. What can't be removed is removed by a later job."""
+        if is_own_folder(self.path) and is_own_file(self.path / MARK):
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        self._mark.close()
+
+
+def _marked(folder: Path) -> IO[str]:
+    """The folder's mark, made where it is missing, under a lock that several processes of a job share."""
+    mark = folder / MARK
+    if not mark.exists() and any(folder.iterdir()):
+        raise PermissionError(f"{folder} was not made by Panax: {MARK} is missing in it")
+    descriptor = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    file = os.fdopen(descriptor, "r+", encoding="utf-8")
+    try:
+        if not is_own_file(mark):
+            raise PermissionError(f"{mark} is not a file that only this user may write to")
+        if not file.read(1):
+            file.write(_TEXT)
+            file.flush()
+        # Only `_remove_stale` takes it for itself alone, for a moment, and never waits.
+        fcntl.flock(file, fcntl.LOCK_SH)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _remove_stale(copies: Path, run: str) -> None:
+    """Remove the marked folders of runs that no job uses and that have been left as they are for a day."""
+    for path in copies.iterdir():
+        mark = path / MARK
+        if path.name == run or not _RUN.fullmatch(path.name) or not is_own_folder(path) or not is_own_file(mark):
+            continue
+        # Another job may remove it at the same time.
+        with contextlib.suppress(FileNotFoundError), open(mark, encoding="utf-8") as file:
+            newest = max(os.lstat(found).st_mtime for found in (path, *path.rglob("*")))
+            if file.read() != _TEXT or time.time() - newest <= STALE_SECONDS:
+                continue
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue  # A job uses it.
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,125 @@
+"""The record of a run, kept beside its checkpoints under a name that is known without a list: `run/run.json`.
+
+A list of an object store can be empty although checkpoints are there: a proxy's page answered instead, or the list is an old one.
+So the record is read by its name, says which step was committed last, and must itself be in the list. It also names the job that
+writes here: one that was taken for dead finds another's name in it, and stops saving.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..core.errors import CheckpointError
+from ..core.lock import locked
+from ..core.private_folder import private_folder
+from ..stores import MissingError, Store, is_remote
+from .manifest import checksum
+
+FOLDER = "run"
+FILE = f"{FOLDER}/run.json"
+
+_ID = re.compile("[0-9a-f]{16}")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """What is known of the run whose checkpoints a store holds.
+
+    Attributes:
+        run: Names the run for good: 16 hexadecimal digits.
+        writer: Names the job that writes: 16 hexadecimal digits.
+        newest: The step that was committed last; None before the first.
+    """
+
+    run: str
+    writer: str
+    newest: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in (self.run, self.writer):
+            if not isinstance(name, str) or not _ID.fullmatch(name):
+                raise ValueError(f"expected 16 hexadecimal digits, got {name!r}")
+        if self.newest is not None and (type(self.newest) is not int or self.newest < 0):
+            raise ValueError(f"expected a step, got {self.newest!r}")
+
+
+def read_record(store: Store) -> RunRecord | None:
+    """The record in a store; None where there is none.
+
+    Raises:
+        CheckpointError: What is there is not a record.
+        StoreError: The store can't be read.
+    """
+    try:
+        text = store.read(FILE)
+    except MissingError:
+        return None
+    try:
+        outer = json.loads(text)
+        if outer["checksum"] != _seal(outer["record"]):
+            raise ValueError("its checksum does not hold")
+        return RunRecord(**outer["record"])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CheckpointError(f"{store.url}/{FILE} is not the record of a run: {error}") from error
+
+
+def write_record(store: Store, record: RunRecord) -> None:
+    """Put a record into a store, in place of the one before.
+
+    Raises:
+        StoreError: The store refused.
+    """
+    fields = dataclasses.asdict(record)
+    store.write(FILE, [json.dumps({"checksum": _seal(fields), "record": fields}).encode()])
+
+
+def check_listed(store: Store, folders: Collection[str]) -> None:
+    """See that a list of a store's folders holds the record, which is there.
+
+    Raises:
+        CheckpointError: It does not.
+    """
+    if FOLDER not in folders:
+        raise CheckpointError(
+            f"{store.url} holds a run's record ({FILE}), but the list that the store answers lacks it: the answer is not a list "
+            f"of this place, or an old one, so what checkpoints there are is not known. See that the endpoint and its proxies "
+            f"answer lists, then run the same command again"
+        )
+
+
+@contextmanager
+def only_job(url: str) -> Iterator[None]:
+    """Keep other jobs of this machine from writing checkpoints to the same place while this one does.
+
+    Raises:
+        CheckpointError: Another job writes there, or the lock can't be made.
+    """
+    try:
+        if is_remote(url):
+            folder = private_folder(Path(tempfile.gettempdir()) / f"panax-locks-{os.geteuid()}")
+            file = folder / checksum(url.rstrip("/").encode())
+        else:
+            folder = Path(url).expanduser()
+            folder.mkdir(parents=True, exist_ok=True)
+            file = folder / ".lock"
+        lock = locked(file)
+    except BlockingIOError as error:
+        raise CheckpointError(
+            f"another process writes checkpoints to {url}; wait for it, stop it, or choose another place with "
+            f"--checkpoint.directory"
+        ) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"can't write checkpoints to {url}: {error}; choose another place with --checkpoint.directory"
+        ) from error
+    with lock:
+        yield
+
+
+def _seal(record: dict[str, object]) -> str:
+    return checksum(json.dumps(record, sort_keys=True).encode())

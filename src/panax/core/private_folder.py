@@ -1,0 +1,76 @@
+"""Folders that nobody else can have put anything into: where a file is trusted, or removed, because of where it lies."""
+
+import functools
+import grp
+import os
+import pwd
+import stat
+from pathlib import Path
+
+
+def private_folder(path: str | Path) -> Path:
+    """Make a folder that only this user can write to, or check that it is one.
+
+    What it lies in is made too, where it is missing, and must be this user's or root's; a folder that all may write to
+    must be sticky, as `/tmp` and `/dev/shm` are, so that nobody can put another folder in this one's place.
+
+    Returns:
+        The folder, without links in its path.
+
+    Raises:
+        PermissionError: It is a link, it or a folder above it belongs to somebody else, or others may write to it.
+        OSError: It can't be made.
+    """
+    path = Path(path)
+    if path.is_symlink():
+        raise PermissionError(f"{path} is a link to {os.readlink(path)}; expected a folder of this user's own")
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = path.resolve()
+    _check(found, owners=(os.geteuid(),), sticky=False)
+    for parent in found.parents:
+        _check(parent, owners=(os.geteuid(), 0), sticky=True)
+    return found
+
+
+def is_own_file(path: str | Path) -> bool:
+    """Whether a path is a regular file, not a link, of this user, which nobody else may write to."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not _others_write(found)
+
+
+def is_own_folder(path: str | Path) -> bool:
+    """Whether a path is a folder, not a link, of this user, which nobody else may write to."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not _others_write(found)
+
+
+def _check(folder: Path, owners: tuple[int, ...], *, sticky: bool) -> None:
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(f"{folder} is not a folder; expected a folder of this user's own")
+    if found.st_uid not in owners:
+        raise PermissionError(f"{folder} belongs to user {found.st_uid}, not to this user ({os.geteuid()})")
+    if _others_write(found) and not (sticky and found.st_mode & stat.S_ISVTX):
+        raise PermissionError(f"others may write to {folder}; run `chmod go-w {folder}`, or choose another folder")
+
+
+def _others_write(found: os.stat_result) -> bool:
+    by_group = found.st_mode & stat.S_IWGRP and found.st_gid != _private_group()
+    return bool(by_group or found.st_mode & stat.S_IWOTH)
+
+
+@functools.cache
+def _private_group() -> int | None:
+    """The group that holds this user alone, as many systems make one for each user; None where there is no such group."""
+    try:
+        user = pwd.getpwuid(os.geteuid())
+        group = grp.getgrgid(user.pw_gid)
+    except KeyError:
+        return None
+    return user.pw_gid if group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name} else None

@@ -1,0 +1,101 @@
+"""Calls that only report, made one after the other by a thread: training neither waits for them nor ends with them."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+MOST_WAITING = 10_000
+"""Calls that may wait; further ones are left out until there is room."""
+
+CLOSE_SECONDS = 10.0
+"""How long the end of a run waits for what has not been reported yet."""
+
+_LOG = logging.getLogger("panax.metrics")
+
+
+class Lane:
+    """A thread of its own for one place that reports go to: a file, a terminal, somebody's server.
+
+    What fails there is one warning, whatever follows; later calls are made all the same.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        warn: Callable[[str], None] = _LOG.warning,
+        *,
+        threaded: bool = True,
+        most_waiting: int = MOST_WAITING,
+        close_seconds: float = CLOSE_SECONDS,
+    ) -> None:
+        """
+        Args:
+            name: What warnings call it.
+            warn: Takes a warning; must not raise.
+            threaded: False makes each call at once, in the caller's thread, as a debugger wants it.
+        """
+        self._name, self._warn = name, warn
+        self._most, self._close_seconds = most_waiting, close_seconds
+        self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._changed = threading.Condition()
+        self._closed = self._failed = self._full = False
+        self._lost = 0
+        self._thread: threading.Thread | None = None
+        if threaded:
+            # A daemon: a file system that does not answer must not keep the process.
+            self._thread = threading.Thread(target=self._run, name=f"panax-{name}", daemon=True)
+            self._thread.start()
+
+    def put(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Call a function soon, in the order of the calls; never waits, never raises."""
+        if self._thread is None:
+            self._call(function, arguments)
+            return
+        full = False
+        with self._changed:
+            if len(self._calls) >= self._most or self._closed:
+                self._lost += 1
+                full, self._full = not self._full, True
+            else:
+                self._calls.append((function, arguments))
+                self._changed.notify_all()
+        if full:
+            self._warn(f"warning: {self._name} does not keep up: reports are left out; training goes on")
+
+    def close(self) -> None:
+        """Wait for what has been put, but not for long: a place that does not answer is given up, with a warning."""
+        if self._thread is None:
+            return
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(self._close_seconds)
+        left = len(self._calls) + self._thread.is_alive()
+        if left:
+            self._warn(f"warning: {self._name} does not answer: {left + self._lost} reports are lost")
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._calls or self._closed)
+                if not self._calls:
+                    return
+                call = self._calls.popleft()
+            self._call(*call)
+
+    def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        try:
+            function(*arguments)
+        except BaseException as error:
+            if self._thread is None and not isinstance(error, Exception):
+                raise
+            self._lost += 1
+            if not self._failed:
+                self._failed = True
+                self._warn(f"warning: {self._name} can't be written, and training goes on without it: {_reason(error)}")
+
+
+def _reason(error: BaseException) -> str:
+    return f"{error}" if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"

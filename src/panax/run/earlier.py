@@ -1,0 +1,163 @@
+"""What an earlier run left in a run's folder: whether this one is the same, what differs, and setting it aside."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import Checkpoint, step_of
+from ..checkpoint.record import FOLDER as RECORD
+from ..core import Position
+from ..core.errors import CheckpointError, DataError
+from ..stores import is_remote
+from .account import ACCOUNT
+from .description import describe, differences
+from .experiment import Experiment
+from .prepare import Prepared, Say
+
+SETTINGS = "experiment.json"
+"""The name under which a checkpoint holds the settings of its run."""
+
+FREE = ("name", "directory", "log_every", "profile", "checkpoint", "evaluate", "mesh", "rules", "debug")
+"""Settings that may change between two runs of one experiment without changing what is trained."""
+
+GROWING = "num_steps"
+"""May grow from one run to the next."""
+
+WAYS_ON = (
+    "To train from step 0, give --fresh (fresh=True): what is there is set aside, not removed. To keep it as it is, give this "
+    "run another --name or --directory"
+)
+KEEPING = (
+    "To go on from its trained state all the same, give --accept-changes (accept_changes=True); data that has changed then "
+    "begins again"
+)
+
+
+def check_same_run(experiment: Experiment, checkpoint: Checkpoint, *, accept_changes: bool, say: Say) -> None:
+    """See that a checkpoint is of the run that the experiment describes, and say what has changed.
+
+    Raises:
+        CheckpointError: It is of another run, and changes are not accepted; or there is nothing left to train.
+    """
+    step = checkpoint.manifest.step
+    changed = changed_settings(experiment, checkpoint)
+    other = [line for line in changed if not line.startswith(f"{GROWING}: ")]
+    if step > experiment.num_steps:
+        raise CheckpointError(
+            f"{checkpoint.url} is of step {step}, beyond num_steps={experiment.num_steps}: nothing would be trained. To use its "
+            f"model, name it (panax generate, panax export). {WAYS_ON}"
+        )
+    if other and (not accept_changes or step == experiment.num_steps):
+        raise CheckpointError(
+            f"{checkpoint.url} is of a run with other settings ({step} of {experiment.num_steps} steps are done):\n"
+            + "".join(f"  {line}\n" for line in other)
+            + (f"{WAYS_ON}. " + (KEEPING if step < experiment.num_steps else f"{KEEPING}, with more --num-steps"))
+        )
+    for line in changed:
+        say(f"changed since that checkpoint: {line}")
+    if step == experiment.num_steps:
+        say(f"all {step} steps are done: nothing is trained; --fresh (fresh=True) trains from step 0 again")
+
+
+def position_in(prepared: Prepared, checkpoint: Checkpoint, *, accept_changes: bool, say: Say) -> Position | None:
+    """Where the data goes on after a checkpoint; None, saying so, where it has changed and that is accepted.
+
+    Raises:
+        DataError: The data has changed.
+    """
+    position = checkpoint.manifest.host["data"]
+    if position is None:
+        return None
+    try:
+        closing = prepared.data.train.batches(position)
+        getattr(closing, "close", lambda: None)()
+    except DataError as error:
+        if not accept_changes:
+            raise DataError(f"{error}. {WAYS_ON}. {KEEPING}") from error
+        say(f"the data begins again: {error}")
+        return None
+    return position
+
+
+def changed_settings(experiment: Experiment, checkpoint: Checkpoint) -> list[str]:
+    """The settings that decide what is trained, and are not those the checkpoint was saved with, a line each."""
+    text = checkpoint.attachment(SETTINGS)
+    if text is None:
+        return []
+    try:
+        before = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{SETTINGS} of {checkpoint.url} is not JSON: {error}") from error
+    if not isinstance(before, dict):
+        raise CheckpointError(f"{SETTINGS} of {checkpoint.url} holds no settings")
+    before, now = with_defaults(before, experiment), describe(experiment)
+    for name in FREE:
+        before.pop(name, None)
+        now.pop(name, None)
+    return list(differences(before, now))
+
+
+def with_defaults(before: Mapping[str, Any], value: Any) -> dict[str, Any]:
+    """Earlier settings, and the defaults of those that did not exist yet when they were saved."""
+    filled = dict(before)
+    for field in dataclasses.fields(value):
+        inner = getattr(value, field.name)
+        if field.name not in before:
+            if field.default is not dataclasses.MISSING:
+                filled[field.name] = describe(field.default)
+            elif field.default_factory is not dataclasses.MISSING:
+                filled[field.name] = describe(field.default_factory())
+        elif _same_kind(before[field.name], inner):
+            filled[field.name] = with_defaults(before[field.name], inner)
+    return filled
+
+
+def _same_kind(before: Any, value: Any) -> bool:
+    is_settings = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return is_settings and isinstance(before, dict) and before.get("type") == type(value).__name__
+
+
+def set_aside(experiment: Experiment, say: Say) -> None:
+    """Move what an earlier run left into `before-1` (or the next number) beside it; what Panax did not make stays.
+
+    Raises:
+        CheckpointError: It is in an object store, where nothing can be moved; or it can't be moved.
+    """
+    folder = Path(experiment.folder)
+    where = experiment.checkpoint.directory
+    if where and is_remote(where):
+        raise CheckpointError(
+            f"--fresh can't set checkpoints in {where} aside: objects can't be moved. Give --checkpoint.directory another "
+            f"address, or remove them with `panax checkpoint rm` and its folder {RECORD}/"
+        )
+    checkpoints = Path(where).expanduser() if where else folder / "checkpoints"
+    found = [folder / name for name in ("metrics.jsonl", "tensorboard", ACCOUNT)]
+    try:
+        _move(folder, [path for path in found if path.exists()], say)
+        _move(checkpoints, [*_of_checkpoints(checkpoints)], say)
+    except OSError as error:
+        raise CheckpointError(
+            f"what an earlier run left in {folder} can't be set aside: {error}; choose another --directory"
+        ) from error
+
+
+def _of_checkpoints(folder: Path) -> Iterator[Path]:
+    if folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and (path.name == RECORD or step_of(path.name) is not None):
+                yield path
+
+
+def _move(folder: Path, paths: list[Path], say: Say) -> None:
+    if not paths:
+        return
+    number = 1
+    while (folder / f"before-{number}").exists():
+        number += 1
+    aside = folder / f"before-{number}"
+    aside.mkdir()
+    for path in paths:
+        path.rename(aside / path.name)
+    say(f"what was in {folder} is now in {aside}")
