@@ -467,3 +467,14 @@ def test_a_full_disk_is_warned_of_tried_again_and_loses_nothing(tmp_path):
     assert "the checkpoint of step 1 is whole" in run.stdout
     assert "steps: [1, 3]" in run.stdout
     assert not list(tmp_path.rglob("*.tmp")) and not [p for p in tmp_path.rglob("step_00000002/**/*") if p.is_file()]
+
+
+def test_a_loss_that_is_not_finite_is_no_best(tmp_path, placement):
+    checkpointer = Checkpointer(tmp_path, CheckpointConfig(keep_last=1, keep_best=1), say=lambda line: None)
+    state = tree(placement)
+    for step, loss in ((1, 2.0), (2, float("nan")), (3, float("-inf")), (4, 3.0), (5, float("nan"))):
+        checkpointer.save(state, step, {"data": None}, loss)
+        checkpointer.finish()
+    again = Checkpointer(tmp_path)
+    assert again.steps() == [1, 5]
+    assert again.best() == 1 and next(again.best_first()).manifest.step == 1

@@ -3,8 +3,8 @@
 In tests: `from servers.fixtures import ...`. By hand, with `tests` on the path: `python -m servers --help`.
 """
 
-from .faults import KINDS, Fault, Faults
+from .faults import KINDS, WRONG_ANSWERS, Fault, Faults
 from .proxy import FaultProxy
 from .s3 import S3Server
 
-__all__ = ["KINDS", "Fault", "FaultProxy", "Faults", "S3Server"]
+__all__ = ["KINDS", "WRONG_ANSWERS", "Fault", "FaultProxy", "Faults", "S3Server"]

@@ -14,6 +14,19 @@ KINDS = ("500", "502", "503", "504", "429", "404", "403", "reset", "lost", "slow
 """Statuses answered without asking the server; the connection reset before it is asked, or after it has done what was asked
 and before it answers (lost); a pause in mid-body; the body cut there; one bit flipped in what is read, or in what is written."""
 
+WRONG_ANSWERS = {
+    "page": b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Sign in to the network</body></html>",
+    "error": b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>InternalError</Code><Message>Try again</Message></Error>',
+    "empty": b'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+    b"<KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>",
+    "repeated": b'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+    b"<KeyCount>1</KeyCount><IsTruncated>true</IsTruncated><NextContinuationToken>again</NextContinuationToken><Contents>"
+    b"<Key>run/step_00000001/x</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><Size>1</Size></Contents>"
+    b"</ListBucketResult>",
+}
+"""Bodies that are answered with status 200 in place of what was asked for. "stale" answers what the same request was answered
+when it was first made."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fault:
@@ -38,8 +51,8 @@ class Fault:
     at: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind={self.kind!r}; expected one of {', '.join(KINDS)}")
+        if self.kind not in (*KINDS, *WRONG_ANSWERS, "stale"):
+            raise ValueError(f"kind={self.kind!r}; expected one of {', '.join((*KINDS, *WRONG_ANSWERS, 'stale'))}")
 
 
 @dataclasses.dataclass(frozen=True)

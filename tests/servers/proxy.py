@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
-from .faults import Fault, Faults
+from .faults import WRONG_ANSWERS, Fault, Faults
 
 _PIECE_BYTES = 2**18
 _CODES = {
@@ -43,6 +43,7 @@ class FaultProxy:
         self._server = _Server(("127.0.0.1", port), _Handler)
         self._server.faults, self._server.upstream = self.faults, (where.hostname, where.port)
         self._server.opaque_tags = opaque_tags
+        self._server.first_answers = {}
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
 
@@ -63,6 +64,8 @@ class _Server(ThreadingHTTPServer):
     faults: Faults
     upstream: tuple[str, int]
     opaque_tags: bool
+    first_answers: dict[str, bytes]
+    """By path with query: the bodies of lists, for "stale"."""
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Connections that break are what this is for."""
@@ -97,6 +100,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._refuse(int(kind))
             elif kind == "reset":
                 self._reset()
+            elif kind in WRONG_ANSWERS:
+                self._say(200, WRONG_ANSWERS[kind])
+            elif kind == "stale" and self.path in self.server.first_answers:
+                self._say(200, self.server.first_answers[self.path])
             else:
                 # Counted until the answer is there: the client may send its next request as soon as it has it.
                 with self.server.faults.request():
@@ -135,7 +142,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, answer: http.client.HTTPResponse, fault: Fault | None) -> None:
         length = answer.getheader("Content-Length")
-        whole = answer.read() if length is None else None
+        is_list = "list-type=" in self.path
+        whole = answer.read() if length is None or is_list else None
+        if is_list and whole is not None:
+            self.server.first_answers.setdefault(self.path, whole)
         size = int(length) if length is not None else len(whole or b"")
         self.send_response_only(answer.status, answer.reason)
         for name, value in answer.getheaders():
@@ -161,7 +171,9 @@ class _Handler(BaseHTTPRequestHandler):
             pass
         # As some servers do, it repeats what it was sent, to see that no client shows it.
         said = f"<Message>{self.headers.get('Authorization', '')}</Message>"
-        body = f'<?xml version="1.0"?><Error><Code>{_CODES[status]}</Code>{said}</Error>'.encode()
+        self._say(status, f'<?xml version="1.0"?><Error><Code>{_CODES[status]}</Code>{said}</Error>'.encode())
+
+    def _say(self, status: int, body: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Type", "application/xml")
         self.send_header("Content-Length", str(len(body)))

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import obstore
 from obstore.exceptions import BaseError
@@ -35,6 +35,7 @@ _PART_RETRIES = 3
 _FIRST_READ_BYTES = 2**24
 _CHUNK_BYTES = 2**20
 _DELETES_PER_REQUEST = 1000
+_MOST_LISTED = 10_000_000
 
 
 class ObjectStore:
@@ -119,7 +120,31 @@ class ObjectStore:
         self._fill(path, start, target)
 
     def list(self, prefix: str = "") -> Sequence[Entry]:
-        within, found = self._within(prefix), []
+        found = [*self._listed(prefix)]
+        if any(not entry.size for entry in found):
+            # The empty object by which some tools mark a folder is none.
+            folders = {str(parent) for entry in found for parent in PurePosixPath(entry.path).parents}
+            found = [entry for entry in found if entry.size or entry.path not in folders]
+        return sorted(found)
+
+    def folders(self, prefix: str = "") -> Sequence[str]:
+        # Not by a list with delimiter: the library would ask for its pages until they end, and they may never.
+        start = len(prefix) + 1 if prefix else 0
+        names = {
+            folder
+            for entry in self._listed(prefix)
+            for folder, slash, _ in [entry.path[start:].partition("/")]
+            if slash
+        }
+        return sorted(names)
+
+    def _listed(self, prefix: str) -> Iterator[Entry]:
+        """What the pages of a list say, in their order.
+
+        Raises:
+            StoreError: It can't be listed, or its pages don't end.
+        """
+        within = self._within(prefix)
         pages: Iterator[Any] | None = None
         last = None
 
@@ -133,23 +158,25 @@ class ObjectStore:
                 pages = None
                 raise
 
+        seen: set[str] = set()
+        end = time.monotonic() + self._policy.list_seconds
         while (page := self._retried(next_page, "listed", prefix)) is not None:
-            names = [(meta["path"], meta["size"]) for meta in page]
-            found += [Entry(name[len(self._prefix) :], size) for name, size in names if name.startswith(self._prefix)]
+            new = [(meta["path"], meta["size"]) for meta in page if meta["path"] not in seen]
+            seen.update(name for name, _ in new)
+            if page and not new:
+                self._refuse_list(prefix, "its pages repeat themselves")
+            if len(seen) > _MOST_LISTED or time.monotonic() > end:
+                self._refuse_list(prefix, f"its pages had not ended after {len(seen):,} objects")
+            for name, size in new:
+                if name.startswith(self._prefix):
+                    yield Entry(name[len(self._prefix) :], size)
             last = page[-1]["path"] if page else last
-        if any(not entry.size for entry in found):
-            # The empty object by which some tools mark a folder is none.
-            folders = {str(parent) for entry in found for parent in PurePosixPath(entry.path).parents}
-            found = [entry for entry in found if entry.size or entry.path not in folders]
-        return sorted(found)
 
-    def folders(self, prefix: str = "") -> Sequence[str]:
-        within = self._within(prefix)
-
-        def request(seconds: float) -> Any:
-            return obstore.list_with_delimiter(self._clients.get(seconds), within)["common_prefixes"]
-
-        return sorted(name.rstrip("/").rpartition("/")[2] for name in self._retried(request, "listed", prefix))
+    def _refuse_list(self, prefix: str, reason: str) -> NoReturn:
+        raise StoreError(
+            f"{self.url}{'/' * bool(prefix)}{prefix} can't be listed: {reason} (at most {_MOST_LISTED:,} objects within "
+            f"{self._policy.list_seconds:.0f} s are); see that the endpoint is an object store and the prefix is right"
+        )
 
     def delete(self, paths: Iterable[str]) -> None:
         keys = {self._key(path): path for path in paths}

@@ -33,6 +33,7 @@ class RetryPolicy:
             clients which failed together do not come back together.
         request_seconds: How long one request may take.
         deadline_seconds: How long an operation may take with all its tries.
+        list_seconds: How long a list may take with all its pages, each of which is an operation.
         slowest_bytes_per_second: Bodies give a request as much more time as they take at this rate, and the operation
             in proportion.
         missing_attempts: How often an object that is to be read is looked for: one that was just listed may be missing once.
@@ -46,6 +47,7 @@ class RetryPolicy:
     cap_seconds: float = 30.0
     request_seconds: float = 60.0
     deadline_seconds: float = 300.0
+    list_seconds: float = 600.0
     slowest_bytes_per_second: float = 4.0 * 2**20
     missing_attempts: int = 3
     missing_seconds: float = 0.4
@@ -58,7 +60,7 @@ class RetryPolicy:
         for name in ("base_seconds", "cap_seconds", "missing_seconds", "stagger_seconds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}; expected 0 or more seconds")
-        for name in ("request_seconds", "deadline_seconds", "slowest_bytes_per_second"):
+        for name in ("request_seconds", "deadline_seconds", "list_seconds", "slowest_bytes_per_second"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}={getattr(self, name)}; expected more than 0")
 
