@@ -1,15 +1,19 @@
 """Eight simulated CPU devices, strict types, and one compilation cache for every test."""
 
 import os
-import platform
 import sys
 import tempfile
+
+from cpu_here import KERNELS
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+
+# Tests are the same on every machine of a kind: nothing is timed.
+os.environ["PANAX_CPU_KERNELS"] = KERNELS[0]
 
 import jax
 import pytest
@@ -27,19 +31,27 @@ def pytest_configure(config: pytest.Config) -> None:
     if len(jax.devices()) != 8:
         sys.exit("the tests need 8 simulated devices; something imported jax before tests/conftest.py did")
 
+    from panax.core.cpu_kernels import forced, use  # After the line that looks at the devices.
 
-# The library is made for these machines alone, and there the tests' requirements bring it.
-HAS_MKL = sys.platform == "linux" and platform.machine() == "x86_64"
+    kernels = forced()
+    assert kernels is not None
+    use(kernels)
 
 
-@pytest.fixture(params=["mkl", "xla"] if HAS_MKL else ["xla"])
+@pytest.fixture(params=KERNELS)
 def library(request, monkeypatch):
-    """What multiplies on CPU, at any size: Intel's library and the C around it, or XLA."""
-    if HAS_MKL:
-        from panax.core import blas  # After the hook above.
+    """What multiplies on CPU, at any size: the C files' own kernels, Intel's library in them, or XLA."""
+    from panax.core import cpu_kernels
+    from panax.core.native import missing
 
-        assert blas.absent() is None, "the tests need the extra mkl and a C compiler"
-    monkeypatch.setattr("panax.core.product.LEAST_PRODUCTS", 1 if request.param == "mkl" else 2**62)
+    name = request.param
+    if name != "xla":
+        assert not any(missing(name, dtype) for dtype in cpu_kernels.DTYPES), (
+            "the tests need a C compiler and the extra mkl"
+        )
+    works = {f"{work}_{dtype}": name for work in cpu_kernels.WORKS for dtype in cpu_kernels.DTYPES}
+    monkeypatch.setattr(cpu_kernels, "_current", cpu_kernels.CpuKernels(**works))
+    monkeypatch.setattr("panax.core.product.LEAST_PRODUCTS", 1)
     # As where a layout says what of an array is on which device: simulated ones leave all to XLA otherwise.
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    return request.param
+    return name

@@ -1,9 +1,6 @@
 """Products on CPU: as matrices, by Intel's library and by XLA, they are what einsum gives."""
 
 import functools
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +48,7 @@ def test_a_product_is_einsum(equation, dtype, library):
     summed = a.size * b.size // max(wide.size, 1)
     np.testing.assert_array_less(np.abs(np.asarray(found) - wide), terms * ROUNDING * (2 + summed**0.5))
     handed = "panax_product" in lowered.as_text()
-    assert handed == (library == "mkl" and _matrices(equation) is not None)
+    assert handed == (library != "xla" and _matrices(equation) is not None)
 
 
 def test_what_is_no_product_of_matrices_is_left_alone():
@@ -99,7 +96,7 @@ def test_on_a_mesh_each_device_multiplies_its_own(check, library):
         check_vma=check,
     )
     handed = "panax_product" in jax.jit(split).lower(a, b).as_text()
-    assert handed == (library == "mkl" and not check)
+    assert handed == (library != "xla" and not check)
     np.testing.assert_allclose(jax.jit(split)(a, b), jnp.einsum("abc,cd->abd", a, b), atol=16 * 16 * ROUNDING)
 
 
@@ -144,33 +141,12 @@ def test_an_activation_and_its_derivative(name, dtype):
     np.testing.assert_allclose(np.asarray(slope, np.float64), expected_slope, **tolerance)
 
 
-@pytest.mark.parametrize(
-    "environment, why",
-    [({"PANAX_MKL": "0"}, "PANAX_MKL=0"), ({"PATH": "/nowhere"}, "no C compiler"), ({"PATH": "false"}, "failed")],
-)
-def test_without_the_library_xla_multiplies(environment, why, tmp_path):
-    """A switch, a machine without a compiler, and one whose compiler fails: the reason is said, the product is right."""
-    if environment.get("PATH") == "false":
-        (tmp_path / "cc").symlink_to("/bin/false")
-        environment = {"PATH": str(tmp_path)}
-    program = (
-        "import jax.numpy as jnp; from panax.core import blas, product; print(blas.absent());"
-        "print(float(product.product('ab,bc->ac', jnp.ones((256, 256)), jnp.ones((256, 256)), jnp.float32).max()))"
-    )
-    variables = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "XLA_FLAGS": "", **environment}
-    lines = subprocess.run(
-        [sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    assert why in lines[0]
-    assert lines[1] == "256.0"
-
-
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_wall_changes_nothing(dtype, library):
     x = jax.random.normal(jax.random.key(0), (40, 8)).astype(dtype)
     run = jax.jit(lambda x: (walled(x + 1), x + 1))
     np.testing.assert_array_equal(*(np.asarray(each, np.float32) for each in run(x)))
-    assert ("panax_wall" in run.lower(x).as_text()) == (library == "mkl")
+    assert ("panax_wall" in run.lower(x).as_text()) == (library != "xla")
 
 
 def test_a_chain_of_layers_is_not_fused_backward(library):
@@ -184,7 +160,7 @@ def test_a_chain_of_layers_is_not_fused_backward(library):
 
         return scan_layers(layer, x, stack)[0].sum()
 
-    assert ("panax_wall" in jax.jit(jax.grad(loss)).lower(x).as_text()) == (library == "mkl")
+    assert ("panax_wall" in jax.jit(jax.grad(loss)).lower(x).as_text()) == (library != "xla")
     gradient = jax.grad(lambda x: functools.reduce(lambda x, w: x + jax.nn.relu(x) @ w, stack, x).sum())(x)
     np.testing.assert_allclose(
         jax.jit(jax.grad(loss))(x), gradient, rtol=1e-4, atol=1e-2 * np.abs(gradient).max() * 1e-2

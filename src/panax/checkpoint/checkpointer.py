@@ -108,11 +108,14 @@ class Checkpointer:
         self._name = ""
         self._attempts: Counter[int] = Counter()
 
-    def claim(self) -> None:
+    def claim(self, kernels: str = "") -> None:
         """Become the one job that writes here, on record, and know what the job before has saved last.
 
         The first process of a job calls it, before anything is saved. From then on a job that had claimed the place before saves
         nothing more.
+
+        Args:
+            kernels: What work on CPU is done by, to be recorded.
 
         Raises:
             CheckpointError: What is here contradicts the list that the store gives of it.
@@ -121,7 +124,7 @@ class Checkpointer:
         self._scanned()
         run = secrets.token_hex(8) if self._record is None else self._record.run
         newest = None if self._record is None else self._record.newest
-        self._record = RunRecord(run, secrets.token_hex(8), newest)
+        self._record = RunRecord(run, secrets.token_hex(8), newest, kernels)
         write_record(self.store, self._record)
 
     def run_name(self) -> str:

@@ -34,11 +34,13 @@ class RunRecord:
         run: Names the run for good: 16 hexadecimal digits.
         writer: Names the job that writes: 16 hexadecimal digits.
         newest: The step that was committed last; None before the first.
+        kernels: What work on CPU is done by, as the run's first job recorded it; empty on other devices.
     """
 
     run: str
     writer: str
     newest: int | None = None
+    kernels: str = ""
 
     def __post_init__(self) -> None:
         for name in (self.run, self.writer):
@@ -46,6 +48,8 @@ class RunRecord:
                 raise ValueError(f"expected 16 hexadecimal digits, got {name!r}")
         if self.newest is not None and (type(self.newest) is not int or self.newest < 0):
             raise ValueError(f"expected a step, got {self.newest!r}")
+        if not isinstance(self.kernels, str):
+            raise ValueError(f"expected the text of a choice of kernels, got {self.kernels!r}")
 
 
 def read_record(store: Store) -> RunRecord | None:

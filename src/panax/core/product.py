@@ -6,19 +6,24 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from .blas import LEAST_PRODUCTS, absent, blas_product, native
+from .cpu_kernels import Work, is_trial, kernel_for
 from .layout import current_layout, current_platform
+from .native import KERNELS, native
+
+LEAST_PRODUCTS = 2**22
+"""Multiplications from which work is worth a custom call."""
 
 
 def product(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Array:
     """`einsum(equation, a, b)`, accumulated in float32.
 
-    On CPU a product whose summed letters lie together in each operand is made of two matrices, and handed to Intel's library
-    where that is installed (`blas.py`). XLA's own is, in float32, also made of matrices: of operands with more dimensions it
-    copies one transposed, and fuses whatever made it into that copy, to be computed again. In bfloat16 it is left as it is:
-    there the copy is what lets it use the matrix units, which take a left operand by its rows only.
+    On CPU a product whose summed letters lie together in each operand is made of two matrices, and handed to the kernel that is
+    chosen for its dtype (`cpu_kernels.py`). XLA's own is, in float32, also made of matrices: of operands with more dimensions
+    it copies one transposed, and fuses whatever made it into that copy, to be computed again. In bfloat16 it is left as it is:
+    there the copy is what lets it use the matrix units of Intel's processors, which take a left operand by its rows only.
 
     Args:
         equation: Single letters, as `jnp.einsum` takes them.
@@ -34,8 +39,9 @@ def product(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Ar
     left, right = (b, a) if matrices.swapped else (a, b)
     shape = (*matrices.left.rows(left), *matrices.right.rows(right))
     left, right = matrices.left.matrix(left), matrices.right.matrix(right)
-    if handed_over(left.size * right.shape[1 - matrices.right.summed_dim], left, right):
-        out = blas_product(left, right, (matrices.left.first, not matrices.right.first))
+    kernel = handed_over("product", left.size * right.shape[1 - matrices.right.summed_dim], left, right)
+    if kernel is not None:
+        out = native_product(left, right, (matrices.left.first, not matrices.right.first), kernel)
     elif a.dtype == jnp.bfloat16:
         return _einsum(equation, a, b, out_dtype)
     else:
@@ -47,34 +53,47 @@ def product(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Ar
 def sum_of_rows(x: jax.Array) -> jax.Array:
     """The sum over the rows of a matrix, in float32 or, of what is wider, in its own type.
 
-    On CPU it is a product with ones where there is a BLAS: XLA's own sum, beside other products, took up to 20 times as long.
+    On CPU it is a product with ones where a kernel was chosen for that: XLA's own sum, beside other products, took up to 20
+    times as long.
 
     >>> sum_of_rows(jnp.ones((3, 2), jnp.bfloat16)).tolist()
     [3.0, 3.0]
     """
-    on_cpu = current_platform() == "cpu" and x.dtype in (jnp.float32, jnp.bfloat16)
-    if on_cpu and handed_over(x.size * 8, x):
-        return blas_product(jnp.ones_like(x, shape=(1, x.shape[0])), x, (False, False))[0]
+    kernel = handed_over("row_sums", x.size * 8, x) if current_platform() == "cpu" else None
+    if kernel is not None:
+        return native_product(jnp.ones_like(x, shape=(1, x.shape[0])), x, (False, False), kernel)[0]
     return x.sum(axis=0, dtype=x.dtype if x.dtype.itemsize > 4 else jnp.float32)
 
 
 def walled(x: jax.Array) -> jax.Array:
-    """`x`; on CPU, where there is a BLAS, behind a wall that XLA fuses nothing across.
+    """`x`; on CPU, where products of its dtype are custom calls, behind a wall that XLA fuses nothing across.
 
-    XLA takes the barriers of a program down before it fuses. A sum that is an operand of the library's products and of the next
-    sum is then computed again for each, from all that any sum before it has added.
+    XLA takes the barriers of a program down before it fuses. A sum that is an operand of such products and of the next sum is
+    then computed again for each, from all that any sum before it has added.
     """
-    if current_platform() != "cpu" or x.dtype not in (jnp.float32, jnp.bfloat16) or not handed_over(x.size * 8, x):
+    if current_platform() != "cpu" or handed_over("product", x.size * 8, x) is None:
         return x
     return native("panax_wall", jax.ShapeDtypeStruct(x.shape, x.dtype), {0: 0})(x)
 
 
-def handed_over(multiplications: int, *operands: jax.Array) -> bool:
-    """Whether work on CPU is handed to the library: large enough, of arrays of one device, and the library is there."""
+def handed_over(work: Work, multiplications: int, *operands: jax.Array) -> str | None:
+    """The kernel that work on CPU is handed to, which is large enough and on arrays of one device; None for XLA."""
     # A custom call says nothing of the mesh axes that its result varies over, where a shard_map checks that.
     checked = any(jax.typeof(x).manual_axis_type.varying for x in operands)
-    local = not checked and (current_layout() is not None or jax.device_count() == 1)
-    return multiplications >= LEAST_PRODUCTS and local and absent() is None
+    local = not checked and (is_trial() or current_layout() is not None or jax.device_count() == 1)
+    return kernel_for(work, *(x.dtype for x in operands)) if local and multiplications >= LEAST_PRODUCTS else None
+
+
+def native_product(a: jax.Array, b: jax.Array, transposed: tuple[bool, bool], kernel: str) -> jax.Array:
+    """The float32 product of two float32 or two bfloat16 matrices, either taken transposed, by a kernel that is not missing.
+
+    Args:
+        a: (rows, summed), or (summed, rows) where transposed.
+        b: (summed, columns), or (columns, summed) where transposed.
+    """
+    shape = (a.shape[1 if transposed[0] else 0], b.shape[0 if transposed[1] else 1])
+    target = "panax_product_" + "".join("t" if each else "n" for each in transposed)
+    return native(target, jax.ShapeDtypeStruct(shape, jnp.float32))(a, b, kernel=np.int32(KERNELS.index(kernel)))
 
 
 def _einsum(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Array:

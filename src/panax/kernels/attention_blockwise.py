@@ -35,7 +35,7 @@ from panax.kernels.attention_layout import (
     segment_blocks,
 )
 from panax.kernels.attention_mask import LOWEST_MAXIMUM, MASKED, MaskRule
-from panax.kernels.attention_native import can_attend, native_backward, native_forward
+from panax.kernels.attention_native import kernel_that_attends, native_backward, native_forward
 from panax.kernels.precision import accumulation_dtype
 from panax.kernels.varying import vary_alike, vary_like
 
@@ -123,8 +123,9 @@ def flash_forward(
         result_dtype: Of the output; by default that of q. A piece that is still to be combined is wanted in float32.
     """
     result_dtype = q.dtype if result_dtype is None else result_dtype
-    if can_attend(blocks, q, k, v):
-        static = {**vars(scores), "blocks": blocks, "result_dtype": result_dtype}
+    kernel = kernel_that_attends(blocks, q, k, v)
+    if kernel is not None:
+        static = {**vars(scores), "blocks": blocks, "result_dtype": result_dtype, "kernel": kernel}
         return native_forward(q, k, v, _both(query_segments, key_segments), **static)
     cut = cut_scores(q, k, blocks)
     pairs = scores.mask.block_pairs(cut.q, cut.k, blocks.query, blocks.key)
@@ -190,8 +191,9 @@ def flash_backward(
         result_dtype: Of the cotangents; by default those of q, k and v. A piece that is still to be added to others is
             wanted in float32.
     """
-    if can_attend(blocks, q, k, v, d_out):
-        static = {**vars(scores), "blocks": blocks, "result_dtype": result_dtype or q.dtype}
+    kernel = kernel_that_attends(blocks, q, k, v, d_out)
+    if kernel is not None:
+        static = {**vars(scores), "blocks": blocks, "result_dtype": result_dtype or q.dtype, "kernel": kernel}
         return native_backward(q, k, v, d_out, logsumexp, delta, _both(query_segments, key_segments), **static)
     cut = cut_scores(q, k, blocks)
     pairs = scores.mask.block_pairs(cut.q, cut.k, blocks.query, blocks.key)

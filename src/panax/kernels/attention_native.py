@@ -1,4 +1,4 @@
-"""Flash attention on CPU by `core/csrc/attention.c`, where Intel's library is installed.
+"""Flash attention on CPU by `core/csrc/attention.c`, where a kernel was chosen whose products it is made of.
 
 What XLA makes of `attention_blockwise.py` copies queries, keys and values into the layout of its products, and walks blocks one
 operation after the other. The C file multiplies straight from [batch, seq, heads, head_dim], a head's block at a time, and keeps
@@ -12,20 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from panax.core.blas import native
+from panax.core.native import KERNELS, native
 from panax.core.product import handed_over
 from panax.kernels.attention_layout import Blocks
 from panax.kernels.attention_mask import MaskRule
 
 
-def can_attend(blocks: Blocks, *operands: Array | None) -> bool:
-    """Whether these go to the C kernel: for CPU, of one of its types, large enough to be worth a call."""
+def kernel_that_attends(blocks: Blocks, *operands: Array | None) -> str | None:
+    """Whose products attention of these is made of by the C file: for CPU, and large enough to be worth a call; None for XLA."""
     given = [x for x in operands if x is not None]
-    dtype = given[0].dtype
-    if blocks.platform != "cpu" or dtype not in (jnp.float32, jnp.bfloat16) or any(x.dtype != dtype for x in given):
-        return False
     (batch, query_seq, heads, head_dim), key_seq = given[0].shape, given[1].shape[1]
-    return handed_over(batch * heads * query_seq * key_seq * head_dim, *given)
+    if blocks.platform != "cpu":
+        return None
+    return handed_over("attention", batch * heads * query_seq * key_seq * head_dim, *given)
 
 
 def native_forward(
@@ -39,11 +38,12 @@ def native_forward(
     soft_cap: float | None,
     blocks: Blocks,
     result_dtype: Any,
+    kernel: str,
 ) -> tuple[Float[Array, "batch query_seq heads head_dim"], Float[Array, "batch query_seq heads"]]:
     """The output and the logarithm of each query's softmax sum, as `flash_forward`."""
     results = (jax.ShapeDtypeStruct(q.shape, result_dtype), jax.ShapeDtypeStruct(q.shape[:-1], jnp.float32))
     out, logsumexp = native("panax_attention_forward", results)(
-        q, k, v, *(segments or ()), **_attributes(mask, scale, soft_cap, blocks)
+        q, k, v, *(segments or ()), **_attributes(mask, scale, soft_cap, blocks, kernel)
     )
     return out, logsumexp
 
@@ -62,16 +62,17 @@ def native_backward(
     soft_cap: float | None,
     blocks: Blocks,
     result_dtype: Any,
+    kernel: str,
 ) -> tuple[Array, Array, Array]:
     """The cotangents of q, k and v, as `flash_backward`."""
     results = tuple(jax.ShapeDtypeStruct(x.shape, result_dtype) for x in (q, k, v))
     d_q, d_k, d_v = native("panax_attention_backward", results)(
-        q, k, v, d_out, logsumexp, delta, *(segments or ()), **_attributes(mask, scale, soft_cap, blocks)
+        q, k, v, d_out, logsumexp, delta, *(segments or ()), **_attributes(mask, scale, soft_cap, blocks, kernel)
     )
     return d_q, d_k, d_v
 
 
-def _attributes(mask: MaskRule, scale: float, soft_cap: float | None, blocks: Blocks) -> dict[str, Any]:
+def _attributes(mask: MaskRule, scale: float, soft_cap: float | None, blocks: Blocks, kernel: str) -> dict[str, Any]:
     # No window and no cap are 0: both are positive where they are given.
     whole = {
         "query_block": blocks.query,
@@ -79,6 +80,7 @@ def _attributes(mask: MaskRule, scale: float, soft_cap: float | None, blocks: Bl
         "causal": mask.causal,
         "window": mask.window or 0,
         "offset": mask.offset,
+        "kernel": KERNELS.index(kernel),
     }
     return {
         **{name: np.int32(value) for name, value in whole.items()},

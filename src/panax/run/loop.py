@@ -17,7 +17,7 @@ from .interrupt import Interrupt
 from .keeping import Keeper, due
 from .prepare import Prepared, Say, prepare
 from .report import Report
-from .start import Start, begin, open_folder, open_memory
+from .start import Start, begin, choose_kernels, open_folder, open_memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +78,7 @@ def _fit(
     devices: Any,
     told: Lane,
 ) -> Result:
+    choose_kernels(experiment, say, fresh=fresh)
     prepared = prepare(experiment, say, devices)
     for note in prepared.task.notes:
         say(f"{experiment.name}: {note}")

@@ -8,6 +8,7 @@ import jax
 from ..core import Axes, Task, TrainState
 from ..core.errors import DataError
 from ..data.iterable import as_batch
+from ..kernels.cpu_timing import choose
 from ..mesh import MeshShape, Placement, Rules
 from ..optim import AdamW, Optimizer
 from ..train import CompiledStep, Program, Scalars, StepConfig, evaluate_all
@@ -67,13 +68,13 @@ def compile_step(
 
     Args:
         example: A batch as the loop will give: a mapping, a tuple or a list of arrays, or one array.
-        optimizer: AdamW with its usual settings unless told.
-        mesh: One replica on every device unless told.
+        optimizer: By default AdamW with its usual settings.
+        mesh: By default one replica on every device.
         config: Micro-batches, clipping and the guard against updates that are not finite.
         frozen: Prefixes of parameter names that are not trained.
         num_steps: What the learning rate's decay ends with.
-        axes: The logical axes of each leaf of a batch; rows alone are split unless told.
-        devices: JAX devices to use; all of them unless told.
+        axes: The logical axes of each leaf of a batch; by default rows alone are split.
+        devices: JAX devices to use; None for all of them.
 
     Raises:
         LayoutError: The task does not fit the mesh.
@@ -84,6 +85,8 @@ def compile_step(
         raise DataError(f"axes are given for {sorted(axes)}, the batch has {sorted(batch)}; make them agree")
     if axes is None:
         axes = {name: ("batch", *(None,) * (leaf.ndim - 1)) for name, leaf in batch.items()}
+    if (jax.devices() if devices is None else devices)[0].platform == "cpu":
+        choose()
     program = Program.create(task, optimizer or AdamW(), num_steps=num_steps, config=config, frozen=frozen)
     count = len(jax.devices() if devices is None else devices)
     placement = Placement.create(mesh or MeshShape(), rules or Rules(), devices, needs_of(program, count))

@@ -11,17 +11,23 @@ import equinox as eqx
 import jax
 
 from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, agreeing, only_job, restore
+from ..checkpoint.record import read_record
 from ..core import Position, TrainState
-from ..core.errors import CheckpointError, DamagedError
+from ..core.cpu_kernels import current
+from ..core.errors import CheckpointError, DamagedError, PanaxError
 from ..core.lock import locked
-from ..core.processes import is_first
+from ..core.processes import first_text, is_first
 from ..core.state import averages_of
+from ..kernels.cpu_timing import choose, record
+from ..stores import open_store
 from .description import describe
 from .earlier import SETTINGS, check_same_run, position_in, set_aside
+from .experiment import Experiment
 from .prepare import Prepared, Say
 
 MODEL = "model.json"
 TOKENIZER = "tokenizer.json"
+KERNELS = "kernels.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +46,30 @@ class Start:
     stored: int | None
 
 
+def place_of_checkpoints(experiment: Experiment) -> str:
+    """The folder or address of a run's checkpoints."""
+    return experiment.checkpoint.directory or str(Path(experiment.folder) / "checkpoints")
+
+
+def choose_kernels(experiment: Experiment, say: Say, *, fresh: bool) -> None:
+    """Decide what work on CPU is done by, as this run began if it is resumed on such a machine; and say it.
+
+    Every process of the job calls it, before anything is traced.
+    """
+    recorded = ""
+    if is_first() and not fresh:
+        # What can't be read is an error a little later, where all processes take part.
+        with contextlib.suppress(PanaxError):
+            found = read_record(open_store(place_of_checkpoints(experiment)))
+            recorded = "" if found is None else found.kernels
+    choose(first_text(recorded), told=lambda chosen: [say(line) for line in chosen.lines()])
+
+
+def recorded_kernels() -> str:
+    """What a run keeps of the choice in force; empty where nothing runs on CPUs."""
+    return record(current()) if jax.default_backend() == "cpu" else ""
+
+
 @contextlib.contextmanager
 def open_folder(prepared: Prepared, say: Say, *, fresh: bool = False) -> Iterator[Checkpointer]:
     """Make the run's folder, lock it and its checkpoints against a second job, and hand out its checkpointer.
@@ -54,18 +84,18 @@ def open_folder(prepared: Prepared, say: Say, *, fresh: bool = False) -> Iterato
     """
     experiment = prepared.experiment
     folder, config = Path(experiment.folder), experiment.checkpoint
-    where = config.directory or folder / "checkpoints"
+    where = place_of_checkpoints(experiment)
     with contextlib.ExitStack() as locks:
         with agreeing():
             if is_first():
                 locks.enter_context(_locked(folder))
-                locks.enter_context(only_job(str(where)))
+                locks.enter_context(only_job(where))
                 if fresh:
                     set_aside(experiment, say)
         checkpointer = Checkpointer(where, config, attachments(prepared), say)
         with agreeing():
             if is_first():
-                checkpointer.claim()
+                checkpointer.claim(recorded_kernels())
                 checkpointer.sweep()
         try:
             yield checkpointer
@@ -115,6 +145,8 @@ def attachments(prepared: Prepared) -> dict[str, str]:
         SETTINGS: json.dumps(describe(prepared.experiment), indent=1),
         MODEL: json.dumps(describe(prepared.task), indent=1),
     }
+    if recorded_kernels():
+        files[KERNELS] = recorded_kernels()
     if prepared.data.tokenizer is not None:
         with tempfile.TemporaryDirectory() as folder:
             prepared.data.tokenizer.save(folder)

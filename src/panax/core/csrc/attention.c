@@ -1,4 +1,4 @@
-/* Flash attention (arXiv:2205.14135) on CPU: products by the library, straight from and into [batch, seq, heads, dim]. */
+/* Flash attention (arXiv:2205.14135) on CPU: products by a kernel, straight from and into [batch, seq, heads, dim]. */
 
 #include <math.h>
 #include <stdlib.h>
@@ -10,6 +10,7 @@
 static const float MASKED = -1e30f, LOWEST_MAXIMUM = -1e20f;
 
 struct attention {
+  gemm_fn gemm;
   int batch, query_seq, key_seq, heads, kv_heads, dim, query_block, key_block, causal, window, offset, bf16, result_bf16;
   float scale, soft_cap;
   const char *q, *k, *v, *d_out;
@@ -59,8 +60,7 @@ static const void *at(const struct attention *t, const char *x, int b, int seq, 
 
 static void gemm(const struct attention *t, int trans_a, int trans_b, int m, int n, int k, float alpha, const void *a, int lda,
                  const void *b, int ldb, float beta, float *c, int ldc) {
-  (t->bf16 ? library.gemm_bf16 : library.gemm_f32)(ROW_MAJOR, trans_a ? TRANS : NO_TRANS, trans_b ? TRANS : NO_TRANS, m, n, k,
-                                                   alpha, a, lda, b, ldb, beta, c, ldc);
+  t->gemm(ROW_MAJOR, trans_a ? TRANS : NO_TRANS, trans_b ? TRANS : NO_TRANS, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
 /* The columns of a block that a query may see, as a range. */
@@ -269,7 +269,9 @@ static void backward_piece(const void *work, int piece) {
 static struct attention read(const XLA_FFI_CallFrame *frame) {
   const XLA_FFI_Buffer *q = frame->args.args[0], *k = frame->args.args[1], *v = frame->args.args[2];
   const XLA_FFI_Buffer *result = frame->rets.rets[0];
+  const int bf16 = q->dtype == XLA_FFI_DataType_BF16;
   return (struct attention){
+      .gemm = gemm_of(int_attribute(frame, "kernel"), bf16),
       .batch = (int)q->dims[0],
       .query_seq = (int)q->dims[1],
       .key_seq = (int)k->dims[1],
@@ -281,7 +283,7 @@ static struct attention read(const XLA_FFI_CallFrame *frame) {
       .causal = int_attribute(frame, "causal"),
       .window = int_attribute(frame, "window"),
       .offset = int_attribute(frame, "offset"),
-      .bf16 = q->dtype == XLA_FFI_DataType_BF16,
+      .bf16 = bf16,
       .result_bf16 = result->dtype == XLA_FFI_DataType_BF16,
       .scale = float_attribute(frame, "scale"),
       .soft_cap = float_attribute(frame, "soft_cap"),
@@ -300,6 +302,7 @@ static void read_segments(struct attention *t, const XLA_FFI_CallFrame *frame, i
 XLA_FFI_Error *panax_attention_forward(XLA_FFI_CallFrame *frame) {
   if (only_asked(frame)) return 0;
   struct attention work = read(frame);
+  if (!work.gemm) return refuse(frame, "panax: this machine lacks the kernel that attention was compiled for");
   read_segments(&work, frame, 3);
   work.out = ((XLA_FFI_Buffer *)frame->rets.rets[0])->data;
   work.logsumexp_out = ((XLA_FFI_Buffer *)frame->rets.rets[1])->data;
@@ -311,6 +314,7 @@ XLA_FFI_Error *panax_attention_forward(XLA_FFI_CallFrame *frame) {
 XLA_FFI_Error *panax_attention_backward(XLA_FFI_CallFrame *frame) {
   if (only_asked(frame)) return 0;
   struct attention work = read(frame);
+  if (!work.gemm) return refuse(frame, "panax: this machine lacks the kernel that attention was compiled for");
   read_segments(&work, frame, 6);
   work.d_out = ((const XLA_FFI_Buffer *)frame->args.args[3])->data;
   work.logsumexp = ((const XLA_FFI_Buffer *)frame->args.args[4])->data;

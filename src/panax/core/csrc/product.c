@@ -40,8 +40,10 @@ static XLA_FFI_Error *product(XLA_FFI_CallFrame *frame, int trans_a, int trans_b
   if (a->dtype != b->dtype || out->dtype != XLA_FFI_DataType_F32 || (!bf16 && a->dtype != XLA_FFI_DataType_F32))
     return refuse(frame, "panax: a product of other types than two of float32 or bfloat16 into float32");
   if (b->dims[trans_b ? 1 : 0] != k) return refuse(frame, "panax: the operands of a product disagree on the summed axis");
+  const gemm_fn gemm = gemm_of(int_attribute(frame, "kernel"), bf16);
+  if (!gemm) return refuse(frame, "panax: this machine lacks the kernel that a product was compiled for");
   struct product work = {
-      .gemm = bf16 ? library.gemm_bf16 : library.gemm_f32,
+      .gemm = gemm,
       .a = a->data,
       .b = b->data,
       .c = out->data,

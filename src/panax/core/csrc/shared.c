@@ -7,11 +7,32 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct library library;
+static gemm_fn gemms[NUM_KERNELS][2];
+
+#if defined(__AVX512F__)
+void panax_gemm_f32(int, int, int, int, int, int, float, const void *, int, const void *, int, float, float *, int);
+#endif
+#if defined(__AVX512BF16__)
+void panax_gemm_bf16(int, int, int, int, int, int, float, const void *, int, const void *, int, float, float *, int);
+#endif
+
+__attribute__((constructor)) static void use_own(void) {
+#if defined(__AVX512F__)
+  gemms[OWN][0] = panax_gemm_f32;
+#endif
+#if defined(__AVX512BF16__)
+  gemms[OWN][1] = panax_gemm_bf16;
+#endif
+}
 
 void panax_use_library(void *gemm_f32, void *gemm_bf16) {
-  library = (struct library){(gemm_fn)gemm_f32, (gemm_fn)gemm_bf16};
+  gemms[INTEL][0] = (gemm_fn)gemm_f32;
+  gemms[INTEL][1] = (gemm_fn)gemm_bf16;
 }
+
+int panax_has(int kernel, int bf16) { return gemms[kernel][bf16] != NULL; }
+
+gemm_fn gemm_of(int kernel, int bf16) { return kernel >= 0 && kernel < NUM_KERNELS ? gemms[kernel][bf16] : NULL; }
 
 XLA_FFI_Error *refuse(const XLA_FFI_CallFrame *frame, const char *message) {
   XLA_FFI_Error_Create_Args args = {0};

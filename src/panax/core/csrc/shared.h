@@ -1,4 +1,4 @@
-/* What the custom calls on CPU have in common: the functions of Intel's library, attributes, errors, and sharing work out. */
+/* What the custom calls on CPU have in common: whose products they are made of, attributes, errors, and sharing work out. */
 
 #ifndef PANAX_SHARED_H
 #define PANAX_SHARED_H
@@ -16,10 +16,11 @@ typedef void (*gemm_fn)(int layout, int trans_a, int trans_b, int m, int n, int 
 
 static inline int least(int a, int b) { return a < b ? a : b; }
 
-struct library {
-  gemm_fn gemm_f32, gemm_bf16;
-};
-extern struct library library;
+/* Whose products: the places of `KERNELS` in core/native.py. */
+enum { OWN, INTEL, NUM_KERNELS };
+
+/* The function of a kernel for products of float32, or of bfloat16 into float32; NULL where there is none. */
+gemm_fn gemm_of(int kernel, int bf16);
 
 XLA_FFI_Error *refuse(const XLA_FFI_CallFrame *frame, const char *message);
 

@@ -1,0 +1,138 @@
+"""What work on CPU is done by: XLA, the C files' own kernels, or Intel's library. A job has one choice for each work and dtype.
+
+Which is fastest depends on the processor and on versions: so `kernels/cpu_timing.py` times them, once for a machine. Without a
+choice all is XLA's.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Literal
+
+import jax.numpy as jnp
+
+from .errors import RecipeError, nearest
+from .native import KERNELS, missing
+
+Work = Literal["product", "attention", "row_sums"]
+WORKS: tuple[Work, ...] = ("product", "attention", "row_sums")
+DTYPES = ("float32", "bfloat16")
+XLA = "xla"
+NAMES = (XLA, *KERNELS)
+
+FORCED = "PANAX_CPU_KERNELS"
+"""The environment variable that names one kernel for all work, without timing: xla, c or mkl."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CpuKernels:
+    """What each kind of work is done by: "xla", "c" (the C files' own) or "mkl" (Intel's library).
+
+    Attributes:
+        row_sums_float32: Gradients of biases.
+    """
+
+    product_float32: str = XLA
+    product_bfloat16: str = XLA
+    attention_float32: str = XLA
+    attention_bfloat16: str = XLA
+    row_sums_float32: str = XLA
+    row_sums_bfloat16: str = XLA
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value not in NAMES:
+                raise ValueError(f"{field.name}={value!r}: {nearest(str(value), NAMES)}")
+
+    def of(self, work: Work, dtype: str) -> str:
+        """The kernel of a kind of work in a dtype; XLA where there is no other."""
+        return getattr(self, f"{work}_{dtype}") if dtype in DTYPES else XLA
+
+    def unavailable(self) -> list[str]:
+        """What this machine lacks of the choice, a line each."""
+        return [
+            f"{work} in {dtype} by {name}: {why}"
+            for work in WORKS
+            for dtype in DTYPES
+            if (name := self.of(work, dtype)) != XLA and (why := missing(name, dtype)) is not None
+        ]
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "CpuKernels":
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, RecursionError) as error:
+            raise ValueError(f"not a choice of kernels: {error}") from error
+
+
+_current: CpuKernels | None = None
+_tried: ContextVar[CpuKernels | None] = ContextVar("panax_cpu_kernels", default=None)
+
+
+def current() -> CpuKernels:
+    """The choice in force; XLA for everything where none was made."""
+    return _tried.get() or _current or CpuKernels()
+
+
+@contextlib.contextmanager
+def trial(kernels: CpuKernels) -> Iterator[None]:
+    """Trace what is inside with these kernels, for arrays of one device, whatever was chosen and how many devices there are."""
+    token = _tried.set(kernels)
+    try:
+        yield
+    finally:
+        _tried.reset(token)
+
+
+def is_trial() -> bool:
+    """Whether what is traced is inside of `trial`."""
+    return _tried.get() is not None
+
+
+def is_chosen() -> bool:
+    """Whether a choice was made in this process."""
+    return _current is not None
+
+
+def use(kernels: CpuKernels) -> None:
+    """Put a choice into force for what is traced from now on. Programs that were compiled before keep theirs."""
+    global _current
+    _current = kernels
+
+
+def forced() -> CpuKernels | None:
+    """The choice that the environment makes; None where it makes none.
+
+    Raises:
+        RecipeError: It names no kernel, or one that this machine lacks.
+    """
+    name = os.environ.get(FORCED, "")
+    if not name:
+        return None
+    if name not in NAMES:
+        raise RecipeError(f"{FORCED}={name!r}: {nearest(name, NAMES)}")
+    kernels = CpuKernels(
+        **{f"{work}_{dtype}": name for work in WORKS for dtype in DTYPES if name == XLA or missing(name, dtype) is None}
+    )
+    if name != XLA and all(missing(name, dtype) for dtype in DTYPES):
+        raise RecipeError(f"{FORCED}={name}: {missing(name, 'float32')}")
+    return kernels
+
+
+def kernel_for(work: Work, *dtypes: object) -> str | None:
+    """Which kernel other than XLA does some work on arrays of one dtype; None for XLA."""
+    names = {jnp.dtype(dtype).name for dtype in dtypes}
+    name = current().of(work, names.pop()) if len(names) == 1 else XLA
+    return None if name == XLA else name

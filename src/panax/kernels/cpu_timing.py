@@ -1,0 +1,252 @@
+"""Which kernel each kind of work on CPU is done by: timed once for a processor and a set of versions, and kept in a cache.
+
+A candidate replaces XLA only where it is faster by a twentieth. In a job of many processes the first one decides for all.
+"""
+
+import concurrent.futures
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xxhash
+
+from panax.core.cpu_kernels import DTYPES, WORKS, XLA, CpuKernels, Work, forced, is_chosen, trial, use
+from panax.core.native import KERNELS, is_whole, kernels_folder, missing, processor, put_whole, sources_digest
+from panax.core.processes import first_text, gather_texts, is_first
+from panax.core.product import product, sum_of_rows
+from panax.kernels.attention import attention
+
+MARGIN = 1.05
+"""How many times faster than XLA a candidate must be."""
+
+ROUNDS = 5
+
+Times = dict[str, dict[str, float]]
+"""Kind of work and dtype (`product_float32`) to seconds by kernel."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """A choice, and where it comes from.
+
+    Attributes:
+        source: In words, for a person.
+        times: The seconds that decided; empty where none were measured.
+    """
+
+    kernels: CpuKernels
+    source: str
+    times: Times = dataclasses.field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """What is shown at the start of a run."""
+        found = []
+        for work in WORKS:
+            parts = []
+            for dtype in DTYPES:
+                name, times = self.kernels.of(work, dtype), self.times.get(f"{work}_{dtype}", {})
+                others = ", ".join(f"{other} {times[other] / times[name]:.2f}" for other in times if other != name)
+                parts.append(f"{dtype} {name}" + (f" (times its time: {others})" if others else ""))
+            found.append(f"{work.replace('_', ' ')} on CPU: {'; '.join(parts)}")
+        return [*found, f"kernels on CPU: {self.source}"]
+
+
+def choose(recorded: str = "", told: Callable[[Chosen], None] = lambda chosen: None) -> None:
+    """Put the kernels of this job into force, unless this process has some already. Every process of the job calls it.
+
+    Args:
+        recorded: What the run began with, on whatever machine: a `record`. It is taken where it is this machine's, so that a run
+            that resumes is bitwise the same.
+        told: Takes the choice that was made.
+    """
+    if jax.default_backend() != "cpu":
+        return
+    chosen = _chosen(recorded)
+    if chosen is not None:
+        use(chosen.kernels)
+        told(chosen)
+
+
+def record(kernels: CpuKernels) -> str:
+    """What a run keeps of its choice: for which processor and versions it was made, and the kernels."""
+    return json.dumps({"machine": machine(), **dataclasses.asdict(kernels)})
+
+
+def machine() -> str:
+    """A name for this processor, its threads, and the versions of all that is chosen from."""
+    intel = next((d.version for d in importlib.metadata.distributions(name="mkl")), "none")
+    parts = (processor(), os.cpu_count(), jax.__version__, jax.lib.__version__, intel, sources_digest())
+    return xxhash.xxh3_64_hexdigest(repr(parts).encode())
+
+
+def _chosen(recorded: str) -> Chosen | None:
+    by_force = forced()
+    if by_force is not None:
+        return Chosen(by_force, "as $PANAX_CPU_KERNELS says")
+    before = _of_record(recorded)
+    if is_chosen() and before is None:
+        return None
+    # What some process lacks is no candidate.
+    lacking = set(" ".join(gather_texts(" ".join(_lacking()))).split())
+    text = ""
+    if is_first():
+        if before is not None and not before.unavailable():
+            text = _as_text(Chosen(before, "as this run began"))
+        else:
+            text = _as_text(_kept(lacking) or _measured(lacking))
+    return _from_text(first_text(text))
+
+
+def _of_record(recorded: str) -> CpuKernels | None:
+    """The kernels of a record that was made on a machine like this one."""
+    try:
+        found = json.loads(recorded) if recorded else {}
+        if found.pop("machine", None) != machine():
+            return None
+        return CpuKernels(**found)
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def _lacking() -> list[str]:
+    return [f"{kernel}_{dtype}" for kernel in KERNELS for dtype in DTYPES if missing(kernel, dtype) is not None]
+
+
+def _kept(lacking: set[str]) -> Chosen | None:
+    """The choice in this machine's cache, if there is one for what it is made of now."""
+    try:
+        file = _file(lacking)
+        text = file.read_text(encoding="utf-8") if is_whole(file) else None
+    except OSError:
+        return None  # It is measured again.
+    return None if text is None else _from_text(text)
+
+
+def _keep(chosen: Chosen, lacking: set[str]) -> None:
+    try:
+        file, data = _file(lacking), _as_text(chosen).encode()
+        put_whole(file.with_suffix(".sha256"), hashlib.sha256(data).hexdigest().encode())
+        put_whole(file, data)
+    except OSError:
+        return  # A cache that can't be written costs the next run some seconds.
+
+
+def _file(lacking: set[str]) -> Path:
+    return kernels_folder() / f"choice-{machine()}-{xxhash.xxh3_64_hexdigest(repr(sorted(lacking)).encode())}.json"
+
+
+def _as_text(chosen: Chosen) -> str:
+    return json.dumps(dataclasses.asdict(chosen))
+
+
+def _from_text(text: str) -> Chosen:
+    found = json.loads(text)
+    times = {str(work): {str(k): float(v) for k, v in each.items()} for work, each in found["times"].items()}
+    return Chosen(CpuKernels(**found["kernels"]), str(found["source"]), times)
+
+
+def _measured(lacking: set[str]) -> Chosen:
+    # In a thread of its own: if something is being traced in this one, these programs must not become a part of it.
+    with concurrent.futures.ThreadPoolExecutor(1, "panax-timing") as thread:
+        times = thread.submit(_times, lacking).result()
+    best = {name: _winner(each) for name, each in times.items()}
+    when = time.strftime("%Y-%m-%d")
+    chosen = Chosen(
+        CpuKernels(**best), f"timed on {when}, {processor().split(';')[0]}, {os.cpu_count()} threads", times
+    )
+    _keep(chosen, lacking)
+    return chosen
+
+
+def _winner(times: dict[str, float]) -> str:
+    """The fastest kernel, if it beats XLA by the margin."""
+    fastest = min(times, key=times.__getitem__)
+    return fastest if times[fastest] * MARGIN <= times[XLA] else XLA
+
+
+def _times(lacking: set[str]) -> Times:
+    found: Times = {}
+    for dtype in DTYPES:
+        names = [XLA, *(kernel for kernel in KERNELS if f"{kernel}_{dtype}" not in lacking)]
+        best = CpuKernels()
+        # Sums of rows stand beside products, in the order in which XLA finds them: so products are chosen first.
+        for work in WORKS:
+            key = f"{work}_{dtype}"
+            found[key] = _seconds(work, dtype, names, best) if len(names) > 1 else {XLA: 0.0}
+            best = dataclasses.replace(best, **{key: _winner(found[key])})
+    return found
+
+
+def _seconds(work: Work, dtype: str, names: list[str], best: CpuKernels) -> dict[str, float]:
+    """The median time of some work by each kernel, in turns; other work is done by the best."""
+    programs = {}
+    for name in names:
+        with trial(dataclasses.replace(best, **{f"{work}_{dtype}": name})):
+            function, *arguments = _WORKLOADS[work](jnp.dtype(dtype))
+            programs[name] = functools.partial(jax.jit(function).lower(*arguments).compile(), *arguments)
+        jax.block_until_ready(programs[name]())
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(ROUNDS):
+        for name, program in programs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(program())
+            taken[name].append(time.perf_counter() - start)
+    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+
+
+def _drawn(seed: int, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    return jax.device_put(
+        np.random.default_rng(seed).standard_normal(shape, np.float32).astype(dtype), jax.local_devices()[0]
+    )
+
+
+def _products(dtype: Any) -> tuple[Any, ...]:
+    """Forward, and the gradients of both operands, of a layer of a small model."""
+
+    def run(x: jax.Array, w: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
+        return (
+            product("ab,bc->ac", x, w, dtype),
+            product("ac,bc->ab", g, w, dtype),
+            product("ab,ac->bc", x, g, jnp.float32),
+        )
+
+    return run, _drawn(0, (1024, 768), dtype), _drawn(1, (768, 2048), dtype), _drawn(2, (1024, 2048), dtype)
+
+
+def _attention(dtype: Any) -> tuple[Any, ...]:
+    """Forward and backward, of four rows of 256 positions and twelve heads."""
+
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
+        out, back = jax.vjp(functools.partial(attention, causal=False, platform="cpu"), q, k, v)
+        return (out, *back(g))
+
+    return run, *(_drawn(seed, (4, 256, 12, 64), dtype) for seed in range(4))
+
+
+def _row_sums(dtype: Any) -> tuple[Any, ...]:
+    """A layer with a bias and an activation, forward and backward: alone, a sum of rows shows nothing of what it costs."""
+
+    def run(x: jax.Array, w: jax.Array, b: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
+        _, back = jax.vjp(jax.nn.gelu, product("ab,bc->ac", x, w, dtype) + b)
+        (dh,) = back(g)
+        return product("ac,bc->ab", dh, w, dtype), product("ab,ac->bc", x, dh, jnp.float32), sum_of_rows(dh)
+
+    return run, *(_drawn(i, s, dtype) for i, s in enumerate(((1024, 768), (768, 2048), (1, 2048), (1024, 2048))))
+
+
+_WORKLOADS: dict[Work, Callable[[Any], tuple[Any, ...]]] = {
+    "product": _products,
+    "attention": _attention,
+    "row_sums": _row_sums,
+}

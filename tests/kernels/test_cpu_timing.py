@@ -1,0 +1,100 @@
+"""What work on CPU is done by: timed once, kept, recorded with a run, taken up again when it resumes."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import pytest
+import tiny_recipe
+
+from panax import fit
+from panax.checkpoint import open_checkpoint
+from panax.core import cpu_kernels
+from panax.core.cpu_kernels import CpuKernels
+from panax.kernels import cpu_timing
+from panax.kernels.cpu_timing import Chosen, choose, machine, record
+from panax.optim import Schedule, Sgd
+
+
+@pytest.fixture
+def unchosen(monkeypatch, tmp_path):
+    """As in a new process of a user without a cache."""
+    monkeypatch.delenv("PANAX_CPU_KERNELS")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(cpu_kernels, "_current", None)
+    monkeypatch.setattr(cpu_timing, "ROUNDS", 1)
+    return monkeypatch
+
+
+def timed(times, monkeypatch, count):
+    def measured(work, dtype, names, best):
+        count.append(f"{work}_{dtype}")
+        return {name: times[name] for name in names}
+
+    monkeypatch.setattr(cpu_timing, "_seconds", measured)
+    monkeypatch.setattr(cpu_timing, "missing", lambda kernel, dtype: None)
+    monkeypatch.setattr(cpu_kernels, "missing", lambda kernel, dtype: None)
+
+
+def test_a_candidate_must_win_by_a_twentieth():
+    assert cpu_timing._winner({"xla": 1.0, "c": 0.94, "mkl": 0.95}) == "c"
+    assert cpu_timing._winner({"xla": 1.0, "c": 0.96, "mkl": 2.0}) == "xla"
+    assert cpu_timing._winner({"xla": 1.0}) == "xla"
+
+
+def test_it_is_timed_once_for_a_machine_and_kept(unchosen):
+    count, told = [], []
+    timed({"xla": 1.0, "c": 0.5, "mkl": 0.7}, unchosen, count)
+    choose(told=told.append)
+    assert len(count) == 6 and cpu_kernels.current() == CpuKernels(
+        **{f"{work}_{dtype}": "c" for work in cpu_kernels.WORKS for dtype in cpu_kernels.DTYPES}
+    )
+    assert "product on CPU: float32 c (times its time: xla 2.00, mkl 1.40)" in told[0].lines()[0]
+    choose(told=told.append)
+    assert len(told) == 1, "one choice for a process"
+    unchosen.setattr(cpu_kernels, "_current", None)
+    choose(told=told.append)
+    assert len(count) == 6 and told[1] == told[0], "from the cache"
+    # A cache that is torn, and a machine with other processors or versions: timed again.
+    [file] = cpu_timing.kernels_folder().glob("choice-*.json")
+    file.write_text(file.read_text()[:40])
+    unchosen.setattr(cpu_kernels, "_current", None)
+    choose()
+    assert len(count) == 12
+    unchosen.setattr(cpu_timing, "processor", lambda: "another")
+    unchosen.setattr(cpu_kernels, "_current", None)
+    choose()
+    assert len(count) == 18
+
+
+def test_what_a_run_began_with_is_taken_on_a_machine_like_its_own(unchosen):
+    timed({"xla": 1.0, "c": 0.5, "mkl": 0.7}, unchosen, [])
+    began = CpuKernels(product_float32="mkl")
+    told: list[Chosen] = []
+    choose(record(began), told=told.append)
+    assert cpu_kernels.current() == began and told[0].source == "as this run began"
+    for other in (json.dumps({**json.loads(record(began)), "machine": "0" * 16}), "not JSON", "[]", "{}"):
+        unchosen.setattr(cpu_kernels, "_current", None)
+        choose(other)
+        assert cpu_kernels.current().product_float32 == "c", other
+
+
+def test_a_real_timing_finds_every_kind_of_work(unchosen):
+    """With every kernel that this machine has; whichever wins, what is chosen is there."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        choose()
+    assert cpu_kernels.is_chosen() and not cpu_kernels.current().unavailable()
+
+
+def test_a_run_records_and_says_its_kernels(tmp_path):
+    base = tiny_recipe.tiny()
+    steady = Sgd(schedule=Schedule(peak=0.1, decay="constant"))
+    lines: list[str] = []
+    run = dataclasses.replace(base, optimizer=steady, num_steps=2, directory=str(tmp_path / "run"))
+    result = fit(run, say=lines.append)
+    assert any(line.startswith("kernels on CPU: as $PANAX_CPU_KERNELS says") for line in lines)
+    found = json.loads(open_checkpoint(result.checkpoint).attachment("kernels.json") or "")
+    assert found.pop("machine") == machine() and CpuKernels(**found) == cpu_kernels.current()
+    kept = json.loads((Path(run.folder) / "checkpoints" / "run" / "run.json").read_text())["record"]["kernels"]
+    assert kept == record(cpu_kernels.current())
