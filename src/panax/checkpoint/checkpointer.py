@@ -20,6 +20,7 @@ import jax
 
 from ..core.errors import CheckpointError, DamagedError, PanaxError, RecipeError, StoreError
 from ..core.processes import any_process, first_text, is_first
+from ..core.validated import Validated
 from ..stores import LocalStore, MissingError, Store, open_store
 from .commit import Attempt, commit, discard, publish_part, remove, sweep, write_part
 from .manifest import FILE, Manifest
@@ -36,7 +37,7 @@ _LIST_AGAIN_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Validated):
     """When checkpoints are saved, where, and which are kept.
 
     Attributes:

@@ -20,6 +20,7 @@ import jax
 
 from ..core.errors import CheckpointError, PanaxError, RecipeError
 from ..core.processes import first_text, gather_ints, gather_texts
+from ..core.validated import Validated
 from ..stores import LocalStore, Store
 from ..stores.peer import PeerServer, PeerStore, UnionStore
 from .commit import Attempt, publish_part, write_part
@@ -33,7 +34,7 @@ _PART = re.compile(r"step_(\d{8,})/([^/]+)/part-(\d{5,})-of-(\d{5,})\.json")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MemoryConfig:
+class MemoryConfig(Validated):
     """Copies of the state in the memory of hosts, between the checkpoints in the store.
 
     A host holds two copies of its own part and two of a peer's, and a fifth to copy from.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from panax.core.errors import DataError
+from panax.core.validated import Validated
 
 from .corpus import BadRecord, Document
 from .fields import Fields, not_installed
@@ -17,7 +18,7 @@ _RECORDS_AT_ONCE = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ArrayRecord:
+class ArrayRecord(Validated):
     """ArrayRecord files whose records are texts or JSON objects. Needs array_record (`pip install 'panax[arrayrecord]'`).
 
     Attributes:

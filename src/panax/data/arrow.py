@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from ..core.validated import Validated
 from .corpus import BadRecord, Document
 from .fields import Fields, not_installed
 from .files import each_here, file_marks, find_files, fingerprint, unreadable
@@ -14,7 +15,7 @@ _MAGIC = b"ARROW1"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Arrow:
+class Arrow(Validated):
     """Arrow IPC files and streams, read one record batch at a time. Needs pyarrow (`pip install 'panax[parquet]'`).
 
     Attributes:

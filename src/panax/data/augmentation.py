@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from panax.core.errors import RecipeError
+from panax.core.validated import Validated
 
 from .mixing import Mixing
 from .rand_augment import RandAugment
@@ -26,7 +27,7 @@ _TRIES = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RandomCrop:
+class RandomCrop(Validated):
     """A part of the image, scaled to the model's size.
 
     Source: Going deeper with convolutions (arXiv:1409.4842), section 6.
@@ -67,7 +68,7 @@ class RandomCrop:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PaddedCrop:
+class PaddedCrop(Validated):
     """The image shifted by up to `padding` pixels along each side; what comes in from outside is black."""
 
     padding: int = 4
@@ -82,7 +83,7 @@ class PaddedCrop:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Augmentation:
+class Augmentation(Validated):
     """What is done to each training image, in this order. Needs Pillow; the leaf `image` holds bytes.
 
     Attributes:

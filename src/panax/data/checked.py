@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from panax.core.errors import DataError
+from panax.core.validated import Validated
 
 from .corpus import BadRecord, Corpus, Document
 from .filtered import Filtered
@@ -16,7 +17,7 @@ _SHOWN = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(Validated):
     """What is a bad record besides those that a corpus reports, and how many there may be.
 
     Attributes:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from panax.core.errors import DataError
+from panax.core.validated import Validated
 
 from .files import BadRecordError, decode_utf8, each_here, file_marks, find_files, fingerprint, read_bytes
 
@@ -58,7 +59,7 @@ class Corpus(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextFiles:
+class TextFiles(Validated):
     """UTF-8 text files, one document each.
 
     Attributes:
@@ -88,7 +89,7 @@ class TextFiles:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PythonLibrary:
+class PythonLibrary(Validated):
     """The sources of the Python standard library that runs this: real text that is on every machine.
 
     Python 3.11 has 612 such files, 11 MB, about 3 million tokens with a vocabulary of 4,096; 1,668 files, 30 MB, with its

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from ..core.validated import Validated
 from .examples import Arrays
 from .fields import not_installed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Digits:
+class Digits(Validated):
     """1,797 handwritten digits, grey, 8 by 8 pixels, as uint8 `image` (batch, 8, 8, 1) and `label` 0 to 9. Needs scikit-learn.
 
     Nothing is downloaded: the images are a part of scikit-learn.

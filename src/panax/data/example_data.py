@@ -3,6 +3,7 @@
 import dataclasses
 
 from panax.core.errors import RecipeError
+from panax.core.validated import Validated
 
 from .augmentation import Augmentation
 from .cache import cache_directory
@@ -14,7 +15,7 @@ from .table import Table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExampleData:
+class ExampleData(Validated):
     """Images, rows of tables or arrays to train on.
 
     Attributes:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from panax.core.errors import RecipeError
+from panax.core.validated import Validated
 
 from .array_record import ArrayRecord
 from .arrow import Arrow
@@ -26,7 +27,7 @@ PlainCorpus = TextCorpus | TokenFile | MegatronTokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Filtered:
+class Filtered(Validated):
     """The documents of another corpus that pass; the others are left out and counted.
 
     For anything else, write a corpus of your own: a class whose `documents` yields the ones to keep.

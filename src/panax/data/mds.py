@@ -25,6 +25,7 @@ import numpy as np
 import xxhash
 
 from panax.core.errors import DataError, RecipeError
+from panax.core.validated import Validated
 from panax.stores import is_remote
 
 from .corpus import BadRecord, Document
@@ -49,7 +50,7 @@ _WIDTHS = ("u1", "<u2", "<u4", "<u8")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Mds:
+class Mds(Validated):
     """A folder of MDS shards, with its `index.json`, plain or compressed, read one shard at a time.
 
     Shards compressed with zstd, brotli or snappy need pyarrow (`pip install 'panax[parquet]'`). A shard's hash is compared

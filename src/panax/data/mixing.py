@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from panax.core.errors import RecipeError
+from panax.core.validated import Validated
 
 MIXED_LABEL, MIX = "label_mixed", "mix"
 """The leaves that are added: the other image's label, and the share of the first one."""
@@ -14,7 +15,7 @@ _MIX = 0x6D6978
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Mixing:
+class Mixing(Validated):
     """Mix each image with its neighbour in the shuffled batch: by mixup, by CutMix, or by one of the two, drawn for each.
 
     Sources: mixup (arXiv:1710.09412); CutMix (arXiv:1905.04899).

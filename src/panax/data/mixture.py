@@ -6,6 +6,7 @@ import math
 import re
 
 from panax.core.errors import RecipeError
+from panax.core.validated import Validated
 
 from .filtered import Filtered, PlainCorpus
 
@@ -14,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
+class Part(Validated):
     """One corpus of a mixture.
 
     Attributes:
@@ -60,7 +61,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Mixture:
+class Mixture(Validated):
     """Several corpora at once, each shuffled, packed and repeated on its own.
 
     Attributes:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from panax.core.errors import DataError, RecipeError
 from panax.core.protocols import Axes
+from panax.core.validated import Validated
 
 from .augmentation import Augmentation, Generators
 from .corpus import BadRecord
@@ -31,7 +32,7 @@ _MOST_CLASSES = 10**6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Decoding:
+class Decoding(Validated):
     """How an image becomes an array. Needs Pillow (`pip install 'panax[vision]'`).
 
     Attributes:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from panax.core.errors import RecipeError
+from panax.core.validated import Validated
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -16,7 +17,7 @@ LEVELS = 30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RandAugment:
+class RandAugment(Validated):
     """Change each image by `operations` of fourteen, drawn with equal chances, all at one magnitude.
 
     Identity, shears and shifts along both sides, rotation, brightness, colour, contrast, sharpness, posterising, solarising,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from panax.core.errors import DataError
+from panax.core.validated import Validated
 from panax.stores import is_remote
 
 from .corpus import BadRecord, Document
@@ -24,7 +25,7 @@ _RECORDS_AT_ONCE = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Jsonl:
+class Jsonl(Validated):
     """Files with one JSON object on each line (UTF-8; `.gz` files are decompressed). Blank lines are skipped.
 
     Attributes:
@@ -103,7 +104,7 @@ def parse_object(line: str, where: str) -> dict:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Parquet:
+class Parquet(Validated):
     """Parquet files, read one row group at a time. Needs pyarrow (`pip install 'panax[parquet]'`).
 
     Attributes:
@@ -172,7 +173,7 @@ def documents_of(batch: Any, fields: Fields, name: str, first_row: int) -> Itera
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HuggingFaceDisk:
+class HuggingFaceDisk(Validated):
     """A dataset that `save_to_disk` wrote. Needs datasets (`pip install 'panax[datasets]'`).
 
     Attributes:

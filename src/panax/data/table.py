@@ -18,6 +18,7 @@ import numpy as np
 import xxhash
 
 from panax.core.errors import DataError, RecipeError
+from panax.core.validated import Validated
 
 from .cache import cached
 from .corpus import BadRecord
@@ -55,7 +56,7 @@ class Row(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Table:
+class Table(Validated):
     """Rows of CSV (`.csv`, `.tsv`, also `.gz`), Parquet or NumPy (`.npz`, one array a column) files.
 
     A batch has `numeric`, float32 (batch, column), `categorical`, int32 (batch, column), and `label` (batch), as far as

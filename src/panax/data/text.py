@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from panax.core.errors import DataError, RecipeError
+from panax.core.validated import Validated
 
 from .cache import cache_directory
 from .checked import Limits
@@ -25,7 +26,7 @@ from .tokens import TokenFile, TokenStore
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextData:
+class TextData(Validated):
     """Text to train on: where it is, how it becomes tokens, and how tokens become batches.
 
     Attributes:

@@ -15,6 +15,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from panax.core.errors import DataError, RecipeError
+from panax.core.validated import Validated
 
 from .checked import Checked
 from .corpus import Corpus, Document
@@ -81,7 +82,7 @@ class Tokenizer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BytePairTokenizer:
+class BytePairTokenizer(Validated):
     """Byte-level byte-pair encoding, trained on the corpus itself: any text can be encoded, and comes back exactly.
 
     Attributes:
@@ -134,7 +135,7 @@ def _training_texts(documents: Iterator[Document], limit: int, progress: Progres
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PretrainedTokenizer:
+class PretrainedTokenizer(Validated):
     """A tokenizer that exists, in Hugging Face's format.
 
     Attributes:

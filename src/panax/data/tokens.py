@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from panax.core.errors import DataError, RecipeError
+from panax.core.validated import Validated
 
 from .cache import cached
 from .files import decode_utf8, file_marks, fingerprint, read_bytes, unreadable
@@ -277,7 +278,7 @@ def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenFile:
+class TokenFile(Validated):
     """A corpus that is already tokens: a token file in Panax's format, or a flat file of ids.
 
     Attributes:

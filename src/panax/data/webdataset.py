@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ..core.validated import Validated
 from .corpus import BadRecord, Document
 from .fields import Fields
 from .files import BadRecordError, decode_utf8, each_here, file_marks, find_files, fingerprint, unreadable
@@ -69,7 +70,7 @@ def read_samples(path: Path, name: str) -> Iterator[Sample]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WebDataset:
+class WebDataset(Validated):
     """WebDataset shards (`.tar`, also compressed) as text, one sample at a time.
 
     A field is a file of the sample, named by what follows the first dot of its name: `txt`. `json.body` is the field

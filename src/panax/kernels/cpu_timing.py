@@ -86,7 +86,14 @@ def record(kernels: CpuKernels) -> str:
 def machine() -> str:
     """A name for this processor, its threads, and the versions of all that is chosen from."""
     intel = next((d.version for d in importlib.metadata.distributions(name="mkl")), "none")
-    parts = (processor(), os.cpu_count(), jax.__version__, jax.lib.__version__, intel, sources_digest())
+    parts = (
+        processor(),
+        os.cpu_count(),
+        jax.__version__,
+        importlib.metadata.version("jaxlib"),
+        intel,
+        sources_digest(),
+    )
     return xxhash.xxh3_64_hexdigest(repr(parts).encode())
 
 

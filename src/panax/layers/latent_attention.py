@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from ..core import Module, contract, gather, normal, parameter, whole_sequence
 from ..core.errors import RecipeError
+from ..core.validated import Validated
 from ..parallel.ulysses import ContextAttention
 from .attention import attend, positions_seen
 from .norm import Norm
@@ -24,7 +25,7 @@ EPSILON = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Latent:
+class Latent(Validated):
     """The widths of latent attention.
 
     Attributes:

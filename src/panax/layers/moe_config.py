@@ -5,12 +5,13 @@ import math
 from typing import Literal
 
 from ..core.errors import RecipeError
+from ..core.validated import Validated
 
 BalanceScope = Literal["sequence", "batch", "global"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MoE:
+class MoE(Validated):
     """A feed-forward layer of which each token uses a few experts.
 
     Attributes:

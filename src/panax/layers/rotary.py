@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from ..core.validated import Validated
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RotaryScaling:
+class RotaryScaling(Validated):
     """Llama 3.1's extension of the context: low frequencies are divided by `factor`, with a smooth transition.
 
     Source: "The Llama 3 Herd of Models" (arXiv:2407.21783), section 3.4, and the released configuration.
@@ -39,7 +41,7 @@ class RotaryScaling:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class YarnScaling:
+class YarnScaling(Validated):
     """YaRN's extension of the context: as Llama 3.1's, with the transition linear in the pair's index, and larger scores.
 
     Attributes:
@@ -84,7 +86,7 @@ class YarnScaling:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rotary:
+class Rotary(Validated):
     """Rotation of query and key by their position.
 
     Attributes:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ..core.errors import LayoutError, nearest
+from ..core.validated import Validated
 
 MESH_AXES = ("replica", "stage", "fsdp", "expert", "context", "tensor")
 """Every mesh axis, slowest network first."""
@@ -79,7 +80,7 @@ Zero = Literal["auto", "1", "2", "3"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rules:
+class Rules(Validated):
     """Logical axis to mesh axes; a logical axis that is not named is replicated.
 
     Attributes:

@@ -5,11 +5,12 @@ import math
 from collections.abc import Mapping
 
 from ..core.errors import LayoutError
+from ..core.validated import Validated
 from .rules import MESH_AXES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MeshShape:
+class MeshShape(Validated):
     """Sizes of the mesh axes, slowest network first; at most one may be -1: all devices that are left.
 
     Attributes:

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal, NamedTuple
 
 from ..core.errors import RecipeError
+from ..core.validated import Validated
 from ..layers.feed_forward import Activation
 from ..layers.latent_attention import Latent
 from ..layers.moe_config import MoE
@@ -34,7 +35,7 @@ _WITH_LATENT = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
+class DecoderConfig(Validated):
     """A pre-norm transformer decoder.
 
     Attributes:

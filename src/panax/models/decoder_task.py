@@ -12,6 +12,7 @@ from ..core.collectives import over_tokens
 from ..core.errors import RecipeError
 from ..core.layout import axis_size
 from ..core.measures import Losses, Metrics
+from ..core.validated import Validated
 from ..layers import RouterTerms, router_measures, router_weights, token_loss
 from ..mesh import MESH_AXES
 from ..parallel import ContextAttention, Pipeline, RematPolicy
@@ -27,7 +28,7 @@ ComputeType = Literal["float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecoderTask(Task):
+class DecoderTask(Validated, Task):
     """Train a decoder on batches with the leaves `tokens`, `targets`, `loss_mask` and, if packed, `segment` and `position`.
 
     Attributes:

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 from ..core.errors import RecipeError, nearest
+from ..core.validated import Validated
 from ..layers.feed_forward import Activation
 
 Pooling = Literal["class_token", "mean"]
@@ -25,7 +26,7 @@ HALF = (0.5,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VitConfig:
+class VitConfig(Validated):
     """A vision transformer: an image's patches as tokens, a pre-norm encoder, and a head on what is pooled from it.
 
     Attributes:

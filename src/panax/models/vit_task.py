@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from ..core import Batch, DataFacts, Evaluation, Loss, Mean, Metrics, Sum, Task, equal_shares, logical_axes
 from ..core.errors import RecipeError
+from ..core.validated import Validated
 from ..parallel import RematPolicy
 from .decoder_task import ComputeType
 from .flops import training_flops_per_image
@@ -21,7 +22,7 @@ MIXED_LABEL, MIX = "label_mixed", "mix"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VitTask(Task):
+class VitTask(Validated, Task):
     """Train a vision transformer on batches with the leaves `image` and `label`.
 
     `image` is (batch, height, width, channel), of bytes or floats. `loss_mask` leaves rows out; of mixed images, `label_mixed` is

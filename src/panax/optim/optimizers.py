@@ -14,6 +14,7 @@ import optax
 
 from ..core.errors import RecipeError
 from ..core.protocols import Axes
+from ..core.validated import Validated
 from .decay import decay_mask
 from .per_layer import Scope, on_each_layer
 from .schedule import Schedule
@@ -34,12 +35,21 @@ def _in_its_own_ways(inner: optax.GradientTransformation) -> optax.GradientTrans
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Optimizer(abc.ABC):
+class Optimizer(Validated, abc.ABC):
     """Settings of an optimizer."""
 
     schedule: Schedule = Schedule()  # noqa: RUF009
 
     scope: ClassVar[Scope]
+
+    @classmethod
+    def hint_for(cls, value: Any) -> str | None:
+        """What to write where something else is given in an optimizer's place; None where that is not known."""
+        if callable(getattr(value, "init", None)) and callable(getattr(value, "update", None)):
+            return "wrap the optax transformation: Optax(transformation=...)"
+        if hasattr(value, "param_groups"):
+            return "convert the PyTorch optimizer: panax.adapters.from_torch(...)"
+        return None
 
     @abc.abstractmethod
     def chain(self, learning_rate: optax.Schedule, decay: Any) -> optax.GradientTransformation:

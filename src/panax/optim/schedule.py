@@ -6,10 +6,11 @@ from typing import Literal
 import optax
 
 from ..core.errors import RecipeError
+from ..core.validated import Validated
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Schedule:
+class Schedule(Validated):
     """Linear warm-up to a peak, then a decay over what is left of the run.
 
     Attributes:

@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from ..core.errors import RecipeError
+from ..core.validated import Validated
 
 ScheduleName = Literal["1f1b", "interleaved", "gpipe"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pipeline:
+class Pipeline(Validated):
     """How a `stage` axis is used.
 
     Attributes:

@@ -1,11 +1,13 @@
 """`Experiment`: everything that a run is, as one frozen value."""
 
 import dataclasses
+import inspect
 from typing import Any
 
 from ..checkpoint import CheckpointConfig
 from ..core import Task
 from ..core.errors import RecipeError
+from ..core.validated import Validated
 from ..data import TextData
 from ..mesh import MeshShape, Rules
 from ..optim import AdamW, Optimizer
@@ -13,7 +15,7 @@ from ..train import StepConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
+class EvaluateConfig(Validated):
     """How the model is judged on held-out data.
 
     Attributes:
@@ -26,7 +28,7 @@ class EvaluateConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Validated):
     """What is trained, on what, how, and where it is kept.
 
     Attributes:
@@ -67,10 +69,22 @@ class Experiment:
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", getattr(self.task, "name", type(self.task).__name__.lower()))
+        for field in ("data", "held_out"):
+            value = getattr(self, field)
+            if inspect.isroutine(value) or inspect.isclass(value):
+                raise RecipeError(
+                    f"{field} is the {'class' if inspect.isclass(value) else 'function'} {value.__name__}; expected what it "
+                    f"gives: write {value.__name__}(...)"
+                )
         if self.num_steps < 1:
             raise RecipeError(f"num_steps={self.num_steps}; expected 1 or more")
         if self.log_every < 1:
             raise RecipeError(f"log_every={self.log_every}; expected 1 or more")
+        if min(self.evaluate.every, self.evaluate.batches, self.profile) < 0:
+            raise RecipeError(
+                f"evaluate.every={self.evaluate.every}, evaluate.batches={self.evaluate.batches}, profile={self.profile}; "
+                f"expected 0 or more"
+            )
         if self.init and not self.init.startswith(("hf:", "checkpoint:")):
             raise RecipeError(
                 f"init={self.init!r}; expected hf:DIR with a folder of Hugging Face weights, checkpoint:PLACE, or nothing"

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,6 +63,11 @@ def fit(
         PanaxError: Something outside the program is wrong; the message says what to do. A folder that holds another run's
             checkpoints is a CheckpointError that lists what differs.
     """
+    if not isinstance(experiment, Experiment):
+        call = f": call it, fit({experiment.__name__}())" if inspect.isfunction(experiment) else ""
+        raise RecipeError(f"fit takes an Experiment, and this is a {type(experiment).__name__}{call}")
+    if isinstance(trackers, Tracker):
+        raise RecipeError(f"trackers is a {type(trackers).__name__}; expected a tuple: trackers=(tracker,)")
     if fresh and accept_changes:
         raise RecipeError("fresh starts from step 0, accept_changes resumes: give one of them")
     with contextlib.closing(Lane("the console", threaded=not experiment.debug)) as told:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from ..core import Axes, Task, TrainState
-from ..core.errors import DataError
+from ..core.errors import DataError, RecipeError
 from ..data.iterable import as_batch
 from ..kernels.cpu_timing import choose
 from ..mesh import MeshShape, Placement, Rules
@@ -80,6 +80,12 @@ def compile_step(
         LayoutError: The task does not fit the mesh.
         DataError: The example is no batch.
     """
+    for name, value, kind in (("task", task, Task), ("optimizer", optimizer, Optimizer)):
+        if not isinstance(value, kind) and not (name == "optimizer" and value is None):
+            hint = Optimizer.hint_for(value) if kind is Optimizer else None
+            raise RecipeError(
+                f"{name} is a {type(value).__name__}; expected a {kind.__name__}{f'; {hint}' if hint else ''}"
+            )
     batch = as_batch(example)
     if axes is not None and axes.keys() != batch.keys():
         raise DataError(f"axes are given for {sorted(axes)}, the batch has {sorted(batch)}; make them agree")

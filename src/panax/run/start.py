@@ -18,7 +18,7 @@ from ..core.errors import CheckpointError, DamagedError, PanaxError
 from ..core.lock import locked
 from ..core.processes import first_text, is_first
 from ..core.state import averages_of
-from ..kernels.cpu_timing import choose, record
+from ..kernels.cpu_timing import Chosen, choose, record
 from ..stores import open_store
 from .description import describe
 from .earlier import SETTINGS, check_same_run, position_in, set_aside
@@ -62,7 +62,12 @@ def choose_kernels(experiment: Experiment, say: Say, *, fresh: bool) -> None:
         with contextlib.suppress(PanaxError):
             found = read_record(open_store(place_of_checkpoints(experiment)))
             recorded = "" if found is None else found.kernels
-    choose(first_text(recorded), told=lambda chosen: [say(line) for line in chosen.lines()])
+
+    def told(chosen: Chosen) -> None:
+        for line in chosen.lines():
+            say(line)
+
+    choose(first_text(recorded), told)
 
 
 def recorded_kernels() -> str:

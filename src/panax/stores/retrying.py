@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..core.errors import StoreError
+from ..core.validated import Validated
 from .failures import failure_of
 from .store import MissingError
 
@@ -22,7 +23,7 @@ _LOG = logging.getLogger("panax.stores")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RetryPolicy:
+class RetryPolicy(Validated):
     """What a store does about faults that pass: statuses 408, 429, 500, 502, 503 and 504, broken connections, time-outs, bodies
     that were cut short, and writes that did not arrive as they were sent. Everything else is an error at once.
 

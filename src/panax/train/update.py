@@ -11,6 +11,7 @@ import optax
 
 from ..core import Batch, Guard, Task, TrainState, current_platform, total_loss
 from ..core.errors import RecipeError
+from ..core.validated import Validated
 from .on_mesh import BatchAxes
 from .on_mesh import evaluation as evaluation_on_mesh
 from .on_mesh import gradients as gradients_on_mesh
@@ -19,7 +20,7 @@ Scalars = Mapping[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StepConfig:
+class StepConfig(Validated):
     """How one update is made from one global batch.
 
     Attributes:
