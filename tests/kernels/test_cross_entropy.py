@@ -177,3 +177,16 @@ def test_refuses_what_makes_no_sense():
     ]:
         with pytest.raises(ValueError, match=message):
             cross_entropy_sums(*arrays, platform="cpu", **options)
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0])
+def test_a_model_that_has_collapsed_is_not_right(value):
+    """All logits are alike: no target has the highest one."""
+    _, head, targets, mask = inputs()
+    head = jnp.full_like(head, value)
+    sums = cross_entropy_sums(jnp.ones((TOKENS, EMBED)), head, jnp.clip(targets, 0, VOCAB - 1), mask, platform="cpu")
+    assert sums.correct_sum == 0.0
+    # One that is alone at the top is.
+    head = head.at[5].add(1.0)
+    sums = cross_entropy_sums(jnp.ones((TOKENS, EMBED)), head, jnp.full(TOKENS, 5), mask, platform="cpu")
+    assert sums.correct_sum == pytest.approx(float(mask.sum()))

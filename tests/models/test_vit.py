@@ -280,3 +280,15 @@ def test_images_of_another_shape_are_refused():
     with pytest.raises(RecipeError, match=r"images have the shape \(8, 12, 3\).*the model's \(12, 12, 3\)"):
         step = compiled({})
         step(step.init(0), step.put({**batch(), "image": np.zeros((ROWS, 8, 12, 3), np.uint8)}))
+
+
+def test_a_collapsed_model_is_not_right():
+    from panax.models.vit_task import _metrics
+
+    label, mask = jnp.array([0, 1, 2]), jnp.ones(3)
+    alike = _metrics(jnp.zeros((3, 8)), label, mask)
+    assert alike["accuracy"].value == 0.0 and alike["accuracy_top5"].value == 0.0
+    told = _metrics(jax.nn.one_hot(label, 8) + jnp.arange(8.0)[None] / 100, label, mask)
+    assert told["accuracy"].value == 1.0 and told["accuracy_top5"].value == 1.0
+    second = _metrics(jnp.arange(8.0)[None] * jnp.ones((3, 1)), jnp.array([6, 3, 2]), mask)
+    assert second["accuracy"].value == 0.0 and second["accuracy_top5"].value == pytest.approx(2 / 3)

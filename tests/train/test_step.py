@@ -255,3 +255,53 @@ def test_rematerialisation_changes_no_gradient():
             scale = float(jnp.linalg.norm(plain[name])) + 1e-12
             # The same operations, fused otherwise.
             assert float(jnp.linalg.norm(leaf - plain[name])) <= 1e-6 * scale, (remat, name)
+
+
+class OneLoss(Regression):
+    """Of the two losses the one that the mask weighs."""
+
+    def loss(self, params, state, batch, key, train):
+        found = super().loss(params, state, batch, key, train)
+        name = next(iter(found.losses))
+        return found._replace(losses={name: found.losses[name]})
+
+
+def _broken_mask(step, state, weight):
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    batch = {"x": x, "y": x[:, :3], "weight": np.full(8, weight, np.float32)}
+    before = jax.tree.map(np.asarray, (state.params, state.optimizer_state))
+    after, scalars = step(state, step.put(batch))
+    for left, right in zip(
+        jax.tree.leaves(before), jax.tree.leaves((after.params, after.optimizer_state)), strict=True
+    ):
+        np.testing.assert_array_equal(left, right)
+    return {name: float(value) for name, value in scalars.items()}
+
+
+@pytest.mark.parametrize("weight", [0.0, float("nan"), -1.0])
+def test_a_mask_of_nothing_or_of_nonsense_moves_no_weight(weight):
+    """Weight decay would, and a loss that looks finite would hide it."""
+    decaying = AdamW(schedule=Schedule(peak=0.1, decay="constant"), weight_decay=0.5)
+    program = Program.create(OneLoss(), decaying, num_steps=9)
+    axes = {"x": ("batch", None), "y": ("batch", None), "weight": ("batch",)}
+    step = CompiledStep(program, Placement.create(devices=jax.devices()[:1]), axes)
+    scalars = _broken_mask(step, step.init(0), weight)
+    assert scalars["skipped"] == 1
+    assert scalars["loss"] == 0.0 if weight == 0.0 else not np.isfinite(scalars["loss"])
+
+
+def test_a_learning_rate_is_reported_where_it_is_known():
+    for optimizer, rate in (
+        (SGD, 0.1),
+        (
+            Optax(
+                transformation=optax.scale_by_adam(), of_schedule=True, schedule=Schedule(peak=0.2, decay="constant")
+            ),
+            0.2,
+        ),
+        (Optax(transformation=optax.adam(0.3)), None),
+    ):
+        reported = optimizer.reported_rate(10)
+        assert reported is None if rate is None else float(reported(0)) == pytest.approx(rate)
+    with pytest.raises(RecipeError, match=r"optimizer\.schedule has no effect on Optax"):
+        Optax(transformation=optax.adam(0.3), schedule=Schedule(peak=0.2))

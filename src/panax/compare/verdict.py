@@ -173,12 +173,17 @@ def _ranking(comparison: Comparison, timed: list[Row]) -> list[str]:
         if ratio is None:
             continue
         median, least, most = ratio
+        told_apart = least > 1.0
         if other is timed[1]:
             said.append(
                 f"{first.title} is the fastest: {first.seconds:.3g} s a step (rounds {first.low:.3g} to {first.high:.3g})."
-                if least > 1.0
+                if told_apart
                 else f"{first.title} has the lowest median, {first.seconds:.3g} s a step, but not in every round: this run "
                 f"does not tell it from {other.title}."
             )
-        said.append(f"{other.title} takes {median:.2f} times that ({least:.2f} to {most:.2f} over the rounds).")
+        # One statistic for all that is said: within a round, for rounds differ. The medians of seconds may be ordered otherwise.
+        said.append(
+            f"{other.title} takes {median:.2f} times as long as {first.title} within a round (median; {least:.2f} to {most:.2f})"
+            + ("." if told_apart else ": not told apart.")
+        )
     return said

@@ -34,7 +34,7 @@ class Loss(eqx.Module):
 
     @property
     def mean(self) -> Scalar:
-        """`sum / weight`; zero where nothing was counted."""
+        """`sum / weight`; zero where nothing was counted, NaN where the weight is not a sum of weights."""
         return _ratio(self.sum, self.weight)
 
     def merge(self, other: "Loss") -> "Loss":
@@ -81,7 +81,9 @@ Metrics = Mapping[str, Metric]
 
 
 def _ratio(total: Values, weight: Values) -> Values:
-    return jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1.0), 0.0)
+    # A weight that is negative or NaN comes from a broken mask: the result must not look as if it were right.
+    empty = jnp.where(weight == 0, 0.0, jnp.nan)
+    return jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1.0), empty)
 
 
 def is_measure(x: Any) -> bool:

@@ -38,7 +38,7 @@ class CrossEntropySums(NamedTuple):
     Attributes:
         loss_sum: Everything that is minimised: cross-entropy (smoothed, where asked for) and z-loss.
         weight: The sum of the mask.
-        correct_sum: Tokens whose target has the highest logit; a tie counts as correct.
+        correct_sum: Tokens whose target has the highest logit; of a tie none does.
         z_loss_sum: The part of `loss_sum` that is z-loss.
     """
 
@@ -281,7 +281,12 @@ def _chunk(x: Array, weights: Array, target: Array, weight: Array, options: _Opt
     total = total_of(exponential.sum(axis=-1))
     logsumexp = highest + jnp.log(total)
     is_target = column == target[:, None]
-    target_logit = total_of(jnp.where(is_target, logits, 0.0).sum(axis=-1))
+    # Together, for one sum over the vocabulary's axis: the target's logit, and how many logits are the highest.
+    target_logit, ties = total_of(
+        jnp.stack(
+            [jnp.where(is_target, logits, 0.0).sum(axis=-1), (logits >= highest[:, None]).astype(wide).sum(axis=-1)]
+        )
+    )
 
     smoothing = options.label_smoothing
     loss = logsumexp - (1.0 - smoothing) * target_logit
@@ -289,7 +294,8 @@ def _chunk(x: Array, weights: Array, target: Array, weight: Array, options: _Opt
         real_logits = logits if real is None else jnp.where(real, logits, 0.0)
         loss -= smoothing / vocab_size * total_of(real_logits.sum(axis=-1))
     z_loss_sum = options.z_loss * (weight * logsumexp * logsumexp).sum()
-    correct = (target_logit >= highest).astype(wide)
+    # A model whose logits are all the same has no answer, and must not be told that it is right.
+    correct = ((target_logit >= highest) & (ties == 1)).astype(wide)
     sums = CrossEntropySums((weight * loss).sum() + z_loss_sum, weight.sum(), (weight * correct).sum(), z_loss_sum)
     if options.vocab_axis is not None:
         sums = CrossEntropySums(

@@ -69,6 +69,10 @@ class Optimizer(Validated, abc.ABC):
         """Step to learning rate."""
         return self.schedule.build(num_steps)
 
+    def reported_rate(self, num_steps: int) -> optax.Schedule | None:
+        """What is logged as the learning rate; None where the optimizer has one of its own that it does not tell."""
+        return self.learning_rate(num_steps)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdamW(Optimizer):
@@ -153,6 +157,16 @@ class Optax(Optimizer):
     of_schedule: bool = False
 
     scope: ClassVar[Scope] = "tree"
+
+    def __post_init__(self) -> None:
+        if not self.of_schedule and self.schedule != Schedule():
+            raise RecipeError(
+                "optimizer.schedule has no effect on Optax(transformation=...), which brings its own learning rate; set "
+                "of_schedule=True for a transformation that leaves it to the schedule, as optax.scale_by_adam() does"
+            )
+
+    def reported_rate(self, num_steps: int) -> optax.Schedule | None:
+        return self.learning_rate(num_steps) if self.of_schedule else None
 
     def chain(self, learning_rate: optax.Schedule, decay: Any) -> optax.GradientTransformation:
         if not self.of_schedule:

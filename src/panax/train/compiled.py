@@ -99,7 +99,7 @@ class Program:
             task=self.task,
             trainable=self.trainable,
             transformation=self.transformation,
-            learning_rate=self.optimizer.learning_rate(self.num_steps),
+            learning_rate=self.optimizer.reported_rate(self.num_steps),
             config=self.config,
             batch_axes=batch_axes,
         )

@@ -1,6 +1,7 @@
 """The training step as a pure function: gradients, clipping, the guard, the update."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -60,16 +61,20 @@ def train_step(
     task: Task,
     trainable: Any,
     transformation: optax.GradientTransformation,
-    learning_rate: optax.Schedule,
+    learning_rate: optax.Schedule | None,
     config: StepConfig,
     batch_axes: BatchAxes | None = None,
 ) -> tuple[TrainState, Scalars]:
-    """Take one step. An update that is not finite, or that spikes, leaves parameters, state and moments as they were.
+    """Take one step.
+
+    An update that is not finite, that spikes, or of a batch in which nothing counts leaves parameters, state and moments as they
+    were.
 
     Args:
         batch: The global batch; the leaf `row` is added to it.
         trainable: A tree of bools like the parameters.
-        batch_axes: The logical axes of each leaf of the batch; rows alone are split unless told.
+        learning_rate: Step to rate, to be reported; None where the optimizer does not tell its own.
+        batch_axes: The logical axes of each leaf of the batch; by default rows alone are split.
 
     Returns:
         The next state, and scalars: `loss`, each loss and metric by name, `gradient_norm`, `learning_rate`, `skipped`.
@@ -81,7 +86,9 @@ def train_step(
     loss = total_loss(result.losses)
     norm = optax.tree.norm(result.gradients)
     usual = state.guard.usual_norm
-    applied = jnp.isfinite(norm) & jnp.isfinite(loss)
+    # A batch that is masked everywhere teaches nothing: without this, weight decay and old moments would still move the weights.
+    counted = functools.reduce(jnp.logical_or, [term.weight > 0 for term in result.losses.values()])
+    applied = jnp.isfinite(norm) & jnp.isfinite(loss) & counted
     if config.spike_factor is not None:
         applied &= (usual == 0.0) | (norm <= config.spike_factor * usual)
     guard = Guard(
@@ -96,7 +103,11 @@ def train_step(
         **{f"loss/{name}": term.mean for name, term in result.losses.items()},
         **{name: metric.value for name, metric in result.metrics.items()},
         "gradient_norm": norm,
-        "learning_rate": _scheduled(learning_rate, state.step - state.guard.skipped),
+        **(
+            {}
+            if learning_rate is None
+            else {"learning_rate": _scheduled(learning_rate, state.step - state.guard.skipped)}
+        ),
         "skipped": guard.skipped,
         "skipped_in_a_row": guard.skipped_in_a_row,
     }

@@ -1,0 +1,33 @@
+"""What utilisation divides by: the best that was ever measured, not what a busy machine gives now."""
+
+import jax
+import pytest
+
+from panax.metrics import throughput
+
+
+@pytest.fixture
+def rates(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found: list[float] = []
+    monkeypatch.setattr(throughput, "measure_product", lambda dtype: found.pop(0))
+    return found
+
+
+def test_a_busy_machine_lowers_no_peak(rates):
+    rates += [200e9, 20e9, 250e9, 240e9]
+    peaks = [throughput.peak_of(jax.devices()[:1], "float32") for _ in range(4)]
+    assert [peak.flops_per_second for peak in peaks] == [200e9, 200e9, 250e9, 250e9]
+    assert "20 now: other programs use this machine" in peaks[1].source and "now" not in peaks[3].source
+
+
+def test_a_cache_that_is_no_number_is_left(rates, tmp_path):
+    rates += [1e9, 2e9]
+    throughput.peak_of(jax.devices()[:1], "float32")
+    [file] = (tmp_path / "panax" / "kernels").glob("peak-*")
+    file.write_text("[]")
+    assert throughput.peak_of(jax.devices()[:1], "float32").flops_per_second == 2e9
+
+
+def test_every_kernel_that_is_there_is_measured():
+    assert throughput.measure_product("float32", size=256, rounds=1) > 1e8
