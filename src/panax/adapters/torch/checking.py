@@ -12,10 +12,13 @@ from torch import nn
 
 from ...core.errors import RecipeError
 from .drawing import SameDraws
-from .graph import Program, as_function, as_numpy
+from .graph import Program, as_function
+from .hooks import after_accumulation
 from .objective import Objective
 from .regions import marked_regions
 from .tracing import mode_of
+from .untouched import surely, untouched
+from .values import as_numpy
 
 TOLERANCE = {None: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 """How far the two may be apart, relative to the norm of each gradient. A hundred times what sums in another order make
@@ -100,16 +103,20 @@ def _nudged(module: nn.Module) -> Iterator[None]:
     """The module with every weight moved by its last bit, up or down."""
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in module.parameters():
-            up = torch.randint(0, 2, p.shape, generator=generator) * 2 - 1
-            p.mul_(1 + up * torch.finfo(p.dtype).eps)
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         with torch.no_grad():
             for name, p in module.named_parameters():
                 p.copy_(before[name])
+
+    try:
+        with torch.no_grad():
+            for p in module.parameters():
+                up = torch.randint(0, 2, p.shape, generator=generator) * 2 - 1
+                p.mul_(1 + up * torch.finfo(p.dtype).eps)
+        yield
+    finally:
+        surely(put_back)
 
 
 def _disagree(what: str, theirs: Any, ours: Any, apart: float | None = None) -> str:
@@ -131,24 +138,25 @@ def _in_torch(
     autocast: Any,
 ) -> tuple[list[float], dict[str, np.ndarray], dict[str, np.ndarray]]:
     """By PyTorch; the module's buffers, gradients and modes are afterwards as before."""
-    kept = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     casting = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
     named = {name: p for name, p in module.named_parameters() if name in program.traced.trained}
-    try:
-        with mode_of(module, True), marked_regions(), torch.enable_grad(), SameDraws(key):
-            with casting:
-                terms = objective(module, objective.batch_of(leaves))
-            total = sum(total for total, _ in terms.losses.values() if total.requires_grad)
-            assert isinstance(total, torch.Tensor)
-            found = torch.autograd.grad(total, list(named.values()))
+    with (
+        untouched(module, objective.loss),
+        mode_of(module, True),
+        marked_regions(),
+        torch.enable_grad(),
+        SameDraws(key),
+    ):
+        with casting:
+            terms = objective(module, objective.batch_of(leaves))
+        total = sum(total for total, _ in terms.losses.values() if total.requires_grad)
+        assert isinstance(total, torch.Tensor)
+        gradients = torch.autograd.grad(total, list(named.values()))
+        found = after_accumulation(module, named, dict(zip(named, gradients)))
         buffers = {name: as_numpy(buffer) for name, buffer in module.named_buffers()}
-    finally:
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                buffer.copy_(kept[name])
     return (
         [float(total.detach()) for total, _ in terms.losses.values()],
-        {name: as_numpy(gradient) for name, gradient in zip(named, found)},
+        {name: as_numpy(gradient) for name, gradient in zip(named, found) if gradient is not None},
         buffers,
     )
 

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
@@ -24,6 +23,7 @@ from .lowering import DTYPES, LOWERINGS, Out
 from .lowering.randomness import is_random
 from .regions import REGION
 from .tracing import BACKWARD, MOST_LOSSES, Traced
+from .values import as_jax
 
 Values = dict[Node, Any]
 
@@ -287,19 +287,6 @@ def _as_declared(found: Any, out: Any, node: Node) -> Any:
     found = jnp.asarray(found)
     assert found.shape == out.shape, f"{node.target}: {found.shape} where PyTorch has {out.shape}"
     return found if found.dtype == out.dtype else found.astype(out.dtype)
-
-
-def as_jax(tensor: torch.Tensor) -> jax.Array:
-    """A constant of the graph."""
-    return jnp.asarray(as_numpy(tensor))
-
-
-def as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor's values on the host, in the dtype that they have here."""
-    tensor = tensor.detach().cpu()
-    tensor = tensor.resolve_conj().resolve_neg() if tensor.is_complex() else tensor
-    narrow = tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
-    return narrow.astype(DTYPES[tensor.dtype])
 
 
 def as_function(program: Program) -> Callable[..., list[Any]]:

@@ -11,8 +11,8 @@ from safetensors import safe_open
 from torch import nn
 
 from ...core.errors import RecipeError, nearest
-from .graph import as_numpy
 from .lowering import DTYPES
+from .values import as_numpy
 
 
 class TensorArray:
