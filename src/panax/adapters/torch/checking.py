@@ -10,11 +10,13 @@ import psutil
 import torch
 from torch import nn
 
+from ...core import Faults
 from ...core.errors import RecipeError
 from .drawing import SameDraws
 from .graph import Program, as_function
 from .hooks import after_accumulation
 from .objective import Objective
+from .refusing import locating
 from .regions import marked_regions
 from .tracing import mode_of
 from .untouched import surely, untouched
@@ -142,6 +144,7 @@ def _in_torch(
     named = {name: p for name, p in module.named_parameters() if name in program.traced.trained}
     with (
         untouched(module, objective.loss),
+        locating(module, "can't be run on the example"),
         mode_of(module, True),
         marked_regions(),
         torch.enable_grad(),
@@ -185,6 +188,8 @@ def _in_jax(
             compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
         )
         gradients, outputs = jax.device_get(run(trained, others))
+    if program.guards:
+        Faults(jax.numpy.asarray(outputs[-1]), tuple(guard.text for guard in program.guards)).refuse("the example")
     buffers = outputs[2 * (count + len(traced.metrics)) :]
     return (
         [float(value) for value in outputs[: 2 * count : 2]],

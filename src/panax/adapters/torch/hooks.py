@@ -65,7 +65,7 @@ def _called(name: str, hook: Any, tensor: torch.Tensor, gradient: torch.Tensor) 
     if found is None or found.shape != gradient.shape:
         raise RecipeError(
             f"{_named(name, hook)} removes the gradient ({'None' if found is None else list(found.shape)} afterwards), as one "
-            f"that takes the optimizer's step in the backward pass does; remove the hook, and let the run's optimizer take the step"
+            f"that takes the optimizer's step in the backward pass does; remove the hook, and let the run's optimizer step"
         )
     return found
 

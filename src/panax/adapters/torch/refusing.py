@@ -12,10 +12,14 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
+from torch.fx.traceback import annotate
 
 from ...core.errors import PanaxError, RecipeError
 from .python_state import GENERATORS, PythonState
 from .randomness import INSTEAD, Drawn, line_of
+
+MODULE = "panax_module"
+"""The key, in a node's `custom` metadata, of the module that ran it."""
 
 
 class Located:
@@ -28,16 +32,21 @@ class Located:
     def __init__(self, module: nn.Module):
         self._names = {id(part): path for path, part in module.named_modules()}
         self._running: list[nn.Module] = []
+        self._marks: list[Any] = []
         self._drawn = _numpys_state()
         self.drew: str | None = None
 
     def enter(self, part: nn.Module, inputs: Any) -> None:
         self._look()
         self._running.append(part)
+        mark = annotate({MODULE: self.where})
+        mark.__enter__()
+        self._marks.append(mark)
 
     def leave(self, part: nn.Module, inputs: Any, output: Any) -> None:
         self._look()
         self._running.pop()
+        self._marks.pop().__exit__(None, None, None)
 
     def _look(self) -> None:
         now = _numpys_state()
@@ -59,7 +68,7 @@ def _numpys_state() -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def locating(module: nn.Module) -> Iterator[Located]:
+def locating(module: nn.Module, failing: str = "can't be traced") -> Iterator[Located]:
     """Turn what is raised inside into a RecipeError that names the module and the line of its code.
 
     Raises:
@@ -76,7 +85,7 @@ def locating(module: nn.Module) -> Iterator[Located]:
         raise
     except Exception as error:
         raise RecipeError(
-            f"{located.where} can't be traced{line_of(traceback.extract_tb(error.__traceback__))}: {_reason(error)}"
+            f"{located.where} {failing}{line_of(traceback.extract_tb(error.__traceback__))}: {_reason(error)}"
         ) from error
     finally:
         for hook in hooks:
@@ -100,8 +109,7 @@ def refuse_changes(before: PythonState, after: PythonState, located: Located) ->
         change = "" if was == now else f" (from {was} to {now})"
         raise RecipeError(
             f"{place.owner} changes {place.shown} in each forward{change}, which a compiled step would hold fixed; make it a "
-            f"buffer that the forward updates: self.register_buffer(..., torch.tensor(...)), or, if it is a random generator, draw with "
-            f"torch.rand"
+            f"buffer that the forward updates: self.register_buffer(..., torch.tensor(...))"
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...core import Axes, Batch, debugging
+from ...core import Axes, Batch, Faults, debugging
 from ...core.errors import RecipeError, nearest
 from ..adapted import AdaptedTask, Model
 from .checking import check as check_against_torch
@@ -149,9 +149,11 @@ class _Programs:
         outputs = as_function(program)(trained, others, jax.random.key_data(key))
         pairs = list(zip(outputs[::2], outputs[1::2]))
         losses = dict(zip(traced.losses, pairs))
-        metrics = dict(zip(traced.metrics, pairs[len(losses) :]))
-        buffers = outputs[2 * (len(losses) + len(metrics)) :]
-        return (losses, metrics), dict(zip(traced.buffers, buffers))
+        metrics: dict[str, Any] = dict(zip(traced.metrics, pairs[len(losses) :]))
+        buffers = dict(zip(traced.buffers, outputs[2 * (len(losses) + len(metrics)) :]))
+        if program.guards:
+            metrics["faults"] = Faults(outputs[-1], tuple(guard.text for guard in program.guards))
+        return (losses, metrics), buffers
 
     def _check(self, batch: Batch) -> None:
         missing = self.dtypes.keys() ^ batch.keys()
@@ -206,8 +208,8 @@ def _refuse_module(module: Any) -> None:
             )
         if tensor.layout != torch.strided:
             raise RecipeError(
-                f"{name} is a sparse tensor ({tensor.layout}), and there are none here; keep it dense (.to_dense()), or as indices "
-                f"and values that the forward gathers and adds up (index_add)"
+                f"{name} is a sparse tensor ({tensor.layout}), and there are none here; keep it dense (.to_dense()), or as "
+                f"indices and values that the forward gathers and adds up (index_add)"
             )
         if tensor.device.type not in ("cpu", "meta"):
             raise RecipeError(

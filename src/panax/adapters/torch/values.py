@@ -9,7 +9,7 @@ from ...core.errors import RecipeError
 from .lowering import DTYPES
 
 
-def as_numpy(tensor: torch.Tensor, name: str = "a constant of the model") -> np.ndarray:
+def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     """A tensor's values, copied; 64-bit numbers in 32 bits, as JAX computes.
 
     Raises:
@@ -17,17 +17,26 @@ def as_numpy(tensor: torch.Tensor, name: str = "a constant of the model") -> np.
     """
     tensor = tensor.detach().cpu()
     tensor = tensor.resolve_conj().resolve_neg() if tensor.is_complex() else tensor
+    refuse_large(tensor, "a constant of the model")
     narrow = tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
-    dtype = np.dtype(DTYPES[tensor.dtype])
-    if dtype.kind in "iu" and dtype.itemsize < narrow.dtype.itemsize and narrow.size:
-        limits = np.iinfo(dtype)
-        if narrow.min() < limits.min or narrow.max() > limits.max:
-            worst = narrow.min() if narrow.min() < limits.min else narrow.max()
-            raise RecipeError(
-                f"{name} holds {worst}, and integers have 32 bits here, up to {limits.max}; keep it smaller, for example by a "
-                f"remainder taken before the model sees it"
-            )
-    return narrow.astype(dtype)
+    return narrow.astype(DTYPES[tensor.dtype])
+
+
+def refuse_large(tensor: torch.Tensor, name: str) -> None:
+    """Raise where an integer does not fit into what it has here.
+
+    Raises:
+        RecipeError: One is too large.
+    """
+    if tensor.dtype != torch.int64 or not tensor.numel():
+        return
+    limits = np.iinfo(np.int32)
+    low, high = int(tensor.min()), int(tensor.max())
+    if low < limits.min or high > limits.max:
+        raise RecipeError(
+            f"{name} holds {low if low < limits.min else high}, and integers have 32 bits here, up to {limits.max}; keep it "
+            f"smaller, for example by a remainder"
+        )
 
 
 def as_jax(tensor: torch.Tensor) -> jax.Array:
