@@ -128,7 +128,7 @@ def test_a_run_ends_with_the_batch_and_the_place(tmp_path):
 
 LARGE = {
     "mul": lambda w, i: w[(i * 100_000_000) % CLASSES],
-    "sum": lambda w, i: w[(i * 1_000_000).repeat(300).sum()[None] % CLASSES],
+    "sum": lambda w, i: w[(i * 100_000).repeat(300).sum()[None] % CLASSES],
     "add": lambda w, i: w[(i * 4_000_000 + 2_000_000_000) % CLASSES],
     "_to_copy": lambda w, i: w[(i.float() * 1e8).long() % CLASSES],
 }

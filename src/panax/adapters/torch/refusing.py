@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
-from torch.fx.traceback import annotate
 
 from ...core.errors import PanaxError, RecipeError
 from .python_state import GENERATORS, PythonState
@@ -39,14 +38,26 @@ class Located:
     def enter(self, part: nn.Module, inputs: Any) -> None:
         self._look()
         self._running.append(part)
-        mark = annotate({MODULE: self.where})
-        mark.__enter__()
-        self._marks.append(mark)
+        meta = torch.fx.traceback.current_meta
+        self._marks.append(meta.get("custom"))
+        meta["custom"] = {**(meta.get("custom") or {}), MODULE: self.where}
 
     def leave(self, part: nn.Module, inputs: Any, output: Any) -> None:
         self._look()
         self._running.pop()
-        self._marks.pop().__exit__(None, None, None)
+        self._unmark()
+
+    def close(self) -> None:
+        """Leave the modules that an exception has left."""
+        while self._marks:
+            self._unmark()
+
+    def _unmark(self) -> None:
+        before, meta = self._marks.pop(), torch.fx.traceback.current_meta
+        if before is None:
+            meta.pop("custom", None)
+        else:
+            meta["custom"] = before
 
     def _look(self) -> None:
         now = _numpys_state()
@@ -88,6 +99,7 @@ def locating(module: nn.Module, failing: str = "can't be traced") -> Iterator[Lo
             f"{located.where} {failing}{line_of(traceback.extract_tb(error.__traceback__))}: {_reason(error)}"
         ) from error
     finally:
+        located.close()
         for hook in hooks:
             hook.remove()
 
