@@ -160,8 +160,8 @@ def separated(proto: onnx.ModelProto, trained: Iterable[str], told: Told) -> Non
     if unclear:
         raise RecipeError(
             f"{len(unclear)} initializers are each used by several nodes: {'; '.join(unclear[:5])}. Exporters merge weights that "
-            f"happen to be equal when they export (two fresh LayerNorms), and they would train as one; give task(..., untied=[...]) "
-            f"for those that are several weights in the model, and tied=[...] for those that are one there too, as names or patterns"
+            f"happen to be equal when they export (two fresh LayerNorms), and would train as one; give task(..., untied=...) "
+            f"for those that are several weights in the model, and tied=... for those that are one there too, by name or pattern"
         )
 
 

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
+from torch.fx import traceback as fx_traceback
 
 from ...core.errors import PanaxError, RecipeError
 from .python_state import GENERATORS, PythonState
@@ -38,7 +39,7 @@ class Located:
     def enter(self, part: nn.Module, inputs: Any) -> None:
         self._look()
         self._running.append(part)
-        meta = torch.fx.traceback.current_meta
+        meta = fx_traceback.current_meta
         self._marks.append(meta.get("custom"))
         meta["custom"] = {**(meta.get("custom") or {}), MODULE: self.where}
 
@@ -53,7 +54,7 @@ class Located:
             self._unmark()
 
     def _unmark(self) -> None:
-        before, meta = self._marks.pop(), torch.fx.traceback.current_meta
+        before, meta = self._marks.pop(), fx_traceback.current_meta
         if before is None:
             meta.pop("custom", None)
         else:
