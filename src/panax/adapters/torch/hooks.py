@@ -41,8 +41,9 @@ def after_accumulation(
     hooks = {name: _accumulated(p) for name, p in module.named_parameters()}
     after = []
     for name, gradient in gradients.items():
-        for hook in () if gradient is None else hooks[name]:
-            gradient = _called(name, hook, stand_ins[name], gradient)
+        for hook in hooks[name]:
+            if gradient is not None:
+                gradient = _called(name, hook, stand_ins[name], gradient)
         after.append(gradient)
     return after
 

@@ -79,9 +79,10 @@ def swapped(module: nn.Module, tensors: Mapping[Place, Any]) -> Iterator[None]:
 
     def put_back() -> None:
         for part, parameters, buffers in kept:
-            for held, before in ((part._parameters, parameters), (part._buffers, buffers)):
-                held.clear()
-                held.update(before)
+            part._parameters.clear()
+            part._parameters.update(parameters)
+            part._buffers.clear()
+            part._buffers.update(buffers)
 
     try:
         for (part, name), tensor in tensors.items():
