@@ -246,6 +246,29 @@ def test_tensors_in_lists_and_dictionaries_are_refused():
     assert "module (root) keeps a tensor in 'kept['scale']'" in refused(Part(sets, kept={}))
 
 
+def test_parameters_in_lists_dictionaries_and_closures_train():
+    module = Part(lambda part, h: h * part.lists[0] + part.named["more"][0] + part.extra)
+    module.scale, module.shift = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.zeros(WIDTH))
+    extra = module.extra = nn.Parameter(torch.zeros(WIDTH))
+    object.__setattr__(module, "lists", [module.scale])
+    object.__setattr__(module, "named", {"more": [module.shift]})
+    module.linear.register_forward_hook(lambda part, inputs, output: output * (1 + extra))
+    before = snapshot(module)
+    adapted = task(module, mean, BATCH)
+    assert_untouched(module, before)
+    assert module.lists[0] is module.scale and module.named["more"][0] is module.shift and not adapted.frozen_parameters
+    assert_trains_as_pytorch(adapted, module, mean, BATCH)
+
+
+@pytest.mark.parametrize("kind", ["a view", "a result", "a tuple"])
+def test_what_was_made_of_a_parameter_is_refused(kind):
+    module = Part(lambda part, h: h + part.kept[0].sum())
+    module.w = nn.Parameter(torch.ones(4, WIDTH))
+    kept = {"a view": module.w.detach()[:2], "a result": module.w * 2, "a tuple": (module.w,)}[kind]
+    object.__setattr__(module, "kept", kept)
+    assert "module (root) holds a view of a parameter or buffer" in refused(module)
+
+
 def test_sparse_tensors_are_refused():
     module = Part(lambda part, h: torch.sparse.mm(part.adjacent, h))
     module.register_buffer("adjacent", torch.eye(4).to_sparse())

@@ -44,6 +44,9 @@ _SKIPPED = sys.stdlib_module_names | {"torch", "numpy", "jax", "jaxlib", "panax"
 GENERATORS = "the process"
 """The owner of the random generators that everything shares."""
 
+FILE = "the file of "
+"""What the owner of a global begins with."""
+
 NUMPYS = "NumPy's np.random"
 
 _INSTALLED = re.compile(r"(site|dist)-packages")
@@ -87,6 +90,10 @@ class _Seen:
     borrowed: Iterable[tuple[Callable[[Any], None], Any]] = ()
 
 
+Put = tuple[Callable[[Any], None], Any]
+"""What is held somewhere, with what puts another thing there."""
+
+
 class PythonState:
     """Everything that the roots reach, as it is now.
 
@@ -94,6 +101,8 @@ class PythonState:
         tokens: What was seen, by place, to be compared.
         fakes: The places that hold a tensor of a trace.
         borrowed: Functions of `random` that code holds by names of its own, each with what puts another there.
+        aliases: The module's own parameters and buffers where Python code holds them too, each with what puts another there.
+        unfollowed: The places of tensors that are views of those, or that nothing can be put in the place of.
     """
 
     def __init__(self, module: nn.Module, loss: Any):
@@ -101,7 +110,12 @@ class PythonState:
         self._packages = {_root(type(part)) for part in module.modules()} | {_root(loss)}
         self.tokens: dict[Place, Any] = {}
         self.fakes: list[Place] = []
-        self.borrowed: list[tuple[Callable[[Any], None], Any]] = []
+        self.borrowed: list[Put] = []
+        self.aliases: list[Put] = []
+        self.unfollowed: list[Place] = []
+        own = [*module.parameters(), *module.buffers()]
+        self._own = {id(tensor) for tensor in own}
+        self._memory = {_memory_of(tensor) for tensor in own} - {None}
         self._restores: list[Callable[[], None]] = []
         self._held: list[Any] = []  # so that no id is used twice
         queue = collections.deque(
@@ -123,6 +137,9 @@ class PythonState:
             self.tokens[place] = seen.token
             queue.extend(seen.children)
             self.borrowed.extend(pair for pair in seen.borrowed if getattr(pair[1], "__self__", None) is _pythons_own())
+            self.aliases.extend(pair for pair in seen.borrowed if id(pair[1]) in self._own)
+            if isinstance(value, tuple) and any(id(each) in self._own for each in value):
+                self.unfollowed.append(place)
             if seen.restore is not None:
                 self._restores.append(seen.restore)
 
@@ -175,6 +192,10 @@ class PythonState:
         if type(value) is not torch.Tensor and not isinstance(value, nn.Parameter):
             self.fakes.append(place)
             return _Seen("a tensor without values")
+        # Code of a file need not use a name that stands in it: the loss of a user's own loop may be one.
+        computed = value.grad_fn is not None and not place.owner.startswith(FILE)
+        if id(value) not in self._own and (computed or _memory_of(value) in self._memory):
+            self.unfollowed.append(place)
         hooks = [
             (tensor_hooks or {})
             for tensor_hooks in (value._backward_hooks, getattr(value, "_post_accumulate_grad_hooks", None))
@@ -204,6 +225,12 @@ def _pythons_own() -> random.Random:
 
 def _numpys_own() -> np.random.RandomState:
     return np.random.mtrand._rand  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _memory_of(tensor: torch.Tensor) -> int | None:
+    if tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
+        return None
+    return tensor.untyped_storage().data_ptr()
 
 
 def _simple(value: Any) -> Any:
@@ -283,7 +310,12 @@ def _dict(place: Place, value: dict[Any, Any]) -> _Seen:
     kept = {key: _unadvanced(each) for key, each in value.items()}
     entries = itertools.islice(value.items(), MOST_ENTRIES)
     children = [(place.under(f"[{_key(i, k)}]"), each) for i, (k, each) in enumerate(entries)]
-    return _Seen(("dictionary", len(value)), children, lambda: _refill(value, kept))
+    owned = place.trail.endswith(_OWNED)
+    borrowed = [] if owned else [(functools.partial(value.__setitem__, key), each) for key, each in kept.items()]
+    return _Seen(("dictionary", len(value)), children, lambda: _refill(value, kept), borrowed)
+
+
+_OWNED = ("'_parameters'", "'_buffers'", "._parameters", "._buffers")
 
 
 def _key(index: int, key: Any) -> str:
@@ -302,7 +334,9 @@ def _sequence(place: Place, value: Any) -> _Seen:
             value.clear()
             value.extend(kept)
 
-    return _Seen(token, children, restore)
+    return _Seen(
+        token, children, restore, [(functools.partial(value.__setitem__, i), each) for i, each in enumerate(kept)]
+    )
 
 
 def _set(place: Place, value: set[Any]) -> _Seen:
@@ -359,7 +393,7 @@ def _named_in(file: str, held: Mapping[str, Any], used: set[str], met: set[str])
     for name in sorted(used & held.keys()):
         value = held[name]
         if not isinstance(value, types.ModuleType):
-            yield Place(f"the file of {file}", repr(name)), value
+            yield Place(FILE + file, repr(name)), value
         elif value.__name__ not in met and value.__name__.split(".")[0] not in _SKIPPED:
             yield from _named_in(value.__name__, vars(value), used, met)
 

@@ -114,6 +114,15 @@ def refuse_leaks(after: PythonState) -> None:
         )
 
 
+def refuse_views(before: PythonState) -> None:
+    """Raise where Python code holds what a parameter was made into, or a parameter where nothing can stand in for it."""
+    for place in before.unfollowed:
+        raise RecipeError(
+            f"{place.owner} holds a view of a parameter or buffer, a tensor computed from one, or a tuple of them, in "
+            f"{place.shown}; a trained model would go on with its first values. Compute it in the forward, or keep it in a list"
+        )
+
+
 def refuse_changes(before: PythonState, after: PythonState, located: Located) -> None:
     """Raise where a further forward has changed a Python value again."""
     for place, was, now in after.changed_since(before):

@@ -21,6 +21,7 @@ from .initialising import initialiser
 from .kinds import kinds
 from .lowering import DTYPES
 from .objective import Form, Objective, is_criterion
+from .python_state import PythonState
 from .tracing import Traced, mode_of, trace
 from .untouched import generators_kept, swapped, untouched
 from .values import as_numpy
@@ -176,7 +177,8 @@ class _Programs:
         leaves = {name: torch.from_numpy(np.array(leaf)).to(self.dtypes[name]) for name, leaf in batch.items()}
         casting = torch.autocast("cpu", dtype=self.autocast or torch.bfloat16, enabled=self.autocast is not None)
         held = {place: tensors[name] for place, name in places(self.module).items()}
-        with swapped(self.module, held), mode_of(self.module, train), torch.no_grad(), SameDraws(key), casting:
+        aliases = PythonState(self.module, self.objective.loss).aliases
+        with swapped(self.module, held, aliases), mode_of(self.module, train), torch.no_grad(), SameDraws(key), casting:
             terms = self.objective(self.module, self.objective.batch_of(leaves))
             buffers = dict(self.module.named_buffers())
         losses, metrics = (

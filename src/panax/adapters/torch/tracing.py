@@ -25,7 +25,7 @@ from .lowering import WHILE_TRACING, Replacing, decompositions
 from .objective import Objective
 from .python_state import PythonState
 from .randomness import INSTEAD, drawing_nothing
-from .refusing import Located, locating, refuse_changes, refuse_leaks
+from .refusing import Located, locating, refuse_changes, refuse_leaks, refuse_views
 from .regions import marked_regions
 from .untouched import forget_fakes, swapped, untouched
 from .weights import places
@@ -87,12 +87,13 @@ def _trace(
     train: bool,
     autocast: torch.dtype | None,
 ) -> Traced:
+    refuse_views(before)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     parameters = {name: _fake(mode, p).requires_grad_(p.requires_grad) for name, p in module.named_parameters()}
     buffers = {name: _fake(mode, b) for name, b in module.named_buffers()}
     batch = {name: _fake(mode, leaf) for name, leaf in leaves.items()}
     found: dict[str, Any] = {"parameters": tuple(parameters), "buffers": tuple(buffers), "leaves": tuple(batch)}
-    joint = _joint(module, objective, found, train=train, autocast=autocast)
+    joint = _joint(module, objective, found, before, train=train, autocast=autocast)
     with mode:
         cotangents = [torch.ones(()) for _ in range(MOST_LOSSES)]
     inputs = [list(parameters.values()), list(buffers.values()), list(batch.values()), cotangents]
@@ -134,7 +135,13 @@ def _trace(
 
 
 def _joint(
-    module: nn.Module, objective: Objective, found: dict[str, Any], *, train: bool, autocast: torch.dtype | None
+    module: nn.Module,
+    objective: Objective,
+    found: dict[str, Any],
+    before: PythonState,
+    *,
+    train: bool,
+    autocast: torch.dtype | None,
 ) -> Callable[..., list[torch.Tensor]]:
     """Loss and gradients as one function of tensors; it writes into `found` what they are."""
     held = places(module)
@@ -149,7 +156,8 @@ def _joint(
         values = {**named, **dict(zip(found["buffers"], buffers))}
         if train:
             follow_hooks(module, named)
-        with _casting(autocast), Replacing(), swapped(module, {place: values[name] for place, name in held.items()}):
+        stand_ins = {place: values[name] for place, name in held.items()}
+        with _casting(autocast), Replacing(), swapped(module, stand_ins, before.aliases):
             terms = objective(module, objective.batch_of(dict(zip(found["leaves"], batch))))
             after = [buffer for _, buffer in module.named_buffers()]
         found["losses"], found["metrics"] = tuple(terms.losses), tuple(terms.metrics)

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import gc
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .python_state import PythonState
+from .python_state import Put, PythonState
 from .weights import Place
 
 
@@ -70,14 +70,19 @@ def surely(restore: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def swapped(module: nn.Module, tensors: Mapping[Place, Any]) -> Iterator[None]:
-    """The module with other tensors in the places of its parameters and buffers.
+def swapped(module: nn.Module, tensors: Mapping[Place, Any], aliases: Iterable[Put] = ()) -> Iterator[None]:
+    """The module with other tensors in the places of its parameters and buffers, and wherever else Python code holds these.
 
     `torch.func.functional_call` does not put back a module that stands under two names, or whose forward registers tensors.
     """
     kept = [(part, dict(part._parameters), dict(part._buffers)) for part in module.modules()]
 
+    aliases = list(aliases)
+    instead = {id(getattr(part, name)): tensor for (part, name), tensor in tensors.items()}
+
     def put_back() -> None:
+        for put, tensor in aliases:
+            put(tensor)
         for part, parameters, buffers in kept:
             part._parameters.clear()
             part._parameters.update(parameters)
@@ -88,6 +93,8 @@ def swapped(module: nn.Module, tensors: Mapping[Place, Any]) -> Iterator[None]:
         for (part, name), tensor in tensors.items():
             held: Any = part._parameters if name in part._parameters else part._buffers
             held[name] = tensor
+        for put, tensor in aliases:
+            put(instead[id(tensor)])
         yield
     finally:
         surely(put_back)
