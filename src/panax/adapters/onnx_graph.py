@@ -41,7 +41,7 @@ class Graph:
             told: What the user says of initializers.
 
         Raises:
-            RecipeError: It is in training mode, contains an operation that there is no JAX for, or it can't be told what trains.
+            RecipeError: It is in training mode, contains an operation without a JAX counterpart, or it can't be told what trains.
         """
         told = told or Told()
         self.proto = _lifted(proto)

@@ -106,7 +106,7 @@ def locating(module: nn.Module, failing: str = "can't be traced") -> Iterator[Lo
 
 
 def refuse_leaks(after: PythonState) -> None:
-    """Raise where a forward has left a tensor in something that is no buffer: a next step would not see it."""
+    """Raise where a forward has left a tensor in something other than a buffer: a next step would not see it."""
     for place in after.fakes:
         raise RecipeError(
             f"{place.owner} keeps a tensor in {place.shown}, which a compiled step would lose; make it a buffer: "
