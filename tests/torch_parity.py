@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from panax.adapters.torch.drawing import SameDraws
-from panax.adapters.torch.graph import as_numpy
+from panax.adapters.torch.values import as_numpy
 from panax.core import total_loss
 from panax.data.iterable import as_batch
 

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from panax.adapters.torch.drawing import SameDraws
-from panax.adapters.torch.graph import Program, as_function, as_numpy
+from panax.adapters.torch.graph import Program, as_function
 from panax.adapters.torch.objective import Form, Objective
 from panax.adapters.torch.tracing import trace
+from panax.adapters.torch.values import as_numpy
 
 INDEX = torch.tensor([[0, 3, 1], [2, 2, 0]])
 MASK = torch.tensor([[True, False, True, True], [False, False, True, True], [True, True, True, False]])

@@ -1,6 +1,6 @@
 """What can't be right is refused when it is adapted, and a wrong call gets one message that says what to do."""
 
-import random
+import os
 import warnings
 
 import jax
@@ -113,8 +113,8 @@ def test_a_parameter_changed_in_place_is_refused():
     assert "inner.1.linear.weight" in refused(clips)
 
 
-def test_random_numbers_of_pythons_own_are_found_by_the_check():
-    message = refused(lambda part, h: h * random.random())
+def test_what_differs_from_call_to_call_is_found_by_the_check():
+    message = refused(lambda part, h: h * (1 + int.from_bytes(os.urandom(4)) / 2**32))
     assert "in PyTorch and" in message and "check=False" in message
 
 
@@ -259,6 +259,53 @@ def test_a_model_that_amplifies_rounding_is_compared_with_itself(monkeypatch):
     monkeypatch.setattr(checking, "MARGIN", 0)
     with pytest.raises(RecipeError, match="the norm of the gradient of"):
         task(Chaotic(), mean, BATCH)
+
+
+class Kinked(nn.Module):
+    """A ReLU of which one unit is at zero exactly, whatever a nudge of the weights' last bits does."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        with torch.no_grad():
+            self.up.weight[3] = 0.0
+            self.up.bias[3] = 0.0
+
+    def forward(self, x):
+        return self.down(F.relu(self.up(x)))
+
+
+def test_a_unit_that_rounding_flips_is_no_disagreement(monkeypatch):
+    """A right model is taken; what is off by more than rounding, or has a wrong derivative elsewhere, is not."""
+    from panax.adapters.torch.lowering import LOWERINGS
+
+    addmm, slope = torch.ops.aten.addmm.default, torch.ops.aten.threshold_backward.default
+    usual, usual_slope = LOWERINGS[addmm], LOWERINGS[slope]
+
+    def rounding(by):
+        return lambda out, *args, **kwargs: usual(out, *args, **kwargs) + (by if out.shape[-1] == WIDTH else 0.0)
+
+    monkeypatch.setitem(LOWERINGS, addmm, rounding(1e-7))
+    assert task(Kinked(), mean, BATCH).name == "kinked"
+    monkeypatch.setitem(LOWERINGS, slope, lambda out, *args: usual_slope(out, *args) * 0.99)
+    with pytest.raises(RecipeError, match="the norm of the gradient of"):
+        task(Kinked(), mean, BATCH)
+    monkeypatch.setitem(LOWERINGS, slope, usual_slope)
+    monkeypatch.setitem(LOWERINGS, addmm, rounding(1e-4))
+    with pytest.raises(RecipeError, match="the norm of the gradient of"):
+        task(Kinked(), mean, BATCH)
+
+    class Unseen(Kinked):
+        """What the trace does not see is found beside a flip, too."""
+
+        def forward(self, x):
+            scale = 1.0 if torch.compiler.is_compiling() or type(x) is not torch.Tensor else 1.01
+            return super().forward(x) + (scale - 1.0) * (self.up.weight - self.up.weight.detach()).sum()
+
+    monkeypatch.setitem(LOWERINGS, addmm, rounding(1e-7))
+    with pytest.raises(RecipeError, match="the norm of the gradient of"):
+        task(Unseen(), mean, BATCH)
 
 
 def test_arrays_of_numpy_are_examples_too():

@@ -9,6 +9,7 @@ import jax
 
 from ..core import Axes, Batch, Evaluation, Task, TrainState, named_leaves
 from ..core.errors import RecipeError
+from ..core.task import Gradients
 from .layouts import Kind, automatic_axes
 from .losses import read_loss
 from .placing import place, zeros
@@ -33,6 +34,7 @@ class Model:
         kind_of: Parameter name to what it is, for automatic layouts.
         frozen: Names of the parameters that the model holds fixed.
         notes: What the user should know of how it was adapted.
+        one_pass: Why a batch must be one forward and backward pass; None where it may be cut into micro-batches.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Model:
     kind_of: Callable[[str], Kind | None] = lambda path: None
     frozen: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    one_pass: str | None = None
 
     def __post_init__(self) -> None:
         assert (self.create is None) != (self.given is None)
@@ -115,6 +118,14 @@ class AdaptedTask(Task):
                 f"initialisation, and keep its shapes and dtypes"
             )
         return Evaluation(losses, after, metrics)
+
+    def gradients(
+        self, params: Params, state: State, micro_batches: Batch, key: jax.Array, trainable: Any
+    ) -> Gradients:
+        count = jax.tree.leaves(micro_batches)[0].shape[0]
+        if self.model.one_pass is not None and count > 1:
+            raise RecipeError(f"step.micro_batches={count}: {self.model.one_pass}; set step.micro_batches=1")
+        return super().gradients(params, state, micro_batches, key, trainable)
 
     def parameter_axes(self, params: Params) -> Any:
         return jax.tree.structure(params).unflatten([self._axes[name] for name in named_leaves(params)])

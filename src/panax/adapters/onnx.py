@@ -5,7 +5,7 @@ weights that are good already; it does not train from the beginning as the model
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -31,6 +31,10 @@ def task(
     *,
     example: Any,
     sharding: Mapping[str, Axes] | None = None,
+    weights: Iterable[str] = (),
+    constants: Iterable[str] = (),
+    tied: Iterable[str] = (),
+    untied: Iterable[str] = (),
     check: bool = True,
 ) -> AdaptedTask:
     """An ONNX model as a task, to be fine-tuned: it trains the weights, and nothing that was only there in training comes back.
@@ -44,11 +48,15 @@ def task(
             returns an array, or a tuple where the graph has several outputs.
         example: A batch, for its shapes and the check.
         sharding: Patterns of weight names to logical axes.
+        weights: Initializers that train though they look like constants; these four are names or patterns (`*`).
+        constants: Initializers that stay though they look like weights.
+        tied: Weights that several nodes use, and that are one weight.
+        untied: Weights that several nodes use because the exporter merged what was equal: each node trains its own.
         check: Compare the outputs for the example with those of ONNX's reference evaluator.
 
     Raises:
-        RecipeError: An operation is unknown, the graph is in training mode or has no weights, the loss can't be computed, or the
-            outputs differ.
+        RecipeError: An operation is unknown, the graph is in training mode or has no weights, it can't be told what trains, the
+            loss can't be computed, or the outputs differ.
     """
     onnx = needed("onnx", "onnx")
     needed("jaxonnxruntime", "onnx")
@@ -65,8 +73,9 @@ def task(
             f"the model is a {type(model).__name__}; expected the path of an ONNX file, or an onnx.ModelProto"
         )
     from .onnx_graph import Graph
+    from .onnx_weights import Told
 
-    graph = Graph(proto)
+    graph = Graph(proto, Told(*(_names(patterns) for patterns in (weights, constants, tied, untied))))
     if not graph.weights:
         raise RecipeError("the ONNX graph has no weights (initializers of floating point); there is nothing to train")
     cache: dict[Any, Any] = {}
@@ -98,6 +107,10 @@ def task(
         ),
         sharding,
     )
+
+
+def _names(patterns: Iterable[str]) -> tuple[str, ...]:
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
 
 class _Callable:

@@ -19,8 +19,7 @@ from ..core.errors import RecipeError
 from . import onnx_operations as _added  # noqa: F401
 from .agreement import own_ways
 from .layouts import Kind
-
-FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
+from .onnx_weights import FLOATS, Told, separated, trained_names
 
 NEWEST_OPSET = 20
 
@@ -30,40 +29,41 @@ class Graph:
 
     Attributes:
         proto: The model as it was given, with weights that stood in Constant nodes made initializers.
-        weights: What trains, by name: initializers of floating point that are no single numbers and no statistics.
+        weights: What trains, by name: see `onnx_weights.py`.
         inputs: Names of the graph's inputs.
         outputs: Names of its outputs.
         notes: What fine-tuning it leaves as it is.
     """
 
-    def __init__(self, proto: onnx.ModelProto):
+    def __init__(self, proto: onnx.ModelProto, told: Told | None = None):
         """
+        Args:
+            told: What the user says of initializers.
+
         Raises:
-            RecipeError: It is in training mode, or contains an operation that there is no JAX for.
+            RecipeError: It is in training mode, contains an operation without a JAX counterpart, or it can't be told what trains.
         """
+        told = told or Told()
         self.proto = _lifted(proto)
         graph = self.proto.graph
         _refuse_training_mode(graph)
+        told.check([tensor.name for tensor in graph.initializer])
+        separated(self.proto, trained_names(graph, told)[0], told)
+        copies = Told(*(tuple(f"{p}{end}" for p in patterns for end in ("", ".[0-9]*")) for patterns in told))
+        trains, kept = trained_names(graph, copies)
         self._runnable = _in_32_bits(_expanded(self.proto))
         _refuse_unknown(self._runnable)
         initializers = {tensor.name: tensor for tensor in graph.initializer}
         self.inputs = tuple(value.name for value in graph.input if value.name not in initializers)
         self.outputs = tuple(value.name for value in graph.output)
-        statistics = {name for node in graph.node if node.op_type == "BatchNormalization" for name in node.input[3:5]}
-        used = {name for node in graph.node for name in node.input}
-        trains = [
-            t
-            for t in graph.initializer
-            if t.data_type in FLOATS and t.dims and t.name not in statistics and t.name in used
-        ]
-        self.weights: dict[str, np.ndarray] = {tensor.name: numpy_helper.to_array(tensor) for tensor in trains}
+        self.weights: dict[str, np.ndarray] = {name: numpy_helper.to_array(initializers[name]) for name in trains}
         self._constants = {
             tensor.name: numpy_helper.to_array(tensor)
             for tensor in self._runnable.graph.initializer
             if tensor.name not in self.weights
         }
         count = Counter(node.op_type for node in graph.node)
-        self.notes = tuple(_notes(count))
+        self.notes = (*_notes(count), *_notes_on_constants(kept))
 
     def kind_of(self, name: str) -> Kind | None:
         """What a weight is, by the node that uses it."""
@@ -231,6 +231,12 @@ def _notes(count: Mapping[str, int]) -> Iterator[str]:
         yield f"{count['Dropout']} Dropout drop nothing"
     if not count.get("BatchNormalization") and not count.get("Dropout"):
         yield "dropout that the model had is gone, and a BatchNorm may be folded into its convolution"
+
+
+def _notes_on_constants(kept: list[str]) -> Iterator[str]:
+    yield "what the model held fixed (buffers, tables of positions) looks like a weight in a graph: name it in constants="
+    if kept:
+        yield f"{len(kept)} initializers are constants of the model's code and stay: {', '.join(kept[:8])}; weights= trains them"
 
 
 @contextlib.contextmanager

@@ -66,6 +66,15 @@ def from_torch(
     kind = type(optimizer)
     if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
         raise RecipeError(_refusal(optimizer))
+    for register, hooks in (
+        ("register_step_pre_hook", optimizer._optimizer_step_pre_hooks),
+        ("register_step_post_hook", optimizer._optimizer_step_post_hooks),
+    ):
+        for hook in hooks.values():
+            raise RecipeError(
+                f"the {kind.__name__} has a hook {getattr(hook, '__qualname__', hook)!r} that {register} has set, which nobody "
+                f"would call here; remove it, or do what it does in a loop of your own with panax.compile_step"
+            )
     if optimizer.state:
         raise RecipeError(f"the {kind.__name__} has taken steps already, and its moments would be lost; give a new one")
     named = dict(parameters.named_parameters() if isinstance(parameters, torch.nn.Module) else parameters)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         nearest,
     )
     from .layout import Layout, current_layout, current_platform, use_layout
-    from .measures import Loss, Losses, Maximum, Mean, Metrics, Sum, merge_measures, total_loss
+    from .measures import Faults, Loss, Losses, Maximum, Mean, Metrics, Sum, merge_measures, total_loss
     from .module import Module, constant, logical_axes, name_key, normal, parameter, stack, stacked
     from .protocols import Axes, Batch, ModelState, Params, Position, Source, SourcedBatch
     from .scoping import current_scope, debugging, real_values, scope
@@ -63,7 +63,7 @@ _WHERE = {
         "nearest",
     ),
     "layout": ("Layout", "current_layout", "current_platform", "use_layout"),
-    "measures": ("Loss", "Losses", "Maximum", "Mean", "Metrics", "Sum", "merge_measures", "total_loss"),
+    "measures": ("Faults", "Loss", "Losses", "Maximum", "Mean", "Metrics", "Sum", "merge_measures", "total_loss"),
     "module": ("Module", "constant", "logical_axes", "name_key", "normal", "parameter", "stack", "stacked"),
     "protocols": ("Axes", "Batch", "ModelState", "Params", "Position", "Source", "SourcedBatch"),
     "scoping": ("current_scope", "debugging", "real_values", "scope"),
@@ -74,7 +74,7 @@ _WHERE = {
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Axes", "Batch", "CheckpointError", "DamagedError", "DataError", "DataFacts", "Evaluation", "Gradients", "Guard",
+    "Axes", "Batch", "CheckpointError", "DamagedError", "DataError", "DataFacts", "Evaluation", "Faults", "Gradients", "Guard",
     "Layout", "LayoutError", "Loss", "Losses", "Maximum", "Mean", "Metrics", "ModelState", "Module", "PanaxError",
     "Params", "Position", "RecipeError", "Source", "SourcedBatch", "StoreError", "Sum", "Task", "TrainState",
     "TrainingError", "add_bias", "annotation_axes", "constant", "contract", "contract_whole", "current_layout",

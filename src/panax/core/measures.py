@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .errors import DataError
+
 Scalar = Float[Array, ""]
 
 Values = Float[Array, "..."]
@@ -76,7 +78,47 @@ class Maximum(eqx.Module):
         return Maximum(jnp.maximum(self.value, other.value))
 
 
-Metric = Mean | Sum | Maximum
+NO_FAULT = -jnp.inf
+"""The worst value of a check that found nothing."""
+
+
+class Faults(eqx.Module):
+    """What a compiled step found wrong with its data, and can't raise: it is not applied, and who reads the step raises.
+
+    Attributes:
+        worst: For each check the worst offending value, `NO_FAULT` where there is none.
+        checks: What is wrong where one fails; the value follows it.
+    """
+
+    worst: Values
+    checks: tuple[str, ...] = eqx.field(static=True)
+
+    @property
+    def value(self) -> Values:
+        return self.worst
+
+    @property
+    def any(self) -> Array:
+        """Whether a check failed."""
+        return (self.worst != NO_FAULT).any()
+
+    def merge(self, other: "Faults") -> "Faults":
+        return Faults(jnp.maximum(self.worst, other.worst), self.checks)
+
+    def refuse(self, where: str) -> None:
+        """Raise what the checks found; waits for the devices.
+
+        Raises:
+            DataError: A check failed.
+        """
+        for text, worst in zip(self.checks, jax.device_get(self.worst)):
+            if worst != NO_FAULT:
+                raise DataError(
+                    f"{where}: {text}{float(worst):.10g}; correct the data, or the model. Nothing was updated"
+                )
+
+
+Metric = Mean | Sum | Maximum | Faults
 Metrics = Mapping[str, Metric]
 
 
@@ -88,7 +130,7 @@ def _ratio(total: Values, weight: Values) -> Values:
 
 def is_measure(x: Any) -> bool:
     """Whether a pytree node is a loss or a metric."""
-    return isinstance(x, Loss | Mean | Sum | Maximum)
+    return isinstance(x, Loss | Mean | Sum | Maximum | Faults)
 
 
 def merge_measures(a: Any, b: Any) -> Any:

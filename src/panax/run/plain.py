@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from ..core import Axes, Task, TrainState
+from ..core import Axes, Faults, Task, TrainState
 from ..core.errors import DataError, RecipeError
 from ..data.iterable import as_batch
 from ..kernels.cpu_timing import choose
@@ -27,6 +27,8 @@ class PlainStep:
 
     def __init__(self, compiled: CompiledStep):
         self.compiled = compiled
+        self._unread: list[tuple[int, Faults]] = []
+        self._count = 0
 
     def init(self, seed: int = 0) -> TrainState:
         """The first state, drawn or taken from the model straight into its shards."""
@@ -43,11 +45,30 @@ class PlainStep:
 
         Raises:
             TrainingError: The batch has another shape than the first one.
+            DataError: The step before found its batch to be wrong, and was not applied; see `raise_faults`.
         """
-        return self.compiled(state, self.compiled.put(as_batch(batch)))
+        sent = self.compiled.put(as_batch(batch))
+        state, scalars = self.compiled(state, sent)
+        self._count += 1
+        faults = [(self._count, value) for value in scalars.values() if isinstance(value, Faults)]
+        # Those of the step before: to read this one's would be to wait for it.
+        self.raise_faults()
+        self._unread = faults
+        return state, {name: value for name, value in scalars.items() if not isinstance(value, Faults)}
+
+    def raise_faults(self) -> None:
+        """Wait for the last step, and raise if it found its batch to be wrong. The next step and `evaluate` do so, too.
+
+        Raises:
+            DataError: An index was out of range, or an integer too large, in the last step; it was not applied.
+        """
+        unread, self._unread = self._unread, []
+        for number, faults in unread:
+            faults.refuse(f"the batch of step {number}")
 
     def evaluate(self, state: TrainState, batches: Iterable[Any]) -> dict[str, float]:
         """Losses and metrics over all `batches`, merged as sums and divided once; the state stays."""
+        self.raise_faults()
         return evaluate_all(self.compiled, state, map(as_batch, batches))
 
 

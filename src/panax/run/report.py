@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from ..core import Position
+from ..core import Faults, Position
 from ..core.errors import TrainingError
 from ..core.processes import is_first
 from ..metrics import (
@@ -112,11 +112,14 @@ class Report:
 
         Raises:
             TrainingError: Too many updates in a row were skipped.
+            DataError: The step found its batch to be wrong.
         """
         if self._pending is None:
             return
         (number, scalars, position), self._pending = self._pending, None
         found = jax.device_get(dict(scalars))
+        for name in [name for name, value in found.items() if isinstance(value, Faults)]:
+            found.pop(name).refuse(f"the batch of step {number}")
         values = {name: float(value) for name, value in found.items() if value.ndim == 0}
         self._watch.add({name: value for name, value in found.items() if value.ndim > 0})
         experiment = self._prepared.experiment

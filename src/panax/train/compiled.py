@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ..core import Axes, Guard, Task, TrainState, merge_measures, named_leaves, pair_axes
+from ..core import Axes, Faults, Guard, Task, TrainState, merge_measures, named_leaves, pair_axes
 from ..core.errors import RecipeError, TrainingError
 from ..core.measures import total_loss
 from ..core.state import averages_of
@@ -404,6 +404,9 @@ def evaluate_sent(step: Step, state: TrainState, batches: Iterable[Mapping[str, 
         merged = measures if merged is None else merge_measures(merged, measures)
     if merged is None:
         raise TrainingError("the held-out source yielded no batch; give it more data, or set evaluate.every to 0")
+    for metric in merged["metrics"].values():
+        if isinstance(metric, Faults):
+            metric.refuse("the held-out data")
     values = {name: term.mean for name, term in merged["losses"].items()}
     # Arrays, as those of routers, say nothing of how good a model is.
     metrics = {name: metric.value for name, metric in merged["metrics"].items() if metric.value.ndim == 0}

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..core import Batch, Guard, Task, TrainState, current_platform, total_loss
+from ..core import Batch, Faults, Guard, Task, TrainState, current_platform, total_loss
 from ..core.errors import RecipeError
 from ..core.validated import Validated
 from .on_mesh import BatchAxes
 from .on_mesh import evaluation as evaluation_on_mesh
 from .on_mesh import gradients as gradients_on_mesh
 
-Scalars = Mapping[str, jax.Array]
+Scalars = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,8 @@ def train_step(
         batch_axes: The logical axes of each leaf of the batch; by default rows alone are split.
 
     Returns:
-        The next state, and scalars: `loss`, each loss and metric by name, `gradient_norm`, `learning_rate`, `skipped`.
+        The next state, and scalars: `loss`, each loss and metric by name, `gradient_norm`, `learning_rate`, `skipped`; and
+        what checks of the data found (`Faults`), where the task makes any.
     """
     batch, axes = number_rows(batch, batch_axes)
     result = gradients_on_mesh(
@@ -89,6 +90,9 @@ def train_step(
     # A batch that is masked everywhere teaches nothing: without this, weight decay and old moments would still move the weights.
     counted = functools.reduce(jnp.logical_or, [term.weight > 0 for term in result.losses.values()])
     applied = jnp.isfinite(norm) & jnp.isfinite(loss) & counted
+    faults = {name: metric for name, metric in result.metrics.items() if isinstance(metric, Faults)}
+    for found in faults.values():
+        applied &= ~found.any
     if config.spike_factor is not None:
         applied &= (usual == 0.0) | (norm <= config.spike_factor * usual)
     guard = Guard(
@@ -101,7 +105,8 @@ def train_step(
     scalars = {
         "loss": loss,
         **{f"loss/{name}": term.mean for name, term in result.losses.items()},
-        **{name: metric.value for name, metric in result.metrics.items()},
+        **{name: metric.value for name, metric in result.metrics.items() if name not in faults},
+        **faults,
         "gradient_norm": norm,
         **(
             {}

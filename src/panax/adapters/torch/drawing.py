@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .graph import as_numpy
 from .lowering import DTYPES, LOWERINGS, Out
 from .lowering.randomness import FUNCTIONAL, is_random
+from .values import as_numpy
 
 
 class SameDraws(TorchDispatchMode):

@@ -13,17 +13,19 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
 from ...core import current_platform
 from ...core.errors import RecipeError
+from .guards import Guard, guards_of
 from .lowering import DTYPES, LOWERINGS, Out
 from .lowering.randomness import is_random
+from .refusing import MODULE
 from .regions import REGION
 from .tracing import BACKWARD, MOST_LOSSES, Traced
+from .values import as_jax
 
 Values = dict[Node, Any]
 
@@ -36,6 +38,7 @@ class Program:
         region: Checkpointed region of each forward node that is in one.
         kept: Forward nodes whose values the backward part reads.
         draws: Random node to its place among all.
+        guards: What the forward part checks of indices and integers.
     """
 
     traced: Traced
@@ -46,6 +49,7 @@ class Program:
     region: Mapping[Node, int]
     kept: tuple[Node, ...]
     draws: Mapping[Node, int]
+    guards: tuple[Guard, ...]
 
     @classmethod
     def create(cls, traced: Traced) -> "Program":
@@ -81,15 +85,17 @@ class Program:
         flat = tuple(output.args[0])
         wanted = _reaching(flat)
         kept = _kept([node for node in calls if node in backward and node in wanted], backward | cotangents, region)
+        forward = tuple(node for node in calls if node not in backward and node in wanted)
         return cls(
             traced=traced,
             inputs=inputs,
             outputs=flat,
-            forward=tuple(node for node in calls if node not in backward and node in wanted),
+            forward=forward,
             backward=tuple(node for node in calls if node in backward and node in wanted),
             region=region,
             kept=kept,
             draws=draws,
+            guards=guards_of(forward, traced.constants, _where),
         )
 
     @functools.cached_property
@@ -102,11 +108,13 @@ class Program:
         return 2 * (len(self.traced.losses) + len(self.traced.metrics)) + len(self.traced.buffers)
 
     def run_forward(self, inputs: Sequence[Any], key: jax.Array) -> tuple[list[Any], list[Any]]:
-        """The outputs, and the values that the backward part reads."""
+        """The outputs with the worst value of each guard behind them, and the values that the backward part reads."""
         values: Values = dict(zip(self.inputs, inputs))
         for node in self.forward:
             values[node] = self._call(node, values, key)
         outputs = [_output(values, each) for each in self.outputs[: self.num_outputs]]
+        if self.guards:
+            outputs.append(jnp.stack([guard.worst(values) for guard in self.guards]))
         return outputs, [values[node] for node in self.kept]
 
     def run_backward(self, kept: Sequence[Any], cotangents: Sequence[Any], key: jax.Array) -> list[Any]:
@@ -267,6 +275,10 @@ def _check(node: Node) -> None:
 
 
 def _where(node: Node) -> str:
+    """Which part of the model an operation is of, as far as it is known."""
+    module = (node.meta.get("custom") or {}).get(MODULE)
+    if module is not None:
+        return f" in {module}"
     trace = node.meta.get("stack_trace") or node.meta.get("seq_stack_trace") or ""
     lines = [line.strip() for line in trace.strip().splitlines()]
     return f" (used at {' '.join(lines[-2:])})" if lines else ""
@@ -287,19 +299,6 @@ def _as_declared(found: Any, out: Any, node: Node) -> Any:
     found = jnp.asarray(found)
     assert found.shape == out.shape, f"{node.target}: {found.shape} where PyTorch has {out.shape}"
     return found if found.dtype == out.dtype else found.astype(out.dtype)
-
-
-def as_jax(tensor: torch.Tensor) -> jax.Array:
-    """A constant of the graph."""
-    return jnp.asarray(as_numpy(tensor))
-
-
-def as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor's values on the host, in the dtype that they have here."""
-    tensor = tensor.detach().cpu()
-    tensor = tensor.resolve_conj().resolve_neg() if tensor.is_complex() else tensor
-    narrow = tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
-    return narrow.astype(DTYPES[tensor.dtype])
 
 
 def as_function(program: Program) -> Callable[..., list[Any]]:

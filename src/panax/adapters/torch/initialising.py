@@ -18,7 +18,8 @@ from ...core.errors import RecipeError
 from .graph import Program
 from .refusing import locating
 from .tracing import Traced, functional
-from .weights import Place, hold, places
+from .untouched import swapped
+from .weights import places
 
 Draw = Callable[[jax.Array], tuple[dict[str, Any], dict[str, Any]]]
 
@@ -44,7 +45,7 @@ def initialiser(module: nn.Module, initialise: Callable[[Any], Any]) -> Draw:
         for name, tensor in own.items():
             empty = torch.empty(tensor.shape, dtype=tensor.dtype)
             fresh[name] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-        with _swapped(module, {place: fresh[name] for place, name in tied.items()}), torch.no_grad():
+        with swapped(module, {place: fresh[name] for place, name in tied.items()}), torch.no_grad():
             initialise(module)
             after = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             return [after[name].detach() for name in own]
@@ -65,19 +66,6 @@ def initialiser(module: nn.Module, initialise: Callable[[Any], Any]) -> Draw:
         return {name: values[name] for name in params}, {name: values[name] for name in state}
 
     return draw
-
-
-@contextlib.contextmanager
-def _swapped(module: nn.Module, tensors: dict[Place, Any]) -> Iterator[None]:
-    """The module with other tensors, for as long as it is initialised."""
-    before = {(part, name): getattr(part, name) for part, name in tensors}
-    try:
-        for (part, name), tensor in tensors.items():
-            hold(part, name, tensor)
-        yield
-    finally:
-        for (part, name), tensor in before.items():
-            hold(part, name, tensor)
 
 
 @contextlib.contextmanager

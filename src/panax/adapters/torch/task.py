@@ -9,23 +9,28 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...core import Axes, Batch, debugging
+from ...core import Axes, Batch, Faults, debugging
 from ...core.errors import RecipeError, nearest
 from ..adapted import AdaptedTask, Model
 from .checking import check as check_against_torch
 from .checking import too_large
 from .drawing import SameDraws
-from .graph import Program, as_function, as_numpy
+from .graph import Program, as_function
+from .hooks import hooked_parameters
 from .initialising import initialiser
 from .kinds import kinds
 from .lowering import DTYPES
 from .objective import Form, Objective, is_criterion
+from .python_state import PythonState
 from .tracing import Traced, mode_of, trace
-from .weights import TensorArray, host_arrays, put_back
+from .untouched import generators_kept, swapped, untouched
+from .values import as_numpy
+from .weights import TensorArray, host_arrays, places, put_back
 
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+@generators_kept()
 def task(
     module: Any,
     loss: Callable[..., Any] | None = None,
@@ -62,6 +67,7 @@ def task(
         RecipeError: The module, the loss or the example can't be used.
     """
     _refuse_module(module)
+    _refuse_sparse_gradients(module)
     leaves, form = _example(example)
     if loss is not None and is_criterion(loss) and len(leaves) != 2:
         raise RecipeError(
@@ -72,22 +78,23 @@ def task(
         raise RecipeError(f"compute_dtype={compute_dtype!r}; {nearest(compute_dtype, AUTOCAST)}")
     if initialise is not None and weights is not None:
         raise RecipeError("initialise= and weights= both say where the weights come from; give one of them")
-    drawn = None if initialise is None else initialiser(module, initialise)
-    given = None if drawn is not None else host_arrays(module, weights)
     programs = _Programs(
         module, Objective(loss, form), {name: leaf.dtype for name, leaf in leaves.items()}, AUTOCAST[compute_dtype]
     )
-    program = programs.of({name: tuple(leaf.shape) for name, leaf in leaves.items()}, train=True)
-    notes = _notes(module, program.traced)
-    if check:
-        reason = too_large(module)
-        if reason is None:
-            check_against_torch(module, programs.objective, leaves, program, autocast=programs.autocast)
-        else:
-            notes.append(f"not compared with PyTorch: {reason}")
-            warnings.warn(f"{type(module).__name__} was not compared with PyTorch: {reason}", stacklevel=2)
-    else:
-        notes.append("not compared with PyTorch: check=False")
+    with untouched(module, loss, unless_successful=True):
+        drawn = None if initialise is None else initialiser(module, initialise)
+        given = None if drawn is not None else host_arrays(module, weights)
+        program = programs.of({name: tuple(leaf.shape) for name, leaf in leaves.items()}, train=True)
+        notes = _notes(module, program.traced)
+        unchecked = "check=False"
+        if check:
+            unchecked = too_large(module)
+            if unchecked is None:
+                check_against_torch(module, programs.objective, leaves, program, autocast=programs.autocast)
+            else:
+                warnings.warn(f"{type(module).__name__} was not compared with PyTorch: {unchecked}", stacklevel=2)
+        if unchecked is not None:
+            notes.append(f"not compared with PyTorch: {unchecked}")
     known = kinds(module)
 
     def rebuild(params: Any, state: Any) -> nn.Module:
@@ -104,6 +111,7 @@ def task(
         evaluate=programs.evaluate,
         rebuild=rebuild,
         kind_of=known.get,
+        one_pass=_one_pass(module),
         frozen=tuple(name for name in program.traced.parameters if name not in program.traced.trained),
         notes=tuple(notes),
     )
@@ -142,9 +150,11 @@ class _Programs:
         outputs = as_function(program)(trained, others, jax.random.key_data(key))
         pairs = list(zip(outputs[::2], outputs[1::2]))
         losses = dict(zip(traced.losses, pairs))
-        metrics = dict(zip(traced.metrics, pairs[len(losses) :]))
-        buffers = outputs[2 * (len(losses) + len(metrics)) :]
-        return (losses, metrics), dict(zip(traced.buffers, buffers))
+        metrics: dict[str, Any] = dict(zip(traced.metrics, pairs[len(losses) :]))
+        buffers = dict(zip(traced.buffers, outputs[2 * (len(losses) + len(metrics)) :]))
+        if program.guards:
+            metrics["faults"] = Faults(outputs[-1], tuple(guard.text for guard in program.guards))
+        return (losses, metrics), buffers
 
     def _check(self, batch: Batch) -> None:
         missing = self.dtypes.keys() ^ batch.keys()
@@ -166,12 +176,11 @@ class _Programs:
         tensors = {name: torch.from_numpy(np.array(value)) for name, value in {**params, **state}.items()}
         leaves = {name: torch.from_numpy(np.array(leaf)).to(self.dtypes[name]) for name, leaf in batch.items()}
         casting = torch.autocast("cpu", dtype=self.autocast or torch.bfloat16, enabled=self.autocast is not None)
-        whole = _Real(self.module, self.objective)
-        with mode_of(self.module, train), torch.no_grad(), SameDraws(key), casting:
-            named = {f"module.{name}": tensor for name, tensor in tensors.items()}
-            terms, buffers = torch.func.functional_call(
-                whole, named, (self.objective.batch_of(leaves),), tie_weights=True
-            )
+        held = {place: tensors[name] for place, name in places(self.module).items()}
+        aliases = PythonState(self.module, self.objective.loss).aliases
+        with swapped(self.module, held, aliases), mode_of(self.module, train), torch.no_grad(), SameDraws(key), casting:
+            terms = self.objective(self.module, self.objective.batch_of(leaves))
+            buffers = dict(self.module.named_buffers())
         losses, metrics = (
             {name: tuple(jax.numpy.asarray(as_numpy(part)) for part in pair) for name, pair in pairs.items()}
             for pairs in (terms.losses, terms.metrics)
@@ -179,14 +188,13 @@ class _Programs:
         return (losses, metrics), {name: jax.numpy.asarray(as_numpy(buffers[name])) for name in state}
 
 
-class _Real(nn.Module):
-    def __init__(self, module: nn.Module, objective: Objective):
-        super().__init__()
-        self.module, self.objective = module, objective
-
-    def forward(self, batch: Any) -> Any:
-        terms = self.objective(self.module, batch)
-        return terms, {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+def _one_pass(module: nn.Module) -> str | None:
+    hooked = hooked_parameters(module)
+    return (
+        f"{', '.join(hooked)} has a hook on its accumulated gradient, which PyTorch calls after each part"
+        if hooked
+        else None
+    )
 
 
 def _refuse_module(module: Any) -> None:
@@ -200,6 +208,11 @@ def _refuse_module(module: Any) -> None:
             raise RecipeError(
                 f"{name} is not initialised yet (a lazy module); run the module once on a batch, then adapt it: module(example)"
             )
+        if tensor.layout != torch.strided:
+            raise RecipeError(
+                f"{name} is a sparse tensor ({tensor.layout}), and there are none here; keep it dense (.to_dense()), or as "
+                f"indices and values that the forward gathers and adds up (index_add)"
+            )
         if tensor.device.type not in ("cpu", "meta"):
             raise RecipeError(
                 f"{name} is on {tensor.device}; adapt it on the CPU (module.cpu()), JAX brings it to its own devices"
@@ -207,6 +220,15 @@ def _refuse_module(module: Any) -> None:
         if tensor.dtype not in DTYPES:
             raise RecipeError(
                 f"{name} is {tensor.dtype}, which has no counterpart here; known: {', '.join(map(str, DTYPES))}"
+            )
+
+
+def _refuse_sparse_gradients(module: nn.Module) -> None:
+    for path, part in module.named_modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+            raise RecipeError(
+                f"module {path or '(root)'} ({type(part).__name__}) has sparse=True, and gradients are dense here; build it with "
+                f"sparse=False, which trains alike under SGD, Adam and AdamW"
             )
 
 

@@ -7,22 +7,28 @@ core ATen. Nothing of the model is run on real values, so it may be larger than 
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.func import functional_call, functionalize
+from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.utils._pytree import tree_leaves
 
 from ...core.errors import RecipeError
+from .hooks import after_accumulation, follow_hooks
 from .lowering import WHILE_TRACING, Replacing, decompositions
-from .objective import Objective, Terms
-from .refusing import locating
+from .objective import Objective
+from .python_state import PythonState
+from .randomness import INSTEAD, drawing_nothing
+from .refusing import Located, locating, refuse_changes, refuse_leaks, refuse_views
 from .regions import marked_regions
+from .untouched import forget_fakes, swapped, untouched
+from .weights import places
 
 BACKWARD = "panax_backward"
 """The key, in a node's `custom` metadata, of the operations of the backward pass."""
@@ -51,19 +57,6 @@ class Traced:
     trained: tuple[str, ...]
 
 
-class _Whole(nn.Module):
-    """The module and its objective as one module, so that buffers can be read where they have been swapped in."""
-
-    def __init__(self, module: nn.Module, objective: Objective):
-        super().__init__()
-        self.module = module
-        self.objective = objective
-
-    def forward(self, batch: Any) -> tuple[Terms, list[torch.Tensor]]:
-        terms = self.objective(self.module, batch)
-        return terms, [buffer for _, buffer in self.module.named_buffers()]
-
-
 def trace(
     module: nn.Module,
     objective: Objective,
@@ -81,62 +74,52 @@ def trace(
     Raises:
         RecipeError: The module does what no graph can hold, naming the module and the line.
     """
+    with untouched(module, objective.loss) as before:
+        return _trace(module, objective, leaves, before, train=train, autocast=autocast)
+
+
+def _trace(
+    module: nn.Module,
+    objective: Objective,
+    leaves: Mapping[str, torch.Tensor],
+    before: PythonState,
+    *,
+    train: bool,
+    autocast: torch.dtype | None,
+) -> Traced:
+    refuse_views(before)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     parameters = {name: _fake(mode, p).requires_grad_(p.requires_grad) for name, p in module.named_parameters()}
     buffers = {name: _fake(mode, b) for name, b in module.named_buffers()}
     batch = {name: _fake(mode, leaf) for name, leaf in leaves.items()}
-    found: dict[str, Any] = {}
-
-    def joint(
-        parameters: list[torch.Tensor],
-        buffers: list[torch.Tensor],
-        batch: list[torch.Tensor],
-        cotangents: list[torch.Tensor],
-    ) -> list[torch.Tensor]:
-        named = {f"module.{name}": p for name, p in zip(found["parameters"], parameters)}
-        named |= {f"module.{name}": b for name, b in zip(found["buffers"], buffers)}
-        with _casting(autocast), Replacing():
-            terms, after = functional_call(
-                whole, named, (objective.batch_of(dict(zip(found["leaves"], batch))),), tie_weights=True
-            )
-        found["losses"], found["metrics"] = tuple(terms.losses), tuple(terms.metrics)
-        outputs = [part for pairs in (terms.losses, terms.metrics) for pair in pairs.values() for part in pair]
-        detached = [part.detach() for part in outputs]
-        if not train:
-            found["trained"] = ()
-            return [*detached, *after]
-        found["differentiable"] = tuple(pair[0].requires_grad for pair in terms.losses.values())
-        sums = [total for total, _ in terms.losses.values() if total.requires_grad]
-        weights = [c for c, (total, _) in zip(cotangents, terms.losses.values()) if total.requires_grad]
-        free = [(name, p) for name, p in zip(found["parameters"], parameters) if p.requires_grad]
-        if not sums:
-            raise RecipeError(_no_gradient(module, bool(free)))
-        with annotate({BACKWARD: True}):
-            gradients = torch.autograd.grad(sums, [p for _, p in free], weights, allow_unused=True)
-        used = [(name, g) for (name, _), g in zip(free, gradients) if g is not None]
-        found["trained"] = tuple(name for name, _ in used)
-        return [*detached, *after, *(g for _, g in used)]
-
-    found |= {"parameters": tuple(parameters), "buffers": tuple(buffers), "leaves": tuple(batch)}
-    whole = _Whole(module, objective)
+    found: dict[str, Any] = {"parameters": tuple(parameters), "buffers": tuple(buffers), "leaves": tuple(batch)}
+    joint = _joint(module, objective, found, before, train=train, autocast=autocast)
     with mode:
         cotangents = [torch.ones(()) for _ in range(MOST_LOSSES)]
     inputs = [list(parameters.values()), list(buffers.values()), list(batch.values()), cotangents]
 
-    def recorded() -> torch.fx.GraphModule:
-        with mode_of(module, train), locating(module), marked_regions(), preserve_node_meta():
-            return make_fx(joint, tracing_mode="fake", decomposition_table=WHILE_TRACING, _allow_non_fake_inputs=True)(
-                *inputs
-            )
+    def recorded() -> tuple[torch.fx.GraphModule, Located, list[str]]:
+        try:
+            with (
+                mode_of(module, train), locating(module) as located, marked_regions(), preserve_node_meta(),
+                drawing_nothing(before.borrowed, lambda: located.where) as draws,
+            ):  # fmt: skip
+                make = make_fx(
+                    joint, tracing_mode="fake", decomposition_table=WHILE_TRACING, _allow_non_fake_inputs=True
+                )
+                return make(*inputs), located, draws
+        finally:
+            forget_fakes()
 
-    before = _numbers(module)
-    first = recorded()
-    _refuse_leaks(module)
-    changed = _numbers(module)
-    if changed != before:
+    first, _, draws = recorded()
+    after, drawn = PythonState(module, objective.loss), random.getstate()
+    refuse_leaks(after)
+    if draws or after.changed_since(before):
         # What was set for the first time is a cache; what changes each time is a count, which a compiled step would hold fixed.
-        first = recorded()
-        _refuse_counts(module, changed)
+        first, located, draws = recorded()
+        if draws and random.getstate() != drawn:
+            raise RecipeError(f"{draws[0]}, {INSTEAD}")
+        refuse_changes(after, PythonState(module, objective.loss), located)
     graph = functional(first, inputs)
     _refuse_changed_parameters(graph, tuple(parameters))
     return Traced(
@@ -149,6 +132,53 @@ def trace(
         metrics=found["metrics"],
         trained=found["trained"],
     )
+
+
+def _joint(
+    module: nn.Module,
+    objective: Objective,
+    found: dict[str, Any],
+    before: PythonState,
+    *,
+    train: bool,
+    autocast: torch.dtype | None,
+) -> Callable[..., list[torch.Tensor]]:
+    """Loss and gradients as one function of tensors; it writes into `found` what they are."""
+    held = places(module)
+
+    def joint(
+        parameters: list[torch.Tensor],
+        buffers: list[torch.Tensor],
+        batch: list[torch.Tensor],
+        cotangents: list[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        named = dict(zip(found["parameters"], parameters))
+        values = {**named, **dict(zip(found["buffers"], buffers))}
+        if train:
+            follow_hooks(module, named)
+        stand_ins = {place: values[name] for place, name in held.items()}
+        with _casting(autocast), Replacing(), swapped(module, stand_ins, before.aliases):
+            terms = objective(module, objective.batch_of(dict(zip(found["leaves"], batch))))
+            after = [buffer for _, buffer in module.named_buffers()]
+        found["losses"], found["metrics"] = tuple(terms.losses), tuple(terms.metrics)
+        outputs = [part for pairs in (terms.losses, terms.metrics) for pair in pairs.values() for part in pair]
+        detached = [part.detach() for part in outputs]
+        if not train:
+            found["trained"] = ()
+            return [*detached, *after]
+        sums = [total for total, _ in terms.losses.values() if total.requires_grad]
+        weights = [c for c, (total, _) in zip(cotangents, terms.losses.values()) if total.requires_grad]
+        free = {name: p for name, p in named.items() if p.requires_grad}
+        if not sums:
+            raise RecipeError(_no_gradient(module, bool(free)))
+        with annotate({BACKWARD: True}):
+            gradients = torch.autograd.grad(sums, list(free.values()), weights, allow_unused=True)
+            gradients = after_accumulation(module, free, dict(zip(free, gradients)))
+        used = [(name, g) for name, g in zip(free, gradients) if g is not None]
+        found["trained"] = tuple(name for name, _ in used)
+        return [*detached, *after, *(g for _, g in used)]
+
+    return joint
 
 
 MOST_LOSSES = 16
@@ -223,39 +253,6 @@ def _no_gradient(module: nn.Module, any_free: bool) -> str:
         "the loss does not depend on any trained parameter through differentiable operations: was it detached, computed under "
         "no_grad, or from integers?"
     )
-
-
-def _numbers(module: nn.Module) -> dict[tuple[str, str], Any]:
-    """The numbers that modules keep in attributes, by path and name."""
-    return {
-        (path, name): value
-        for path, part in module.named_modules()
-        for name, value in vars(part).items()
-        if isinstance(value, int | float) and name != "training"
-    }
-
-
-def _refuse_counts(module: nn.Module, before: Mapping[tuple[str, str], Any]) -> None:
-    for (path, name), value in _numbers(module).items():
-        if before.get((path, name)) != value:
-            raise RecipeError(
-                f"module {path or '(root)'} changes its number {name!r} in each forward (from {before.get((path, name))} to "
-                f"{value}), which a compiled step would hold fixed; make it a buffer: self.register_buffer({name!r}, "
-                "torch.tensor(...))"
-            )
-
-
-def _refuse_leaks(module: nn.Module) -> None:
-    """Raise where the forward has left a tensor on the module that is no buffer: a next step would not see it."""
-    for path, part in module.named_modules():
-        for name, value in list(vars(part).items()):
-            if isinstance(value, FakeTensor):
-                delattr(part, name)
-                raise RecipeError(
-                    f"module {path or '(root)'} ({type(part).__name__}) keeps a tensor in its attribute {name!r}, which a "
-                    "compiled "
-                    f"step would lose; make it a buffer: self.register_buffer({name!r}, ...)"
-                )
 
 
 def _refuse_changed_parameters(graph: torch.fx.GraphModule, names: tuple[str, ...]) -> None:

@@ -11,8 +11,8 @@ from safetensors import safe_open
 from torch import nn
 
 from ...core.errors import RecipeError, nearest
-from .graph import as_numpy
 from .lowering import DTYPES
+from .values import as_numpy, refuse_large
 
 
 class TensorArray:
@@ -62,6 +62,7 @@ def host_arrays(module: nn.Module, weights: str | None) -> tuple[dict[str, Any],
 
     def one(name: str, tensor: torch.Tensor) -> Any:
         if not tensor.is_meta:
+            refuse_large(tensor, name)
             return TensorArray(tensor)
         if name not in stored:
             raise RecipeError(

@@ -1,0 +1,184 @@
+"""What PyTorch would raise or compute in 64 bits, watched in every step: indices, and integers that 32 bits can't hold.
+
+A compiled program can't raise. JAX clamps an index that is out of range and wraps an integer that is too large, and would train
+on. So each place where that can happen yields one number, the worst value seen there, and the step that finds one is not applied
+and ends the run with an error (`panax.core.Faults`). Places whose values are known to fit, from constants, shapes and
+ranges, cost nothing.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from ...core.errors import RecipeError
+from ...core.measures import NO_FAULT
+from .integers import LARGEST, Range, Ranges
+from .lowering import LOWERINGS, Out
+
+aten = torch.ops.aten
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Guard:
+    """One check of one node.
+
+    Attributes:
+        text: What is wrong where it fails; the value follows it.
+        worst: The worst offending value, or `NO_FAULT`, from the values of the nodes.
+    """
+
+    node: Node
+    text: str
+    worst: Callable[[Mapping[Node, Any]], jax.Array]
+
+
+def guards_of(
+    nodes: Sequence[Node], constants: Mapping[str, torch.Tensor], where: Callable[[Node], str]
+) -> tuple[Guard, ...]:
+    """The checks of a forward part.
+
+    Args:
+        where: The line of the model that a node comes from.
+
+    Raises:
+        RecipeError: A number in the model's code does not fit into 32 bits.
+    """
+    ranges = Ranges(constants)
+    found: list[Guard] = []
+    for node in nodes:
+        if node.op == "call_function":
+            _refuse_large_numbers(node, where)
+            found += _of_indices(node, ranges, where)
+            found += _of_divisors(node, ranges, where)
+            found += _of_sums(node, ranges, where)
+    return tuple(found)
+
+
+def _of_indices(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterator[Guard]:
+    for index, allowed, ignored in _indices(node):
+        if not isinstance(index, Node) or ranges.of(index).within(allowed):
+            continue
+
+        def worst(
+            values: Mapping[Node, Any], index: Node = index, allowed: Range = allowed, ignored: Any = ignored
+        ) -> Any:
+            value = values[index]
+            bad = (value < allowed.low) | (value > allowed.high)
+            return _largest(value, bad if ignored is None else bad & (value != ignored))
+
+        text = f"an index of {_name(node)}{where(node)} is out of range: expected {allowed.low} to {allowed.high}, got "
+        yield Guard(node, text, worst)
+
+
+def _indices(node: Node) -> Iterator[tuple[Any, Range, int | None]]:
+    """(indices, what they may be, what is ignored) of an operation that addresses by them."""
+    args: Any = node.args
+    target: Any = node.target
+    if target is torch.ops.panax.within.default:
+        yield args[0], Range(args[1], args[2]), None
+    packet = getattr(target, "overloadpacket", None)
+    if packet in (aten.embedding, aten._embedding_bag, aten._embedding_bag_forward_only):
+        yield args[1], Range(0, _shape(args[0])[0] - 1), None
+    elif packet in (aten.index, aten._unsafe_index, aten.index_put, aten._unsafe_index_put):
+        dim = 0
+        for index in args[1]:
+            if index is not None and index.meta["val"].dtype == torch.bool:
+                dim += index.meta["val"].ndim
+                continue
+            size = _shape(args[0])[dim]
+            dim += 1
+            yield index, Range(-size, size - 1), None
+    elif packet in _ALONG and _shape(args[0]):
+        size = _shape(args[0])[args[1]]
+        yield args[2], Range(-size if packet is aten.index_fill else 0, size - 1), None
+    elif packet in (aten.nll_loss_forward, aten.nll_loss2d_forward):
+        shape = _shape(args[0])
+        yield args[1], Range(0, shape[1 if len(shape) > 1 else 0] - 1), args[4]
+
+
+_ALONG = {
+    aten.index_select, aten.gather, aten.scatter, aten.scatter_add, aten.scatter_reduce, aten.index_add, aten.index_copy,
+    aten.index_fill,
+}  # fmt: skip
+
+
+def _of_divisors(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterator[Guard]:
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet not in (aten.div, aten.floor_divide, aten.remainder, aten.fmod) or not _is_integer(node):
+        return
+    divisor: Any = node.args[1]
+    if isinstance(divisor, Node) and not ranges.of(divisor).excludes_zero:
+        text = f"{_name(node)}{where(node)} divides an integer by "
+        yield Guard(node, text, lambda values: _largest(values[divisor], values[divisor] == 0))
+
+
+def _of_sums(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterator[Guard]:
+    value = node.meta.get("val")
+    if getattr(value, "dtype", None) != torch.int64 or node.target not in LOWERINGS or not ranges.may_overflow(node):
+        return
+    if getattr(node.target, "overloadpacket", None) is aten._to_copy:
+        source = cast(Node, node.args[0])
+
+        def worst(values: Mapping[Node, Any]) -> Any:
+            return _too_large(values[source].astype(jnp.float32))
+    else:
+
+        def worst(values: Mapping[Node, Any]) -> Any:
+            # The same operation in float32, whose error at the limit is less than a millionth.
+            arguments, keywords = (map_arg(part, lambda n: _floating(values[n])) for part in (node.args, node.kwargs))
+            out = Out(tuple(cast(Any, value).shape), jnp.float32, functools.partial(jax.random.key, 0))
+            return _too_large(jnp.asarray(LOWERINGS[node.target](out, *cast(Any, arguments), **cast(Any, keywords))))
+
+    text = f"{_name(node)}{where(node)} makes an integer of 64 bits that 32 bits, as JAX computes, can't hold: expected at most "
+    yield Guard(node, text + f"{LARGEST}, got ", worst)
+
+
+def _floating(value: Any) -> Any:
+    return value.astype(jnp.float32) if jnp.issubdtype(value.dtype, jnp.integer) else value
+
+
+def _too_large(value: jax.Array) -> jax.Array:
+    return _largest(value, jnp.abs(value) > LARGEST * (1 - 1e-6))
+
+
+def _largest(value: jax.Array, bad: jax.Array) -> jax.Array:
+    return jnp.max(jnp.where(bad, value.astype(jnp.float32), NO_FAULT), initial=NO_FAULT)
+
+
+def _refuse_large_numbers(node: Node, where: Callable[[Node], str]) -> None:
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet in (aten.slice, aten.slice_copy, aten.slice_scatter, aten.clamp, aten.clamp_min, aten.clamp_max):
+        return
+    inputs = [*node.all_input_nodes, node]
+    if not all(_is_integer(each) or _is_truth(each) for each in inputs):
+        return
+    for each in (*node.args, *node.kwargs.values()):
+        if isinstance(each, int) and abs(each) > LARGEST:
+            raise RecipeError(
+                f"{_name(node)}{where(node)} uses the number {each}, and integers have 32 bits here, up to {LARGEST}; use "
+                f"smaller numbers, or take what needs them (a hash of ids) when the data is prepared"
+            )
+
+
+def _is_integer(node: Node) -> bool:
+    dtype = getattr(node.meta.get("val"), "dtype", None)
+    return dtype is not None and not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
+
+
+def _is_truth(node: Node) -> bool:
+    return getattr(node.meta.get("val"), "dtype", None) == torch.bool
+
+
+def _shape(node: Node) -> tuple[int, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def _name(node: Node) -> str:
+    return str(getattr(node.target, "overloadpacket", node.target)).replace("aten.", "torch's ")

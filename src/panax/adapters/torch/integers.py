@@ -1,0 +1,182 @@
+"""What the integers of a graph can be at most and at least, from constants, shapes and the operations between."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+aten = torch.ops.aten
+
+LARGEST = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """All integers from `low` to `high`."""
+
+    low: int
+    high: int
+
+    def within(self, other: "Range") -> bool:
+        return other.low <= self.low and self.high <= other.high
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+    def joined(self, other: "Range") -> "Range":
+        return Range(min(self.low, other.low), max(self.high, other.high))
+
+
+ANY = Range(-LARGEST - 1, LARGEST)
+
+
+class Ranges:
+    """Of the nodes of one graph; asked in the graph's order, each is worked out once."""
+
+    def __init__(self, constants: Mapping[str, torch.Tensor]):
+        self._constants = constants
+        self._found: dict[Node, Range] = {}
+
+    def of(self, value: Any) -> Range:
+        """What a node or a number can be, as far as it fits into 32 bits: what does not is caught where it is made."""
+        if not isinstance(value, Node):
+            return Range(math.floor(value), math.ceil(value)) if isinstance(value, int | float) else ANY
+        if value not in self._found:
+            raw = self._raw(value)
+            self._found[value] = Range(max(raw.low, ANY.low), min(raw.high, ANY.high))
+        return self._found[value]
+
+    def may_overflow(self, node: Node) -> bool:
+        """Whether an operation on 64-bit integers can make one that 32 bits can't hold."""
+        packet = getattr(node.target, "overloadpacket", None)
+        return packet in _GROWING and not self._raw(node).within(ANY)
+
+    def _raw(self, node: Node) -> Range:
+        dtype = getattr(node.meta.get("val"), "dtype", None)
+        if node.op == "get_attr":
+            tensor = self._constants[str(node.target)]
+            if tensor.numel() and not tensor.is_floating_point() and not tensor.is_complex():
+                return Range(int(tensor.min()), int(tensor.max()))
+            return ANY
+        if dtype == torch.bool:
+            return Range(0, 1)
+        if dtype is not None and not dtype.is_floating_point and not dtype.is_complex and dtype.itemsize < 4:
+            limits = torch.iinfo(dtype)
+            return Range(limits.min, limits.max)
+        rule = _RULES.get(getattr(node.target, "overloadpacket", None))
+        if rule is None and getattr(node.target, "overloadpacket", None) in _GROWING:
+            return Range(-(2**63), 2**63)
+        return ANY if rule is None else rule(self, node)
+
+
+def _numel(node: Any) -> int:
+    return max(math.prod(node.meta["val"].shape), 1)
+
+
+def _corners(ranges: Ranges, node: Node, combine: Callable[[int, int], int]) -> Range:
+    a, b = (ranges.of(each) for each in node.args[:2])
+    values = [combine(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
+    return Range(min(values), max(values))
+
+
+def _add(ranges: Ranges, node: Node) -> Range:
+    alpha: Any = node.kwargs.get("alpha", 1)
+    return _corners(ranges, node, lambda x, y: math.ceil(x + alpha * y))
+
+
+def _sub(ranges: Ranges, node: Node) -> Range:
+    alpha: Any = node.kwargs.get("alpha", 1)
+    return _corners(ranges, node, lambda x, y: math.ceil(x - alpha * y))
+
+
+def _sum(ranges: Ranges, node: Node) -> Range:
+    terms = _numel(node.args[0]) // _numel(node)
+    each = ranges.of(node.args[0])
+    return Range(min(each.low * terms, each.low), max(each.high * terms, each.high))
+
+
+def _cumsum(ranges: Ranges, node: Node) -> Range:
+    each, terms = ranges.of(node.args[0]), _numel(node.args[0])
+    return Range(min(each.low * terms, each.low), max(each.high * terms, each.high))
+
+
+def _cast(ranges: Ranges, node: Node) -> Range:
+    source: Any = node.args[0]
+    if source.meta["val"].dtype.is_floating_point:
+        return Range(-(2**63), 2**63)
+    return ranges.of(source)
+
+
+def _remainder(ranges: Ranges, node: Node) -> Range:
+    by = ranges.of(node.args[1])
+    return Range(0, by.high - 1) if by.low > 0 else ANY
+
+
+def _clamp(ranges: Ranges, node: Node) -> Range:
+    found = ranges.of(node.args[0])
+    low, high = ((*node.args, None, None)[1:3]) if len(node.args) < 3 else node.args[1:3]
+    bottom = found.low if low is None else max(found.low, ranges.of(low).low)
+    top = found.high if high is None else min(found.high, ranges.of(high).high)
+    return Range(bottom, max(top, bottom))
+
+
+def _arange(ranges: Ranges, node: Node) -> Range:
+    numbers: Any = node.args
+    start, end = (0, numbers[0]) if len(numbers) == 1 else numbers[:2]
+    return Range(math.floor(min(start, end)), math.ceil(max(start, end)))
+
+
+def _filled(ranges: Ranges, node: Node) -> Range:
+    value: Any = node.kwargs.get("fill_value", node.args[-1] if node.args else 0)
+    return ranges.of(value)
+
+
+def _either(first: int) -> Callable[[Ranges, Node], Range]:
+    return lambda ranges, node: ranges.of(node.args[first]).joined(ranges.of(node.args[first + 1]))
+
+
+def _joined(ranges: Ranges, node: Node) -> Range:
+    parts: Any = node.args[0]
+    found = [ranges.of(part) for part in parts]
+    return Range(min(part.low for part in found), max(part.high for part in found))
+
+
+def _place(ranges: Ranges, node: Node) -> Range:
+    return Range(0, _numel(node.args[0]) - 1)
+
+
+def _same(ranges: Ranges, node: Node) -> Range:
+    return ranges.of(node.args[0])
+
+
+_RULES: dict[Any, Callable[[Ranges, Node], Range]] = {
+    aten.add: _add, aten.sub: _sub, aten.mul: lambda r, n: _corners(r, n, lambda x, y: x * y), aten.sum: _sum,
+    aten.cumsum: _cumsum,
+    aten._to_copy: _cast, aten.remainder: _remainder, aten.clamp: _clamp, aten.arange: _arange, aten.full: _filled,
+    aten.full_like: _filled, aten.scalar_tensor: _filled, aten.where: _either(1), aten.cat: _joined, aten.stack: _joined,
+    aten.argmax: _place, aten.argmin: _place, aten.argsort: _place, aten.zeros: lambda r, n: Range(0, 0),
+    aten.zeros_like: lambda r, n: Range(0, 0), aten.ones: lambda r, n: Range(1, 1), aten.ones_like: lambda r, n: Range(1, 1),
+    aten.maximum: _either(0), aten.minimum: _either(0),
+} | dict.fromkeys(
+    [
+        getattr(aten, name)
+        for name in (
+            "view", "_unsafe_view", "expand", "expand_copy", "view_copy", "unsqueeze", "unsqueeze_copy", "squeeze",
+            "squeeze_copy",
+            "slice", "slice_copy", "select", "select_copy", "permute", "permute_copy", "transpose", "transpose_copy", "clone",
+            "alias", "alias_copy", "detach", "detach_copy", "repeat", "index", "index_select", "gather", "flip", "roll",
+            "lift_fresh_copy", "t_copy", "diagonal_copy", "amax", "amin", "contiguous", "unfold_copy",
+        )
+    ],
+    _same,
+)  # fmt: skip
+
+_GROWING = {
+    aten.add, aten.sub, aten.rsub, aten.mul, aten.pow, aten.sum, aten.cumsum, aten.prod, aten.cumprod, aten._to_copy, aten.mm,
+    aten.bmm, aten.dot, aten.square, aten.addcmul,
+}  # fmt: skip
+"""Operations that make larger integers than they are given."""

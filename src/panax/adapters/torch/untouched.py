@@ -1,0 +1,158 @@
+"""The user's own module, exactly as it was: after a trace, after the check, and after whatever is raised in either."""
+
+import contextlib
+import functools
+import gc
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .python_state import Put, PythonState
+from .weights import Place
+
+
+@contextlib.contextmanager
+def untouched(module: nn.Module, loss: Any, *, unless_successful: bool = False) -> Iterator[PythonState]:
+    """Put back what happens inside to the module, to the Python values that it and its loss reach, and to random generators.
+
+    Parameters and buffers are the same objects afterwards, with the same values, gradients and flags; so are hooks, attributes
+    and caches. Whatever is raised inside, an interrupt included, is raised again after that.
+
+    Args:
+        unless_successful: Leave the module as it has become where nothing is raised.
+
+    Yields:
+        The Python values as they are before.
+    """
+    state = PythonState(module, loss)
+    tensors = _tensors(module)
+    flags = {part: part.training for part in module.modules()}
+
+    def put_back() -> None:
+        state.restore()
+        for part, flag in flags.items():
+            part.training = flag
+        tensors()
+        forget_fakes()
+
+    failed = True
+    with generators_kept():
+        try:
+            yield state
+            failed = False
+        finally:
+            if failed or not unless_successful:
+                surely(put_back)
+
+
+@contextlib.contextmanager
+def generators_kept() -> Iterator[None]:
+    """The random generators of Python, NumPy and PyTorch draw afterwards what they would have drawn."""
+    generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        surely(lambda: _set_generators(*generators))
+
+
+def surely(restore: Callable[[], None]) -> None:
+    """Do it, and once more where an interrupt cuts it short."""
+    try:
+        restore()
+    except BaseException:
+        restore()
+        raise
+
+
+@contextlib.contextmanager
+def swapped(module: nn.Module, tensors: Mapping[Place, Any], aliases: Iterable[Put] = ()) -> Iterator[None]:
+    """The module with other tensors in the places of its parameters and buffers, and wherever else Python code holds these.
+
+    `torch.func.functional_call` does not put back a module that stands under two names, or whose forward registers tensors.
+    """
+    kept = [(part, dict(part._parameters), dict(part._buffers)) for part in module.modules()]
+
+    aliases = list(aliases)
+    instead = {id(getattr(part, name)): tensor for (part, name), tensor in tensors.items()}
+
+    def put_back() -> None:
+        for put, tensor in aliases:
+            put(tensor)
+        for part, parameters, buffers in kept:
+            part._parameters.clear()
+            part._parameters.update(parameters)
+            part._buffers.clear()
+            part._buffers.update(buffers)
+
+    try:
+        for (part, name), tensor in tensors.items():
+            held: Any = part._parameters if name in part._parameters else part._buffers
+            held[name] = tensor
+        for put, tensor in aliases:
+            put(instead[id(tensor)])
+        yield
+    finally:
+        surely(put_back)
+
+
+def forget_fakes() -> None:
+    """Clear the caches of `functools` that hold a tensor of a trace: it has no values, and belongs to that trace alone."""
+    for cache in gc.get_objects():
+        if type(cache) is functools._lru_cache_wrapper and _holds_fake(cache):
+            cache.cache_clear()
+
+
+def _holds_fake(cache: Any, depth: int = 5) -> bool:
+    for each in gc.get_referents(cache):
+        if isinstance(each, FakeTensor):
+            return True
+        inner = type(each) in (dict, tuple, list) or type(each).__name__ == "_lru_list_elem"
+        if (
+            inner
+            and depth
+            and len(each if isinstance(each, dict | tuple | list) else ()) < 1000
+            and _holds_fake(each, depth - 1)
+        ):
+            return True
+    return False
+
+
+def _tensors(module: nn.Module) -> Callable[[], None]:
+    """What puts back the flags, gradients and hooks of parameters, and the values of buffers."""
+    parameters = [(p, p.requires_grad, p.grad, _hooks_of(p)) for p in module.parameters()]
+    buffers = [
+        (b, b.detach().clone())
+        for b in module.buffers()
+        if not b.is_meta and b.layout == torch.strided and not b.is_inference()
+    ]
+
+    def put_back() -> None:
+        for p, requires_grad, grad, hooks in parameters:
+            p.requires_grad_(requires_grad)
+            p.grad = grad
+            for held, before in hooks:
+                held.clear()
+                held.update(before)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                # Its version does not tell: BatchNorm writes statistics past it.
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+
+    return put_back
+
+
+def _hooks_of(tensor: torch.Tensor) -> list[tuple[Any, dict[Any, Any]]]:
+    held = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
+    return [(hooks, dict(hooks)) for hooks in held if hooks is not None]
+
+
+def _set_generators(pythons: Any, numpys: Any, torchs: torch.Tensor) -> None:
+    random.setstate(pythons)
+    np.random.set_state(numpys)
+    torch.set_rng_state(torchs)
