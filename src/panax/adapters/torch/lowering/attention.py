@@ -13,7 +13,7 @@ from ....core import current_platform
 from ....kernels.attention_blockwise import Scores, flash_backward, flash_forward
 from ....kernels.attention_layout import choose_blocks
 from ....kernels.attention_mask import MaskRule
-from ....kernels.attention_native import can_attend
+from ....kernels.attention_native import kernel_that_attends
 from .registry import aten, lowers, wide
 
 
@@ -91,7 +91,7 @@ def _kernel(q: Any, k: Any, v: Any, causal: bool, mask: Any, scale: float) -> di
         platform="cpu", batch=batch, kv_heads=kv_heads, group=heads // kv_heads, query_seq=query_seq, key_seq=key_seq,
         window=None, block_size=None,
     )  # fmt: skip
-    if not can_attend(blocks, *map(_by_position, (q, k, v))):
+    if kernel_that_attends(blocks, *map(_by_position, (q, k, v))) is None:
         return None
     return {"scores": Scores(mask=MaskRule(causal=causal, window=None), scale=scale, soft_cap=None), "blocks": blocks}
 
