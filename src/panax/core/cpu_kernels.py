@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Literal
 
-import jax.numpy as jnp
+import numpy as np
 
 from .errors import RecipeError, nearest
 from .native import KERNELS, missing
@@ -131,8 +131,8 @@ def forced() -> CpuKernels | None:
     return kernels
 
 
-def kernel_for(work: Work, *dtypes: object) -> str | None:
+def kernel_for(work: Work, *dtypes: np.dtype) -> str | None:
     """Which kernel other than XLA does some work on arrays of one dtype; None for XLA."""
-    names = {jnp.dtype(dtype).name for dtype in dtypes}
+    names = {dtype.name for dtype in dtypes}
     name = current().of(work, names.pop()) if len(names) == 1 else XLA
     return None if name == XLA else name
