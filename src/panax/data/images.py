@@ -17,6 +17,7 @@ from panax.core.errors import DataError
 from panax.stores import is_remote
 
 from .cache import cached
+from .checksums import SEEN
 from .corpus import BadRecord
 from .examples import Skipped
 from .fields import not_installed
@@ -238,7 +239,7 @@ def _packed(root: Path, name: str, records: Any, decoding: Decoding, skipped: Sk
         root,
         f"images-v{FORMAT_VERSION}-{name}",
         build=lambda directory: pack(records(), directory, counted.add, number_classes),
-        read=PackedFiles,
+        read=lambda directory: PackedFiles(directory, root / SEEN),
     )
     # Also those that were skipped when the entry was made, perhaps under a higher limit.
     skipped.begin(packed.bad)

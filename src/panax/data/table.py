@@ -7,7 +7,6 @@ import csv
 import dataclasses
 import gzip
 import itertools
-import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +19,12 @@ import xxhash
 from panax.core.errors import DataError, RecipeError
 
 from .cache import cached
+from .checksums import SEEN, read_sealed, write_sealed
 from .corpus import BadRecord
 from .examples import Arrays, Skipped
 from .fields import not_installed
-from .files import BadRecordError, each_here, file_marks, find_files, fingerprint, read_bytes, unreadable
+from .files import BadRecordError, each_here, file_marks, find_files, fingerprint, unreadable
+from .mapped import map_file
 
 FORMAT_VERSION = 1
 _PATTERNS = ("**/*.csv", "**/*.csv.gz", "**/*.tsv", "**/*.tsv.gz", "**/*.parquet", "**/*.npz")
@@ -102,7 +103,10 @@ class Table:
         name = f"table-v{FORMAT_VERSION}-{fingerprint('table', *settings, *file_marks(files))}"
         counted = Skipped(max_bad_records)
         arrays, bad = cached(
-            root, name, build=lambda directory: self._build(files, directory, counted), read=self._read
+            root,
+            name,
+            build=lambda directory: self._build(files, directory, counted),
+            read=lambda directory: self._read(directory, root / SEEN),
         )
         Skipped(max_bad_records).begin(bad)
         return Arrays(arrays, content=name)
@@ -137,7 +141,7 @@ class Table:
         if not count:
             raise DataError(f"the table {', '.join(self.paths)} has no usable row; expected at least one")
         header = {"num_rows": count, "bad_records": skipped.bad}
-        (directory / "header.json").write_text(json.dumps(header), encoding="utf-8")
+        write_sealed(directory / "header.json", header, [f"{leaf}.bin" for leaf in outputs])
 
     def _rows(self, block: Block, skipped: Skipped) -> list[Row]:
         """The usable rows of a block."""
@@ -179,21 +183,19 @@ class Table:
         assert self.label is not None
         return (_whole if self.label_type == "int32" else _finite)(self.label, value, where)
 
-    def _read(self, directory: Path) -> tuple[dict[str, np.ndarray], list[BadRecord]]:
+    def _read(self, directory: Path, seen: Path) -> tuple[dict[str, np.ndarray], list[BadRecord]]:
         path = directory / "header.json"
+        header = read_sealed(path, seen)
         try:
-            header = json.loads(read_bytes(path))
             count = int(header["num_rows"])
             bad = [BadRecord(str(where), str(reason)) for where, reason in header["bad_records"]]
-            found = {}
-            for leaf, (dtype, shape) in self._dtypes().items():
-                file = directory / f"{leaf}.bin"
-                if file.stat().st_size != count * dtype.itemsize * math.prod(shape):
-                    raise DataError(f"{file} is cut short; remove it to make it anew")
-                found[leaf] = np.memmap(file, dtype, mode="r", shape=(count, *shape)).view(np.ndarray)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise unreadable(path, error) from error
-        return found, bad
+        remedy = "remove its folder, and it is made again"
+        leaves = self._dtypes().items()
+        return {
+            leaf: map_file(directory / f"{leaf}.bin", dtype, (count, *shape), remedy) for leaf, (dtype, shape) in leaves
+        }, bad
 
 
 def _blocks(path: Path, name: str, columns: list[str]) -> Iterator[Block]:
