@@ -140,8 +140,8 @@ class Manifest:
 
         Raises:
             CheckpointError: It is of another version.
-            DamagedError: It is not a manifest, changed since it was sealed, or names a path outside the checkpoint or bytes beyond
-                a file's end.
+            DamagedError: It is not a manifest, changed since it was sealed, or names a path outside the checkpoint or bytes
+                beyond a file's end.
         """
         try:
             outer = json.loads(text)
