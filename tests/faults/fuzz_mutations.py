@@ -1,5 +1,6 @@
 """Changes to bytes and to JSON, drawn from a generator: what a disk, a network or an attacker might have done to a file."""
 
+import copy
 import json
 import random
 from typing import Any
@@ -146,19 +147,20 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 def _another(value: Any, rng: random.Random) -> Any:
     if isinstance(value, bool) or rng.random() < 0.4:
-        return rng.choice(_VALUES)
+        return copy.deepcopy(rng.choice(_VALUES))
     if isinstance(value, int):
         return rng.choice(
             (value + 1, value - 1, -value, value * 2**20, float(value), str(value), rng.choice(_EXTREMES))
         )
     if isinstance(value, str):
         return rng.choice((value[:-1], value + value, value.upper(), value[::-1], "", value + "\0"))
+    value = copy.deepcopy(value)
     if isinstance(value, list) and value:
-        return rng.choice((value[:-1], value + value, value[::-1], [value], value * 100))
+        return rng.choice((value[:-1], value + copy.deepcopy(value), value[::-1], [value], value * 3))
     if isinstance(value, dict) and value:
-        return rng.choice((dict(list(value.items())[1:]), {**value, "more": value}, list(value)))
+        return rng.choice((dict(list(value.items())[1:]), {**value, "more": copy.deepcopy(value)}, list(value)))
     if rng.random() < 0.1:
-        for _ in range(900):
+        for _ in range(300):
             value = [value]
         return value
-    return rng.choice(_VALUES)
+    return copy.deepcopy(rng.choice(_VALUES))

@@ -209,11 +209,20 @@ class Manifest:
 
 
 def merged(parts: Iterable[Manifest]) -> Manifest:
-    """One manifest of every process's part; what all have alike is taken from the first."""
+    """One manifest of every process's part; what all have alike is taken from the first.
+
+    Raises:
+        CheckpointError: The parts are not of the same arrays.
+    """
     first, *others = parts
     chunks = {name: list(entry.chunks) for name, entry in first.arrays.items()}
     files = dict(first.files)
+    kinds = {name: (entry.shape, entry.dtype, entry.key_impl) for name, entry in first.arrays.items()}
     for part in others:
+        for name in kinds.keys() | part.arrays.keys():
+            entry = part.arrays.get(name)
+            if entry is None or kinds.get(name) != (entry.shape, entry.dtype, entry.key_impl):
+                raise CheckpointError(f"the parts of processes differ in {name}: all must save the same arrays")
         files |= part.files
         for name, entry in part.arrays.items():
             chunks[name] += entry.chunks

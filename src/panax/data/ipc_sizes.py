@@ -55,7 +55,10 @@ def _messages(data: mmap.mmap) -> Iterator[tuple["_Table", int]]:
         for field in (2, 3):
             for at in footer.vector(field, _BLOCK_BYTES):
                 offset, metadata_bytes = struct.unpack_from("<qi", data, at)
-                yield _message(data, offset)[0], offset + metadata_bytes
+                metadata, _ = _message(data, offset)
+                if metadata is None:
+                    raise IndexError(f"no message at {offset}")
+                yield metadata, offset + metadata_bytes
         return
     at = 0
     while at + 8 <= len(data):
@@ -69,7 +72,7 @@ def _messages(data: mmap.mmap) -> Iterator[tuple["_Table", int]]:
         at = following
 
 
-def _message(data: mmap.mmap, at: int) -> tuple["_Table", int]:
+def _message(data: mmap.mmap, at: int) -> tuple["_Table | None", int]:
     """The message at a place, and the size of its metadata with what stands before; no message at the end of a stream."""
     if at < 0:
         raise IndexError(f"a message at {at}")
@@ -79,7 +82,7 @@ def _message(data: mmap.mmap, at: int) -> tuple["_Table", int]:
         (first,) = struct.unpack_from("<I", data, at + 4)
         prefix = 8
     if not first:
-        return None, prefix  # type: ignore[return-value]
+        return None, prefix
     return _Table.root(data, at + prefix), prefix + first
 
 

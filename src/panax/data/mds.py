@@ -120,7 +120,7 @@ class Mds:
             shards = [_shard(entry, index.name) for entry in listed]
         except DataError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise DataError(
                 f"{index.name} is no index of MDS shards ({error!r}); expected what MDSWriter wrote"
             ) from None
@@ -281,6 +281,15 @@ def _shard(entry: dict[str, Any], index: str) -> Shard:
     stored = entry["zip_data"] or entry["raw_data"]
     compression = entry["compression"].partition(":")[0] if entry["zip_data"] else None
     basename = str(stored["basename"])
+    if any(type(size) is not int or size < 0 for size in (entry["samples"], entry["raw_data"]["bytes"])):
+        raise ValueError(f"sizes of {basename}")
+    for name, encoding, size in zip(
+        *(entry[f"column_{what}"] for what in ("names", "encodings", "sizes")), strict=True
+    ):
+        if not (
+            isinstance(name, str) and isinstance(encoding, str) and (size is None or (type(size) is int and size >= 0))
+        ):
+            raise ValueError(f"a column {name!r} of the encoding {encoding!r} and the size {size!r}")
     if "/" in basename or basename.startswith("."):
         raise DataError(f"{index} names the shard {basename!r}; expected a file's name, in the same folder")
     return Shard(

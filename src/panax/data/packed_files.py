@@ -29,6 +29,7 @@ from .mapped import check_mapped, map_file
 
 FORMAT_VERSION = 1
 _FORMAT = "panax-records"
+_REMOVE = "remove its folder, and it is made again"
 
 
 class Record(NamedTuple):
@@ -78,6 +79,14 @@ class PackedFiles:
             self._data = self._map(directory / "data.bin", "u1", int(self._starts[-1]))
             self._names = self._map(directory / "names.bin", "u1", int(self._name_starts[-1]))
             self.labels = self._map(directory / "labels.bin", "<i4", count) if header["has_labels"] else None
+            if (np.diff(offsets) < 0).any() or (offsets[:, 0] != 0).any():
+                raise DataError(f"{directory / 'offsets.bin'} is damaged: offsets don't rise from 0; {_REMOVE}")
+            if self.labels is not None and (
+                self.labels.min() < 0 or (self.classes and self.labels.max() >= len(self.classes))
+            ):
+                raise DataError(
+                    f"{directory / 'labels.bin'} is damaged: a label is none of {len(self.classes)}; {_REMOVE}"
+                )
             self.bad = [BadRecord(str(where), str(reason)) for where, reason in header["bad_records"]]
         except DataError:
             raise
@@ -93,11 +102,15 @@ class PackedFiles:
 
     def name(self, number: int) -> str:
         check_mapped(self._name_starts, self._names)
-        return self._names[self._name_starts[number] : self._name_starts[number + 1]].tobytes().decode()
+        name = self._names[self._name_starts[number] : self._name_starts[number + 1]].tobytes()
+        try:
+            return name.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"the name of record {number} is damaged: {error}; {_REMOVE}") from error
 
     @staticmethod
     def _map(path: Path, dtype: str, count: int) -> npt.NDArray:
-        return map_file(path, dtype, (count,), "remove its folder, and it is made again")
+        return map_file(path, dtype, (count,), _REMOVE)
 
 
 def pack(

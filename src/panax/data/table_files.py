@@ -4,6 +4,7 @@ import contextlib
 import csv
 import gzip
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -173,6 +174,7 @@ def _numpy_blocks(path: Path, name: str, columns: list[str], most: int) -> Itera
         NotImplementedError,
         RuntimeError,
         SyntaxError,
+        tokenize.TokenError,
         MemoryError,
         zipfile.BadZipFile,
         struct.error,

@@ -41,7 +41,7 @@ FORMAT_VERSION = 1
 _BUFFER_TOKENS = 2**20
 _FORMAT = "panax-tokens"
 _HASHED = ("tokens", "offsets", "loss_mask")
-_LARGEST_VOCABULARY = 2**24
+LARGEST_VOCABULARY = 2**24
 """Where nothing says how large a vocabulary is: counts are kept of each id below the largest."""
 
 _AGAIN = "write the token file again"
@@ -454,7 +454,7 @@ def check_range(block: npt.NDArray[np.unsignedinteger], begin: int, vocab_size: 
         block: Ids from token `begin` on.
     """
     largest = int(block.max())
-    if largest >= (vocab_size or _LARGEST_VOCABULARY):
+    if largest >= (vocab_size or LARGEST_VOCABULARY):
         where = begin + int(block.argmax())
         known = (
             f"vocab_size={vocab_size}, or"
