@@ -16,6 +16,7 @@ import pytest
 
 from panax.core import DataError, RecipeError
 from panax.data import BadRecord, Document, ImageFolder, Jsonl, Parquet, Table
+from panax.data.array_record import ArrayRecord
 from panax.data.arrow import Arrow
 from panax.data.ipc_sizes import check_ipc_sizes
 from panax.data.mds import Mds
@@ -276,6 +277,29 @@ def test_a_dataset_on_the_disk_is_checked_before_it_is_read(tmp_path):
         list(corpus.documents())
 
 
+@pytest.mark.parametrize("group", [1, 3])
+def test_chunks_and_records_of_array_record_have_a_bound(tmp_path, group):
+    from array_record.python.array_record_module import ArrayRecordWriter  # pyright: ignore
+
+    path = tmp_path / "a.array_record"
+    writer = ArrayRecordWriter(str(path), f"group_size:{group}")
+    for size in (10, 2**20, 70_000, 20):
+        writer.write(b"a" * size)
+    writer.close()
+    assert path.stat().st_size < 2**18
+    assert [len(document.text) for document in ArrayRecord(paths=(str(path),)).documents()] == [10, 2**20, 70_000, 20]
+    _, bad, *_ = found = list(ArrayRecord(paths=(str(path),), max_record_bytes=2**19).documents())
+    assert (
+        len(found) == 4
+        and bad.where == f"{path}, record 1"
+        and bad.reason.startswith("1,048,576 bytes; expected at most")
+    )
+    with pytest.raises(
+        DataError, match=r"a\.array_record, the chunk at byte \d+: 1,\d+,\d+ bytes; expected at most 4 \* max"
+    ):
+        list(ArrayRecord(paths=(str(path),), max_record_bytes=2**17).documents())
+
+
 def encoded(kind: str, size: tuple[int, int]) -> bytes:
     from PIL import Image
 
@@ -317,7 +341,7 @@ def test_an_image_file_that_is_too_large_is_not_read(tmp_path):
     assert "1,099,511,627,776 bytes; expected at most max_record_bytes=67108864" in images._skipped.bad[0].reason
 
 
-@pytest.mark.parametrize("corpus", [Jsonl, Parquet, Arrow, WebDataset, Mds, HuggingFaceDisk, Table])
+@pytest.mark.parametrize("corpus", [Jsonl, Parquet, Arrow, ArrayRecord, WebDataset, Mds, HuggingFaceDisk, Table])
 def test_a_bound_is_a_number_from_1(corpus):
     where = {"path": "a"} if corpus in (Mds, HuggingFaceDisk) else {"paths": ("a",)}
     with pytest.raises(RecipeError, match="max_record_bytes=0; expected a whole number of at least 1, in bytes"):
