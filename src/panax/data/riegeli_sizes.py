@@ -1,7 +1,7 @@
 """What the chunks of an ArrayRecord file become when they are decompressed, read from the chunks' own headers.
 
-ArrayRecord lies on Riegeli's record files: chunks one after another, which a header of 24 bytes interrupts at each 64 KiB. A chunk
-begins with 40 bytes: a hash of them, its size, a hash of its data, its type and number of records, and its size when decoded.
+ArrayRecord lies on Riegeli's record files: chunks one after another, which a header of 24 bytes interrupts at each 64 KiB. A
+chunk begins with 40 bytes: a hash of them, its size, a hash of its data, its type and number of records, and its decoded size.
 
 Source: Riegeli/records file format.
 """
@@ -21,6 +21,7 @@ CHUNKS_PER_RECORD = 4
 """A chunk may be so many times as large as a record: it holds several."""
 
 _BLOCK, _BLOCK_HEADER = 2**16, 24
+_SIGNATURE = ord("s")
 _CHUNK = struct.Struct("<QQQQQ")
 
 
@@ -54,6 +55,8 @@ def _chunks(file: Any, end: int) -> Iterator[tuple[int, int]]:
         if len(header) < _CHUNK.size:
             return  # cut short, which the library says
         _, size, _, kind, decoded = _CHUNK.unpack(header)
+        if at == 0 and (kind, size) != (_SIGNATURE, 0):
+            return  # another format, which the library says
         num_records = kind >> 8
         yield at, decoded
         after = _advanced(at, _CHUNK.size + size)
