@@ -153,3 +153,9 @@ def test_values_of_other_types_in_a_configuration_are_refused(tmp_path, change):
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(RecipeError, match=r"config\.json"):
         config_from(tmp_path)
+
+
+def test_a_footer_whose_statistics_contradict_each_other_does_not_end_the_process():
+    import fuzz
+
+    assert not fuzz.fuzz("parquet", 12, [21]).findings

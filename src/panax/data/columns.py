@@ -11,7 +11,7 @@ from panax.core.errors import DataError
 from .bounds import too_large
 from .corpus import BadRecord, Document
 from .fields import Fields
-from .parquet_pages import rows_at_once
+from .parquet_pages import read_footer, rows_at_once
 
 ARROW_ERRORS = (OSError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError)
 """What pyarrow raises, beside its own exceptions, for a file that is damaged."""
@@ -165,6 +165,9 @@ def parquet_batches(
                 raise DataError(
                     f"{name}: column {column!r} is of type {kind}; expected one value a row: name another column"
                 )
+        footer = read_footer(path, name)
+        if len(footer) != file.num_row_groups:
+            raise DataError(f"{name} can't be read: its footer lists {len(footer)} of {file.num_row_groups} row groups")
         for group in range(file.num_row_groups):
-            count = rows_at_once(path, name, file.metadata, group, columns, most, rows)
+            count = rows_at_once(path, name, footer, group, columns, most, rows)
             yield from file.iter_batches(count, row_groups=[group], columns=list(columns))

@@ -21,7 +21,9 @@ PAGES_PER_RECORD = 4
 _HEADER_BYTES = (2**9, 2**14, 2**24)
 """How much is read for a page's header: nearly all are small, those with statistics of long values are not."""
 
-_OF_ANY_SIZE = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+_OF_ANY_SIZE = (6, 7)
+"""BYTE_ARRAY and FIXED_LEN_BYTE_ARRAY."""
+
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
 _DELTA_BYTE_ARRAY = 7
 
@@ -35,13 +37,45 @@ class _Page(NamedTuple):
     encoding: int
 
 
+class _Chunk(NamedTuple):
+    """A column of a row group: its physical type, its name, and where its pages lie."""
+
+    type: int
+    path: str
+    begin: int
+    end: int
+
+
+def read_footer(path: Path, name: str) -> list[list[_Chunk]]:
+    """The columns of each row group, as the footer gives them; pyarrow, asked for them, ends the process where they are damaged.
+
+    Raises:
+        DataError: The footer is damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - 8))
+            length = int.from_bytes(file.read(4), "little")
+            file.seek(max(0, size - 8 - length))
+            fields, _ = _struct(file.read(min(length, size)), 0, 0)
+        return [[_chunk(column[3]) for column in group[1]] for group in fields.get(4, [])]
+    except (IndexError, ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError) as error:
+        raise DataError(f"{name} can't be read: its footer is damaged ({error!r}); get the file again") from None
+
+
+def _chunk(meta: dict[int, Any]) -> _Chunk:
+    begin = min(start for start in (meta.get(11), meta[9]) if start)
+    return _Chunk(meta[1], b".".join(meta[3]).decode(), begin, begin + meta[7])
+
+
 def rows_at_once(
-    path: Path, name: str, metadata: Any, group: int, columns: Sequence[str], most: int, wanted: int
+    path: Path, name: str, footer: list[list[_Chunk]], group: int, columns: Sequence[str], most: int, wanted: int
 ) -> int:
     """How many rows of a row group may be read together, `wanted` at most, so that they take little memory.
 
     Args:
-        metadata: The file's, as pyarrow gives it.
+        footer: What `read_footer` gave.
         columns: The names of those that are read; of a struct, all that is in it.
         most: The setting `max_record_bytes`.
 
@@ -50,18 +84,17 @@ def rows_at_once(
     """
     rows, limit = wanted, PAGES_PER_RECORD * most
     with path.open("rb") as file:
-        for number in range(metadata.num_columns):
-            column = metadata.row_group(group).column(number)
-            if not any(column.path_in_schema == one or column.path_in_schema.startswith(f"{one}.") for one in columns):
+        for column in footer[group]:
+            if not any(column.path == one or column.path.startswith(f"{one}.") for one in columns):
                 continue
-            where = f"{name}, row group {group}, column {column.path_in_schema!r}"
+            where = f"{name}, row group {group}, column {column.path!r}"
             pages = []
             for page in _pages(file, column, where):
                 if page.num_bytes > limit:
                     hint = f"{too_large(page.num_bytes, limit, f'{PAGES_PER_RECORD} * max_record_bytes')}"
                     raise DataError(f"{where}: a page has {hint}")
                 pages.append(page)
-            if column.physical_type in _OF_ANY_SIZE:
+            if column.type in _OF_ANY_SIZE:
                 rows = min(rows, _rows_of(pages, limit))
     return max(rows, 1)
 
@@ -79,11 +112,9 @@ def _rows_of(pages: Sequence[_Page], limit: int) -> int:
     return rows
 
 
-def _pages(file: Any, column: Any, where: str) -> Iterator[_Page]:
-    starts = [column.dictionary_page_offset if column.has_dictionary_page else None, column.data_page_offset]
-    at = min(start for start in starts if start)
-    end = at + column.total_compressed_size
-    while at < end:
+def _pages(file: Any, column: _Chunk, where: str) -> Iterator[_Page]:
+    at = column.begin
+    while at < column.end:
         page, size = _page(file, at, where)
         yield page
         at += size
@@ -147,11 +178,25 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
             size, at = _varint(data, at)
             if at + size > len(data):
                 raise IndexError(at + size)
-            return None, at + size
+            return data[at : at + size], at + size
+        case 9 | 10:
+            return _list(data, at, depth)
         case 12:
             return _struct(data, at, depth + 1)
-    # A page's header has no lists and no maps.
+    # Parquet has no maps.
     raise ValueError(f"a field of kind {kind}")
+
+
+def _list(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
+    kind, count = data[at] & 15, data[at] >> 4
+    at += 1
+    if count == 15:
+        count, at = _varint(data, at)
+    found = []
+    for _ in range(count):
+        value, at = (data[at] == 1, at + 1) if kind in (1, 2) else _value(data, at, kind, depth)
+        found.append(value)
+    return found, at
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
