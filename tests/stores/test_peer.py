@@ -2,7 +2,9 @@
 
 import contextlib
 import http.client
+import socket
 import threading
+import time
 
 import pytest
 
@@ -127,3 +129,34 @@ def test_a_union_asks_the_next_holder_when_asked_again(tmp_path):
         union.read("g")
     with pytest.raises(StoreError, match="only for reading"):
         union.write("f", [b""])
+
+
+def test_connections_without_the_token_are_few_and_short(served, peer, monkeypatch):
+    _, server = served
+    monkeypatch.setattr(server._server, "most_waiting", 8)
+    monkeypatch.setattr(server._server, "waiting_seconds", 0.3)
+    host, port = server.address.split(":")
+    before = threading.active_count()
+    opened = [socket.create_connection((host, int(port)), timeout=20) for _ in range(40)]
+    opened[-1].sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
+    peer.write("a", [b"x" * 10])
+    assert peer.read("a") == b"x" * 10  # the job's own requests come through
+    assert threading.active_count() - before <= 8 + 2
+    for connection in opened:
+        assert connection.recv(100) == b""  # all are hung up
+        connection.close()
+    peer.write("b", [b"y"])
+    assert not server._server._waiting or peer.read("b") == b"y"
+
+
+def test_a_connection_on_which_the_token_was_given_is_not_hung_up(served, monkeypatch):
+    local, server = served
+    monkeypatch.setattr(server._server, "waiting_seconds", 0.2)
+    host, port = server.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        head = "PUT /slow HTTP/1.1\r\nAuthorization: Bearer secret\r\nContent-Length: 4\r\n\r\n"
+        connection.sendall(head.encode() + b"ab")
+        time.sleep(1.5)
+        connection.sendall(b"cd")
+        assert b" 200 " in connection.recv(1000)
+    assert local.read("slow") == b"abcd"

@@ -1,10 +1,14 @@
 """Boxes of an array: what a device holds, what a chunk holds, and where they meet."""
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+
+_MOST_CUT_DIMS = 10
 
 Device = Any
 """A `jax.Device`, which JAX exports as a variable."""
@@ -52,6 +56,38 @@ class Box(NamedTuple):
 def whole(shape: Sequence[int]) -> Box:
     """The box that is all of an array."""
     return Box((0,) * len(shape), tuple(shape))
+
+
+def covered_once(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
+    """Whether each value of an array lies in exactly one of the boxes; they must lie inside of the array.
+
+    A box is known by its corners, with a sign each: those of boxes that fill a larger one, each value once, add up to the corners
+    of the larger one, and those of other boxes don't. Takes time in proportion to the number of boxes.
+
+    >>> covered_once((2, 3), [Box((0, 0), (2, 1)), Box((0, 1), (2, 2))])
+    True
+    >>> covered_once((4,), [Box((0,), (2,)), Box((0,), (2,))])  # as many values as there are, and two of them twice
+    False
+
+    Raises:
+        ValueError: The boxes are parts in too many dimensions to be looked at.
+    """
+    filled = [box for box in boxes if box.size]
+    size = math.prod(shape)
+    if sum(box.size for box in filled) != size:
+        return False
+    if len(filled) == 1 or not size:
+        return True
+    # Where every box is as long as the array, corners tell nothing.
+    cut = [dim for dim, n in enumerate(shape) if any(box.shape[dim] != n for box in filled)]
+    if len(cut) > _MOST_CUT_DIMS:
+        raise ValueError(f"boxes that are cut in {len(cut)} dimensions; expected at most {_MOST_CUT_DIMS}")
+    corners: Counter[tuple[int, ...]] = Counter()
+    for sign, box in [(1, whole(shape)), *((-1, box) for box in filled)]:
+        ends = [((box.start[dim], 1), (box.start[dim] + box.shape[dim], -1)) for dim in cut]
+        for corner in itertools.product(*ends):
+            corners[tuple(at for at, _ in corner)] += sign * math.prod(s for _, s in corner)
+    return not any(corners.values())
 
 
 def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:

@@ -16,7 +16,8 @@ from safetensors.numpy import save_file
 from ..core.errors import CheckpointError
 from ..stores import Store
 from .boxes import Box, pieces, whole
-from .manifest import FILE, ArrayEntry, Chunk, FileEntry, Manifest, checksum
+from .inside import check_inside, check_own_files, read_texts
+from .manifest import FILE, ArrayEntry, Chunk, FileEntry, Manifest, checksum, numpy_dtype
 from .reading import Checkpoint
 from .snapshot import CHUNK_BYTES, FILE_BYTES
 
@@ -48,6 +49,7 @@ def export_tensors(
     if not sizes:
         few = ", ".join(list(checkpoint.manifest.arrays)[:5])
         raise CheckpointError(f"{checkpoint.url} has no array whose name begins with {prefix!r}; it has {few}, ...")
+    check_own_files(checkpoint)
     if next(folder.glob("*.safetensors*"), None) is not None:
         raise CheckpointError(f"{folder} holds weights already; choose another folder, or empty it")
     groups = list(filled(sizes, most_bytes))
@@ -76,12 +78,10 @@ def import_tensors(directory: str | Path, store: Store, folder: str = "") -> Man
     """Make a checkpoint of step 0 of the safetensors in a folder; text files beside them become attachments.
 
     Raises:
-        CheckpointError: There are none, they are damaged, or they are pickled.
+        CheckpointError: There are none, they are damaged, pickled, or links that lead out of the folder.
     """
     source = Path(directory)
-    attachments = {
-        path.name: path.read_text(encoding="utf-8") for path in sorted(source.glob("*.json")) if path.name != INDEX
-    }
+    attachments = read_texts(source, "*.json", left_out=INDEX)
     return write_arrays(store, folder, _tensors(source), attachments=attachments)
 
 
@@ -91,6 +91,7 @@ def copy_checkpoint(checkpoint: Checkpoint, store: Store, folder: str = "", *, p
     Raises:
         CheckpointError: It is damaged, or nothing has that prefix.
     """
+    check_own_files(checkpoint)
     manifest = checkpoint.manifest
     chosen = {name: entry for name, entry in manifest.arrays.items() if name.startswith(prefix)}
     if not chosen:
@@ -189,6 +190,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, ArrayEntry, Reader]]:
     if not paths:
         refuse_pickled(folder)
         raise CheckpointError(f"{folder} holds no safetensors; expected {SINGLE}, or several with {INDEX}")
+    check_inside(folder, [*paths, folder / INDEX])
     seen: dict[str, Path] = {}
     for path in paths:
         try:
@@ -203,9 +205,10 @@ def _tensors(folder: Path) -> Iterator[tuple[str, ArrayEntry, Reader]]:
                     first = (
                         part[tuple(slice(0, 1) for _ in shape)] if math.prod(shape) and shape else file.get_tensor(name)
                     )
+                    numpy_dtype(first.dtype.name)
                     entry = ArrayEntry(shape, first.dtype.name)
                     yield name, entry, lambda box, part=part, first=first: part[box.slices] if box.shape else first
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(f"{path} can't be read: {error}; it is missing or incomplete") from error
@@ -218,7 +221,9 @@ def _check_index(folder: Path, seen: Mapping[str, Path]) -> None:
     try:
         named = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
         missing = sorted(set(named) - set(seen))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not isinstance(named, dict):
+            raise TypeError(f"weight_map is a {type(named).__name__}")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder / INDEX} can't be read: {error!r}; expected a weight_map") from error
     if missing:
         raise CheckpointError(f"{folder / INDEX} names {missing[0]}, in {named[missing[0]]}, which is not there")

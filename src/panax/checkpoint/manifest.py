@@ -12,11 +12,15 @@ import xxhash
 
 from ..core.errors import CheckpointError, DamagedError, PanaxError
 from ..stores import Buffer, checked_path
-from .boxes import Box
+from .boxes import Box, covered_once
 
 FORMAT = "panax-checkpoint"
 VERSION = 2
 """Raised when a reader of the old version would misread the new one. Version 1, of before the first release, is not read."""
+
+_MOST_DIMS = 64
+_VERSIONS = 1000
+"""A larger number is no version, but damage."""
 
 FILE = "manifest.json"
 
@@ -48,6 +52,20 @@ class ArrayEntry:
     dtype: str
     chunks: tuple[Chunk, ...] = ()
     key_impl: str | None = None
+
+    def check_covered(self, name: str) -> None:
+        """Raise a DamagedError unless the chunks hold each value once: what none holds would be whatever was in memory."""
+        try:
+            covered = covered_once(self.shape, [chunk.box for chunk in self.chunks])
+        except ValueError as error:
+            raise DamagedError(f"{name} can't be used: {error}") from error
+        if not covered:
+            found = sum(chunk.box.size for chunk in self.chunks)
+            raise DamagedError(
+                f"{name} has {math.prod(self.shape)} values, its chunks hold {found}, some twice or not at all"
+                if found == math.prod(self.shape)
+                else f"{name} has {math.prod(self.shape)} values, its chunks hold {found}"
+            )
 
     @property
     def itemsize(self) -> int:
@@ -121,26 +139,39 @@ class Manifest:
             where: What errors call it.
 
         Raises:
-            CheckpointError: It is no manifest of ours, or of another version.
-            DamagedError: It changed since it was sealed, names a path outside the checkpoint, or bytes beyond a file's end.
+            CheckpointError: It is of another version.
+            DamagedError: It is not a manifest, changed since it was sealed, or names a path outside the checkpoint or bytes
+                beyond a file's end.
         """
         try:
             outer = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise DamagedError(f"{where} is damaged: it is not whole JSON ({error})") from error
         if not isinstance(outer, dict) or outer.get("format") != FORMAT:
-            raise CheckpointError(f"{where} is not a {FORMAT} manifest")
-        if outer.get("version") != VERSION:
-            raise CheckpointError(
-                f"{where} has format version {outer.get('version')}, this Panax reads version {VERSION}; use the Panax that "
-                f"wrote it"
-            )
-        body = outer.get("body")
-        if not isinstance(body, dict) or _seal(body) != outer.get("checksum"):
-            raise DamagedError(f"{where} is damaged: its checksum does not hold")
+            raise DamagedError(f"{where} is damaged, or is not a {FORMAT} manifest: its header does not say so")
+        body, version = outer.get("body"), outer.get("version")
         try:
-            return cls._from_body(body)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, PanaxError) as error:
+            sealed = isinstance(body, dict) and _seal(body) == outer.get("checksum")
+            # Manifests of later versions are to be sealed in another way: where this seal holds, it is the version that changed.
+            if version != VERSION and not sealed and type(version) is int and 0 < version < _VERSIONS:
+                raise CheckpointError(
+                    f"{where} has format version {version}, this Panax reads version {VERSION}; use the Panax that wrote it"
+                )
+            if version != VERSION or not sealed:
+                raise DamagedError(f"{where} is damaged: its {'version' if sealed else 'checksum'} does not hold")
+            return cls._from_body(body or {})
+        except CheckpointError:
+            raise
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            IndexError,
+            OverflowError,
+            RecursionError,
+            PanaxError,
+        ) as error:
             raise DamagedError(f"{where} can't be used: {error}") from error
 
     @classmethod
@@ -150,6 +181,10 @@ class Manifest:
         arrays = {}
         for name, entry in body["arrays"].items():
             shape, itemsize = tuple(map(_count, entry["shape"])), numpy_dtype(entry["dtype"]).itemsize
+            if len(shape) > _MOST_DIMS or math.prod(max(n, 1) for n in shape) * itemsize >= 2**63:
+                raise ValueError(f"{name} has the shape {shape}, which no array can have")
+            if not (entry["key_impl"] is None or isinstance(entry["key_impl"], str)):
+                raise ValueError(f"{name} is a random key of the kind {entry['key_impl']!r}")
             chunks = []
             for start, lengths, number, offset, digest in entry["chunks"]:
                 file, size = files[_count(number)]
@@ -164,24 +199,30 @@ class Manifest:
             checked_path(name): FileEntry(files[_count(number)][0], str(digest))
             for name, (number, digest) in body["attachments"].items()
         }
-        return cls(
-            _count(body["step"]), arrays, sizes, attachments, dict(body["host"]), body["metric"], float(body["saved"])
-        )
+        metric = None if body["metric"] is None else float(body["metric"])
+        return cls(_count(body["step"]), arrays, sizes, attachments, dict(body["host"]), metric, float(body["saved"]))
 
     def check_covered(self) -> None:
-        """Raise a CheckpointError unless the chunks of each array are as many values as it has."""
+        """Raise a DamagedError unless the chunks of each array hold each of its values once."""
         for name, entry in self.arrays.items():
-            found = sum(chunk.box.size for chunk in entry.chunks)
-            if found != math.prod(entry.shape) or len({c.box for c in entry.chunks}) != len(entry.chunks):
-                raise DamagedError(f"{name} has {math.prod(entry.shape)} values, its chunks hold {found}")
+            entry.check_covered(name)
 
 
 def merged(parts: Iterable[Manifest]) -> Manifest:
-    """One manifest of every process's part; what all have alike is taken from the first."""
+    """One manifest of every process's part; what all have alike is taken from the first.
+
+    Raises:
+        CheckpointError: The parts are not of the same arrays.
+    """
     first, *others = parts
     chunks = {name: list(entry.chunks) for name, entry in first.arrays.items()}
     files = dict(first.files)
+    kinds = {name: (entry.shape, entry.dtype, entry.key_impl) for name, entry in first.arrays.items()}
     for part in others:
+        for name in kinds.keys() | part.arrays.keys():
+            entry = part.arrays.get(name)
+            if entry is None or kinds.get(name) != (entry.shape, entry.dtype, entry.key_impl):
+                raise CheckpointError(f"the parts of processes differ in {name}: all must save the same arrays")
         files |= part.files
         for name, entry in part.arrays.items():
             chunks[name] += entry.chunks

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -11,6 +11,9 @@ from ..core.errors import CheckpointError, DamagedError, StoreError
 from ..stores import MissingError, Store
 from .boxes import Box, whole
 from .manifest import ArrayEntry, Chunk, Manifest, checksum, numpy_dtype
+
+MOST_TEXT_BYTES = 2**30
+"""Of what is stored as text: a model's description, a tokenizer."""
 
 _ALIGN = 4096
 _READS = 3
@@ -48,9 +51,19 @@ class Checkpoint:
         entry = self.manifest.attachments.get(name)
         if entry is None:
             return None
-        data = bytearray(self.manifest.files[entry.file])
+        size = self.manifest.files[entry.file]
+        if size > MOST_TEXT_BYTES:
+            raise DamagedError(
+                f"{self.url}/{entry.file} has {size:,} bytes; {name} is a text of at most {MOST_TEXT_BYTES:,}"
+            )
+        # A manifest's sizes are believed once the store has them too: before memory is taken.
+        self._check_files([entry.file])
+        data = bytearray(size)
         self._read_checked(entry.file, 0, memoryview(data), entry.checksum, name)
-        return data.decode()
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise DamagedError(f"{self.url}/{entry.file} is not UTF-8 text ({error}); it holds {name}") from error
 
     def read(self, name: str, index: Sequence[slice] | None = None) -> np.ndarray:
         """An array, or the part of it that `index` names: one expert, some rows. Only chunks that meet it are read.
@@ -140,15 +153,19 @@ class Checkpoint:
         )
 
     def check_sizes(self, names: Sequence[str]) -> None:
-        """Raise a DamagedError unless every file of these arrays is there, in its size: before memory is taken for them."""
-        files = {chunk.file for name in names for chunk in self.manifest.arrays[name].chunks}
+        """See that every file of these arrays is there, in its size, and that their chunks hold each value once.
+
+        Raises:
+            DamagedError: Otherwise; before memory is taken for them.
+        """
+        self._check_files({chunk.file for name in names for chunk in self.manifest.arrays[name].chunks})
+        for name in names:
+            self.manifest.arrays[name].check_covered(f"{self.url}: {name}")
+
+    def _check_files(self, files: Collection[str]) -> None:
         if not self._of_their_sizes(files):
             # A list has no checksum of its own: what it says against a file, it says twice.
             self._of_their_sizes(files, refuse=True)
-        for name in names:
-            entry = self.manifest.arrays[name]
-            if sum(chunk.box.size for chunk in entry.chunks) != math.prod(entry.shape):
-                raise DamagedError(f"{self.url}: the chunks of {name} are not {math.prod(entry.shape)} values")
 
     def _of_their_sizes(self, files: Iterable[str], refuse: bool = False) -> bool:
         there = {entry.path: entry.size for entry in self.store.list(self.folder)}
@@ -165,15 +182,20 @@ class Checkpoint:
 
     def verify(self, say: Callable[[str], None] = lambda line: None) -> list[str]:
         """Read everything; what is wrong, a line each, and nothing where all of it is whole."""
-        problems = []
+        problems, absent = [], set()
         there = {entry.path: entry.size for entry in self.store.list(self.folder)}
         for file, expected in self.manifest.files.items():
             found = there.get(self.path(file))
             if found != expected:
+                absent.add(file)
                 problems.append(
                     f"{file}: {'missing' if found is None else f'{found} bytes'}; expected {expected} bytes"
                 )
-        absent = {problem.split(":")[0] for problem in problems}
+        for name, entry in self.manifest.arrays.items():
+            try:
+                entry.check_covered(name)
+            except DamagedError as error:
+                problems.append(str(error))
         with ThreadPoolExecutor(self.store.readers, "panax-verify") as readers:
             jobs = [
                 readers.submit(self._verify_chunk, name, entry, chunk)

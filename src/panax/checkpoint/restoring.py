@@ -253,8 +253,13 @@ def check_same(checkpoint: Checkpoint, expected: Mapping[str, Any], part: bool) 
         if entry is None:
             problems.append(f"it has no {name}")
         elif is_key(leaf):
-            if entry.key_impl is None:
-                problems.append(f"{name} is no random key there")
+            if not _is_key_like(entry, leaf):
+                kind = (
+                    "not a random key"
+                    if entry.key_impl is None
+                    else f"a random key of {entry.key_impl}{list(entry.shape)}"
+                )
+                problems.append(f"{name} is {kind} there and {leaf.dtype}{list(leaf.shape)} here")
         elif entry.shape != leaf.shape or entry.dtype != leaf.dtype.name:
             problems.append(
                 f"{name} is {entry.dtype}{list(entry.shape)} there and {leaf.dtype.name}{list(leaf.shape)} here"
@@ -265,3 +270,15 @@ def check_same(checkpoint: Checkpoint, expected: Mapping[str, Any], part: bool) 
             f"{checkpoint.url} is a checkpoint of another model or optimizer: {'; '.join(problems[:3])}{more}. Use the recipe "
             f"and options it was saved with, or another folder for this run"
         )
+
+
+def _is_key_like(entry: ArrayEntry, leaf: Any) -> bool:
+    """Whether an array holds the words of random keys of this shape and kind."""
+    if entry.key_impl is None or entry.dtype != "uint32":
+        return False
+    words = jax.ShapeDtypeStruct(entry.shape, jnp.uint32)
+    try:
+        found = jax.eval_shape(lambda data: jax.random.wrap_key_data(data, impl=entry.key_impl), words)
+    except (ValueError, TypeError):  # there is no such kind, or it has other words
+        return False
+    return found.shape == leaf.shape and found.dtype == leaf.dtype

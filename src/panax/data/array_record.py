@@ -8,10 +8,12 @@ from typing import Any, Literal
 from panax.core.errors import DataError
 from panax.core.validated import Validated
 
+from .bounds import MAX_RECORD_BYTES, check_positive, too_large
 from .corpus import BadRecord, Document
 from .fields import Fields, not_installed
 from .files import BadRecordError, decode_utf8, each_here, file_marks, find_files, fingerprint, unreadable
 from .records import parse_object
+from .riegeli_sizes import records_at_once
 
 _PATTERNS = ("**/*.array_record", "**/*.arrayrecord", "**/*.array_record-*")
 _RECORDS_AT_ONCE = 256
@@ -27,6 +29,7 @@ class ArrayRecord(Validated):
         text: The field that holds the document.
         prompt: The field that holds what comes before the answer and carries no loss; needs `answer`.
         answer: The field that holds what is learnt; needs `prompt`.
+        max_record_bytes: A record of more is a bad one; a chunk of records of more than four times as much is an error.
     """
 
     paths: tuple[str, ...]
@@ -34,8 +37,10 @@ class ArrayRecord(Validated):
     text: str = "text"
     prompt: str | None = None
     answer: str | None = None
+    max_record_bytes: int = MAX_RECORD_BYTES
 
     def __post_init__(self) -> None:
+        check_positive(self, "max_record_bytes")
         self._fields.check()
         if self.record == "text":
             self._fields.check_unused('record="text", which has no fields')
@@ -47,8 +52,13 @@ class ArrayRecord(Validated):
         except ImportError as error:
             raise not_installed("array_record", "an ArrayRecord corpus", "arrayrecord") from error
         for name, path in each_here(files):
-            for number, record in enumerate(_records(ArrayRecordReader, str(path), name)):
-                yield self._document(record, f"{name}, record {number}")
+            count = records_at_once(path, name, self.max_record_bytes, _RECORDS_AT_ONCE)
+            for number, record in enumerate(_records(ArrayRecordReader, str(path), name, count)):
+                where = f"{name}, record {number}"
+                if len(record) > self.max_record_bytes:
+                    yield BadRecord(where, too_large(len(record), self.max_record_bytes))
+                else:
+                    yield self._document(record, where)
 
     def _document(self, record: bytes, where: str) -> Document | BadRecord:
         try:
@@ -68,16 +78,16 @@ class ArrayRecord(Validated):
         return Fields(self.text, self.prompt, self.answer)
 
 
-def _records(reader_type: Any, path: str, name: str) -> Iterator[bytes]:
+def _records(reader_type: Any, path: str, name: str, at_once: int) -> Iterator[bytes]:
     reader = reader_type(path)
     try:
         # A file that is none, or is cut short, is opened as one without records.
         if not reader.ok():
             raise DataError(f"{name} is no ArrayRecord file, or is cut short; expected what ArrayRecordWriter wrote")
         count = reader.num_records()
-        for begin in range(0, count, _RECORDS_AT_ONCE):
+        for begin in range(0, count, at_once):
             try:
-                block = reader.read(begin, min(begin + _RECORDS_AT_ONCE, count))
+                block = reader.read(begin, min(begin + at_once, count))
             except (RuntimeError, ValueError, IndexError) as error:
                 raise unreadable(name, error) from error
             yield from block

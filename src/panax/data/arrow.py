@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..core.validated import Validated
+from .bounds import MAX_RECORD_BYTES, check_positive
+from .columns import ARROW_ERRORS, documents_of
 from .corpus import BadRecord, Document
 from .fields import Fields, not_installed
 from .files import each_here, file_marks, find_files, fingerprint, unreadable
-from .records import documents_of
+from .ipc_sizes import check_ipc_sizes
 
 _PATTERNS = ("**/*.arrow", "**/*.feather", "**/*.ipc", "**/*.arrows")
 _MAGIC = b"ARROW1"
@@ -24,15 +26,20 @@ class Arrow(Validated):
         text: The column that holds the document.
         prompt: The column that holds what comes before the answer and carries no loss; needs `answer`.
         answer: The column that holds what is learnt; needs `prompt`.
+        max_record_bytes: A value of more is a bad record.
+        max_batch_bytes: A compressed record batch that becomes larger is an error, before it is decompressed.
     """
 
     paths: tuple[str, ...]
     text: str = "text"
     prompt: str | None = None
     answer: str | None = None
+    max_record_bytes: int = MAX_RECORD_BYTES
+    max_batch_bytes: int = 2**31
 
     def __post_init__(self) -> None:
         self._fields.check()
+        check_positive(self, "max_record_bytes", "max_batch_bytes")
 
     def documents(self) -> Iterator[Document | BadRecord]:
         files = find_files(self.paths, _PATTERNS)
@@ -41,13 +48,14 @@ class Arrow(Validated):
         except ImportError as error:
             raise not_installed("pyarrow", "an Arrow corpus", "parquet") from error
         for name, path in each_here(files):
+            check_ipc_sizes(path, name, self.max_batch_bytes, "max_batch_bytes")
             try:
                 with arrow.memory_map(str(path)) as file:
                     row = 0
                     for batch in _batches(file, self._fields, name):
-                        yield from documents_of(batch, self._fields, name, row)
+                        yield from documents_of(batch, self._fields, name, row, self.max_record_bytes)
                         row += batch.num_rows
-            except (OSError, arrow.ArrowException) as error:
+            except (*ARROW_ERRORS, arrow.ArrowException) as error:
                 raise unreadable(name, error) from error
 
     def fingerprint(self) -> str:

@@ -91,7 +91,7 @@ def read_bad_records(directory: Path) -> list[BadRecord]:
         with (directory / BAD_RECORDS).open(encoding="utf-8") as lines:
             found = [json.loads(line) for line in itertools.islice(lines, _SHOWN)]
         return [BadRecord(str(record["where"]), str(record["reason"])) for record in found]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []  # the list of what was skipped is gone; the tokens are not harmed
 
 

@@ -19,6 +19,7 @@ from .checked import refuse
 from .corpus import BadRecord
 from .files import fingerprint
 from .iterable import _as_array
+from .mapped import check_mapped
 
 _BLOCK_BYTES = 2**24
 _LOG = logging.getLogger("panax.data")
@@ -124,6 +125,7 @@ class Arrays:
         self.fingerprint = fingerprint("arrays", self._content, sorted(self._arrays), chosen)
 
     def read(self, numbers: npt.NDArray[np.int64]) -> dict[str, np.ndarray]:
+        check_mapped(*self._arrays.values())
         rows = numbers if self._numbers is None else self._numbers[numbers]
         return {name: array[rows] for name, array in self._arrays.items()}
 

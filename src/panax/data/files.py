@@ -201,6 +201,10 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise unreadable(path, error) from error
+    except MemoryError as error:
+        raise DataError(
+            f"{path} has {path.stat().st_size:,} bytes, for which there is no memory; cut it into several files"
+        ) from error
 
 
 def unreadable(path: Path | str, error: Exception) -> DataError:

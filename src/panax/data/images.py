@@ -16,7 +16,10 @@ import numpy.typing as npt
 from panax.core.errors import DataError
 from panax.stores import is_remote
 
+from .bounds import MAX_RECORD_BYTES, too_large
 from .cache import cached
+from .checksums import SEEN
+from .columns import ARROW_ERRORS, check_values, parquet_batches
 from .corpus import BadRecord
 from .examples import Skipped
 from .fields import not_installed
@@ -50,10 +53,12 @@ class ImageFolder(Decoding):
         path: The folder, searched at any depth; hidden files are left out.
         label: "folder": an image's class is the folder directly in `path` that it is in. "none": images alone. Else the
             name of a CSV file with a heading and the columns `file` (below `path`) and `label`.
+        max_record_bytes: A file of more is a bad record.
     """
 
     path: str
     label: str = "folder"
+    max_record_bytes: int = MAX_RECORD_BYTES
 
     def open(self, root: Path, max_bad_records: int) -> Images:
         """Find the images. Raises DataError where there is none, or one has no label."""
@@ -63,9 +68,10 @@ class ImageFolder(Decoding):
         skipped = Skipped(max_bad_records)
         if is_remote(self.path):
             name = fingerprint("image_folder", self.label, labels, *file_marks(files))
-            return _packed(root, name, lambda: _read_all(files, labels), self, skipped)
+            return _packed(root, name, lambda: _read_all(files, labels, self.max_record_bytes), self, skipped)
         numbers, classes = (None, ()) if labels is None else number_classes(labels)
-        return Images(_Files(Path(self.path).expanduser(), names, files, numbers), self, skipped, classes=classes)
+        encoded = _Files(Path(self.path).expanduser(), names, files, numbers, self.max_record_bytes)
+        return Images(encoded, self, skipped, classes=classes)
 
     def _files(self) -> list[DataFile]:
         if not is_remote(self.path) and not Path(self.path).expanduser().is_dir():
@@ -94,14 +100,19 @@ class ImageFolder(Decoding):
         (file,) = find_files((self.label,), ())
         with file.here() as path:
             text = decode_utf8(read_bytes(path), file.name)
-        rows = csv.DictReader(io.StringIO(text, newline=""))
+        try:
+            return self._labels_of(names, csv.DictReader(io.StringIO(text, newline="")), file.name)
+        except csv.Error as error:
+            raise DataError(f"{file.name}: {error}; expected CSV: repair it") from None
+
+    def _labels_of(self, names: list[str], rows: csv.DictReader, name: str) -> list[str]:
         if not {"file", "label"} <= set(rows.fieldnames or ()):
-            raise DataError(f"{file.name} has the columns {rows.fieldnames}; expected file and label among them")
+            raise DataError(f"{name} has the columns {rows.fieldnames}; expected file and label among them")
         given = {row["file"]: row["label"] for row in rows}
-        lacking = next((name for name in names if not given.get(name)), None)
+        lacking = next((one for one in names if not given.get(one)), None)
         if lacking is not None:
-            raise DataError(f"{file.name} has no label for {lacking}; expected one for each image in {self.path}")
-        return [given[name] for name in names]
+            raise DataError(f"{name} has no label for {lacking}; expected one for each image in {self.path}")
+        return [given[one] for one in names]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,11 +125,13 @@ class ParquetImages(Decoding):
         paths: Files, directories or globs, also of object stores.
         image: The column of the images: bytes, or a struct with `bytes` in it.
         label: The column of the labels, numbers from 0 or names; None: images alone.
+        max_record_bytes: An encoded image of more is a bad record; a page of more than four times as much is an error.
     """
 
     paths: tuple[str, ...]
     image: str = "image"
     label: str | None = "label"
+    max_record_bytes: int = MAX_RECORD_BYTES
 
     def open(self, root: Path, max_bad_records: int) -> Images:
         """Open the copy; make it first where there is none. Raises DataError where something can't be read."""
@@ -129,27 +142,29 @@ class ParquetImages(Decoding):
     def _records(self, files: list[DataFile]) -> Iterator[Record | BadRecord]:
         try:
             import pyarrow as arrow
-            from pyarrow import parquet
         except ImportError as error:
             raise not_installed("pyarrow", "Parquet", "parquet") from error
         columns = [self.image] if self.label is None else [self.image, self.label]
         for name, path in each_here(files):
             try:
-                with parquet.ParquetFile(path, pre_buffer=False) as file:
-                    present = file.schema_arrow.names
-                    for column in columns:
-                        if column not in present:
-                            raise DataError(
-                                f"{name} has no column {column!r}; it has {present}: name it with image=, label="
-                            )
-                    row = 0
-                    for group in range(file.num_row_groups):
-                        for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=columns):
-                            for values in batch.to_pylist():
-                                yield self._record(values, f"{name}, row {row}")
-                                row += 1
-            except (OSError, arrow.ArrowException) as error:
+                row = 0
+                for batch in parquet_batches(
+                    path, name, columns, most=self.max_record_bytes, rows=_ROWS_AT_ONCE, check=self._check_columns
+                ):
+                    for column in batch.columns:
+                        check_values(column)
+                    for values in itertools.chain.from_iterable(part.to_pylist() for part in _row_by_row(batch)):
+                        yield self._record(values, f"{name}, row {row}")
+                        row += 1
+            except DataError:
+                raise
+            except (*ARROW_ERRORS, arrow.ArrowException) as error:
                 raise unreadable(name, error) from error
+
+    def _check_columns(self, present: Sequence[str], name: str) -> None:
+        for column in (self.image, self.label):
+            if column is not None and column not in present:
+                raise DataError(f"{name} has no column {column!r}; it has {present}: name it with image=, label=")
 
     def _record(self, values: Mapping[str, Any], where: str) -> Record | BadRecord:
         image = values[self.image]
@@ -158,6 +173,8 @@ class ParquetImages(Decoding):
             return BadRecord(
                 where, f"column {self.image!r} holds {type(data).__name__}; expected the bytes of an image"
             )
+        if len(data) > self.max_record_bytes:
+            return BadRecord(where, too_large(len(data), self.max_record_bytes))
         if self.label is None:
             return Record(where, data)
         label = values[self.label]
@@ -174,10 +191,12 @@ class WebDatasetImages(Decoding):
         paths: Files, directories or globs, also of object stores.
         label: The file of a sample that holds its class, a number from 0 or a name: `cls`, or `json.FIELD` for a field of
             its `.json` file. None: images alone.
+        max_record_bytes: A sample of more, all its files together, is a bad record.
     """
 
     paths: tuple[str, ...]
     label: str | None = "cls"
+    max_record_bytes: int = MAX_RECORD_BYTES
 
     def open(self, root: Path, max_bad_records: int) -> Images:
         """Open the copy; make it first where there is none. Raises DataError where something can't be read."""
@@ -187,9 +206,9 @@ class WebDatasetImages(Decoding):
 
     def _records(self, files: list[DataFile]) -> Iterator[Record | BadRecord]:
         for name, path in each_here(files):
-            for sample in read_samples(path, name):
+            for sample in read_samples(path, name, self.max_record_bytes):
                 try:
-                    yield self._record(sample)
+                    yield sample if isinstance(sample, BadRecord) else self._record(sample)
                 except BadRecordError as error:
                     yield BadRecord(error.where, error.reason)
 
@@ -211,12 +230,23 @@ class WebDatasetImages(Decoding):
         return Record(sample.where, data, str(label))
 
 
+def _row_by_row(batch: Any) -> Iterator[Any]:
+    """Its rows one by one: each may be large, and a row of a dictionary is there once and stands for many."""
+    return (batch.slice(row, 1) for row in range(batch.num_rows))
+
+
 class _Files:
     """Images that are files of this machine."""
 
     def __init__(
-        self, folder: Path, names: list[str], files: list[DataFile], labels: npt.NDArray[np.int32] | None
+        self,
+        folder: Path,
+        names: list[str],
+        files: list[DataFile],
+        labels: npt.NDArray[np.int32] | None,
+        most: int,
     ) -> None:
+        self._most = most
         self._folder, self._names, self.labels = folder, names, labels
         given = None if labels is None else labels.tolist()
         self.fingerprint = fingerprint("files", given, *file_marks(files))
@@ -225,7 +255,14 @@ class _Files:
         return len(self._names)
 
     def read(self, number: int) -> bytes:
-        return read_bytes(self._folder / self._names[number])
+        path = self._folder / self._names[number]
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if size > self._most:
+            raise BadRecordError(self._names[number], too_large(size, self._most))
+        return read_bytes(path)
 
     def name(self, number: int) -> str:
         return self._names[number]
@@ -238,22 +275,25 @@ def _packed(root: Path, name: str, records: Any, decoding: Decoding, skipped: Sk
         root,
         f"images-v{FORMAT_VERSION}-{name}",
         build=lambda directory: pack(records(), directory, counted.add, number_classes),
-        read=PackedFiles,
+        read=lambda directory: PackedFiles(directory, root / SEEN),
     )
     # Also those that were skipped when the entry was made, perhaps under a higher limit.
     skipped.begin(packed.bad)
     return Images(packed, decoding, skipped, classes=packed.classes)
 
 
-def _read_all(files: Sequence[DataFile], labels: list[str] | None) -> Iterator[Record]:
+def _read_all(files: Sequence[DataFile], labels: list[str] | None, most: int) -> Iterator[Record | BadRecord]:
     """The content of many small objects, several read at once."""
 
-    def read(file: DataFile) -> bytes:
+    def read(file: DataFile) -> bytes | BadRecord:
         assert file.remote is not None
+        if file.remote.size > most:
+            return BadRecord(file.name, too_large(file.remote.size, most))
         return file.remote.store.read(file.remote.path)
 
     with ThreadPoolExecutor(_READS_AT_ONCE) as pool:
         numbered = iter(enumerate(files))
         while block := list(itertools.islice(numbered, _FILES_AT_ONCE)):
             for (number, file), data in zip(block, pool.map(read, (file for _, file in block)), strict=True):
-                yield Record(file.name, data, None if labels is None else labels[number])
+                label = None if labels is None else labels[number]
+                yield data if isinstance(data, BadRecord) else Record(file.name, data, label)

@@ -14,11 +14,13 @@ import bz2
 import dataclasses
 import gzip
 import hashlib
+import io
 import itertools
 import json
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +30,7 @@ from panax.core.errors import DataError, RecipeError
 from panax.core.validated import Validated
 from panax.stores import is_remote
 
+from .bounds import MAX_RECORD_BYTES, check_positive, too_large
 from .corpus import BadRecord, Document
 from .fields import Fields, missing_field, not_installed
 from .files import (
@@ -61,14 +64,19 @@ class Mds(Validated):
         text: The column that holds the document.
         prompt: The column that holds what comes before the answer and carries no loss; needs `answer`.
         answer: The column that holds what is learnt; needs `prompt`.
+        max_record_bytes: A sample of more, all its columns together, is a bad record.
+        max_shard_bytes: A shard of more, decompressed, is an error; it is read whole.
     """
 
     path: str
     text: str = "text"
     prompt: str | None = None
     answer: str | None = None
+    max_record_bytes: int = MAX_RECORD_BYTES
+    max_shard_bytes: int = 2**30
 
     def __post_init__(self) -> None:
+        check_positive(self, "max_record_bytes", "max_shard_bytes")
         self._fields.check()
 
     def documents(self) -> Iterator[Document | BadRecord]:
@@ -80,12 +88,18 @@ class Mds(Validated):
                 if name_of not in shard.columns:
                     raise DataError(str(missing_field(name_of, list(shard.columns), name)))
                 check_encoding(shard.columns[name_of][0], f"{name}, column {name_of!r}")
-            for number, sample in enumerate(shard.samples(read_bytes(path), fields.names)):
+            self._check_size(shard, path, name)
+            for number, sample in enumerate(shard.samples(read_bytes(path), fields.names, self.max_record_bytes)):
                 where = f"{name}, sample {number}"
                 if isinstance(sample, str):
                     yield BadRecord(where, sample)
                 else:
                     yield fields.document(sample, where)
+
+    def _check_size(self, shard: "Shard", path: Path, name: str) -> None:
+        for size in (shard.num_bytes, path.stat().st_size):
+            if size > self.max_shard_bytes:
+                raise DataError(f"{name}: {too_large(size, self.max_shard_bytes, 'max_shard_bytes')}")
 
     def fingerprint(self) -> str:
         files = [self._index(), *(shard.file for shard in self._shards())]
@@ -107,7 +121,7 @@ class Mds(Validated):
             shards = [_shard(entry, index.name) for entry in listed]
         except DataError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise DataError(
                 f"{index.name} is no index of MDS shards ({error!r}); expected what MDSWriter wrote"
             ) from None
@@ -142,8 +156,11 @@ class Shard(NamedTuple):
     hashes: dict[str, str]
     columns: dict[str, tuple[str, int | None]]
 
-    def samples(self, data: bytes, wanted: list[str]) -> Iterator[dict[str, Any] | str]:
-        """The values of some columns, sample by sample; what is wrong with one that can't be decoded.
+    def samples(self, data: bytes, wanted: list[str], most: int = MAX_RECORD_BYTES) -> Iterator[dict[str, Any] | str]:
+        """The values of some columns, sample by sample; what is wrong with one that can't be used.
+
+        Args:
+            most: The setting `max_record_bytes`.
 
         Raises:
             DataError: The shard is damaged.
@@ -163,9 +180,12 @@ class Shard(NamedTuple):
         if count != self.num_samples or not rises:
             raise DataError(f"{name} is damaged: its samples do not lie one after another; get it again")
         for begin, end in itertools.pairwise(offsets):
+            if end - begin > most:
+                yield too_large(end - begin, most)
+                continue
             try:
                 yield self._decode(memoryview(data)[begin:end], wanted)
-            except (ValueError, struct.error, IndexError, KeyError, RecursionError) as error:
+            except (ValueError, TypeError, OverflowError, struct.error, IndexError, KeyError, RecursionError) as error:
                 yield f"a value can't be decoded ({error}); expected what its column's encoding says"
 
     def _decode(self, sample: memoryview, wanted: list[str]) -> dict[str, Any]:
@@ -262,6 +282,15 @@ def _shard(entry: dict[str, Any], index: str) -> Shard:
     stored = entry["zip_data"] or entry["raw_data"]
     compression = entry["compression"].partition(":")[0] if entry["zip_data"] else None
     basename = str(stored["basename"])
+    if any(type(size) is not int or size < 0 for size in (entry["samples"], entry["raw_data"]["bytes"])):
+        raise ValueError(f"sizes of {basename}")
+    for name, encoding, size in zip(
+        *(entry[f"column_{what}"] for what in ("names", "encodings", "sizes")), strict=True
+    ):
+        if not (
+            isinstance(name, str) and isinstance(encoding, str) and (size is None or (type(size) is int and size >= 0))
+        ):
+            raise ValueError(f"a column {name!r} of the encoding {encoding!r} and the size {size!r}")
     if "/" in basename or basename.startswith("."):
         raise DataError(f"{index} names the shard {basename!r}; expected a file's name, in the same folder")
     return Shard(
@@ -278,9 +307,9 @@ def _decompress(data: bytes, compression: str, num_bytes: int, name: str) -> byt
     try:
         match compression:
             case "gz":
-                return gzip.decompress(data)
+                return _inflate(gzip.GzipFile(fileobj=io.BytesIO(data)), num_bytes, name)
             case "bz2":
-                return bz2.decompress(data)
+                return _inflate(bz2.BZ2File(io.BytesIO(data)), num_bytes, name)
             case "zstd" | "br" | "snappy":
                 try:
                     import pyarrow as arrow
@@ -295,3 +324,11 @@ def _decompress(data: bytes, compression: str, num_bytes: int, name: str) -> byt
         raise
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise unreadable(name, error) from error
+
+
+def _inflate(file: gzip.GzipFile | bz2.BZ2File, num_bytes: int, name: str) -> bytes:
+    """What a file becomes, which is `num_bytes`: no more is decompressed."""
+    data = file.read(num_bytes + 1)
+    if len(data) > num_bytes:
+        raise DataError(f"{name} is larger than the {num_bytes:,} bytes that {_INDEX} says; get it and the index again")
+    return data

@@ -27,13 +27,16 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from panax.core.errors import DataError, RecipeError
 from panax.stores import is_remote
 
 from .cache import cached
+from .checksums import SEEN
 from .files import DataFile, file_marks, find_files, fingerprint, unreadable
-from .tokens import FORMAT_VERSION, TokenFile, TokenStore, _write_header, open_tokens
+from .mapped import check_mapped, map_file
+from .tokens import FORMAT_VERSION, TokenFile, TokenStore, check_range, open_tokens, write_index
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _OLD_MAGIC = b"TNTIDX"
@@ -75,7 +78,7 @@ class MegatronTokens(TokenFile):
                 cache,
                 f"index-v{FORMAT_VERSION}-{self.fingerprint()}",
                 build=lambda target: self._build(tokens, index, target, names[0]),
-                read=lambda entry: open_tokens(entry, tokens=tokens_path),
+                read=lambda entry: open_tokens(entry, tokens=tokens_path, seen=cache / SEEN),
             )
             # Copies of remote files stay in their cache as long as the tokens are in use.
             weakref.finalize(store.tokens, held.pop_all().close)
@@ -93,17 +96,17 @@ class MegatronTokens(TokenFile):
 
     def _build(self, tokens: npt.NDArray[np.unsignedinteger], index: "Index", target: Path, name: str) -> None:
         counts = np.zeros(self.vocab_size or 1, np.int64)
-        digest = hashlib.blake2b(digest_size=16)
+        digest, checksum = hashlib.blake2b(digest_size=16), xxhash.xxh3_128()
         for begin in range(0, len(tokens), _BLOCK_TOKENS):
-            block = tokens[begin : begin + _BLOCK_TOKENS]
-            digest.update(block.tobytes())
+            check_mapped(tokens)
+            block = tokens[begin : begin + _BLOCK_TOKENS].copy()
+            digest.update(block.data)
+            checksum.update(block.data)
             largest = int(block.max())
             if largest > np.iinfo(index.dtype).max:  # what is negative, read as unsigned
                 where = begin + int(np.argmax(block))
                 raise DataError(f"{name}: token {where} is negative; expected ids: is it tokens at all?")
-            if self.vocab_size is not None and largest >= self.vocab_size:
-                where = begin + int(np.argmax(block))
-                raise DataError(f"{name}: id {largest} at token {where}, but vocab_size={self.vocab_size}")
+            check_range(block, begin, self.vocab_size, name)
             found = np.bincount(block.astype(np.int64))
             counts = np.pad(counts, (0, max(0, len(found) - len(counts))))
             counts[: len(found)] += found
@@ -117,18 +120,15 @@ class MegatronTokens(TokenFile):
                 f"{self.end_of_document}; give the id they end with, or None where they end without one"
             )
         counts -= np.bincount(tokens[offsets[:-1]].astype(np.int64), minlength=len(counts))
-        (target / "offsets.bin").write_bytes(offsets.astype("<i8").tobytes())
-        (target / "target_counts.bin").write_bytes(counts.astype("<i8").tobytes())
         digest.update(offsets.astype("<i8").tobytes())
-        _write_header(
+        write_index(
             target,
+            offsets,
+            counts,
+            checksum.hexdigest(),
             dtype=f"uint{8 * tokens.itemsize}",
-            num_tokens=len(tokens),
-            num_documents=len(offsets) - 1,
             num_blank_documents=num_blank,
-            vocab_size=len(counts),
             end_of_document=self.end_of_document,
-            has_loss_mask=False,
             content=fingerprint(digest.hexdigest(), self.end_of_document),
         )
 
@@ -152,9 +152,11 @@ def read_index(path: Path, name: str) -> Index:
         DataError: It is none, of another version, multi-modal, damaged or cut short.
     """
     try:
-        data = np.memmap(path, np.uint8, mode="r")
-    except (OSError, ValueError) as error:
+        data = np.fromfile(path, np.uint8)
+    except OSError as error:
         raise unreadable(name, error) from error
+    if not len(data):
+        raise DataError(f"{name} can't be read: it is empty; write it again")
     head = data[: _HEADER.size].tobytes()
     if head.startswith(_OLD_MAGIC):
         raise DataError(f"{name} is an index of the older kind (TNTIDX); convert it with Megatron's own tools")
@@ -193,8 +195,4 @@ def _map_tokens(path: Path, index: Index, name: str) -> npt.NDArray[np.unsignedi
     size, expected = path.stat().st_size, int(index.offsets[-1]) * index.dtype.itemsize
     if size != expected:
         raise DataError(f"{name} has {size:,} bytes; its index says {expected:,}: it is damaged or of another index")
-    unsigned = np.dtype(f"<u{index.dtype.itemsize}")
-    try:
-        return np.memmap(path, unsigned, mode="r").view(np.ndarray)
-    except OSError as error:
-        raise unreadable(name, error) from error
+    return map_file(path, f"<u{index.dtype.itemsize}", (int(index.offsets[-1]),), "write it again")

@@ -3,14 +3,14 @@
 A directory of plain little-endian files:
 
     header.json         {"format": "panax-records", "version": 1, "num_records", "has_labels", "classes", "content",
-                        "bad_records" (the place of each that was skipped, and what was wrong)}
+                        "bad_records" (the place of each that was skipped, and what was wrong),
+                        "checksums" (of the other files), "seal"}
     data.bin            the records, one after another
     names.bin           their names in UTF-8, one after another
     offsets.bin         2 * (num_records + 1) int64: where each record begins in data.bin, then each name in names.bin
     labels.bin          only if has_labels: num_records int32
 """
 
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -22,11 +22,14 @@ import xxhash
 
 from panax.core.errors import DataError
 
+from .checksums import read_sealed, write_sealed
 from .corpus import BadRecord
-from .files import decode_utf8, read_bytes, unreadable
+from .files import unreadable
+from .mapped import check_mapped, map_file
 
 FORMAT_VERSION = 1
 _FORMAT = "panax-records"
+_REMOVE = "remove its folder, and it is made again"
 
 
 class Record(NamedTuple):
@@ -53,15 +56,18 @@ class PackedFiles:
         bad: The records that were skipped when it was written.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, seen: Path | None = None) -> None:
         """Open it.
+
+        Args:
+            seen: As for `open_tokens`.
 
         Raises:
             DataError: It is none, or is damaged.
         """
         path = directory / "header.json"
         try:
-            header = json.loads(decode_utf8(read_bytes(path), str(path)))
+            header = read_sealed(path, seen)
             if (header["format"], header["version"]) != (_FORMAT, FORMAT_VERSION):
                 raise DataError(
                     f"{path} has format {header['format']!r} {header['version']}; remove it to make it anew"
@@ -73,27 +79,38 @@ class PackedFiles:
             self._data = self._map(directory / "data.bin", "u1", int(self._starts[-1]))
             self._names = self._map(directory / "names.bin", "u1", int(self._name_starts[-1]))
             self.labels = self._map(directory / "labels.bin", "<i4", count) if header["has_labels"] else None
+            if (np.diff(offsets) < 0).any() or (offsets[:, 0] != 0).any():
+                raise DataError(f"{directory / 'offsets.bin'} is damaged: offsets don't rise from 0; {_REMOVE}")
+            if self.labels is not None and (
+                self.labels.min() < 0 or (self.classes and self.labels.max() >= len(self.classes))
+            ):
+                raise DataError(
+                    f"{directory / 'labels.bin'} is damaged: a label is none of {len(self.classes)}; {_REMOVE}"
+                )
             self.bad = [BadRecord(str(where), str(reason)) for where, reason in header["bad_records"]]
         except DataError:
             raise
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
             raise unreadable(directory, error) from error
 
     def __len__(self) -> int:
         return len(self._starts) - 1
 
     def read(self, number: int) -> bytes:
+        check_mapped(self._starts, self._data)
         return self._data[self._starts[number] : self._starts[number + 1]].tobytes()
 
     def name(self, number: int) -> str:
-        return self._names[self._name_starts[number] : self._name_starts[number + 1]].tobytes().decode()
+        check_mapped(self._name_starts, self._names)
+        name = self._names[self._name_starts[number] : self._name_starts[number + 1]].tobytes()
+        try:
+            return name.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"the name of record {number} is damaged: {error}; {_REMOVE}") from error
 
     @staticmethod
     def _map(path: Path, dtype: str, count: int) -> npt.NDArray:
-        size, expected = path.stat().st_size, count * np.dtype(dtype).itemsize
-        if size != expected:
-            raise DataError(f"{path} has {size} bytes; expected {expected}: remove it to make it anew")
-        return np.memmap(path, dtype, mode="r").view(np.ndarray) if count else np.zeros(0, dtype)
+        return map_file(path, dtype, (count,), _REMOVE)
 
 
 def pack(
@@ -149,4 +166,5 @@ def pack(
         "bad_records": bad,
         "content": digest.hexdigest(),
     }
-    (directory / "header.json").write_text(json.dumps(header), encoding="utf-8")
+    files = ["data.bin", "names.bin", "offsets.bin", *(["labels.bin"] if labels else [])]
+    write_sealed(directory / "header.json", header, files)

@@ -125,6 +125,7 @@ class PackedRows:
         return _first(self.read(epoch, np.array([index]), width))
 
     def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> Row:
+        self._documents.store.check()
         stream = self._stream(epoch)
         begins = stream.windows[indices] * self.sequence_length
         ends = np.minimum(begins + self.sequence_length, stream.ends[-1])
@@ -214,6 +215,7 @@ class PaddedRows:
         return _first(self.read(epoch, np.array([index]), min(length, self.sequence_length)))
 
     def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> Row:
+        self._documents.store.check()
         document = self._order(epoch)[indices]
         length = self._documents.lengths[document]
         taken = np.minimum(length, self.sequence_length)

@@ -17,6 +17,7 @@ from panax.core.protocols import Axes
 from panax.core.validated import Validated
 
 from .augmentation import Augmentation, Generators
+from .bounds import too_large
 from .corpus import BadRecord
 from .examples import Skipped, hash_of_numbers, hashed
 from .fields import not_installed
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
 _EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "La", "RGBa")
 _MODES = {1: "L", 3: "RGB"}
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+"""What is decoded, as Pillow calls it. Of its other decoders some start programs (EPS starts Ghostscript)."""
+
+_PIXELS, _MOST_PIXELS = 89_478_485, 178_956_970
+"""From where on Pillow warns, and what it refuses."""
+
 _MOST_CLASSES = 10**6
 """Labels that go further are no classes that could be listed."""
 
@@ -40,11 +47,13 @@ class Decoding(Validated):
         fit: "crop": scaled to cover the square, and what stands over cut off on both sides; "pad": scaled to fit into it,
             with black around; "stretch": both sides scaled on their own.
         channels: 3 for red, green and blue; 1 for grey.
+        max_pixels: An image of more pixels is a bad record, before it is decoded; at most what Pillow decodes, 178,956,970.
     """
 
     size: int = 224
     fit: Literal["crop", "pad", "stretch"] = "crop"
     channels: Literal[1, 3] = 3
+    max_pixels: int = _PIXELS
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -53,6 +62,9 @@ class Decoding(Validated):
             raise RecipeError(
                 f"fit={self.fit!r}, channels={self.channels}; expected crop, pad or stretch, and 1 or 3 channels"
             )
+
+        if not 0 < self.max_pixels <= _MOST_PIXELS:
+            raise RecipeError(f"max_pixels={self.max_pixels}; expected 1 to {_MOST_PIXELS}, what Pillow decodes")
 
     def decode(self, data: bytes, where: str) -> npt.NDArray[np.uint8]:
         """The image as (height, width, channel).
@@ -75,7 +87,11 @@ class Decoding(Validated):
 
         least = math.ceil(self.size / kept)
         try:
-            with Image.open(io.BytesIO(data)) as image:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                pixels = image.width * image.height
+                if pixels > self.max_pixels:
+                    size = too_large(pixels, self.max_pixels, "max_pixels", unit="pixels")
+                    raise BadRecordError(where, f"an image of {image.width} by {image.height}, {size}")
                 image.draft(_MODES[self.channels], (least, least))  # a JPEG is scaled down while it is decoded
                 image.load()
                 if image.mode not in _EIGHT_BITS:
@@ -83,8 +99,13 @@ class Decoding(Validated):
                 return image.convert(_MODES[self.channels])
         except BadRecordError:
             raise
-        except (OSError, ValueError, SyntaxError, EOFError, MemoryError, Image.DecompressionBombError) as error:
-            what = "of no format that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
+        except UnidentifiedImageError:
+            known = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+            raise BadRecordError(
+                where, f"no image that can be decoded; expected {known}: convert it, or leave it out"
+            ) from None
+        except Exception as error:  # Pillow's decoders raise whatever a damaged file leads them to
+            what = str(error) or type(error).__name__
             raise BadRecordError(where, f"no image that can be decoded ({what}); repair it, or leave it out") from None
 
     def fitted(self, whole: "Image") -> "Image":
@@ -161,7 +182,10 @@ class Images:
         self.axes: Mapping[str, Axes] = {"image": ("batch", None, None, None)}
         if encoded.labels is not None:
             self.axes = {**self.axes, "label": ("batch",)}
-        parts = (encoded.fingerprint, *dataclasses.astuple(decoding), hash_of_numbers(self._numbers))
+        # How large images may be does not change what they are.
+        named = {field.name for field in dataclasses.fields(decoding)} - {"max_pixels", "max_record_bytes"}
+        settings = [getattr(decoding, field.name) for field in dataclasses.fields(decoding) if field.name in named]
+        parts = (encoded.fingerprint, *settings, hash_of_numbers(self._numbers))
         self.fingerprint = fingerprint("images", *parts)
         self._bad: set[int] = set()
 

@@ -15,13 +15,18 @@ from panax.core.errors import DataError
 from panax.core.validated import Validated
 from panax.stores import is_remote
 
+from .bounds import MAX_RECORD_BYTES, check_positive, too_large
+from .columns import ARROW_ERRORS, check_values, documents_of, parquet_batches
 from .corpus import BadRecord, Document
 from .fields import Fields, not_installed
 from .files import BadRecordError, decode_utf8, each_here, file_marks, find_files, fingerprint, unreadable
+from .ipc_sizes import check_ipc_sizes
 
 _JSONL_PATTERNS = ("**/*.jsonl", "**/*.jsonl.gz", "**/*.ndjson", "**/*.ndjson.gz")
 _PARQUET_PATTERNS = ("**/*.parquet",)
 _RECORDS_AT_ONCE = 1024
+_SKIP_BYTES = 2**20
+_RECORDS_PER_BATCH = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,20 +38,23 @@ class Jsonl(Validated):
         text: The field that holds the document.
         prompt: The field that holds what comes before the answer and carries no loss; needs `answer`.
         answer: The field that holds what is learnt; needs `prompt`.
+        max_record_bytes: A line of more, decompressed, is a bad record.
     """
 
     paths: tuple[str, ...]
     text: str = "text"
     prompt: str | None = None
     answer: str | None = None
+    max_record_bytes: int = MAX_RECORD_BYTES
 
     def __post_init__(self) -> None:
         self._fields.check()
+        check_positive(self, "max_record_bytes")
 
     def documents(self) -> Iterator[Document | BadRecord]:
         fields = self._fields
         for name, path in each_here(find_files(self.paths, _JSONL_PATTERNS)):
-            for where, line in _read_lines(path, name):
+            for where, line in _read_lines(path, name, self.max_record_bytes):
                 if isinstance(line, BadRecord):
                     yield line
                     continue
@@ -64,24 +72,38 @@ class Jsonl(Validated):
         return Fields(self.text, self.prompt, self.answer)
 
 
-def _read_lines(path: Path, name: str) -> Iterator[tuple[str, str | BadRecord]]:
-    """Yield the place of each line that is not blank, and the line, or what is wrong with its encoding."""
-    offset = 0
+def _read_lines(path: Path, name: str, most: int) -> Iterator[tuple[str, str | BadRecord]]:
+    """Yield the place of each line that is not blank, and the line, or what is wrong with its size or its encoding."""
+    offset = number = 0
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                where = f"{name}, line {number}"
+            while line := lines.readline(most + 1):
+                number += 1
+                where, start = f"{name}, line {number}", offset
+                offset += len(line)
+                if len(line) > most and not line.endswith(b"\n"):
+                    offset += _skip_line(lines)
+                    yield where, BadRecord(where, too_large(offset - start, most))
+                    continue
                 try:
-                    text = decode_utf8(line, where, start=offset)
+                    text = decode_utf8(line, where, start=start)
                 except BadRecordError as error:
                     yield where, BadRecord(error.where, error.reason)
                     continue
-                finally:
-                    offset += len(line)
                 if text.strip():
                     yield where, text.rstrip("\r\n")  # so that an error's column is on this line
     except (OSError, EOFError, zlib.error) as error:
         raise unreadable(name, error) from error
+
+
+def _skip_line(lines: Any) -> int:
+    """Read to the end of the line; how many bytes those were."""
+    skipped = 0
+    while part := lines.readline(_SKIP_BYTES):
+        skipped += len(part)
+        if part.endswith(b"\n"):
+            break
+    return skipped
 
 
 def parse_object(line: str, where: str) -> dict:
@@ -112,35 +134,40 @@ class Parquet(Validated):
         text: The column that holds the document.
         prompt: The column that holds what comes before the answer and carries no loss; needs `answer`.
         answer: The column that holds what is learnt; needs `prompt`.
+        max_record_bytes: A value of more is a bad record; a page of more than four times as much is an error.
     """
 
     paths: tuple[str, ...]
     text: str = "text"
     prompt: str | None = None
     answer: str | None = None
+    max_record_bytes: int = MAX_RECORD_BYTES
 
     def __post_init__(self) -> None:
         self._fields.check()
+        check_positive(self, "max_record_bytes")
 
     def documents(self) -> Iterator[Document | BadRecord]:
         files = find_files(self.paths, _PARQUET_PATTERNS)
         try:
             import pyarrow as arrow
-            from pyarrow import parquet
         except ImportError as error:
             raise not_installed("pyarrow", "a Parquet corpus", "parquet") from error
         fields = self._fields
         for name, path in each_here(files):
             try:
-                # Without `pre_buffer` one row group at a time is read, and not the whole file.
-                with parquet.ParquetFile(path, pre_buffer=False) as file:
-                    fields.check_present(file.schema_arrow.names, name)
-                    row = 0
-                    for group in range(file.num_row_groups):
-                        for batch in file.iter_batches(_RECORDS_AT_ONCE, row_groups=[group], columns=fields.names):
-                            yield from documents_of(batch, fields, name, row)
-                            row += batch.num_rows
-            except (OSError, arrow.ArrowException) as error:
+                row = 0
+                for batch in parquet_batches(
+                    path,
+                    name,
+                    fields.names,
+                    most=self.max_record_bytes,
+                    rows=_RECORDS_AT_ONCE,
+                    check=fields.check_present,
+                ):
+                    yield from documents_of(batch, fields, name, row, self.max_record_bytes)
+                    row += batch.num_rows
+            except (*ARROW_ERRORS, arrow.ArrowException) as error:
                 raise unreadable(name, error) from error
 
     def fingerprint(self) -> str:
@@ -150,26 +177,6 @@ class Parquet(Validated):
     @property
     def _fields(self) -> Fields:
         return Fields(self.text, self.prompt, self.answer)
-
-
-def documents_of(batch: Any, fields: Fields, name: str, first_row: int) -> Iterator[Document | BadRecord]:
-    """The documents of an Arrow record batch, whose first row is number `first_row` of the file `name`."""
-    columns = {field: batch.column(field) for field in fields.names}
-    try:
-        values = {field: column.to_pylist() for field, column in columns.items()}
-    except UnicodeDecodeError:  # Arrow itself does not look; so row by row
-        values = None
-    for i in range(batch.num_rows):
-        where = f"{name}, row {first_row + i}"
-        try:
-            if values is None:
-                record = {field: column[i].as_py() for field, column in columns.items()}
-            else:
-                record = {field: column[i] for field, column in values.items()}
-        except UnicodeDecodeError as error:
-            yield BadRecord(where, f"{error.reason} at byte {error.start}; expected UTF-8 text: repair it")
-            continue
-        yield fields.document(record, where)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,6 +189,7 @@ class HuggingFaceDisk(Validated):
         text: The column that holds the document.
         prompt: The column that holds what comes before the answer and carries no loss; needs `answer`.
         answer: The column that holds what is learnt; needs `prompt`.
+        max_record_bytes: A value of more is a bad record; a compressed record batch of more than 32 times as much is an error.
     """
 
     path: str
@@ -189,19 +197,31 @@ class HuggingFaceDisk(Validated):
     text: str = "text"
     prompt: str | None = None
     answer: str | None = None
+    max_record_bytes: int = MAX_RECORD_BYTES
 
     def __post_init__(self) -> None:
         self._fields.check()
+        check_positive(self, "max_record_bytes")
 
     def documents(self) -> Iterator[Document | BadRecord]:
         dataset = self._load()
         fields = self._fields
         fields.check_present(dataset.column_names, self.path)
         row = 0
-        for table in dataset.select_columns(fields.names).with_format("arrow").iter(batch_size=_RECORDS_AT_ONCE):
-            for batch in table.to_batches():
-                yield from documents_of(batch, fields, self.path, row)
-                row += batch.num_rows
+        try:
+            # What indexes into a table must hold before the table is cut into batches.
+            for table in (dataset.data.table.select(fields.names), dataset._indices and dataset._indices.table):
+                for column in () if table is None else table.columns:
+                    for chunk in column.chunks:
+                        check_values(chunk)
+            for table in dataset.select_columns(fields.names).with_format("arrow").iter(batch_size=_RECORDS_AT_ONCE):
+                for batch in table.to_batches():
+                    yield from documents_of(batch, fields, self.path, row, self.max_record_bytes)
+                    row += batch.num_rows
+        except DataError:
+            raise
+        except Exception as error:  # the library raises whatever the Arrow reader did
+            raise unreadable(self.path, error) from error
 
     def fingerprint(self) -> str:
         files = find_files((self.path,), ("**/*.json", "**/*.arrow"))
@@ -221,6 +241,9 @@ class HuggingFaceDisk(Validated):
             import datasets
         except ImportError as error:
             raise not_installed("datasets", "a Hugging Face dataset", "datasets") from error
+        for file in sorted(path.glob("**/*.arrow")):
+            most, setting = _RECORDS_PER_BATCH * self.max_record_bytes, f"{_RECORDS_PER_BATCH} * max_record_bytes"
+            check_ipc_sizes(file, str(file), most, setting)
         try:
             loaded = datasets.load_from_disk(str(path))
         except Exception as error:  # the library raises whatever the Arrow reader or its JSON reader did

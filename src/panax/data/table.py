@@ -3,14 +3,8 @@
 They are read through once, into arrays in the cache that are memory-mapped from then on.
 """
 
-import csv
 import dataclasses
-import gzip
-import itertools
-import json
 import math
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -20,31 +14,19 @@ import xxhash
 from panax.core.errors import DataError, RecipeError
 from panax.core.validated import Validated
 
+from .bounds import MAX_RECORD_BYTES, check_positive
 from .cache import cached
+from .checksums import SEEN, read_sealed, write_sealed
 from .corpus import BadRecord
 from .examples import Arrays, Skipped
-from .fields import not_installed
-from .files import BadRecordError, each_here, file_marks, find_files, fingerprint, read_bytes, unreadable
+from .files import BadRecordError, each_here, file_marks, find_files, fingerprint, unreadable
+from .mapped import map_file
+from .table_files import Block, read_blocks
 
 FORMAT_VERSION = 1
 _PATTERNS = ("**/*.csv", "**/*.csv.gz", "**/*.tsv", "**/*.tsv.gz", "**/*.parquet", "**/*.npz")
-_ROWS_AT_ONCE = 4096
 _LARGEST_ID = 2**31 - 1
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
-
-
-class Block(NamedTuple):
-    """Some rows of a table.
-
-    Attributes:
-        columns: Their values, by the name of the column; one list each.
-        where: The place of each row, for messages.
-        bad: Rows that could not be taken apart.
-    """
-
-    columns: Mapping[str, Sequence[Any]]
-    where: Sequence[str]
-    bad: Sequence[BadRecord] = ()
 
 
 class Row(NamedTuple):
@@ -71,6 +53,7 @@ class Table(Validated):
         missing: What an empty value of a numeric column stands for; None: it makes the row a bad record.
         hash_buckets: So many ids for each categorical column: a value's id is its hash, modulo this. An empty value is one too.
             None: the values are the ids.
+        max_record_bytes: A row of more characters is an error, as is a value of more bytes in Parquet.
     """
 
     paths: tuple[str, ...]
@@ -80,8 +63,10 @@ class Table(Validated):
     label_type: Literal["float32", "int32"] = "float32"
     missing: float | int | None = None
     hash_buckets: int | None = None
+    max_record_bytes: int = MAX_RECORD_BYTES
 
     def __post_init__(self) -> None:
+        check_positive(self, "max_record_bytes")
         names = self._columns()
         if not (self.numeric or self.categorical) or len(set(names)) < len(names):
             raise RecipeError(
@@ -103,7 +88,10 @@ class Table(Validated):
         name = f"table-v{FORMAT_VERSION}-{fingerprint('table', *settings, *file_marks(files))}"
         counted = Skipped(max_bad_records)
         arrays, bad = cached(
-            root, name, build=lambda directory: self._build(files, directory, counted), read=self._read
+            root,
+            name,
+            build=lambda directory: self._build(files, directory, counted),
+            read=lambda directory: self._read(directory, root / SEEN),
         )
         Skipped(max_bad_records).begin(bad)
         return Arrays(arrays, content=name)
@@ -127,7 +115,7 @@ class Table(Validated):
         outputs: dict[str, BinaryIO] = {leaf: (directory / f"{leaf}.bin").open("wb") for leaf in self._dtypes()}
         try:
             for name, path in each_here(files):
-                for block in _blocks(path, name, self._columns()):
+                for block in read_blocks(path, name, self._columns(), self.max_record_bytes):
                     rows = self._rows(block, skipped)
                     count += len(rows)
                     for leaf, (dtype, _) in self._dtypes().items():
@@ -138,7 +126,7 @@ class Table(Validated):
         if not count:
             raise DataError(f"the table {', '.join(self.paths)} has no usable row; expected at least one")
         header = {"num_rows": count, "bad_records": skipped.bad}
-        (directory / "header.json").write_text(json.dumps(header), encoding="utf-8")
+        write_sealed(directory / "header.json", header, [f"{leaf}.bin" for leaf in outputs])
 
     def _rows(self, block: Block, skipped: Skipped) -> list[Row]:
         """The usable rows of a block."""
@@ -180,103 +168,19 @@ class Table(Validated):
         assert self.label is not None
         return (_whole if self.label_type == "int32" else _finite)(self.label, value, where)
 
-    def _read(self, directory: Path) -> tuple[dict[str, np.ndarray], list[BadRecord]]:
+    def _read(self, directory: Path, seen: Path) -> tuple[dict[str, np.ndarray], list[BadRecord]]:
         path = directory / "header.json"
+        header = read_sealed(path, seen)
         try:
-            header = json.loads(read_bytes(path))
             count = int(header["num_rows"])
             bad = [BadRecord(str(where), str(reason)) for where, reason in header["bad_records"]]
-            found = {}
-            for leaf, (dtype, shape) in self._dtypes().items():
-                file = directory / f"{leaf}.bin"
-                if file.stat().st_size != count * dtype.itemsize * math.prod(shape):
-                    raise DataError(f"{file} is cut short; remove it to make it anew")
-                found[leaf] = np.memmap(file, dtype, mode="r", shape=(count, *shape)).view(np.ndarray)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise unreadable(path, error) from error
-        return found, bad
-
-
-def _blocks(path: Path, name: str, columns: list[str]) -> Iterator[Block]:
-    """The rows of one file, in blocks; of its columns, only these."""
-    kind = name.removesuffix(".gz").rpartition(".")[2].lower()
-    try:
-        match kind:
-            case "csv" | "tsv":
-                yield from _csv_blocks(path, name, columns, "\t" if kind == "tsv" else ",")
-            case "parquet":
-                yield from _parquet_blocks(path, name, columns)
-            case "npz":
-                yield from _numpy_blocks(path, name, columns)
-            case _:
-                raise DataError(f"{name} is no table; expected .csv, .tsv (also .gz), .parquet or .npz")
-    except (OSError, EOFError, zlib.error) as error:
-        raise unreadable(name, error) from error
-
-
-def _csv_blocks(path: Path, name: str, columns: list[str], delimiter: str) -> Iterator[Block]:
-    opened = gzip.open if name.endswith(".gz") else open
-    # Bytes that are not UTF-8 become half characters, so that only their row is bad.
-    with opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        rows = csv.reader(file, delimiter=delimiter)
-        try:
-            heading = next(rows, [])
-            _check_columns(columns, heading, name)
-            places = {column: heading.index(column) for column in columns}
-            while block := [(f"{name}, line {rows.line_num}", row) for row in itertools.islice(rows, _ROWS_AT_ONCE)]:
-                whole = [(where, row) for where, row in block if len(row) == len(heading)]
-                bad = [
-                    BadRecord(where, f"{len(row)} values; expected {len(heading)}, as in the heading")
-                    for where, row in block
-                    if row and len(row) != len(heading)
-                ]
-                values = {column: [row[place] for _, row in whole] for column, place in places.items()}
-                yield Block(values, [where for where, _ in whole], bad)
-        except csv.Error as error:
-            raise DataError(f"{name}, line {rows.line_num}: {error}; expected CSV: repair it") from None
-
-
-def _parquet_blocks(path: Path, name: str, columns: list[str]) -> Iterator[Block]:
-    try:
-        import pyarrow as arrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise not_installed("pyarrow", "a Parquet table", "parquet") from error
-    try:
-        with parquet.ParquetFile(path, pre_buffer=False) as file:
-            _check_columns(columns, file.schema_arrow.names, name)
-            row = 0
-            for group in range(file.num_row_groups):
-                for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=columns):
-                    where = [f"{name}, row {number}" for number in range(row, row + batch.num_rows)]
-                    yield Block({column: batch.column(column).to_pylist() for column in columns}, where)
-                    row += batch.num_rows
-    except arrow.ArrowException as error:
-        raise unreadable(name, error) from error
-
-
-def _numpy_blocks(path: Path, name: str, columns: list[str]) -> Iterator[Block]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            _check_columns(columns, list(file), name)
-            arrays = {column: file[column] for column in columns}
-    except (ValueError, zlib.error, AttributeError) as error:
-        raise DataError(
-            f"{name} is no .npz file that can be read ({error}); expected np.savez of plain arrays"
-        ) from None
-    shapes = {column: array.shape for column, array in arrays.items()}
-    if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
-        raise DataError(f"{name} has columns of the shapes {shapes}; expected one dimension, of one length")
-    for begin in range(0, len(arrays[columns[0]]), _ROWS_AT_ONCE):
-        part = {column: array[begin : begin + _ROWS_AT_ONCE].tolist() for column, array in arrays.items()}
-        rows = len(part[columns[0]])
-        yield Block(part, [f"{name}, row {number}" for number in range(begin, begin + rows)])
-
-
-def _check_columns(columns: Sequence[str], present: Sequence[str], name: str) -> None:
-    lacking = [column for column in columns if column not in present]
-    if lacking:
-        raise DataError(f"{name} has no column {lacking[0]!r}; it has {', '.join(map(repr, present)) or 'none at all'}")
+        remedy = "remove its folder, and it is made again"
+        leaves = self._dtypes().items()
+        return {
+            leaf: map_file(directory / f"{leaf}.bin", dtype, (count, *shape), remedy) for leaf, (dtype, shape) in leaves
+        }, bad
 
 
 def _is_empty(value: Any) -> bool:

@@ -201,6 +201,7 @@ def split(store: TokenStore, held_out: float | int) -> tuple[Documents, Document
     Raises:
         DataError: Nothing would be left to train on.
     """
+    store.check()
     starts, lengths = store.offsets[:-1], np.diff(store.offsets)
 
     def documents(part: str, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Documents:
@@ -236,6 +237,7 @@ def _count_targets(documents: Documents) -> npt.NDArray[np.int64]:
     counts = np.zeros_like(store.target_counts)
     pairs = zip(documents.starts.tolist(), documents.lengths.tolist(), strict=True)
     while block := list(itertools.islice(pairs, 4096)):
+        store.check()
         targets = [slice(start + 1, start + length) for start, length in block]
         ids = np.concatenate([store.tokens[target] for target in targets])
         if store.loss_mask is not None:

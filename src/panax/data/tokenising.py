@@ -10,6 +10,7 @@ from panax.core.errors import DataError, RecipeError
 
 from .cache import cached
 from .checked import BAD_RECORDS, NO_EXCEPTIONS, Checked, Limits, read_bad_records, refuse
+from .checksums import SEEN
 from .corpus import Corpus, Document
 from .files import fingerprint
 from .tokenizer import BytePairTokenizer, PretrainedTokenizer, Progress, Tokenizer
@@ -79,7 +80,7 @@ def _open_text(
         root,
         entry,
         build=lambda directory: write_tokens(corpus, encoder, directory, progress=progress, limits=limits),
-        read=open_tokens,
+        read=lambda directory: open_tokens(directory, seen=root / SEEN),
     )
     if store.num_bad_records:
         bad = read_bad_records(root / entry)

@@ -3,6 +3,7 @@
 Texts never become special tokens: `<|endoftext|>` written inside a document is encoded as the characters it is.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -20,6 +21,7 @@ from panax.core.validated import Validated
 from .checked import Checked
 from .corpus import Corpus, Document
 from .files import decode_utf8, fingerprint, read_bytes
+from .tokens import LARGEST_VOCABULARY
 
 END_OF_DOCUMENT = "<|endoftext|>"
 _KNOWN_ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[EOS]", "[SEP]")
@@ -62,15 +64,18 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Encode one text, without special tokens."""
-        return self._backend.encode(text, add_special_tokens=False).ids
+        with _panics_are_errors("a text can't be encoded"):
+            return self._backend.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts, without special tokens, on all cores (unless `TOKENIZERS_PARALLELISM` is false)."""
-        return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        with _panics_are_errors("texts can't be encoded"):
+            return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
         """Turn ids into text; special tokens are shown as they are written."""
-        return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
+        with _panics_are_errors("ids can't be decoded"):
+            return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def save(self, directory: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face's libraries read too."""
@@ -157,12 +162,45 @@ class PretrainedTokenizer(Validated):
         if path.is_dir():
             path = path / "tokenizer.json"
         text = decode_utf8(read_bytes(path), str(path))
-        try:
-            backend = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises bare Exception
-            message = f"{path} is not a tokenizer that this tokenizers {tokenizers.__version__} can read: {error}"
-            raise DataError(f"{message}; expected a tokenizer.json of Hugging Face's tokenizers") from error
-        return Tokenizer(backend, end_of_document=self.end_of_document or _find_end(backend, path))
+        _check_ids(text, str(path))
+        with _panics_are_errors(f"{path} is damaged"):
+            try:
+                backend = tokenizers.Tokenizer.from_str(text)
+            except Exception as error:  # the library raises bare Exception
+                message = f"{path} is not a tokenizer that this tokenizers {tokenizers.__version__} can read: {error}"
+                raise DataError(f"{message}; expected a tokenizer.json of Hugging Face's tokenizers") from error
+            return Tokenizer(backend, end_of_document=self.end_of_document or _find_end(backend, path))
+
+
+@contextlib.contextmanager
+def _panics_are_errors(what: str) -> Iterator[None]:
+    """Raise a DataError where the library, which is of Rust, panics: that is no `Exception`, and nothing else would catch it."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"{what}: the tokenizers library fails with {error}; get the tokenizer again") from error
+
+
+def _check_ids(text: str, name: str) -> None:
+    """See that no id is so large that the library, which keeps a table of them, would end the process for want of memory.
+
+    Raises:
+        DataError: One is; what else is wrong with the file, the library says.
+    """
+    try:
+        read = json.loads(text)
+        added = [token["id"] for token in read.get("added_tokens") or ()]
+        vocabulary = read["model"]["vocab"]
+        ids = [*added, *(vocabulary.values() if isinstance(vocabulary, dict) else ())]
+        largest = max((one for one in ids if isinstance(one, int | float)), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return
+    if not largest < LARGEST_VOCABULARY:
+        raise DataError(
+            f"{name} has a token of the id {largest:,}; expected ids below {LARGEST_VOCABULARY:,}: it is damaged"
+        )
 
 
 def _find_end(backend: tokenizers.Tokenizer, path: Path) -> str:
@@ -184,7 +222,7 @@ def _find_end(backend: tokenizers.Tokenizer, path: Path) -> str:
 def _eos_token(config: Path) -> str | None:
     try:
         end: Any = json.loads(decode_utf8(read_bytes(config), str(config))).get("eos_token")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{config} is broken ({error}); expected a JSON object: repair or remove it") from error
     if isinstance(end, dict):  # older files hold the whole added token
         end = end.get("content")

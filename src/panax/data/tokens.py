@@ -4,37 +4,48 @@ The format is a directory of plain little-endian arrays and one JSON header:
 
     header.json         {"format": "panax-tokens", "version": 1, "dtype": "uint16" or "uint32", "num_tokens",
                         "num_documents", "num_blank_documents", "num_bad_records", "num_filtered_documents",
-                        "vocab_size", "end_of_document" (an id, or null), "has_loss_mask", "content"}
+                        "vocab_size", "end_of_document" (an id, or null), "has_loss_mask", "content",
+                        "checksums" (of each .bin file, by its name), "seal"}
     tokens.bin          num_tokens ids; each document is followed by the end-of-document id
     offsets.bin         num_documents + 1 int64: document d is tokens[offsets[d]:offsets[d + 1]], its end included
     target_counts.bin   vocab_size int64: how often each id is a target that carries loss
     loss_mask.bin       only if has_loss_mask: num_tokens uint8, 1 where the id, as a target, carries loss
     bad_records.jsonl   only if num_bad_records: {"where", "reason"} of each record that was skipped
 
-`content` is a hash of the ids, the offsets and the mask: the same on every machine, whenever the file was written.
+`content` is a hash of the ids, the offsets and the mask: the same on every machine, whenever the file was written. `checksums`
+are xxh3, 128 bits; `seal` is xxh3, 64 bits, of all other fields as sorted, compact JSON. Files of Panax 0.1 have neither.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from panax.core.errors import DataError, RecipeError
 from panax.core.validated import Validated
 
 from .cache import cached
-from .files import decode_utf8, file_marks, fingerprint, read_bytes, unreadable
+from .checksums import SEEN, check_once, checksum_of, refuse_checksum, seal_of
+from .files import decode_utf8, file_marks, fingerprint, read_bytes
+from .mapped import check_mapped, map_file
 
 FORMAT_VERSION = 1
 _BUFFER_TOKENS = 2**20
 _FORMAT = "panax-tokens"
+_HASHED = ("tokens", "offsets", "loss_mask")
+LARGEST_VOCABULARY = 2**24
+"""Where nothing says how large a vocabulary is: counts are kept of each id below the largest."""
+
+_AGAIN = "write the token file again"
 _HEADER = "header.json"
 _DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 _MAPPED_DTYPES = {**_DTYPES, "uint8": np.dtype("u1"), "uint64": np.dtype("<u8")}
@@ -68,6 +79,10 @@ class TokenStore:
     content: str
     num_bad_records: int = 0
     num_filtered_documents: int = 0
+
+    def check(self) -> None:
+        """Raise a DataError where one of its files was cut short since it was opened."""
+        check_mapped(self.tokens, self.offsets, self.loss_mask, self.target_counts)
 
 
 class TokenWriter:
@@ -104,7 +119,8 @@ class TokenWriter:
         self._end = end_of_document
         self._dtype = "uint16" if vocab_size <= 2**16 else "uint32"
         self._files: dict[str, BinaryIO] = {}
-        self._hashes = {name: hashlib.blake2b(digest_size=16) for name in ("tokens", "offsets", "loss_mask")}
+        self._hashes = {name: hashlib.blake2b(digest_size=16) for name in _HASHED}
+        self._checksums: dict[str, xxhash.xxh3_128] = {}
         self._counts = np.zeros(vocab_size, np.int64)
         self._ids: list[npt.NDArray[np.int64]] = []
         self._lengths: list[int] = []
@@ -153,8 +169,10 @@ class TokenWriter:
     def _write(self, name: str, values: np.ndarray) -> None:
         if name not in self._files:
             self._files[name] = (self._directory / f"{name}.bin").open("wb")
+            self._checksums[name] = xxhash.xxh3_128()
         data = values.tobytes()
         self._files[name].write(data)
+        self._checksums[name].update(data)
         if name in self._hashes:
             self._hashes[name].update(data)
 
@@ -194,7 +212,7 @@ class TokenWriter:
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
-        _write_header(
+        write_header(
             self._directory,
             dtype=self._dtype,
             num_tokens=self.num_tokens,
@@ -205,76 +223,144 @@ class TokenWriter:
             vocab_size=self._vocab_size,
             end_of_document=self._end,
             has_loss_mask=self._masked,
-            content=fingerprint(*(self._hashes[name].hexdigest() for name in ("tokens", "offsets", "loss_mask"))),
+            content=fingerprint(*(self._hashes[name].hexdigest() for name in _HASHED)),
+            checksums={name: digest.hexdigest() for name, digest in self._checksums.items()},
         )
 
 
-def _write_header(directory: Path, **fields: Any) -> None:
+def write_header(directory: Path, **fields: Any) -> None:
+    """Write the header of a token file, sealed, once its other files are there."""
     header = {"format": _FORMAT, "version": FORMAT_VERSION, **fields}
+    header["seal"] = seal_of(header)
     with (directory / _HEADER).open("w", encoding="utf-8") as file:
         file.write(json.dumps(header, indent=2) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
-def open_tokens(directory: str | Path, *, tokens: Path | None = None) -> TokenStore:
-    """Open a token file.
+class _Header(NamedTuple):
+    """The fields of a header, each of its type."""
+
+    dtype: np.dtype
+    num_tokens: int
+    num_documents: int
+    vocab_size: int
+    end_of_document: int | None
+    masked: bool
+    num_blank_documents: int
+    num_bad_records: int
+    num_filtered_documents: int
+    content: str
+    checksums: dict[str, str] | None
+
+
+def open_tokens(directory: str | Path, *, tokens: Path | None = None, seen: Path | None = None) -> TokenStore:
+    """Open a token file. All of it is read once, to compare checksums and see that each id is in the vocabulary.
 
     Args:
         directory: Where it is.
         tokens: Where its ids are, when they are not in the directory.
+        seen: A directory in which it is remembered that files passed, so that they are not read again until they change.
+            None: they are read each time.
 
     Raises:
-        DataError: It is not a token file, of another version, or damaged: a file's size is not what the header says.
+        DataError: It is not a token file, of another version, or damaged: a size, a checksum or an id is not what it must be.
     """
     directory = Path(directory)
-    path = directory / _HEADER
+    header = _read_header(directory / _HEADER, elsewhere=tokens is not None)
+    files = {
+        "tokens": (tokens or directory / "tokens.bin", header.dtype, header.num_tokens),
+        "offsets": (directory / "offsets.bin", np.dtype("<i8"), header.num_documents + 1),
+        "target_counts": (directory / "target_counts.bin", np.dtype("<i8"), header.vocab_size),
+    }
+    if header.masked:
+        files["loss_mask"] = (directory / "loss_mask.bin", np.dtype("u1"), header.num_tokens)
+    arrays = {name: map_file(path, dtype, (count,), _AGAIN) for name, (path, dtype, count) in files.items()}
+    paths = {name: path for name, (path, _, _) in files.items()}
+    expected = {"checksums": header.checksums, "content": header.content, "vocab_size": header.vocab_size}
+    offsets = arrays["offsets"]
+    if offsets[0] != 0 or offsets[-1] != header.num_tokens or not (np.diff(offsets) > 0).all():
+        raise DataError(f"{paths['offsets']} is damaged: offsets don't rise to {header.num_tokens}; {_AGAIN}")
+    check_once(list(paths.values()), expected, lambda: _check(paths, header), seen)
+    return TokenStore(
+        tokens=arrays["tokens"],
+        offsets=offsets,
+        loss_mask=arrays.get("loss_mask"),
+        target_counts=arrays["target_counts"],
+        vocab_size=header.vocab_size,
+        end_of_document=header.end_of_document,
+        num_blank_documents=header.num_blank_documents,
+        num_bad_records=header.num_bad_records,
+        num_filtered_documents=header.num_filtered_documents,
+        content=header.content,
+    )
+
+
+def _read_header(path: Path, *, elsewhere: bool) -> _Header:
+    """The header; `elsewhere`: whether the ids lie in another program's file."""
     try:
         header = json.loads(decode_utf8(read_bytes(path), str(path)))
         if header["format"] != _FORMAT or header["version"] != FORMAT_VERSION:
             raise DataError(
                 f"{path}: format {header['format']!r} version {header['version']!r}; "
-                f"expected {_FORMAT!r} version {FORMAT_VERSION}: write the token file again"
+                f"expected {_FORMAT!r} version {FORMAT_VERSION}: {_AGAIN}"
             )
-        num_tokens, num_documents = int(header["num_tokens"]), int(header["num_documents"])
-        dtypes = _DTYPES if tokens is None else _MAPPED_DTYPES
-        dtype, vocab_size, content = dtypes[header["dtype"]], int(header["vocab_size"]), str(header["content"])
-        masked, end = bool(header["has_loss_mask"]), header["end_of_document"]
-        blank = int(header["num_blank_documents"])
-        # Files of earlier versions of Panax have neither.
-        bad, filtered = int(header.get("num_bad_records", 0)), int(header.get("num_filtered_documents", 0))
+        end, masked, checksums = header["end_of_document"], header["has_loss_mask"], header.get("checksums")
+        found = _Header(
+            dtype=(_MAPPED_DTYPES if elsewhere else _DTYPES)[header["dtype"]],
+            num_tokens=_count(header["num_tokens"]),
+            num_documents=_count(header["num_documents"]),
+            vocab_size=_count(header["vocab_size"]),
+            end_of_document=None if end is None else _count(end),
+            masked=bool(masked),
+            num_blank_documents=_count(header["num_blank_documents"]),
+            # Files of earlier versions of Panax have none of these.
+            num_bad_records=_count(header.get("num_bad_records", 0)),
+            num_filtered_documents=_count(header.get("num_filtered_documents", 0)),
+            content=str(header["content"]),
+            checksums=None if checksums is None else {str(name): str(value) for name, value in checksums.items()},
+        )
+        if found.num_documents == 0:
+            raise DataError(f"{path.parent} holds no document; expected at least one")
+        if elsewhere and checksums is None:
+            raise ValueError("it is of an earlier version and has no checksums")
+        if checksums is not None and header.get("seal") != seal_of(header):
+            raise ValueError("its seal does not hold")
     except DataError:
         raise
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({error!r}); write the token file again") from error
-    if num_documents == 0:
-        raise DataError(f"{directory} holds no document; expected at least one")
-    offsets = _map(directory / "offsets.bin", np.dtype("<i8"), num_documents + 1)
-    if offsets[0] != 0 or offsets[-1] != num_tokens or not (np.diff(offsets) > 0).all():
-        raise DataError(f"{directory / 'offsets.bin'} is damaged: offsets don't rise to {num_tokens}; write it again")
-    return TokenStore(
-        tokens=_map(tokens or directory / "tokens.bin", dtype, num_tokens),
-        offsets=offsets,
-        loss_mask=_map(directory / "loss_mask.bin", np.dtype("u1"), num_tokens) if masked else None,
-        target_counts=_map(directory / "target_counts.bin", np.dtype("<i8"), vocab_size),
-        vocab_size=vocab_size,
-        end_of_document=end,
-        num_blank_documents=blank,
-        num_bad_records=bad,
-        num_filtered_documents=filtered,
-        content=content,
-    )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path} is damaged ({error!r}); {_AGAIN}") from error
+    return found
 
 
-def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
-    try:
-        size = path.stat().st_size
-        if size != count * dtype.itemsize:
-            expected = f"expected {count * dtype.itemsize} ({count} of {dtype.name})"
-            raise DataError(f"{path} has {size} bytes; {expected}: it is damaged or cut short; write it again")
-        return np.memmap(path, dtype, mode="r").view(np.ndarray)
-    except OSError as error:
-        raise unreadable(path, error) from error
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**62:
+        raise ValueError(f"expected a whole number of at least 0, got {value!r}")
+    return value
+
+
+def _check(paths: Mapping[str, Path], header: _Header) -> None:
+    """Raise a DataError unless the files are what was written, and each id is in the vocabulary."""
+    hashes = {name: hashlib.blake2b(digest_size=16) for name in _HASHED}
+
+    def look(name: str, block: bytes, offset: int) -> None:
+        if header.checksums is None and name in hashes:
+            hashes[name].update(block)
+        if name == "tokens":
+            ids = np.frombuffer(block, header.dtype, len(block) // header.dtype.itemsize)
+            if ids.size and int(ids.max()) >= header.vocab_size:
+                where = offset // header.dtype.itemsize + int(ids.argmax())
+                raise DataError(
+                    f"{paths[name]}: id {int(ids.max())} at token {where} is outside the vocabulary of {header.vocab_size}: "
+                    f"it is damaged, or its header is of another file; {_AGAIN}"
+                )
+
+    for name, path in paths.items():
+        found = checksum_of(path, functools.partial(look, name))
+        if header.checksums is not None and header.checksums.get(name) != found:
+            raise refuse_checksum(path, _AGAIN)
+    if header.checksums is None and fingerprint(*(hashes[name].hexdigest() for name in _HASHED)) != header.content:
+        raise refuse_checksum(paths["tokens"], _AGAIN)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -310,7 +396,7 @@ class TokenFile(Validated):
             given = [name for name in ("dtype", "end_of_document", "vocab_size") if getattr(self, name) is not None]
             if given:
                 raise RecipeError(f"{', '.join(given)} has no effect: {directory / _HEADER} says it; leave it out")
-            return open_tokens(directory)
+            return open_tokens(directory, seen=cache / SEEN)
         if not path.is_file():
             raise DataError(f"{path} is not a token file; expected a directory with {_HEADER}, or a flat file of ids")
         if self.dtype not in _DTYPES:
@@ -319,7 +405,7 @@ class TokenFile(Validated):
             cache,
             f"index-v{FORMAT_VERSION}-{self.fingerprint()}",
             build=lambda target: self._index(path, target),
-            read=lambda entry: open_tokens(entry, tokens=path),
+            read=lambda entry: open_tokens(entry, tokens=path, seen=cache / SEEN),
         )
 
     def _index(self, path: Path, target: Path) -> None:
@@ -329,19 +415,17 @@ class TokenFile(Validated):
             raise DataError(
                 f"{path} has {size} bytes; expected one or more ids of {dtype.itemsize} bytes ({self.dtype})"
             )
-        tokens = _map(path, dtype, size // dtype.itemsize)
+        tokens = map_file(path, dtype, (size // dtype.itemsize,), "write it again")
         counts = np.zeros(self.vocab_size or 1, np.int64)
-        digest = hashlib.blake2b(digest_size=16)
+        digest, checksum = hashlib.blake2b(digest_size=16), xxhash.xxh3_128()
         ends: list[npt.NDArray[np.int64]] = []
         for begin in range(0, len(tokens), _BUFFER_TOKENS):
-            block = tokens[begin : begin + _BUFFER_TOKENS]
-            digest.update(block.tobytes())
+            check_mapped(tokens)
+            block = tokens[begin : begin + _BUFFER_TOKENS].copy()
+            digest.update(block.data)
+            checksum.update(block.data)
+            check_range(block, begin, self.vocab_size, str(path))
             found = np.bincount(block)
-            if self.vocab_size is not None and len(found) > self.vocab_size:
-                where = begin + int(np.argmax(block))
-                raise DataError(
-                    f"{path}: id {len(found) - 1} at token {where}; vocab_size={self.vocab_size}, or wrong dtype"
-                )
             counts = np.pad(counts, (0, max(0, len(found) - len(counts))))
             counts[: len(found)] += found
             if self.end_of_document is not None:
@@ -352,16 +436,54 @@ class TokenFile(Validated):
                 f"{path} nowhere holds end_of_document={self.end_of_document}; give the id it uses, or None"
             )
         counts -= np.bincount(tokens[offsets[:-1]], minlength=len(counts))  # nothing predicts a document's first token
-        (target / "offsets.bin").write_bytes(offsets.tobytes())
-        (target / "target_counts.bin").write_bytes(counts.astype("<i8").tobytes())
-        _write_header(
+        write_index(
             target,
+            offsets,
+            counts,
+            checksum.hexdigest(),
             dtype=self.dtype,
-            num_tokens=len(tokens),
-            num_documents=len(offsets) - 1,
             num_blank_documents=0,
-            vocab_size=len(counts),
             end_of_document=self.end_of_document,
-            has_loss_mask=False,
             content=fingerprint(digest.hexdigest(), self.end_of_document),
         )
+
+
+def check_range(block: npt.NDArray[np.unsignedinteger], begin: int, vocab_size: int | None, name: str) -> None:
+    """Raise a DataError where an id is outside the vocabulary, or, where that is not known, beyond any there is.
+
+    Args:
+        block: Ids from token `begin` on.
+    """
+    largest = int(block.max())
+    if largest >= (vocab_size or LARGEST_VOCABULARY):
+        where = begin + int(block.argmax())
+        known = (
+            f"vocab_size={vocab_size}, or"
+            if vocab_size
+            else "larger than any vocabulary: damaged? Else give vocab_size=;"
+        )
+        raise DataError(f"{name}: id {largest} at token {where}; {known} wrong dtype")
+
+
+def write_index(
+    directory: Path,
+    offsets: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+    tokens_checksum: str,
+    **fields: Any,
+) -> None:
+    """Write what a token file has beside ids that lie in another program's file."""
+    checksums = {"tokens": tokens_checksum}
+    for name, values in (("offsets", offsets), ("target_counts", counts)):
+        data = values.astype("<i8").tobytes()
+        (directory / f"{name}.bin").write_bytes(data)
+        checksums[name] = xxhash.xxh3_128_hexdigest(data)
+    write_header(
+        directory,
+        num_tokens=int(offsets[-1]),
+        num_documents=len(offsets) - 1,
+        vocab_size=len(counts),
+        has_loss_mask=False,
+        checksums=checksums,
+        **fields,
+    )

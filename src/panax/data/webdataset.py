@@ -1,13 +1,17 @@
 """A corpus of WebDataset shards: tar files in which the files of one sample stand together and share their name's beginning."""
 
+import bz2
 import dataclasses
+import gzip
+import lzma
 import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..core.validated import Validated
+from .bounds import MAX_RECORD_BYTES, check_positive, too_large
 from .corpus import BadRecord, Document
 from .fields import Fields
 from .files import BadRecordError, decode_utf8, each_here, file_marks, find_files, fingerprint, unreadable
@@ -15,6 +19,15 @@ from .records import parse_object
 
 PATTERNS = ("**/*.tar", "**/*.tar.gz", "**/*.tgz")
 _JSON = "json."
+_MOST_HEADER_BYTES = 2**20
+_SPARSE = (tarfile.GNUTYPE_SPARSE,)
+_EXTENDED = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
 
 
 class Sample(NamedTuple):
@@ -40,33 +53,73 @@ class Sample(NamedTuple):
         return decode_utf8(self.files[extension], f"{self.where}.{extension}")
 
 
-def read_samples(path: Path, name: str) -> Iterator[Sample]:
+class _Member(tarfile.TarInfo):
+    """A member of a shard. What stands before a file, its long name or attributes, is read whole, so its size has a bound."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _SPARSE or (self.type in _EXTENDED and not 0 <= self.size <= _MOST_HEADER_BYTES):
+            raise tarfile.ReadError(f"a header of type {self.type!r} and {self.size:,} bytes; expected plain files")
+        return super()._proc_member(archive)  # type: ignore[misc]  # "a subclass may override it", says tarfile
+
+
+def read_samples(path: Path, name: str, most: int) -> Iterator[Sample | BadRecord]:
     """The samples of a shard, in its order. Nothing is unpacked to the disk.
+
+    Args:
+        most: The setting `max_record_bytes`; a sample of more, all its files together, is a bad record, and not read.
 
     Raises:
         DataError: It is no tar file, or is cut short.
     """
-    current, files = "", {}
+    current, size = "", 0
+    files: dict[str, bytes] = {}
     try:
         # As a stream: a shard may be larger than memory, and compressed.
-        with tarfile.open(path, "r|*") as shard:
-            for member in shard:
+        with (
+            _decompressed(path) as stream,
+            tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member, errorlevel=1) as shard,
+        ):
+            while (member := shard.next()) is not None:
+                shard.members = []  # type: ignore[misc]  # tarfile keeps them all
                 folder, slash, file = member.name.rpartition("/")
                 base, dot, extension = file.partition(".")
+                if member.issparse():
+                    raise tarfile.ReadError(f"{member.name} is a sparse file; expected plain ones")
                 if not member.isfile() or not dot or not base:
                     continue
                 key = folder + slash + base
                 if key != current or extension.lower() in files:
-                    if files:
-                        yield Sample(f"{name}, {current}", files)
-                    current, files = key, {}
-                opened = shard.extractfile(member)
-                assert opened is not None
-                files[extension.lower()] = opened.read()
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+                    if size:
+                        yield _sample(f"{name}, {current}", files, size, most)
+                    current, size = key, 0
+                    files = {}
+                # One more, so that an empty file counts.
+                size += member.size + 1
+                if size <= most:
+                    opened = shard.extractfile(member)
+                    assert opened is not None
+                    files[extension.lower()] = opened.read()
+    except (tarfile.TarError, lzma.LZMAError, OSError, EOFError, ValueError, zlib.error, KeyError, IndexError) as error:
         raise unreadable(name, error) from error
-    if files:
-        yield Sample(f"{name}, {current}", files)
+    if size:
+        yield _sample(f"{name}, {current}", files, size, most)
+
+
+def _sample(where: str, files: dict[str, bytes], size: int, most: int) -> Sample | BadRecord:
+    return Sample(where, files) if size <= most else BadRecord(where, too_large(size, most))
+
+
+def _decompressed(path: Path) -> Any:
+    """A shard, decompressed as it is read: tarfile itself would decompress a block whole, whatever it becomes."""
+    with path.open("rb") as file:
+        begin = file.read(6)
+    if begin.startswith(b"\x1f\x8b"):
+        return gzip.open(path, "rb")
+    if begin.startswith(b"BZh"):
+        return bz2.open(path, "rb")
+    if begin.startswith(b"\xfd7zXZ\0"):
+        return lzma.open(path, "rb")
+    return path.open("rb")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,21 +134,24 @@ class WebDataset(Validated):
         text: The field that holds the document.
         prompt: The field that holds what comes before the answer and carries no loss; needs `answer`.
         answer: The field that holds what is learnt; needs `prompt`.
+        max_record_bytes: A sample of more, all its files together, is a bad record.
     """
 
     paths: tuple[str, ...]
     text: str = "txt"
     prompt: str | None = None
     answer: str | None = None
+    max_record_bytes: int = MAX_RECORD_BYTES
 
     def __post_init__(self) -> None:
+        check_positive(self, "max_record_bytes")
         self._fields.check(default="txt")
 
     def documents(self) -> Iterator[Document | BadRecord]:
         for name, path in each_here(find_files(self.paths, PATTERNS)):
-            for sample in read_samples(path, name):
+            for sample in read_samples(path, name, self.max_record_bytes):
                 try:
-                    yield self._document(sample)
+                    yield sample if isinstance(sample, BadRecord) else self._document(sample)
                 except BadRecordError as error:
                     yield BadRecord(error.where, error.reason)
 

@@ -8,9 +8,12 @@ import contextlib
 import hmac
 import http.client
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import xxhash
@@ -52,7 +55,48 @@ class PeerServer:
 
 
 class _Server(ThreadingHTTPServer):
+    """Connections on which nobody has given the token yet are few and short: who only opens them can't fill the host.
+
+    A new one takes the place of the oldest where there are too many, so that the job's own still come through.
+    """
+
     daemon_threads = True
+    request_queue_size = 128
+    most_waiting = 64
+    waiting_seconds = 10.0
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._waiting: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._waiting) >= self.most_waiting:
+                self._hang_up(next(iter(self._waiting)))
+            self._waiting[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Twice a second."""
+        late = time.monotonic() - self.waiting_seconds
+        with self._lock:
+            for request in [one for one, since in self._waiting.items() if since < late]:
+                self._hang_up(request)
+
+    def trust(self, request: Any) -> None:
+        """The token was given on this connection."""
+        with self._lock:
+            self._waiting.pop(request, None)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.trust(request)
+        super().shutdown_request(request)
+
+    def _hang_up(self, request: socket.socket) -> None:
+        del self._waiting[request]
+        with contextlib.suppress(OSError):  # the other side was faster
+            request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A peer that hung up has its own error to show."""
@@ -81,6 +125,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not hmac.compare_digest(given.encode(), f"Bearer {self.secret}".encode()):
             self._send(403, b"wrong token")
             return
+        assert isinstance(self.server, _Server)
+        self.server.trust(self.request)
         try:
             action()  # type: ignore[operator]
         except MissingError as error:

@@ -294,7 +294,7 @@ def test_how_images_are_fitted():
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "of no format that Pillow knows"),
+        (b"", "no image that can be decoded; expected JPEG"),
         (png(200, (64, 64), "RGB")[:-40], "no image that can be decoded"),
         (png(40000, (8, 8), "I;16"), "an image of mode 'I;16'; expected 8 bits a channel"),
     ],

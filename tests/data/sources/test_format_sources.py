@@ -255,7 +255,7 @@ def test_training_on_tokens_of_megatron(tmp_path):
     ("settings", "says"),
     [
         ({"end_of_document": 8}, "document 0 ends with id 9, not with end_of_document=8"),
-        ({"vocab_size": 9}, "id 9 at token 3, but vocab_size=9"),
+        ({"vocab_size": 9}, "id 9 at token 3; vocab_size=9"),
         ({"path": str(FIXTURES / "megatron_modes")}, "is multi-modal: it gives each sequence a mode"),
         ({"path": str(FIXTURES / "nowhere")}, r"nowhere\.bin does not exist; expected .*nowhere\.bin and .*\.idx"),
     ],

@@ -38,9 +38,12 @@ def read_config(folder: Path) -> tuple[Family, DecoderConfig | VitConfig]:
     """The family of the model in a folder, and its configuration."""
     raw = _read_json(folder)
     family = _family_of(raw, folder / CONFIG)
-    if family is VIT:
-        return family, read_vit(raw, folder, folder / CONFIG)
-    return family, _decoder_config(_Reader(family, raw, folder / CONFIG))
+    try:
+        if family is VIT:
+            return family, read_vit(raw, folder, folder / CONFIG)
+        return family, _decoder_config(_Reader(family, raw, folder / CONFIG))
+    except (OverflowError, ZeroDivisionError) as error:
+        raise RecipeError(f"{folder / CONFIG} holds a number that can't be: {error}") from error
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
@@ -51,7 +54,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
         )
     try:
         raw = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder / CONFIG} can't be read: {error}") from error
     if not isinstance(raw, dict):
         raise CheckpointError(f"{folder / CONFIG} holds a {type(raw).__name__}; expected an object")
@@ -61,6 +64,8 @@ def _read_json(folder: Path) -> dict[str, Any]:
 def _family_of(raw: Mapping[str, Any], where: Path) -> Family:
     """The family that config.json names by `model_type`, or by `architectures` where it has none."""
     model_type, architectures = raw.get("model_type"), raw.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise RecipeError(f"{where}: architectures={architectures!r}; expected a list of names")
     families = {**FAMILIES, VIT.model_type: VIT}
     for family in families.values():
         if model_type in (family.model_type, *family.also) or (
@@ -88,7 +93,7 @@ class _Reader:
             raise RecipeError(f"{self.where} has no {key}, which a {self.family.model_type} model can't do without")
         value = self.raw.get(key, self.family.absent.get(key))
         if field == "activation":
-            if value not in ACTIVATIONS:
+            if not isinstance(value, str) or value not in ACTIVATIONS:
                 self.refuse(key, f"expected one of {', '.join(ACTIVATIONS)}")
             return ACTIVATIONS[value]
         kind = typing.get_type_hints(DecoderConfig)[field]

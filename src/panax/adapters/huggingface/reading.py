@@ -201,7 +201,7 @@ def _weight_files(folder: Path) -> list[Path]:
         raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}")
     try:
         names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{folder / INDEX} can't be read: {error!r}; expected a weight_map") from error
     outside = [name for name in names if not isinstance(name, str) or Path(name).name != name]
     if outside:

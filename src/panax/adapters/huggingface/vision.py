@@ -147,7 +147,7 @@ def _statistics(folder: Path) -> dict[str, tuple[float, ...]]:
             raise RecipeError(f"{path}: the model takes images whose bytes are divided by 255, and these are not")
         # Equal channels are one number.
         return {name: tuple(map(float, values if len({*values}) > 1 else values[:1])) for name, values in found.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} can't be read: {error!r}; expected image_mean and image_std") from error
 
 

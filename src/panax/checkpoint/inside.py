@@ -1,0 +1,58 @@
+"""Files that lie in a folder, and not elsewhere by way of a link: what is copied out of a folder is what was put into it."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..core.errors import CheckpointError
+from ..stores import LocalStore
+from .manifest import FILE
+from .reading import MOST_TEXT_BYTES, Checkpoint
+
+
+def check_inside(folder: Path, paths: Iterable[Path]) -> None:
+    """See that files lie in a folder. In a snapshot of Hugging Face's cache they may also lie beside it, in `blobs`.
+
+    Raises:
+        CheckpointError: One is reached by a link that leads out of the folder.
+    """
+    root = folder.resolve()
+    # The name itself, not what it leads to: a link called `blobs` leads somewhere else.
+    allowed = [root, *([root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [])]
+    for path in paths:
+        target = path.resolve()
+        if not any(target.is_relative_to(one) for one in allowed):
+            raise CheckpointError(
+                f"{path} is, or lies behind, a link to {target}, outside of {folder}, which is not followed; if it belongs "
+                f"there, copy the file in place of the link"
+            )
+
+
+def check_own_files(checkpoint: Checkpoint) -> None:
+    """As `check_inside`, for the files of a checkpoint on a disk."""
+    if isinstance(checkpoint.store, LocalStore):
+        folder = Path(checkpoint.url).expanduser()
+        check_inside(folder, (folder / file for file in (FILE, *checkpoint.manifest.files)))
+
+
+def read_texts(folder: Path, pattern: str, left_out: str) -> dict[str, str]:
+    """The text files in a folder whose names match, except one.
+
+    Raises:
+        CheckpointError: One can't be read, is not text, is too large, or is a link that leads out of the folder.
+    """
+    paths = [path for path in sorted(folder.glob(pattern)) if path.name != left_out]
+    check_inside(folder, paths)
+    found = {}
+    for path in paths:
+        try:
+            if not path.is_file():
+                continue
+            size = path.stat().st_size
+            if size > MOST_TEXT_BYTES:
+                raise CheckpointError(f"{path} has {size:,} bytes; expected a text of at most {MOST_TEXT_BYTES:,}")
+            found[path.name] = path.read_text(encoding="utf-8")
+        except CheckpointError:
+            raise
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{path} can't be read: {error}; expected a text in UTF-8") from error
+    return found

@@ -1,0 +1,218 @@
+"""The rows of tables, file by file and a block at a time: CSV, Parquet and NumPy's `.npz`. No size in a file is believed."""
+
+import contextlib
+import csv
+import gzip
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from panax.core.errors import DataError
+
+from .bounds import too_large
+from .columns import ARROW_ERRORS, check_values, parquet_batches
+from .corpus import BadRecord
+from .fields import not_installed
+from .files import unreadable
+
+_ROWS_AT_ONCE = 4096
+_BLOCK_BYTES = 2**24
+
+
+class Block(NamedTuple):
+    """Some rows of a table.
+
+    Attributes:
+        columns: Their values, by the name of the column; one list each.
+        where: The place of each row, for messages.
+        bad: Rows that could not be taken apart.
+    """
+
+    columns: Mapping[str, Sequence[Any]]
+    where: Sequence[str]
+    bad: Sequence[BadRecord] = ()
+
+
+def read_blocks(path: Path, name: str, columns: list[str], most: int) -> Iterator[Block]:
+    """The rows of one file, in blocks; of its columns, only these.
+
+    Args:
+        most: The setting `max_record_bytes`.
+
+    Raises:
+        DataError: It can't be read, is no table, lacks a column, or a row is too large.
+    """
+    kind = name.removesuffix(".gz").rpartition(".")[2].lower()
+    try:
+        match kind:
+            case "csv" | "tsv":
+                yield from _csv_blocks(path, name, columns, "\t" if kind == "tsv" else ",", most)
+            case "parquet":
+                yield from _parquet_blocks(path, name, columns, most)
+            case "npz":
+                yield from _numpy_blocks(path, name, columns, most)
+            case _:
+                raise DataError(f"{name} is no table; expected .csv, .tsv (also .gz), .parquet or .npz")
+    except (OSError, EOFError, zlib.error) as error:
+        raise unreadable(name, error) from error
+
+
+class _Lines:
+    """The lines of a text file, none longer than a record may be, nor a row that takes several lines."""
+
+    def __init__(self, file: Any, name: str, most: int) -> None:
+        self._file, self._name, self._most = file, name, most
+        self._number = self.taken = 0
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        line = self._file.readline(self._most + 1 - self.taken)
+        self._number += 1
+        self.taken += len(line)
+        if self.taken > self._most:
+            raise DataError(f"{self._name}, line {self._number}: {too_large(self.taken, self._most, least=True)}")
+        if not line:
+            raise StopIteration
+        return line
+
+
+def _csv_blocks(path: Path, name: str, columns: list[str], delimiter: str, most: int) -> Iterator[Block]:
+    opened = gzip.open if name.endswith(".gz") else open
+    # Bytes that are not UTF-8 become half characters, so that only their row is bad.
+    with opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        lines = _Lines(file, name, most)
+        rows = csv.reader(lines, delimiter=delimiter)
+        try:
+            heading = next(rows, [])
+            _check_columns(columns, heading, name)
+            places = {column: heading.index(column) for column in columns}
+            while block := _rows_of(rows, lines, name):
+                whole = [(where, row) for where, row in block if len(row) == len(heading)]
+                bad = [
+                    BadRecord(where, f"{len(row)} values; expected {len(heading)}, as in the heading")
+                    for where, row in block
+                    if row and len(row) != len(heading)
+                ]
+                values = {column: [row[place] for _, row in whole] for column, place in places.items()}
+                yield Block(values, [where for where, _ in whole], bad)
+        except csv.Error as error:
+            raise DataError(f"{name}, line {rows.line_num}: {error}; expected CSV: repair it") from None
+
+
+def _rows_of(rows: Any, lines: _Lines, name: str) -> list[tuple[str, list[str]]]:
+    """The next rows, with their places."""
+    block, size = [], 0
+    while len(block) < _ROWS_AT_ONCE and size < _BLOCK_BYTES:
+        lines.taken = 0
+        row = next(rows, None)
+        if row is None:
+            break
+        block.append((f"{name}, line {rows.line_num}", row))
+        size += lines.taken
+    return block
+
+
+def _parquet_blocks(path: Path, name: str, columns: list[str], most: int) -> Iterator[Block]:
+    try:
+        import pyarrow as arrow
+    except ImportError as error:
+        raise not_installed("pyarrow", "a Parquet table", "parquet") from error
+
+    def check(present: Sequence[str], name: str) -> None:
+        _check_columns(columns, present, name)
+
+    try:
+        row = 0
+        for batch in parquet_batches(path, name, columns, most=most, rows=_ROWS_AT_ONCE, check=check):
+            for column in columns:
+                check_values(batch.column(column))
+            where = [f"{name}, row {number}" for number in range(row, row + batch.num_rows)]
+            yield Block({column: batch.column(column).to_pylist() for column in columns}, where)
+            row += batch.num_rows
+    except (*ARROW_ERRORS, arrow.ArrowException) as error:
+        if isinstance(error, DataError):
+            raise
+        raise unreadable(name, error) from error
+
+
+def _numpy_blocks(path: Path, name: str, columns: list[str], most: int) -> Iterator[Block]:
+    """Read as a stream: what an archive says of sizes is never allocated."""
+    try:
+        with zipfile.ZipFile(path) as archive, contextlib.ExitStack() as opened:
+            present = [entry.removesuffix(".npy") for entry in archive.namelist()]
+            _check_columns(columns, present, name)
+            arrays = {column: _opened_array(archive, column, opened) for column in columns}
+            shapes = {column: shape for column, (_, shape, _) in arrays.items()}
+            if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
+                raise DataError(f"{name} has columns of the shapes {shapes}; expected one dimension, of one length")
+            row_bytes = sum(dtype.itemsize for _, _, dtype in arrays.values())
+            if row_bytes > most:
+                raise DataError(f"{name}, each row: {too_large(row_bytes, most)}")
+            (count,) = shapes[columns[0]]
+            step = max(1, min(_ROWS_AT_ONCE, _BLOCK_BYTES // max(1, row_bytes)))
+            for begin in range(0, count, step):
+                rows = min(step, count - begin)
+                part = {column: _some(file, dtype, rows) for column, (file, _, dtype) in arrays.items()}
+                yield Block(part, [f"{name}, row {number}" for number in range(begin, begin + rows)])
+    except DataError:
+        raise
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        OverflowError,
+        NotImplementedError,
+        RuntimeError,
+        SyntaxError,
+        tokenize.TokenError,
+        MemoryError,
+        zipfile.BadZipFile,
+        struct.error,
+        zlib.error,
+    ) as error:
+        raise DataError(
+            f"{name} is no .npz file that can be read ({error}); expected np.savez of plain arrays"
+        ) from None
+
+
+def _opened_array(
+    archive: zipfile.ZipFile, column: str, opened: contextlib.ExitStack
+) -> tuple[Any, tuple[int, ...], np.dtype]:
+    """An array of an archive, ready to be read behind its header."""
+    entry = archive.getinfo(f"{column}.npy")
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"column {column!r} is compressed with method {entry.compress_type}")
+    file = opened.enter_context(archive.open(entry))
+    version = np.lib.format.read_magic(file)
+    if version != (1, 0):  # headers of later versions may be of any size
+        raise ValueError(f"column {column!r} is of version {version} of the format; plain arrays are of (1, 0)")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    if any(length < 0 for length in shape):
+        raise ValueError(f"column {column!r} has a length of {min(shape)}")
+    if dtype.hasobject:
+        raise ValueError(f"column {column!r} holds objects, which are pickled and never loaded")
+    return file, shape, dtype
+
+
+def _some(file: Any, dtype: np.dtype, rows: int) -> list[Any]:
+    """The next values of an array."""
+    data = file.read(rows * dtype.itemsize)
+    if len(data) != rows * dtype.itemsize:
+        raise ValueError(f"an array ends {rows * dtype.itemsize - len(data)} bytes before its end")
+    return np.ndarray(rows, dtype, data).tolist()
+
+
+def _check_columns(columns: Sequence[str], present: Sequence[str], name: str) -> None:
+    lacking = [column for column in columns if column not in present]
+    if lacking:
+        raise DataError(f"{name} has no column {lacking[0]!r}; it has {', '.join(map(repr, present)) or 'none at all'}")
