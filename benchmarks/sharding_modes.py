@@ -5,7 +5,7 @@ mathematics: as this project's `contract` (one manual program, own backward pass
 einsums under automatic axes with constraints. Then the whole step of Llama 3 8B as this project runs it. Bytes are counted in the
 compiled programs, loops multiplied out.
 
-    pip install 'panax[aot]'
+    pip install 'panax-jax[aot]'
     JAX_PLATFORMS=cpu python benchmarks/sharding_modes.py
 """
 

@@ -1,6 +1,6 @@
 """Handwritten digits with Flax NNX: an ordinary module with BatchNorm and dropout, trained on whatever devices there are.
 
-    pip install 'panax[flax]' scikit-learn
+    pip install 'panax-jax[flax]' scikit-learn
     python examples/flax_nnx_digits.py
 
 The module knows nothing of Panax. Running the script again goes on from its last checkpoint; another mesh, such as

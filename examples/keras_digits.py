@@ -1,6 +1,6 @@
 """Handwritten digits with Keras: a model as one writes it, compiled as one compiles it, trained on whatever devices there are.
 
-    pip install 'panax[keras]' scikit-learn
+    pip install 'panax-jax[keras]' scikit-learn
     python examples/keras_digits.py
 
 Only `model.fit` is replaced. The trained model is the same Keras model, and is saved as a `.keras` file.

@@ -151,7 +151,7 @@ def test_a_loss_is_called_with_the_keywords_that_it_names():
 
 
 def test_a_library_that_is_not_there():
-    with pytest.raises(RecipeError, match=r"needs no_such_library.*run: pip install 'panax\[flax\]'"):
+    with pytest.raises(RecipeError, match=r"needs no_such_library.*run: pip install 'panax-jax\[flax\]'"):
         needed("no_such_library", "flax")
 
 

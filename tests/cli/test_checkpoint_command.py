@@ -91,8 +91,8 @@ def test_rm(here, capsys):
     assert not Path(FIRST).exists()
     assert "is the last checkpoint of its run; give --force" in run(capsys, "rm", SECOND, code=4)
     run(capsys, "rm", SECOND, "--force")
-    assert "is no checkpoint's own folder" in run(capsys, "rm", SECOND, code=4)
-    assert "is no checkpoint's own folder" in run(capsys, "rm", "runs/tiny", code=4)
+    assert "is not a checkpoint's own folder" in run(capsys, "rm", SECOND, code=4)
+    assert "is not a checkpoint's own folder" in run(capsys, "rm", "runs/tiny", code=4)
 
 
 def test_to_safetensors_and_back(here, capsys):

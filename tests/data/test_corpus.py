@@ -314,7 +314,7 @@ def test_a_missing_package_says_what_to_install(tmp_path, monkeypatch, package, 
         "datasets": lambda: HuggingFaceDisk(path=str(tmp_path)),
     }[extra]()
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(DataError, match=rf"needs {package}.*pip install 'panax\[{extra}\]'"):
+    with pytest.raises(DataError, match=rf"needs {package}.*pip install 'panax-jax\[{extra}\]'"):
         usable(corpus)
 
 

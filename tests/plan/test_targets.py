@@ -82,4 +82,4 @@ def test_without_the_compilers_the_error_says_what_to_install(name, error, monke
         target_devices(parse_target(name))
     message = str(raised.value)
     assert name in message and str(error) in message
-    assert "pip install 'panax[aot]'" in message and "JAX_PLATFORMS=cpu" in message
+    assert "pip install 'panax-jax[aot]'" in message and "JAX_PLATFORMS=cpu" in message

@@ -161,6 +161,37 @@ def test_addresses(tmp_path):
     for url in ("s3://", "s3:///x", "s3://bucket/../x", "s3://bucket/a//b"):
         with pytest.raises(StoreError):
             open_store(url)
-    with pytest.raises(StoreError, match="s3://\\.\\.\\. is no address") as caught:
-        open_store("s3://KEY:SECRET@bucket/x")
-    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://KEY:SECRET@bucket/x", "s3a://KEY:SECRET@bucket/x", "https://user:SECRET@host/x", "ftp://a:SE/CRET@host/SECRET@x",
+        "https://host/x?token=SECRET", "s3://bucket/x?X-Amz-Signature=SECRET", "gs://bucket/x#SECRET", "az://c/x?sig=SECRET&se=1",
+    ],
+)  # fmt: skip
+def test_a_secret_in_an_address_is_shown_nowhere(url, tmp_path, monkeypatch, capsys):
+    """Whether the address goes to a store, to a corpus, or to a command."""
+    from panax.cli.main import main
+    from panax.core import PanaxError
+    from panax.data import TextFiles
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError) as caught:
+        open_store(url)
+    assert "SECRET" not in str(caught.value) and "CRET" not in str(caught.value)
+    with pytest.raises(PanaxError) as caught:
+        list(TextFiles(paths=(url,)).documents())
+    assert "CRET" not in str(caught.value)
+    for command in (
+        ["generate", url, "--prompt", "x"],
+        ["checkpoint", "ls", url],
+        ["checkpoint", "verify", url],
+        ["checkpoint", "rm", url],
+        ["checkpoint", "convert", url, "out"],
+        ["checkpoint", "diff", url, url],
+        ["export", url, "out"],
+    ):
+        assert main(command) != 0
+        said = capsys.readouterr()
+        assert "CRET" not in said.out + said.err, command

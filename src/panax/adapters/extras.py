@@ -7,7 +7,7 @@ from ..core.errors import RecipeError
 
 
 def needed(module: str, extra: str) -> ModuleType:
-    """Import a module that `panax[extra]` installs.
+    """Import a module that `panax-jax[extra]` installs.
 
     Raises:
         RecipeError: It can't be imported; with the command that installs it.
@@ -16,5 +16,5 @@ def needed(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise RecipeError(
-            f"this adapter needs {module}, which can't be imported ({error}); run: pip install 'panax[{extra}]'"
+            f"this adapter needs {module}, which can't be imported ({error}); run: pip install 'panax-jax[{extra}]'"
         ) from error

@@ -16,7 +16,7 @@ from ..checkpoint.manifest import FILE
 from ..core.errors import CheckpointError
 from ..run.description import differences
 from ..run.earlier import SETTINGS
-from ..stores import is_remote, join, open_store
+from ..stores import is_remote, join, open_store, shown_address
 from .terminal import plain_console
 
 
@@ -222,7 +222,8 @@ def rm(where: str, force: bool) -> int:
     step = step_of(name)
     if step is None or not store.list(name):
         raise CheckpointError(
-            f"{where} is no checkpoint's own folder; expected one like runs/quickstart/checkpoints/step_00000100"
+            f"{shown_address(where)} is not a checkpoint's own folder; expected one like "
+            f"runs/quickstart/checkpoints/step_00000100"
         )
     others = [other for other in Checkpointer(parent or ".").steps() if other != step]
     if not others and not force:

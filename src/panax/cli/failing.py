@@ -42,7 +42,8 @@ def message(error: BaseException) -> str:
         return f"out of device memory: {first}; {MEMORY_ADVICE}"
     kind = f"{type(error).__name__}: {first}" if first else type(error).__name__
     if isinstance(error, OSError) and error.strerror:
-        return f"{first or error.strerror}; see that the path exists, may be used, and has room. {_where(error)}"
+        place = f": {error.filename!r}" if error.filename else ""
+        return f"{error.strerror}{place}; see that the path exists, may be used, and has room. {_where(error)}"
     return f"{kind}. {_where(error)}"
 
 

@@ -21,7 +21,7 @@ _RECORDS_AT_ONCE = 256
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ArrayRecord(Validated):
-    """ArrayRecord files whose records are texts or JSON objects. Needs array_record (`pip install 'panax[arrayrecord]'`).
+    """ArrayRecord files whose records are texts or JSON objects. Needs array_record (`pip install 'panax-jax[arrayrecord]'`).
 
     Attributes:
         paths: Files, directories (searched for `.array_record`) or globs, also of object stores.

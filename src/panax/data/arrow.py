@@ -18,7 +18,7 @@ _MAGIC = b"ARROW1"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arrow(Validated):
-    """Arrow IPC files and streams, read one record batch at a time. Needs pyarrow (`pip install 'panax[parquet]'`).
+    """Arrow IPC files and streams, read one record batch at a time. Needs pyarrow (`pip install 'panax-jax[parquet]'`).
 
     Attributes:
         paths: Files, directories (searched for `.arrow`, `.arrows`, `.feather` and `.ipc`) or globs, also of object

@@ -84,4 +84,4 @@ def missing_field(name: str, present: Sequence[str], where: str) -> BadRecordErr
 
 def not_installed(package: str, what: str, extra: str) -> DataError:
     """What to raise where a format's library is missing."""
-    return DataError(f"{what} needs {package}, which can't be imported; run: pip install 'panax[{extra}]'")
+    return DataError(f"{what} needs {package}, which can't be imported; run: pip install 'panax-jax[{extra}]'")

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from panax.core.errors import DataError
-from panax.stores import is_remote
+from panax.stores import REMOTE, is_remote, shown_address
 
 from .file_cache import NoRoomError
 from .remote import RemoteObject, find_objects
@@ -161,6 +161,11 @@ def find_files(paths: Sequence[str], patterns: Sequence[str]) -> list[DataFile]:
         if is_remote(name):
             found.update((each.url, DataFile(each.url, each)) for each in find_objects(name, patterns))
             continue
+        if "://" in name:
+            raise DataError(
+                f"{shown_address(name)} can't be read: expected a path of this machine or {', '.join(REMOTE[:3])}..., with "
+                f"credentials in the environment"
+            )
         path = Path(name).expanduser()
         if path.is_file():
             matches = [path]

@@ -56,7 +56,7 @@ _WIDTHS = ("u1", "<u2", "<u4", "<u8")
 class Mds(Validated):
     """A folder of MDS shards, with its `index.json`, plain or compressed, read one shard at a time.
 
-    Shards compressed with zstd, brotli or snappy need pyarrow (`pip install 'panax[parquet]'`). A shard's hash is compared
+    Shards compressed with zstd, brotli or snappy need pyarrow (`pip install 'panax-jax[parquet]'`). A shard's hash is compared
     where the index has one. Columns of pickled values are refused: nothing that comes from a file is ever unpickled.
 
     Attributes:

@@ -40,7 +40,7 @@ _MOST_CLASSES = 10**6
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoding(Validated):
-    """How an image becomes an array. Needs Pillow (`pip install 'panax[vision]'`).
+    """How an image becomes an array. Needs Pillow (`pip install 'panax-jax[vision]'`).
 
     Attributes:
         size: Height and width of the array, in pixels.

@@ -127,7 +127,7 @@ def parse_object(line: str, where: str) -> dict:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parquet(Validated):
-    """Parquet files, read one row group at a time. Needs pyarrow (`pip install 'panax[parquet]'`).
+    """Parquet files, read one row group at a time. Needs pyarrow (`pip install 'panax-jax[parquet]'`).
 
     Attributes:
         paths: Files, directories (searched for `.parquet`) or globs, also of object stores.
@@ -181,7 +181,7 @@ class Parquet(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HuggingFaceDisk(Validated):
-    """A dataset that `save_to_disk` wrote. Needs datasets (`pip install 'panax[datasets]'`).
+    """A dataset that `save_to_disk` wrote. Needs datasets (`pip install 'panax-jax[datasets]'`).
 
     Attributes:
         path: The directory that was given to `save_to_disk`.

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from panax.core.errors import DataError, StoreError
-from panax.stores import MissingError, Store, is_remote, open_store
+from panax.stores import MissingError, Store, is_remote, open_store, shown_address
 
 from .file_cache import FileCache
 
@@ -101,7 +101,9 @@ def find_objects(url: str, patterns: Sequence[str]) -> list[RemoteObject]:
     parts = rest.rstrip("/").split("/")
     fixed = next((i for i, part in enumerate(parts) if _GLOB.search(part)), len(parts))
     if fixed == 0:
-        raise DataError(f"{url} names no bucket; expected a glob inside one, as in {scheme}://bucket/*.jsonl")
+        raise DataError(
+            f"{shown_address(url)} names no bucket; expected a glob inside one, as in {scheme}://bucket/*.jsonl"
+        )
     root = f"{scheme}://{'/'.join(parts[:fixed])}"
     if fixed < len(parts):
         wanted = [_regex("/".join(parts[fixed:]))]

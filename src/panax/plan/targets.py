@@ -193,7 +193,7 @@ def target_devices(target: Target) -> list[Any]:
     except (RuntimeError, NotImplementedError, ValueError) as error:
         raise RecipeError(
             f"can't compile for {target.name} here: {str(error).splitlines()[0]}. Install the compilers with "
-            f"`pip install 'panax[aot]'`, and set JAX_PLATFORMS=cpu before the program starts"
+            f"`pip install 'panax-jax[aot]'`, and set JAX_PLATFORMS=cpu before the program starts"
         ) from error
     devices = list(description.devices)
     assert len(devices) == target.count, f"{target.topology} has {len(devices)} devices, not {target.count}"

@@ -11,6 +11,7 @@ from ..core.validated import Validated
 from ..data import TextData
 from ..mesh import MeshShape, Rules
 from ..optim import AdamW, Optimizer
+from ..stores import shown_address
 from ..train import StepConfig
 
 
@@ -87,7 +88,18 @@ class Experiment(Validated):
             )
         if self.init and not self.init.startswith(("hf:", "checkpoint:")):
             raise RecipeError(
-                f"init={self.init!r}; expected hf:DIR with a folder of Hugging Face weights, checkpoint:PLACE, or nothing"
+                f"init={shown_address(self.init)!r}; expected hf:DIR with a folder of Hugging Face weights, checkpoint:PLACE, "
+                f"or nothing"
+            )
+
+        if self.init.startswith("hf:") and "://" in self.init:
+            raise RecipeError(
+                f"init={shown_address(self.init)!r}; expected hf:DIR with a folder of this machine: download the weights first"
+            )
+        if "://" in self.directory:
+            raise RecipeError(
+                f"directory={shown_address(self.directory)!r}; expected a folder of this machine: logs are written there. "
+                f"Checkpoints go to an object store by checkpoint.directory"
             )
 
     @property

@@ -1,8 +1,9 @@
 """Where bytes are kept: a disk, a shared file system, or an object store, behind one small protocol."""
 
 from .local import LocalStore
-from .store import Buffer, Entry, MissingError, Store, checked_path, is_remote, join, open_store
+from .store import REMOTE, Buffer, Entry, MissingError, Store, checked_path, is_remote, join, open_store, shown_address
 
 __all__ = [
-    "Buffer", "Entry", "LocalStore", "MissingError", "Store", "checked_path", "is_remote", "join", "open_store",
+    "REMOTE", "Buffer", "Entry", "LocalStore", "MissingError", "Store", "checked_path", "is_remote", "join", "open_store",
+    "shown_address",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
 from ..core.errors import StoreError
 from .failures import CREDENTIALS
-from .store import checked_path
+from .store import checked_path, shown_address
 
 _KINDS: dict[str, Callable[..., Any]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 _CONNECT_SECONDS = 10.0
@@ -41,9 +41,8 @@ def parse_address(url: str) -> Address:
     scheme, _, rest = url.partition("://")
     bucket, _, prefix = rest.rstrip("/").partition("/")
     if scheme not in (*_KINDS, "memory") or not bucket or any(mark in rest for mark in "@?#"):
-        shown = url if not any(mark in rest for mark in "@?#") else f"{scheme}://..."
         raise StoreError(
-            f"{shown} is no address of an object store; expected s3://bucket/prefix, gs://bucket/prefix or "
+            f"{shown_address(url)} is no address of an object store; expected s3://bucket/prefix, gs://bucket/prefix or "
             "az://container/prefix, with credentials in the environment and no '@', '?' or '#'"
         )
     return Address(scheme, bucket, checked_path(prefix) if prefix else "")

@@ -98,10 +98,28 @@ def open_store(url: str | Path) -> Store:
 
         return ObjectStore.open(text)
     if "://" in text:
-        raise StoreError(f"{text} is of no known kind of store; expected a path or {', '.join(REMOTE[:3])}...")
+        raise StoreError(
+            f"{shown_address(text)} is of no known kind of store; expected a path or {', '.join(REMOTE[:3])}..., with "
+            f"credentials in the environment"
+        )
     from .local import LocalStore
 
     return LocalStore(text)
+
+
+def shown_address(text: str) -> str:
+    """An address as messages may show it: without what can hold a secret, a user and password or what follows `?` or `#`.
+
+    >>> shown_address("https://user:SECRET@host/data?token=SECRET"), shown_address("s3a://bucket/a")
+    ('https://...@host/data?...', 's3a://bucket/a')
+    """
+    scheme, mark, rest = text.partition("://")
+    if not mark:
+        return text
+    end = min((at for at in map(rest.find, "?#") if at >= 0), default=len(rest))
+    # A password may itself hold an @ or a slash: all before the last @ goes.
+    _, at, place = rest[:end].rpartition("@")
+    return f"{scheme}://{'...@' if at else ''}{place}{rest[end] + '...' if end < len(rest) else ''}"
 
 
 def join(url: str, *parts: str) -> str:

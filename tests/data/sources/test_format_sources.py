@@ -118,7 +118,7 @@ def test_a_missing_package_says_what_to_install(tmp_path, monkeypatch, module):
     (tmp_path / "a").write_bytes(b"x")
     monkeypatch.setitem(sys.modules, module, None)
     corpus, extra = (Arrow, "parquet") if module == "pyarrow" else (ArrayRecord, "arrayrecord")
-    with pytest.raises(DataError, match=rf"pip install 'panax\[{extra}\]'"):
+    with pytest.raises(DataError, match=rf"pip install 'panax-jax\[{extra}\]'"):
         list(corpus(paths=paths).documents())
 
 
