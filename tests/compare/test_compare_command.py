@@ -217,3 +217,12 @@ def test_a_process_that_is_killed_is_a_column_that_failed(tmp_path):
             crew.ask("make", settings={}, folder="")
         with pytest.raises(ColumnError, match="killed"):
             crew.ask("make", settings={}, folder="")
+
+
+def test_a_folder_of_somebody_elses_is_left_alone(tmp_path, monkeypatch):
+    """`--directory .` in a folder that has a `work` of its own."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "thesis.tex").write_text("mine")
+    with pytest.raises(RecipeError, match=r"was not made by Panax, and holds files.*--directory"):
+        measure(SETTINGS, tmp_path, "panax compare", lambda line: None)
+    assert (tmp_path / "work" / "thesis.tex").read_text() == "mine"

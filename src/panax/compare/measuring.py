@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import datetime
 import os
-import shutil
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from ..core.errors import RecipeError
+from ..core.marked_folder import marked_folder, remove_marked
 from .columns import COLUMNS, DISTRIBUTED, Column, chosen, column_named
 from .crew import ColumnError, Crew
 from .environment import Load, describe_machine, free_device_bytes, has_gpu
@@ -63,7 +63,7 @@ class Measurement:
                 crew.close()
             if self.comparison.columns:
                 self._save()
-        shutil.rmtree(self.folder / "work", ignore_errors=True)
+        remove_marked(self.folder / "work")
         return self.comparison
 
     def result(self, column: Column) -> ColumnResult:
@@ -250,7 +250,11 @@ def make(settings: Settings, folder: Path) -> Work:
     """
     place = folder / "work"
     if not (place / NUDGED / WORK).is_file():
-        shutil.rmtree(place, ignore_errors=True)
+        remove_marked(place)
+        try:
+            marked_folder(place)
+        except OSError as error:
+            raise RecipeError(f"{error}; choose another --directory") from error
         with Crew("make", folder) as crew:
             try:
                 crew.ask("make", settings=dataclasses.asdict(settings), folder=str(place))

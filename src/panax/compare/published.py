@@ -3,13 +3,13 @@
 import argparse
 import dataclasses
 import json
-import shutil
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.errors import DataError, RecipeError
+from ..core.marked_folder import remove_marked
 from .crew import ColumnError, Crew
 from .environment import describe_machine, has_gpu
 from .measuring import make
@@ -148,7 +148,7 @@ def measure_published(settings: Settings, folder: Path, command: str, steps: int
                     found[side] = {"error": str(error)}
                     say(f"{variant.title}, {SIDES[side]}: failed: {error}")
             _save(folder, published)
-    shutil.rmtree(folder / "work", ignore_errors=True)
+    remove_marked(folder / "work")
     return published
 
 

@@ -106,7 +106,8 @@ def _locked(path: Path) -> Iterator[bool]:
     if fcntl is None:
         yield False
         return
-    with path.open("w") as file:
+    # Not through a link, which could lead to a file of somebody's.
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             held = True

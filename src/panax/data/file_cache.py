@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from panax.core.errors import DataError, StoreError
+from panax.core.marked_folder import MARK, marked_folder
 
 from .cache import cache_directory
 
@@ -54,7 +55,7 @@ class FileCache:
 
     @classmethod
     def default(cls, *, wait: bool = True) -> "FileCache":
-        """`files` in the cache directory, of at most $PANAX_CACHE_GB (10^9 bytes each; 50 where it is not set).
+        """`panax-files` in the cache directory, of at most $PANAX_CACHE_GB (10^9 bytes each; 50 where it is not set).
 
         Args:
             wait: Whether to wait for room.
@@ -69,7 +70,7 @@ class FileCache:
             limit = 0.0
         if not 0 < limit < float("inf"):
             raise DataError(f"PANAX_CACHE_GB={given}; expected a number above 0, the most GB of files to keep")
-        return cls(cache_directory() / "files", int(limit), wait_seconds=_WAIT_SECONDS if wait else 0.0)
+        return cls(cache_directory() / "panax-files", int(limit), wait_seconds=_WAIT_SECONDS if wait else 0.0)
 
     @contextlib.contextmanager
     def hold(self, key: str, size: int, fill: Callable[[int], None], name: str) -> Iterator[Path]:
@@ -102,7 +103,7 @@ class FileCache:
                 f"{name} has {size:,} bytes; the cache of files holds {self.limit_bytes:,}: raise PANAX_CACHE_GB"
             )
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            marked_folder(self.root)
             while True:
                 if (held := _lock_existing(self.root / key, shared=True)) is not None:
                     os.utime(held)
@@ -166,7 +167,7 @@ class FileCache:
         """Remove what was not used for longest, until there is room; what is left takes so many bytes."""
         found = []
         for entry in os.scandir(self.root):
-            if entry.name != _LOCK:
+            if entry.name not in (_LOCK, MARK) and entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat()
                     # What a killed process left of a copy goes first.

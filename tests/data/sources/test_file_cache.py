@@ -199,4 +199,25 @@ def test_the_limit_and_the_place_come_from_the_environment(monkeypatch, tmp_path
     assert FileCache.default().limit_bytes == 50_000_000_000
     monkeypatch.setenv("PANAX_CACHE_GB", "0.5")
     cache = FileCache.default()
-    assert (cache.root, cache.limit_bytes) == (Path(tmp_path, "files"), 500_000_000)
+    assert (cache.root, cache.limit_bytes) == (Path(tmp_path, "panax-files"), 500_000_000)
+
+
+def test_a_folder_of_somebody_elses_is_not_emptied(tmp_path):
+    """$PANAX_CACHE may name a folder that has other things in it, also under the name of the cache's own folder."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("mine" * 20)
+    cache = FileCache(folder, 30)
+    with (
+        pytest.raises(DataError, match="was not made by Panax, and holds files"),
+        cache.hold("a", 20, lambda d: None, "a"),
+    ):
+        pass
+    (folder / "thesis.tex").rename(tmp_path / "thesis.tex")
+    with cache.hold("a", 20, lambda descriptor: os.pwrite(descriptor, bytes(20), 0), "a"):
+        pass
+    (folder / "subfolder").mkdir()
+    (folder / "subfolder" / "thesis.tex").write_text("mine")
+    with cache.hold("b", 20, lambda descriptor: os.pwrite(descriptor, bytes(20), 0), "b"):
+        pass
+    assert not (folder / "a").exists() and (folder / "subfolder" / "thesis.tex").read_text() == "mine"

@@ -1,0 +1,31 @@
+"""Folders that Panax removes, or removes files from: only those that it made, which hold its mark."""
+
+import os
+import shutil
+from pathlib import Path
+
+MARK = ".made-by-panax"
+"""An empty file."""
+
+
+def marked_folder(folder: Path) -> Path:
+    """Make a folder with Panax's mark in it, or see that it has one.
+
+    Raises:
+        FileExistsError: It holds something, and no mark: it is somebody else's.
+        OSError: It can't be made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder / MARK
+    if not mark.is_file():
+        # Looked at again: another process may have made it meanwhile, whose mark comes first.
+        if any(folder.iterdir()) and not mark.is_file():
+            raise FileExistsError(f"{folder} was not made by Panax, and holds files: nothing there may be removed")
+        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+    return folder
+
+
+def remove_marked(folder: Path) -> None:
+    """Remove a folder with all that is in it, if it has Panax's mark and is not a link; else leave it."""
+    if (folder / MARK).is_file() and not folder.is_symlink():
+        shutil.rmtree(folder, ignore_errors=True)
