@@ -484,3 +484,17 @@ def test_a_loss_that_is_not_finite_is_no_best(tmp_path, placement):
     again = Checkpointer(tmp_path)
     assert again.steps() == [1, 5]
     assert again.best() == 1 and next(again.best_first()).manifest.step == 1
+
+
+def test_a_manifest_of_any_size_is_not_read(saved):
+    """A sparse file: its bytes would be taken into memory before anything is looked at."""
+    checkpointer, _ = saved
+    manifest = Path(checkpointer.url(3), "manifest.json")
+    whole = manifest.read_bytes()
+    with manifest.open("r+b") as file:
+        file.truncate(2**40)
+    with pytest.raises(DamagedError, match="a manifest has at most"):
+        Checkpointer(checkpointer.store.url).open(3)
+    with pytest.raises(DamagedError, match="a manifest has at most"):
+        open_checkpoint(checkpointer.url(3))
+    manifest.write_bytes(whole)

@@ -35,6 +35,9 @@ Say = Callable[[str], None]
 
 _LIST_AGAIN_SECONDS = 1.0
 
+MOST_MANIFEST_BYTES = 2**30
+"""A manifest of more is none: that of two terabytes in chunks of 4 MiB has about 60 MB."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Validated):
@@ -153,7 +156,7 @@ class Checkpointer:
         """
         found = self._scanned().get(step)
         if found is None:
-            raise CheckpointError(f"{self.url(step)} is no checkpoint: it has no {FILE}")
+            raise CheckpointError(f"{self.url(step)} is not a checkpoint: {FILE} is missing")
         if isinstance(found, CheckpointError):
             raise found
         return Checkpoint(self.store, self.folder(step), found)
@@ -313,8 +316,9 @@ class Checkpointer:
         found: dict[int, Manifest | CheckpointError] = {}
         for folder in folders:
             step = step_of(folder)
-            if step is not None and any(e.path == f"{folder}/{FILE}" for e in self.store.list(folder)):
-                found[step] = self._manifest(step)
+            sizes = {} if step is None else {entry.path: entry.size for entry in self.store.list(folder)}
+            if step is not None and f"{folder}/{FILE}" in sizes:
+                found[step] = self._manifest(step, sizes[f"{folder}/{FILE}"])
         return found
 
     def _is_committed(self, step: int) -> bool:
@@ -336,8 +340,8 @@ class Checkpointer:
                 f"another place with --checkpoint.directory"
             )
 
-    def _manifest(self, step: int) -> Manifest | CheckpointError:
-        found = _read_manifest(self.store, self.folder(step))
+    def _manifest(self, step: int, size: int = 0) -> Manifest | CheckpointError:
+        found = _read_manifest(self.store, self.folder(step), size)
         if isinstance(found, Manifest) and found.step != step:
             return DamagedError(f"{self.url(step)}/{FILE} is that of step {found.step}")
         return found
@@ -444,16 +448,19 @@ def open_checkpoint(where: str | Path) -> Checkpoint:
         CheckpointError: There is none, or its manifest is damaged.
     """
     store = open_store(where)
-    if not any(entry.path == FILE for entry in store.list()):
-        raise CheckpointError(f"{where} is no checkpoint: it has no {FILE}")
-    found = _read_manifest(store, "")
+    sizes = {entry.path: entry.size for entry in store.list()}
+    if FILE not in sizes:
+        raise CheckpointError(f"{where} is not a checkpoint: {FILE} is missing")
+    found = _read_manifest(store, "", sizes[FILE])
     if isinstance(found, CheckpointError):
         raise found
     return Checkpoint(store, "", found)
 
 
-def _read_manifest(store: Store, folder: str) -> Manifest | CheckpointError:
+def _read_manifest(store: Store, folder: str, size: int = 0) -> Manifest | CheckpointError:
     path = f"{folder}/{FILE}" if folder else FILE
+    if size > MOST_MANIFEST_BYTES:
+        return DamagedError(f"{store.url}/{path} has {size:,} bytes; a manifest has at most {MOST_MANIFEST_BYTES:,}")
     try:
         manifest = Manifest.from_json(store.read(path), f"{store.url}/{path}")
         manifest.check_covered()

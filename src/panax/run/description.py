@@ -59,9 +59,13 @@ def read_task(text: str, where: str) -> Task:
     Raises:
         CheckpointError: It names a class or a field that this Panax can't build from a file.
     """
-    task = _build(json.loads(text), where)
+    try:
+        described = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where} is not JSON: {error}") from error
+    task = _build(described, where)
     if not isinstance(task, Task):
-        raise CheckpointError(f"{where} describes no task that can be built from a file: {str(text)[:80]}")
+        raise CheckpointError(f"{where} does not describe a task that can be built from a file: {str(text)[:80]}")
     return task
 
 
@@ -71,7 +75,7 @@ def _build(value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         return value
     name = value.get("type")
-    if name not in READABLE:
+    if not isinstance(name, str) or name not in READABLE:
         raise CheckpointError(
             f"{where} describes a {name}; this command builds {', '.join(READABLE)} from a file, and no other class"
         )
