@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .run import Experiment, Result, compile_step, fit
     from .train import CompiledStep, Program
 
-__version__ = "0.1.0"
+__version__ = "0.1.1"
 
 __getattr__ = lazily(
     __name__,
