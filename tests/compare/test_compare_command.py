@@ -162,7 +162,7 @@ def test_ctrl_c_writes_the_report_of_what_is_there(played, tmp_path, capsys):
     assert main(arguments) == 130
     out = capsys.readouterr()
     assert (
-        "the same command goes on from there" in out.err
+        "the same command resumes from there" in out.err
         and "rounds are missing" in (tmp_path / "c/report.md").read_text()
     )
 

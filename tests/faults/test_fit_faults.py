@@ -61,7 +61,7 @@ def test_the_end_is_bitwise_that_of_an_undisturbed_run(kind, processes, tmp_path
     found, (before, after) = disturbed(kind, processes, tmp_path, proxy, bucket)
     assert proxy.faults.counts.faults.get(kind, 0) >= 1
     assert found == undisturbed(processes)
-    assert "going on from step" in after and "is not used" not in after
+    assert "resuming from step" in after and "is not used" not in after
     if kind == "403":
         assert "saving step 40" in before and "permission denied" in before and "step 20 is whole" in before
         assert not [step for step in Checkpointer(f"{bucket}/run").steps() if step == 40]

@@ -54,7 +54,7 @@ def watched(cache, tmp_path_factory):
     first = fit(dataclasses.replace(experiment, num_steps=6), say=said.append, trackers=(tracker,))
     assert first.step == 6 and not any("going on" in line for line in said)
     second = fit(experiment, say=said.append)
-    assert second.step == STEPS and any("going on from step 6" in line for line in said)
+    assert second.step == STEPS and any("resuming from step 6" in line for line in said)
     return experiment, said, text.getvalue()
 
 

@@ -106,7 +106,7 @@ def run(arguments: Sequence[str]) -> int:
             _say("stopped before anything was measured")
         return code
     if code:
-        _say("stopped; what was finished is kept, and the same command goes on from there")
+        _say("stopped; what was finished is kept, and the same command resumes from there")
     page, table = write_report(comparison, folder)
     print(table, end="")
     print(f"\nreport: {page}")

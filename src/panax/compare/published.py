@@ -193,7 +193,7 @@ def run_published(options: argparse.Namespace, command: str, say: Say) -> int:
             say("stopped before anything was measured")
             return code
         published = Published(**json.loads((folder / RESULTS).read_text(encoding="utf-8")))
-        say("stopped; what was finished is kept, and the same command goes on from there")
+        say("stopped; what was finished is kept, and the same command resumes from there")
     page, table = write_published(published, folder)
     print(table, end="")
     print(f"\nreport: {page}")

@@ -42,7 +42,7 @@ class Experiment(Validated):
         frozen: Prefixes of parameter names that are not trained.
         init: Start from these weights: `hf:DIR`, a folder in Hugging Face's layout, or `checkpoint:PLACE`, a checkpoint's own
             folder or address, or a run's (its best one). Empty draws them from `seed`.
-        directory: Where checkpoints and logs go. Running the same command again goes on from there.
+        directory: Where checkpoints and logs go. Running the same command again resumes from there.
         log_every: Steps between two reports.
         profile: Write a profile of three steps from this one on; 0 for none.
         debug: Run un-jitted on one device: breakpoints, prints and NaN checks work inside the model.

@@ -225,7 +225,7 @@ class ObjectStore:
         return bytes(found)
 
     def _fill(self, path: str, start: int, target: memoryview) -> None:
-        """Fill `target`; a body that breaks off goes on from there, if the object is still the same."""
+        """Fill `target`; a body that breaks off is continued where it ended, if the object is still the same."""
         key, stop, filled, tag = self._key(path), start + len(target), 0, None
 
         def request(seconds: float) -> None:

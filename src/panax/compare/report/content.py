@@ -46,7 +46,7 @@ def _lead(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
     if not comparison.complete:
         said.append(
             Paragraph(
-                "This comparison was interrupted: it shows what was finished. The same command goes on from there."
+                "This comparison was interrupted: it shows what was finished. The same command resumes from there."
             )
         )
     return tuple(said)
