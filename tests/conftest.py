@@ -5,6 +5,7 @@ import sys
 import tempfile
 
 from cpu_here import KERNELS
+from slow_cases import SLOW
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -36,6 +37,21 @@ def pytest_configure(config: pytest.Config) -> None:
     kernels = forced()
     assert kernels is not None
     use(kernels)
+
+
+WHOLE_SUITE = 3000
+"""Tests, about: where so many are collected, every case that `slow_cases.py` names must be there."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Cases that take long are slow ones, though others of their test are not: `slow_cases.py` names them."""
+    found = {item.nodeid.removeprefix("tests/"): item for item in items}
+    for name in SLOW & found.keys():
+        found[name].add_marker("slow")
+    if len(items) > WHOLE_SUITE:
+        gone = SLOW - found.keys()
+        assert not gone, f"tests/slow_cases.py names cases that are not there: {sorted(gone)}"
 
 
 @pytest.fixture(params=KERNELS)

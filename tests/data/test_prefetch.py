@@ -114,7 +114,7 @@ def test_dropping_it_ends_the_thread():
 def test_ctrl_c_while_waiting_ends_the_thread(monkeypatch):
     items = prefetch(itertools.count())
 
-    def interrupted():
+    def interrupted(gives_up):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(items._ahead, "take", interrupted)
