@@ -49,9 +49,9 @@ def experiment(folder, steps: int = 12, **changes) -> panax.Experiment:
     )
 
 
-def fit(experiment: panax.Experiment, lines: list[str] | None = None):
+def fit(experiment: panax.Experiment, lines: list[str] | None = None, accept_changes: bool = False):
     say = (lambda line: None) if lines is None else lines.append
-    return panax.fit(experiment, say=say, devices=jax.devices()[:1])
+    return panax.fit(experiment, say=say, devices=jax.devices()[:1], accept_changes=accept_changes)
 
 
 def host(tree) -> dict[str, np.ndarray]:
@@ -161,7 +161,7 @@ def test_the_average_is_what_is_exported_and_started_from(whole, tmp_path):
 def test_it_may_begin_and_end_in_the_middle_of_a_run(tmp_path):
     lines: list[str] = []
     before = fit(experiment(tmp_path, steps=3, step=StepConfig()))
-    with_it = fit(experiment(tmp_path, steps=4), lines)
+    with_it = fit(experiment(tmp_path, steps=4), lines, accept_changes=True)
     assert "an average of the parameters begins with those of the checkpoint" in lines
     average, start = host(with_it.state.averaged), host(before.state.params)
     after = host(with_it.state.params)
@@ -170,7 +170,7 @@ def test_it_may_begin_and_end_in_the_middle_of_a_run(tmp_path):
         np.testing.assert_allclose(
             average[name], start[name] + (9 / 14) * (after[name] - start[name]), rtol=1e-5, atol=1e-6
         )
-    without = fit(experiment(tmp_path, steps=5, step=StepConfig()), lines)
+    without = fit(experiment(tmp_path, steps=5, step=StepConfig()), lines, accept_changes=True)
     assert any("averaged parameters are left out" in line for line in lines)
     assert without.state.averaged is None and without.step == 5
 

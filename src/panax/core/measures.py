@@ -124,7 +124,7 @@ Metrics = Mapping[str, Metric]
 
 def _ratio(total: Values, weight: Values) -> Values:
     mean = jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1.0), 0.0)
-    # A weight that is negative or NaN comes from a broken mask, and its root is NaN: the result must not look as if it were right.
+    # A weight that is negative or NaN comes from a broken mask. Its root is NaN: the result must not look as if it were right.
     return mean + 0.0 * jnp.sqrt(weight)
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..core import Batch, Faults, Guard, Task, TrainState, current_platform, total_loss
+from ..core import Batch, Faults, Gradients, Guard, Task, TrainState, current_platform, total_loss
 from ..core.errors import RecipeError
 from ..core.validated import Validated
 from .on_mesh import BatchAxes
@@ -86,36 +86,12 @@ def train_step(
     )
     loss = total_loss(result.losses)
     norm = optax.tree.norm(result.gradients)
-    usual = state.guard.usual_norm
-    # A batch that is masked everywhere teaches nothing: without this, weight decay and old moments would still move the weights.
-    counted = functools.reduce(jnp.logical_or, [term.weight > 0 for term in result.losses.values()])
-    applied = jnp.isfinite(norm) & jnp.isfinite(loss) & counted
-    faults = {name: metric for name, metric in result.metrics.items() if isinstance(metric, Faults)}
-    for found in faults.values():
-        applied &= ~found.any
-    if config.spike_factor is not None:
-        applied &= (usual == 0.0) | (norm <= config.spike_factor * usual)
-    guard = Guard(
-        skipped=state.guard.skipped + (~applied).astype(jnp.int32),
-        skipped_in_a_row=jnp.where(applied, 0, state.guard.skipped_in_a_row + 1),
-        usual_norm=jnp.where(
-            applied, jnp.where(usual == 0.0, norm, NORM_MEMORY * usual + (1 - NORM_MEMORY) * norm), usual
-        ),
-    )
-    scalars = {
-        "loss": loss,
-        **{f"loss/{name}": term.mean for name, term in result.losses.items()},
-        **{name: metric.value for name, metric in result.metrics.items() if name not in faults},
-        **faults,
-        "gradient_norm": norm,
-        **(
-            {}
-            if learning_rate is None
-            else {"learning_rate": _scheduled(learning_rate, state.step - state.guard.skipped)}
-        ),
-        "skipped": guard.skipped,
-        "skipped_in_a_row": guard.skipped_in_a_row,
-    }
+    applied = _is_applied(result, loss, norm, state.guard, config)
+    guard = _next_guard(state.guard, applied, norm)
+    scalars = _scalars(result) | {"loss": loss, "gradient_norm": norm}
+    if learning_rate is not None:
+        scalars["learning_rate"] = _scheduled(learning_rate, state.step - state.guard.skipped)
+    scalars |= {"skipped": guard.skipped, "skipped_in_a_row": guard.skipped_in_a_row}
     free, frozen = eqx.partition(state.params, trainable)
 
     def updated() -> _Guarded:
@@ -142,6 +118,37 @@ def train_step(
         averaged=chosen.averaged,
     )
     return next_state, scalars
+
+
+def _is_applied(result: Gradients, loss: jax.Array, norm: jax.Array, guard: Guard, config: StepConfig) -> jax.Array:
+    """Whether an update may change anything."""
+    # A batch that is masked everywhere teaches nothing: without this, weight decay and old moments would still move the weights.
+    counted = functools.reduce(jnp.logical_or, [term.weight > 0 for term in result.losses.values()])
+    applied = jnp.isfinite(norm) & jnp.isfinite(loss) & counted
+    for found in result.metrics.values():
+        if isinstance(found, Faults):
+            applied &= ~found.any
+    if config.spike_factor is not None:
+        applied &= (guard.usual_norm == 0.0) | (norm <= config.spike_factor * guard.usual_norm)
+    return applied
+
+
+def _next_guard(guard: Guard, applied: jax.Array, norm: jax.Array) -> Guard:
+    usual = guard.usual_norm
+    moved = jnp.where(usual == 0.0, norm, NORM_MEMORY * usual + (1 - NORM_MEMORY) * norm)
+    return Guard(
+        skipped=guard.skipped + (~applied).astype(jnp.int32),
+        skipped_in_a_row=jnp.where(applied, 0, guard.skipped_in_a_row + 1),
+        usual_norm=jnp.where(applied, moved, usual),
+    )
+
+
+def _scalars(result: Gradients) -> dict[str, Any]:
+    """Each loss and metric by name; what checks of the data found is left as it is."""
+    losses = {f"loss/{name}": term.mean for name, term in result.losses.items()}
+    return losses | {
+        name: metric if isinstance(metric, Faults) else metric.value for name, metric in result.metrics.items()
+    }
 
 
 class _Guarded(NamedTuple):
