@@ -49,13 +49,13 @@ class Lane:
             self._thread.start()
 
     def put(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Call a function soon, in the order of the calls; never waits, never raises."""
-        if self._thread is None:
+        """Call a function soon, in the order of the calls; never waits, never raises. After `close` it is called at once."""
+        if self._thread is None or self._closed:
             self._call(function, arguments)
             return
         full = False
         with self._changed:
-            if len(self._calls) >= self._most or self._closed:
+            if len(self._calls) >= self._most:
                 self._lost += 1
                 full, self._full = not self._full, True
             else:

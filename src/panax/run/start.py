@@ -14,7 +14,7 @@ from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, agreeing, only_jo
 from ..checkpoint.record import read_record
 from ..core import Position, TrainState
 from ..core.cpu_kernels import current
-from ..core.errors import CheckpointError, DamagedError, PanaxError
+from ..core.errors import CheckpointError, DamagedError
 from ..core.lock import locked
 from ..core.processes import first_text, is_first
 from ..core.state import averages_of
@@ -55,13 +55,17 @@ def choose_kernels(experiment: Experiment, say: Say, *, fresh: bool) -> None:
     """Decide what work on CPU is done by, as this run began if it is resumed on such a machine; and say it.
 
     Every process of the job calls it, before anything is traced.
+
+    Raises:
+        StoreError: The place of the checkpoints can't be read.
     """
     recorded = ""
-    if is_first() and not fresh:
-        # What can't be read is an error a little later, where all processes take part.
-        with contextlib.suppress(PanaxError):
-            found = read_record(open_store(place_of_checkpoints(experiment)))
-            recorded = "" if found is None else found.kernels
+    with agreeing():
+        if is_first() and not fresh:
+            # A record that is none is said and written again where the place is claimed.
+            with contextlib.suppress(CheckpointError):
+                found = read_record(open_store(place_of_checkpoints(experiment)))
+                recorded = "" if found is None else found.kernels
 
     def told(chosen: Chosen) -> None:
         for line in chosen.lines():
