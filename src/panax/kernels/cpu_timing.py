@@ -56,8 +56,8 @@ class Chosen:
             parts = []
             for dtype in DTYPES:
                 name, times = self.kernels.of(work, dtype), self.times.get(f"{work}_{dtype}", {})
-                others = ", ".join(f"{other} {times[other] / times[name]:.2f}" for other in times if other != name)
-                parts.append(f"{dtype} {name}" + (f" (times its time: {others})" if others else ""))
+                others = [f"{other} {times[other] / times[name]:.2f}" for other in times if other != name]
+                parts.append(f"{dtype} by {name}" + (f" ({', '.join(others)} times as long)" if others else ""))
             found.append(f"{work.replace('_', ' ')} on CPU: {'; '.join(parts)}")
         return [*found, f"kernels on CPU: {self.source}"]
 

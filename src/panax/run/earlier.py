@@ -27,11 +27,11 @@ GROWING = "num_steps"
 
 WAYS_ON = (
     "To train from step 0, give --fresh (fresh=True): what is there is set aside, not removed. To keep it as it is, give this "
-    "run another --name or --directory"
+    "run another --name or --directory."
 )
 KEEPING = (
-    "To go on from its trained state all the same, give --accept-changes (accept_changes=True); data that has changed then "
-    "begins again"
+    "To resume from its trained state all the same, give --accept-changes (accept_changes=True){}; data that has changed then "
+    "begins again."
 )
 
 
@@ -53,7 +53,7 @@ def check_same_run(experiment: Experiment, checkpoint: Checkpoint, *, accept_cha
         raise CheckpointError(
             f"{checkpoint.url} is of a run with other settings ({step} of {experiment.num_steps} steps are done):\n"
             + "".join(f"  {line}\n" for line in other)
-            + (f"{WAYS_ON}. " + (KEEPING if step < experiment.num_steps else f"{KEEPING}, with more --num-steps"))
+            + f"{WAYS_ON} {KEEPING.format('' if step < experiment.num_steps else ' and more --num-steps')}"
         )
     for line in changed:
         say(f"changed since that checkpoint: {line}")
@@ -75,7 +75,7 @@ def position_in(prepared: Prepared, checkpoint: Checkpoint, *, accept_changes: b
         getattr(closing, "close", lambda: None)()
     except DataError as error:
         if not accept_changes:
-            raise DataError(f"{error}. {WAYS_ON}. {KEEPING}") from error
+            raise DataError(f"{error}. {WAYS_ON} {KEEPING.format('')}") from error
         say(f"the data begins again: {error}")
         return None
     return position
