@@ -58,20 +58,8 @@ def test_no_weights_there(plain, tmp_path):
         fit(dataclasses.replace(plain, init=f"hf:{tmp_path / 'nowhere'}"), say=quiet)
 
 
-def test_a_trained_model_is_exported_with_its_tokenizer(plain, tmp_path, capsys):
-    fit(plain, say=quiet)
-    assert main(["export", plain.folder, str(tmp_path / "out")]) == 0
-    from transformers import AutoModelForCausalLM
-
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["vocab_size"] == 300
-    assert (tmp_path / "out" / "tokenizer.json").is_file()
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert model.config.vocab_size == 300
-
-
-def test_what_lies_beside_a_tokenizer_is_exported_with_it(plain, tmp_path, capsys):
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+def test_a_trained_model_is_exported_with_its_tokenizer_and_what_lies_beside_it(plain, tmp_path, capsys):
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -97,7 +85,9 @@ def test_what_lies_beside_a_tokenizer_is_exported_with_it(plain, tmp_path, capsy
     assert again.chat_template == template
     generation = GenerationConfig.from_pretrained(str(out))
     assert generation.top_k == 7
-    for each in (again, AutoConfig.from_pretrained(str(out)), generation):
+    model = AutoModelForCausalLM.from_pretrained(str(out))
+    assert model.config.vocab_size == len(again) == 259
+    for each in (again, model.config, generation):
         assert (each.bos_token_id, each.eos_token_id, each.pad_token_id) == (1, 2, 0)
 
 
