@@ -20,7 +20,7 @@ from panax.models import Context, Decoder, DecoderTask, logits_of
 torch.set_num_threads(2)
 transformers.utils.logging.disable_progress_bar()
 
-FAMILIES = ("gpt2", "llama", "qwen3", "gemma2", "mixtral", "qwen3_moe", "deepseek_v3")
+FAMILIES = ("gpt2", "llama", "qwen3", "gemma2", "mixtral", "qwen3_moe", "deepseek_v3", "dbrx")
 MIXTURES = FAMILIES[4:]
 ROWS, LENGTH, VOCABULARY = 2, 24, 96
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
@@ -71,6 +71,18 @@ def tiny(family: str) -> Any:
         )
     if family == "mixtral":
         return transformers.MixtralConfig(**ROTARY, num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2)
+    if family == "dbrx":
+        # The positions' base twice: `transformers` reads one, a release has the other.
+        return transformers.DbrxConfig(
+            **COMMON,
+            d_model=32,
+            n_heads=4,
+            n_layers=2,
+            max_seq_len=64,
+            attn_config={"kv_n_heads": 2, "clip_qkv": 1.5, "rope_theta": 500.0},
+            ffn_config={"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2, "moe_jitter_eps": None},
+            rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+        )
     if family == "qwen3_moe":
         # The first layer is dense, and of the others every second one.
         return transformers.Qwen3MoeConfig(

@@ -121,6 +121,7 @@ def variants(config: DecoderConfig) -> dict[str, DecoderConfig]:
     changes: dict[str, dict] = {
         "epsilon": {"norm_epsilon": 0.1 + config.norm_epsilon},
         "activation": {"activation": "relu"},
+        "attention clip": {"attention_clip": None},
         "soft cap on scores": {"attention_soft_cap": None},
         "soft cap on logits": {"logit_soft_cap": None},
         "query scale": {"query_scale": 0.0},

@@ -48,7 +48,7 @@ def test_transformers_loads_the_same_model(example: Example, tmp_path) -> None:
     assert config_from(tmp_path) == example.task.model
 
 
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("family", [family for family in MIXTURES if family != "dbrx"])  # whose experts share a tensor
 def test_each_device_reads_its_own_experts_only(family: str, folder_of_examples, monkeypatch) -> None:
     example = make_example(family, folder_of_examples)
     laid_out = laid_out_on(example.task, MeshShape(expert=4, fsdp=2))

@@ -29,6 +29,21 @@ def test_regions_of_what_was_written(text: str, axes: tuple[str, ...]) -> None:
             assert np.array_equal(read, array[tuple(slice(*r) for r in ranges)])
 
 
+def test_parts_of_unequal_size() -> None:
+    pattern, sizes = Pattern("(heads+kv_heads+kv_heads head_dim) embed"), {**SIZES, "kv_heads": 1}
+    axes = [("embed", name, "head_dim") for name in ("heads", "kv_heads", "kv_heads")]
+    parts = [np.random.default_rng(0).random([sizes[axis] for axis in each]) for each in axes]
+    tensor = np.full(pattern.shape(sizes), np.nan)
+    for part, array in enumerate(parts):
+        pattern.write(tensor, axes[part], sizes, array, part)
+    rows = [array.transpose(1, 2, 0).reshape(-1, sizes["embed"]) for array in parts]
+    assert np.array_equal(tensor, np.concatenate(rows))
+    for part, array in enumerate(parts):
+        heads = array.shape[1]
+        read = pattern.read(tensor, axes[part], sizes, ((1, 3), (heads - 1, heads), (0, 2)), part)
+        assert np.array_equal(read, array[1:3, heads - 1 :])
+
+
 def test_reads_no_more_than_the_region_needs() -> None:
     class Recorded:
         def __getitem__(self, index):

@@ -16,6 +16,7 @@ from panax.cli.main import main
 from panax.core import LayoutError
 from panax.mesh import MESH_AXES, MeshShape, Placement, Rules
 from panax.mesh.legality import Needs, check, neighbours, problem, remarks, resolved, suggested
+from panax.mesh.rules import COMPUTE, STORAGE
 from panax.models import DecoderTask
 from panax.parallel import Pipeline
 from panax.train import CompiledStep, Program, StepConfig
@@ -148,6 +149,33 @@ def test_rules_that_collide_are_refused():
         Rules(storage={"heads": ("fsdp",)}, compute={"heads": ("tensor",)})
     split = Rules(compute={"vocab": ("tensor", "context")}, storage={})
     assert "vocab is split over tensor=2·context=2; the loss" in refusal(NEEDS, split, tensor=2, context=2)
+
+
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        # A vocabulary that is whole beside a split residual stream once doubled the gradients, without a word.
+        ({"vocab": ()}, r"vocab is split over \(\), and residual over \('tensor',\) beyond seq"),
+        ({"ffn": ()}, r"ffn is split over \(\), and residual over \('tensor',\)"),
+        ({"heads": ()}, r"heads is split over \(\), and residual over \('tensor',\)"),
+        ({"embed": ("context",)}, r"embed -> \('context',\), and the task computes embed whole"),
+        ({"head_dim": ("context",)}, r"head_dim -> \('context',\), and the task computes head_dim whole"),
+        ({"residual": ("fsdp", "tensor")}, r"residual -> \('fsdp', 'tensor'\), .* further ones that split no batch"),
+        ({"residual": ("tensor",)}, r"seq -> \('context',\) .* residual takes seq's axes and further ones"),
+    ],
+)
+def test_rules_that_no_layer_computes_are_refused(compute: dict, message: str):
+    storage = {name: (*axes, *(a for a in STORAGE.get(name, ()) if a not in axes)) for name, axes in compute.items()}
+    storage = {name: axes for name, axes in storage.items() if name != "residual"}
+    rules = Rules(storage={**STORAGE, **storage}, compute={**COMPUTE, **compute})
+    assert re.search(message, refusal(NEEDS, rules, fsdp=2, context=2, tensor=2))
+    assert problem(NEEDS, rules, mesh(replica=8)) is None
+
+
+def test_what_is_computed_split_must_rest_split():
+    rules = Rules(storage={**STORAGE, "kv_heads": ()})
+    assert "kv_heads rests whole, and rules.compute has kv_heads -> ('tensor',)" in refusal(NEEDS, rules, tensor=2)
+    assert problem(NEEDS, rules, mesh(fsdp=8)) is None
 
 
 def test_the_nearest_mesh_changes_least():

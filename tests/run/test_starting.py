@@ -8,11 +8,13 @@ import jax
 import numpy as np
 import pytest
 import tiny_recipe
+import tokenizers
 
 from panax import fit
 from panax.adapters import huggingface
 from panax.cli.main import main
 from panax.core import CheckpointError, named_leaves
+from panax.data import PretrainedTokenizer
 from panax.models import DecoderTask
 from panax.optim import Schedule, Sgd
 
@@ -56,16 +58,37 @@ def test_no_weights_there(plain, tmp_path):
         fit(dataclasses.replace(plain, init=f"hf:{tmp_path / 'nowhere'}"), say=quiet)
 
 
-def test_a_trained_model_is_exported_with_its_tokenizer(plain, tmp_path, capsys):
-    fit(plain, say=quiet)
-    assert main(["export", plain.folder, str(tmp_path / "out")]) == 0
-    from transformers import AutoModelForCausalLM
+def test_a_trained_model_is_exported_with_its_tokenizer_and_what_lies_beside_it(plain, tmp_path, capsys):
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["vocab_size"] == 300
-    assert (tmp_path / "out" / "tokenizer.json").is_file()
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert model.config.vocab_size == 300
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    specials = ["<pad>", "<s>", "</s>"]
+    made.train_from_iterator(
+        ["a"], tokenizers.trainers.BpeTrainer(special_tokens=specials, initial_alphabet=alphabet, show_progress=False)
+    )
+    made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    source, out, template = tmp_path / "source", tmp_path / "out", "{{ bos_token }}{{ messages[0]['content'] }}"
+    source.mkdir()
+    made.save(str(source / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "chat_template": template}
+    (source / "tokenizer_config.json").write_text(json.dumps(config))
+    (source / "generation_config.json").write_text(json.dumps({"top_k": 7, "eos_token_id": 99}))
+    data = dataclasses.replace(plain.data, tokenizer=PretrainedTokenizer(path=str(source)))
+    lines = []
+    fit(dataclasses.replace(plain, data=data), say=lines.append)
+    assert [line for line in lines if "each document begins with '<s>'" in line]
+    assert main(["export", plain.folder, str(out)]) == 0
+    theirs, again = AutoTokenizer.from_pretrained(str(source)), AutoTokenizer.from_pretrained(str(out))
+    assert again("a cat").input_ids == theirs("a cat").input_ids and again("a cat").input_ids[0] == 1
+    assert again.chat_template == template
+    generation = GenerationConfig.from_pretrained(str(out))
+    assert generation.top_k == 7
+    model = AutoModelForCausalLM.from_pretrained(str(out))
+    assert model.config.vocab_size == len(again) == 259
+    for each in (again, model.config, generation):
+        assert (each.bos_token_id, each.eos_token_id, each.pad_token_id) == (1, 2, 0)
 
 
 def test_lengths_are_padded_to_the_buckets_and_each_compiles_once(experiment):

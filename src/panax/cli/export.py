@@ -21,8 +21,8 @@ def export(arguments: Sequence[str]) -> int:
         raise RecipeError(
             f"{trained.url} holds neither a decoder nor a vision transformer; only those have a Hugging Face layout"
         )
-    ends = {} if trained.tokenizer is None else {"eos_token_id": trained.tokenizer.end_of_document}
-    save(options.directory, trained.params, trained.state, token_ids=ends)
+    ids = {} if trained.tokenizer is None else trained.tokenizer.special_ids
+    save(options.directory, trained.params, trained.state, token_ids=ids)
     if trained.tokenizer is not None:
         trained.tokenizer.save(options.directory)
     loader = "AutoModelForCausalLM" if isinstance(trained.params, Decoder) else "AutoModelForImageClassification"

@@ -63,7 +63,7 @@ def continue_text(
     """
     if tokens < 1 or temperature < 0 or top_k < 0:
         raise RecipeError(f"tokens={tokens}, temperature={temperature}, top_k={top_k}; expected at least 1, 0 and 0")
-    ids = tokenizer.encode(prompt)
+    ids = [*tokenizer.start_of_document, *tokenizer.encode(prompt)]
     if not ids:
         raise RecipeError("the prompt is empty; give at least one character")
     # On one device, wherever it was trained: a single row has nothing to be split over. By way of the host, since moving

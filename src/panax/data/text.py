@@ -100,6 +100,16 @@ class TextData(Validated):
             tokenizer=tokenizer,
             vocab_size=max(store.vocab_size for store in stores) if tokenizer is None else tokenizer.vocab_size,
             parts=parts,
+            notes=() if tokenizer is None else self._notes(tokenizer),
+        )
+
+    def _notes(self, tokenizer: Tokenizer) -> tuple[str, ...]:
+        if not tokenizer.start_of_document or all(isinstance(corpus, TokenFile) for corpus in self._corpora().values()):
+            return ()
+        start = tokenizer.decode(tokenizer.start_of_document)
+        return (
+            f"each document begins with {start!r}, which the tokenizer's post-processor adds, as in transformers; "
+            f"data.tokenizer.add_bos=False leaves it out",
         )
 
     def _corpora(self) -> Mapping[str, PlainCorpus | Filtered]:
@@ -148,6 +158,7 @@ class OpenedText:
         tokenizer: None for a token file opened without one.
         vocab_size: One more than the largest id; what a model's vocabulary must hold.
         parts: The documents, by the name of the part; a lone corpus is "".
+        notes: What a user should know of how texts became tokens.
     """
 
     train: PackedSource | MixedSource
@@ -155,6 +166,7 @@ class OpenedText:
     tokenizer: Tokenizer | None
     vocab_size: int
     parts: Mapping[str, OpenedPart]
+    notes: tuple[str, ...] = ()
 
     @property
     def training_documents(self) -> Documents:

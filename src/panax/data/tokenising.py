@@ -173,7 +173,10 @@ def write_tokens(
                     num_blank += 1
                     writer.skip()
                 else:
-                    writer.append(prompt + text, num_prompt_tokens=len(prompt))
+                    # Nothing predicts a document's first token; after a prompt, no token of the prompt is a lesson.
+                    start = list(tokenizer.start_of_document)
+                    unread = len(start) + len(prompt) if prompt else max(len(start) - 1, 0)
+                    writer.append(start + prompt + text, num_prompt_tokens=unread)
             if progress is not None:
                 progress("tokenising", writer.num_documents, writer.num_tokens)
         writer.num_bad_records, writer.num_filtered_documents = len(checked.bad), checked.num_filtered

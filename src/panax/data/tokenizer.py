@@ -4,12 +4,12 @@ Texts never become special tokens: `<|endoftext|>` written inside a document is 
 """
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tokenizers
@@ -21,6 +21,7 @@ from panax.core.validated import Validated
 from .checked import Checked
 from .corpus import Corpus, Document
 from .files import decode_utf8, fingerprint, read_bytes
+from .special_tokens import Beside, read_beside, start_of_text, without_start
 from .tokens import LARGEST_VOCABULARY
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -36,11 +37,14 @@ class Tokenizer:
 
     Attributes:
         vocab_size: One more than the largest id.
+        start_of_document: The ids that each document begins with, as the tokenizer's post-processor adds them; often one (BOS),
+            or none.
         end_of_document: The id that ends each document.
-        fingerprint: A hash of everything that decides which ids a text becomes.
+        special_ids: `bos_token_id`, `eos_token_id` and `pad_token_id`; None where it has no such token.
+        fingerprint: A hash of everything that decides which ids a document becomes.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, *, end_of_document: str) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, *, end_of_document: str, beside: Beside | None = None) -> None:
         """Wrap a Hugging Face tokenizer, whose settings for truncation, padding and special tokens are set aside.
 
         Raises:
@@ -57,13 +61,19 @@ class Tokenizer:
                 f"end_of_document=; its special tokens are: {specials or 'none'}"
             )
         self._backend = backend
-        self._end = end_of_document
+        self.start_of_document: tuple[int, ...] = start_of_text(backend)
+        start = [token for i in self.start_of_document if (token := backend.id_to_token(i)) is not None]
+        self._beside = (beside or Beside()).ending_with(end_of_document, start)
+        self._vocabulary = vocabulary
+        self.special_ids: dict[str, int | None] = self._beside.ids(vocabulary)
         self.end_of_document: int = vocabulary[end_of_document]
         self.vocab_size: int = max(vocabulary.values()) + 1
-        self.fingerprint: str = fingerprint("tokenizer", json.loads(backend.to_str()), end_of_document)
+        self.fingerprint: str = fingerprint(
+            "tokenizer", json.loads(backend.to_str()), end_of_document, *self.start_of_document
+        )
 
     def encode(self, text: str) -> list[int]:
-        """Encode one text, without special tokens."""
+        """Encode one text, without special tokens; a document begins with `start_of_document` before it."""
         with _panics_are_errors("a text can't be encoded"):
             return self._backend.encode(text, add_special_tokens=False).ids
 
@@ -77,13 +87,28 @@ class Tokenizer:
         with _panics_are_errors("ids can't be decoded"):
             return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
+    def with_generation_of(self, folder: str | Path) -> "Tokenizer":
+        """Itself, and how the model in a folder generates, where nothing beside the tokenizer says so.
+
+        Raises:
+            DataError: The folder's `generation_config.json` is broken.
+        """
+        if self._beside.generation is not None:
+            return self
+        found = copy.copy(self)
+        found._beside = dataclasses.replace(self._beside, generation=read_beside(Path(folder).expanduser()).generation)
+        return found
+
     def save(self, directory: str | Path) -> None:
-        """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face's libraries read too."""
+        """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face's libraries read too.
+
+        The chat template and `generation_config.json`, where they lay beside the tokenizer that was read, are written too.
+        """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         self._backend.save(str(directory / "tokenizer.json"))
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self._end}
-        (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        for name, text in self._beside.files(self._vocabulary):
+            (directory / name).write_text(text, encoding="utf-8")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,16 +172,20 @@ class PretrainedTokenizer(Validated):
         path: A `tokenizer.json`, or a directory that holds one.
         end_of_document: The token that ends each document. None: the `eos_token` of the `tokenizer_config.json` beside
             it, else the first of the usual ones (`<|endoftext|>`, `</s>`, ...) that it has.
+        add_bos: Each document, and each prompt, begins with what the tokenizer's post-processor puts before a text, as in
+            `transformers`: a token that begins texts (BOS), or nothing. False: with nothing; the tokenizer is saved so.
     """
 
     path: str
     end_of_document: str | None = None
+    add_bos: bool = True
 
     def load(self) -> Tokenizer:
         """Read it.
 
         Raises:
             DataError: The file is missing or broken, or nothing says which token ends a document.
+            RecipeError: add_bos=False, and the tokenizer can't do without.
         """
         path = Path(self.path).expanduser()
         if path.is_dir():
@@ -166,10 +195,19 @@ class PretrainedTokenizer(Validated):
         with _panics_are_errors(f"{path} is damaged"):
             try:
                 backend = tokenizers.Tokenizer.from_str(text)
+                added = not self.add_bos and start_of_text(backend)
+                if added:
+                    backend = tokenizers.Tokenizer.from_str(without_start(text, str(path)))
+            except RecipeError:
+                raise
             except Exception as error:  # the library raises bare Exception
                 message = f"{path} is not a tokenizer that this tokenizers {tokenizers.__version__} can read: {error}"
                 raise DataError(f"{message}; expected a tokenizer.json of Hugging Face's tokenizers") from error
-            return Tokenizer(backend, end_of_document=self.end_of_document or _find_end(backend, path))
+            beside = read_beside(path.parent)
+            if added and "add_bos_token" in beside.config:
+                beside = dataclasses.replace(beside, config={**beside.config, "add_bos_token": False})
+            end = self.end_of_document or beside.token("eos") or _find_end(backend, path)
+            return Tokenizer(backend, end_of_document=end, beside=beside)
 
 
 @contextlib.contextmanager
@@ -204,11 +242,6 @@ def _check_ids(text: str, name: str) -> None:
 
 
 def _find_end(backend: tokenizers.Tokenizer, path: Path) -> str:
-    config = path.with_name("tokenizer_config.json")
-    if config.is_file():
-        end = _eos_token(config)
-        if end is not None:
-            return end
     for token in _KNOWN_ENDS:
         if backend.token_to_id(token) is not None:
             return token
@@ -217,13 +250,3 @@ def _find_end(backend: tokenizers.Tokenizer, path: Path) -> str:
         f"{path}: nothing says which token ends a document; name it with end_of_document=; "
         f"its special tokens are: {specials or 'none'}"
     )
-
-
-def _eos_token(config: Path) -> str | None:
-    try:
-        end: Any = json.loads(decode_utf8(read_bytes(config), str(config))).get("eos_token")
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise DataError(f"{config} is broken ({error}); expected a JSON object: repair or remove it") from error
-    if isinstance(end, dict):  # older files hold the whole added token
-        end = end.get("content")
-    return end if isinstance(end, str) else None

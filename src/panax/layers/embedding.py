@@ -8,10 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ..core import Module, current_layout, normal, own_sequence, parameter, scatter_sequence
-from ..core.collectives import axis_index
+from ..core.collectives import all_reduce, axis_index, token_axes
+from ..core.contraction import sequence_parallel_axes
+from ..core.errors import LayoutError
+from ..core.layout import MeshAxes
 from ..core.module import Initialiser
 from ..core.protocols import Axes
-from ..core.weights import Source, is_weight, opened
+from ..core.weights import Source, opened
 
 
 class Embedding(Module):
@@ -20,17 +23,22 @@ class Embedding(Module):
     table: Float[Array, "vocab embed"] = parameter(normal(std=0.02))
 
     def __call__(self, tokens: Int[Array, "batch seq"], dtype: Any) -> Float[Array, "batch residual embed"]:
-        """Where the vocabulary is split, each device looks up the tokens that are its own, and the parts are added up."""
+        """Where the vocabulary is split, each device looks up the tokens that are its own, and the parts are added up.
+
+        Raises:
+            LayoutError: The vocabulary is split over axes that split the tokens, or over others than the residual stream is.
+        """
         layout = current_layout()
         split = () if layout is None else layout.compute(("vocab",))[0]
         if not split:
             return _look_up("vocab embed", dtype, self.table, own_sequence(tokens))
-        rows = vocabulary_rows(self.table)
+        _check_split(split)
+        rows = _rows_here(self.table, "vocab embed")
         local = tokens - (axis_index(split) * rows).astype(tokens.dtype)
         inside = (local >= 0) & (local < rows)
         # A token of another device reads no row and adds to none.
         part = _look_up("vocab embed", dtype, self.table, jnp.where(inside, local, rows))
-        return scatter_sequence(part)
+        return scatter_sequence(part) if sequence_parallel_axes() else _sum_whole(split, part)
 
 
 class PositionEmbedding(Module):
@@ -58,9 +66,37 @@ def padded(init: Initialiser, rows: int) -> Initialiser:
     return draw
 
 
-def vocabulary_rows(table: Any) -> int:
-    """How many words this device holds of an embedding or a head."""
-    return (table.value if is_weight(table) else table).shape[0]
+def _check_split(split: MeshAxes) -> None:
+    over, tokens = sequence_parallel_axes(), [axis for axis in split if axis in token_axes()]
+    if tokens:
+        raise LayoutError(
+            f"rules.compute: vocab -> {split}, and {tokens[0]} splits the tokens; devices that look up different tokens can't "
+            f"share a vocabulary: split it over tensor"
+        )
+    if over and set(over) != set(split):
+        raise LayoutError(
+            f"rules.compute: vocab is split over {split}, and the positions of the residual stream over {over}; split both over "
+            f"the same mesh axes, or only one of them"
+        )
+
+
+def _rows_here(table: Any, axes: str) -> int:
+    """How many rows of a table this device looks up: those that it holds, and those that are gathered for it."""
+    source, value, _ = opened(table, tuple(axes.split()))
+    ways = 1 if source.gathered or not source.gathers[0] else jax.lax.axis_size(source.gathers[0])
+    return value.shape[0] * ways
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sum_whole(axes: MeshAxes, part: jax.Array) -> jax.Array:
+    """Partial sums, added up on every device. The cotangent that each device has of a whole residual stream is a share of it."""
+    return all_reduce(part, axes)
+
+
+_sum_whole.defvjp(
+    lambda axes, part: (all_reduce(part, axes), None),
+    lambda axes, _, gradient: (all_reduce(gradient, axes),),
+)
 
 
 class _Static(NamedTuple):
@@ -71,7 +107,7 @@ class _Static(NamedTuple):
 
 def _look_up(axes: str, dtype: Any, table: Any, index: jax.Array) -> jax.Array:
     source, value, slot = opened(table, tuple(axes.split()))
-    return _take(_Static(source, jnp.dtype(dtype).name, value.shape[0]), value, slot, index)
+    return _take(_Static(source, jnp.dtype(dtype).name, _rows_here(table, axes)), value, slot, index)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -79,7 +79,8 @@ class MoE(Validated):
             f"active={self.active}; expected 1 to experts={self.experts}, of which each token takes so many",
         )
         for name in ("ffn", "shared", "first_dense", "balance", "z_loss", "bias_rate"):
-            require(getattr(self, name) >= 0, f"{name}={getattr(self, name)}; expected 0 or more")
+            require(0 <= getattr(self, name) < math.inf, f"{name}={getattr(self, name)}; expected 0 or more")
+        require(0.0 < self.scale < math.inf, f"scale={self.scale}; expected a positive factor")
         require(self.every > 0, f"every={self.every}; expected 1 for every layer, 2 for every other one, ...")
         require(
             self.groups > 0 and self.experts % self.groups == 0,
@@ -100,10 +101,10 @@ class MoE(Validated):
         )
         require(0.0 <= self.jitter < 1.0, f"jitter={self.jitter}; expected a fraction in [0, 1)")
         require(
-            self.capacity is None or self.capacity > 0,
+            self.capacity is None or 0 < self.capacity < math.inf,
             f"capacity={self.capacity}; expected a positive factor, or None to drop no token",
         )
-        require(self.buffer >= 1.0, f"buffer={self.buffer}; expected 1 or more")
+        require(1.0 <= self.buffer < math.inf, f"buffer={self.buffer}; expected 1 or more")
         if self.choice == "expert":
             for name, needed in (("groups", 1), ("selection_bias", False), ("capacity", None)):
                 require(

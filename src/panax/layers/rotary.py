@@ -11,7 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from ..core.errors import RecipeError
 from ..core.validated import Validated
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise RecipeError(f"rotary.{message}")
+
+
+def _require_extension(factor: float, original_length: int) -> None:
+    _require(
+        1.0 <= factor < math.inf,
+        f"scaling.factor={factor}; expected 1 or more: it is how much longer the context becomes",
+    )
+    _require(
+        original_length > 0,
+        f"scaling.original_length={original_length}; expected the positive length that the model was trained with",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +42,18 @@ class RotaryScaling(Validated):
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     original_length: int = 8192
+
+    def __post_init__(self) -> None:
+        _require_extension(self.factor, self.original_length)
+        low, high = self.low_frequency_factor, self.high_frequency_factor
+        _require(
+            0.0 < low < high < math.inf,
+            f"scaling.low_frequency_factor={low}, high_frequency_factor={high}; expected positive numbers, the low one below the "
+            f"high one: frequencies between them are mixed",
+        )
+
+    def check(self, head_dim: int, theta: float) -> None:
+        """Nothing depends on the width of a head."""
 
     def kept(self, frequency: np.ndarray, theta: float) -> np.ndarray:
         """How much of each frequency is kept as it is: 1 for all of it, 0 where it is divided by `factor`."""
@@ -60,16 +89,41 @@ class YarnScaling(Validated):
     mscale: float = 1.0
     mscale_all_dim: float = 0.0
 
+    def __post_init__(self) -> None:
+        _require_extension(self.factor, self.original_length)
+        _require(
+            0.0 < self.slow <= self.fast < math.inf,
+            f"scaling.slow={self.slow}, fast={self.fast}; expected positive numbers of turns, slow not above fast: what turns "
+            f"more often than fast keeps its frequency, what turns less often than slow is divided",
+        )
+        for name in ("mscale", "mscale_all_dim"):
+            value = getattr(self, name)
+            _require(0.0 <= value < math.inf, f"scaling.{name}={value}; expected 0 or more")
+
+    def check(self, head_dim: int, theta: float) -> None:
+        """Raise a RecipeError where no pair of features of such a head lies between `fast` and `slow`."""
+        first, last = self._transition(head_dim // 2, theta)
+        _require(
+            first <= last,
+            f"scaling: with theta={theta}, original_length={self.original_length} and {head_dim} rotated features, the "
+            f"transition would run from pair {first} down to pair {last}; expected slow={self.slow} and fast={self.fast} "
+            f"turns to lie among the pairs: change them, theta or original_length",
+        )
+
     def kept(self, frequency: np.ndarray, theta: float) -> np.ndarray:
         """How much of each frequency is kept as it is: 1 for all of it, 0 where it is divided by `factor`."""
         pairs = len(frequency)
+        first, last = self._transition(pairs, theta)
+        return 1.0 - (np.arange(pairs, dtype=np.float32) - first) / max(last - first, 1e-3)
+
+    def _transition(self, pairs: int, theta: float) -> tuple[int, int]:
+        """The pairs between which frequencies are mixed."""
 
         def pair_that_turns(times: float) -> float:
             return pairs * math.log(self.original_length / (times * 2 * math.pi)) / math.log(theta)
 
         first = max(math.floor(pair_that_turns(self.fast)), 0)
-        last = min(math.ceil(pair_that_turns(self.slow)), 2 * pairs - 1)
-        return 1.0 - (np.arange(pairs, dtype=np.float32) - first) / max(last - first, 1e-3)
+        return first, min(math.ceil(pair_that_turns(self.slow)), 2 * pairs - 1)
 
     @property
     def amplitude(self) -> float:
@@ -98,6 +152,18 @@ class Rotary(Validated):
     theta: float = 10_000.0
     scaling: RotaryScaling | YarnScaling | None = None
     interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        _require(1.0 < self.theta < math.inf, f"theta={self.theta}; expected a number above 1")
+
+    def check(self, head_dim: int) -> None:
+        """Raise a RecipeError where heads of this rotated width can't be rotated so."""
+        _require(
+            head_dim > 0 and head_dim % 2 == 0,
+            f"head_dim={head_dim}; expected an even number: rotary embedding turns pairs of features",
+        )
+        if self.scaling is not None:
+            self.scaling.check(head_dim, self.theta)
 
     def frequencies(self, head_dim: int) -> np.ndarray:
         """Radians per position of each pair of features; float32 of `head_dim / 2`."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from ..core.errors import LayoutError
-from .rules import MESH_AXES, Rules, assign, divisors
+from .rules import COMPUTE, LOGICAL_AXES, MESH_AXES, STORAGE, MeshAxes, Rules, assign, divisors
 from .topology import MeshShape, data_parallel_size
 
 Sizes = Mapping[str, int]
@@ -94,7 +94,10 @@ def problem(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
     except LayoutError as error:
         return str(error)
     of_model = _stages(needs, mesh) or _heads(needs, mesh) or _vocabulary(needs, rules, mesh)
-    return of_model or _residual(needs, rules, mesh) or _batch(needs, rules, mesh)
+    of_step = _residual(needs, rules, mesh) or _batch(needs, rules, mesh)
+    if of_model or of_step or (rules.compute == COMPUTE and rules.storage == STORAGE):
+        return of_model or of_step
+    return _computed(needs, fitted, mesh)
 
 
 def _residual(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
@@ -108,6 +111,43 @@ def _residual(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
             return (
                 f"rules.compute: {logical} is split over {lacking[0]}={mesh[lacking[0]]}, and residual -> {tuple(over)} is not; "
                 f"split residual over {lacking[0]} too"
+            )
+    return None
+
+
+def _computed(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
+    """Layers add up partial sums over the axes that split the residual stream further than its rows, and over these alone."""
+    if not needs.splits_residual:
+        return None
+
+    def over(logical: str) -> MeshAxes:
+        return tuple(axis for axis in rules.compute.get(logical, ()) if mesh.get(axis, 1) > 1)
+
+    present = needs.logical_sizes
+    for logical in present:
+        if over(logical) and logical in LOGICAL_AXES and logical not in COMPUTE:
+            return (
+                f"rules.compute: {logical} -> {over(logical)}, and {needs.who} computes {logical} whole; take it out of "
+                f"rules.compute, or split it in rules.storage"
+            )
+        if over(logical) and logical != "layer" and not rules.storage.get(logical):
+            return (
+                f"rules.storage: {logical} rests whole, and rules.compute has {logical} -> {over(logical)}; let it rest split "
+                f"over these too"
+            )
+    beyond = tuple(axis for axis in over("residual") if axis not in over("seq"))
+    clash = [axis for axis in beyond if axis in over("batch")]
+    if clash or not {*over("seq")} <= {*over("residual"), *over("batch")}:
+        return (
+            f"rules.compute: residual -> {over('residual')}, seq -> {over('seq')} and batch -> {over('batch')}; residual takes "
+            f"seq's axes and further ones that split no batch"
+        )
+    for logical in ("heads", "kv_heads", "ffn", "vocab", "expert_ffn"):
+        whole = not over(logical) and logical in ("kv_heads", "expert_ffn")
+        if logical in present and not whole and {*over(logical)} != {*beyond}:
+            return (
+                f"rules.compute: {logical} is split over {over(logical)}, and residual over {beyond} beyond seq; split both over "
+                f"the same mesh axes"
             )
     return None
 

@@ -1,6 +1,7 @@
 """What a decoder is, as plain values: GPT-2, Llama 3, Gemma 2, Mixtral and DeepSeek-V3 differ in these and in nothing else."""
 
 import dataclasses
+import math
 from typing import Literal, NamedTuple
 
 from ..core.errors import RecipeError
@@ -97,6 +98,16 @@ class DecoderConfig(Validated):
 
         for name in ("max_length", "embed", "num_layers", "heads", "ffn", "vocab_multiple"):
             require(getattr(self, name) > 0, f"model.{name}={getattr(self, name)}; expected a positive number")
+        for name in ("kv_heads", "head_dim"):
+            require(getattr(self, name) >= 0, f"model.{name}={getattr(self, name)}; expected 0 or more")
+        require(
+            0.0 < self.norm_epsilon < math.inf,
+            f"model.norm_epsilon={self.norm_epsilon}; expected a small positive number",
+        )
+        require(
+            0.0 <= self.query_scale < math.inf,
+            f"model.query_scale={self.query_scale}; expected a positive number, or 0 for head_dim",
+        )
         require(
             self.vocab_size >= 0,
             f"model.vocab_size={self.vocab_size}; expected a positive number, or 0 for the tokenizer's",
@@ -111,10 +122,12 @@ class DecoderConfig(Validated):
             f"number of query heads",
         )
         require(0.0 <= self.dropout < 1.0, f"model.dropout={self.dropout}; expected a rate in [0, 1)")
-        require(
-            self.attention_clip is None or self.attention_clip > 0,
-            f"model.attention_clip={self.attention_clip}; expected a positive bound, or None",
-        )
+        for name in ("attention_clip", "attention_soft_cap", "logit_soft_cap"):
+            bound = getattr(self, name)
+            require(
+                bound is None or 0.0 < bound < math.inf,
+                f"model.{name}={bound}; expected a positive bound, or None",
+            )
         require(
             len(self.windows) > 0 and min(self.windows) >= 0,
             f"model.windows={self.windows}; expected lengths, or 0 for all",
@@ -131,6 +144,8 @@ class DecoderConfig(Validated):
                     f"model.{name}={getattr(self, name)!r} has no effect with latent attention; leave it {needed!r}",
                 )
             require(self.rotary is not None, "model.rotary=None; latent attention has a rotated part, give it a Rotary")
+        if self.rotary is not None:
+            self.rotary.check(self.head_size if self.latent is None else self.latent.rope_dim)
 
     @property
     def vocab_rows(self) -> int:

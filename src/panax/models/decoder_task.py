@@ -97,7 +97,7 @@ class DecoderTask(Validated, Task):
     def _first_state(self) -> dict[str, Any]:
         """Of the routers of all mixture layers, where experts are chosen by a bias besides their scores."""
         moe = self.model.feed_forward
-        if moe is None or not moe.selection_bias:
+        if moe is None or not moe.selection_bias or not self.model.mixture_layers:
             return {}
         return {"router_bias": jnp.zeros((len(self.model.mixture_layers), moe.experts), jnp.float32)}
 
@@ -107,7 +107,9 @@ class DecoderTask(Validated, Task):
     def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, jax.Array]:
         weights = {"cross_entropy": micro_batches["loss_mask"].sum()}
         moe = self.model.feed_forward
-        return weights if moe is None else weights | router_weights(moe, self.count(micro_batches))
+        if moe is None or not self.model.mixture_layers:
+            return weights
+        return weights | router_weights(moe, self.count(micro_batches))
 
     def loss(self, params: Decoder, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
         if axis_size("stage") > 1:

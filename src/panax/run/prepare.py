@@ -59,6 +59,8 @@ def open_data(experiment: Experiment, say: Say) -> OpenedData:
         opened = data.open(
             progress=lambda what, documents, tokens: say(f"{what}: {documents:,} documents, {tokens:,} tokens")
         )
+        for note in opened.notes:
+            say(note)
         facts = DataFacts(opened.vocab_size, data.sequence_length)
         shapes = 1 if data.packing else len({*data.buckets, data.sequence_length})
         entropy = opened.unigram_entropy_nats if opened.held_out is not None else None

@@ -156,9 +156,11 @@ def attachments(prepared: Prepared) -> dict[str, str]:
     }
     if recorded_kernels():
         files[KERNELS] = recorded_kernels()
-    if prepared.data.tokenizer is not None:
+    tokenizer = prepared.data.tokenizer
+    if tokenizer is not None:
+        kind, _, where = prepared.experiment.init.partition(":")
         with tempfile.TemporaryDirectory() as folder:
-            prepared.data.tokenizer.save(folder)
+            (tokenizer.with_generation_of(where) if kind == "hf" else tokenizer).save(folder)
             files |= {file.name: file.read_text(encoding="utf-8") for file in Path(folder).iterdir()}
     return files
 

@@ -7,7 +7,7 @@ from ...core.errors import RecipeError, nearest
 from ...models import DecoderConfig
 from .families import FAMILIES
 from .family import ACTIVATIONS, Family
-from .nested import TRAINING_ONLY, computed, write_latent, write_mixture, write_rotary
+from .nested import TRAINING_ONLY, computed, unflattened, write_latent, write_mixture, write_rotary
 
 
 def effective(config: DecoderConfig) -> dict[str, Any]:
@@ -94,6 +94,7 @@ def _written(family: Family, config: DecoderConfig) -> tuple[dict[str, Any], lis
     for field, key in family.keys.items():
         if raw.setdefault(key, fields[field]) != fields[field]:
             problems.append(f"model.{field}={fields[field]!r}, where {key}={raw[key]!r} is said of other fields too")
+    problems += [f"model.{name}=None, where it has a number" for name in family.needed if fields[name] is None]
     parts = [write_rotary(family, config.rotary), _windows(family, fields["windows"])]
     if family.mixture is not None:
         parts.append(write_mixture(family.mixture, config))
@@ -104,7 +105,7 @@ def _written(family: Family, config: DecoderConfig) -> tuple[dict[str, Any], lis
         problems += wrong
     if family.model_type == "gpt2":
         raw |= {"embd_pdrop": config.dropout, "resid_pdrop": config.dropout, "attn_pdrop": 0.0}
-    return raw, problems
+    return unflattened(raw), problems
 
 
 def _windows(family: Family, windows: tuple[int, ...]) -> tuple[dict[str, Any], list[str]]:
@@ -114,7 +115,8 @@ def _windows(family: Family, windows: tuple[int, ...]) -> tuple[dict[str, Any], 
     if len(lengths) > 1:
         return {}, [f"model.windows={lengths}, where it has one length for all layers"]
     raw: dict[str, Any] = {
-        "sliding_window": lengths[0] if lengths else None,
+        # Some families can't be built without a length, though no layer reads it.
+        "sliding_window": lengths[0] if lengths else family.absent.get("sliding_window"),
         "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
     }
     if family.model_type == "qwen3":

@@ -7,7 +7,7 @@ configurations that were released with the models; the keys that versions before
 import re
 from collections.abc import Mapping
 
-from .families_moe import DEEPSEEK_V3, MIXTRAL, QWEN3_MOE
+from .families_moe import DBRX, DEEPSEEK_V3, MIXTRAL, QWEN3_MOE
 from .family import DENSE, PLAIN, PRE_NORMS, ROTARY, ROTARY_ABSENT, ROTARY_KEYS, Family, rotary_weights, weights_of
 
 GPT2 = Family(
@@ -71,6 +71,7 @@ GPT2 = Family(
             "feed_forward.w_down": ("mlp.c_proj.weight", "ffn embed"),
             "feed_forward.b_down": ("mlp.c_proj.bias", "norm"),
         },
+        blocks="h",
     ),
     buffers=re.compile(r"\.attn\.(masked_)?bias$"),
 )
@@ -125,6 +126,7 @@ GEMMA2 = Family(
         "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
         "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
     },
     only={"use_bidirectional_attention": (None, False)},
     weights=rotary_weights(
@@ -139,5 +141,5 @@ GEMMA2 = Family(
 )
 
 FAMILIES: Mapping[str, Family] = {
-    family.model_type: family for family in (GPT2, LLAMA, QWEN3, GEMMA2, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3)
+    family.model_type: family for family in (GPT2, LLAMA, QWEN3, GEMMA2, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, DBRX)
 }

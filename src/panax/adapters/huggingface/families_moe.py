@@ -1,6 +1,6 @@
-"""The families with mixtures of experts. In the files each expert has tensors of its own.
+"""The families with mixtures of experts. In the files each expert has its own tensors; DBRX has one for all experts of a layer.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (mixtral, qwen3_moe, deepseek_v3), its conversion of
+Sources: the modelling and configuration files of `transformers` 5.23 (mixtral, qwen3_moe, deepseek_v3, dbrx), its conversion of
 weights, and the configurations that were released with the models.
 """
 
@@ -15,6 +15,7 @@ from .family import (
     Family,
     Mixture,
     rotary_weights,
+    weights_of,
 )
 
 SELECTION_BIAS = "model.layers.{layer}.mlp.gate.e_score_correction_bias"
@@ -167,4 +168,79 @@ DEEPSEEK_V3 = Family(
     also=("kimi_k2",),
     predicts_more=True,
     whole_heads=False,
+)
+
+_QKV = ("norm_attn_norm.attn.Wqkv.weight", "(heads+kv_heads+kv_heads head_dim) embed")
+
+DBRX = Family(
+    model_type="dbrx",
+    architecture="DbrxForCausalLM",
+    prefix="transformer.",
+    always={
+        **PLAIN,
+        "norm": "layer_unbiased",
+        # Of PyTorch's LayerNorm, which is built without one.
+        "norm_epsilon": 1e-5,
+        "gated": True,
+        "feed_forward_bias": False,
+        "qk_norm": False,
+        "attention_bias": False,
+        "attention_output_bias": False,
+        "latent": None,
+        "tied": False,
+    },
+    keys={
+        "vocab_size": "vocab_size",
+        "max_length": "max_seq_len",
+        "embed": "d_model",
+        "num_layers": "n_layers",
+        "heads": "n_heads",
+        "kv_heads": "attn_config.kv_n_heads",
+        "attention_clip": "attn_config.clip_qkv",
+        "ffn": "ffn_config.ffn_hidden_size",
+        "activation": "ffn_config.ffn_act_fn.name",
+    },
+    absent={
+        "attn_config.kv_n_heads": 1,
+        "attn_config.clip_qkv": None,
+        "ffn_config.ffn_hidden_size": 3584,
+        "ffn_config.ffn_act_fn.name": "silu",
+    },
+    only={"tie_word_embeddings": (False,)},
+    weights=weights_of(
+        "transformer.",
+        {"embedding.table": ("wte.weight", "vocab embed"), "final_norm.scale": ("norm_f.weight", "norm")},
+        {
+            "attention_norm.scale": ("norm_attn_norm.norm_1.weight", "norm"),
+            "attention.w_q": (*_QKV, 0),
+            "attention.w_k": (*_QKV, 1),
+            "attention.w_v": (*_QKV, 2),
+            "attention.w_o": ("norm_attn_norm.attn.out_proj.weight", "embed (heads head_dim)"),
+            "feed_forward_norm.scale": ("norm_attn_norm.norm_2.weight", "norm"),
+            "feed_forward.router.w": ("ffn.router.layer.weight", "router embed"),
+            "feed_forward.experts.w_gate": ("ffn.experts.mlp.w1", "(expert expert_ffn) embed"),
+            "feed_forward.experts.w_up": ("ffn.experts.mlp.v1", "(expert expert_ffn) embed"),
+            "feed_forward.experts.w_down": ("ffn.experts.mlp.w2", "(expert expert_ffn) embed"),
+        },
+        blocks="blocks",
+    ),
+    scalings=("default",),
+    mixture=Mixture(
+        always={**SOFTMAX, "ffn": 0, "every": 1, "first_dense": 0},
+        keys={
+            "experts": "ffn_config.moe_num_experts",
+            "active": "ffn_config.moe_top_k",
+            "normalised": "ffn_config.moe_normalize_expert_weights",
+        },
+        absent={
+            "ffn_config.moe_num_experts": 4,
+            "ffn_config.moe_top_k": 1,
+            "ffn_config.moe_normalize_expert_weights": 1.0,
+        },
+        # The order of the norm that a token's weights are divided by: of the first, which is their sum, or of none.
+        values={"ffn_config.moe_normalize_expert_weights": ((1.0, True), (None, False))},
+    ),
+    nested=("attn_config", "ffn_config"),
+    theta="attn_config.rope_theta",
+    needed=("attention_clip",),
 )

@@ -71,6 +71,7 @@ class Mixture:
         keys: Field to the key of config.json that means the same.
         absent: What `transformers` takes for a key that config.json leaves out.
         other_names: Keys that some versions of `transformers` write instead.
+        values: Key to pairs of values, theirs and ours, where they are not the same.
         shared: The key with the number of shared experts, each as wide as the others.
         dense: The key with the numbers of layers that are dense.
     """
@@ -79,6 +80,7 @@ class Mixture:
     keys: Mapping[str, str]
     absent: Mapping[str, Any]
     other_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    values: Mapping[str, tuple[tuple[Any, Any], ...]] = dataclasses.field(default_factory=dict)
     shared: str | None = None
     dense: str | None = None
 
@@ -99,6 +101,9 @@ class Family:
         latent: Has latent attention.
         also: Other values of `model_type` that mean the same.
         predicts_more: Files may hold layers past the last, which predict further tokens: they are left out.
+        nested: Keys whose values are objects; "outer.inner" is a key inside of one.
+        theta: The key of the rotary base, where a release has it elsewhere than `transformers`.
+        needed: Fields that may be None, and that a member can't do without.
         windowed: Has `sliding_window` and `layer_types`.
         whole_heads: `transformers` refuses a member whose heads don't divide its width, even with a `head_dim`.
         weights: Parameter name, "layers." standing for a block's place in its stack, to where it is.
@@ -119,6 +124,9 @@ class Family:
     latent: bool = False
     also: tuple[str, ...] = ()
     predicts_more: bool = False
+    nested: tuple[str, ...] = ()
+    theta: str | None = None
+    needed: tuple[str, ...] = ()
     windowed: bool = False
     whole_heads: bool = True
     buffers: re.Pattern = re.compile(r"\.rotary_emb\.inv_freq$")
@@ -162,14 +170,17 @@ ROTARY_ABSENT = {
 }
 
 
-def weights_of(prefix: str, outside: Mapping[str, tuple], inside: Mapping[str, tuple]) -> dict[str, Foreign]:
+def weights_of(
+    prefix: str, outside: Mapping[str, tuple], inside: Mapping[str, tuple], blocks: str = "layers"
+) -> dict[str, Foreign]:
+    """The places of all parameters, from names after `prefix`, and after a layer's number in `blocks`."""
+
     def foreign(start: str, name: str, pattern: str, part: int = 0) -> Foreign:
         return Foreign(start + name, Pattern(pattern), part)
 
-    blocks = f"{prefix}{'h' if prefix == 'transformer.' else 'layers'}.{{layer}}."
     return {
         **{ours: foreign(prefix, *theirs) for ours, theirs in outside.items()},
-        **{f"layers.{ours}": foreign(blocks, *theirs) for ours, theirs in inside.items()},
+        **{f"layers.{ours}": foreign(f"{prefix}{blocks}.{{layer}}.", *theirs) for ours, theirs in inside.items()},
         "head.table": Foreign(HEAD, Pattern("vocab embed")),
     }
 

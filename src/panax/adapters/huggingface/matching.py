@@ -24,6 +24,7 @@ class Match(NamedTuple):
         stacked: For each axis that tensors are stacked along, what it runs over ("layer" or "expert"), and the numbers that these
             have in the names.
         vocab_size: Of the files' embedding and head; the parameter's rows past it are padding.
+        beside: The sizes of axes of other parameters that the same tensor holds.
     """
 
     name: str
@@ -32,11 +33,12 @@ class Match(NamedTuple):
     stacked: tuple[tuple[str, tuple[int, ...]], ...]
     foreign: Foreign
     vocab_size: int
+    beside: Mapping[str, int]
 
     @property
     def sizes(self) -> dict[str, int]:
         """Logical axis to size in the files, for one tensor."""
-        sizes = dict(zip(self.axes, self.leaf.shape[len(self.stacked) :]))
+        sizes = {**self.beside, **dict(zip(self.axes, self.leaf.shape[len(self.stacked) :]))}
         return sizes | {"vocab": self.vocab_size} if "vocab" in sizes else sizes
 
     @property
@@ -63,11 +65,12 @@ def matches(family: Family, model: Decoder | Vit, state: Mapping[str, Any]) -> I
         yield from _matches_of_vit(family, model)
         return
     vocab_size = model.config.vocab_size
+    heads = {"heads": model.config.heads, "kv_heads": model.config.num_kv_heads}
     for name, leaf, axes in pair_axes(model, logical_axes(model)):
         parts = name.split(".")
         named = tuple(axis for axis in axes if axis is not None)
         if parts[0] != "stacks":
-            yield Match(name, leaf, named, (), family.weights[name], vocab_size)
+            yield Match(name, leaf, named, (), family.weights[name], vocab_size, {})
             continue
         stack = model.stacks[int(parts[1])]
         place, period = int(parts[3]), len(stack.blocks)
@@ -76,11 +79,12 @@ def matches(family: Family, model: Decoder | Vit, state: Mapping[str, Any]) -> I
         stacked = [("layer", layers)]
         if "{expert}" in foreign.name:
             stacked.append(("expert", tuple(range(leaf.shape[1]))))
-        yield Match(name, leaf, named[len(stacked) :], tuple(stacked), foreign, vocab_size)
+        beside = {axis: size for axis, size in heads.items() if axis in foreign.pattern.named}
+        yield Match(name, leaf, named[len(stacked) :], tuple(stacked), foreign, vocab_size, beside)
     if "router_bias" in state:
         foreign = Foreign(SELECTION_BIAS, Pattern("router"))
         layers = (("layer", model.config.mixture_layers),)
-        yield Match("router_bias", state["router_bias"], ("router",), layers, foreign, vocab_size)
+        yield Match("router_bias", state["router_bias"], ("router",), layers, foreign, vocab_size, {})
 
 
 def _matches_of_vit(family: Family, model: Vit) -> Iterator[Match]:
@@ -89,9 +93,9 @@ def _matches_of_vit(family: Family, model: Vit) -> Iterator[Match]:
         stack, _, inside = name.partition(".")
         if stack == "blocks":
             layers = (("layer", tuple(range(model.config.num_layers))),)
-            yield Match(name, leaf, named[1:], layers, family.weights[f"layers.{inside}"], 0)
+            yield Match(name, leaf, named[1:], layers, family.weights[f"layers.{inside}"], 0, {})
         else:
-            yield Match(name, leaf, named, (), family.weights[name], 0)
+            yield Match(name, leaf, named, (), family.weights[name], 0, {})
 
 
 def ranges_of(shape: tuple[int, ...], index: Any) -> list[tuple[int, int]]:

@@ -1,8 +1,9 @@
 """The fields of `DecoderConfig` that are values of their own: mixture, latent and rotary, from config.json and into it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ...core.errors import RecipeError
 from ...layers import Rotary, RotaryScaling, YarnScaling
 from ...layers.moe_config import MoE
 from ...models import DecoderConfig
@@ -17,6 +18,9 @@ Written = tuple[dict[str, Any], list[str]]
 TRAINING_ONLY = ("balance", "balance_scope", "z_loss", "jitter", "capacity", "buffer", "bias_rate")
 """Fields of `MoE` that change no logits of a model that drops no token; like dropout, they are no part of a release."""
 
+ORIGINAL_LENGTH = LLAMA3_KEYS["original_length"]
+"""The key of the length that a model with scaled positions was trained with first."""
+
 DEFAULT_THETA = 10_000.0
 """What `transformers` takes where a configuration names no base of the wavelengths."""
 
@@ -27,7 +31,10 @@ def read_mixture(mixture: Mixture, raw: Mapping[str, Any], num_layers: int, refu
     for field, key in mixture.keys.items():
         named = mixture.other_names.get(key, key) if key not in raw else key
         kind = type(getattr(MoE(), field))
-        fields[field] = kind(_checked(raw, named, mixture.absent[key], kind, refuse))
+        if key in mixture.values:
+            fields[field] = _translated(raw, key, mixture, refuse)
+        else:
+            fields[field] = kind(_checked(raw, named, mixture.absent[key], kind, refuse))
     if mixture.shared is not None:
         fields["shared"] = _checked(raw, mixture.shared, mixture.absent[mixture.shared], int, refuse) * fields["ffn"]
     if mixture.dense is not None:
@@ -40,6 +47,15 @@ def read_mixture(mixture: Mixture, raw: Mapping[str, Any], num_layers: int, refu
     return fields
 
 
+def _translated(raw: Mapping[str, Any], key: str, mixture: Mixture, refuse: Refuse) -> Any:
+    """Our value for theirs."""
+    value = raw.get(key, mixture.absent[key])
+    for theirs, ours in mixture.values[key]:
+        if value == theirs and not isinstance(value, bool):
+            return ours
+    return refuse(key, f"expected one of {', '.join(repr(theirs) for theirs, _ in mixture.values[key])}")
+
+
 def write_mixture(mixture: Mixture, config: DecoderConfig) -> Written:
     """What `read_mixture` reads the same from."""
     moe = config.feed_forward
@@ -47,6 +63,7 @@ def write_mixture(mixture: Mixture, config: DecoderConfig) -> Written:
         return {}, ["model.feed_forward=None, where it has a mixture"]
     has = computed(config)
     raw = {key: has[field] for field, key in mixture.keys.items()}
+    raw |= {key: next(a for a, b in pairs if b == raw[key]) for key, pairs in mixture.values.items()}
     expected = {**mixture.always, "choice": "token", "capacity": None, "gated": True}
     if "ffn" not in mixture.keys:
         expected["ffn"] = config.ffn
@@ -101,7 +118,19 @@ def read_rotary(family: Family, raw: Mapping[str, Any], max_length: int, refuse:
     if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
         refuse(key, "expected one set of values for all layers")
     theta = family.absent.get("rope_theta", DEFAULT_THETA)
-    values = {"rope_theta": theta, "original_max_position_embeddings": max_length, **raw, **values}
+    outer = {"rope_theta": theta, ORIGINAL_LENGTH: max_length, **raw}
+    # Of two original lengths `transformers` 5 takes the outer one; of all other values the inner one.
+    values = {**outer, **values, **({ORIGINAL_LENGTH: raw[ORIGINAL_LENGTH]} if ORIGINAL_LENGTH in raw else {})}
+    own = None if family.theta is None else raw.get(family.theta)
+    if family.theta is not None and own is not None:
+        said = (raw.get(key) or {}).get("rope_theta", raw.get("rope_theta", own))
+        if said != own:
+            refuse(
+                family.theta,
+                f"and the model's positions say rope_theta={said!r}. The release was trained with the first, and `transformers` "
+                f"5 computes with the second; make them equal",
+            )
+        values["rope_theta"] = own
     if values.get("partial_rotary_factor", 1.0) != 1.0:
         refuse(key, f"partial_rotary_factor={values['partial_rotary_factor']!r}; it turns whole heads")
     kind = values.get("rope_type", values.get("type", "default"))
@@ -114,12 +143,15 @@ def read_rotary(family: Family, raw: Mapping[str, Any], max_length: int, refuse:
         if not is_json(values.get(name), float):
             refuse(key, f"{name} is {values.get(name)!r}, expected a number")
     fields: dict[str, Any] = {ours: float(values[theirs]) for ours, theirs in names.items()}
-    scaling = None
-    if kind != "default":
-        fields["original_length"] = int(fields["original_length"])
-        scaling = RotaryScaling(**fields) if kind == "llama3" else YarnScaling(**fields)
     interleaved = family.latent and bool(raw.get("rope_interleave", True))
-    return Rotary(theta=float(values["rope_theta"]), scaling=scaling, interleaved=interleaved)
+    try:
+        scaling = None
+        if kind != "default":
+            fields["original_length"] = int(fields["original_length"])
+            scaling = RotaryScaling(**fields) if kind == "llama3" else YarnScaling(**fields)
+        return Rotary(theta=float(values["rope_theta"]), scaling=scaling, interleaved=interleaved)
+    except RecipeError as error:
+        return refuse(key, str(error))
 
 
 def _of_yarn(values: dict[str, Any], refuse: Callable[[str], Any]) -> dict[str, Any]:
@@ -145,6 +177,8 @@ def write_rotary(family: Family, rotary: Rotary | None) -> Written:
     if rotary is None:
         return {}, ["model.rotary=None, where it has rotary positions"]
     raw: dict[str, Any] = {"rope_theta": rotary.theta, "rope_scaling": None}
+    if family.theta is not None:
+        raw[family.theta] = rotary.theta
     problems = []
     if family.latent:
         raw["rope_interleave"] = rotary.interleaved
@@ -174,3 +208,35 @@ def is_json(value: Any, kind: type) -> bool:
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)
+
+
+def flattened(raw: Mapping[str, Any], nested: Sequence[str]) -> dict[str, Any]:
+    """With the values inside of the objects at these keys beside the others.
+
+    >>> flattened({"a": 1, "b": {"c": {"d": 2}}}, ["b"])
+    {'a': 1, 'b.c.d': 2}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key in nested and isinstance(value, dict):
+            inside = flattened(value, [name for name, inner in value.items() if isinstance(inner, dict)])
+            flat |= {f"{key}.{name}": inner for name, inner in inside.items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def unflattened(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """What `flattened` gives these from.
+
+    >>> unflattened({"a": 1, "b.c.d": 2})
+    {'a': 1, 'b': {'c': {'d': 2}}}
+    """
+    raw: dict[str, Any] = {}
+    for key, value in flat.items():
+        *outer, name = key.split(".")
+        inside = raw
+        for part in outer:
+            inside = inside.setdefault(part, {})
+        inside[name] = value
+    return raw

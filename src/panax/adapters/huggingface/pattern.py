@@ -2,7 +2,8 @@
 
 "(heads head_dim) embed" is a matrix whose rows run over all heads' features, from a parameter of three dimensions in
 whichever order it has them. A number is an axis along which several parameters are concatenated: "embed (3 heads
-head_dim)" holds query, key and value side by side, and `part` says which one is meant.
+head_dim)" holds query, key and value side by side, and `part` says which one is meant. Where they differ in size they are named:
+"(heads+kv_heads+kv_heads head_dim) embed".
 """
 
 import math
@@ -29,6 +30,11 @@ class Pattern:
         self.groups = tuple(tuple((merged or single).split()) for merged, single in groups)
         self.axes = tuple(axis for group in self.groups for axis in group)
 
+    @property
+    def named(self) -> frozenset[str]:
+        """The logical axes whose sizes it needs."""
+        return frozenset(name for axis in self.axes if not axis.isdigit() for name in axis.split("+"))
+
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The foreign tensor's shape, given the size of each logical axis."""
         return tuple(math.prod(_size(axis, sizes) for axis in group) for group in self.groups)
@@ -41,7 +47,7 @@ class Pattern:
         Args:
             tensor: An array, or a safetensors slice, indexed once by a tuple of slices.
             axes: The parameter's own, in its order; `ranges` has one range for each.
-            part: Place along a number in the pattern.
+            part: Place along a number in the pattern, or in a sum of axes.
 
         >>> Pattern("b a").read(np.arange(6).reshape(2, 3), ("a", "b"), {"a": 3, "b": 2}, ((1, 3), (0, 2)), 0).tolist()
         [[1, 4], [2, 5]]
@@ -49,24 +55,27 @@ class Pattern:
         wanted = dict(zip(axes, ranges))
         spans, shape, inside = [], [], []
         for group in self.groups:
-            group_ranges = [(part, part + 1) if axis.isdigit() else wanted[axis] for axis in group]
+            group_ranges = [_range(axis, sizes, wanted, part) for axis in group]
             span, block, within = _contiguous([_size(axis, sizes) for axis in group], group_ranges)
             spans.append(span)
             shape += block
             inside += within
         block = tensor[tuple(spans)].reshape(shape)[tuple(inside)]
-        return np.transpose(self._drop_parts(block), self._order(axes))
+        return np.transpose(self._drop_parts(block), self._order(axes, part))
 
     def write(
         self, tensor: np.ndarray, axes: Sequence[str], sizes: Mapping[str, int], array: np.ndarray, part: int
     ) -> None:
         """Put a whole parameter where it belongs in `tensor`, which is contiguous and of the pattern's shape."""
         whole = tensor.reshape([_size(axis, sizes) for axis in self.axes])
-        at = tuple(part if axis.isdigit() else slice(None) for axis in self.axes)
-        whole[at] = np.transpose(array, np.argsort(self._order(axes)))
+        at = tuple(
+            part if axis.isdigit() else slice(*_range(axis, sizes, {name: (0, sizes[name]) for name in axes}, part))
+            for axis in self.axes
+        )
+        whole[at] = np.transpose(array, np.argsort(self._order(axes, part)))
 
-    def _order(self, axes: Sequence[str]) -> list[int]:
-        named = [axis for axis in self.axes if not axis.isdigit()]
+    def _order(self, axes: Sequence[str], part: int) -> list[int]:
+        named = [_own(axis, part) for axis in self.axes if not axis.isdigit()]
         return [named.index(axis) for axis in axes]
 
     def _drop_parts(self, block: np.ndarray) -> np.ndarray:
@@ -74,7 +83,22 @@ class Pattern:
 
 
 def _size(axis: str, sizes: Mapping[str, int]) -> int:
-    return int(axis) if axis.isdigit() else sizes[axis]
+    return int(axis) if axis.isdigit() else sum(sizes[name] for name in axis.split("+"))
+
+
+def _own(axis: str, part: int) -> str:
+    """The logical axis that a part of a sum of axes has; any other axis itself."""
+    names = axis.split("+")
+    return names[part] if len(names) > 1 else axis
+
+
+def _range(axis: str, sizes: Mapping[str, int], wanted: Mapping[str, Range], part: int) -> Range:
+    """Where along an axis of the pattern the wanted region of a part lies."""
+    if axis.isdigit():
+        return part, part + 1
+    low, high = wanted[_own(axis, part)]
+    before = sum(sizes[name] for name in axis.split("+")[:part]) if "+" in axis else 0
+    return before + low, before + high
 
 
 def _contiguous(sizes: Sequence[int], ranges: Sequence[Range]) -> tuple[slice, list[int], list[slice]]:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from ...core.errors import CheckpointError, RecipeError
 from ...core.protocols import ModelState
 from ...models import Decoder, DecoderConfig, DecoderTask, Vit, VitConfig, VitTask
-from .config import read_config
+from .config import CONFIG, read_config
 from .expressing import check_same
 from .family import HEAD, Family
 from .matching import Match, matches, ranges_of
@@ -27,6 +27,8 @@ INDEX = "model.safetensors.index.json"
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 """The dtypes, as safetensors names them, that a weight may have; others need scales to be read."""
+
+_ROWS_AT_ONCE = 4096
 
 Tensors = Mapping[str, Any]
 """Name to a safetensors slice: nothing is read before it is indexed."""
@@ -49,7 +51,8 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
 
     Raises:
         CheckpointError: A file is missing or damaged, or a tensor is missing, left over or of another shape.
-        RecipeError: The task has no such weights, the model's family is unknown, or a field differs from the task's model.
+        RecipeError: The task has no such weights, the model's family is unknown, a field differs from the task's model, or a
+            head that is said to be tied is not the embedding.
     """
     if not (
         (isinstance(task, DecoderTask) and isinstance(params, Decoder))
@@ -66,6 +69,8 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
         kept = _kept_head(found, params, config, tensors, folder) if isinstance(params, Vit) else []
         names = {name for name in tensors if not kept or not name.startswith(HEAD_WEIGHTS)}
         _check_names(family, [match for match in found if match not in kept], names, config, folder)
+        if isinstance(params, Decoder) and params.config.tied and HEAD in names:
+            _check_tied(tensors, next(match for match in found if match.name == "embedding.table"), folder)
         for match in found:
             for place in () if match in kept else match.places:
                 _check_tensor(match, match.tensor(place), tensors[match.tensor(place)], folder)
@@ -150,6 +155,22 @@ def _check_names(
         if which:
             rest = f" and {len(which) - 5} more" if len(which) > 5 else ""
             raise CheckpointError(f"{folder} {what} {family.model_type} model has: {', '.join(which[:5])}{rest}")
+
+
+def _check_tied(tensors: Tensors, embedding: Match, folder: Path) -> None:
+    """Raise a RecipeError where the head in the files is not the embedding that it is said to be tied to."""
+    name = embedding.tensor(())
+    ours, head = tensors[name], tensors[HEAD]
+    rows, *_ = shape = tuple(ours.get_shape())
+    same = shape == tuple(head.get_shape()) and all(
+        np.array_equal(ours[low : min(low + _ROWS_AT_ONCE, rows)], head[low : min(low + _ROWS_AT_ONCE, rows)])
+        for low in range(0, rows, _ROWS_AT_ONCE)
+    )
+    if not same:
+        raise RecipeError(
+            f"{folder / CONFIG}: tie_word_embeddings=True, but {HEAD} in the files differs from {name}, and `transformers` "
+            f"computes with both; set tie_word_embeddings to false there, or remove {HEAD} if the head is to be the embedding"
+        )
 
 
 def _layer(name: str) -> int:

@@ -109,7 +109,8 @@ def _described(
 
 def _check_state(model: Decoder, state: Mapping[str, Any]) -> None:
     moe = model.config.feed_forward
-    if moe is not None and moe.selection_bias and "router_bias" not in state:
+    biased = moe is not None and moe.selection_bias and bool(model.config.mixture_layers)
+    if biased and "router_bias" not in state:
         raise RecipeError("the model's routers select by a bias, which is model state; pass the task's state to save")
 
 
@@ -156,7 +157,7 @@ def _part(match: Match, place: Place) -> np.ndarray:
 
 
 def _bytes(match: Match) -> int:
-    return math.prod(match.sizes.values()) * match.leaf.dtype.itemsize
+    return math.prod(match.sizes[axis] for axis in match.axes) * match.leaf.dtype.itemsize
 
 
 def _write_json(path: Path, content: Any) -> None:
