@@ -60,7 +60,7 @@ class Tokenizer:
             )
         self._backend = backend
         self.start_of_document: tuple[int, ...] = start_of_text(backend)
-        start = [backend.id_to_token(i) for i in self.start_of_document]
+        start = [token for i in self.start_of_document if (token := backend.id_to_token(i)) is not None]
         self._beside = (beside or Beside()).ending_with(end_of_document, start)
         self._vocabulary = vocabulary
         self.special_ids: dict[str, int | None] = self._beside.ids(vocabulary)

@@ -122,7 +122,7 @@ def read_rotary(family: Family, raw: Mapping[str, Any], max_length: int, refuse:
     # Of two original lengths `transformers` 5 takes the outer one; of all other values the inner one.
     values = {**outer, **values, **({ORIGINAL_LENGTH: raw[ORIGINAL_LENGTH]} if ORIGINAL_LENGTH in raw else {})}
     own = None if family.theta is None else raw.get(family.theta)
-    if own is not None:
+    if family.theta is not None and own is not None:
         said = (raw.get(key) or {}).get("rope_theta", raw.get("rope_theta", own))
         if said != own:
             refuse(
