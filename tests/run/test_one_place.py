@@ -34,6 +34,15 @@ def test_one_job_of_a_machine_writes_to_a_place(tmp_path, where):
         pass
 
 
+def test_checkpoints_may_lie_in_the_runs_own_folder(experiment):
+    from panax.run.prepare import prepare
+    from panax.run.start import open_folder
+
+    own = dataclasses.replace(experiment.checkpoint, directory=experiment.directory)
+    with open_folder(prepare(dataclasses.replace(experiment, checkpoint=own)), quiet) as checkpointer:
+        assert checkpointer.steps() == []
+
+
 def test_two_runs_with_one_place_for_checkpoints_are_kept_apart(experiment, tmp_path):
     shared = dataclasses.replace(experiment.checkpoint, directory=str(tmp_path / "shared"))
     run = dataclasses.replace(experiment, checkpoint=shared, directory=str(tmp_path / "one"))
@@ -44,7 +53,7 @@ def test_two_runs_with_one_place_for_checkpoints_are_kept_apart(experiment, tmp_
 def test_a_lock_does_not_follow_a_link(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "mine.txt")
+    (tmp_path / "run" / ".checkpoints.lock").symlink_to(tmp_path / "mine.txt")
     with pytest.raises(CheckpointError, match="can't write checkpoints"), only_job(str(tmp_path / "run")):
         pass
     assert (tmp_path / "mine.txt").read_text() == "mine"

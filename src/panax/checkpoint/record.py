@@ -110,7 +110,8 @@ def only_job(url: str) -> Iterator[None]:
         else:
             folder = Path(url).expanduser()
             folder.mkdir(parents=True, exist_ok=True)
-            file = folder / ".lock"
+            # Not ".lock", which is the lock of a run's folder: that may be the same one.
+            file = folder / ".checkpoints.lock"
         lock = locked(file)
     except BlockingIOError as error:
         raise CheckpointError(
