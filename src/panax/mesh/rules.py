@@ -5,6 +5,7 @@ maps a logical axis to a mesh axis, to a tuple of them, or to None. DDP, FSDP, H
 are entries in these two; no model knows of them.
 """
 
+import copy
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -99,6 +100,9 @@ class Rules(Validated):
     overlap: bool = False
 
     def __post_init__(self) -> None:
+        self._check_axes()
+
+    def _check_axes(self) -> None:
         for which, rules in (("storage", self.storage), ("compute", self.compute)):
             for logical, mesh_axes in rules.items():
                 if len(set(mesh_axes)) < len(mesh_axes):
@@ -155,7 +159,12 @@ class Rules(Validated):
                 storage[rank] = storage[rank][:-1]
         if not layers_rest_on_stages:
             storage["layer"] = ()
-        return dataclasses.replace(self, storage=storage, compute=compute)
+        # Not by `replace`, which would compare every word with its annotation again: thousands of layouts are fitted in a search.
+        made = copy.copy(self)
+        object.__setattr__(made, "storage", storage)
+        object.__setattr__(made, "compute", compute)
+        made._check_axes()
+        return made
 
 
 def assign(
