@@ -1,5 +1,6 @@
 """Eight simulated CPU devices, strict types, and one compilation cache for every test."""
 
+import gc
 import os
 import sys
 import tempfile
@@ -37,6 +38,12 @@ def pytest_configure(config: pytest.Config) -> None:
     kernels = forced()
     assert kernels is not None
     use(kernels)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was imported stays: the collector of garbage need not go through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 WHOLE_SUITE = 3000

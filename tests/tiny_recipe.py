@@ -17,7 +17,7 @@ def tiny() -> Experiment:
     return Experiment(
         name="tiny",
         task=DecoderTask(
-            model=DecoderConfig(max_length=64, embed=32, num_layers=2, heads=2, ffn=64, windows=(16, 0), dropout=0.1)
+            model=DecoderConfig(max_length=64, embed=32, num_layers=2, heads=2, ffn=64, windows=(16,), dropout=0.1)
         ),
         data=TextData(
             corpus=TextFiles(paths=(FOLDER,), pattern="*.py"),

@@ -24,6 +24,23 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def six_steps(tmp_path_factory) -> Path:
+    """The folder of a run of six steps; to be copied."""
+    folder = tmp_path_factory.mktemp("six-steps")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("PANAX_CACHE", str(folder / "cache"))
+        assert main(["train", RECIPE, "--num-steps", "6"]) == 0
+    return folder
+
+
+@pytest.fixture
+def trained(six_steps, here) -> Path:
+    shutil.copytree(six_steps, here, dirs_exist_ok=True)
+    return here
+
+
 def panax(capsys, *arguments):
     """(exit code, standard output, standard error)"""
     try:
@@ -62,9 +79,8 @@ def test_trains_and_ends_with_all_that_is_promised(here, capsys):
     assert again[1] == out
 
 
-def test_a_checkpoint_can_be_used_alone(here, capsys):
-    panax(capsys, "train", RECIPE, "--num-steps", "6")
-    (here / "runs/tiny/checkpoints/step_00000006").rename(here / "moved")
+def test_a_checkpoint_can_be_used_alone(trained, capsys):
+    (trained / "runs/tiny/checkpoints/step_00000006").rename(trained / "moved")
     assert panax(capsys, "generate", "moved", "--prompt", "import", "--tokens", "4")[0] == 0
 
 
@@ -94,16 +110,16 @@ def test_inspect_shows_every_parameter_with_layout_and_bytes(here, capsys):
     line = next(line for line in out.splitlines() if "feed_forward.w_up" in line)
     assert line.split() == [
         "stacks.0.blocks.0.feed_forward.w_up",
-        "1",
+        "2",
         "32",
         "64",
         "layer",
         "embed",
         "ffn",
         "embed:fsdp",
-        "8.0",
+        "16.0",
         "KiB",
-        "1.0",
+        "2.0",
         "KiB",
     ]
     assert "fsdp=8" in out and "FLOPs for a token" in out
@@ -186,24 +202,22 @@ def test_a_mesh_larger_than_the_devices(here, capsys):
     assert "16 devices, there are 8" in fails(capsys, 2, "train", RECIPE, "--mesh.fsdp", "16")
 
 
-def test_a_checkpoint_of_another_model(here, capsys):
-    assert panax(capsys, "train", RECIPE, "--num-steps", "6")[0] == 0
+def test_a_checkpoint_of_another_model(trained, capsys):
     other = ("train", RECIPE, "--num-steps", "8", "--task.model.ffn", "128")
     message = fails(capsys, 4, *other)
     assert "task.model.ffn: 64 -> 128" in message and "--fresh" in message and "--accept-changes" in message
     assert "checkpoint of another model" in fails(capsys, 4, *other, "--accept-changes")
-    assert (here / "runs/tiny/checkpoints/step_00000006/manifest.json").is_file()
+    assert (trained / "runs/tiny/checkpoints/step_00000006/manifest.json").is_file()
 
 
 def test_no_checkpoint_to_generate_from(here, capsys):
     assert "holds no checkpoint" in fails(capsys, 4, "generate", "nothing", "--prompt", "x")
 
 
-def test_a_damaged_checkpoint(here, capsys):
-    panax(capsys, "train", RECIPE, "--num-steps", "6")
+def test_a_damaged_checkpoint(trained, capsys):
     checkpoint = open_checkpoint("runs/tiny/checkpoints/step_00000006")
     chunk = checkpoint.manifest.arrays["params.embedding.table"].chunks[0]
-    file = here / checkpoint.url / chunk.file
+    file = trained / checkpoint.url / chunk.file
     data = bytearray(file.read_bytes())
     data[chunk.offset + 100] ^= 4
     file.write_bytes(data)
@@ -211,7 +225,7 @@ def test_a_damaged_checkpoint(here, capsys):
     code, _, err = panax(capsys, "generate", "runs/tiny", "--prompt", "x", "--tokens", "4")
     assert code == 0
     assert f"{chunk.file} is damaged: bytes {chunk.offset} to " in err and "params.embedding.table" in err
-    shutil.rmtree(here / "runs/tiny/checkpoints/step_00000005")
+    shutil.rmtree(trained / "runs/tiny/checkpoints/step_00000005")
     code, _, err = panax(capsys, "generate", "runs/tiny", "--prompt", "x")
     assert code == 4 and f"{chunk.file} is damaged" in err.splitlines()[-1]
     # Nothing else is there to go on from, and to begin anew without being told would throw the run away.
@@ -219,8 +233,7 @@ def test_a_damaged_checkpoint(here, capsys):
     assert code == 4 and "no checkpoint in runs/tiny/checkpoints is whole" in err
 
 
-def test_an_empty_or_too_long_prompt(here, capsys):
-    panax(capsys, "train", RECIPE, "--num-steps", "6")
+def test_an_empty_or_too_long_prompt(trained, capsys):
     assert "prompt is empty" in fails(capsys, 2, "generate", "runs/tiny", "--prompt", "")
     assert "at most 64" in fails(capsys, 2, "generate", "runs/tiny", "--prompt", "x", "--tokens", "500")
 

@@ -123,6 +123,19 @@ def test_ctrl_c_while_waiting_ends_the_thread(monkeypatch):
     assert not items._thread.is_alive()
 
 
+def test_a_wait_that_is_given_up_waits_for_nothing_more(monkeypatch):
+    """A job that is told to end has half a minute for its checkpoint: none of it goes to a source that does not answer."""
+    free = threading.Event()
+    items = prefetch(iter(free.wait, True))
+    items.gives_up = lambda: True
+    with monkeypatch.context() as patched:
+        patched.setattr(items._thread, "join", lambda seconds: pytest.fail("waits for the source"))
+        assert list(items) == []
+        items.close()
+    free.set()
+    items._thread.join()
+
+
 def test_a_process_ends_though_nobody_closed_it():
     code = "import itertools; from panax.data import prefetch; p = prefetch(itertools.count()); print(next(p))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -22,32 +22,22 @@ def run_processes(folder: Path, arguments: list[str]) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> list[dict]:
-    return run_processes(tmp_path_factory.mktemp("processes"), [json.dumps(sizes) for sizes in MESHES])
-
-
-@pytest.fixture(scope="module")
 def alone() -> dict:
     return worker.trained({}, jax.devices()[:1])
 
 
-def test_each_process_sees_all_devices_and_holds_its_own(found):
+@pytest.mark.parametrize("index", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, len(MESHES)))])
+def test_trains_as_one_device_does(index, alone, tmp_path):
+    trained, *others = (json.dumps(sizes) for sizes in (MESHES[index], *MESHES))
+    found = run_processes(tmp_path, [trained, *others])
     assert [(each["local"], each["all"]) for each in found] == [(EACH, PROCESSES * EACH)] * PROCESSES
-
-
-@pytest.mark.parametrize("index", range(len(MESHES)), ids=[str(sizes) for sizes in MESHES])
-def test_trains_as_one_device_does(index, found, alone):
-    for each in found:
-        many = each["meshes"][index]
-        np.testing.assert_allclose(many["losses"], alone["losses"], rtol=TOLERANCE)
-        np.testing.assert_allclose(many["gradient_norm"], alone["gradient_norm"], rtol=10 * TOLERANCE)
-        if index == 0:
-            np.testing.assert_allclose(many["held_out"], alone["held_out"], rtol=TOLERANCE)
-    assert found[0]["meshes"][index] == found[1]["meshes"][index]
-
-
-def test_the_slowest_axis_spans_the_processes(found):
-    spans = [mesh["processes"] for mesh in found[0]["meshes"]]
+    many = found[0]["trained"]
+    assert found[1]["trained"] == many
+    np.testing.assert_allclose(many["losses"], alone["losses"], rtol=TOLERANCE)
+    np.testing.assert_allclose(many["gradient_norm"], alone["gradient_norm"], rtol=10 * TOLERANCE)
+    np.testing.assert_allclose(many["held_out"], alone["held_out"], rtol=TOLERANCE)
+    # The slowest axis spans the processes.
+    spans = found[0]["processes"]
     assert spans[0]["fsdp"] == 2
     assert spans[1] == dict.fromkeys(spans[1], 1) | {"replica": 2}
     assert spans[2] == dict.fromkeys(spans[2], 1) | {"stage": 2}

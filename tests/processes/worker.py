@@ -1,6 +1,6 @@
 """One of the processes of `test_two_processes.py`: trains the tiny decoder on a mesh over all of them, and prints what it saw.
 
-python worker.py ADDRESS PROCESSES INDEX '{"fsdp": 8}' ...
+python worker.py ADDRESS PROCESSES INDEX '{"fsdp": 8}' ...: the first mesh trains, the others are laid out alone.
 """
 
 import json
@@ -18,14 +18,14 @@ STEPS = 3
 
 
 def main() -> None:
-    meshes = join_job()
-    # One evaluation is enough to see that its sums are gathered, and each costs a compilation.
-    found = [trained(json.loads(sizes), evaluated=number == 0) for number, sizes in enumerate(meshes)]
-    print(json.dumps({"local": jax.local_device_count(), "all": jax.device_count(), "meshes": found}), flush=True)
+    first, *others = (json.loads(sizes) for sizes in join_job())
+    spans = [processes_along_axes(Placement.create(MeshShape(**(ONE | sizes)))) for sizes in others]
+    found = {"trained": trained(first), "processes": spans}
+    print(json.dumps({"local": jax.local_device_count(), "all": jax.device_count(), **found}), flush=True)
 
 
-def trained(sizes: dict[str, int], devices: Any = None, *, evaluated: bool = True) -> dict[str, Any]:
-    """Losses of a few steps, the loss on a held-out batch, and how many processes each mesh axis reaches."""
+def trained(sizes: dict[str, int], devices: Any = None) -> dict[str, Any]:
+    """Losses of a few steps, and the loss on a held-out batch."""
     config = StepConfig(micro_batches=2 if sizes.get("stage", 1) > 1 else 1)
     program = Program.create(tiny.task(), tiny.ADAMW, num_steps=STEPS, config=config)
     step = CompiledStep(program, Placement.create(MeshShape(**(ONE | sizes)), devices=devices), tiny.AXES)
@@ -33,15 +33,8 @@ def trained(sizes: dict[str, int], devices: Any = None, *, evaluated: bool = Tru
     for number in range(STEPS):
         state, scalars = step(state, step.put(tiny.batch(number)))
         losses.append(float(scalars["loss"]))
-    held_out = None
-    if evaluated:
-        held_out = float(step.evaluate(state, step.put(tiny.batch(STEPS)))["losses"]["cross_entropy"].mean)
-    return {
-        "losses": losses,
-        "gradient_norm": float(scalars["gradient_norm"]),
-        "held_out": held_out,
-        "processes": processes_along_axes(step.placement),
-    }
+    held_out = step.evaluate(state, step.put(tiny.batch(STEPS)))["losses"]["cross_entropy"].mean
+    return {"losses": losses, "gradient_norm": float(scalars["gradient_norm"]), "held_out": float(held_out)}
 
 
 def processes_along_axes(placement: Placement) -> dict[str, int]:

@@ -184,7 +184,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_left_alone(experiment):
     fit(experiment, say=quiet)
     wider = dataclasses.replace(experiment.task, model=dataclasses.replace(experiment.task.model, ffn=128))
     with pytest.raises(
-        CheckpointError, match=r"another model.*w_gate.* is float32\[1, 32, 64\] there and float32\[1, 32, 128\]"
+        CheckpointError, match=r"another model.*w_gate.* is float32\[2, 32, 64\] there and float32\[2, 32, 128\]"
     ):
         fit(dataclasses.replace(experiment, task=wider, num_steps=6), say=quiet, accept_changes=True)
     assert Checkpointer(Path(experiment.folder) / "checkpoints").latest() == 5

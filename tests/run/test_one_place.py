@@ -86,10 +86,13 @@ def test_a_signal_ends_a_run_whose_data_does_not_come(experiment, number):
             free.wait()
 
     free = threading.Event()
+    # Under nohup SIGHUP is ignored, and stays so.
+    before = signal.signal(number, signal.SIG_DFL)
     task = dataclasses.replace(experiment.task, model=dataclasses.replace(experiment.task.model, vocab_size=50))
     try:
         result = fit(dataclasses.replace(experiment, task=task, data=Stuck(), num_steps=9), say=quiet)
     finally:
+        signal.signal(number, before)
         free.set()
     assert (result.interrupted_by, result.step) == (number.name, 3)
     assert Checkpointer(Path(experiment.folder) / "checkpoints").latest() == 3

@@ -31,6 +31,7 @@ class Prefetched(Generic[Item]):
         if size < 1:
             raise RecipeError(f"prefetch size={size}; expected at least 1")
         self.seconds_waited = 0.0
+        self._is_awaited = True
         self._ahead = _Ahead(size)
         # The thread holds only what it shares with this object, so that this object can be dropped while it runs.
         self._thread = threading.Thread(
@@ -45,7 +46,7 @@ class Prefetched(Generic[Item]):
     def __next__(self) -> Item:
         started = time.perf_counter()
         try:
-            item = self._ahead.take(self.gives_up)
+            item = self._ahead.take(self._gives_up)
         except BaseException:  # also Ctrl-C while waiting
             self.close()
             raise
@@ -53,10 +54,19 @@ class Prefetched(Generic[Item]):
             self.seconds_waited += time.perf_counter() - started
         return item
 
+    def _gives_up(self) -> bool:
+        given_up = self.gives_up is not None and self.gives_up()
+        self._is_awaited = self._is_awaited and not given_up
+        return given_up
+
     def close(self) -> None:
-        """Stop drawing, and wait until the thread has ended: for at most ten seconds, if it is stuck in the source."""
+        """Stop drawing, and wait until the thread has ended: once, for at most ten seconds, if it is stuck in the source.
+
+        It is not waited for after a wait that was given up: what comes next, the last checkpoint, has little time then.
+        """
         self._stop()
-        if threading.current_thread() is not self._thread:
+        if self._is_awaited and threading.current_thread() is not self._thread:
+            self._is_awaited = False
             self._thread.join(_JOIN_SECONDS)
 
     def __enter__(self) -> "Prefetched[Item]":
@@ -107,12 +117,12 @@ class _Ahead:
             self._end = reason
             self._changed.notify_all()
 
-    def take(self, gives_up: Callable[[], bool] | None = None) -> Any:
+    def take(self, gives_up: Callable[[], bool]) -> Any:
         with self._changed:
             while not self._changed.wait_for(
                 lambda: self._items or self._end is not None or self._stopped, _ASK_SECONDS
             ):
-                if gives_up is not None and gives_up():
+                if gives_up():
                     raise StopIteration
             if self._stopped:
                 raise StopIteration
