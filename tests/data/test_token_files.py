@@ -23,7 +23,7 @@ def write(directory: Path, documents=DOCUMENTS, *, vocab_size=100, prompts=None)
 @pytest.mark.parametrize("prompts", [None, [0, 0, 1, 10]])
 def test_documents_come_back_as_written_however_they_are_buffered(tmp_path, monkeypatch, buffer, prompts):
     plain = open_tokens(write(tmp_path / "whole", prompts=prompts))
-    monkeypatch.setattr("panax.data.tokens._BUFFER_TOKENS", buffer)
+    monkeypatch.setattr("panax.data.tokens.BUFFER_TOKENS", buffer)
     store = open_tokens(write(tmp_path / "buffered", prompts=prompts))
     documents = [store.tokens[a:b].tolist() for a, b in zip(store.offsets, store.offsets[1:], strict=False)]
     assert documents == [[*document, 99] for document in DOCUMENTS]
@@ -108,7 +108,7 @@ def flat(path: Path, ids, dtype="<u2") -> str:
 
 @pytest.mark.parametrize("buffer", [2, 3, 100])
 def test_a_flat_file_is_cut_at_the_end_of_document(tmp_path, monkeypatch, buffer):
-    monkeypatch.setattr("panax.data.tokens._BUFFER_TOKENS", buffer)
+    monkeypatch.setattr("panax.data.token_file.BUFFER_TOKENS", buffer)
     path = flat(tmp_path / "flat.bin", [1, 2, 9, 3, 9, 9, 4])
     store = TokenFile(path=path, dtype="uint16", end_of_document=9).open(tmp_path / "cache")
     assert store.offsets.tolist() == [0, 3, 5, 6, 7]

@@ -7,7 +7,10 @@ import zipfile
 
 import numpy as np
 import pytest
-from fuzz_formats import CONFIG, FIXTURES, make_arrow, make_checkpoint, make_packed, make_tokenizer
+from fuzz_base import FIXTURES
+from fuzz_examples import CONFIG, make_tokenizer
+from fuzz_own import make_checkpoint, make_packed
+from fuzz_texts import make_arrow
 
 from panax.adapters.huggingface import config_from
 from panax.checkpoint.manifest import FILE, Manifest, merged

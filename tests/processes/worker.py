@@ -3,6 +3,7 @@
 python worker.py ADDRESS PROCESSES INDEX '{"fsdp": 8}' ...: the first mesh trains, the others are laid out alone.
 """
 
+import dataclasses
 import json
 from typing import Any
 
@@ -11,10 +12,12 @@ import tiny
 from launching import join_job
 
 from panax.mesh import MeshShape, Placement
+from panax.models import DecoderTask
 from panax.train import CompiledStep, Program, StepConfig
 
 ONE = dict.fromkeys(("replica", "stage", "fsdp", "expert", "context", "tensor"), 1)
 STEPS = 3
+TASK = DecoderTask(model=dataclasses.replace(tiny.CONFIG, num_layers=2, windows=(8,)))
 
 
 def main() -> None:
@@ -27,7 +30,7 @@ def main() -> None:
 def trained(sizes: dict[str, int], devices: Any = None) -> dict[str, Any]:
     """Losses of a few steps, and the loss on a held-out batch."""
     config = StepConfig(micro_batches=2 if sizes.get("stage", 1) > 1 else 1)
-    program = Program.create(tiny.task(), tiny.ADAMW, num_steps=STEPS, config=config)
+    program = Program.create(TASK, tiny.ADAMW, num_steps=STEPS, config=config)
     step = CompiledStep(program, Placement.create(MeshShape(**(ONE | sizes)), devices=devices), tiny.AXES)
     state, losses = step.init(0), []
     for number in range(STEPS):

@@ -17,6 +17,7 @@ from panax.metrics import ConsoleTracker, heat_map
 from panax.metrics.heat_map import png
 from panax.models import DecoderTask
 
+pytestmark = pytest.mark.slow
 LAYERS, EXPERTS, STEPS = (1, 3), 4, 12
 OF_A_LAYER = ("load_min", "load_max", "max_violation", "load_entropy", "entropy", "router_z", "dropped")
 

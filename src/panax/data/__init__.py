@@ -25,9 +25,10 @@ from .records import HuggingFaceDisk, Jsonl, Parquet
 from .source import Accounting, PackedSource, RowSource, Seen
 from .table import Table
 from .text import OpenedPart, OpenedText, TextData, split
+from .token_file import TokenFile
 from .tokenising import open_corpus, write_tokens
 from .tokenizer import BytePairTokenizer, PretrainedTokenizer, Tokenizer
-from .tokens import TokenFile, TokenStore, TokenWriter, open_tokens
+from .tokens import TokenStore, TokenWriter, open_tokens
 from .webdataset import WebDataset
 
 __all__ = [

@@ -14,7 +14,7 @@ from .files import fingerprint
 from .mds import Mds
 from .megatron import MegatronTokens
 from .records import HuggingFaceDisk, Jsonl, Parquet
-from .tokens import TokenFile
+from .token_file import TokenFile
 from .webdataset import WebDataset
 
 TextCorpus = (

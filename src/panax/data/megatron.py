@@ -36,7 +36,8 @@ from .cache import cached
 from .checksums import SEEN
 from .files import DataFile, file_marks, find_files, fingerprint, unreadable
 from .mapped import check_mapped, map_file
-from .tokens import FORMAT_VERSION, TokenFile, TokenStore, check_range, open_tokens, write_index
+from .token_file import TokenFile, check_range, write_index
+from .tokens import FORMAT_VERSION, TokenStore, open_tokens
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _OLD_MAGIC = b"TNTIDX"

@@ -20,9 +20,10 @@ from .mixed import JoinedRows, MixedSource, part_seed
 from .mixture import Mixture
 from .packing import Documents, PackedRows, PaddedRows, permutation
 from .source import PackedSource
+from .token_file import TokenFile
 from .tokenising import open_corpora
 from .tokenizer import BytePairTokenizer, PretrainedTokenizer, Progress, Tokenizer
-from .tokens import TokenFile, TokenStore
+from .tokens import TokenStore
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

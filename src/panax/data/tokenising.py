@@ -13,8 +13,9 @@ from .checked import BAD_RECORDS, NO_EXCEPTIONS, Checked, Limits, read_bad_recor
 from .checksums import SEEN
 from .corpus import Corpus, Document
 from .files import fingerprint
+from .token_file import TokenFile
 from .tokenizer import BytePairTokenizer, PretrainedTokenizer, Progress, Tokenizer
-from .tokens import FORMAT_VERSION, TokenFile, TokenStore, TokenWriter, open_tokens
+from .tokens import FORMAT_VERSION, TokenStore, TokenWriter, open_tokens
 
 _CHARACTERS_AT_ONCE = 2**22
 _DOCUMENTS_AT_ONCE = 2**14

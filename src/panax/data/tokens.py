@@ -30,25 +30,23 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from panax.core.errors import DataError, RecipeError
-from panax.core.validated import Validated
+from panax.core.errors import DataError
 
-from .cache import cached
-from .checksums import SEEN, check_once, checksum_of, refuse_checksum, seal_of
-from .files import decode_utf8, file_marks, fingerprint, read_bytes
+from .checksums import check_once, checksum_of, refuse_checksum, seal_of
+from .files import decode_utf8, fingerprint, read_bytes
 from .mapped import check_mapped, map_file
 
 FORMAT_VERSION = 1
-_BUFFER_TOKENS = 2**20
+BUFFER_TOKENS = 2**20
 _FORMAT = "panax-tokens"
 _HASHED = ("tokens", "offsets", "loss_mask")
 LARGEST_VOCABULARY = 2**24
 """Where nothing says how large a vocabulary is: counts are kept of each id below the largest."""
 
 _AGAIN = "write the token file again"
-_HEADER = "header.json"
-_DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-_MAPPED_DTYPES = {**_DTYPES, "uint8": np.dtype("u1"), "uint64": np.dtype("<u8")}
+HEADER = "header.json"
+DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+_MAPPED_DTYPES = {**DTYPES, "uint8": np.dtype("u1"), "uint64": np.dtype("<u8")}
 """What ids may be that lie elsewhere; this format itself has two kinds."""
 
 
@@ -144,7 +142,7 @@ class TokenWriter:
         self._num_prompt_tokens.append(num_prompt_tokens)
         self.num_tokens += len(ids) + 1
         self.num_documents += 1
-        if self.num_tokens - self._num_written >= _BUFFER_TOKENS:
+        if self.num_tokens - self._num_written >= BUFFER_TOKENS:
             self._flush()
 
     def skip(self) -> None:
@@ -195,9 +193,9 @@ class TokenWriter:
             mask[inside < np.repeat(prompts, lengths)] = 0
             if not self._masked:
                 self._masked = True
-                for begin in range(0, self._num_written, _BUFFER_TOKENS):
-                    self._write("loss_mask", np.ones(min(_BUFFER_TOKENS, self._num_written - begin), np.uint8))
-        self._write("tokens", ids.astype(_DTYPES[self._dtype]))
+                for begin in range(0, self._num_written, BUFFER_TOKENS):
+                    self._write("loss_mask", np.ones(min(BUFFER_TOKENS, self._num_written - begin), np.uint8))
+        self._write("tokens", ids.astype(DTYPES[self._dtype]))
         self._write("offsets", (ends + self._num_written).astype("<i8"))
         if self._masked:
             self._write("loss_mask", mask)
@@ -207,7 +205,7 @@ class TokenWriter:
         self._ids, self._lengths, self._num_prompt_tokens = [], [], []
 
     def _finish(self) -> None:
-        self._write("tokens", np.zeros(0, _DTYPES[self._dtype]))
+        self._write("tokens", np.zeros(0, DTYPES[self._dtype]))
         self._write("target_counts", self._counts.astype("<i8"))
         for file in self._files.values():
             file.flush()
@@ -232,7 +230,7 @@ def write_header(directory: Path, **fields: Any) -> None:
     """Write the header of a token file, sealed, once its other files are there."""
     header = {"format": _FORMAT, "version": FORMAT_VERSION, **fields}
     header["seal"] = seal_of(header)
-    with (directory / _HEADER).open("w", encoding="utf-8") as file:
+    with (directory / HEADER).open("w", encoding="utf-8") as file:
         file.write(json.dumps(header, indent=2) + "\n")
         file.flush()
         os.fsync(file.fileno())
@@ -267,7 +265,7 @@ def open_tokens(directory: str | Path, *, tokens: Path | None = None, seen: Path
         DataError: It is not a token file, of another version, or damaged: a size, a checksum or an id is not what it must be.
     """
     directory = Path(directory)
-    header = _read_header(directory / _HEADER, elsewhere=tokens is not None)
+    header = _read_header(directory / HEADER, elsewhere=tokens is not None)
     files = {
         "tokens": (tokens or directory / "tokens.bin", header.dtype, header.num_tokens),
         "offsets": (directory / "offsets.bin", np.dtype("<i8"), header.num_documents + 1),
@@ -307,7 +305,7 @@ def _read_header(path: Path, *, elsewhere: bool) -> _Header:
             )
         end, masked, checksums = header["end_of_document"], header["has_loss_mask"], header.get("checksums")
         found = _Header(
-            dtype=(_MAPPED_DTYPES if elsewhere else _DTYPES)[header["dtype"]],
+            dtype=(_MAPPED_DTYPES if elsewhere else DTYPES)[header["dtype"]],
             num_tokens=_count(header["num_tokens"]),
             num_documents=_count(header["num_documents"]),
             vocab_size=_count(header["vocab_size"]),
@@ -361,129 +359,3 @@ def _check(paths: Mapping[str, Path], header: _Header) -> None:
             raise refuse_checksum(path, _AGAIN)
     if header.checksums is None and fingerprint(*(hashes[name].hexdigest() for name in _HASHED)) != header.content:
         raise refuse_checksum(paths["tokens"], _AGAIN)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenFile(Validated):
-    """A corpus that is already tokens: a token file in Panax's format, or a flat file of ids.
-
-    Attributes:
-        path: A directory that `TokenWriter` wrote (or the `tokens.bin` in it), or a flat file of unsigned integers.
-        dtype: Of a flat file, and only there: "uint16" or "uint32", little-endian.
-        end_of_document: Of a flat file, and only there: the id that ends each document. None: it is one document.
-        vocab_size: Of a flat file, and only there. None: one more than the largest id in it.
-    """
-
-    path: str
-    dtype: str | None = None
-    end_of_document: int | None = None
-    vocab_size: int | None = None
-
-    def fingerprint(self) -> str:
-        path = Path(self.path).expanduser()
-        files = [path / _HEADER if path.is_dir() else path]
-        return fingerprint("token_file", self.dtype, self.end_of_document, self.vocab_size, *file_marks(files))
-
-    def open(self, cache: Path) -> TokenStore:
-        """Open it; a flat file is read through once, and what was found in it is kept in the directory `cache`.
-
-        Raises:
-            DataError: It can't be read, is damaged, or its settings don't fit it.
-        """
-        path = Path(self.path).expanduser()
-        directory = path if path.is_dir() else path.parent
-        if (directory / _HEADER).is_file() and (path.is_dir() or path.name == "tokens.bin"):
-            given = [name for name in ("dtype", "end_of_document", "vocab_size") if getattr(self, name) is not None]
-            if given:
-                raise RecipeError(f"{', '.join(given)} has no effect: {directory / _HEADER} says it; leave it out")
-            return open_tokens(directory, seen=cache / SEEN)
-        if not path.is_file():
-            raise DataError(f"{path} is not a token file; expected a directory with {_HEADER}, or a flat file of ids")
-        if self.dtype not in _DTYPES:
-            raise RecipeError(f"dtype={self.dtype!r} for the flat token file {path}; expected {' or '.join(_DTYPES)}")
-        return cached(
-            cache,
-            f"index-v{FORMAT_VERSION}-{self.fingerprint()}",
-            build=lambda target: self._index(path, target),
-            read=lambda entry: open_tokens(entry, tokens=path, seen=cache / SEEN),
-        )
-
-    def _index(self, path: Path, target: Path) -> None:
-        dtype = _DTYPES[self.dtype or ""]
-        size = path.stat().st_size
-        if size == 0 or size % dtype.itemsize:
-            raise DataError(
-                f"{path} has {size} bytes; expected one or more ids of {dtype.itemsize} bytes ({self.dtype})"
-            )
-        tokens = map_file(path, dtype, (size // dtype.itemsize,), "write it again")
-        counts = np.zeros(self.vocab_size or 1, np.int64)
-        digest, checksum = hashlib.blake2b(digest_size=16), xxhash.xxh3_128()
-        ends: list[npt.NDArray[np.int64]] = []
-        for begin in range(0, len(tokens), _BUFFER_TOKENS):
-            check_mapped(tokens)
-            block = tokens[begin : begin + _BUFFER_TOKENS].copy()
-            digest.update(block.data)
-            checksum.update(block.data)
-            check_range(block, begin, self.vocab_size, str(path))
-            found = np.bincount(block)
-            counts = np.pad(counts, (0, max(0, len(found) - len(counts))))
-            counts[: len(found)] += found
-            if self.end_of_document is not None:
-                ends.append(np.flatnonzero(block == self.end_of_document) + (begin + 1))
-        offsets = np.unique(np.concatenate([[0], *ends, [len(tokens)]]).astype("<i8"))
-        if self.end_of_document is not None and len(offsets) == 2 and tokens[-1] != self.end_of_document:
-            raise DataError(
-                f"{path} nowhere holds end_of_document={self.end_of_document}; give the id it uses, or None"
-            )
-        counts -= np.bincount(tokens[offsets[:-1]], minlength=len(counts))  # nothing predicts a document's first token
-        write_index(
-            target,
-            offsets,
-            counts,
-            checksum.hexdigest(),
-            dtype=self.dtype,
-            num_blank_documents=0,
-            end_of_document=self.end_of_document,
-            content=fingerprint(digest.hexdigest(), self.end_of_document),
-        )
-
-
-def check_range(block: npt.NDArray[np.unsignedinteger], begin: int, vocab_size: int | None, name: str) -> None:
-    """Raise a DataError where an id is outside the vocabulary, or, where that is not known, beyond any there is.
-
-    Args:
-        block: Ids from token `begin` on.
-    """
-    largest = int(block.max())
-    if largest >= (vocab_size or LARGEST_VOCABULARY):
-        where = begin + int(block.argmax())
-        known = (
-            f"vocab_size={vocab_size}, or"
-            if vocab_size
-            else "larger than any vocabulary: damaged? Else give vocab_size=;"
-        )
-        raise DataError(f"{name}: id {largest} at token {where}; {known} wrong dtype")
-
-
-def write_index(
-    directory: Path,
-    offsets: npt.NDArray[np.int64],
-    counts: npt.NDArray[np.int64],
-    tokens_checksum: str,
-    **fields: Any,
-) -> None:
-    """Write what a token file has beside ids that lie in another program's file."""
-    checksums = {"tokens": tokens_checksum}
-    for name, values in (("offsets", offsets), ("target_counts", counts)):
-        data = values.astype("<i8").tobytes()
-        (directory / f"{name}.bin").write_bytes(data)
-        checksums[name] = xxhash.xxh3_128_hexdigest(data)
-    write_header(
-        directory,
-        num_tokens=int(offsets[-1]),
-        num_documents=len(offsets) - 1,
-        vocab_size=len(counts),
-        has_loss_mask=False,
-        checksums=checksums,
-        **fields,
-    )

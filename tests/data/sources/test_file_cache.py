@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from panax.core import DataError
+from panax.core.marked_folder import marked_folder
 from panax.data.file_cache import FileCache, NoRoomError
 
 
@@ -107,7 +108,7 @@ def test_a_copy_that_failed_is_not_there(cache):
 
 
 def test_threads_share_a_copy_and_keep_the_bound(cache):
-    cache = FileCache(cache.root, 45)
+    cache = FileCache(marked_folder(cache.root), 45)
     log, worst, stop = [], [0], threading.Event()
 
     def watch() -> None:
