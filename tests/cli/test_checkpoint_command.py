@@ -21,13 +21,8 @@ FIRST, SECOND = f"{CHECKPOINTS}/step_00000005", f"{CHECKPOINTS}/step_00000008"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoints")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("PANAX_CACHE", str(folder / "cache"))
-        assert main(["train", RECIPE, "--num-steps", "8"]) == 0
-    return folder
+def trained(run_of) -> Path:
+    return run_of(8)
 
 
 @pytest.fixture

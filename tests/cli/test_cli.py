@@ -25,14 +25,8 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def six_steps(tmp_path_factory) -> Path:
-    """The folder of a run of six steps; to be copied."""
-    folder = tmp_path_factory.mktemp("six-steps")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("PANAX_CACHE", str(folder / "cache"))
-        assert main(["train", RECIPE, "--num-steps", "6"]) == 0
-    return folder
+def six_steps(run_of) -> Path:
+    return run_of(6)
 
 
 @pytest.fixture
