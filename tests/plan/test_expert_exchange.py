@@ -5,13 +5,12 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from formulas.communication import decoder_traffic, traffic_totals
+from formulas.decoder_step import DecoderStep
 
 from panax.layers import Latent, MoE
 from panax.models import DecoderConfig, DecoderTask
 from panax.parallel.exchange import Exchange, Plan
-from panax.plan.auto import choose_mesh
-from panax.plan.communication import DecoderStep, decoder_traffic, traffic_totals
-from panax.plan.memory import step_memory
 
 LAYERS, EMBED, FFN, LENGTH, EXPERTS, ACTIVE = 4, 256, 512, 512, 16, 4
 MODEL = DecoderConfig(
@@ -139,14 +138,3 @@ def test_state_falls_with_the_expert_axis():
         return sum(array.stored for array in step(mesh).arrays if ".experts." in array.name)
 
     assert of_experts({"expert": 8}) == of_experts({}) // 8 == of_experts({"fsdp": 4, "expert": 2})
-    assert step_memory(step({"expert": 8})).state < step_memory(step({"replica": 8})).state / 7
-
-
-def test_auto_spreads_experts_where_their_weights_are_most_of_what_is_sent():
-    model = dataclasses.replace(
-        MODEL, embed=2048, heads=16, kv_heads=16, feed_forward=MoE(experts=64, active=2, ffn=4096)
-    )
-    choice = choose_mesh(model, 16, rows=64, length=512, memory_bytes=60 * 2**30)
-    assert choice.mesh.expert > 1
-    dense = dataclasses.replace(model, feed_forward=None)
-    assert choose_mesh(dense, 16, rows=64, length=512, memory_bytes=60 * 2**30).mesh.expert == 1

@@ -47,12 +47,16 @@ def test_shows_communication_and_memory_of_a_step(inspected):
 def test_one_device_sends_nothing(inspected, monkeypatch):
     one = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda *_: one)
-    assert "communication  none" in inspected(*SMALL)
+    out = inspected(*SMALL)
+    assert "communication  none" in out and "sends          nothing" in out
 
 
 def test_the_compilation_can_be_left_out(inspected):
     out = inspected("--no-compile", "--mesh.fsdp", "8")
-    assert "compiled" not in out and "communication" not in out
+    assert "compiled  " not in out and "communication" not in out
+    rows = [line.split() for line in out.partition("sends  ")[2].partition("settings")[0].splitlines()[2:]]
+    assert ["weights", "all-gather", "fsdp"] in [row[:3] for row in rows] and rows[-1][0] == "all"
+    assert re.search(r"estimate       about [\d.]+ [KM]iB on each device", out)
     assert "fsdp=8" in out and "settings" in out
 
 

@@ -15,8 +15,8 @@ from ..core import DataFacts, Task, pair_axes
 from ..core.errors import RecipeError
 from ..data import BytePairTokenizer, TextData
 from ..mesh import Placement
-from ..plan import Target, TooLarge, parse_target, plan_step, target_devices, text_batch
-from ..plan.report import aligned, plan_lines, size
+from ..plan import Target, TooLarge, parse_target, plan_step, target_devices, text_batch, walk_step
+from ..plan.report import aligned, plan_lines, size, walk_lines
 from ..plan.step import TEXT_LEAVES
 from ..run import Experiment
 from ..run.automatic import with_chosen_mesh
@@ -67,8 +67,11 @@ def inspect(arguments: Sequence[str]) -> int:
         devices = target_devices(target)
         subject = _elsewhere(experiment_from(rest, "inspect"), target, devices, say)
     print_parameters(subject, console)
-    if compiles and isinstance(subject.step, CompiledStep):
-        print_step(subject, console)
+    if isinstance(subject.step, CompiledStep):
+        batch = subject.batch()
+        print_walk(subject, batch, console)
+        if compiles:
+            print_step(subject, batch, console)
     console.print("settings")
     console.print_json(json.dumps(describe(_resolved(subject))))
     return 0
@@ -122,7 +125,15 @@ def _elsewhere(experiment: Experiment, target: Target, devices: list[Any], say: 
         task = experiment.task.adapted(DataFacts(data.tokenizer.vocab_size, data.sequence_length))
     axes = dict.fromkeys(TEXT_LEAVES, ("batch", "seq"))
     experiment, task = with_chosen_mesh(
-        experiment, task, devices, say, target.memory_bytes, target.devices_per_fast_domain
+        experiment,
+        task,
+        make_program,
+        lambda: text_batch(data),
+        axes,
+        devices,
+        say,
+        target.memory_bytes,
+        target.devices_per_fast_domain,
     )
     program = make_program(experiment, task)
     placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program, len(devices)))
@@ -156,10 +167,19 @@ def print_parameters(subject: Subject, console: Console) -> None:
         console.print(f"compute        {flops:,.0f} FLOPs for {of} forward and backward pass")
 
 
-def print_step(subject: Subject, console: Console) -> None:
+def print_walk(subject: Subject, batch: dict[str, Any], console: Console) -> None:
+    """Trace the training step; print what it will take, as far as its trace tells."""
+    if not subject.task.names_axes and subject.step.placement.devices.size > 1:
+        console.print("traced         no: XLA partitions this task's program, so that only the compiled step tells")
+        return
+    for line in walk_lines(walk_step(subject.step, batch), _memory_limit(subject)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_step(subject: Subject, batch: dict[str, Any], console: Console) -> None:
     """Compile the training step; print its memory and its communication, and warn if it does not fit."""
     try:
-        plan = plan_step(subject.step, subject.batch())
+        plan = plan_step(subject.step, batch)
     except TooLarge as error:
         _warn(console, f"{_name(subject)} can't hold the step: {error} {LESS}")
         return

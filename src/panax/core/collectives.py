@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .expected import moving
 from .layout import MeshAxes, current_layout
 from .measures import Maximum, is_measure
 
@@ -30,16 +31,18 @@ def all_reduce(x: Any, axes: MeshAxes) -> Any:
 
 
 def gather_dims(x: jax.Array, dims: Sequence[MeshAxes]) -> jax.Array:
-    """`all_gather` along each dimension over its own axes."""
-    for dim, axes in enumerate(dims):
-        x = all_gather(x, axes, dim)
+    """`all_gather` along each dimension over its own axes: a weight on its way to where it is used."""
+    with moving("weights"):
+        for dim, axes in enumerate(dims):
+            x = all_gather(x, axes, dim)
     return x
 
 
 def scatter_dims(x: jax.Array, dims: Sequence[MeshAxes]) -> jax.Array:
-    """`reduce_scatter` along each dimension over its own axes."""
-    for dim, axes in enumerate(dims):
-        x = reduce_scatter(x, axes, dim)
+    """`reduce_scatter` along each dimension over its own axes: a weight's gradient on its way to where it rests."""
+    with moving("gradients"):
+        for dim, axes in enumerate(dims):
+            x = reduce_scatter(x, axes, dim)
     return x
 
 

@@ -82,6 +82,9 @@ class Task(abc.ABC):
     weight_dtype: Any = jnp.float32
     """What weights are gathered in where that is done once a step (`rules.zero`)."""
 
+    remat_policies: tuple[str, ...] = ()
+    """What `rematerialised` takes: from the policy that keeps most for the backward pass to the one that computes most again."""
+
     notes: tuple[str, ...] = ()
     """What a run should say of this task before it begins."""
 
@@ -122,6 +125,12 @@ class Task(abc.ABC):
     def flops_per_example(self) -> float | None:
         """FLOPs of a forward and backward pass for one row of a batch without positions; None if not known."""
         return None
+
+    def rematerialised(self, policy: str) -> "Task":
+        """This task with another of its `remat_policies`."""
+        raise ValueError(
+            f"{type(self).__name__} has no choice of what its backward pass computes again, and not {policy!r}"
+        )
 
     def for_debugging(self) -> "Task":
         """This task as the debugger runs it: nothing between the user and the model's own Python code."""

@@ -98,6 +98,13 @@ class IterableSource:
         assert self._resume is not None
         return self._resume
 
+    def first_batch(self) -> Mapping[str, np.ndarray]:
+        """The batch that comes next at the beginning; it is not lost."""
+        if self._peeked is None:
+            self._peek()
+        assert self._peeked is not None
+        return self._peeked[1].batch
+
     def batches(self, position: Position | None = None) -> Iterator[SourcedBatch]:
         """Yield batches from `position` on; from the beginning when it is None.
 

@@ -124,7 +124,9 @@ def _take_forward(
 def _take_backward(static: _Static, index: jax.Array, gradient: jax.Array) -> tuple[Any, Any, None]:
     # A frequent token's gradient is a sum of thousands: it is added up in the parameter's own precision.
     wide = gradient.astype(static.source.dtype)
-    whole = jnp.zeros((static.rows, gradient.shape[-1]), static.source.dtype)
+    # Tied to the gradient: else XLA makes the zeros together with those of the loss, and keeps them for the whole backward pass.
+    wide, zero = jax.lax.optimization_barrier((wide, jnp.zeros((), static.source.dtype)))
+    whole = jnp.broadcast_to(zero, (static.rows, gradient.shape[-1]))
     gradient = static.source.returned(whole.at[index].add(wide, mode="drop"))
     return (None, gradient, None) if static.source.gathered else (gradient, None, None)
 

@@ -100,7 +100,8 @@ class Experts(Module):
         round_ = _Round(_Work.of(self.activation, values.up.shape[0], held), exchange, beside, count)
         constants = plan, _of_tokens(assigned, row, x.shape, count), RowMap.of_places(row[:, None], count), values
         weight = assigned.weight.reshape(-1)
-        return in_rounds(round_, rounds, constants, (tokens, weight), slots).reshape(x.shape)
+        y = in_rounds(round_, rounds, constants, (tokens, weight), slots, most=exchange.most_rounds(count))
+        return y.reshape(x.shape)
 
 
 @dataclasses.dataclass(frozen=True)

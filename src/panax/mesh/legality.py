@@ -258,15 +258,16 @@ def neighbours(mesh: Sizes, num_devices: int) -> Iterator[dict[str, int]]:
         by = {axis: abs(math.log2(other[axis] / mesh.get(axis, 1))) for axis in MESH_AXES}
         return begun, changed, sum(by[axis] for axis in fixed), by["replica"], by["fsdp"]
 
-    return iter(sorted(_meshes(num_devices, MESH_AXES), key=distance))
+    return iter(sorted(meshes(num_devices), key=distance))
 
 
-def _meshes(count: int, axes: tuple[str, ...]) -> Iterator[dict[str, int]]:
+def meshes(count: int, axes: tuple[str, ...] = MESH_AXES) -> Iterator[dict[str, int]]:
+    """Every mesh of `count` devices: mesh axis to size."""
     if len(axes) == 1:
         yield {axes[0]: count}
         return
     for size in divisors(count):
-        for rest in _meshes(count // size, axes[1:]):
+        for rest in meshes(count // size, axes[1:]):
             yield {axes[0]: size, **rest}
 
 

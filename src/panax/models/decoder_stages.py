@@ -17,6 +17,7 @@ import numpy as np
 
 from ..core import current_layout, logical_axes, use_layout
 from ..core.collectives import gather_dims, scatter_dims
+from ..core.expected import shares
 from ..core.layout import Layout, axis_size
 from ..core.protocols import Axes
 from ..core.weights import Weight, gathers_of, once_dtype
@@ -175,7 +176,10 @@ class StageRun:
             branches = [branch(treedef) for treedef in self.treedefs]
 
             def chosen(x: jax.Array, leaves: list[Any]) -> tuple[jax.Array, Any]:
-                return branches[0](x, leaves) if len(branches) == 1 else jax.lax.switch(kind, branches, x, leaves)
+                if len(branches) == 1:
+                    return branches[0](x, leaves)
+                with shares(*np.bincount(self.kind_of_unit) / len(self.kind_of_unit)):
+                    return jax.lax.switch(kind, branches, x, leaves)
 
             # Inside of the condition below, and not around it: that would copy the weights to keep them.
             unit_of = rematerialise(chosen, remat)
@@ -188,7 +192,9 @@ class StageRun:
             nothing = jax.tree.map(
                 lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(unit_of, x, leaves)[1]
             )
-            return jax.lax.cond(unit >= 0, unit_of, lambda x, leaves: (x, nothing), x, leaves)
+            filled = (self.order >= 0).mean(axis=(1, 2)).max()
+            with shares(1 - filled, filled):
+                return jax.lax.cond(unit >= 0, unit_of, lambda x, leaves: (x, nothing), x, leaves)
 
         x, found = scan_layers(
             lambda x, scanned: one(x, *scanned), x, (weights, mine, kinds, first, rows), may_unroll=False

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,7 @@ class DecoderTask(Validated, Task):
 
     mesh_axes = frozenset(MESH_AXES)
     names_axes = True
+    remat_policies = get_args(RematPolicy)
 
     @property
     def weight_dtype(self) -> Any:
@@ -87,6 +88,9 @@ class DecoderTask(Validated, Task):
 
     def flops_per_token(self, length: int) -> float:
         return training_flops_per_token(self.model, length)
+
+    def rematerialised(self, policy: str) -> "DecoderTask":
+        return dataclasses.replace(self, remat=policy)  # pyright: ignore[reportArgumentType]
 
     def for_debugging(self) -> "DecoderTask":
         return dataclasses.replace(self, remat="none")

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,7 @@ class VitTask(Validated, Task):
 
     mesh_axes = frozenset({"replica", "fsdp", "expert", "tensor"})
     names_axes = True
+    remat_policies = get_args(RematPolicy)
     splits_residual = False
     unit = "images"
 
@@ -67,6 +68,9 @@ class VitTask(Validated, Task):
 
     def flops_per_example(self) -> float:
         return training_flops_per_image(self.model)
+
+    def rematerialised(self, policy: str) -> "VitTask":
+        return dataclasses.replace(self, remat=policy)  # pyright: ignore[reportArgumentType]
 
     def for_debugging(self) -> "VitTask":
         return dataclasses.replace(self, remat="none")

@@ -92,6 +92,10 @@ class Exchange:
         most, room = (plan.sent.sum(axis=0), self.buffer) if self.ragged else (plan.sent, self._each)
         return -(-most.max() // room)
 
+    def most_rounds(self, count: int) -> int:
+        """How many it takes at worst, where each device has `count` rows: all of them for one device."""
+        return -(-count * self.ways // self.buffer)
+
     def window(self, plan: Plan, number: Int[Array, ""]) -> Window:
         if not self.ragged:
             low = jnp.minimum(number * self._each, plan.sent)

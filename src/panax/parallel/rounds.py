@@ -12,45 +12,54 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from ..core.expected import turns
+
 Run = Callable[[Int[Array, ""], Any, Any], jax.Array]
 """(number, constants, variables) to a round's part of the sum. A hashable value: it holds no array."""
 
 
-def in_rounds(run: Run, rounds: Int[Array, ""], constants: Any, variables: Any, zeros_for: Any) -> jax.Array:
+def in_rounds(
+    run: Run, rounds: Int[Array, ""], constants: Any, variables: Any, zeros_for: Any, *, most: int
+) -> jax.Array:
     """The sum of `run` over `rounds` rounds, one or more.
 
     Args:
+        most: Rounds at worst; said to who plans. One is expected.
         constants: What is not differentiated by.
         variables: What is, and is kept for the backward pass.
         zeros_for: Zeros that `run` takes as the last of its variables and never reads: it returns gradients for them, float32
             sums over all rounds. They are made again where they are needed.
     """
-    return _in_rounds(run, rounds, constants, variables, zeros_for)
+    return _in_rounds(run, most, rounds, constants, variables, zeros_for)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _in_rounds(run: Run, rounds: jax.Array, constants: Any, variables: Any, zeros_for: Any) -> jax.Array:
-    return _later(run, rounds, constants, (variables, zeros_for), run(jnp.int32(0), constants, (variables, zeros_for)))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _in_rounds(run: Run, most: int, rounds: jax.Array, constants: Any, variables: Any, zeros_for: Any) -> jax.Array:
+    first = run(jnp.int32(0), constants, (variables, zeros_for))
+    return _later(run, most, rounds, constants, (variables, zeros_for), first)
 
 
-def _forward(run: Run, rounds: jax.Array, constants: Any, variables: Any, zeros_for: Any) -> tuple[jax.Array, Any]:
+def _forward(
+    run: Run, most: int, rounds: jax.Array, constants: Any, variables: Any, zeros_for: Any
+) -> tuple[jax.Array, Any]:
     def first(variables: Any, zeros_for: Any) -> jax.Array:
         return run(jnp.int32(0), constants, (variables, zeros_for))
 
     y, pull = jax.vjp(first, variables, zeros_for)
-    return _later(run, rounds, constants, (variables, zeros_for), y), (pull, rounds, constants, variables)
+    return _later(run, most, rounds, constants, (variables, zeros_for), y), (pull, rounds, constants, variables)
 
 
-def _later(run: Run, rounds: jax.Array, constants: Any, arguments: Any, y: jax.Array) -> jax.Array:
+def _later(run: Run, most: int, rounds: jax.Array, constants: Any, arguments: Any, y: jax.Array) -> jax.Array:
     def more(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         number, total = carry
         return number + 1, total + run(number, constants, arguments).astype(jnp.float32)
 
-    total = jax.lax.while_loop(lambda carry: carry[0] < rounds, more, (jnp.int32(1), y.astype(jnp.float32)))[1]
+    with turns(0, most - 1):
+        total = jax.lax.while_loop(lambda carry: carry[0] < rounds, more, (jnp.int32(1), y.astype(jnp.float32)))[1]
     return total.astype(y.dtype)
 
 
-def _backward(run: Run, saved: Any, gradient: jax.Array) -> tuple[None, None, Any, Any]:
+def _backward(run: Run, most: int, saved: Any, gradient: jax.Array) -> tuple[None, None, Any, Any]:
     pull, rounds, constants, variables = saved
     first = pull(gradient)
     like = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first[1])
@@ -61,7 +70,8 @@ def _backward(run: Run, saved: Any, gradient: jax.Array) -> tuple[None, None, An
         return number + 1, jax.tree.map(lambda t, p: t + p.astype(t.dtype), total, pull(gradient))
 
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), first)
-    total = jax.lax.while_loop(lambda carry: carry[0] < rounds, more, (jnp.int32(1), wide))[1]
+    with turns(0, most - 1):
+        total = jax.lax.while_loop(lambda carry: carry[0] < rounds, more, (jnp.int32(1), wide))[1]
     return None, None, *jax.tree.map(lambda t, leaf: t.astype(leaf.dtype), total, first)
 
 

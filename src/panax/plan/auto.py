@@ -1,34 +1,38 @@
-"""`--mesh auto`: a mesh for a decoder, chosen by the formulas for bytes on the wire and bytes in memory.
+"""`--mesh auto`: a mesh, micro-batches and a rematerialisation policy, chosen by walking through traced steps.
 
-Of the layouts that are legal, fit, and send at most 1.15 times the fewest bytes, the one that loses least time to waiting stages
-and to what is computed again. Looked at are not all of them:
+Of the layouts that were walked, are legal and fit, and send at most 1.15 times the fewest bytes, the one that loses least time
+to waiting stages and to what is computed again. Every layout has a floor: what its weights send, which follows from their axes
+alone, and what a layout that was walked sends over the same axes for activations. The one with the lowest floor is walked next,
+until no floor promises better. Not all layouts are candidates:
 
 - `context` stays 1 unless nothing fits without it: splitting rows sends more than splitting the batch does.
 - `tensor` and `context`, or `tensor` and `expert`, together stay within the fast network: they communicate in every layer, and
-  little hides it. Only where nothing else fits does `expert` leave it. Without a mixture of experts it stays 1.
+  little hides it. Only where nothing else fits does `expert` leave it. An axis by which nothing is computed stays 1.
 - Stages wait for at most a fifth of a step: they get at least four micro-batches each.
-- A mesh without stages gets the fewest micro-batches that fit: with each of them all weights are gathered again.
 
-Bytes are no times: nothing here knows which of them hide behind products. What fits is decided with a margin for what the
-formulas leave out.
+Bytes are not times: nothing here knows which of them hide behind matrix multiplications. What fits is decided with a margin.
 """
 
 import dataclasses
-import itertools
-from collections.abc import Iterator
-from typing import Literal
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from ..core import Axes, Task, pair_axes
 from ..core.errors import LayoutError
-from ..mesh.rules import MESH_AXES, Rules, divisors
-from ..mesh.topology import MeshShape, data_parallel_size
-from ..models import DecoderConfig, DecoderTask
-from ..parallel import RematPolicy
-from .communication import decoder_traffic
-from .decoder_step import DecoderStep
-from .memory import step_memory
+from ..mesh import MeshShape, Placement, Rules
+from ..mesh.legality import Needs, fitted_rules, meshes, problem
+from ..mesh.rules import MESH_AXES, assign, divisors
+from ..mesh.topology import data_parallel_size
+from ..train import CompiledStep, Program
+from ..train.compiled import needs_of
+from .walk import StepCost, walk_step
+
+Sizes = Mapping[str, int]
 
 MARGIN = 1.15
-"""A layout fits if so many times its estimated bytes do: the estimates were up to 13 % too low."""
+"""A layout fits if so many times its estimated bytes do."""
 
 BUBBLE = 0.2
 """The largest share of a step in which a stage may wait."""
@@ -36,15 +40,13 @@ BUBBLE = 0.2
 SLACK = 1.15
 """How many times the fewest bytes a layout may send that loses less time otherwise."""
 
-MANY = 16
-"""Micro-batches for each stage of which more are of no use but to save memory."""
+WALKS = 32
+"""The most steps that are traced for one choice."""
 
 AGAIN = {"none": 1.0, "products": 1.05, "full": 4 / 3}
 """The work of a step by policy: a backward pass is two forward ones, `full` computes one more."""
 
-Besides = Literal["nothing", "context", "experts", "wide experts"]
-
-REMAT: tuple[RematPolicy, ...] = ("none", "products", "full")
+FLOAT32 = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,162 +54,226 @@ class Choice:
     """A layout, with what it was chosen by.
 
     Attributes:
+        remat: The policy; None where the task has no choice of it.
         wire_bytes: What each device sends in a step.
         memory_bytes: What a step takes on each device, without the margin.
+        walked: How many layouts were looked at.
     """
 
     mesh: MeshShape
     micro_batches: int
-    remat: RematPolicy
+    remat: str | None
     wire_bytes: int
     memory_bytes: int
+    walked: int = 0
 
     @property
     def time(self) -> float:
         """Of a step, were communication free; the least possible is 1."""
-        return AGAIN[self.remat] / (1.0 - bubble(self.mesh.stage, self.micro_batches))
+        return AGAIN.get(self.remat or "none", 1.0) / (1.0 - bubble(self.mesh.stage, self.micro_batches))
 
     def __str__(self) -> str:
         sizes = "·".join(f"{axis}={n}" for axis in MESH_AXES if (n := getattr(self.mesh, axis)) > 1) or "one device"
+        remat = "" if self.remat is None else f", remat {self.remat}"
         return (
-            f"{sizes}, {self.micro_batches} micro-batch{'es' if self.micro_batches > 1 else ''}, remat {self.remat}: each device "
+            f"{sizes}, {self.micro_batches} micro-batch{'es' if self.micro_batches > 1 else ''}{remat}: each device "
             f"sends {self.wire_bytes / 1e9:.1f} GB a step and needs about {self.memory_bytes / 2**30:.1f} GiB"
         )
 
 
 def choose_mesh(
-    model: DecoderConfig | DecoderTask,
-    devices: int,
+    program_of: Callable[[Task, int], Program],
+    task: Task,
+    devices: Sequence[Any],
+    batch: Mapping[str, Any],
+    batch_axes: Mapping[str, Axes],
     *,
-    rows: int,
-    length: int,
     memory_bytes: int,
     fast_domain: int = 8,
-    packed: bool = True,
     rules: Rules | None = None,
 ) -> Choice:
     """A legal layout that fits and sends little.
 
     Args:
-        model: A decoder, computed with in bfloat16, or a task with its own settings; its `remat` is not looked at.
-        rows: Of the global batch.
+        program_of: (task, micro-batches) to the program of a step.
+        devices: To run on; those of a target that is not attached will do.
+        batch: The shapes of a global batch.
         memory_bytes: Of each device.
         fast_domain: Devices that the fast network joins.
 
     Raises:
-        LayoutError: Nothing fits; the message says how many devices would do.
-
-    >>> choose_mesh(DecoderConfig(vocab_size=512), 8, rows=64, length=1024, memory_bytes=2**34).mesh.replica
-    8
+        LayoutError: Nothing fits, or XLA partitions the task's program, which says nothing before it is compiled.
     """
-    task = model if isinstance(model, DecoderTask) else DecoderTask(model=model, compute_dtype="bfloat16")
-    search = _Search(task, rows, length, memory_bytes, fast_domain, packed, rules or Rules())
-    for besides in search.besides:
-        found = [choice for mesh in search.meshes(devices, besides) for choice in search.choices(mesh)]
-        if found:
-            least = min(choice.wire_bytes for choice in found)
-            near = [choice for choice in found if choice.wire_bytes <= SLACK * least]
-            return min(near, key=lambda choice: (choice.time, choice.wire_bytes, choice.micro_batches))
-    more = (devices * 2**k for k in range(1, 13))
-    enough = next((n for n in more if search.fits_on(n)), None)
-    advice = f"{enough} would do" if enough else "shorten the rows, or use smaller batches"
+    if not task.names_axes:
+        raise LayoutError(
+            f"mesh.auto reads what a step sends from its trace, and {type(task).__name__} leaves that to XLA; set the mesh's "
+            f"sizes, for example mesh.fsdp=-1, and look at them with `panax inspect`, which compiles the step"
+        )
+    search = _Search(program_of, task, devices, batch, batch_axes, memory_bytes, fast_domain, rules or Rules())
+    for beside in ("nothing", "experts", "wide experts", "context"):
+        found = search.best([mesh for mesh in search.legal if search.kind(mesh) == beside])
+        if found is not None:
+            return found
+    rows = next(iter(batch.values())).shape[0]
     raise LayoutError(
-        f"no layout of {devices} device{'s' if devices > 1 else ''} with {memory_bytes / 2**30:.0f} GiB each holds a step of "
-        f"{rows} rows of {length} tokens; {advice}"
+        f"no layout of {len(devices)} device{'s' if len(devices) > 1 else ''} with {memory_bytes / 2**30:.0f} GiB each holds a "
+        f"step of {rows} rows; use more devices, smaller batches, or shorter rows"
     )
 
 
-@dataclasses.dataclass(frozen=True)
 class _Search:
-    task: DecoderTask
-    rows: int
-    length: int
-    memory_bytes: int
-    fast_domain: int
-    packed: bool
-    rules: Rules
+    def __init__(
+        self,
+        program_of: Callable[[Task, int], Program],
+        task: Task,
+        devices: Sequence[Any],
+        batch: Mapping[str, Any],
+        batch_axes: Mapping[str, Axes],
+        memory_bytes: int,
+        fast_domain: int,
+        rules: Rules,
+    ):
+        self.program_of, self.task, self.devices = program_of, task, devices
+        self.batch, self.batch_axes = batch, batch_axes
+        self.memory_bytes, self.fast_domain, self.rules = memory_bytes, fast_domain, rules
+        self.program = program_of(task, 1)
+        self.programs: dict[tuple[str | None, int], Program] = {}
+        leaves = tuple((f"batch leaf {name!r}", batch_axes[name], leaf.shape) for name, leaf in batch.items())
+        self.needs: Needs = dataclasses.replace(needs_of(self.program, len(devices)), batch=leaves)
+        self.rows = next(iter(batch.values())).shape[0]
+        self.computed = {
+            axis for _, axes, _ in self.needs.arrays for name in axes for axis in self.rules.compute.get(name or "", ())
+        }
+        self.legal = [mesh for mesh in meshes(len(devices)) if self._is_candidate(mesh)]
+        self.walked = 0
+        # Bytes over an axis for activations, for each place along it but the first.
+        self.rates: dict[str, float] = {}
 
-    @property
-    def besides(self) -> tuple[Besides, ...]:
-        """What `tensor` may share the fast network with, in the order in which it is tried."""
-        moe = self.task.model.feed_forward
-        return ("nothing", "context") if moe is None else ("experts", "wide experts", "context")
+    def _is_candidate(self, mesh: Sizes) -> bool:
+        useful = all(mesh[axis] == 1 or axis in self.computed for axis in ("expert", "tensor", "stage"))
+        return useful and problem(self.needs, self.rules, mesh) is None and bool(self.counts(mesh))
 
-    def meshes(self, devices: int, besides: Besides) -> Iterator[dict[str, int]]:
-        """Those worth running."""
-        for other in self._others(devices, besides):
-            for tensor in divisors(devices // other):
-                if (tensor if besides == "wide experts" else tensor * other) > self.fast_domain:
-                    break
-                for stage, replica in itertools.product(divisors(devices // (other * tensor)), repeat=2):
-                    fsdp, rest = divmod(devices, other * tensor * stage * replica)
-                    if not rest and fsdp:
-                        sizes = {"replica": replica, "stage": stage, "fsdp": fsdp, "tensor": tensor}
-                        yield {**sizes, "context" if besides == "context" else "expert": other}
+    def kind(self, mesh: Sizes) -> str | None:
+        """What `tensor` shares the fast network with; None where it would leave it."""
+        expert, context, tensor = mesh["expert"], mesh["context"], mesh["tensor"]
+        if context > 1:
+            return "context" if expert == 1 and tensor * context <= self.fast_domain else None
+        if expert > self.fast_domain and tensor <= self.fast_domain:
+            return "wide experts"
+        if tensor * expert > self.fast_domain:
+            return None
+        return "nothing" if "expert" not in self.computed else "experts"
 
-    def _others(self, devices: int, besides: Besides) -> list[int]:
-        """The sizes of the axis that is besides `tensor`."""
-        if besides == "nothing":
-            return [1]
-        if besides == "context":
-            return [n for n in divisors(devices) if 1 < n <= self.fast_domain]
-        moe = self.task.model.feed_forward
-        assert moe is not None
-        wide = besides == "wide experts"
-        return [n for n in divisors(devices) if moe.experts % n == 0 and (n > self.fast_domain) == wide]
-
-    def choices(self, mesh: dict[str, int]) -> Iterator[Choice]:
-        """For each policy, what fits; without stages, with the fewest micro-batches only."""
-        for remat in REMAT:
-            for count in self.micro_batches(mesh):
-                choice = self.tried(mesh, count, remat)
-                if choice is not None:
-                    yield choice
-                    if mesh["stage"] == 1:
-                        break
-
-    def micro_batches(self, mesh: dict[str, int]) -> list[int]:
-        """The numbers of micro-batches to try, ascending."""
+    def counts(self, mesh: Sizes) -> list[int]:
+        """The numbers of micro-batches that are possible, ascending."""
         each, rest = divmod(self.rows, data_parallel_size(mesh))
         if rest or not each:
             return []
-        stages = mesh.get("stage", 1)
-        enough = [count for count in divisors(each) if bubble(stages, count) <= BUBBLE]
-        # Beyond this waiting is next to nothing; but the most parts take the least memory.
-        return [count for count in enough if stages == 1 or count <= MANY * stages or count == enough[-1]]
+        return [count for count in divisors(each) if bubble(mesh["stage"], count) <= BUBBLE]
 
-    def tried(self, mesh: dict[str, int], count: int, remat: RematPolicy) -> Choice | None:
-        """None if it is not legal or does not fit."""
-        try:
-            step = self.step(mesh, count, remat)
-            memory = step_memory(step).total
-            if memory * MARGIN > self.memory_bytes:
-                return None
-            sent = sum(traffic.wire_bytes for traffic in decoder_traffic(step))
-        except ValueError:
+    def best(self, candidates: list[dict[str, int]]) -> Choice | None:
+        """Of these the one to take; None where none fits."""
+        waiting = {
+            tuple(mesh.values()): mesh for mesh in candidates if self.state_bytes(mesh) * MARGIN < self.memory_bytes
+        }
+        found: list[Choice] = []
+        while waiting and self.walked < WALKS:
+            key = min(waiting, key=lambda key: self.floor(waiting[key]))
+            least = min((choice.wire_bytes for choice in found), default=math.inf)
+            if self.floor(waiting[key]) > SLACK * least:
+                break
+            found += self.tried(waiting.pop(key))
+        if not found:
             return None
-        return Choice(as_shape(mesh), count, remat, sent, memory)
+        least = min(choice.wire_bytes for choice in found)
+        near = [choice for choice in found if choice.wire_bytes <= SLACK * least]
+        best = min(near, key=lambda choice: (choice.time, choice.wire_bytes, choice.micro_batches))
+        return dataclasses.replace(best, walked=self.walked)
 
-    def step(self, mesh: dict[str, int], count: int, remat: RematPolicy) -> DecoderStep:
-        return DecoderStep(
-            task=dataclasses.replace(self.task, remat=remat),
-            mesh=mesh,
-            rows=self.rows,
-            length=self.length,
-            micro_batches=count,
-            packed=self.packed,
-            rules=self.rules,
-        )
+    def tried(self, mesh: dict[str, int]) -> list[Choice]:
+        """For the policies that are needed, what fits with the fewest micro-batches."""
+        found, policies = [], self.task.remat_policies or (None,)
+        for remat in (policies[0], *reversed(policies[1:])):
+            choice = self.fitting(mesh, remat)
+            if choice is not None:
+                found.append(choice)
+            first = remat == policies[0]
+            enough = choice is not None and choice.micro_batches == self.counts(mesh)[0]
+            # What keeps everything fits at once; or what keeps least does not fit at all.
+            if (first and enough) or (not first and choice is None):
+                break
+        return found
 
-    def fits_on(self, devices: int) -> bool:
-        """Whether any layout does, tried with what takes least memory."""
-        meshes = itertools.chain.from_iterable(self.meshes(devices, besides) for besides in self.besides)
-        return any(
-            self.tried(mesh, counts[-1], "full") is not None for mesh in meshes if (counts := self.micro_batches(mesh))
-        )
+    def fitting(self, mesh: dict[str, int], remat: str | None) -> Choice | None:
+        counts = self.counts(mesh)
+        place = 0
+        while place < len(counts) and self.walked < WALKS:
+            cost = self.walk(mesh, counts[place], remat)
+            if cost.memory * MARGIN <= self.memory_bytes:
+                return Choice(as_shape(mesh), counts[place], remat, _wire_bytes(cost), cost.memory)
+            # As many parts more as would be needed were all temporaries activations.
+            over = cost.temporaries / max(self.memory_bytes / MARGIN - cost.arguments, 1)
+            wanted = counts[place] * max(over, 1.0)
+            place = max(place + 1, next((i for i, count in enumerate(counts) if count >= wanted), len(counts) - 1))
+        return None
+
+    def walk(self, mesh: dict[str, int], count: int, remat: str | None) -> StepCost:
+        self.walked += 1
+        if (remat, count) not in self.programs:
+            task = self.task if remat is None else self.task.rematerialised(remat)
+            self.programs[remat, count] = self.program_of(task, count)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            placement = Placement.create(as_shape(mesh), self.rules, self.devices)
+        cost = walk_step(CompiledStep(self.programs[remat, count], placement, self.batch_axes), dict(self.batch))
+        weights = self.weight_bytes(mesh, count)
+        for axis in ("tensor", "expert", "context"):
+            if mesh[axis] > 1:
+                sent = sum(one.wire_bytes for one in cost.traffic if axis in one.axes and "fsdp" not in one.axes)
+                rate = max(sent - weights, 0) / (mesh[axis] - 1)
+                self.rates[axis] = min(self.rates.get(axis, math.inf), rate)
+        return cost
+
+    def floor(self, mesh: Sizes) -> float:
+        """At least about what a device sends in a step."""
+        beside = sum((mesh[axis] - 1) * rate for axis, rate in self.rates.items())
+        return self.weight_bytes(mesh, self.counts(mesh)[0]) + 0.8 * beside
+
+    def state_bytes(self, mesh: Sizes) -> int:
+        """Of a device's part of the state."""
+        rules, total = fitted_rules(self.rules, self.needs, mesh), 0
+        for name, leaf, axes in pair_axes(self.program.abstract, self.program.axes):
+            dims = assign(axes, leaf.shape, rules.storage, mesh, name)
+            total += math.prod(leaf.shape) * getattr(leaf.dtype, "itemsize", 8) // _ways(dims, mesh)
+        return total
+
+    def weight_bytes(self, mesh: Sizes, count: int) -> float:
+        """What a device sends for weights and their gradients, by their axes alone; scattered gradients in float32."""
+        rules, total = fitted_rules(self.rules, self.needs, mesh), 0.0
+        once = self.rules.zero == "1" or (self.rules.zero == "auto" and mesh["stage"] > 1)
+        turns = 1 if once else count
+        width = self.task.weight_dtype.itemsize
+        for name, leaf, axes in pair_axes(self.program.abstract.params, self.program.axes.params):
+            stored = {axis for dim in assign(axes, leaf.shape, rules.storage, mesh, name) for axis in dim}
+            # Layers that don't fall into equal stages are divided over them all the same.
+            used = {axis for dim in assign(axes, None, rules.compute, mesh, name) for axis in dim}
+            size = math.prod(leaf.shape) / math.prod(mesh[axis] for axis in used)
+            gathered = math.prod(mesh[axis] for axis in stored - used)
+            rest = math.prod(mesh.values()) // math.prod(mesh[axis] for axis in stored)
+            total += turns * size * (1 - 1 / gathered) * ((1 if once else 2) * width + FLOAT32)
+            total += 2 * FLOAT32 * math.prod(leaf.shape) / math.prod(mesh[axis] for axis in stored) * (1 - 1 / rest)
+        return total
 
 
-def as_shape(mesh: dict[str, int]) -> MeshShape:
+def _ways(dims: Sequence[Sequence[str]], mesh: Sizes) -> int:
+    return math.prod(mesh[axis] for dim in dims for axis in dim)
+
+
+def _wire_bytes(cost: StepCost) -> int:
+    return sum(one.wire_bytes for one in cost.traffic)
+
+
+def as_shape(mesh: Sizes) -> MeshShape:
     replica, stage, fsdp, expert, context, tensor = (mesh.get(axis, 1) for axis in MESH_AXES)
     return MeshShape(replica=replica, stage=stage, fsdp=fsdp, expert=expert, context=context, tensor=tensor)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from .collectives import Collective, summary
 from .step import StepPlan
+from .walk import StepCost
 
 
 def plan_lines(plan: StepPlan, limit: int | None, name: str) -> list[str]:
@@ -32,6 +33,33 @@ def plan_lines(plan: StepPlan, limit: int | None, name: str) -> list[str]:
     if not all(collective.exact for collective in counted):
         lines.append("  ~ some are in a branch that may not be taken")
     return [*lines, *_exchange_lines(plan.collectives)]
+
+
+def walk_lines(cost: StepCost, limit: int | None) -> list[str]:
+    """What a traced step takes: memory, work, and what it sends for what.
+
+    Args:
+        limit: Bytes that each device has; None if not known.
+    """
+    of = f" of {size(limit)}" if limit else ""
+    least = "at least " if cost.unknown else ""
+    lines = [
+        f"traced         in {cost.seconds:.1f} s, before anything is compiled",
+        f"estimate       about {size(cost.memory)}{of} on each device: {size(cost.arguments)} state and batch + "
+        f"{size(cost.temporaries)} temporaries",
+        f"work           {least}{cost.work.flops:.3g} FLOPs of matrix multiplications in a step on each device",
+    ]
+    if not cost.traffic:
+        return [*lines, "sends          nothing"]
+    groups: dict[tuple[str, str, str], int] = {}
+    for one in cost.traffic:
+        key = (one.purpose, one.kind, "·".join(one.axes))
+        groups[key] = groups.get(key, 0) + one.wire_bytes
+    rows = [("for", "by", "over", "sent")]
+    rows += [(*key, size(sent)) for key, sent in sorted(groups.items(), key=lambda item: -item[1]) if sent]
+    rows.append(("all", "", "", size(sum(groups.values()))))
+    lines += ["sends          in one step, each device", *(f"  {line}" for line in aligned(rows, left=3))]
+    return [*lines, *(f"  at least: {what} is not counted" for what in cost.unknown)]
 
 
 def _exchange_lines(collectives: Sequence[Collective]) -> list[str]:

@@ -2,24 +2,27 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-from ..core import Task
-from ..core.errors import LayoutError
-from ..data import TextData
-from ..models import DecoderTask
+from ..core import Axes, Task
 from ..plan.auto import choose_mesh
+from ..train import Program
 from .experiment import Experiment
+
+Say = Callable[[str], None]
 
 
 def with_chosen_mesh(
     experiment: Experiment,
     task: Task,
+    program_of: Callable[[Experiment, Task], Program],
+    batch: Callable[[], Mapping[str, Any]],
+    batch_axes: Mapping[str, Axes],
     devices: Any = None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Say = lambda line: None,
     memory_bytes: int | None = None,
     fast_domain: int | None = None,
 ) -> tuple[Experiment, Task]:
@@ -27,38 +30,41 @@ def with_chosen_mesh(
 
     Args:
         task: With what the recipe left open filled in.
+        batch: Gives the shapes of a global batch; asked only where there is something to choose.
         memory_bytes: Of each device, where it can't be asked.
         fast_domain: Devices that the fast network joins; a host's, or all TPUs.
 
     Raises:
-        LayoutError: Nothing fits, or the task is no decoder on text.
+        LayoutError: Nothing fits, or XLA partitions the task's program.
     """
     if not experiment.mesh.auto or experiment.debug:
         return experiment, task
-    data = experiment.data
-    if not isinstance(task, DecoderTask) or not isinstance(data, TextData):
-        raise LayoutError(
-            "mesh.auto chooses for a DecoderTask on TextData; set the mesh's sizes, for example mesh.fsdp=-1"
-        )
     devices = jax.devices() if devices is None else list(devices)
     memory = _memory(devices) if memory_bytes is None else memory_bytes
     if fast_domain is None:
         fast_domain = len(devices) if devices[0].platform == "tpu" else 8
+
+    def program(task: Task, micro_batches: int) -> Program:
+        step = dataclasses.replace(experiment.step, micro_batches=micro_batches)
+        return program_of(dataclasses.replace(experiment, step=step), task)
+
     choice = choose_mesh(
+        program,
         task,
-        len(devices),
-        rows=data.batch_size,
-        length=data.sequence_length,
+        devices,
+        batch(),
+        batch_axes,
         memory_bytes=memory,
         fast_domain=fast_domain,
-        packed=data.packing,
         rules=experiment.rules,
     )
     say(
-        f"mesh auto: {choice} of {memory / 2**30:.0f}; of what fits and sends about the least, it waits and repeats the least"
+        f"mesh auto: {choice} of {memory / 2**30:.0f}; of {choice.walked} steps that were traced, it fits, sends about the "
+        f"least, and waits and repeats the least"
     )
     step = dataclasses.replace(experiment.step, micro_batches=choice.micro_batches)
-    return dataclasses.replace(experiment, mesh=choice.mesh, step=step), dataclasses.replace(task, remat=choice.remat)
+    chosen = task if choice.remat is None else task.rematerialised(choice.remat)
+    return dataclasses.replace(experiment, mesh=choice.mesh, step=step), chosen
 
 
 def _memory(devices: list[Any]) -> int:

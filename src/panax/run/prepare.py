@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import numpy as np
 
 from ..core import DataFacts, Source, Task
 from ..core.errors import RecipeError
@@ -12,6 +13,7 @@ from ..data import ExampleData, IterableSource, TextData
 from ..data.tokenizer import Tokenizer
 from ..kernels.cpu_timing import choose
 from ..mesh import Placement
+from ..plan.step import text_batch
 from ..train import CompiledStep, Program
 from ..train.compiled import needs_of
 from ..train.debug import DebugStep
@@ -89,7 +91,10 @@ def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any =
     if (jax.devices() if devices is None else devices)[0].platform == "cpu":
         choose()
     data = open_data(experiment, say)
-    experiment, task = with_chosen_mesh(experiment, experiment.task.adapted(data.facts), devices, say)
+    task, source = experiment.task.adapted(data.facts), data.train
+    experiment, task = with_chosen_mesh(
+        experiment, task, make_program, lambda: batch_shapes(experiment, source), source.axes, devices, say
+    )
     program = make_program(experiment, task)
     if experiment.debug:
         return Prepared(experiment, task, data, DebugStep(program, data.train.axes, shapes_allowed=data.shapes))
@@ -98,6 +103,14 @@ def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any =
     return Prepared(
         experiment, task, data, CompiledStep(program, placement, data.train.axes, shapes_allowed=data.shapes)
     )
+
+
+def batch_shapes(experiment: Experiment, source: Source) -> dict[str, Any]:
+    """The shapes of a global batch: of text without reading any, else those of the source's first batch."""
+    if isinstance(experiment.data, TextData):
+        return text_batch(experiment.data)
+    first = source.first_batch() if isinstance(source, IterableSource) else next(iter(source.batches())).batch
+    return {name: jax.ShapeDtypeStruct(np.shape(leaf), np.asarray(leaf).dtype) for name, leaf in first.items()}
 
 
 def make_program(experiment: Experiment, task: Task) -> Program:

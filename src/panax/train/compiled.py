@@ -307,6 +307,12 @@ class CompiledStep:
 
     def lower(self, batch: Mapping[str, Any]) -> Any:
         """The training step lowered for the shapes of `batch` (abstract or real), to be compiled or read."""
+        traced = self.trace(batch)
+        with self.placement.activate():
+            return traced.lower()
+
+    def trace(self, batch: Mapping[str, Any]) -> Any:
+        """The training step traced for the shapes of `batch` (abstract or real), to be lowered or walked."""
         self._check_batch(batch, self.program.config.micro_batches)
         for remark in remarks(self._needs, self.placement.sizes):
             warnings.warn(remark, stacklevel=2)
@@ -314,7 +320,7 @@ class CompiledStep:
         function = partial(self.program.step, batch_axes=self.batch_axes)
         step = jax.jit(function, donate_argnums=0, out_shardings=(self.shardings, replicated))
         with self.placement.activate():
-            return step.lower(self._abstract_state(), self._abstract_batch(batch))
+            return step.trace(self._abstract_state(), self._abstract_batch(batch))
 
     def _compile_train(self, batch: Mapping[str, Any]) -> Any:
         return self.lower(batch).compile()

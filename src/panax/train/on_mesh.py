@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from ..core import Axes, Batch, Evaluation, Gradients, Task, current_layout, map_axes, use_layout
 from ..core.collectives import all_reduce, merge_over_devices, scatter_dims, token_axes
+from ..core.expected import moving
 from ..core.layout import Layout
 from ..core.weights import gathered_once, gathers_of, slot_gradients
 from ..mesh.placement import as_spec
@@ -103,7 +104,8 @@ def _summed(layout: Layout, gradients: Any, axes: Any) -> Any:
             gradient = scatter_dims(gradient, gathers_of(leaf_axes))
         stored = {axis for dim in layout.storage(leaf_axes) for axis in dim}
         rest = tuple(axis for axis in MESH_AXES if layout.sizes[axis] > 1 and axis not in stored)
-        return all_reduce(gradient, rest)
+        with moving("gradients once a step"):
+            return all_reduce(gradient, rest)
 
     leaves, treedef = jax.tree.flatten(gradients, is_leaf=lambda g: g is None)
     return treedef.unflatten(
@@ -113,7 +115,8 @@ def _summed(layout: Layout, gradients: Any, axes: Any) -> Any:
 
 def _merged(losses: Any, model_state: Any, metrics: Any) -> tuple[Any, Any, Any]:
     axes = token_axes()
-    return merge_over_devices(losses, axes), model_state, merge_over_devices(metrics, axes)
+    with moving("losses and metrics"):
+        return merge_over_devices(losses, axes), model_state, merge_over_devices(metrics, axes)
 
 
 def _whole_arrays() -> contextlib.AbstractContextManager[None]:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 
-from ..parallel.schedules import Pipeline, Schedule, build
+from panax.parallel.schedules import Pipeline, Schedule, build
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,10 +3,10 @@
 import functools
 from typing import NamedTuple
 
-from ..models import DecoderConfig
-from ..models.decoder_config import LayerKind
-from ..models.decoder_units import runs
-from ..parallel.schedules import layers_by_stage
+from panax.models import DecoderConfig
+from panax.models.decoder_config import LayerKind
+from panax.models.decoder_units import runs
+from panax.parallel.schedules import layers_by_stage
 
 
 class HeldRun(NamedTuple):

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..core.axes import pair_axes
-from ..core.errors import LayoutError
-from ..mesh.rules import MESH_AXES, MeshAxes, Rules, assign
-from ..mesh.topology import data_parallel_size
-from ..models import DecoderConfig, DecoderTask
+from panax.core.axes import pair_axes
+from panax.core.errors import LayoutError
+from panax.mesh.rules import MESH_AXES, MeshAxes, Rules, assign
+from panax.mesh.topology import data_parallel_size
+from panax.models import DecoderConfig, DecoderTask
+
 from .held import HeldRun, held_runs
 from .passes import Passes
 
@@ -236,8 +237,8 @@ def decoder_arrays(model: DecoderConfig) -> tuple[tuple[str, tuple[str | None, .
     """(name, logical axes, shape) of each parameter; nothing is allocated."""
     import jax
 
-    from ..core import logical_axes
-    from ..models import Decoder
+    from panax.core import logical_axes
+    from panax.models import Decoder
 
     params = jax.eval_shape(lambda key: Decoder.build(key, model), jax.random.key(0))
     return tuple((name, axes, leaf.shape) for name, leaf, axes in pair_axes(params, logical_axes(params)))

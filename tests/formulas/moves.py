@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Literal
 
-from ..mesh.rules import MeshAxes
+from panax.mesh.rules import MeshAxes
+
 from .decoder_step import DecoderStep
 
 WIDE = 4

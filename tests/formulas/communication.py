@@ -10,9 +10,10 @@ Left out: scalars (losses, metrics, the gradient's norm), and how many tokens ch
 import dataclasses
 from collections.abc import Iterable
 
-from ..mesh.rules import MeshAxes
-from ..parallel.ring import ring_bytes
-from ..parallel.ulysses import choose_context_attention, ulysses_bytes
+from panax.mesh.rules import MeshAxes
+from panax.parallel.ring import ring_bytes
+from panax.parallel.ulysses import choose_context_attention, ulysses_bytes
+
 from .decoder_step import DecoderStep, StoredArray, local_heads, mesh_order
 from .held import windows_of_chunks
 from .moves import ANSWERS, layer_moves
@@ -161,12 +162,12 @@ def _residual_stream(step: DecoderStep, ledger: _Ledger) -> None:
 
 
 def _loss(step: DecoderStep, ledger: _Ledger) -> None:
-    """The hidden states over `tensor`, and three float32 numbers of each token's softmax: maximum, sum, the target's logit."""
+    """The hidden states over `tensor`, and four float32 numbers of each token: maximum, sum, the target's logit, ties."""
     passes = step.passes
     size = step.compute_bytes * passes.loss_tokens * step.model.embed
     ledger.add("all-gather", ("tensor",), "loss", size, passes.losses)
     ledger.add("reduce-scatter", ("tensor",), "loss", size, passes.losses)
-    ledger.add("all-reduce", ("tensor",), "loss", 3 * FLOAT32 * passes.loss_tokens, passes.losses)
+    ledger.add("all-reduce", ("tensor",), "loss", 4 * FLOAT32 * passes.loss_tokens, passes.losses)
 
 
 def _attention(step: DecoderStep, ledger: _Ledger) -> None:

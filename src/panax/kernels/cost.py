@@ -1,0 +1,72 @@
+"""What custom calls cost: the matrix multiplications that a kernel does, which no program shows.
+
+A kernel that is not listed here is said to be unknown where a step is counted, and the count is then "at least".
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Shaped(Protocol):
+    """An operand or a result of a kernel."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+Flops = Callable[[Sequence[Shaped], Sequence[Shaped], Mapping[str, Any]], float]
+"""(operands, results, parameters of the call) to floating-point operations at most; masks that leave out blocks are not known."""
+
+_COSTS: dict[str, Flops] = {}
+
+
+def register_cost(name: str, flops: Flops) -> None:
+    """Say what a kernel costs.
+
+    Args:
+        name: Of the foreign function that is called, or of the primitive.
+
+    >>> register_cost("my_product", lambda given, taken, _: 2.0 * math.prod(given[0].shape) * taken[0].shape[-1])
+    """
+    _COSTS[name] = flops
+
+
+def cost_of(name: str) -> Flops | None:
+    """What was registered for a name."""
+    return _COSTS.get(name)
+
+
+def _product(transposed: tuple[bool, bool]) -> Flops:
+    def flops(given: Sequence[Shaped], taken: Sequence[Shaped], _: Mapping[str, Any]) -> float:
+        return 2.0 * math.prod(taken[0].shape) * given[0].shape[0 if transposed[0] else 1]
+
+    return flops
+
+
+def _attention(products: int, layout: str) -> Flops:
+    """`products` matrix multiplications of queries by keys, or of the size of one; halved where the mask is causal."""
+
+    def flops(given: Sequence[Shaped], _: Sequence[Shaped], parameters: Mapping[str, Any]) -> float:
+        q, k = (dict(zip(layout, x.shape)) for x in given[:2])
+        seen = 0.5 if _is_causal(parameters) and q["s"] == k["s"] else 1.0
+        return seen * products * 2.0 * q["b"] * q["h"] * q["s"] * k["s"] * q["d"]
+
+    return flops
+
+
+def _is_causal(parameters: Mapping[str, Any]) -> bool:
+    attributes = dict(parameters.get("attributes") or ())
+    return bool(getattr(attributes.get("causal", 0), "value", attributes.get("causal", 0))) or "CAUSAL" in str(
+        parameters.get("mask_type", "")
+    )
+
+
+for _first in "nt":
+    for _second in "nt":
+        register_cost(f"panax_product_{_first}{_second}", _product((_first == "t", _second == "t")))
+register_cost("panax_wall", lambda *_: 0.0)
+for _name, _layout in (("panax_attention_", "bshd"), ("dot_product_attention_", "bshd")):
+    register_cost(f"{_name}forward" if "panax" in _name else f"{_name}fwd", _attention(2, _layout))
+    register_cost(f"{_name}backward" if "panax" in _name else f"{_name}bwd", _attention(5, _layout))

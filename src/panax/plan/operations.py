@@ -1,0 +1,105 @@
+"""What a traced step computes: the FLOPs of its matrix multiplications, and the bytes that its operations read and write."""
+
+import dataclasses
+import math
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr
+
+from ..kernels.cost import cost_of
+from .often import often
+from .program import ALIASES, Block, Operation, read_block, shape_of
+
+_FOREIGN = {"ffi_call": "target_name"}
+"""Primitives that call what no program shows, and the parameter with its name."""
+
+_CALLED_BACK = frozenset({"pure_callback", "io_callback", "custom_call", "tpu_custom_call", "triton_kernel_call"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What one device computes in a step.
+
+    Attributes:
+        flops: Of matrix multiplications, convolutions and kernels; two for each multiplication with its addition.
+        touched_bytes: Read and written, were each operation alone; compilers fuse most of them.
+        unknown: Kernels of which nobody said what they cost: `flops` is then the least.
+    """
+
+    flops: float
+    touched_bytes: float
+    unknown: tuple[str, ...]
+
+
+def work_of(program: Block) -> Work:
+    """The work of a program."""
+    total, touched, unknown = 0.0, 0.0, {}
+    for operation, times in often(program):
+        flops, touched = flops_of(operation), touched + bytes_touched(operation) * times.expected
+        if flops is None:
+            unknown[_name(operation)] = None
+        else:
+            total += float(flops) * times.expected
+    return Work(total, touched, tuple(unknown))
+
+
+def flops_of(operation: Operation) -> float | None:
+    """Of one execution; 0.0 of what is no multiplication of matrices, None where it is not known."""
+    counted = _COUNTED.get(operation.name)
+    if counted is not None:
+        return counted(operation)
+    cost = cost_of(_name(operation))
+    if cost is not None:
+        given = [value for value in operation.inputs if value is not None]
+        return cost(given, operation.outputs, operation.params) * (
+            operation.outputs[0].share if operation.outputs else 1
+        )
+    return None if operation.name in _FOREIGN or operation.name in _CALLED_BACK else 0.0
+
+
+def _name(operation: Operation) -> str:
+    key = _FOREIGN.get(operation.name)
+    return operation.name if key is None else str(operation.params[key])
+
+
+def _dot(operation: Operation) -> float:
+    (left, _), _ = operation.params["dimension_numbers"]
+    shape = shape_of(operation, 0)
+    return 2.0 * operation.outputs[0].elements * operation.outputs[0].share * math.prod(shape[dim] for dim in left)
+
+
+def _convolution(operation: Operation) -> float:
+    numbers = operation.params["dimension_numbers"]
+    kernel = shape_of(operation, 1)
+    each = math.prod(kernel) // kernel[numbers.rhs_spec[0]]
+    return 2.0 * operation.outputs[0].elements * operation.outputs[0].share * each
+
+
+def _ragged(operation: Operation) -> float:
+    return 2.0 * math.prod(shape_of(operation, 0)) * shape_of(operation, 1)[-1]
+
+
+def _pallas(operation: Operation) -> float | None:
+    """Of the kernel's own body, once for each place of its grid: at most, since a kernel leaves out blocks that a mask hides."""
+    declared = operation.params.get("cost_estimate")
+    if declared is not None:
+        return float(declared.flops)
+    body: Any = operation.params["jaxpr"]
+    found = work_of(read_block(ClosedJaxpr(body, ()) if not isinstance(body, ClosedJaxpr) else body))
+    return None if found.unknown else found.flops * math.prod(operation.params["grid_mapping"].grid)
+
+
+_COUNTED = {
+    "dot_general": _dot,
+    "conv_general_dilated": _convolution,
+    "ragged_dot": _ragged,
+    "ragged_dot_general": _ragged,
+    "pallas_call": _pallas,
+}
+
+
+def bytes_touched(operation: Operation) -> int:
+    """Bytes read and written by one execution, were each operation alone."""
+    if operation.name in ALIASES:
+        return 0
+    return sum(value.bytes for value in [*operation.arrays, *operation.outputs])

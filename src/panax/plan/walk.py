@@ -1,0 +1,72 @@
+"""What a training step will take, read from its trace: before anything is compiled, and for devices that are not there."""
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+
+from ..train import CompiledStep
+from .live import peak_bytes
+from .often import undeclared
+from .operations import Work, work_of
+from .program import read_program
+from .traffic import Traffic, traffic_of
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCost:
+    """One training step on one device.
+
+    Attributes:
+        traffic: What it sends.
+        work: What it computes.
+        arguments: Bytes of the state and the batch.
+        temporaries: Bytes of all else at the largest moment, estimated.
+        unknown: Kernels and loops of which nobody said what they cost or how often they turn: the rest is then the least.
+        seconds: That tracing and reading took.
+    """
+
+    traffic: tuple[Traffic, ...]
+    work: Work
+    arguments: int
+    temporaries: int
+    unknown: tuple[str, ...]
+    seconds: float
+
+    @property
+    def memory(self) -> int:
+        """Bytes."""
+        return self.arguments + self.temporaries
+
+
+def walk_step(step: CompiledStep, batch: dict[str, Any]) -> StepCost:
+    """Trace a step for the shapes of `batch` (abstract or real), and read what it does.
+
+    Raises:
+        LayoutError: The batch does not fit the mesh.
+    """
+    start = time.perf_counter()
+    traced = step.trace(batch)
+    shardings = jax.tree.leaves((step.shardings, step.placement.batch_shardings(batch, step.batch_axes)))
+    shares = [_share(aval.shape, sharding) for aval, sharding in zip(traced.jaxpr.in_avals, shardings)]
+    program = read_program(traced.jaxpr, shares)
+    work = work_of(program)
+    return StepCost(
+        traffic=tuple(traffic_of(program, step.placement.sizes)),
+        work=work,
+        arguments=sum(value.bytes for value in program.inputs),
+        temporaries=peak_bytes(program),
+        unknown=(*work.unknown, *undeclared(program)),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _share(shape: tuple[int, ...], sharding: Any) -> float:
+    if sharding is None or not shape:
+        return 1.0
+    part = sharding.shard_shape(shape)
+    share = 1.0
+    for own, whole in zip(part, shape):
+        share *= own / whole if whole else 1.0
+    return share
