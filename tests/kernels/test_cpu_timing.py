@@ -10,10 +10,10 @@ import tiny_recipe
 
 from panax import fit
 from panax.checkpoint import open_checkpoint
-from panax.core import cpu_kernels
-from panax.core.cpu_kernels import CpuKernels
-from panax.kernels import cpu_timing
-from panax.kernels.cpu_timing import Chosen, choose, machine, record
+from panax.kernels.cpu import choice as cpu_kernels
+from panax.kernels.cpu import timing as cpu_timing
+from panax.kernels.cpu.choice import CpuKernels
+from panax.kernels.cpu.timing import Chosen, choose, machine, record
 from panax.optim import Schedule, Sgd
 
 

@@ -35,7 +35,7 @@ from panax.kernels.attention_layout import (
     segment_blocks,
 )
 from panax.kernels.attention_mask import LOWEST_MAXIMUM, MASKED, MaskRule
-from panax.kernels.attention_native import kernel_that_attends, native_backward, native_forward
+from panax.kernels.cpu.attention import kernel_that_attends, native_backward, native_forward
 from panax.kernels.precision import accumulation_dtype
 from panax.kernels.varying import vary_alike, vary_like
 

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.cpu_kernels import DTYPES, XLA, CpuKernels, trial
-from ..core.native import KERNELS, kernels_folder, missing, put_whole
 from ..core.private_folder import is_own_file
-from ..core.product import product
-from ..kernels.cpu_timing import machine
+from ..kernels.cpu.choice import DTYPES, XLA, CpuKernels, trial
+from ..kernels.cpu.native import KERNELS, kernels_folder, missing, put_whole
+from ..kernels.cpu.timing import machine
+from ..kernels.product import product
 
 PEAK_FLOPS = {
     # Dense bfloat16 FLOP/s of one device, from the vendors' data sheets; the device kind as JAX names it, in lower case.

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from ..core import current_platform
-from ..core.product import walled
+from ..kernels.product import walled
 
 CPU_UNROLLED_LAYERS = 12
 """On CPU, stacks of up to this many repeats are unrolled: see `scan_layers`."""

@@ -8,7 +8,7 @@ import jax
 from ..core import Axes, Faults, Task, TrainState
 from ..core.errors import DataError, RecipeError
 from ..data.iterable import as_batch
-from ..kernels.cpu_timing import choose
+from ..kernels.cpu.timing import choose
 from ..mesh import MeshShape, Placement, Rules
 from ..optim import AdamW, Optimizer
 from ..train import CompiledStep, Program, Scalars, StepConfig, evaluate_all

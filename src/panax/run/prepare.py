@@ -10,7 +10,7 @@ from ..core import DataFacts, Source, Task
 from ..core.errors import RecipeError
 from ..data import ExampleData, IterableSource, TextData
 from ..data.tokenizer import Tokenizer
-from ..kernels.cpu_timing import choose
+from ..kernels.cpu.timing import choose
 from ..mesh import Placement
 from ..train import CompiledStep, Program
 from ..train.compiled import needs_of

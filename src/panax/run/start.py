@@ -13,12 +13,12 @@ import jax
 from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, agreeing, only_job, restore
 from ..checkpoint.record import read_record
 from ..core import Position, TrainState
-from ..core.cpu_kernels import current
 from ..core.errors import CheckpointError, DamagedError
 from ..core.lock import locked
 from ..core.processes import first_text, is_first
 from ..core.state import averages_of
-from ..kernels.cpu_timing import Chosen, choose, record
+from ..kernels.cpu.choice import current
+from ..kernels.cpu.timing import Chosen, choose, record
 from ..stores import open_store
 from .description import describe
 from .earlier import SETTINGS, check_same_run, position_in, set_aside

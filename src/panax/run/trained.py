@@ -13,7 +13,7 @@ from ..core import Task, named_leaves
 from ..core.errors import CheckpointError, DamagedError
 from ..core.state import wide
 from ..data.tokenizer import PretrainedTokenizer, Tokenizer
-from ..kernels.cpu_timing import choose
+from ..kernels.cpu.timing import choose
 from ..stores import join, open_store
 from .description import read_task
 from .prepare import Say

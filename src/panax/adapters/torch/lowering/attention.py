@@ -13,7 +13,7 @@ from ....core import current_platform
 from ....kernels.attention_blockwise import Scores, flash_backward, flash_forward
 from ....kernels.attention_layout import choose_blocks
 from ....kernels.attention_mask import MaskRule
-from ....kernels.attention_native import kernel_that_attends
+from ....kernels.cpu.attention import kernel_that_attends
 from .registry import aten, lowers, wide
 
 

@@ -1,6 +1,6 @@
 """What work on CPU is done by: XLA, the C files' own kernels, or Intel's library. A job has one choice for each work and dtype.
 
-Which is fastest depends on the processor and on versions: so `kernels/cpu_timing.py` times them, once for a machine. Without a
+Which is fastest depends on the processor and on versions: so `timing.py` times them, once for a machine. Without a
 choice all is XLA's.
 """
 
@@ -14,8 +14,8 @@ from typing import Literal
 
 import numpy as np
 
-from .errors import RecipeError, nearest
-from .native import KERNELS, missing
+from panax.core.errors import RecipeError, nearest
+from panax.kernels.cpu.native import KERNELS, missing
 
 Work = Literal["product", "attention", "row_sums"]
 WORKS: tuple[Work, ...] = ("product", "attention", "row_sums")

@@ -2,7 +2,7 @@
 
 The machine's C compiler translates the files on first use; the result is kept in a folder of this user's own, with its checksum,
 and made again where it is not what was written. Neither the files nor the library add threads: XLA's own share the work. What
-runs where is chosen by timing (`cpu_kernels.py`); what is missing is never chosen, and `missing` says why.
+runs where is chosen by timing (`timing.py`); what is missing is never chosen, and `missing` says why.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from .private_folder import is_own_file, private_folder
+from panax.core.private_folder import is_own_file, private_folder
 
 SWITCH = "PANAX_MKL"
 """The environment variable that turns Intel's library off, by 0."""

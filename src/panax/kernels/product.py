@@ -6,22 +6,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from .cpu_kernels import Work, is_trial, kernel_for
-from .layout import current_layout, current_platform
-from .native import KERNELS, native
-
-LEAST_PRODUCTS = 2**22
-"""Multiplications from which work is worth a custom call."""
+from panax.core.layout import current_platform
+from panax.kernels.cpu.native import native
+from panax.kernels.cpu.products import handed_over, native_product
 
 
 def product(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Array:
     """`einsum(equation, a, b)`, accumulated in float32.
 
     On CPU a product whose summed letters lie together in each operand is made of two matrices, and handed to the kernel that is
-    chosen for its dtype (`cpu_kernels.py`). XLA's own is, in float32, also made of matrices: of operands with more dimensions
+    chosen for its dtype (`cpu/timing.py`). XLA's own is, in float32, also made of matrices: of operands with more dimensions
     it copies one transposed, and fuses whatever made it into that copy, to be computed again. In bfloat16 it is left as it is:
     there the copy is what lets it use the matrix units of Intel's processors, which take a left operand by its rows only.
 
@@ -74,26 +70,6 @@ def walled(x: jax.Array) -> jax.Array:
     if current_platform() != "cpu" or handed_over("product", x.size * 8, x) is None:
         return x
     return native("panax_wall", jax.ShapeDtypeStruct(x.shape, x.dtype), {0: 0})(x)
-
-
-def handed_over(work: Work, multiplications: int, *operands: jax.Array) -> str | None:
-    """The kernel that work on CPU is handed to, which is large enough and on arrays of one device; None for XLA."""
-    # A custom call says nothing of the mesh axes that its result varies over, where a shard_map checks that.
-    checked = any(jax.typeof(x).manual_axis_type.varying for x in operands)
-    local = not checked and (is_trial() or current_layout() is not None or jax.device_count() == 1)
-    return kernel_for(work, *(x.dtype for x in operands)) if local and multiplications >= LEAST_PRODUCTS else None
-
-
-def native_product(a: jax.Array, b: jax.Array, transposed: tuple[bool, bool], kernel: str) -> jax.Array:
-    """The float32 product of two float32 or two bfloat16 matrices, either taken transposed, by a kernel that is not missing.
-
-    Args:
-        a: (rows, summed), or (summed, rows) where transposed.
-        b: (summed, columns), or (columns, summed) where transposed.
-    """
-    shape = (a.shape[1 if transposed[0] else 0], b.shape[0 if transposed[1] else 1])
-    target = "panax_product_" + "".join("t" if each else "n" for each in transposed)
-    return native(target, jax.ShapeDtypeStruct(shape, jnp.float32))(a, b, kernel=np.int32(KERNELS.index(kernel)))
 
 
 def _einsum(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Array:

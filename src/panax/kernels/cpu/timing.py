@@ -21,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 import xxhash
 
-from panax.core.cpu_kernels import DTYPES, WORKS, XLA, CpuKernels, Work, forced, is_chosen, trial, use
-from panax.core.native import KERNELS, is_whole, kernels_folder, missing, processor, put_whole, sources_digest
 from panax.core.processes import first_text, gather_texts, is_first
-from panax.core.product import product, sum_of_rows
 from panax.kernels.attention import attention
+from panax.kernels.cpu.choice import DTYPES, WORKS, XLA, CpuKernels, Work, forced, is_chosen, trial, use
+from panax.kernels.cpu.native import KERNELS, is_whole, kernels_folder, missing, processor, put_whole, sources_digest
+from panax.kernels.product import product, sum_of_rows
 
 MARGIN = 1.05
 """How many times faster than XLA a candidate must be."""

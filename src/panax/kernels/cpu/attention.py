@@ -1,4 +1,4 @@
-"""Flash attention on CPU by `core/csrc/attention.c`, where a kernel was chosen whose products it is made of.
+"""Flash attention on CPU by `csrc/attention.c`, where a kernel was chosen whose products it is made of.
 
 What XLA makes of `attention_blockwise.py` copies queries, keys and values into the layout of its products, and walks blocks one
 operation after the other. The C file multiplies straight from [batch, seq, heads, head_dim], a head's block at a time, and keeps
@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from panax.core.native import KERNELS, native
-from panax.core.product import handed_over
 from panax.kernels.attention_layout import Blocks
 from panax.kernels.attention_mask import MaskRule
+from panax.kernels.cpu.native import KERNELS, native
+from panax.kernels.cpu.products import handed_over
 
 
 def kernel_that_attends(blocks: Blocks, *operands: Array | None) -> str | None:
