@@ -76,6 +76,4 @@ def library(request, monkeypatch):
     works = {f"{work}_{dtype}": name for work in cpu_kernels.WORKS for dtype in cpu_kernels.DTYPES}
     monkeypatch.setattr(cpu_kernels, "_current", cpu_kernels.CpuKernels(**works))
     monkeypatch.setattr("panax.kernels.cpu.products.LEAST_PRODUCTS", 1)
-    # As where a layout says what of an array is on which device: simulated ones leave all to XLA otherwise.
-    monkeypatch.setattr(jax, "device_count", lambda: 1)
     return name

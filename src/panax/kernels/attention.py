@@ -1,10 +1,11 @@
-"""Attention: one function, whose implementation is chosen by the target platform and the static case."""
+"""Attention: one function, whose implementation is chosen by the target and the static case."""
 
 import math
 
 import jax
 from jaxtyping import Array, Float, Int
 
+from panax.core.target import Target
 from panax.kernels.attention_blockwise import blockwise_attention
 from panax.kernels.attention_choice import (
     AttentionCase,
@@ -18,7 +19,6 @@ from panax.kernels.attention_gpu import gpu_attention
 from panax.kernels.attention_mask import MaskRule
 from panax.kernels.attention_reference import reference_attention
 from panax.kernels.attention_tpu import tpu_attention
-from panax.kernels.target import canonical_platform
 from panax.kernels.varying import vary_alike
 
 
@@ -32,7 +32,7 @@ def attention(
     window: int | None = None,
     soft_cap: float | None = None,
     scale: float | None = None,
-    platform: str,
+    target: Target,
     implementation: Implementation = "auto",
     block_size: int | None = None,
 ) -> Float[Array, "batch query_seq heads head_dim"]:
@@ -49,7 +49,7 @@ def attention(
             at most `window` on either side. (The meanings of `sliding_window` in Hugging Face's models.)
         soft_cap: Bounds scaled scores to (-soft_cap, soft_cap) by `soft_cap * tanh(score / soft_cap)`, before the mask.
         scale: Factor of the scores; by default 1 / sqrt(head_dim).
-        platform: "cpu", "gpu" (or "cuda") or "tpu": what the program is compiled for, not what is attached.
+        target: What the program is compiled for, not what is attached.
         implementation: "auto" takes the fastest that can do the case (`choose_attention`).
         block_size: Queries and keys per block, of "blockwise" alone.
 
@@ -59,7 +59,6 @@ def attention(
     """
     case = _case(q, k, v, segments, causal=causal, window=window, soft_cap=soft_cap)
     mask = MaskRule(causal=causal, window=window)
-    target = canonical_platform(platform)
     if implementation == "auto":
         choice = choose_attention(case, target)
         say_once(target, choice)
@@ -81,11 +80,11 @@ def attention(
         )
     options = {"mask": mask, "soft_cap": soft_cap, "scale": scale}
     if choice.name == "pallas":
-        kernel = gpu_attention if target == "gpu" else tpu_attention
+        kernel = gpu_attention if target.platform == "gpu" else tpu_attention
         return kernel(q, k, v, segments, **options)
     if choice.name == "reference":
         return reference_attention(q, k, v, segments, **options)
-    return blockwise_attention(q, k, v, segments, **options, platform=target, block_size=block_size)
+    return blockwise_attention(q, k, v, segments, **options, target=target, block_size=block_size)
 
 
 def _case(

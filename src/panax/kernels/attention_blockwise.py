@@ -23,6 +23,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from panax.core.target import Target
 from panax.kernels.attention_layout import (
     Blocks,
     Cut,
@@ -58,12 +59,12 @@ def blockwise_attention(
     mask: MaskRule,
     soft_cap: float | None,
     scale: float,
-    platform: str,
+    target: Target,
     block_size: int | None = None,
 ) -> Float[Array, "batch query_seq heads head_dim"]:
     """Exact attention; keeps (q, k, v, out, logsumexp) for its backward pass. Arguments as `attention`."""
     blocks = choose_blocks(
-        platform=platform,
+        target=target,
         batch=q.shape[0],
         kv_heads=k.shape[2],
         group=q.shape[2] // k.shape[2],

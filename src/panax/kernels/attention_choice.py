@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 from panax.core.errors import nearest
-from panax.kernels.target import canonical_platform
+from panax.core.target import Target
 
 logger = logging.getLogger("panax.kernels")
 
@@ -57,51 +57,49 @@ def cudnn_is_installed() -> bool:
     return plugin and (wheel or ctypes.util.find_library("cudnn") is not None)
 
 
-def choose_attention(case: AttentionCase, platform: str, *, cudnn_installed: bool | None = None) -> Choice:
+def choose_attention(case: AttentionCase, target: Target, *, cudnn_installed: bool | None = None) -> Choice:
     """The fastest implementation that can do the case on the target platform.
 
     Args:
         cudnn_installed: Whether a program for cuDNN can be built, by default whether it can be on this machine.
     """
-    platform = canonical_platform(platform)
-    if platform == "cpu":
+    if target.platform == "cpu":
         return Choice("blockwise", "the fastest on the CPU at every length")
     installed = cudnn_is_installed() if cudnn_installed is None else cudnn_installed
     why_not = []
-    for name in _FASTEST_FIRST[platform]:
-        limit = limit_of(name, case, platform, cudnn_installed=installed)
+    for name in _FASTEST_FIRST.get(target.platform, ()):
+        limit = limit_of(name, case, target, cudnn_installed=installed)
         if limit is None:
-            return Choice(name, "; ".join(why_not) or f"the fastest on {platform}")
+            return Choice(name, "; ".join(why_not) or f"the fastest on {target}")
         why_not.append(f"{name} can't run here: {limit}")
     return Choice("blockwise", "; ".join(why_not))
 
 
-def limit_of(name: str, case: AttentionCase, platform: str, *, cudnn_installed: bool | None = None) -> str | None:
+def limit_of(name: str, case: AttentionCase, target: Target, *, cudnn_installed: bool | None = None) -> str | None:
     """What keeps an implementation from doing the case on the platform, or None if nothing does."""
     if name not in get_args(Implementation) or name == "auto":
         raise ValueError(f"implementation={name!r}: {nearest(name, get_args(Implementation))}")
-    platform = canonical_platform(platform)
     if name == "cudnn":
-        if platform != "gpu":
-            return f"it is for GPUs, and the target is {platform}"
+        if target.platform != "gpu":
+            return f"it is for GPUs, and the target is {target}"
         installed = cudnn_is_installed() if cudnn_installed is None else cudnn_installed
         return _first(_CUDNN_LIMITS, case) or (
             None if installed else "JAX's CUDA plugin or cuDNN is not installed here"
         )
     if name == "pallas":
-        if platform == "cpu":
+        if target.platform == "cpu":
             return "it is for GPUs and TPUs, and the target is cpu"
-        return _first(_PALLAS_GPU_LIMITS if platform == "gpu" else _PALLAS_TPU_LIMITS, case)
+        return _first(_PALLAS_GPU_LIMITS if target.platform == "gpu" else _PALLAS_TPU_LIMITS, case)
     return None
 
 
 @functools.cache
-def say_once(platform: str, choice: Choice) -> None:
+def say_once(target: Target, choice: Choice) -> None:
     """Log that a target runs something else than its fastest kernel, once per distinct reason."""
-    if platform == "cpu" or choice.name == _FASTEST_FIRST[platform][0]:
+    if target.platform == "cpu" or choice.name == _FASTEST_FIRST[target.platform][0]:
         return
     level = logging.WARNING if choice.name == "blockwise" else logging.INFO
-    logger.log(level, "attention on %s runs %r: %s", platform, choice.name, choice.reason)
+    logger.log(level, "attention on %s runs %r: %s", target, choice.name, choice.reason)
 
 
 _FASTEST_FIRST = {"gpu": ("cudnn", "pallas"), "tpu": ("pallas",)}

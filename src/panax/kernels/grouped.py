@@ -1,6 +1,6 @@
 """Grouped matrix products: every row times its own group's matrix. For mixtures of experts that drop no token.
 
-The implementation is chosen by the target platform and the static case. None is differentiated: a layer calls
+The implementation is chosen by the target and the static case. None is differentiated: a layer calls
 `grouped_product` forward, and backward `grouped_product(transposed=True)` and `grouped_outer`. Where `choose_grouped`
 says "blocked", a layer in float32 gains from running whole inside one `map_groups`.
 """
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from panax.core.target import Target
 from panax.kernels.grouped_blocked import blocked_outer, blocked_product, map_groups
 from panax.kernels.grouped_choice import (
     GroupedCase,
@@ -21,7 +22,6 @@ from panax.kernels.grouped_gpu import gpu_outer, gpu_product
 from panax.kernels.grouped_reference import reference_outer, reference_product
 from panax.kernels.grouped_rows import Groups, aligned_rows, choose_tile
 from panax.kernels.grouped_tpu import tpu_outer, tpu_product
-from panax.kernels.target import canonical_platform
 
 __all__ = [
     "GroupedCase",
@@ -40,7 +40,7 @@ def grouped_product(
     w: Float[Array, "group _ _"],
     groups: Groups,
     *,
-    platform: str,
+    target: Target,
     transposed: bool = False,
     out_dtype: DTypeLike | None = None,
     implementation: Implementation = "auto",
@@ -51,7 +51,7 @@ def grouped_product(
         x: The rows in gaps are zeros, as those of the result are. The rows of unused tiles may hold anything; those of
             the result are unspecified.
         w: [group, k, n], or with `transposed` [group, n, k].
-        platform: "cpu", "gpu" (or "cuda") or "tpu": what the program is compiled for, not what is attached.
+        target: What the program is compiled for, not what is attached.
         out_dtype: By default that of `x`.
         implementation: "auto" takes what `choose_grouped` says.
 
@@ -61,7 +61,7 @@ def grouped_product(
 
     >>> groups = Groups(sizes=jnp.array([1, 2]), rows=4, tile=2)
     >>> x = jnp.array([[1.0], [0.0], [1.0], [2.0]])
-    >>> grouped_product(x, jnp.array([[[10.0]], [[20.0]]]), groups, platform="cpu").ravel().tolist()
+    >>> grouped_product(x, jnp.array([[[10.0]], [[20.0]]]), groups, target=Target("cpu")).ravel().tolist()
     [10.0, 0.0, 20.0, 40.0]
     """
     if x.shape[0] != groups.rows:
@@ -72,7 +72,7 @@ def grouped_product(
             f"x {x.shape} and w {w.shape} don't fit: w needs {groups.sizes.shape[0]} groups and k={x.shape[1]}, "
             f"its dimension {2 if transposed else 1} with {transposed=}"
         )
-    name = _implementation(x, w, groups, platform, implementation)
+    name = _implementation(x, w, groups, target, implementation)
     options = {"transposed": transposed, "out_dtype": out_dtype or x.dtype}
     if name == "triton":
         return gpu_product(x, w, groups, **options)
@@ -86,7 +86,7 @@ def grouped_outer(
     y: Float[Array, "row n"],
     groups: Groups,
     *,
-    platform: str,
+    target: Target,
     out_dtype: DTypeLike = jnp.float32,
     implementation: Implementation = "auto",
 ) -> Float[Array, "group k n"]:
@@ -100,7 +100,7 @@ def grouped_outer(
     """
     if not x.shape[0] == y.shape[0] == groups.rows:
         raise ValueError(f"x and y must have {groups.rows=} rows, not {x.shape[0]} and {y.shape[0]}")
-    name = _implementation(x, y, groups, platform, implementation)
+    name = _implementation(x, y, groups, target, implementation)
     if name == "triton":
         return gpu_outer(x, y, groups, out_dtype=out_dtype)
     if name == "megablox":
@@ -108,10 +108,10 @@ def grouped_outer(
     return (reference_outer if name == "reference" else blocked_outer)(x, y, groups, out_dtype=out_dtype)
 
 
-def _implementation(x: Array, other: Array, groups: Groups, platform: str, implementation: Implementation) -> str:
+def _implementation(x: Array, other: Array, groups: Groups, target: Target, implementation: Implementation) -> str:
     if x.dtype != other.dtype:
         raise ValueError(f"both operands must have one dtype, not {x.dtype} and {other.dtype}")
-    case, target = GroupedCase(tile=groups.tile, dtype=str(x.dtype)), canonical_platform(platform)
+    case = GroupedCase(tile=groups.tile, dtype=str(x.dtype))
     if implementation == "auto":
         choice = choose_grouped(case, target)
         say_grouped_once(target, choice)

@@ -6,8 +6,8 @@ import logging
 from typing import Literal, get_args
 
 from panax.core.errors import nearest
+from panax.core.target import Target
 from panax.kernels.attention_choice import Choice
-from panax.kernels.target import canonical_platform
 
 logger = logging.getLogger("panax.kernels")
 
@@ -27,27 +27,25 @@ class GroupedCase:
     dtype: str
 
 
-def choose_grouped(case: GroupedCase, platform: str) -> Choice:
+def choose_grouped(case: GroupedCase, target: Target) -> Choice:
     """The target platform's kernel where it can do the case, and "blocked" elsewhere."""
-    platform = canonical_platform(platform)
-    if platform == "cpu":
+    if target.platform == "cpu":
         return Choice("blocked", "the fastest on the CPU of those here")
-    name = _KERNELS[platform]
-    limit = limit_of_grouped(name, case, platform)
+    name = _KERNELS[target.platform]
+    limit = limit_of_grouped(name, case, target)
     if limit is None:
-        return Choice(name, f"the kernel for {platform}")
+        return Choice(name, f"the kernel for {target}")
     return Choice("blocked", f"{name} can't run here: {limit}")
 
 
-def limit_of_grouped(name: str, case: GroupedCase, platform: str) -> str | None:
+def limit_of_grouped(name: str, case: GroupedCase, target: Target) -> str | None:
     """What keeps an implementation from doing the case on the platform, or None if nothing does."""
     if name not in get_args(Implementation) or name == "auto":
         raise ValueError(f"implementation={name!r}: {nearest(name, get_args(Implementation))}")
-    platform = canonical_platform(platform)
     if name not in _KERNELS.values():
         return None
-    if name != _KERNELS.get(platform):
-        return f"it is for {'GPUs' if name == 'triton' else 'TPUs'}, and the target is {platform}"
+    if name != _KERNELS.get(target.platform):
+        return f"it is for {'GPUs' if name == 'triton' else 'TPUs'}, and the target is {target}"
     dtypes, tile = _LIMITS[name]
     if case.dtype not in dtypes:
         return f"operands must be {' or '.join(dtypes)}, not {case.dtype}"
@@ -57,10 +55,10 @@ def limit_of_grouped(name: str, case: GroupedCase, platform: str) -> str | None:
 
 
 @functools.cache
-def say_grouped_once(platform: str, choice: Choice) -> None:
+def say_grouped_once(target: Target, choice: Choice) -> None:
     """Warn that a target runs something else than its kernel, once per distinct reason."""
-    if choice.name != _KERNELS.get(platform, "blocked"):
-        logger.warning("grouped products on %s run %r: %s", platform, choice.name, choice.reason)
+    if choice.name != _KERNELS.get(target.platform, "blocked"):
+        logger.warning("grouped products on %s run %r: %s", target, choice.name, choice.reason)
 
 
 _KERNELS = {"gpu": "triton", "tpu": "megablox"}

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from panax.core.layout import current_platform
+from panax.core.layout import current_target
 from panax.kernels.cpu.native import native
 from panax.kernels.cpu.products import handed_over, native_product
 
@@ -28,8 +28,8 @@ def product(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Ar
     >>> product("abc,cd->abd", jnp.ones((2, 3, 4)), jnp.ones((4, 5)), jnp.float32).shape
     (2, 3, 5)
     """
-    on_cpu = current_platform() == "cpu"
-    matrices = _matrices(equation) if on_cpu and a.dtype == b.dtype and a.dtype in (jnp.float32, jnp.bfloat16) else None
+    flat = current_target().traits.flat_matmuls
+    matrices = _matrices(equation) if flat and a.dtype == b.dtype and a.dtype in (jnp.float32, jnp.bfloat16) else None
     if matrices is None:
         return _einsum(equation, a, b, out_dtype)
     left, right = (b, a) if matrices.swapped else (a, b)
@@ -55,7 +55,7 @@ def sum_of_rows(x: jax.Array) -> jax.Array:
     >>> sum_of_rows(jnp.ones((3, 2), jnp.bfloat16)).tolist()
     [3.0, 3.0]
     """
-    kernel = handed_over("row_sums", x.size * 8, x) if current_platform() == "cpu" else None
+    kernel = handed_over("row_sums", x.size * 8, x) if current_target().platform == "cpu" else None
     if kernel is not None:
         return native_product(jnp.ones_like(x, shape=(1, x.shape[0])), x, (False, False), kernel)[0]
     return x.sum(axis=0, dtype=x.dtype if x.dtype.itemsize > 4 else jnp.float32)
@@ -67,7 +67,7 @@ def walled(x: jax.Array) -> jax.Array:
     XLA takes the barriers of a program down before it fuses. A sum that is an operand of such products and of the next sum is
     then computed again for each, from all that any sum before it has added.
     """
-    if current_platform() != "cpu" or handed_over("product", x.size * 8, x) is None:
+    if current_target().platform != "cpu" or handed_over("product", x.size * 8, x) is None:
         return x
     return native("panax_wall", jax.ShapeDtypeStruct(x.shape, x.dtype), {0: 0})(x)
 

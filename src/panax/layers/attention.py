@@ -17,7 +17,7 @@ from ..core import (
     contract,
     contract_whole,
     current_layout,
-    current_platform,
+    current_target,
     normal,
     parameter,
 )
@@ -156,7 +156,7 @@ def attend(
         "window": window,
         "soft_cap": soft_cap,
         "scale": scale,
-        "platform": current_platform(),
+        "target": current_target(),
     }
     size = axis_size(CONTEXT)
     if size == 1:

@@ -6,13 +6,16 @@ XLA plans for an H100. Attention is taken to keep no scores, whatever kernel run
 
 import dataclasses
 
-from ..kernels.cross_entropy import LOGITS_BUDGET_BYTES, chunk_tokens_within
+from ..core.target import Target
+from ..kernels.cross_entropy import chunk_tokens_within
 from ..kernels.grouped import aligned_rows, choose_tile
 from .communication import FLOAT32
 from .decoder_step import DecoderStep, StoredArray, local_heads
 
 MOMENTS = 2
 """Numbers that AdamW keeps for each parameter, in float32."""
+
+_TARGET = Target("gpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +57,7 @@ class StepMemory:
         return self.arguments + self.temporaries
 
 
-def step_memory(step: DecoderStep, *, moments: int = MOMENTS, platform: str = "gpu") -> StepMemory:
+def step_memory(step: DecoderStep, *, moments: int = MOMENTS) -> StepMemory:
     """What `step` takes.
 
     Args:
@@ -70,7 +73,7 @@ def step_memory(step: DecoderStep, *, moments: int = MOMENTS, platform: str = "g
         kept=sum(n * _kept_of_layer(step, mixture) for n, mixture in zip(step.layers_of_pass, (False, True)) if n),
         slots=_slots(step),
         layers=_layers(step),
-        loss=_loss(step, platform),
+        loss=_loss(step),
     )
 
 
@@ -136,7 +139,7 @@ class _ExpertRows:
         assert moe is not None
         arrived = step.exchange_buffer * tensor
         experts, rows = moe.experts // step.size("expert"), arrived or step.assignments * tensor
-        rows = aligned_rows(rows, experts, choose_tile("gpu", rows=rows, groups=experts))
+        rows = aligned_rows(rows, experts, choose_tile(_TARGET, rows=rows, groups=experts))
         hidden = rows * (moe.ffn or step.model.ffn) // tensor
         return cls(width * arrived * step.model.embed, width * rows * step.model.embed, width * hidden)
 
@@ -185,11 +188,11 @@ def _elements_of_layer(step: DecoderStep, mixture: bool) -> int:
     return max(size for (n, place), size in of_place.items() if stacks[n][0][place].mixture == mixture)
 
 
-def _loss(step: DecoderStep, platform: str) -> int:
+def _loss(step: DecoderStep) -> int:
     """The head whole, its gradient in float32 (added up over chunks, then once more turned round), a chunk's logits."""
     rows = model_rows(step)
     table, tokens = rows * step.model.embed, step.passes.loss_tokens
-    chunk = chunk_tokens_within(LOGITS_BUDGET_BYTES[platform], tokens=tokens, vocab=rows)
+    chunk = chunk_tokens_within(_TARGET.traits.logits_bytes, tokens=tokens, vocab=rows)
     logits = (2 * FLOAT32 + step.compute_bytes) * chunk * rows
     head = step.compute_bytes * table if step.zero == "3" else 0
     states = 2 * step.compute_bytes * tokens * step.model.embed

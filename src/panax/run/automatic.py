@@ -9,6 +9,7 @@ import jax
 
 from ..core import Task
 from ..core.errors import LayoutError
+from ..core.target import target_of
 from ..data import TextData
 from ..models import DecoderTask
 from ..plan.auto import choose_mesh
@@ -63,7 +64,7 @@ def with_chosen_mesh(
 
 def _memory(devices: list[Any]) -> int:
     """Of each device; simulated ones share the host's."""
-    if devices[0].platform != "cpu":
+    if target_of(devices[0]).traits.own_memory:
         limit = (devices[0].memory_stats() or {}).get("bytes_limit")
         if limit:
             return limit

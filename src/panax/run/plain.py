@@ -8,7 +8,7 @@ import jax
 from ..core import Axes, Faults, Task, TrainState
 from ..core.errors import DataError, RecipeError
 from ..data.iterable import as_batch
-from ..kernels.cpu.timing import choose
+from ..kernels import choose_by_timing
 from ..mesh import MeshShape, Placement, Rules
 from ..optim import AdamW, Optimizer
 from ..train import CompiledStep, Program, Scalars, StepConfig, evaluate_all
@@ -112,8 +112,7 @@ def compile_step(
         raise DataError(f"axes are given for {sorted(axes)}, the batch has {sorted(batch)}; make them agree")
     if axes is None:
         axes = {name: ("batch", *(None,) * (leaf.ndim - 1)) for name, leaf in batch.items()}
-    if (jax.devices() if devices is None else devices)[0].platform == "cpu":
-        choose()
+    choose_by_timing(devices=devices)
     program = Program.create(task, optimizer or AdamW(), num_steps=num_steps, config=config, frozen=frozen)
     count = len(jax.devices() if devices is None else devices)
     placement = Placement.create(mesh or MeshShape(), rules or Rules(), devices, needs_of(program, count))

@@ -10,7 +10,7 @@ from ..core import DataFacts, Source, Task
 from ..core.errors import RecipeError
 from ..data import ExampleData, IterableSource, TextData
 from ..data.tokenizer import Tokenizer
-from ..kernels.cpu.timing import choose
+from ..kernels import choose_by_timing
 from ..mesh import Placement
 from ..train import CompiledStep, Program
 from ..train.compiled import needs_of
@@ -86,8 +86,7 @@ def as_source(data: Any, epochs: int | None = None) -> Source:
 
 def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any = None) -> Prepared:
     """Derive a run from an experiment. Raises whatever is wrong with it before anything is compiled."""
-    if (jax.devices() if devices is None else devices)[0].platform == "cpu":
-        choose()
+    choose_by_timing(devices=devices)
     data = open_data(experiment, say)
     experiment, task = with_chosen_mesh(experiment, experiment.task.adapted(data.facts), devices, say)
     program = make_program(experiment, task)

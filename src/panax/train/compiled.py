@@ -228,8 +228,8 @@ class CompiledStep:
         self.shapes_allowed = shapes_allowed
         self.compile_seconds = 0.0
         self.shardings: TrainState = placement.storage_shardings(program.abstract, program.axes)
-        # Drawing is exact whatever the optimisation, and on CPU compiling it took longer than all else about the first state.
-        options = {"xla_backend_optimization_level": 1} if placement.platform == "cpu" else None
+        # Drawing is exact whatever the optimisation.
+        options = None if placement.target.traits.optimises_drawing else {"xla_backend_optimization_level": 1}
         self._create = jax.jit(
             program.initial_state, out_shardings=self.shardings, compiler_options=options, donate_argnums=1
         )

@@ -22,7 +22,7 @@ def kernel_that_attends(blocks: Blocks, *operands: Array | None) -> str | None:
     """Whose products attention of these is made of by the C file: for CPU, and large enough to be worth a call; None for XLA."""
     given = [x for x in operands if x is not None]
     (batch, query_seq, heads, head_dim), key_seq = given[0].shape, given[1].shape[1]
-    if blocks.platform != "cpu":
+    if blocks.target is None or blocks.target.platform != "cpu":
         return None
     return handed_over("attention", batch * heads * query_seq * key_seq * head_dim, *given)
 

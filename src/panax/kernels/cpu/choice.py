@@ -88,17 +88,12 @@ def current() -> CpuKernels:
 
 @contextlib.contextmanager
 def trial(kernels: CpuKernels) -> Iterator[None]:
-    """Trace what is inside with these kernels, for arrays of one device, whatever was chosen and how many devices there are."""
+    """Trace what is inside with these kernels, whatever was chosen."""
     token = _tried.set(kernels)
     try:
         yield
     finally:
         _tried.reset(token)
-
-
-def is_trial() -> bool:
-    """Whether what is traced is inside of `trial`."""
-    return _tried.get() is not None
 
 
 def is_chosen() -> bool:

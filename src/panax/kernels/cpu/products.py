@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from panax.core.layout import current_layout
-from panax.kernels.cpu.choice import Work, is_trial, kernel_for
+from panax.core.layout import arrays_are_local
+from panax.kernels.cpu.choice import Work, kernel_for
 from panax.kernels.cpu.native import KERNELS, native
 
 LEAST_PRODUCTS = 2**22
@@ -13,10 +13,10 @@ LEAST_PRODUCTS = 2**22
 
 
 def handed_over(work: Work, multiplications: int, *operands: jax.Array) -> str | None:
-    """The kernel that work on CPU is handed to, which is large enough and on arrays of one device; None for XLA."""
+    """The kernel that work on CPU is handed to, where it is large enough and its arrays are local; None for XLA."""
     # A custom call says nothing of the mesh axes that its result varies over, where a shard_map checks that.
     checked = any(jax.typeof(x).manual_axis_type.varying for x in operands)
-    local = not checked and (is_trial() or current_layout() is not None or jax.device_count() == 1)
+    local = not checked and arrays_are_local()
     return kernel_for(work, *(x.dtype for x in operands)) if local and multiplications >= LEAST_PRODUCTS else None
 
 

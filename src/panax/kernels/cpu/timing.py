@@ -12,7 +12,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ import numpy as np
 import xxhash
 
 from panax.core.processes import first_text, gather_texts, is_first
+from panax.core.target import Target
 from panax.kernels.attention import attention
-from panax.kernels.cpu.choice import DTYPES, WORKS, XLA, CpuKernels, Work, forced, is_chosen, trial, use
+from panax.kernels.cpu.choice import DTYPES, WORKS, XLA, CpuKernels, Work, current, forced, is_chosen, trial, use
 from panax.kernels.cpu.native import KERNELS, is_whole, kernels_folder, missing, processor, put_whole, sources_digest
 from panax.kernels.product import product, sum_of_rows
 
@@ -62,20 +63,28 @@ class Chosen:
         return [*found, f"kernels on CPU: {self.source}"]
 
 
-def choose(recorded: str = "", told: Callable[[Chosen], None] = lambda chosen: None) -> None:
+def choose(
+    recorded: str = "", told: Callable[[Chosen], None] = lambda chosen: None, devices: Sequence[Any] | None = None
+) -> None:
     """Put the kernels of this job into force, unless this process has some already. Every process of the job calls it.
 
     Args:
         recorded: What the run began with, on whatever machine: a `record`. It is taken where it is this machine's, so that a run
             that resumes is bitwise the same.
         told: Takes the choice that was made.
+        devices: What programs are for, by default all of JAX's. Nothing is timed for other platforms.
     """
-    if jax.default_backend() != "cpu":
+    if {jax.default_backend(), (jax.devices() if devices is None else devices)[0].platform} != {"cpu"}:
         return
     chosen = _chosen(recorded)
     if chosen is not None:
         use(chosen.kernels)
         told(chosen)
+
+
+def in_force() -> str:
+    """The record of the choice in force; empty where nothing runs on CPUs."""
+    return record(current()) if jax.default_backend() == "cpu" else ""
 
 
 def record(kernels: CpuKernels) -> str:
@@ -235,7 +244,7 @@ def _attention(dtype: Any) -> tuple[Any, ...]:
     """Forward and backward, of four rows of 256 positions and twelve heads."""
 
     def run(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
-        out, back = jax.vjp(functools.partial(attention, causal=False, platform="cpu"), q, k, v)
+        out, back = jax.vjp(functools.partial(attention, causal=False, target=Target("cpu")), q, k, v)
         return (out, *back(g))
 
     return run, *(_drawn(seed, (4, 256, 12, 64), dtype) for seed in range(4))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ....core import current_platform
+from ....core import current_target
 from ....kernels.attention_blockwise import Scores, flash_backward, flash_forward
 from ....kernels.attention_layout import choose_blocks
 from ....kernels.attention_mask import MaskRule
@@ -84,11 +84,11 @@ def _attention_backward(
 
 def _kernel(q: Any, k: Any, v: Any, causal: bool, mask: Any, scale: float) -> dict[str, Any] | None:
     """What the kernels for CPU are told, where they can do this."""
-    if mask is not None or current_platform() != "cpu":
+    if mask is not None or current_target().platform != "cpu":
         return None
     (batch, heads, query_seq, _), (_, kv_heads, key_seq, _) = q.shape, k.shape
     blocks = choose_blocks(
-        platform="cpu", batch=batch, kv_heads=kv_heads, group=heads // kv_heads, query_seq=query_seq, key_seq=key_seq,
+        target=current_target(), batch=batch, kv_heads=kv_heads, group=heads // kv_heads, query_seq=query_seq, key_seq=key_seq,
         window=None, block_size=None,
     )  # fmt: skip
     if kernel_that_attends(blocks, *map(_by_position, (q, k, v))) is None:
