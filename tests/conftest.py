@@ -75,5 +75,5 @@ def library(request, monkeypatch):
         )
     works = {f"{work}_{dtype}": name for work in cpu_kernels.WORKS for dtype in cpu_kernels.DTYPES}
     monkeypatch.setattr(cpu_kernels, "_current", cpu_kernels.CpuKernels(**works))
-    monkeypatch.setattr("panax.kernels.cpu.products.LEAST_PRODUCTS", 1)
+    monkeypatch.setattr("panax.kernels.product.LEAST_PRODUCTS", 1)
     return name

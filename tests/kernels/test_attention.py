@@ -16,11 +16,10 @@ from transformers import masking_utils
 
 from panax.core import Target
 from panax.core.target import _TRAITS
-from panax.kernels import attention
+from panax.kernels import attention, use_kernels
 from panax.kernels.attention_blockwise import blockwise_attention
 from panax.kernels.attention_layout import choose_blocks
 from panax.kernels.attention_mask import MaskRule
-from panax.kernels.cpu.choice import CpuKernels, trial
 
 
 def blockwise(q, k, v, segments, **options):
@@ -160,7 +159,7 @@ def test_a_window_costs_time_linear_in_the_length():
         call = lambda q, k, v: attention(  # noqa: E731
             q, k, v, window=window, target=Target("cpu"), implementation="blockwise", block_size=64
         )
-        with trial(CpuKernels()):
+        with use_kernels({"partial attention": "blockwise"}):
             jaxpr = jax.make_jaxpr(call)(x, x, x)
         return sum(int(length) for length in re.findall(r"length=(\d+)", str(jaxpr)))
 
@@ -212,6 +211,7 @@ def test_inside_a_checked_shard_map_over_batch_and_heads(kv_heads):
         ({"segments": (2, 9)}, "segments need one length"),
         ({"window": 0}, "window=0 must be at least 1"),
         ({"soft_cap": -1.0}, "must be positive"),
+        ({"implementation": "blokwise"}, "did you mean 'blockwise'"),
         ({"block_size": 8, "implementation": "reference"}, "has no effect"),
     ],
 )

@@ -18,13 +18,12 @@ from panax.kernels.grouped import (
     GroupedCase,
     Groups,
     aligned_rows,
-    choose_grouped,
     choose_tile,
     grouped_outer,
     grouped_product,
     map_groups,
 )
-from panax.kernels.grouped_choice import limit_of_grouped, say_grouped_once
+from panax.kernels.registry import _log_once, check_name, choose, note
 
 K, N = 40, 24
 
@@ -194,7 +193,7 @@ def test_tiles_are_such_as_the_kernels_take(platform):
     assert tiles == sorted(tiles, reverse=True)
     for tile in tiles:
         assert (
-            choose_grouped(GroupedCase(tile=tile, dtype="bfloat16"), Target(platform)).name
+            choose("grouped matmul", GroupedCase(tile=tile, dtype="bfloat16"), Target(platform)).name
             == {"cpu": "blocked", "gpu": "triton", "tpu": "megablox"}[platform]
         )
 
@@ -212,35 +211,36 @@ def test_what_does_not_fit_is_refused():
         grouped_product(x, w.astype(jnp.bfloat16), groups, target=Target("cpu"))
     with pytest.raises(ValueError, match=r"groups.rows=256 rows, not 8 and 8"):
         grouped_outer(x[:8], x[:8], groups, target=Target("cpu"))
-    with pytest.raises(ValueError, match=r"'triton' can't do this product: it is for GPUs, and the target is cpu"):
+    with pytest.raises(
+        ValueError, match=r"'triton' can't do this grouped matmul: it is for GPUs, and the target is cpu"
+    ):
         grouped_product(x, w, groups, target=Target("cpu"), implementation="triton")
     with pytest.raises(ValueError, match="did you mean 'blocked'"):
-        limit_of_grouped("bloked", GroupedCase(tile=8, dtype="float32"), Target("cpu"))
+        check_name("grouped matmul", "bloked")
 
 
 @pytest.mark.parametrize(
     ("platform", "tile", "dtype", "name", "reason"),
     [
         ("cpu", 8, "float64", "blocked", "fastest"),
-        ("cuda", 64, "bfloat16", "triton", "the kernel for gpu"),
+        ("cuda", 64, "bfloat16", "triton", "the fastest on gpu"),
         ("gpu", 8, "bfloat16", "blocked", "tile=8 must be a multiple of 16"),
         ("gpu", 64, "float64", "blocked", "float32, not float64"),
-        ("tpu", 128, "float32", "megablox", "the kernel for tpu"),
+        ("tpu", 128, "float32", "megablox", "the fastest on tpu"),
         ("tpu", 64, "float32", "blocked", "tile=64 must be a multiple of 128"),
         ("tpu", 128, "float16", "blocked", "bfloat16 or float32"),
     ],
 )
 def test_choice_is_a_function_of_the_case(platform, tile, dtype, name, reason):
-    choice = choose_grouped(GroupedCase(tile=tile, dtype=dtype), Target(platform))
+    choice = choose("grouped matmul", GroupedCase(tile=tile, dtype=dtype), Target(platform))
     assert choice.name == name and reason in choice.reason
 
 
 def test_says_once_that_it_is_slow(caplog):
-    say_grouped_once.cache_clear()
+    _log_once.cache_clear()
     with caplog.at_level(logging.INFO, logger="panax.kernels"):
         for platform, tile in (("gpu", 8), ("gpu", 8), ("gpu", 64), ("cpu", 8)):
-            say_grouped_once(
-                Target(platform), choose_grouped(GroupedCase(tile=tile, dtype="bfloat16"), Target(platform))
-            )
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "on gpu run 'blocked': triton can't run here: tile=8" in caplog.messages[0]
+            case = GroupedCase(tile=tile, dtype="bfloat16")
+            note(choose("grouped matmul", case, Target(platform)), Target(platform))
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO"]
+    assert "on gpu runs 'blocked': triton can't run here: tile=8" in caplog.messages[0]

@@ -17,13 +17,14 @@ from jax.sharding import PartitionSpec as P
 
 from panax.core import Target
 from panax.kernels.attention_blockwise import blockwise_attention
-from panax.kernels.attention_choice import say_once
 from panax.kernels.attention_mask import MaskRule
 from panax.kernels.attention_reference import reference_attention
+from panax.kernels.registry import _log_once
 from panax.parallel.context import sequence_places, zigzag_inverse, zigzag_order
+from panax.parallel.context_choice import choose_context_attention
 from panax.parallel.ring import ring_attention, ring_bytes
 from panax.parallel.ring_chunks import shifts_with_work
-from panax.parallel.ulysses import choose_context_attention, ulysses_attention, ulysses_bytes
+from panax.parallel.ulysses import ulysses_attention, ulysses_bytes
 
 KINDS = ("ring", "ulysses")
 # The same sums in another order: an entry of a gradient adds some 100 products, each off by a few roundings of 6e-8.
@@ -330,7 +331,7 @@ def test_refuses_what_it_cannot_do():
 
 
 def test_says_once_that_a_ring_is_not_the_fastest_kernel(caplog):
-    say_once.cache_clear()
+    _log_once.cache_clear()
     case = Case(name="said")
     with caplog.at_level(logging.WARNING, "panax.kernels"):
         for _ in range(2):
@@ -341,7 +342,7 @@ def test_says_once_that_a_ring_is_not_the_fastest_kernel(caplog):
 
 
 def test_docstring_examples():
-    names = [f"panax.parallel.{name}" for name in ("context", "ring", "ring_chunks", "ulysses")]
+    names = [f"panax.parallel.{name}" for name in ("context", "context_choice", "ring", "ring_chunks", "ulysses")]
     results = [doctest.testmod(importlib.import_module(name)) for name in names]
     assert sum(result.attempted for result in results) >= 8
     assert not any(result.failed for result in results)

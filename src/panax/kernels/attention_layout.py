@@ -29,7 +29,7 @@ class Blocks:
     key: int
     batch: int
     kv_heads: int
-    target: Target | None = None
+    target: Target
 
 
 class Cut(NamedTuple):

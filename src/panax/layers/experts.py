@@ -21,7 +21,7 @@ from ..core import Module, Target, current_layout, current_target, normal, opene
 from ..core.collectives import all_gather, axis_index, reduce_scatter
 from ..core.contraction import PRODUCT, scatter_sequence, sequence_parallel_axes
 from ..core.layout import MeshAxes
-from ..kernels.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product
+from ..kernels.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product, runs_in_blocks
 from ..kernels.grouped_feed_forward import Matrices, chunked_feed_forward
 from ..parallel.exchange import Exchange, Plan
 from ..parallel.remat import EXCHANGED
@@ -130,7 +130,8 @@ class _Work:
         self, rows: jax.Array, weight: jax.Array, values: Matrices, slots: Matrices, groups: Groups
     ) -> Float[Array, "row embed"]:
         act = ACTIVATIONS[self.activation]
-        if self.target.traits.experts_in_one_loop and rows.dtype == jnp.float32:
+        in_one_loop = rows.dtype == jnp.float32 and self.target.traits.experts_in_one_loop
+        if in_one_loop and runs_in_blocks(rows.dtype, groups, self.target):
             return chunked_feed_forward(act, rows, weight, values, slots, groups, name=PRODUCT)
         up = _multiply(self.target, rows, values.up, slots.up, groups)
         gated = None if values.gate is None else _multiply(self.target, rows, values.gate, slots.gate, groups)

@@ -23,12 +23,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from panax.core.errors import RecipeError
 from panax.core.target import Target
 from panax.kernels.attention import attention
 from panax.kernels.attention_blockwise import output_delta
-from panax.kernels.attention_choice import Choice, say_once
 from panax.kernels.attention_mask import MASKED, MaskRule
 from panax.kernels.precision import accumulation_dtype
+from panax.kernels.registry import Choice, kernels_of, named_kernel, note
 from panax.parallel.context import WireBytes
 from panax.parallel.ring_chunks import Ring, chunk_gradients, chunk_outputs, pieces_of, shifts_with_work
 
@@ -91,8 +92,21 @@ def ring_attention(
         scale=1.0 / math.sqrt(head_dim) if scale is None else scale,
         target=target,
     )
-    say_once(target, Choice("blockwise", _REASON))
+    _say(target)
     return _attention(q, k, v, segments, ring)
+
+
+def _say(target: Target) -> None:
+    """Say that the pieces are computed by the portable kernel, whatever faster one there is.
+
+    Raises:
+        RecipeError: The recipe names another.
+    """
+    named = named_kernel("attention")
+    if named not in ("auto", "blockwise"):
+        raise RecipeError(f"{named!r} can't do this attention: {_REASON}")
+    blockwise = next(kernel for kernel in kernels_of("attention") if kernel.name == "blockwise")
+    note(Choice(blockwise, _REASON), target)
 
 
 def ring_bytes(

@@ -11,8 +11,9 @@ import dataclasses
 from collections.abc import Iterable
 
 from ..mesh.rules import MeshAxes
+from ..parallel.context_choice import choose_context_attention
 from ..parallel.ring import ring_bytes
-from ..parallel.ulysses import choose_context_attention, ulysses_bytes
+from ..parallel.ulysses import ulysses_bytes
 from .decoder_step import DecoderStep, StoredArray, local_heads, mesh_order
 from .held import windows_of_chunks
 from .moves import ANSWERS, layer_moves

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Literal
 
-import numpy as np
-
 from panax.core.errors import RecipeError, nearest
 from panax.kernels.cpu.native import KERNELS, missing
 
@@ -126,8 +124,15 @@ def forced() -> CpuKernels | None:
     return kernels
 
 
-def kernel_for(work: Work, *dtypes: np.dtype) -> str | None:
-    """Which kernel other than XLA does some work on arrays of one dtype; None for XLA."""
-    names = {dtype.name for dtype in dtypes}
-    name = current().of(work, names.pop()) if len(names) == 1 else XLA
-    return None if name == XLA else name
+_WORK_OF: dict[str, Work] = {
+    "matmul": "product",
+    "wall": "product",
+    "row sums": "row_sums",
+    "partial attention": "attention",
+    "adapted attention": "attention",
+}
+
+
+def timed_kernel(work: str, dtype: str) -> str:
+    """The kernel that timing found fastest for a kind of work of the registry; XLA where nothing was timed."""
+    return current().of(_WORK_OF[work], dtype)

@@ -24,8 +24,9 @@ import xxhash
 from panax.core.processes import first_text, gather_texts, is_first
 from panax.core.target import Target
 from panax.kernels.attention import attention
+from panax.kernels.cache import is_whole, kernels_folder, put_whole
 from panax.kernels.cpu.choice import DTYPES, WORKS, XLA, CpuKernels, Work, current, forced, is_chosen, trial, use
-from panax.kernels.cpu.native import KERNELS, is_whole, kernels_folder, missing, processor, put_whole, sources_digest
+from panax.kernels.cpu.native import KERNELS, missing, processor, sources_digest
 from panax.kernels.product import product, sum_of_rows
 
 MARGIN = 1.05
