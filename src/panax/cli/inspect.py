@@ -163,6 +163,8 @@ def print_step(subject: Subject, console: Console) -> None:
     except TooLarge as error:
         _warn(console, f"{_name(subject)} can't hold the step: {error} {LESS}")
         return
+    for line in subject.step.kernels_taken:
+        console.print(f"kernel         {line}", highlight=False, markup=False, soft_wrap=True)
     limit = _memory_limit(subject)
     for line in plan_lines(plan, limit, _name(subject)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

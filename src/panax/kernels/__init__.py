@@ -19,6 +19,7 @@ from panax.kernels.cross_entropy import (
     linear_cross_entropy,
 )
 from panax.kernels.grouped import grouped_outer, grouped_product
+from panax.kernels.named import Kernels
 from panax.kernels.registry import Choice, Kernel, choose, kernels_of, register, use_kernels
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Choice",
     "CrossEntropySums",
     "Kernel",
+    "Kernels",
     "TimedKernels",
     "attention",
     "choose",

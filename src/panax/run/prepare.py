@@ -107,4 +107,5 @@ def make_program(experiment: Experiment, task: Task) -> Program:
         num_steps=experiment.num_steps,
         config=experiment.step,
         frozen=experiment.frozen,
+        kernels=experiment.kernels,
     )

@@ -29,6 +29,8 @@ from panax.kernels.cpu.choice import DTYPES, WORKS, XLA, CpuKernels, Work, curre
 from panax.kernels.cpu.native import KERNELS, missing, processor, sources_digest
 from panax.kernels.product import product, sum_of_rows
 
+_SAID = {"product": "matmul", "attention": "attention", "row_sums": "row sums"}
+
 MARGIN = 1.05
 """How many times faster than XLA a candidate must be."""
 
@@ -59,8 +61,8 @@ class Chosen:
             for dtype in DTYPES:
                 name, times = self.kernels.of(work, dtype), self.times.get(f"{work}_{dtype}", {})
                 others = [f"{other} {times[other] / times[name]:.2f}" for other in times if other != name]
-                parts.append(f"{dtype} by {name}" + (f" ({', '.join(others)} times as long)" if others else ""))
-            found.append(f"{work.replace('_', ' ')} on CPU: {'; '.join(parts)}")
+                parts.append(f"{name!r} in {dtype}" + (f" ({', '.join(others)} times as long)" if others else ""))
+            found.append(f"{_SAID[work]} on cpu runs {', '.join(parts)}")
         return [*found, f"kernels on CPU: {self.source}"]
 
 
