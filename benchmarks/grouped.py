@@ -51,10 +51,11 @@ def jax_columns(options, groups: int, skewed: bool) -> dict:
     import jax.numpy as jnp
     import numpy as np
 
+    from panax.core import Target
     from panax.kernels.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product
 
     sizes, (x, y, w) = sizes_of(options, groups, skewed), arrays(options, groups)
-    tile = choose_tile(options.platform, rows=options.rows, groups=groups)
+    tile = choose_tile(Target(options.platform), rows=options.rows, groups=groups)
     layout = Groups(sizes=jnp.asarray(sizes, jnp.int32), rows=aligned_rows(options.rows, groups, tile), tile=tile)
     place = np.concatenate([start + np.arange(size) for start, size in zip(np.asarray(layout.starts), sizes)])
 
@@ -66,7 +67,7 @@ def jax_columns(options, groups: int, skewed: bool) -> dict:
     x_tiles, y_tiles = aligned(x), aligned(y)
     x, y, w = (jnp.asarray(a, options.dtype) for a in (x, y, w))
     packed = jnp.asarray(sizes, jnp.int32)
-    on = {"platform": options.platform}
+    on = {"target": Target(options.platform)}
     first, count = int(np.argmax(sizes > 0)), int(sizes[sizes > 0][0])
 
     def contract(a, b, dims, out=options.dtype):

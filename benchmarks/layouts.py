@@ -193,9 +193,10 @@ def plain_loss(hidden: Any, table: Any, targets: Any, mask: Any) -> Any:
 def kernel_attention(q: Any, k: Any, v: Any) -> Any:
     import jax
 
+    from panax.core import Target
     from panax.kernels.attention import attention
 
-    return attention(q, k, v, platform=jax.default_backend())
+    return attention(q, k, v, target=Target(jax.default_backend()))
 
 
 def kernel_loss(hidden: Any, table: Any, targets: Any, mask: Any) -> Any:

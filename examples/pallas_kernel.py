@@ -19,7 +19,7 @@ from jax.experimental.pallas import triton
 from jax.sharding import NamedSharding, PartitionSpec
 
 import panax
-from panax.core import current_platform
+from panax.core import current_target
 from panax.optim import Optax
 
 ROWS = 8
@@ -80,7 +80,7 @@ backward = by_rows(partial(call, backward_kernel, 2), 2, 3)
 @jax.custom_vjp
 def rms_norm(x, scale):
     """`x / rms(x) * scale` over the last dimension of two."""
-    return forward(current_platform(), x, scale)[0]
+    return forward(current_target().platform, x, scale)[0]
 
 
 def rms_norm_forward(x, scale):
@@ -88,7 +88,7 @@ def rms_norm_forward(x, scale):
 
 
 def rms_norm_backward(kept, gradient):
-    x_gradient, scale_shares = backward(current_platform(), *kept, gradient)
+    x_gradient, scale_shares = backward(current_target().platform, *kept, gradient)
     return x_gradient, scale_shares.sum(axis=0)
 
 

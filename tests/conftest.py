@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if len(jax.devices()) != 8:
         sys.exit("the tests need 8 simulated devices; something imported jax before tests/conftest.py did")
 
-    from panax.core.cpu_kernels import forced, use  # After the line that looks at the devices.
+    from panax.kernels.cpu.choice import forced, use  # After the line that looks at the devices.
 
     kernels = forced()
     assert kernels is not None
@@ -65,8 +65,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(params=KERNELS)
 def library(request, monkeypatch):
     """What multiplies on CPU, at any size: the C files' own kernels, Intel's library in them, or XLA."""
-    from panax.core import cpu_kernels
-    from panax.core.native import missing
+    from panax.kernels.cpu import choice as cpu_kernels
+    from panax.kernels.cpu.native import missing
 
     name = request.param
     if name != "xla":
@@ -75,7 +75,5 @@ def library(request, monkeypatch):
         )
     works = {f"{work}_{dtype}": name for work in cpu_kernels.WORKS for dtype in cpu_kernels.DTYPES}
     monkeypatch.setattr(cpu_kernels, "_current", cpu_kernels.CpuKernels(**works))
-    monkeypatch.setattr("panax.core.product.LEAST_PRODUCTS", 1)
-    # As where a layout says what of an array is on which device: simulated ones leave all to XLA otherwise.
-    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    monkeypatch.setattr("panax.kernels.product.LEAST_PRODUCTS", 1)
     return name

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -22,6 +23,7 @@ from panax.cli.main import COMMANDS, main
 from panax.cli.overrides import experiment_from
 from panax.cli.recipes import built_in, find_recipe
 from panax.compare.command import settings_of as comparison_settings
+from panax.kernels import registry
 from panax.mesh import MESH_AXES
 from panax.models import PRESETS, PUBLISHED_PARAMETERS, DecoderConfig
 from panax.parallel.schedules import schedule_table
@@ -35,10 +37,12 @@ TRAINING, MODELS, PARALLELISM, CHECKPOINTS = (
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
+def here(tmp_path, monkeypatch) -> Iterator[Path]:
     """A folder with the few files that the pages speak of: `texts/` and `chat.jsonl`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PANAX_CACHE", str(tmp_path / "cache"))
+    # What a page registers is gone after it.
+    monkeypatch.setattr(registry, "_kernels", {work: list(kernels) for work, kernels in registry._kernels.items()})
     (tmp_path / "texts").mkdir()
     for source in Path(json.__path__[0]).glob("*.py"):
         shutil.copy(source, tmp_path / "texts" / f"{source.stem}.txt")
@@ -47,7 +51,8 @@ def here(tmp_path, monkeypatch) -> Path:
             for b in range(12):
                 record = {"question": f"What is {a} and {b}? ", "answer": f"{a} and {b} is {a + b}."}
                 lines.write(json.dumps(record) + "\n")
-    return tmp_path
+    yield tmp_path
+    registry._chosen.cache_clear()
 
 
 class Parsed(BaseException):

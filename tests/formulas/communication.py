@@ -11,8 +11,9 @@ import dataclasses
 from collections.abc import Iterable
 
 from panax.mesh.rules import MeshAxes
+from panax.parallel.context_choice import choose_context_attention
 from panax.parallel.ring import ring_bytes
-from panax.parallel.ulysses import choose_context_attention, ulysses_bytes
+from panax.parallel.ulysses import ulysses_bytes
 
 from .decoder_step import DecoderStep, StoredArray, local_heads, mesh_order
 from .held import windows_of_chunks

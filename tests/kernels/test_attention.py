@@ -1,5 +1,6 @@
 """Attention on the CPU: against its definition, against PyTorch and Hugging Face, its memory, its places of use."""
 
+import dataclasses
 import functools
 import re
 
@@ -13,14 +14,16 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from transformers import masking_utils
 
-from panax.kernels import attention
+from panax.core import Target
+from panax.core.target import _TRAITS
+from panax.kernels import attention, use_kernels
 from panax.kernels.attention_blockwise import blockwise_attention
 from panax.kernels.attention_layout import choose_blocks
 from panax.kernels.attention_mask import MaskRule
 
 
 def blockwise(q, k, v, segments, **options):
-    return blockwise_attention(q, k, v, segments, platform="cpu", block_size=16, **options)
+    return blockwise_attention(q, k, v, segments, target=Target("cpu"), block_size=16, **options)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -36,7 +39,7 @@ def test_blockwise_equals_its_definition(case, library):
 def test_blocks_of_their_usual_size(causal, dtype, library):
     """Longer than a block, and no multiple of one."""
     case = Case(name="long", query_seq=600, causal=causal, heads=2, kv_heads=1)
-    found = outputs_and_gradients(lambda *a, **o: blockwise_attention(*a, platform="cpu", **o), case, dtype)
+    found = outputs_and_gradients(lambda *a, **o: blockwise_attention(*a, target=Target("cpu"), **o), case, dtype)
     # As `assert_close` has it, with 1,200 products instead of 80.
     for left, right in zip(found, reference(case, dtype)):
         allowed = (4 * 1200**0.5 if dtype == jnp.float32 else 4) * float(jnp.finfo(dtype).eps) * np.abs(right).max()
@@ -50,7 +53,7 @@ def test_weights_below_the_normal_numbers(library):
         blockwise, segments=None, mask=MaskRule(causal=True, window=None), soft_cap=None, scale=100.0
     )
     out, pull = jax.vjp(attend, q, k, v)
-    expected = attention(q, k, v, platform="cpu", implementation="reference", scale=100.0)
+    expected = attention(q, k, v, target=Target("cpu"), implementation="reference", scale=100.0)
     # A weight is off by its score's rounding, of 100 times 8 products of up to 3 by 3; an output by two such, of values up to 4.
     rounding = 100 * 8 * 3 * 3 * float(jnp.finfo(jnp.float32).eps)
     np.testing.assert_allclose(out, expected, rtol=0, atol=2 * rounding * 4)
@@ -65,12 +68,13 @@ def test_blockwise_in_bfloat16(name, library):
 
 def test_blockwise_over_chunks_of_rows_and_in_one_block(monkeypatch):
     case = CASES[3]
-    whole = outputs_and_gradients(lambda *a, **o: blockwise_attention(*a, platform="cpu", **o), case)
+    whole = outputs_and_gradients(lambda *a, **o: blockwise_attention(*a, target=Target("cpu"), **o), case)
     assert_close(whole, reference(case))
-    monkeypatch.setattr("panax.kernels.attention_layout._CPU_SCORES_PER_STEP", 600)
+    small = dataclasses.replace(Target("cpu").traits, scores_in_cache=600)
+    monkeypatch.setitem(_TRAITS, "cpu", small)
     assert (
         choose_blocks(
-            platform="cpu", batch=2, kv_heads=2, group=2, query_seq=40, key_seq=40, window=None, block_size=16
+            target=Target("cpu"), batch=2, kv_heads=2, group=2, query_seq=40, key_seq=40, window=None, block_size=16
         ).kv_heads
         == 1
     )
@@ -94,12 +98,12 @@ def test_padding_and_unseen_queries_give_zeros(library):
 
 def attention_of(q, k, v, segments, *, mask, **options):
     options |= {"causal": mask.causal, "window": mask.window}
-    return attention(q, k, v, segments=segments, platform="cpu", implementation="reference", **options)
+    return attention(q, k, v, segments=segments, target=Target("cpu"), implementation="reference", **options)
 
 
 def test_equals_pytorch(library):
     q, k, v, _ = Case(name="torch").inputs()
-    ours = attention(q, k, v, platform="cpu")
+    ours = attention(q, k, v, target=Target("cpu"))
     q, k, v = (torch.tensor(np.asarray(x)).transpose(1, 2) for x in (q, k, v))
     theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     assert_close((np.asarray(ours),), (theirs.transpose(1, 2).numpy(),))
@@ -133,7 +137,7 @@ def test_block_pairs_are_those_with_a_visible_key():
 def test_memory_is_linear_in_the_length():
     def temporary_bytes(implementation, seq):
         def loss(q, k, v):
-            return attention(q, k, v, platform="cpu", implementation=implementation, **block).sum()
+            return attention(q, k, v, target=Target("cpu"), implementation=implementation, **block).sum()
 
         block = {"block_size": 128} if implementation == "blockwise" else {}
         x = jax.ShapeDtypeStruct((1, seq, 2, 16), jnp.float32)
@@ -153,9 +157,10 @@ def test_a_window_costs_time_linear_in_the_length():
         x = jax.ShapeDtypeStruct((1, seq, 1, 8), jnp.float32)
         # A fixed block: with it the number of steps is the number of products.
         call = lambda q, k, v: attention(  # noqa: E731
-            q, k, v, window=window, platform="cpu", implementation="blockwise", block_size=64
+            q, k, v, window=window, target=Target("cpu"), implementation="blockwise", block_size=64
         )
-        jaxpr = jax.make_jaxpr(call)(x, x, x)
+        with use_kernels({"partial attention": "blockwise"}):
+            jaxpr = jax.make_jaxpr(call)(x, x, x)
         return sum(int(length) for length in re.findall(r"length=(\d+)", str(jaxpr)))
 
     assert [steps(seq, 64) for seq in (512, 1024, 2048)] == [15, 31, 63]
@@ -165,7 +170,7 @@ def test_a_window_costs_time_linear_in_the_length():
 def test_eager_equals_compiled():
     q, k, v, _ = CASES[3].inputs()
     call = lambda q, k, v: attention(  # noqa: E731
-        q, k, v, segments=CASES[3].segments, platform="cpu", implementation="blockwise", block_size=16
+        q, k, v, segments=CASES[3].segments, target=Target("cpu"), implementation="blockwise", block_size=16
     )
     assert_close((np.asarray(call(q, k, v)),), (np.asarray(jax.jit(call)(q, k, v)),))
 
@@ -181,7 +186,7 @@ def test_inside_a_checked_shard_map_over_batch_and_heads(kv_heads):
     segments = jnp.asarray([[1] * 10 + [2] * 11 + [0] * 3] * 4, jnp.int32)
 
     def attend(q, k, v, segments):
-        return attention(q, k, v, segments=segments, platform="cpu", implementation="blockwise", block_size=8)
+        return attention(q, k, v, segments=segments, target=Target("cpu"), implementation="blockwise", block_size=8)
 
     def loss(attend, q, k, v, segments):
         layer = jax.checkpoint(lambda x: x + attend(x, k, v, segments))
@@ -206,7 +211,7 @@ def test_inside_a_checked_shard_map_over_batch_and_heads(kv_heads):
         ({"segments": (2, 9)}, "segments need one length"),
         ({"window": 0}, "window=0 must be at least 1"),
         ({"soft_cap": -1.0}, "must be positive"),
-        ({"platform": "cud"}, "did you mean 'cuda'"),
+        ({"implementation": "blokwise"}, "did you mean 'blockwise'"),
         ({"block_size": 8, "implementation": "reference"}, "has no effect"),
     ],
 )
@@ -217,7 +222,9 @@ def test_refuses_what_does_not_fit(change, message):
         for name, shape in shapes.items()
         if isinstance(shape, tuple)
     }
-    options = {"platform": "cpu"} | {name: value for name, value in change.items() if not isinstance(value, tuple)}
+    options = {"target": Target("cpu")} | {
+        name: value for name, value in change.items() if not isinstance(value, tuple)
+    }
     # A shape that the annotations already refuse is refused by their check in tests.
     with pytest.raises(Exception, match=message):
         attention(**arrays, **options)

@@ -9,10 +9,11 @@ from attention_cases import CASES, assert_close, outputs_and_gradients, referenc
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from panax.kernels import AttentionCase, attention, choose_attention
-from panax.kernels.attention_choice import limit_of, say_once
+from panax.core import Target
+from panax.kernels import AttentionCase, attention, choose
 from panax.kernels.attention_gpu import Tiles, gpu_attention
 from panax.kernels.attention_tpu import tpu_attention
+from panax.kernels.registry import _log_once, check_name, note
 
 CASE = AttentionCase(
     batch=8,
@@ -68,7 +69,7 @@ def test_kernels_in_bfloat16():
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 def test_lowers_to_the_kernels_without_the_hardware(platform, call, on_mesh):
     def attend(q, k, v, segments):
-        return attention(q, k, v, segments=segments, soft_cap=30.0, window=100, platform=platform)
+        return attention(q, k, v, segments=segments, soft_cap=30.0, window=100, target=Target(platform))
 
     def loss(attend, q, k, v, segments):
         return attend(q, k, v, segments).astype(jnp.float32).sum()
@@ -116,25 +117,26 @@ def test_lowers_to_the_kernels_without_the_hardware(platform, call, on_mesh):
     ],
 )
 def test_choice_is_a_function_of_the_case(changes, platform, name, reason):
-    choice = choose_attention(with_(**changes), platform, cudnn_installed=True)
+    choice = choose("attention", with_(**changes), Target(platform), lacking={})
     assert choice.name == name
     assert reason in choice.reason
 
 
 def test_without_cudnn_the_gpu_runs_our_kernels():
-    choice = choose_attention(CASE, "gpu", cudnn_installed=False)
+    choice = choose("attention", CASE, Target("gpu"), lacking={"cudnn": "it is not installed"})
     assert choice.name == "pallas"
     assert "not installed" in choice.reason
 
 
-def test_says_once_what_runs_instead(caplog):
-    say_once.cache_clear()
+def test_says_once_what_runs_and_why_nothing_faster(caplog):
+    _log_once.cache_clear()
     with caplog.at_level(logging.INFO, logger="panax.kernels"):
         for changes in ({"packed": True}, {"packed": True, "batch": 9}, {}, {"dtype": "float64"}):
-            say_once("gpu", choose_attention(with_(**changes), "gpu", cudnn_installed=True))
-    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+            note(choose("attention", with_(**changes), Target("gpu"), lacking={}), Target("gpu"))
+    assert [record.levelname for record in caplog.records] == ["INFO", "INFO", "WARNING"]
     assert "runs 'pallas': cudnn can't run here: it has no packed segments" in caplog.messages[0]
-    assert "runs 'blockwise'" in caplog.messages[1]
+    assert caplog.messages[1] == "attention on gpu runs 'cudnn': the fastest on gpu"
+    assert "runs 'blockwise': cudnn can't run here" in caplog.messages[2]
 
 
 def test_an_implementation_that_is_asked_for_names_its_limit():
@@ -144,7 +146,7 @@ def test_an_implementation_that_is_asked_for_names_its_limit():
         ("cudnn", "gpu", {"soft_cap": 1.0}, "it has no soft_cap"),
         ("pallas", "cpu", {}, "it is for GPUs and TPUs"),
     ]:
-        with pytest.raises(ValueError, match=f"implementation='{implementation}' can't do this attention: {limit}"):
-            attention(q, q, q, platform=platform, implementation=implementation, **options)
+        with pytest.raises(ValueError, match=f"'{implementation}' can't do this attention: {limit}"):
+            attention(q, q, q, target=Target(platform), implementation=implementation, **options)
     with pytest.raises(ValueError, match="did you mean 'blockwise'"):
-        limit_of("blokwise", CASE, "cpu")
+        check_name("attention", "blokwise")

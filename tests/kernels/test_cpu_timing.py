@@ -10,10 +10,10 @@ import tiny_recipe
 
 from panax import fit
 from panax.checkpoint import open_checkpoint
-from panax.core import cpu_kernels
-from panax.core.cpu_kernels import CpuKernels
-from panax.kernels import cpu_timing
-from panax.kernels.cpu_timing import Chosen, choose, machine, record
+from panax.kernels.cpu import choice as cpu_kernels
+from panax.kernels.cpu import timing as cpu_timing
+from panax.kernels.cpu.choice import CpuKernels
+from panax.kernels.cpu.timing import Chosen, choose, machine, record
 from panax.optim import Schedule, Sgd
 
 
@@ -50,7 +50,7 @@ def test_it_is_timed_once_for_a_machine_and_kept(unchosen):
     assert len(count) == 6 and cpu_kernels.current() == CpuKernels(
         **{f"{work}_{dtype}": "c" for work in cpu_kernels.WORKS for dtype in cpu_kernels.DTYPES}
     )
-    assert "product on CPU: float32 by c (xla 2.00, mkl 1.40 times as long)" in told[0].lines()[0]
+    assert "matmul on cpu runs 'c' in float32 (xla 2.00, mkl 1.40 times as long)" in told[0].lines()[0]
     choose(told=told.append)
     assert len(told) == 1, "one choice for a process"
     unchosen.setattr(cpu_kernels, "_current", None)

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from panax.core import Target
 from panax.kernels import (
     chunk_tokens_within,
     cross_entropy_sums,
@@ -33,7 +34,7 @@ class Options:
         return ",".join(f"{k}={v}" for k, v in dataclasses.asdict(self).items() if v) or "plain"
 
     def as_dict(self) -> dict:
-        return dataclasses.asdict(self) | {"platform": "cpu"}
+        return dataclasses.asdict(self) | {"target": Target("cpu")}
 
 
 EVERYTHING = Options(soft_cap=4.0, z_loss=1e-2, label_smoothing=0.1, vocab_size=37, chunk_tokens=20)
@@ -126,7 +127,9 @@ def test_logits_are_never_whole():
 
     def temporary_bytes(chunk_tokens):
         def loss(x, head, targets, mask):
-            return linear_cross_entropy(x, head, targets, mask, platform="cpu", chunk_tokens=chunk_tokens).loss_sum
+            return linear_cross_entropy(
+                x, head, targets, mask, target=Target("cpu"), chunk_tokens=chunk_tokens
+            ).loss_sum
 
         shapes = ((tokens, 32), (vocab, 32), (tokens,), (tokens,))
         dtypes = (jnp.float32, jnp.float32, jnp.int32, jnp.float32)
@@ -176,7 +179,7 @@ def test_refuses_what_makes_no_sense():
         ({"vocab_size": 41}, "between 1 and the head's 40 rows"),
     ]:
         with pytest.raises(ValueError, match=message):
-            cross_entropy_sums(*arrays, platform="cpu", **options)
+            cross_entropy_sums(*arrays, target=Target("cpu"), **options)
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0])
@@ -184,9 +187,11 @@ def test_a_model_that_has_collapsed_is_not_right(value):
     """All logits are alike: no target has the highest one."""
     _, head, targets, mask = inputs()
     head = jnp.full_like(head, value)
-    sums = cross_entropy_sums(jnp.ones((TOKENS, EMBED)), head, jnp.clip(targets, 0, VOCAB - 1), mask, platform="cpu")
+    sums = cross_entropy_sums(
+        jnp.ones((TOKENS, EMBED)), head, jnp.clip(targets, 0, VOCAB - 1), mask, target=Target("cpu")
+    )
     assert sums.correct_sum == 0.0
     # One that is alone at the top is.
     head = head.at[5].add(1.0)
-    sums = cross_entropy_sums(jnp.ones((TOKENS, EMBED)), head, jnp.full(TOKENS, 5), mask, platform="cpu")
+    sums = cross_entropy_sums(jnp.ones((TOKENS, EMBED)), head, jnp.full(TOKENS, 5), mask, target=Target("cpu"))
     assert sums.correct_sum == pytest.approx(float(mask.sum()))

@@ -13,17 +13,17 @@ from grouped_cases import GROUPS, SIZES, assert_outer, assert_product, groups_of
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from panax.core import Target
 from panax.kernels.grouped import (
     GroupedCase,
     Groups,
     aligned_rows,
-    choose_grouped,
     choose_tile,
     grouped_outer,
     grouped_product,
     map_groups,
 )
-from panax.kernels.grouped_choice import limit_of_grouped, say_grouped_once
+from panax.kernels.registry import _log_once, check_name, choose, note
 
 K, N = 40, 24
 
@@ -31,7 +31,7 @@ K, N = 40, 24
 @functools.cache
 def compiled(implementation: str):
     """One program for all sizes."""
-    options = {"platform": "cpu", "implementation": implementation}
+    options = {"target": Target("cpu"), "implementation": implementation}
     product = jax.jit(functools.partial(grouped_product, **options))
     transposed = jax.jit(functools.partial(grouped_product, **options, transposed=True))
     return product, transposed, jax.jit(functools.partial(grouped_outer, **options))
@@ -86,7 +86,7 @@ def test_bfloat16(k):
     w = jnp.asarray(matrices(GROUPS, k, N), jnp.bfloat16)
     x, y = (jnp.asarray(sorted_rows(groups, dim, 5), jnp.bfloat16) for dim in (k, N))
     x32, y32, w32 = (np.asarray(a, np.float32) for a in (x, y, w))
-    options = {"platform": "cpu", "implementation": "blocked", "out_dtype": jnp.float32}
+    options = {"target": Target("cpu"), "implementation": "blocked", "out_dtype": jnp.float32}
     # Products of 8-bit mantissas are exact in float32.
     assert_product(jax.jit(functools.partial(grouped_product, **options))(x, w, groups), x32, w32, groups)
     product = jax.jit(functools.partial(grouped_product, transposed=True, **options))
@@ -119,7 +119,7 @@ def test_inside_loops_and_shard_map():
     w = matrices(GROUPS, K, N)
 
     def once(x, w, sizes):
-        return grouped_product(x, w, Groups(sizes=sizes, rows=groups[0].rows, tile=8), platform="cpu")
+        return grouped_product(x, w, Groups(sizes=sizes, rows=groups[0].rows, tile=8), target=Target("cpu"))
 
     def looped(x, w, sizes):
         def step(carry, _):
@@ -189,11 +189,11 @@ def test_the_smallest_buffer_that_holds_any_distribution():
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
 def test_tiles_are_such_as_the_kernels_take(platform):
-    tiles = [choose_tile(platform, rows=8192, groups=groups) for groups in (1, 8, 64, 512)]
+    tiles = [choose_tile(Target(platform), rows=8192, groups=groups) for groups in (1, 8, 64, 512)]
     assert tiles == sorted(tiles, reverse=True)
     for tile in tiles:
         assert (
-            choose_grouped(GroupedCase(tile=tile, dtype="bfloat16"), platform).name
+            choose("grouped matmul", GroupedCase(tile=tile, dtype="bfloat16"), Target(platform)).name
             == {"cpu": "blocked", "gpu": "triton", "tpu": "megablox"}[platform]
         )
 
@@ -204,40 +204,43 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"rows=7 must be a multiple of tile=4"):
         Groups(sizes=groups.sizes, rows=7, tile=4)
     with pytest.raises(ValueError, match=r"x has 8 rows, and groups.rows=256"):
-        grouped_product(x[:8], w, groups, platform="cpu")
+        grouped_product(x[:8], w, groups, target=Target("cpu"))
     with pytest.raises(ValueError, match=r"w needs 8 groups and k=40, its dimension 2 with transposed=True"):
-        grouped_product(x, w, groups, platform="cpu", transposed=True)
+        grouped_product(x, w, groups, target=Target("cpu"), transposed=True)
     with pytest.raises(ValueError, match=r"one dtype, not float32 and bfloat16"):
-        grouped_product(x, w.astype(jnp.bfloat16), groups, platform="cpu")
+        grouped_product(x, w.astype(jnp.bfloat16), groups, target=Target("cpu"))
     with pytest.raises(ValueError, match=r"groups.rows=256 rows, not 8 and 8"):
-        grouped_outer(x[:8], x[:8], groups, platform="cpu")
-    with pytest.raises(ValueError, match=r"'triton' can't do this product: it is for GPUs, and the target is cpu"):
-        grouped_product(x, w, groups, platform="cpu", implementation="triton")
+        grouped_outer(x[:8], x[:8], groups, target=Target("cpu"))
+    with pytest.raises(
+        ValueError, match=r"'triton' can't do this grouped matmul: it is for GPUs, and the target is cpu"
+    ):
+        grouped_product(x, w, groups, target=Target("cpu"), implementation="triton")
     with pytest.raises(ValueError, match="did you mean 'blocked'"):
-        limit_of_grouped("bloked", GroupedCase(tile=8, dtype="float32"), "cpu")
+        check_name("grouped matmul", "bloked")
 
 
 @pytest.mark.parametrize(
     ("platform", "tile", "dtype", "name", "reason"),
     [
         ("cpu", 8, "float64", "blocked", "fastest"),
-        ("cuda", 64, "bfloat16", "triton", "the kernel for gpu"),
+        ("cuda", 64, "bfloat16", "triton", "the fastest on gpu"),
         ("gpu", 8, "bfloat16", "blocked", "tile=8 must be a multiple of 16"),
         ("gpu", 64, "float64", "blocked", "float32, not float64"),
-        ("tpu", 128, "float32", "megablox", "the kernel for tpu"),
+        ("tpu", 128, "float32", "megablox", "the fastest on tpu"),
         ("tpu", 64, "float32", "blocked", "tile=64 must be a multiple of 128"),
         ("tpu", 128, "float16", "blocked", "bfloat16 or float32"),
     ],
 )
 def test_choice_is_a_function_of_the_case(platform, tile, dtype, name, reason):
-    choice = choose_grouped(GroupedCase(tile=tile, dtype=dtype), platform)
+    choice = choose("grouped matmul", GroupedCase(tile=tile, dtype=dtype), Target(platform))
     assert choice.name == name and reason in choice.reason
 
 
 def test_says_once_that_it_is_slow(caplog):
-    say_grouped_once.cache_clear()
+    _log_once.cache_clear()
     with caplog.at_level(logging.INFO, logger="panax.kernels"):
         for platform, tile in (("gpu", 8), ("gpu", 8), ("gpu", 64), ("cpu", 8)):
-            say_grouped_once(platform, choose_grouped(GroupedCase(tile=tile, dtype="bfloat16"), platform))
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "on gpu run 'blocked': triton can't run here: tile=8" in caplog.messages[0]
+            case = GroupedCase(tile=tile, dtype="bfloat16")
+            note(choose("grouped matmul", case, Target(platform)), Target(platform))
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO"]
+    assert "on gpu runs 'blocked': triton can't run here: tile=8" in caplog.messages[0]

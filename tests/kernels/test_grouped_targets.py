@@ -53,13 +53,13 @@ def compiled(target: str, dtype, rows: int, k: int, n: int):
     """Memory of the three products, compiled for hardware that is not there; and the rows of the buffer."""
     chosen = parse_target(target)
     on = jax.sharding.SingleDeviceSharding(target_devices(chosen)[0])
-    tile = choose_tile(chosen.platform, rows=rows, groups=GROUPS)
+    tile = choose_tile(chosen.target, rows=rows, groups=GROUPS)
     rows = aligned_rows(rows, GROUPS, tile)
 
     def program(function, left, right, **options):
         def run(left, right, sizes):
             groups = Groups(sizes=sizes, rows=rows, tile=tile)
-            return function(left, right, groups, platform=chosen.platform, **options)
+            return function(left, right, groups, target=chosen.target, **options)
 
         arrays = [jax.ShapeDtypeStruct(shape, dtype, sharding=on) for shape in (left, right)]
         return jax.jit(run).lower(*arrays, jax.ShapeDtypeStruct((GROUPS,), jnp.int32, sharding=on)).compile()

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
+from panax.core import Target
 from panax.kernels.attention import attention
 from panax.kernels.attention_mask import MaskRule
 from panax.kernels.attention_reference import reference_attention
@@ -18,6 +19,7 @@ from panax.parallel.ring import ring_attention
 from panax.parallel.ulysses import ulysses_attention
 
 BATCH, HEAD_DIM = 2, 8
+CPU = Target("cpu")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,19 +63,19 @@ class Case:
         options = {"mask": MaskRule(causal=self.causal, window=self.window), "soft_cap": self.soft_cap}
         return kernel(q, k, v, segments if self.packed else None, **options, scale=1 / math.sqrt(HEAD_DIM))
 
-    def local(self, name: str, platform: str = "cpu"):
+    def local(self, name: str, target: Target = CPU):
         """Ring or Ulysses attention of one device's shards."""
-        options = {"causal": self.causal, "window": self.window, "soft_cap": self.soft_cap, "platform": platform}
+        options = {"causal": self.causal, "window": self.window, "soft_cap": self.soft_cap, "target": target}
         axis = {"axis_name": "context", "axis_size": self.context}
         if name == "ring":
             return functools.partial(ring_attention, **axis, **options)
         return functools.partial(ulysses_attention, **axis, kernel=functools.partial(attention, **options))
 
-    def split(self, name: str, *, platform: str = "cpu", gradients: bool = True):
+    def split(self, name: str, *, target: Target = CPU, gradients: bool = True):
         """Output and cotangents as a function of (q, k, v, cotangent of the output, segments), rows in zigzag order."""
 
         def on_device(q, k, v, d_out, segments):
-            attend = functools.partial(self.local(name, platform), segments=segments if self.packed else None)
+            attend = functools.partial(self.local(name, target), segments=segments if self.packed else None)
             if not gradients:
                 return (attend(q, k, v),)
             out, pull = jax.vjp(attend, q, k, v)
@@ -135,9 +137,9 @@ def equations(jaxpr, times: int = 1):
                 yield from equations(inside, inner)
 
 
-def program(case: Case, name: str, *, dtype=jnp.float32, platform: str = "cpu", gradients: bool = True):
+def program(case: Case, name: str, *, dtype=jnp.float32, target: Target = CPU, gradients: bool = True):
     """`equations` of what a device runs."""
-    split = case.split(name, platform=platform, gradients=gradients)
+    split = case.split(name, target=target, gradients=gradients)
     return list(equations(jax.make_jaxpr(split)(*case.shapes(dtype)).jaxpr))
 
 

@@ -15,14 +15,16 @@ from context_cases import BATCH, CASES, HEAD_DIM, Case, difference, product_flop
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from panax.core import Target
 from panax.kernels.attention_blockwise import blockwise_attention
-from panax.kernels.attention_choice import say_once
 from panax.kernels.attention_mask import MaskRule
 from panax.kernels.attention_reference import reference_attention
+from panax.kernels.registry import _log_once
 from panax.parallel.context import sequence_places, zigzag_inverse, zigzag_order
+from panax.parallel.context_choice import choose_context_attention
 from panax.parallel.ring import ring_attention, ring_bytes
 from panax.parallel.ring_chunks import shifts_with_work
-from panax.parallel.ulysses import choose_context_attention, ulysses_attention, ulysses_bytes
+from panax.parallel.ulysses import ulysses_attention, ulysses_bytes
 
 KINDS = ("ring", "ulysses")
 # The same sums in another order: an entry of a gradient adds some 100 products, each off by a few roundings of 6e-8.
@@ -121,7 +123,7 @@ def test_sixteen_bits_lose_no_more_than_on_one_device(name):
         return reference_attention(*(x.astype(jnp.float32) for x in (q, k, v)), *rest, **options).astype(q.dtype)
 
     def one_device(*arrays, **options):
-        return blockwise_attention(*arrays, **options, platform="cpu")
+        return blockwise_attention(*arrays, **options, target=Target("cpu"))
 
     exact = case.expected(jnp.bfloat16, rounded)
     whole, split = case.expected(jnp.bfloat16, one_device), case.run(name, jnp.bfloat16)
@@ -251,7 +253,7 @@ def test_a_device_keeps_nothing_of_the_size_of_local_by_global():
     case = Case(name="memory", context=8, fsdp=1, length=16384, heads=1, kv_heads=1)
     local = case.length // case.context
     for window in (None, 1000):
-        found = program(dataclasses.replace(case, window=window), "ring", platform="gpu")
+        found = program(dataclasses.replace(case, window=window), "ring", target=Target("gpu"))
         sizes = [
             (v.aval.size, str(v.aval))
             for equation, _ in found
@@ -313,7 +315,10 @@ def test_refuses_what_it_cannot_do():
         q, k = (jnp.zeros((1, seq, n, 8)) for n in (heads, kv_heads))
         attend(q, k, k, None, axis_name="context", axis_size=4, **options)
 
-    for attend, options in ((ring_attention, {"platform": "cpu"}), (ulysses_attention, {"kernel": lambda *_: None})):
+    for attend, options in (
+        (ring_attention, {"target": Target("cpu")}),
+        (ulysses_attention, {"kernel": lambda *_: None}),
+    ):
         with pytest.raises(ValueError, match=r"7 tokens, can't be cut.*divisible by 2 \* context=8"):
             call(attend, seq=7, **options)
         with pytest.raises(ValueError, match="heads=4 must be a multiple of kv_heads=3"):
@@ -322,22 +327,22 @@ def test_refuses_what_it_cannot_do():
         call(ulysses_attention, heads=6, kernel=lambda *_: None)
     for option, message in (({"window": 0}, "window=0 must be at least 1"), ({"soft_cap": -1.0}, "must be positive")):
         with pytest.raises(ValueError, match=message):
-            call(ring_attention, platform="cpu", **option)
+            call(ring_attention, target=Target("cpu"), **option)
 
 
 def test_says_once_that_a_ring_is_not_the_fastest_kernel(caplog):
-    say_once.cache_clear()
+    _log_once.cache_clear()
     case = Case(name="said")
     with caplog.at_level(logging.WARNING, "panax.kernels"):
         for _ in range(2):
-            program(case, "ring", platform="gpu")
-            program(case, "ring", platform="cpu")
+            program(case, "ring", target=Target("gpu"))
+            program(case, "ring", target=Target("cpu"))
     assert len(caplog.records) == 1
     assert "ring attention merges partial softmax sums" in caplog.text
 
 
 def test_docstring_examples():
-    names = [f"panax.parallel.{name}" for name in ("context", "ring", "ring_chunks", "ulysses")]
+    names = [f"panax.parallel.{name}" for name in ("context", "context_choice", "ring", "ring_chunks", "ulysses")]
     results = [doctest.testmod(importlib.import_module(name)) for name in names]
     assert sum(result.attempted for result in results) >= 8
     assert not any(result.failed for result in results)

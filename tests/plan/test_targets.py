@@ -31,7 +31,7 @@ def test_a_name_says_kind_count_and_arrangement(name, kind, count, slices, topol
     target = parse_target(name)
     assert (target.name, target.kind, target.count, target.num_slices) == (name, kind, count, slices)
     assert (target.topology, target.devices_per_fast_domain) == (topology, fast)
-    assert target.platform == ("tpu" if kind.startswith("v") else "gpu")
+    assert target.target.platform == ("tpu" if kind.startswith("v") else "gpu")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from ..core import DataFacts, Task, pair_axes
 from ..core.errors import RecipeError
 from ..data import BytePairTokenizer, TextData
 from ..mesh import Placement
-from ..plan import Target, TooLarge, parse_target, plan_step, target_devices, text_batch, walk_step
+from ..plan import Hardware, TooLarge, parse_target, plan_step, target_devices, text_batch, walk_step
 from ..plan.report import aligned, plan_lines, size, walk_lines
 from ..plan.step import TEXT_LEAVES
 from ..run import Experiment
@@ -47,7 +47,7 @@ class Subject:
     step: Any
     batch: Callable[[], dict[str, Any]]
     sequence_length: int | None
-    target: Target | None = None
+    target: Hardware | None = None
 
 
 def inspect(arguments: Sequence[str]) -> int:
@@ -77,7 +77,7 @@ def inspect(arguments: Sequence[str]) -> int:
     return 0
 
 
-def own_flags(arguments: Sequence[str]) -> tuple[list[str], Target | None, bool]:
+def own_flags(arguments: Sequence[str]) -> tuple[list[str], Hardware | None, bool]:
     """The arguments without `--target` and `--no-compile`, and what those say."""
     rest, target, compiles = [], None, True
     remaining = iter(arguments)
@@ -103,7 +103,7 @@ def _attached(experiment: Experiment, say: Say) -> Subject:
     return Subject(experiment, prepared.task, prepared.step, batch, prepared.data.facts.sequence_length)
 
 
-def _elsewhere(experiment: Experiment, target: Target, devices: list[Any], say: Say) -> Subject:
+def _elsewhere(experiment: Experiment, target: Hardware, devices: list[Any], say: Say) -> Subject:
     """For a target, text is not tokenised: its batches' shapes are known, and a vocabulary is the task's or the tokenizer's."""
     data = experiment.data
     if not isinstance(data, TextData):
@@ -183,6 +183,8 @@ def print_step(subject: Subject, batch: dict[str, Any], console: Console) -> Non
     except TooLarge as error:
         _warn(console, f"{_name(subject)} can't hold the step: {error} {LESS}")
         return
+    for line in subject.step.kernels_taken:
+        console.print(f"kernel         {line}", highlight=False, markup=False, soft_wrap=True)
     limit = _memory_limit(subject)
     for line in plan_lines(plan, limit, _name(subject)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
         TrainingError,
         nearest,
     )
-    from .layout import Layout, current_layout, current_platform, use_layout
+    from .layout import Layout, current_layout, current_target, use_layout
     from .measures import Faults, Loss, Losses, Maximum, Mean, Metrics, Sum, merge_measures, total_loss
     from .module import Module, constant, logical_axes, name_key, normal, parameter, stack, stacked
     from .protocols import Axes, Batch, ModelState, Params, Position, Source, SourcedBatch
     from .scoping import current_scope, debugging, real_values, scope
     from .state import Guard, TrainState
+    from .target import Target, Traits
     from .task import DataFacts, Evaluation, Gradients, Task
 
 _WHERE = {
@@ -62,12 +63,13 @@ _WHERE = {
         "TrainingError",
         "nearest",
     ),
-    "layout": ("Layout", "current_layout", "current_platform", "use_layout"),
+    "layout": ("Layout", "current_layout", "current_target", "use_layout"),
     "measures": ("Faults", "Loss", "Losses", "Maximum", "Mean", "Metrics", "Sum", "merge_measures", "total_loss"),
     "module": ("Module", "constant", "logical_axes", "name_key", "normal", "parameter", "stack", "stacked"),
     "protocols": ("Axes", "Batch", "ModelState", "Params", "Position", "Source", "SourcedBatch"),
     "scoping": ("current_scope", "debugging", "real_values", "scope"),
     "state": ("Guard", "TrainState"),
+    "target": ("Target", "Traits"),
     "task": ("DataFacts", "Evaluation", "Gradients", "Task"),
 }
 
@@ -76,9 +78,9 @@ __getattr__ = lazily(__name__, _WHERE)
 __all__ = [
     "Axes", "Batch", "CheckpointError", "DamagedError", "DataError", "DataFacts", "Evaluation", "Faults", "Gradients", "Guard",
     "Layout", "LayoutError", "Loss", "Losses", "Maximum", "Mean", "Metrics", "ModelState", "Module", "PanaxError",
-    "Params", "Position", "RecipeError", "Source", "SourcedBatch", "StoreError", "Sum", "Task", "TrainState",
-    "TrainingError", "add_bias", "annotation_axes", "constant", "contract", "contract_whole", "current_layout",
-    "current_platform", "current_scope", "debugging", "dropout", "equal_shares", "gather", "logical_axes", "map_axes",
+    "Params", "Position", "RecipeError", "Source", "SourcedBatch", "StoreError", "Sum", "Target", "Task", "TrainState",
+    "TrainingError", "Traits", "add_bias", "annotation_axes", "constant", "contract", "contract_whole", "current_layout",
+    "current_scope", "current_target", "debugging", "dropout", "equal_shares", "gather", "logical_axes", "map_axes",
     "merge_measures", "name_key", "named_leaves", "nearest", "normal", "opened_once", "own_sequence", "pair_axes",
     "parameter", "path_name", "real_values", "scatter_sequence", "scope", "stack", "stacked", "total_loss", "uniform",
     "use_layout", "whole_sequence",

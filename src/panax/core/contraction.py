@@ -23,10 +23,10 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from ..kernels.product import product
 from .collectives import all_gather, all_reduce, reduce_scatter, token_axes
 from .layout import MeshAxes, current_layout
 from .overlap import gathered_products, overlaps, rows_of, scattered_product
-from .product import product
 from .protocols import Axes
 from .weights import Source, opened
 

@@ -8,11 +8,13 @@ is left to automatic sharding) everything is on one device, as far as the model 
 import contextlib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
+import jax.extend.backend
 
 from .protocols import Axes
+from .target import Target, target_of
 
 MeshAxes = tuple[str, ...]
 
@@ -30,8 +32,8 @@ class Layout(Protocol):
         ...
 
     @property
-    def platform(self) -> str:
-        """The target's platform ("cpu", "gpu" or "tpu"), which need not be that of the attached devices."""
+    def target(self) -> Target:
+        """What the mesh is made of, which need not be attached."""
         ...
 
     @property
@@ -57,29 +59,54 @@ class Layout(Protocol):
         ...
 
 
-_layout: ContextVar[Layout | None] = ContextVar("panax_layout", default=None)
+class _Traced(NamedTuple):
+    layout: Layout | None
+    whole: bool = False
+
+
+_NOWHERE = _Traced(None)
+_traced: ContextVar[_Traced] = ContextVar("panax_layout", default=_NOWHERE)
 
 
 def current_layout() -> Layout | None:
-    """The layout that is being traced for; None on a single device, where nothing is placed anywhere."""
-    layout = _layout.get()
-    return None if layout is None or layout.mesh.size == 1 else layout
+    """The layout that is being traced for; None where what is traced sees one device, or whole arrays."""
+    layout, whole = _traced.get()
+    return None if layout is None or whole or layout.mesh.size == 1 else layout
 
 
-def current_platform() -> str:
-    """The platform of the layout that is being traced for, else that of JAX's default backend."""
-    layout = _layout.get()
-    return jax.default_backend() if layout is None else layout.platform
+def current_target() -> Target:
+    """The target of the layout that is being traced for, else JAX's default device."""
+    layout = _traced.get().layout
+    return target_of(jax.extend.backend.get_default_device()) if layout is None else layout.target
+
+
+def arrays_are_local() -> bool:
+    """Whether the arrays that are traced now lie on one device each; else XLA's partitioner may split them, but no custom call.
+
+    Without a layout they do, as far as anybody can see.
+    """
+    layout, whole = _traced.get()
+    return layout is None or layout.mesh.size == 1 or not whole
 
 
 @contextlib.contextmanager
 def use_layout(layout: Layout | None) -> Iterator[None]:
     """Trace what is inside for `layout`."""
-    token = _layout.set(layout)
+    token = _traced.set(_Traced(layout))
     try:
         yield
     finally:
-        _layout.reset(token)
+        _traced.reset(token)
+
+
+@contextlib.contextmanager
+def whole_arrays() -> Iterator[None]:
+    """Trace what is inside for the same target, without its mesh: whole arrays, which XLA's partitioner splits."""
+    token = _traced.set(_traced.get()._replace(whole=True))
+    try:
+        yield
+    finally:
+        _traced.reset(token)
 
 
 def axis_size(axis: str) -> int:

@@ -1,10 +1,16 @@
-"""What XLA alone does not do well: each kernel has a reference and fast versions, chosen by the target platform.
+"""What XLA alone does not do well: each kind of work has a reference and fast versions in one registry, chosen by the target.
 
 Kernels are functions of local arrays: they are called inside `jax.shard_map` over batch and heads, or without a mesh.
 """
 
+import panax.kernels.cpu.attention
+import panax.kernels.cpu.products  # noqa: F401 (both register their kernels)
 from panax.kernels.attention import attention
-from panax.kernels.attention_choice import AttentionCase, Choice, choose_attention
+from panax.kernels.attention_case import AttentionCase
+from panax.kernels.cpu.timing import Chosen as TimedKernels
+from panax.kernels.cpu.timing import choose as choose_by_timing
+from panax.kernels.cpu.timing import in_force as timed_kernels_in_force
+from panax.kernels.cpu.timing import machine
 from panax.kernels.cross_entropy import (
     CrossEntropySums,
     chunk_tokens_within,
@@ -12,15 +18,29 @@ from panax.kernels.cross_entropy import (
     cross_entropy_sums_and_gradients,
     linear_cross_entropy,
 )
+from panax.kernels.grouped import grouped_outer, grouped_product
+from panax.kernels.named import Kernels
+from panax.kernels.registry import Choice, Kernel, choose, kernels_of, register, use_kernels
 
 __all__ = [
     "AttentionCase",
     "Choice",
     "CrossEntropySums",
+    "Kernel",
+    "Kernels",
+    "TimedKernels",
     "attention",
-    "choose_attention",
+    "choose",
+    "choose_by_timing",
     "chunk_tokens_within",
     "cross_entropy_sums",
     "cross_entropy_sums_and_gradients",
+    "grouped_outer",
+    "grouped_product",
+    "kernels_of",
     "linear_cross_entropy",
+    "machine",
+    "register",
+    "timed_kernels_in_force",
+    "use_kernels",
 ]

@@ -1,24 +1,21 @@
-"""Attention: one function, whose implementation is chosen by the target platform and the static case."""
+"""Attention: one function, whose kernel is chosen by the target and the static case."""
 
+import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from jaxtyping import Array, Float, Int
 
+from panax.core.target import Target
 from panax.kernels.attention_blockwise import blockwise_attention
-from panax.kernels.attention_choice import (
-    AttentionCase,
-    Choice,
-    Implementation,
-    choose_attention,
-    limit_of,
-    say_once,
-)
+from panax.kernels.attention_case import AttentionCase, cudnn_limit, cudnn_missing, mosaic_limit, triton_limit
 from panax.kernels.attention_gpu import gpu_attention
 from panax.kernels.attention_mask import MaskRule
 from panax.kernels.attention_reference import reference_attention
 from panax.kernels.attention_tpu import tpu_attention
-from panax.kernels.target import canonical_platform
+from panax.kernels.registry import Kernel, choose, note, register
 from panax.kernels.varying import vary_alike
 
 
@@ -32,8 +29,8 @@ def attention(
     window: int | None = None,
     soft_cap: float | None = None,
     scale: float | None = None,
-    platform: str,
-    implementation: Implementation = "auto",
+    target: Target,
+    implementation: str = "auto",
     block_size: int | None = None,
 ) -> Float[Array, "batch query_seq heads head_dim"]:
     """Softmax attention of local arrays, differentiable by q, k and v.
@@ -49,8 +46,8 @@ def attention(
             at most `window` on either side. (The meanings of `sliding_window` in Hugging Face's models.)
         soft_cap: Bounds scaled scores to (-soft_cap, soft_cap) by `soft_cap * tanh(score / soft_cap)`, before the mask.
         scale: Factor of the scores; by default 1 / sqrt(head_dim).
-        platform: "cpu", "gpu" (or "cuda") or "tpu": what the program is compiled for, not what is attached.
-        implementation: "auto" takes the fastest that can do the case (`choose_attention`).
+        target: What the program is compiled for, not what is attached.
+        implementation: A kernel's name; "auto" takes what the recipe names, else the fastest that can do the case.
         block_size: Queries and keys per block, of "blockwise" alone.
 
     Raises:
@@ -58,34 +55,20 @@ def attention(
             which limit.
     """
     case = _case(q, k, v, segments, causal=causal, window=window, soft_cap=soft_cap)
-    mask = MaskRule(causal=causal, window=window)
-    target = canonical_platform(platform)
-    if implementation == "auto":
-        choice = choose_attention(case, target)
-        say_once(target, choice)
-    else:
-        limit = limit_of(implementation, case, target)
-        if limit is not None:
-            raise ValueError(f"implementation={implementation!r} can't do this attention: {limit}; got {case}")
-        choice = Choice(implementation, "asked for")
-    if block_size is not None and choice.name != "blockwise":
-        raise ValueError(f"block_size={block_size} has no effect on {choice.name!r}; use implementation='blockwise'")
-
-    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    if choice.name == "cudnn":
-        q, k, v, _ = vary_alike(q, k, v, None)
-        # In (left, right) reach beyond the query itself.
-        reach = None if window is None else (window - 1, 0)
-        return jax.nn.dot_product_attention(
-            q, k, v, scale=scale, is_causal=causal, local_window_size=reach, implementation="cudnn"
-        )
-    options = {"mask": mask, "soft_cap": soft_cap, "scale": scale}
-    if choice.name == "pallas":
-        kernel = gpu_attention if target == "gpu" else tpu_attention
-        return kernel(q, k, v, segments, **options)
-    if choice.name == "reference":
-        return reference_attention(q, k, v, segments, **options)
-    return blockwise_attention(q, k, v, segments, **options, platform=target, block_size=block_size)
+    choice = note(choose("attention", case, target, named=implementation), target)
+    options: dict[str, Any] = {
+        "mask": MaskRule(causal=causal, window=window),
+        "soft_cap": soft_cap,
+        "scale": 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale,
+        "target": target,
+    }
+    if block_size is not None:
+        if choice.name != "blockwise":
+            raise ValueError(
+                f"block_size={block_size} has no effect on {choice.name!r}; use implementation='blockwise'"
+            )
+        options["block_size"] = block_size
+    return choice.kernel.run(q, k, v, segments, **options)
 
 
 def _case(
@@ -117,3 +100,31 @@ def _case(
         soft_cap=soft_cap,
         packed=segments is not None,
     )
+
+
+def _cudnn(
+    q: Array, k: Array, v: Array, segments: None, *, mask: MaskRule, soft_cap: None, scale: float, target: Target
+) -> Array:
+    q, k, v, _ = vary_alike(q, k, v, None)
+    # In (left, right) reach beyond the query itself.
+    reach = None if mask.window is None else (mask.window - 1, 0)
+    return jax.nn.dot_product_attention(
+        q, k, v, scale=scale, is_causal=mask.causal, local_window_size=reach, implementation="cudnn"
+    )
+
+
+def _whatever_the_target(run: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda q, k, v, segments, *, target, **options: run(q, k, v, segments, **options)
+
+
+_kernel = functools.partial(Kernel, work="attention")
+
+register(_kernel(name="cudnn", run=_cudnn, rank=30, limit=cudnn_limit, missing=cudnn_missing, platforms=("gpu",)))
+register(
+    _kernel(name="pallas", run=_whatever_the_target(gpu_attention), rank=20, limit=triton_limit, platforms=("gpu",))
+)
+register(
+    _kernel(name="pallas", run=_whatever_the_target(tpu_attention), platforms=("tpu",), rank=20, limit=mosaic_limit)
+)
+register(_kernel(name="blockwise", run=blockwise_attention, rank=10))
+register(_kernel(name="reference", run=_whatever_the_target(reference_attention)))

@@ -16,6 +16,8 @@ loop walks the (batch, key-value head) rows.
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from panax.core.target import Target
 from panax.kernels.attention_layout import (
     Blocks,
     Cut,
@@ -35,8 +38,9 @@ from panax.kernels.attention_layout import (
     segment_blocks,
 )
 from panax.kernels.attention_mask import LOWEST_MAXIMUM, MASKED, MaskRule
-from panax.kernels.attention_native import kernel_that_attends, native_backward, native_forward
 from panax.kernels.precision import accumulation_dtype
+from panax.kernels.product import MatmulCase, choose_timed
+from panax.kernels.registry import Kernel, note, register
 from panax.kernels.varying import vary_alike, vary_like
 
 
@@ -49,6 +53,25 @@ class Scores:
     soft_cap: float | None
 
 
+class Halves(NamedTuple):
+    """What a kernel for "partial attention" runs.
+
+    Attributes:
+        forward: Called with the arguments of `flash_forward`, all of them given.
+        backward: Likewise of `flash_backward`.
+    """
+
+    forward: Callable[..., tuple[Array, Array]]
+    backward: Callable[..., tuple[Array, Array, Array]]
+
+
+def partial_kernel(blocks: Blocks, q: Array, k: Array, *others: Array) -> Kernel:
+    """The kernel for attention whose pieces are put together afterwards, and whose backward pass stands apart."""
+    batch, query_seq, heads, head_dim = q.shape
+    case = MatmulCase.of(batch * heads * query_seq * k.shape[1] * head_dim, q, k, *others)
+    return note(choose_timed("partial attention", case, case.dtype, blocks.target), blocks.target).kernel
+
+
 def blockwise_attention(
     q: Float[Array, "batch query_seq heads head_dim"],
     k: Float[Array, "batch key_seq kv_heads head_dim"],
@@ -58,12 +81,12 @@ def blockwise_attention(
     mask: MaskRule,
     soft_cap: float | None,
     scale: float,
-    platform: str,
+    target: Target,
     block_size: int | None = None,
 ) -> Float[Array, "batch query_seq heads head_dim"]:
     """Exact attention; keeps (q, k, v, out, logsumexp) for its backward pass. Arguments as `attention`."""
     blocks = choose_blocks(
-        platform=platform,
+        target=target,
         batch=q.shape[0],
         kv_heads=k.shape[2],
         group=q.shape[2] // k.shape[2],
@@ -122,11 +145,14 @@ def flash_forward(
     Args:
         result_dtype: Of the output; by default that of q. A piece that is still to be combined is wanted in float32.
     """
-    result_dtype = q.dtype if result_dtype is None else result_dtype
-    kernel = kernel_that_attends(blocks, q, k, v)
-    if kernel is not None:
-        static = {**vars(scores), "blocks": blocks, "result_dtype": result_dtype, "kernel": kernel}
-        return native_forward(q, k, v, _both(query_segments, key_segments), **static)
+    run = partial_kernel(blocks, q, k, v).run.forward
+    return run(
+        q, k, v, query_segments, key_segments, scores=scores, blocks=blocks, result_dtype=result_dtype or q.dtype
+    )
+
+
+def _forward(q, k, v, query_segments, key_segments, *, scores: Scores, blocks: Blocks, result_dtype: DTypeLike):
+    """As `flash_forward`, by a scan over pairs of blocks."""
     cut = cut_scores(q, k, blocks)
     pairs = scores.mask.block_pairs(cut.q, cut.k, blocks.query, blocks.key)
     wide = accumulation_dtype(q.dtype)
@@ -191,10 +217,16 @@ def flash_backward(
         result_dtype: Of the cotangents; by default those of q, k and v. A piece that is still to be added to others is
             wanted in float32.
     """
-    kernel = kernel_that_attends(blocks, q, k, v, d_out)
-    if kernel is not None:
-        static = {**vars(scores), "blocks": blocks, "result_dtype": result_dtype or q.dtype, "kernel": kernel}
-        return native_backward(q, k, v, d_out, logsumexp, delta, _both(query_segments, key_segments), **static)
+    run = partial_kernel(blocks, q, k, v, d_out).run.backward
+    arrays = (q, k, v, query_segments, key_segments, logsumexp, delta, d_out)
+    return run(*arrays, scores=scores, blocks=blocks, result_dtype=result_dtype or q.dtype)
+
+
+def _backward(
+    q, k, v, query_segments, key_segments, logsumexp, delta, d_out, *,
+    scores: Scores, blocks: Blocks, result_dtype: DTypeLike,
+):  # fmt: skip
+    """As `flash_backward`, by a scan over pairs of blocks."""
     cut = cut_scores(q, k, blocks)
     pairs = scores.mask.block_pairs(cut.q, cut.k, blocks.query, blocks.key)
     wide = accumulation_dtype(q.dtype)
@@ -227,17 +259,13 @@ def flash_backward(
             return tuple(_put(part, _at(part, at) + new, at) for part, new, at in parts), None
 
         start = tuple(vary_like(jnp.zeros(part.shape, wide), queries) for part in (queries, keys_t, values_t))
-        d_q, d_k, d_v = (part.astype(result_dtype or q.dtype) for part in _walk(step, start, pairs))
+        d_q, d_k, d_v = (part.astype(result_dtype) for part in _walk(step, start, pairs))
         return from_query_blocks(d_q, cut), from_key_blocks_t(d_k, cut), from_key_blocks_t(d_v, cut)
 
     arrays = (q, k, v, d_out, logsumexp, delta, query_segments, key_segments)
-    outputs = tuple(jnp.zeros(x.shape, result_dtype or x.dtype) for x in (q, k, v))
+    outputs = tuple(jnp.zeros(x.shape, result_dtype) for x in (q, k, v))
     d_q, d_k, d_v = _over_rows(attend, arrays, outputs, cut)
     return d_q, d_k, d_v
-
-
-def _both(query: Array | None, key: Array | None) -> tuple[Array, Array] | None:
-    return None if query is None or key is None else (query, key)
 
 
 def _score(raw: Array, scores: Scores) -> tuple[Array, Array | float]:
@@ -320,3 +348,6 @@ def _at(blocks: Array, index: Array) -> Array:
 
 def _put(blocks: Array, new: Array, index: Array) -> Array:
     return lax.dynamic_update_index_in_dim(blocks, new, index, axis=0)
+
+
+register(Kernel(work="partial attention", name="blockwise", run=Halves(_forward, _backward), rank=10))

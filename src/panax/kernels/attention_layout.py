@@ -10,8 +10,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-# A float32 block of scores of this many elements (4 MiB) was about the fastest of 0.25 to 16 MiB on the CPU.
-_CPU_SCORES_PER_STEP = 2**20
+from panax.core.target import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,14 +22,14 @@ class Blocks:
         key: Keys per block.
         batch: Sequences in one step; divides the batch.
         kv_heads: Key-value heads in one step; divides their number.
-        platform: What the program is for.
+        target: What the program is for.
     """
 
     query: int
     key: int
     batch: int
     kv_heads: int
-    platform: str = ""
+    target: Target
 
 
 class Cut(NamedTuple):
@@ -54,7 +53,7 @@ class Cut(NamedTuple):
 
 def choose_blocks(
     *,
-    platform: str,
+    target: Target,
     batch: int,
     kv_heads: int,
     group: int,
@@ -63,10 +62,9 @@ def choose_blocks(
     window: int | None,
     block_size: int | None,
 ) -> Blocks:
-    """Blocks for a target: cache-sized on the CPU, all rows at once on an accelerator.
+    """Blocks for a target: of the size of its cache where that is faster, else all rows at once.
 
     Args:
-        platform: "cpu", "gpu" or "tpu".
         group: Query heads per key-value head; they share a block, so a block holds fewer queries of each.
         block_size: Queries and keys per block, instead of the choice made here.
     """
@@ -76,28 +74,29 @@ def choose_blocks(
         query, key = min(block_size, query_seq), min(block_size, key_seq)
     else:
         # A block much longer than the window would compute mostly masked scores.
-        target = 512 if window is None else min(512, max(128, 1 << (window - 1).bit_length()))
-        query = _even_block(query_seq, max(64, target // group))
-        key = _even_block(key_seq, target)
-    if platform != "cpu":
-        return Blocks(query=query, key=key, batch=batch, kv_heads=kv_heads, platform=platform)
-    rows = max(1, _CPU_SCORES_PER_STEP // (group * query * key))
+        most = 512 if window is None else min(512, max(128, 1 << (window - 1).bit_length()))
+        query = _even_block(query_seq, max(64, most // group))
+        key = _even_block(key_seq, most)
+    cached = target.traits.scores_in_cache
+    if cached is None:
+        return Blocks(query=query, key=key, batch=batch, kv_heads=kv_heads, target=target)
+    rows = max(1, cached // (group * query * key))
     if rows < kv_heads:
-        return Blocks(query=query, key=key, batch=1, kv_heads=_largest_divisor(kv_heads, rows), platform=platform)
+        return Blocks(query=query, key=key, batch=1, kv_heads=_largest_divisor(kv_heads, rows), target=target)
     together = _largest_divisor(batch, rows // kv_heads)
-    return Blocks(query=query, key=key, batch=together, kv_heads=kv_heads, platform=platform)
+    return Blocks(query=query, key=key, batch=together, kv_heads=kv_heads, target=target)
 
 
 def _largest_divisor(number: int, at_most: int) -> int:
     return max(n for n in range(1, number + 1) if number % n == 0 and n <= at_most)
 
 
-def _even_block(length: int, target: int) -> int:
-    """Cut `length` into the fewest blocks of at most `target`, of equal size: little padding at any length."""
-    if length <= target:
+def _even_block(length: int, most: int) -> int:
+    """Cut `length` into the fewest blocks of at most `most`, of equal size: little padding at any length."""
+    if length <= most:
         return length
-    block = -(-length // -(-length // target))
-    return min(target, -(-block // 16) * 16)
+    block = -(-length // -(-length // most))
+    return min(most, -(-block // 16) * 16)
 
 
 def cut_scores(q: Array, k: Array, blocks: Blocks) -> Cut:

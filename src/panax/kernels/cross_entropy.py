@@ -21,15 +21,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from panax.core.target import Target
 from panax.kernels.attention_mask import MASKED
 from panax.kernels.precision import accumulation_dtype
-from panax.kernels.target import canonical_platform
 from panax.kernels.varying import vary_alike, vary_like
-
-# Float32 logits of one chunk. On an accelerator larger chunks read and write the accumulated gradient of the head less
-# often; on the CPU a chunk that stays in the cache is faster (2,048 tokens of 16,384 words in bfloat16: 185 ms at
-# 32 MiB, 246 ms at 128 MiB).
-LOGITS_BUDGET_BYTES = {"cpu": 2**25, "gpu": 2**29, "tpu": 2**29}
 
 
 class CrossEntropySums(NamedTuple):
@@ -82,7 +77,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     vocab_size: int | None = None,
     vocab_axis: str | None = None,
-    platform: str,
+    target: Target,
     chunk_tokens: int | None = None,
 ) -> CrossEntropySums:
     """The loss of predicting `targets` by the logits `x @ head.T`; differentiable by `x` and `head` through `loss_sum`.
@@ -101,10 +96,10 @@ def linear_cross_entropy(
         vocab_size: Columns from here on are padding of the vocabulary and get probability 0.
         vocab_axis: Mesh axis that splits the vocabulary; `head` is then this device's part, and the call must be inside
             `shard_map`. The sums are of the whole vocabulary and equal along the axis.
-        platform: "cpu", "gpu" (or "cuda") or "tpu": what the program is compiled for.
-        chunk_tokens: Tokens per chunk, instead of as many as the platform's `LOGITS_BUDGET_BYTES` holds.
+        target: What the program is compiled for.
+        chunk_tokens: Tokens per chunk, instead of as many as the target's `logits_bytes` hold.
     """
-    options = _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, platform, chunk_tokens)
+    options = _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, target, chunk_tokens)
     mask = lax.stop_gradient(mask)
     x, head, targets, mask = vary_alike(x, head, targets, mask)
     result: tuple[Array, tuple[Array, Array, Array]] = _linear_cross_entropy(x, head, targets, mask, options)
@@ -144,11 +139,11 @@ def cross_entropy_sums(
     label_smoothing: float = 0.0,
     vocab_size: int | None = None,
     vocab_axis: str | None = None,
-    platform: str,
+    target: Target,
     chunk_tokens: int | None = None,
 ) -> CrossEntropySums:
     """The sums alone, one product per chunk; for evaluation. Arguments as `linear_cross_entropy`."""
-    options = _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, platform, chunk_tokens)
+    options = _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, target, chunk_tokens)
     x, head, targets, mask = vary_alike(x, head, targets, mask)
     return _walk(x, head, targets, mask, options, gradients=False)[0]
 
@@ -164,7 +159,7 @@ def cross_entropy_sums_and_gradients(
     label_smoothing: float = 0.0,
     vocab_size: int | None = None,
     vocab_axis: str | None = None,
-    platform: str,
+    target: Target,
     chunk_tokens: int | None = None,
 ) -> tuple[CrossEntropySums, Float[Array, "token embed"], Float[Array, "vocab embed"]]:
     """The sums, and the gradients of `loss_sum` by `x` (in its dtype) and `head` (in float32).
@@ -172,23 +167,22 @@ def cross_entropy_sums_and_gradients(
     The gradients are this device's: a caller whose tokens are split over devices sums that of the head over them, and
     one whose vocabulary is split (`vocab_axis`) sums that of x along that axis. Arguments as `linear_cross_entropy`.
     """
-    options = _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, platform, chunk_tokens)
+    options = _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, target, chunk_tokens)
     x, head, targets, mask = vary_alike(x, head, targets, mask)
     sums, gradients = _walk(x, head, targets, mask, options, gradients=True)
     d_x, d_head = gradients
     return sums, d_x, d_head
 
 
-def _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, platform, chunk_tokens) -> _Options:
+def _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, target, chunk_tokens) -> _Options:
     if not 0.0 <= label_smoothing < 1.0:
         raise ValueError(f"label_smoothing={label_smoothing} must be at least 0 and below 1")
     if chunk_tokens is not None and chunk_tokens < 1:
         raise ValueError(f"chunk_tokens={chunk_tokens} must be at least 1")
     if vocab_size is not None and vocab_axis is None and not 0 < vocab_size <= head.shape[0]:
         raise ValueError(f"vocab_size={vocab_size} must be between 1 and the head's {head.shape[0]} rows")
-    budget_bytes = LOGITS_BUDGET_BYTES[canonical_platform(platform)]
     if chunk_tokens is None:
-        chunk_tokens = chunk_tokens_within(budget_bytes, tokens=x.shape[0], vocab=head.shape[0])
+        chunk_tokens = chunk_tokens_within(target.traits.logits_bytes, tokens=x.shape[0], vocab=head.shape[0])
     return _Options(
         soft_cap=soft_cap,
         z_loss=z_loss,

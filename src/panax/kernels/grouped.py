@@ -1,37 +1,37 @@
 """Grouped matrix products: every row times its own group's matrix. For mixtures of experts that drop no token.
 
-The implementation is chosen by the target platform and the static case. None is differentiated: a layer calls
-`grouped_product` forward, and backward `grouped_product(transposed=True)` and `grouped_outer`. Where `choose_grouped`
-says "blocked", a layer in float32 gains from running whole inside one `map_groups`.
+The implementation is chosen by the target and the static case. None is differentiated: a layer calls
+`grouped_product` forward, and backward `grouped_product(transposed=True)` and `grouped_outer`. Where the target has the trait
+`experts_in_one_loop`, a layer in float32 gains from running whole inside one `map_groups`.
 """
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from panax.core.target import Target
 from panax.kernels.grouped_blocked import blocked_outer, blocked_product, map_groups
-from panax.kernels.grouped_choice import (
-    GroupedCase,
-    Implementation,
-    choose_grouped,
-    limit_of_grouped,
-    say_grouped_once,
-)
 from panax.kernels.grouped_gpu import gpu_outer, gpu_product
 from panax.kernels.grouped_reference import reference_outer, reference_product
 from panax.kernels.grouped_rows import Groups, aligned_rows, choose_tile
 from panax.kernels.grouped_tpu import tpu_outer, tpu_product
-from panax.kernels.target import canonical_platform
+from panax.kernels.registry import Choice, Kernel, choose, note, register
 
 __all__ = [
     "GroupedCase",
+    "GroupedMatmul",
     "Groups",
     "aligned_rows",
-    "choose_grouped",
     "choose_tile",
     "grouped_outer",
     "grouped_product",
     "map_groups",
+    "runs_in_blocks",
 ]
 
 
@@ -40,10 +40,10 @@ def grouped_product(
     w: Float[Array, "group _ _"],
     groups: Groups,
     *,
-    platform: str,
+    target: Target,
     transposed: bool = False,
     out_dtype: DTypeLike | None = None,
-    implementation: Implementation = "auto",
+    implementation: str = "auto",
 ) -> Float[Array, "row n"]:
     """Every row of `x` times the matrix of its group, summed in float32; time follows the tiles that are used.
 
@@ -51,9 +51,9 @@ def grouped_product(
         x: The rows in gaps are zeros, as those of the result are. The rows of unused tiles may hold anything; those of
             the result are unspecified.
         w: [group, k, n], or with `transposed` [group, n, k].
-        platform: "cpu", "gpu" (or "cuda") or "tpu": what the program is compiled for, not what is attached.
+        target: What the program is compiled for, not what is attached.
         out_dtype: By default that of `x`.
-        implementation: "auto" takes what `choose_grouped` says.
+        implementation: A kernel's name; "auto" takes what the recipe names, else the fastest that can do the case.
 
     Raises:
         ValueError: The shapes don't fit each other, or the asked-for implementation can't do the case; the message says
@@ -61,7 +61,7 @@ def grouped_product(
 
     >>> groups = Groups(sizes=jnp.array([1, 2]), rows=4, tile=2)
     >>> x = jnp.array([[1.0], [0.0], [1.0], [2.0]])
-    >>> grouped_product(x, jnp.array([[[10.0]], [[20.0]]]), groups, platform="cpu").ravel().tolist()
+    >>> grouped_product(x, jnp.array([[[10.0]], [[20.0]]]), groups, target=Target("cpu")).ravel().tolist()
     [10.0, 0.0, 20.0, 40.0]
     """
     if x.shape[0] != groups.rows:
@@ -72,13 +72,8 @@ def grouped_product(
             f"x {x.shape} and w {w.shape} don't fit: w needs {groups.sizes.shape[0]} groups and k={x.shape[1]}, "
             f"its dimension {2 if transposed else 1} with {transposed=}"
         )
-    name = _implementation(x, w, groups, platform, implementation)
-    options = {"transposed": transposed, "out_dtype": out_dtype or x.dtype}
-    if name == "triton":
-        return gpu_product(x, w, groups, **options)
-    if name == "megablox":
-        return tpu_product(x, w, groups, **options)
-    return (reference_product if name == "reference" else blocked_product)(x, w, groups, **options)
+    run = _kernel_for(x, w, groups, target, implementation).product
+    return run(x, w, groups, transposed=transposed, out_dtype=out_dtype or x.dtype)
 
 
 def grouped_outer(
@@ -86,9 +81,9 @@ def grouped_outer(
     y: Float[Array, "row n"],
     groups: Groups,
     *,
-    platform: str,
+    target: Target,
     out_dtype: DTypeLike = jnp.float32,
-    implementation: Implementation = "auto",
+    implementation: str = "auto",
 ) -> Float[Array, "group k n"]:
     """The rows of `x` transposed times those of `y`, group by group: the gradient by a product's matrices.
 
@@ -100,23 +95,68 @@ def grouped_outer(
     """
     if not x.shape[0] == y.shape[0] == groups.rows:
         raise ValueError(f"x and y must have {groups.rows=} rows, not {x.shape[0]} and {y.shape[0]}")
-    name = _implementation(x, y, groups, platform, implementation)
-    if name == "triton":
-        return gpu_outer(x, y, groups, out_dtype=out_dtype)
-    if name == "megablox":
-        return tpu_outer(x, y, groups, out_dtype=out_dtype)
-    return (reference_outer if name == "reference" else blocked_outer)(x, y, groups, out_dtype=out_dtype)
+    return _kernel_for(x, y, groups, target, implementation).outer(x, y, groups, out_dtype=out_dtype)
 
 
-def _implementation(x: Array, other: Array, groups: Groups, platform: str, implementation: Implementation) -> str:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupedCase:
+    """What is known of a grouped product before it runs, as far as a choice depends on it.
+
+    Attributes:
+        tile: Rows that no two groups share.
+        dtype: The name of the operands' dtype.
+    """
+
+    tile: int
+    dtype: str
+
+
+class GroupedMatmul(NamedTuple):
+    """What a kernel for "grouped matmul" runs.
+
+    Attributes:
+        product: `product(x, w, groups, transposed=..., out_dtype=...)`, as `grouped_product`.
+        outer: `outer(x, y, groups, out_dtype=...)`, as `grouped_outer`.
+    """
+
+    product: Callable[..., Array]
+    outer: Callable[..., Array]
+
+
+def runs_in_blocks(dtype: DTypeLike, groups: Groups, target: Target) -> bool:
+    """Whether these products are loops over chunks, so that what lies between them may as well be in the same loop."""
+    return _choice(dtype, groups, target).name == "blocked"
+
+
+def _choice(dtype: DTypeLike, groups: Groups, target: Target, implementation: str = "auto") -> Choice:
+    case = GroupedCase(tile=groups.tile, dtype=jnp.dtype(dtype).name)
+    return note(choose("grouped matmul", case, target, named=implementation), target)
+
+
+def _kernel_for(x: Array, other: Array, groups: Groups, target: Target, implementation: str) -> GroupedMatmul:
     if x.dtype != other.dtype:
         raise ValueError(f"both operands must have one dtype, not {x.dtype} and {other.dtype}")
-    case, target = GroupedCase(tile=groups.tile, dtype=str(x.dtype)), canonical_platform(platform)
-    if implementation == "auto":
-        choice = choose_grouped(case, target)
-        say_grouped_once(target, choice)
-        return choice.name
-    limit = limit_of_grouped(implementation, case, target)
-    if limit is not None:
-        raise ValueError(f"implementation={implementation!r} can't do this product: {limit}; got {case}")
-    return implementation
+    return _choice(x.dtype, groups, target, implementation).kernel.run
+
+
+def _takes(dtypes: tuple[str, ...], tile: int) -> Callable[[GroupedCase, Target], str | None]:
+    """The limits of a kernel for these dtypes, and for tiles of a multiple of so many rows."""
+
+    def limit(case: GroupedCase, target: Target) -> str | None:
+        if case.dtype not in dtypes:
+            return f"operands must be {' or '.join(dtypes)}, not {case.dtype}"
+        return f"tile={case.tile} must be a multiple of {tile}; choose_tile gives one" if case.tile % tile else None
+
+    return limit
+
+
+_kernel = functools.partial(Kernel, work="grouped matmul")
+_triton = _takes(("bfloat16", "float16", "float32"), 16)
+_megablox = _takes(("bfloat16", "float32"), 128)
+
+register(_kernel(name="triton", run=GroupedMatmul(gpu_product, gpu_outer), platforms=("gpu",), rank=20, limit=_triton))
+register(
+    _kernel(name="megablox", run=GroupedMatmul(tpu_product, tpu_outer), platforms=("tpu",), rank=20, limit=_megablox)
+)
+register(_kernel(name="blocked", run=GroupedMatmul(blocked_product, blocked_outer), rank=10))
+register(_kernel(name="reference", run=GroupedMatmul(reference_product, reference_outer)))

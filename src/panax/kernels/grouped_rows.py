@@ -4,7 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from panax.kernels.target import canonical_platform
+from panax.core.target import Target
 
 
 class Groups(eqx.Module):
@@ -53,14 +53,14 @@ class Groups(eqx.Module):
         return self.tiles.sum(dtype=jnp.int32)
 
 
-def choose_tile(platform: str, *, rows: int, groups: int) -> int:
+def choose_tile(target: Target, *, rows: int, groups: int) -> int:
     """Rows of a tile that suit the target's kernels and don't waste much on gaps: a power of two.
 
     Args:
-        platform: "cpu", "gpu" (or "cuda") or "tpu": what the program is compiled for.
+        target: What the program is compiled for.
         rows: Rows that are expected in all groups together.
     """
-    tile, smallest, share = _TILES[canonical_platform(platform)]
+    tile, smallest, share = _TILES.get(target.platform, _TILES["gpu"])
     while tile > smallest and tile * groups * share > 2 * rows:
         tile //= 2
     return tile

@@ -1,6 +1,5 @@
 """Grouped-query attention with everything that today's decoders add to it."""
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -17,15 +16,14 @@ from ..core import (
     contract,
     contract_whole,
     current_layout,
-    current_platform,
+    current_target,
     normal,
     parameter,
 )
 from ..core.collectives import axis_index
 from ..core.layout import axis_size
 from ..kernels.attention import attention
-from ..parallel.ring import ring_attention
-from ..parallel.ulysses import ContextAttention, choose_context_attention, ulysses_attention
+from ..parallel.context_choice import ContextAttention, context_attention
 from .norm import Norm
 from .rotary import Rotary
 
@@ -156,15 +154,12 @@ def attend(
         "window": window,
         "soft_cap": soft_cap,
         "scale": scale,
-        "platform": current_platform(),
+        "target": current_target(),
     }
     size = axis_size(CONTEXT)
     if size == 1:
         return attention(q, k, v, segments=segment, **options)
-    if choose_context_attention(q.shape[2], k.shape[2], size, over_devices) == "ring":
-        return ring_attention(q, k, v, segment, axis_name=CONTEXT, axis_size=size, **options)
-    kernel = functools.partial(attention, **options)
-    return ulysses_attention(q, k, v, segment, axis_name=CONTEXT, axis_size=size, kernel=kernel)
+    return context_attention(q, k, v, segment, over_devices, axis_name=CONTEXT, axis_size=size, **options)
 
 
 def _own_kv_heads(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:

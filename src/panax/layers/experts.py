@@ -17,11 +17,11 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from ..core import Module, current_layout, current_platform, normal, opened_once, parameter, whole_sequence
+from ..core import Module, Target, current_layout, current_target, normal, opened_once, parameter, whole_sequence
 from ..core.collectives import all_gather, axis_index, reduce_scatter
 from ..core.contraction import PRODUCT, scatter_sequence, sequence_parallel_axes
 from ..core.layout import MeshAxes
-from ..kernels.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product
+from ..kernels.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product, runs_in_blocks
 from ..kernels.grouped_feed_forward import Matrices, chunked_feed_forward
 from ..parallel.exchange import Exchange, Plan
 from ..parallel.remat import EXCHANGED
@@ -87,7 +87,7 @@ class Experts(Module):
         experts, tokens = values.up.shape[0] * ways, x.reshape(-1, x.shape[-1])
         count = assigned.expert.shape[0] * assigned.most
         buffer = -(-int(count * self.buffer) // ways) * ways
-        exchange = Exchange(over, ways, buffer, ragged=current_platform() != "cpu")
+        exchange = Exchange(over, ways, buffer, ragged=current_target().traits.ragged_exchange)
         expert = assigned.expert.reshape(-1)
         counts, rank = rank_by_expert(expert, experts)
         row = _place(expert, rank, jnp.cumsum(counts) - counts, count)
@@ -114,15 +114,15 @@ class _Work:
     """
 
     activation: Activation
-    platform: str
+    target: Target
     rows: int
     tile: int
 
     @classmethod
     def of(cls, activation: Activation, experts: int, rows: int) -> "_Work":
         """For so many rows in all."""
-        tile = choose_tile(current_platform(), rows=rows, groups=experts)
-        return cls(activation, current_platform(), aligned_rows(rows, experts, tile), tile)
+        tile = choose_tile(current_target(), rows=rows, groups=experts)
+        return cls(activation, current_target(), aligned_rows(rows, experts, tile), tile)
 
     def groups(self, counts: Int[Array, " expert"]) -> Groups:
         return Groups(counts, self.rows, self.tile)
@@ -131,14 +131,15 @@ class _Work:
         self, rows: jax.Array, weight: jax.Array, values: Matrices, slots: Matrices, groups: Groups
     ) -> Float[Array, "row embed"]:
         act = ACTIVATIONS[self.activation]
-        if self.platform == "cpu" and rows.dtype == jnp.float32:
+        in_one_loop = rows.dtype == jnp.float32 and self.target.traits.experts_in_one_loop
+        if in_one_loop and runs_in_blocks(rows.dtype, groups, self.target):
             return chunked_feed_forward(act, rows, weight, values, slots, groups, name=PRODUCT)
-        up = _multiply(self.platform, rows, values.up, slots.up, groups)
-        gated = None if values.gate is None else _multiply(self.platform, rows, values.gate, slots.gate, groups)
+        up = _multiply(self.target, rows, values.up, slots.up, groups)
+        gated = None if values.gate is None else _multiply(self.target, rows, values.gate, slots.gate, groups)
         hidden = act(up) if gated is None else act(gated) * up
         # Weighted here, not after the last product, whose result is then not needed for the weight's gradient.
         hidden = (hidden.astype(jnp.float32) * weight[:, None]).astype(rows.dtype)
-        return _multiply(self.platform, hidden, values.down, slots.down, groups)
+        return _multiply(self.target, hidden, values.down, slots.down, groups)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,31 +205,31 @@ def _with_the_others(assigned: Assigned, length: int) -> Assigned:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _multiplied(platform: str, rows: jax.Array, value: jax.Array, slot: jax.Array, groups: Groups) -> jax.Array:
-    return grouped_product(rows, value, groups, platform=platform)
+def _multiplied(target: Target, rows: jax.Array, value: jax.Array, slot: jax.Array, groups: Groups) -> jax.Array:
+    return grouped_product(rows, value, groups, target=target)
 
 
 def _multiplied_forward(
-    platform: str, rows: jax.Array, value: jax.Array, slot: jax.Array, groups: Groups
+    target: Target, rows: jax.Array, value: jax.Array, slot: jax.Array, groups: Groups
 ) -> tuple[jax.Array, Any]:
     # The slot's dtype, and not the slot, which would be kept.
     like = jnp.zeros((0,), slot.dtype)
-    return grouped_product(rows, value, groups, platform=platform), (rows, value, groups, like)
+    return grouped_product(rows, value, groups, target=target), (rows, value, groups, like)
 
 
-def _multiplied_backward(platform: str, saved: Any, gradient: jax.Array) -> tuple[Any, ...]:
+def _multiplied_backward(target: Target, saved: Any, gradient: jax.Array) -> tuple[Any, ...]:
     rows, value, groups, like = saved
     gradient = gradient.astype(rows.dtype)
-    d_rows = grouped_product(gradient, value, groups, platform=platform, transposed=True)
-    d_value = grouped_outer(rows, gradient, groups, platform=platform, out_dtype=like.dtype)
+    d_rows = grouped_product(gradient, value, groups, target=target, transposed=True)
+    d_value = grouped_outer(rows, gradient, groups, target=target, out_dtype=like.dtype)
     return d_rows, None, d_value, None
 
 
 _multiplied.defvjp(_multiplied_forward, _multiplied_backward)
 
 
-def _multiply(platform: str, rows: jax.Array, value: jax.Array, slot: Any, groups: Groups) -> jax.Array:
-    return checkpoint_name(_multiplied(platform, rows, value, slot, groups), PRODUCT)
+def _multiply(target: Target, rows: jax.Array, value: jax.Array, slot: Any, groups: Groups) -> jax.Array:
+    return checkpoint_name(_multiplied(target, rows, value, slot, groups), PRODUCT)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from ..core import Module, contract, gather, normal, parameter, whole_sequence
 from ..core.errors import RecipeError
 from ..core.validated import Validated
-from ..parallel.ulysses import ContextAttention
+from ..parallel.context_choice import ContextAttention
 from .attention import attend, positions_seen
 from .norm import Norm
 from .rotary import Rotary

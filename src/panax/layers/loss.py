@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array, Float, Int
 
-from ..core import current_layout, current_platform, whole_sequence
+from ..core import current_layout, current_target, whole_sequence
 from ..core.errors import LayoutError
+from ..core.target import Target
 from ..core.weights import Source, opened
 from ..kernels.cross_entropy import cross_entropy_sums, cross_entropy_sums_and_gradients
 
@@ -45,7 +46,7 @@ def token_loss(
         vocab_size: The table's rows from here on are padding and get probability 0.
     """
     source, value, slot = opened(table, ("vocab", "embed"))
-    static = _Static(source, soft_cap, z_loss, vocab_size, _vocab_axis(), current_platform())
+    static = _Static(source, soft_cap, z_loss, vocab_size, _vocab_axis(), current_target())
     sums: tuple[jax.Array, jax.Array] = _token_loss(static, whole_sequence(hidden), value, slot, targets, mask)
     return TokenLoss(*sums)
 
@@ -56,7 +57,7 @@ class _Static(NamedTuple):
     z_loss: float
     vocab_size: int | None
     vocab_axis: str | None
-    platform: str
+    target: Target
 
     @property
     def options(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding,
 from ..core.axes import pair_axes
 from ..core.layout import use_layout
 from ..core.protocols import Axes
+from ..core.target import Target, target_of
 from .devices import device_grid
 from .legality import Needs, resolved
 from .rules import MESH_AXES, MeshAxes, Rules, assign
@@ -58,9 +59,8 @@ class Placement:
         return self.devices
 
     @property
-    def platform(self) -> str:
-        platform = self.devices.devices.flat[0].platform
-        return "gpu" if platform in ("cuda", "rocm") else platform
+    def target(self) -> Target:
+        return target_of(self.devices.devices.flat[0], self.devices.size)
 
     @property
     def sizes(self) -> Mapping[str, int]:

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.cpu_kernels import DTYPES, XLA, CpuKernels, trial
-from ..core.native import KERNELS, kernels_folder, missing, put_whole
 from ..core.private_folder import is_own_file
-from ..core.product import product
-from ..kernels.cpu_timing import machine
+from ..core.target import target_of
+from ..kernels import kernels_of, machine, use_kernels
+from ..kernels.cache import kernels_folder, put_whole
+from ..kernels.product import MatmulCase, product
 
 PEAK_FLOPS = {
     # Dense bfloat16 FLOP/s of one device, from the vendors' data sheets; the device kind as JAX names it, in lower case.
@@ -59,7 +59,7 @@ def peak_of(devices: Sequence[Any], dtype: str) -> Peak:
                 each * len(devices), f"{len(devices)} x {each / 1e12:.0f} TFLOP/s, bfloat16 data sheet of {name}"
             )
     measured = measure_product(dtype)
-    best = _kept_best(f"{machine()}-{dtype}", measured)
+    best = _kept_best("-".join(filter(None, (machine(), target_of(devices[0]).architecture, dtype))), measured)
     busy = "" if measured > 0.8 * best else f"; {measured / 1e9:.0f} now: other programs use this machine"
     # Simulated devices share the host's cores: their number adds nothing.
     return Peak(
@@ -75,12 +75,13 @@ def measure_product(dtype: str, size: int = 1536, rounds: int = 3) -> float:
     device = jax.local_devices()[0]
     a = jax.device_put(np.random.default_rng(0).standard_normal((size, size), dtype=np.float32), device)
     a = a.astype(dtype)
-    names = [XLA, *(name for name in KERNELS if missing(name, dtype) is None)] if device.platform == "cpu" else [XLA]
-    return max(_rate(name, dtype, a, rounds) for name in names)
+    target, case = target_of(device), MatmulCase(dtype=str(a.dtype), large=True, local=True)
+    kernels = [k.name for k in kernels_of("matmul", target) if (k.limit(case, target) or k.missing()) is None]
+    return max(_rate(name, a, rounds) for name in kernels)
 
 
-def _rate(kernel: str, dtype: str, a: jax.Array, rounds: int) -> float:
-    with trial(CpuKernels(**({f"product_{dtype}": kernel} if dtype in DTYPES else {}))):
+def _rate(kernel: str, a: jax.Array, rounds: int) -> float:
+    with use_kernels({"matmul": kernel}):
         multiply = jax.jit(lambda a: product("ab,bc->ac", a, a, jnp.float32)).lower(a).compile()
     multiply(a).block_until_ready()
     best, left = float("inf"), rounds

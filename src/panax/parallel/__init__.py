@@ -1,8 +1,8 @@
 """How the work of a model is spread over time and devices."""
 
+from .context_choice import ContextAttention
 from .layers import scan_layers
 from .remat import RematPolicy, rematerialise
 from .schedules import Pipeline
-from .ulysses import ContextAttention
 
 __all__ = ["ContextAttention", "Pipeline", "RematPolicy", "rematerialise", "scan_layers"]

@@ -5,11 +5,8 @@ from typing import Any
 
 import jax
 
-from ..core import current_platform
-from ..core.product import walled
-
-CPU_UNROLLED_LAYERS = 12
-"""On CPU, stacks of up to this many repeats are unrolled: see `scan_layers`."""
+from ..core import current_target
+from ..kernels.product import walled
 
 
 def scan_layers(
@@ -17,13 +14,12 @@ def scan_layers(
 ) -> tuple[jax.Array, Any]:
     """Feed `x` through `function(x, layer)` for each layer of a stack; what else it returns is stacked.
 
-    One program for all layers, whatever their number. Only on CPU are short stacks unrolled: a loop there copies everything that
-    the backward pass needs into stacked buffers, with one core, which took a third of a float32 step and half of a bfloat16 one.
+    One program for all layers, whatever their number; only where the target runs short stacks faster unrolled are they.
     A pipeline holds its layers in several programs, and leaves that. A barrier between the layers, in both passes, keeps XLA from
     fusing the chain of residuals, or of their gradients: each layer would read what all layers before it had added.
     """
     repeats = jax.tree.leaves(layers)[0].shape[0]
-    unrolled = may_unroll and current_platform() == "cpu" and repeats <= CPU_UNROLLED_LAYERS
+    unrolled = may_unroll and repeats <= current_target().traits.unrolled_layers
 
     def body(x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
         y, other = function(x, layer)

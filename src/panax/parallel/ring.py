@@ -23,12 +23,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from panax.core.errors import RecipeError
+from panax.core.target import Target
 from panax.kernels.attention import attention
 from panax.kernels.attention_blockwise import output_delta
-from panax.kernels.attention_choice import Choice, say_once
 from panax.kernels.attention_mask import MASKED, MaskRule
 from panax.kernels.precision import accumulation_dtype
-from panax.kernels.target import canonical_platform
+from panax.kernels.registry import Choice, kernels_of, named_kernel, note
 from panax.parallel.context import WireBytes
 from panax.parallel.ring_chunks import Ring, chunk_gradients, chunk_outputs, pieces_of, shifts_with_work
 
@@ -50,7 +51,7 @@ def ring_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     scale: float | None = None,
-    platform: str,
+    target: Target,
 ) -> Float[Array, "batch seq heads head_dim"]:
     """Softmax attention over whole rows of which this device holds its zigzag part, differentiable by q, k and v.
 
@@ -71,7 +72,7 @@ def ring_attention(
     """
     if axis_size == 1:
         options = {"causal": causal, "window": window, "soft_cap": soft_cap, "scale": scale}
-        return attention(q, k, v, segments=segments, **options, platform=platform)
+        return attention(q, k, v, segments=segments, **options, target=target)
     seq, heads, head_dim = q.shape[1:]
     if seq % 2:
         raise ValueError(
@@ -89,10 +90,23 @@ def ring_attention(
         mask=MaskRule(causal=causal, window=window),
         soft_cap=soft_cap,
         scale=1.0 / math.sqrt(head_dim) if scale is None else scale,
-        platform=canonical_platform(platform),
+        target=target,
     )
-    say_once(ring.platform, Choice("blockwise", _REASON))
+    _say(target)
     return _attention(q, k, v, segments, ring)
+
+
+def _say(target: Target) -> None:
+    """Say that the pieces are computed by the portable kernel, whatever faster one there is.
+
+    Raises:
+        RecipeError: The recipe names another.
+    """
+    named = named_kernel("attention")
+    if named not in ("auto", "blockwise"):
+        raise RecipeError(f"{named!r} can't do this attention: {_REASON}")
+    blockwise = next(kernel for kernel in kernels_of("attention") if kernel.name == "blockwise")
+    note(Choice(blockwise, _REASON), target)
 
 
 def ring_bytes(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from panax.core.target import Target
 from panax.kernels.attention_blockwise import Scores, flash_backward, flash_forward
 from panax.kernels.attention_layout import Blocks, choose_blocks
 from panax.kernels.attention_mask import MASKED, MaskRule
@@ -52,14 +53,14 @@ class Ring:
     mask: MaskRule
     soft_cap: float | None
     scale: float
-    platform: str
+    target: Target
 
     def scores(self, mask: MaskRule) -> Scores:
         return Scores(mask=mask, scale=self.scale, soft_cap=self.soft_cap)
 
     def blocks(self, q: Array, k: Array, mask: MaskRule) -> Blocks:
         return choose_blocks(
-            platform=self.platform,
+            target=self.target,
             batch=q.shape[0],
             kv_heads=k.shape[2],
             group=q.shape[2] // k.shape[2],

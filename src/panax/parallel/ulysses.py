@@ -11,47 +11,14 @@ than it takes for the axis to divide them; gathering them on every device would 
 import functools
 import math
 from collections.abc import Callable
-from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from panax.core.errors import nearest
 from panax.kernels.precision import accumulation_dtype
 from panax.parallel.context import WireBytes
-
-ContextAttention = Literal["auto", "ring", "ulysses"]
-"""How sequences that are split over devices attend: see `choose_context_attention`."""
-
-
-def choose_context_attention(
-    heads: int, kv_heads: int, axis_size: int, asked: ContextAttention = "auto"
-) -> Literal["ring", "ulysses"]:
-    """Which of the two a layer gets: "auto" is Ulysses where it runs without repeating key-value heads.
-
-    The fast kernels then serve, and each device sends (heads / kv_heads + 1) / (2 * axis_size) times the bytes that it would
-    send in a ring, forward and backward in bfloat16: fewer, but for many query heads to a group on a short axis. A ring
-    hides what it sends behind its products, and runs at any axis size.
-
-    Args:
-        heads: Query heads on this device, before any exchange.
-        kv_heads: Likewise.
-
-    Raises:
-        ValueError: Ulysses was asked for and `axis_size` does not divide the heads.
-
-    >>> choose_context_attention(32, 8, 4), choose_context_attention(32, 8, 16)
-    ('ulysses', 'ring')
-    """
-    if asked not in get_args(ContextAttention):
-        raise ValueError(f"context attention {asked!r}: {nearest(asked, get_args(ContextAttention))}")
-    if asked == "auto":
-        return "ulysses" if kv_heads % axis_size == 0 and heads % axis_size == 0 else "ring"
-    if asked == "ulysses":
-        _check_heads(heads, axis_size)
-    return asked
 
 
 def ulysses_attention(
@@ -135,12 +102,20 @@ def _sent_kv_heads(kv_heads: int, axis_size: int) -> int:
 
 
 def _check_heads(heads: int, axis_size: int) -> None:
-    if heads % axis_size:
-        fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
-        raise ValueError(
-            f"ulysses attention needs the context axis to divide the query heads of a device: {heads=} is not divisible "
-            f"by context={axis_size}; use context in {{{fitting}}}, or 'ring'"
-        )
+    limit = heads_limit(heads, axis_size)
+    if limit is not None:
+        raise ValueError(f"ulysses attention: {limit}")
+
+
+def heads_limit(heads: int, axis_size: int) -> str | None:
+    """What keeps an axis from exchanging so many query heads of a device; None where it divides them."""
+    if heads % axis_size == 0:
+        return None
+    fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
+    return (
+        f"the context axis must divide the query heads of a device, and {heads=} is not divisible by context={axis_size}; "
+        f"use context in {{{fitting}}}, or 'ring'"
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

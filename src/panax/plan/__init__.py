@@ -7,7 +7,7 @@ from ..core.lazy import lazily
 if TYPE_CHECKING:
     from .collectives import Collective, Total, count_collectives, summary
     from .step import Memory, StepPlan, TooLarge, plan_step, text_batch
-    from .targets import Target, parse_target, target_devices
+    from .targets import Hardware, parse_target, target_devices
     from .traffic import Traffic, traffic_totals
     from .walk import StepCost, walk_step
 
@@ -16,13 +16,13 @@ __getattr__ = lazily(
     {
         "collectives": ("Collective", "Total", "count_collectives", "summary"),
         "step": ("Memory", "StepPlan", "TooLarge", "plan_step", "text_batch"),
-        "targets": ("Target", "parse_target", "target_devices"),
+        "targets": ("Hardware", "parse_target", "target_devices"),
         "traffic": ("Traffic", "traffic_totals"),
         "walk": ("StepCost", "walk_step"),
     },
 )
 
 __all__ = [
-    "Collective", "Memory", "StepCost", "StepPlan", "Target", "TooLarge", "Total", "Traffic", "count_collectives",
+    "Collective", "Hardware", "Memory", "StepCost", "StepPlan", "TooLarge", "Total", "Traffic", "count_collectives",
     "parse_target", "plan_step", "summary", "target_devices", "text_batch", "traffic_totals", "walk_step",
 ]  # fmt: skip

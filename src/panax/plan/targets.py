@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from ..core.errors import RecipeError, nearest
+from ..core.target import Target
 from .gpu_descriptions import DESCRIPTIONS
 
 GB = 1e9
@@ -66,8 +67,8 @@ _CUBIC = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
-    """A number of devices of one kind.
+class Hardware:
+    """A number of devices of one kind, to compile for without having them.
 
     Attributes:
         name: As it was asked for.
@@ -86,8 +87,9 @@ class Target:
         return CHIPS[self.kind]
 
     @property
-    def platform(self) -> str:
-        return "gpu" if self.kind in DESCRIPTIONS else "tpu"
+    def target(self) -> Target:
+        """What kernels are chosen for."""
+        return Target("cuda" if self.kind in DESCRIPTIONS else "tpu", architecture=self.kind, devices=self.count)
 
     @property
     def memory_bytes(self) -> int:
@@ -102,7 +104,7 @@ class Target:
     @property
     def topology(self) -> str:
         """The arrangement of one slice, `4x4`, or of GPUs as slices x hosts x devices."""
-        if self.platform == "tpu":
+        if self.target.platform == "tpu":
             return _shapes(self.kind)[self.count // self.num_slices]
         each = min(self.count, self.chip.fast_domain)
         return f"1x{self.count // each}x{each}"
@@ -115,7 +117,7 @@ def _shapes(kind: str) -> dict[int, str]:
     return {size: shape for size, shape in sizes.items() if size <= CHIPS[kind].fast_domain}
 
 
-def parse_target(name: str) -> Target:
+def parse_target(name: str) -> Hardware:
     """The target of a name.
 
     Raises:
@@ -126,7 +128,7 @@ def parse_target(name: str) -> Target:
     >>> parse_target("v5p-64").count
     32
     >>> parse_target("v5e-16x2")
-    Target(name='v5e-16x2', kind='v5e', count=32, num_slices=2)
+    Hardware(name='v5e-16x2', kind='v5e', count=32, num_slices=2)
     """
     found = re.fullmatch(r"([a-z]+\d+[a-z]*?)(?:(x)(\d+)|-(\d+)(?:x(\d+))?)", name.strip().lower())
     kind = found.group(1) if found else re.split(r"[-x]", name.strip().lower())[0]
@@ -143,10 +145,10 @@ def parse_target(name: str) -> Target:
     if chips not in shapes or slices < 1 or (not found.group(2) and int(found.group(4)) % CHIPS[kind].cores):
         counts = ", ".join(f"{kind}-{size * CHIPS[kind].cores}" for size in shapes)
         raise RecipeError(f"there is no slice {name!r}; there are {counts}, and several of them: {kind}-64x2")
-    return Target(name, kind, chips * slices, slices)
+    return Hardware(name, kind, chips * slices, slices)
 
 
-def _gpus(name: str, kind: str, number: str | None) -> Target:
+def _gpus(name: str, kind: str, number: str | None) -> Hardware:
     if number is None:
         raise RecipeError(f"the target {name!r} is not understood; GPUs are written as {kind}x64")
     count, each = int(number), CHIPS[kind].fast_domain
@@ -154,10 +156,10 @@ def _gpus(name: str, kind: str, number: str | None) -> Target:
         raise RecipeError(
             f"{name}: {count} {kind.upper()}s don't fill hosts of {each}; use 1 to {each}, or a multiple of {each}"
         )
-    return Target(name, kind, count)
+    return Hardware(name, kind, count)
 
 
-def target_devices(target: Target) -> list[Any]:
+def target_devices(hardware: Hardware) -> list[Any]:
     """Devices to compile for: they can be named in a mesh, and hold nothing.
 
     Where no platform is chosen yet, jax is told to stay on the CPU: an attached accelerator is neither used nor waited for.
@@ -173,28 +175,28 @@ def target_devices(target: Target) -> list[Any]:
     # The library takes a lock for a TPU that is not there, and a second process would wait for it in vain.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     try:
-        if target.platform == "gpu":
+        if hardware.target.platform == "gpu":
             description = topologies.get_topology_desc(
                 platform="cuda",
-                topology_name=target.kind,
-                target_config=DESCRIPTIONS[target.kind],
-                topology=target.topology,
+                topology_name=hardware.kind,
+                target_config=DESCRIPTIONS[hardware.kind],
+                topology=hardware.topology,
             )
         else:
-            options: dict[str, Any] = {"num_slices": target.num_slices} if target.num_slices > 1 else {}
-            if target.kind == "v4":
+            options: dict[str, Any] = {"num_slices": hardware.num_slices} if hardware.num_slices > 1 else {}
+            if hardware.kind == "v4":
                 # Both cores of a chip as one device, as programs run there.
                 options["chip_config_name"] = "megacore"
-            if target.topology == "1x1":
+            if hardware.topology == "1x1":
                 options["chips_per_host_bounds"] = (1, 1, 1)
             description = topologies.get_topology_desc(
-                platform="tpu", topology_name=f"{target.kind}:{target.topology}", **options
+                platform="tpu", topology_name=f"{hardware.kind}:{hardware.topology}", **options
             )
     except (RuntimeError, NotImplementedError, ValueError) as error:
         raise RecipeError(
-            f"can't compile for {target.name} here: {str(error).splitlines()[0]}. Install the compilers with "
+            f"can't compile for {hardware.name} here: {str(error).splitlines()[0]}. Install the compilers with "
             f"`pip install 'panax-jax[aot]'`, and set JAX_PLATFORMS=cpu before the program starts"
         ) from error
     devices = list(description.devices)
-    assert len(devices) == target.count, f"{target.topology} has {len(devices)} devices, not {target.count}"
+    assert len(devices) == hardware.count, f"{hardware.topology} has {len(devices)} devices, not {hardware.count}"
     return devices

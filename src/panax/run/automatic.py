@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from ..core import Axes, Task
+from ..core.target import target_of
 from ..plan.auto import choose_mesh
 from ..train import Program
 from .experiment import Experiment
@@ -69,7 +70,7 @@ def with_chosen_mesh(
 
 def _memory(devices: list[Any]) -> int:
     """Of each device; simulated ones share the host's."""
-    if devices[0].platform != "cpu":
+    if target_of(devices[0]).traits.own_memory:
         limit = (devices[0].memory_stats() or {}).get("bytes_limit")
         if limit:
             return limit

@@ -9,6 +9,7 @@ from ..core import Task
 from ..core.errors import RecipeError
 from ..core.validated import Validated
 from ..data import TextData
+from ..kernels import Kernels
 from ..mesh import MeshShape, Rules
 from ..optim import AdamW, Optimizer
 from ..stores import shown_address
@@ -39,6 +40,7 @@ class Experiment(Validated):
         held_out: A finite source to be judged on, where `data` does not bring its own.
         num_steps: Steps of the whole run, interruptions included.
         seed: Of initialisation and of each step's random bits; `data.seed` is of the order of the data.
+        kernels: Which kernel does which work; by default the fastest that can, which the run says.
         frozen: Prefixes of parameter names that are not trained.
         init: Start from these weights: `hf:DIR`, a folder in Hugging Face's layout, or `checkpoint:PLACE`, a checkpoint's own
             folder or address, or a run's (its best one). Empty draws them from `seed`.
@@ -60,6 +62,7 @@ class Experiment(Validated):
     rules: Rules = dataclasses.field(default_factory=Rules)
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    kernels: Kernels = dataclasses.field(default_factory=Kernels)
     frozen: tuple[str, ...] = ()
     init: str = ""
     directory: str = ""

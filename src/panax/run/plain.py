@@ -8,7 +8,7 @@ import jax
 from ..core import Axes, Faults, Task, TrainState
 from ..core.errors import DataError, RecipeError
 from ..data.iterable import as_batch
-from ..kernels.cpu_timing import choose
+from ..kernels import Kernels, choose_by_timing
 from ..mesh import MeshShape, Placement, Rules
 from ..optim import AdamW, Optimizer
 from ..train import CompiledStep, Program, Scalars, StepConfig, evaluate_all
@@ -84,6 +84,7 @@ def compile_step(
     num_steps: int = 1000,
     axes: Mapping[str, Axes] | None = None,
     devices: Any = None,
+    kernels: Kernels | None = None,
 ) -> PlainStep:
     """A training step for a loop of one's own.
 
@@ -96,6 +97,7 @@ def compile_step(
         num_steps: What the learning rate's decay ends with.
         axes: The logical axes of each leaf of a batch; by default rows alone are split.
         devices: JAX devices to use; None for all of them.
+        kernels: Which kernel does which work; by default the fastest that can.
 
     Raises:
         LayoutError: The task does not fit the mesh.
@@ -112,9 +114,10 @@ def compile_step(
         raise DataError(f"axes are given for {sorted(axes)}, the batch has {sorted(batch)}; make them agree")
     if axes is None:
         axes = {name: ("batch", *(None,) * (leaf.ndim - 1)) for name, leaf in batch.items()}
-    if (jax.devices() if devices is None else devices)[0].platform == "cpu":
-        choose()
-    program = Program.create(task, optimizer or AdamW(), num_steps=num_steps, config=config, frozen=frozen)
+    choose_by_timing(devices=devices)
+    program = Program.create(
+        task, optimizer or AdamW(), num_steps=num_steps, config=config, frozen=frozen, kernels=kernels
+    )
     count = len(jax.devices() if devices is None else devices)
     placement = Placement.create(mesh or MeshShape(), rules or Rules(), devices, needs_of(program, count))
     return PlainStep(CompiledStep(program, placement, axes))

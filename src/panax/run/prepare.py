@@ -11,7 +11,7 @@ from ..core import DataFacts, Source, Task
 from ..core.errors import RecipeError
 from ..data import ExampleData, IterableSource, TextData
 from ..data.tokenizer import Tokenizer
-from ..kernels.cpu_timing import choose
+from ..kernels import choose_by_timing
 from ..mesh import Placement
 from ..plan.step import text_batch
 from ..train import CompiledStep, Program
@@ -88,8 +88,7 @@ def as_source(data: Any, epochs: int | None = None) -> Source:
 
 def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any = None) -> Prepared:
     """Derive a run from an experiment. Raises whatever is wrong with it before anything is compiled."""
-    if (jax.devices() if devices is None else devices)[0].platform == "cpu":
-        choose()
+    choose_by_timing(devices=devices)
     data = open_data(experiment, say)
     task, source = experiment.task.adapted(data.facts), data.train
     experiment, task = with_chosen_mesh(
@@ -121,4 +120,5 @@ def make_program(experiment: Experiment, task: Task) -> Program:
         num_steps=experiment.num_steps,
         config=experiment.step,
         frozen=experiment.frozen,
+        kernels=experiment.kernels,
     )

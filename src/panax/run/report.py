@@ -68,6 +68,7 @@ class Report:
         self._counted = 0
         self._length: int | None = None
         self._compiled = 0.0
+        self._kernels_said = 0
         self._profiling = False
         self._profiled: int | None = None
         self.clock = StepClock()
@@ -97,6 +98,7 @@ class Report:
             # A step that compiled is not part of any figure of speed.
             self.clock.restart()
             self._counted = 0
+            self._say_kernels()
         else:
             first = next(iter(batch.values()))
             self._counted += first.size if self._length else first.shape[0]
@@ -106,6 +108,13 @@ class Report:
         with self.clock.measure("device"):
             self.flush()
         self._pending = (number, scalars, position)
+
+    def _say_kernels(self) -> None:
+        """Say which kernels the programs run that were compiled since the last time."""
+        lines = getattr(self._prepared.step, "kernels_taken", [])
+        for line in lines[self._kernels_said :]:
+            self._say(line)
+        self._kernels_said = len(lines)
 
     def flush(self) -> None:
         """Wait for the scalars that are pending, and report them.

@@ -13,12 +13,11 @@ import jax
 from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, agreeing, only_job, restore
 from ..checkpoint.record import read_record
 from ..core import Position, TrainState
-from ..core.cpu_kernels import current
 from ..core.errors import CheckpointError, DamagedError
 from ..core.lock import locked
 from ..core.processes import first_text, is_first
 from ..core.state import averages_of
-from ..kernels.cpu_timing import Chosen, choose, record
+from ..kernels import TimedKernels, choose_by_timing, timed_kernels_in_force
 from ..stores import open_store
 from .description import describe
 from .earlier import SETTINGS, check_same_run, position_in, set_aside
@@ -52,7 +51,7 @@ def place_of_checkpoints(experiment: Experiment) -> str:
 
 
 def choose_kernels(experiment: Experiment, say: Say, *, fresh: bool) -> None:
-    """Decide what work on CPU is done by, as this run began if it is resumed on such a machine; and say it.
+    """Decide and say which kernels are used where only timing tells; a resumed run keeps its own on a machine of the same kind.
 
     Every process of the job calls it, before anything is traced.
 
@@ -67,16 +66,11 @@ def choose_kernels(experiment: Experiment, say: Say, *, fresh: bool) -> None:
                 found = read_record(open_store(place_of_checkpoints(experiment)))
                 recorded = "" if found is None else found.kernels
 
-    def told(chosen: Chosen) -> None:
+    def told(chosen: TimedKernels) -> None:
         for line in chosen.lines():
             say(line)
 
-    choose(first_text(recorded), told)
-
-
-def recorded_kernels() -> str:
-    """What a run keeps of the choice in force; empty where nothing runs on CPUs."""
-    return record(current()) if jax.default_backend() == "cpu" else ""
+    choose_by_timing(first_text(recorded), told)
 
 
 @contextlib.contextmanager
@@ -104,7 +98,7 @@ def open_folder(prepared: Prepared, say: Say, *, fresh: bool = False) -> Iterato
         checkpointer = Checkpointer(where, config, attachments(prepared), say)
         with agreeing():
             if is_first():
-                checkpointer.claim(recorded_kernels())
+                checkpointer.claim(timed_kernels_in_force())
                 checkpointer.sweep()
         try:
             yield checkpointer
@@ -154,8 +148,8 @@ def attachments(prepared: Prepared) -> dict[str, str]:
         SETTINGS: json.dumps(describe(prepared.experiment), indent=1),
         MODEL: json.dumps(describe(prepared.task), indent=1),
     }
-    if recorded_kernels():
-        files[KERNELS] = recorded_kernels()
+    if kernels := timed_kernels_in_force():
+        files[KERNELS] = kernels
     tokenizer = prepared.data.tokenizer
     if tokenizer is not None:
         kind, _, where = prepared.experiment.init.partition(":")

@@ -13,7 +13,7 @@ from ..core import Task, named_leaves
 from ..core.errors import CheckpointError, DamagedError
 from ..core.state import wide
 from ..data.tokenizer import PretrainedTokenizer, Tokenizer
-from ..kernels.cpu_timing import choose
+from ..kernels import choose_by_timing
 from ..stores import join, open_store
 from .description import read_task
 from .prepare import Say
@@ -90,7 +90,7 @@ def read_trained(checkpoint: Checkpoint) -> Trained:
     description = checkpoint.attachment(MODEL)
     if description is None:
         raise CheckpointError(f"{checkpoint.url} has no {MODEL}: it was not saved by a run, so its model is not known")
-    choose()
+    choose_by_timing()
     task = read_task(description, f"{MODEL} of {checkpoint.url}")
     params, model_state = jax.eval_shape(task.init, jax.random.key(0))
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])

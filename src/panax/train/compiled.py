@@ -16,6 +16,7 @@ from ..core import Axes, Faults, Guard, Task, TrainState, merge_measures, named_
 from ..core.errors import RecipeError, TrainingError
 from ..core.measures import total_loss
 from ..core.state import averages_of
+from ..kernels import Kernels, use_kernels
 from ..mesh import Placement
 from ..mesh.legality import Needs, check, fitted_rules, remarks
 from ..mesh.rules import divisors
@@ -36,6 +37,7 @@ class Program:
         axes: The state's logical axes, a tuple at each leaf.
         trainable: Like the parameters, true where gradients and moments exist.
         transformation: The optimizer for these parameters.
+        kernels: Those that the recipe names.
     """
 
     task: Task
@@ -46,6 +48,7 @@ class Program:
     axes: TrainState
     trainable: Any
     transformation: optax.GradientTransformation
+    kernels: Kernels = Kernels()  # noqa: RUF009
 
     @classmethod
     def create(
@@ -56,6 +59,7 @@ class Program:
         num_steps: int,
         config: StepConfig | None = None,
         frozen: tuple[str, ...] = (),
+        kernels: Kernels | None = None,
     ) -> "Program":
         """Derive everything from the task's abstract parameters.
 
@@ -79,7 +83,7 @@ class Program:
         create = partial(_initial_state, task, transformation, trainable, config.ema_decay is not None)
         abstract = jax.eval_shape(create, jax.random.key(0))
         axes = _state_axes(abstract, parameter_axes, task.state_axes(model_state), free, trainable)
-        return cls(task, optimizer, config, num_steps, abstract, axes, trainable, transformation)
+        return cls(task, optimizer, config, num_steps, abstract, axes, trainable, transformation, kernels or Kernels())
 
     def initial_state(self, key: jax.Array, given: tuple[Any, Any] | None = None) -> TrainState:
         """Draw the whole state, or what there is besides `given` parameters and model state.
@@ -199,6 +203,7 @@ class CompiledStep:
 
     Attributes:
         compile_seconds: Spent on compiling so far, all programs together.
+        kernels_taken: Which kernel the training programs run for each kind of work and why, a line each.
     """
 
     def __init__(
@@ -227,9 +232,10 @@ class CompiledStep:
         self.batch_axes = dict(batch_axes)
         self.shapes_allowed = shapes_allowed
         self.compile_seconds = 0.0
+        self.kernels_taken: list[str] = []
         self.shardings: TrainState = placement.storage_shardings(program.abstract, program.axes)
-        # Drawing is exact whatever the optimisation, and on CPU compiling it took longer than all else about the first state.
-        options = {"xla_backend_optimization_level": 1} if placement.platform == "cpu" else None
+        # Drawing is exact whatever the optimisation.
+        options = None if placement.target.traits.optimises_drawing else {"xla_backend_optimization_level": 1}
         self._create = jax.jit(
             program.initial_state, out_shardings=self.shardings, compiler_options=options, donate_argnums=1
         )
@@ -319,14 +325,17 @@ class CompiledStep:
         replicated = self.placement.sharding()
         function = partial(self.program.step, batch_axes=self.batch_axes)
         step = jax.jit(function, donate_argnums=0, out_shardings=(self.shardings, replicated))
-        with self.placement.activate():
-            return step.trace(self._abstract_state(), self._abstract_batch(batch))
+        with self.placement.activate(), use_kernels(self.program.kernels.names) as taken:
+            traced = step.trace(self._abstract_state(), self._abstract_batch(batch))
+        self.program.kernels.check_effect(taken.values())
+        self.kernels_taken += [line for line in taken if line not in self.kernels_taken]
+        return traced
 
     def _compile_train(self, batch: Mapping[str, Any]) -> Any:
         return self.lower(batch).compile()
 
     def _compile_evaluate(self, batch: Mapping[str, Any]) -> Any:
-        with self.placement.activate():
+        with self.placement.activate(), use_kernels(self.program.kernels.names):
             function = partial(self.program.evaluate, batch_axes=self.batch_axes)
             lowered = jax.jit(function).lower(self._abstract_state(), self._abstract_batch(batch))
             return lowered.compile()

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core import Axes, TrainState, real_values
+from ..kernels import use_kernels
 from .compiled import Program
 from .on_mesh import split_rows
 from .sending import HeldRows
@@ -42,7 +43,7 @@ class DebugStep:
         return {name: jnp.asarray(leaf) for name, leaf in batch.items()}
 
     def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]:
-        with _eager():
+        with _eager(), use_kernels(self.program.kernels.names):
             micro_batches = split_rows(number_rows(batch)[0], self.program.config.micro_batches)
             with real_values():
                 for i in range(self.program.config.micro_batches):
@@ -52,7 +53,7 @@ class DebugStep:
                 return self.program.step(state, batch)
 
     def evaluate(self, state: TrainState, batch: Mapping[str, jax.Array]) -> Any:
-        with _eager(), real_values():
+        with _eager(), real_values(), use_kernels(self.program.kernels.names):
             return self.program.evaluate(state, batch)
 
 

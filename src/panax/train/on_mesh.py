@@ -5,17 +5,16 @@ a device's shards and all communication is what `contract`, `gather` and the lay
 the bytes on the wire are those of the stated algorithm. Any other task sees whole arrays, and XLA decides.
 """
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 
-from ..core import Axes, Batch, Evaluation, Gradients, Task, current_layout, map_axes, use_layout
+from ..core import Axes, Batch, Evaluation, Gradients, Task, current_layout, map_axes
 from ..core.collectives import all_reduce, merge_over_devices, scatter_dims, token_axes
 from ..core.expected import moving
-from ..core.layout import Layout
+from ..core.layout import Layout, whole_arrays
 from ..core.weights import gathered_once, gathers_of, slot_gradients
 from ..mesh.placement import as_spec
 from ..mesh.rules import MESH_AXES
@@ -29,7 +28,7 @@ def gradients(
     """`task.gradients` over all `parts` micro-batches of a global batch, merged over devices, in the storage layout."""
     layout = current_layout()
     if layout is None or not task.names_axes:
-        with _whole_arrays():
+        with whole_arrays():
             return task.gradients(params, model_state, split_rows(batch, parts), key, trainable)
     parameter_axes = task.parameter_axes(params)
 
@@ -51,7 +50,7 @@ def evaluation(task: Task, params: Any, model_state: Any, batch: Batch, key: jax
     """`task.loss` of a global batch outside of training, merged over devices."""
     layout = current_layout()
     if layout is None or not task.names_axes:
-        with _whole_arrays():
+        with whole_arrays():
             return task.loss(params, model_state, batch, key, False)
 
     def local(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Evaluation:
@@ -117,11 +116,6 @@ def _merged(losses: Any, model_state: Any, metrics: Any) -> tuple[Any, Any, Any]
     axes = token_axes()
     with moving("losses and metrics"):
         return merge_over_devices(losses, axes), model_state, merge_over_devices(metrics, axes)
-
-
-def _whole_arrays() -> contextlib.AbstractContextManager[None]:
-    """What is traced inside sees no mesh; on a single device nothing changes."""
-    return contextlib.nullcontext() if current_layout() is None else use_layout(None)
 
 
 def _is_spec(node: Any) -> bool:

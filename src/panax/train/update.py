@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..core import Batch, Faults, Gradients, Guard, Task, TrainState, current_platform, total_loss
+from ..core import Batch, Faults, Gradients, Guard, Task, TrainState, current_target, total_loss
 from ..core.errors import RecipeError
 from ..core.validated import Validated
 from .on_mesh import BatchAxes
@@ -162,9 +162,7 @@ class _Guarded(NamedTuple):
 
 def _either(applied: jax.Array, updated: Callable[[], _Guarded], old: _Guarded) -> _Guarded:
     """What was updated where it is applied, else what was there."""
-    if current_platform() == "cpu":
-        # A selection reads and writes all of it once more: twice the update's time. On an accelerator a branch would have the
-        # host wait for the condition.
+    if current_target().traits.cheap_branches:
         return jax.lax.cond(applied, updated, lambda: old)
     return jax.tree.map(lambda n, o: jnp.where(applied, n, o), updated(), old)
 

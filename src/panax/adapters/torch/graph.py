@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from ...core import current_platform
+from ...core import current_target
 from ...core.errors import RecipeError
 from .guards import Guard, guards_of
 from .lowering import DTYPES, LOWERINGS, Out
@@ -186,7 +186,7 @@ class _Recomputing:
         if self._gradient is None:
             return dict(zip(inputs, jax.lax.optimization_barrier(held)))
         *held, gradient = jax.lax.optimization_barrier([*held, self._gradient])
-        if current_platform() == "cpu":
+        if not current_target().traits.keeps_barriers:
             held = [value if node.op == "placeholder" else _after(value, gradient) for node, value in zip(inputs, held)]
         return dict(zip(inputs, held))
 

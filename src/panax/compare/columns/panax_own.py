@@ -1,8 +1,6 @@
 """Panax's own model, with the weights of the same file."""
 
 import dataclasses
-import functools
-import importlib
 from typing import Any
 
 import jax
@@ -11,6 +9,7 @@ import numpy as np
 
 import panax
 from panax.adapters.huggingface import config_from, load
+from panax.kernels import Kernels
 from panax.mesh import MeshShape
 from panax.models import DecoderTask, VitConfig, VitTask
 from panax.optim import AdamW, Optimizer, Schedule, Sgd
@@ -32,7 +31,6 @@ def prepare(work: Work) -> Running:
 def train(work: Work, mesh: MeshShape | None, devices: list[Any]) -> tuple[Running, PlainStep]:
     """A task from the folder's config.json, `compile_step`, the folder's weights."""
     set_precision(work.precision)
-    choose_attention(work.attention)
     task = stored_in_bfloat16(task_of(work)) if work.precision == "bf16" else task_of(work)
     stepper = panax.compile_step(
         task,
@@ -42,6 +40,8 @@ def train(work: Work, mesh: MeshShape | None, devices: list[Any]) -> tuple[Runni
         config=StepConfig(clip_norm=None),
         axes=None if work.family == "vit" else AXES,
         devices=devices,
+        # Panax takes the fastest kernel that there is; "eager" is its reference, with all scores in memory.
+        kernels=Kernels(attention="reference" if work.attention == "eager" else "auto"),
     )
     state = stepper.init(work.seed)
     params, model_state = load(work.folder, task, state.params, state.model_state)
@@ -76,13 +76,6 @@ def stored_in_bfloat16(task: DecoderTask | VitTask) -> panax.Task:
             return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params), state
 
     return Stored(**vars(task))
-
-
-def choose_attention(attention: str) -> None:
-    """Panax takes the fastest kernel that there is; "eager" is its reference, with all scores in memory."""
-    if attention == "eager":
-        layer: Any = importlib.import_module("panax.layers.attention")
-        layer.attention = functools.partial(layer.attention, implementation="reference")
 
 
 def optimizer_of(work: Work) -> Optimizer:

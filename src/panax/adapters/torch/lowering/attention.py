@@ -1,34 +1,42 @@
 """Attention as one operation, forward and backward: scores are not kept between the two, only each query's normaliser.
 
-Source: FlashAttention (arXiv:2205.14135), without its tiles. Differs: the scores of one pass are whole.
+Source: FlashAttention (arXiv:2205.14135). Differs: without a faster kernel for the target, the scores of one pass are whole.
 """
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ....core import current_platform
-from ....kernels.attention_blockwise import Scores, flash_backward, flash_forward
+from ....core import Target, current_target
+from ....kernels.attention_blockwise import Halves, Scores
 from ....kernels.attention_layout import choose_blocks
 from ....kernels.attention_mask import MaskRule
-from ....kernels.attention_native import kernel_that_attends
+from ....kernels.product import MatmulCase, choose_timed
+from ....kernels.registry import Kernel, kernels_of, note, register
 from .registry import aten, lowers, wide
 
 
-def _scores(q: Any, k: Any, causal: bool, mask: Any, scale: Any) -> Any:
-    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32) * scale
-    if mask is not None:
-        scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + wide(mask)
-    if causal:
-        seen = np.tri(q.shape[2], k.shape[2], dtype=bool)
-        scores = jnp.where(seen, scores, -jnp.inf)
-    return scores
+@dataclasses.dataclass(frozen=True)
+class AdaptedCase:
+    """What a choice depends on.
+
+    Attributes:
+        masked: Whether there is an array that says who sees whom.
+    """
+
+    matmul: MatmulCase
+    masked: bool
 
 
-def _scale(q: Any, scale: Any) -> float:
-    return q.shape[-1] ** -0.5 if scale is None else scale
+def _halves(q: Any, k: Any, v: Any, mask: Any) -> Halves:
+    batch, heads, query_seq, head_dim = q.shape
+    matmul = MatmulCase.of(batch * heads * query_seq * k.shape[2] * head_dim, q, k, v)
+    case, target = AdaptedCase(matmul, mask is not None), current_target()
+    return note(choose_timed("adapted attention", case, matmul.dtype, target), target).kernel.run
 
 
 @lowers(aten._scaled_dot_product_flash_attention_for_cpu)
@@ -44,17 +52,7 @@ def _attention(
     scale: Any = None,
 ) -> Any:
     assert dropout == 0.0, "PyTorch takes another path where there is dropout"
-    kernel = _kernel(q, k, v, causal, attn_mask, _scale(q, scale))
-    if kernel is not None:
-        found, normaliser = flash_forward(_by_position(q), _by_position(k), _by_position(v), None, None, **kernel)
-        return _by_position(found), normaliser.swapaxes(1, 2)
-    k, v = (_for_each_query_head(part, q) for part in (k, v))
-    scores = _scores(q, k, causal, attn_mask, _scale(q, scale))
-    normaliser = jax.nn.logsumexp(scores, axis=-1)
-    # A query that sees nothing gets nothing.
-    weights = jnp.exp(scores - jnp.where(jnp.isfinite(normaliser), normaliser, 0.0)[..., None])
-    found = jnp.einsum("bhqk,bhkd->bhqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-    return found, normaliser
+    return _halves(q, k, v, attn_mask).forward(q, k, v, causal, attn_mask, _scale(q, scale))
 
 
 @lowers(aten._scaled_dot_product_flash_attention_for_cpu_backward)
@@ -62,17 +60,43 @@ def _attention_backward(
     out: Any, gradient: Any, q: Any, k: Any, v: Any, found: Any, normaliser: Any, dropout: Any, causal: bool, *,
     attn_mask: Any = None, scale: Any = None,
 ) -> Any:  # fmt: skip
-    scale, kv_heads = _scale(q, scale), k.shape[1]
-    kernel = _kernel(q, k, v, causal, attn_mask, scale)
-    if kernel is not None:
-        gradient, found = gradient.astype(q.dtype), found.astype(q.dtype)
-        share = (wide(gradient) * wide(found)).sum(-1).swapaxes(1, 2)
-        q, k, v, gradient = _by_position(q), _by_position(k), _by_position(v), _by_position(gradient)
-        gradients = flash_backward(q, k, v, None, None, normaliser.swapaxes(1, 2), share, gradient, **kernel)
-        return tuple(map(_by_position, gradients))
+    backward = _halves(q, k, v, attn_mask).backward
+    return backward(gradient, q, k, v, found, normaliser, causal, attn_mask, _scale(q, scale))
+
+
+def _scale(q: Any, scale: Any) -> float:
+    return q.shape[-1] ** -0.5 if scale is None else scale
+
+
+def _whole_scores(q: Any, k: Any, causal: bool, mask: Any, scale: float) -> Any:
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32) * scale
+    if mask is not None:
+        scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + wide(mask)
+    if causal:
+        seen = np.tri(q.shape[2], k.shape[2], dtype=bool)
+        scores = jnp.where(seen, scores, -jnp.inf)
+    return scores
+
+
+def _weights(scores: Any, normaliser: Any) -> Any:
+    """A query that sees nothing gets nothing."""
+    return jnp.exp(scores - jnp.where(jnp.isfinite(normaliser), normaliser, 0.0)[..., None])
+
+
+def _whole_forward(q: Any, k: Any, v: Any, causal: bool, mask: Any, scale: float) -> Any:
     k, v = (_for_each_query_head(part, q) for part in (k, v))
-    scores = _scores(q, k, causal, attn_mask, scale)
-    weights = jnp.exp(scores - jnp.where(jnp.isfinite(normaliser), normaliser, 0.0)[..., None])
+    scores = _whole_scores(q, k, causal, mask, scale)
+    normaliser = jax.nn.logsumexp(scores, axis=-1)
+    weights = _weights(scores, normaliser).astype(v.dtype)
+    return jnp.einsum("bhqk,bhkd->bhqd", weights, v, preferred_element_type=jnp.float32), normaliser
+
+
+def _whole_backward(
+    gradient: Any, q: Any, k: Any, v: Any, found: Any, normaliser: Any, causal: bool, mask: Any, scale: float
+) -> Any:
+    kv_heads = k.shape[1]
+    k, v = (_for_each_query_head(part, q) for part in (k, v))
+    weights = _weights(_whole_scores(q, k, causal, mask, scale), normaliser)
     by_v = jnp.einsum("bhqk,bhqd->bhkd", weights.astype(v.dtype), gradient, preferred_element_type=jnp.float32)
     by_weights = jnp.einsum("bhqd,bhkd->bhqk", gradient, v, preferred_element_type=jnp.float32)
     share = (wide(gradient) * wide(found)).sum(-1, keepdims=True)
@@ -82,18 +106,40 @@ def _attention_backward(
     return by_q, _of_own_heads(by_k, kv_heads), _of_own_heads(by_v, kv_heads)
 
 
-def _kernel(q: Any, k: Any, v: Any, causal: bool, mask: Any, scale: float) -> dict[str, Any] | None:
-    """What the kernels for CPU are told, where they can do this."""
-    if mask is not None or current_platform() != "cpu":
-        return None
-    (batch, heads, query_seq, _), (_, kv_heads, key_seq, _) = q.shape, k.shape
+def _partial_forward(kernel: Kernel, q: Any, k: Any, v: Any, causal: bool, mask: None, scale: float) -> Any:
+    q, k, v = map(_by_position, (q, k, v))
+    found, normaliser = kernel.run.forward(q, k, v, None, None, **_static(q, k, causal, scale))
+    return _by_position(found), normaliser.swapaxes(1, 2)
+
+
+def _partial_backward(
+    kernel: Kernel,
+    gradient: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    found: Any,
+    normaliser: Any,
+    causal: bool,
+    mask: None,
+    scale: float,
+) -> Any:
+    gradient, found = gradient.astype(q.dtype), found.astype(q.dtype)
+    share = (wide(gradient) * wide(found)).sum(-1).swapaxes(1, 2)
+    q, k, v, gradient = map(_by_position, (q, k, v, gradient))
+    static = _static(q, k, causal, scale)
+    gradients = kernel.run.backward(q, k, v, None, None, normaliser.swapaxes(1, 2), share, gradient, **static)
+    return tuple(map(_by_position, gradients))
+
+
+def _static(q: Any, k: Any, causal: bool, scale: float) -> dict[str, Any]:
+    (batch, query_seq, heads, _), (_, key_seq, kv_heads, _) = q.shape, k.shape
     blocks = choose_blocks(
-        platform="cpu", batch=batch, kv_heads=kv_heads, group=heads // kv_heads, query_seq=query_seq, key_seq=key_seq,
+        target=current_target(), batch=batch, kv_heads=kv_heads, group=heads // kv_heads, query_seq=query_seq, key_seq=key_seq,
         window=None, block_size=None,
     )  # fmt: skip
-    if kernel_that_attends(blocks, *map(_by_position, (q, k, v))) is None:
-        return None
-    return {"scores": Scores(mask=MaskRule(causal=causal, window=None), scale=scale, soft_cap=None), "blocks": blocks}
+    scores = Scores(mask=MaskRule(causal=causal, window=None), scale=scale, soft_cap=None)
+    return {"scores": scores, "blocks": blocks, "result_dtype": q.dtype}
 
 
 def _by_position(x: Any) -> Any:
@@ -108,3 +154,16 @@ def _for_each_query_head(kv: Any, q: Any) -> Any:
 def _of_own_heads(gradient: Any, kv_heads: int) -> Any:
     batch, heads, *rest = gradient.shape
     return gradient if heads == kv_heads else gradient.reshape(batch, kv_heads, heads // kv_heads, *rest).sum(2)
+
+
+def _limit(kernel: Kernel, case: AdaptedCase, target: Target) -> str | None:
+    return "it takes no array as a mask" if case.masked else kernel.limit(case.matmul, target)
+
+
+register(Kernel(work="adapted attention", name="whole scores", run=Halves(_whole_forward, _whole_backward), rank=10))
+for _kernel in kernels_of("partial attention"):
+    if _kernel.platforms:
+        _parts = Halves(functools.partial(_partial_forward, _kernel), functools.partial(_partial_backward, _kernel))
+        register(
+            dataclasses.replace(_kernel, work="adapted attention", run=_parts, limit=functools.partial(_limit, _kernel))
+        )

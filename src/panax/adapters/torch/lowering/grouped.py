@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import torch
 
-from ....core import current_platform
+from ....core import current_target
 from ....kernels.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product
 from .registry import aten, lowers
 
@@ -37,8 +37,8 @@ WHILE_TRACING = {aten._grouped_mm.default: _as_ours}
 def _grouped_mm(out: Any, a: Any, b: Any, ends: Any) -> Any:
     """Rows sorted by group times their group's matrix; or, of two matrices, a product for each group of columns and rows."""
     groups, rows = ends.shape[0], a.shape[1] if b.ndim == 2 else a.shape[0]
-    platform = current_platform()
-    tile = choose_tile(platform, rows=rows, groups=groups)
+    target = current_target()
+    tile = choose_tile(target, rows=rows, groups=groups)
     sizes = jnp.diff(ends, prepend=0)
     held = Groups(sizes=sizes, rows=aligned_rows(rows, groups, tile), tile=tile)
     row = jnp.arange(rows)
@@ -49,5 +49,5 @@ def _grouped_mm(out: Any, a: Any, b: Any, ends: Any) -> Any:
         return jnp.zeros((held.rows, x.shape[1]), x.dtype).at[place].set(x)
 
     if b.ndim == 3:
-        return grouped_product(aligned(a), b.astype(a.dtype), held, platform=platform)[place]
-    return grouped_outer(aligned(a.T), aligned(b.astype(a.dtype)), held, platform=platform)
+        return grouped_product(aligned(a), b.astype(a.dtype), held, target=target)[place]
+    return grouped_outer(aligned(a.T), aligned(b.astype(a.dtype)), held, target=target)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy import special
 
-from ....core.product import walled
+from ....kernels.product import walled
 from .registry import DTYPES, Out, aten, lowers, table, wide
 
 

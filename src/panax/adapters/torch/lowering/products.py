@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ....core.product import product as product_of_matrices
+from ....kernels.product import product as product_of_matrices
 from .registry import Out, aten, lowers
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ....core.product import sum_of_rows
+from ....kernels.product import sum_of_rows
 from .registry import Out, aten, lowers, wide
 
 

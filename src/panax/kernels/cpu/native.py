@@ -2,7 +2,7 @@
 
 The machine's C compiler translates the files on first use; the result is kept in a folder of this user's own, with its checksum,
 and made again where it is not what was written. Neither the files nor the library add threads: XLA's own share the work. What
-runs where is chosen by timing (`cpu_kernels.py`); what is missing is never chosen, and `missing` says why.
+runs where is chosen by timing (`timing.py`); what is missing is never chosen, and `missing` says why.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from .private_folder import is_own_file, private_folder
+from panax.kernels.cache import is_whole, kernels_folder, put_whole
 
 SWITCH = "PANAX_MKL"
 """The environment variable that turns Intel's library off, by 0."""
@@ -132,15 +132,6 @@ def sources_digest() -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def kernels_folder() -> Path:
-    """The folder of what is compiled and measured here, which nobody else may write to.
-
-    Raises:
-        OSError: It can't be made, or others may write to it.
-    """
-    return private_folder(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "panax" / "kernels")
-
-
 def _made() -> Path:
     """The shared object of the C files, whole: the one in the cache, else one that is made now."""
     try:
@@ -151,17 +142,6 @@ def _made() -> Path:
     except OSError as error:
         raise _Absent(f"the cache of compiled C files can't be used: {error}") from error
     return target
-
-
-def is_whole(target: Path) -> bool:
-    """Whether a file is this user's alone and is what was written: its checksum lies beside it.
-
-    A power failure after a rename can leave a file that is empty or cut short, which must not be mapped.
-    """
-    beside = target.with_suffix(".sha256")
-    if not (is_own_file(target) and is_own_file(beside)):
-        return False
-    return beside.read_text(errors="replace") == hashlib.sha256(target.read_bytes()).hexdigest()
 
 
 def _compile(folder: Path, target: Path) -> None:
@@ -180,16 +160,3 @@ def _compile(folder: Path, target: Path) -> None:
         # The checksum first: a library without its own is made again.
         put_whole(target.with_suffix(".sha256"), hashlib.sha256(made.read_bytes()).hexdigest().encode())
         put_whole(target, made.read_bytes())
-
-
-def put_whole(target: Path, data: bytes) -> None:
-    """Write a file of this user's alone that appears with all its bytes, or not at all."""
-    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
-        try:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            Path(file.name).replace(target)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from panax.core import native
-from panax.core.cpu_kernels import CpuKernels, forced
 from panax.core.errors import RecipeError
+from panax.kernels.cpu import native
+from panax.kernels.cpu.choice import CpuKernels, forced
 
 PROGRAM = """
 import jax.numpy as jnp
-from panax.core import cpu_kernels, native
-from panax.core.product import product
+from panax.kernels.cpu import choice as cpu_kernels, native
+from panax.kernels.product import product
 print(native.missing("c", "float32") or native.missing("mkl", "float32") or "whole")
 names = [name for name in ("c", "mkl") if native.missing(name, "float32") is None]
 cpu_kernels.use(cpu_kernels.CpuKernels(product_float32=(*names, "xla")[0]))
@@ -93,7 +93,7 @@ def test_a_kernel_that_is_named_but_missing_is_an_error(monkeypatch):
     monkeypatch.setenv("PANAX_CPU_KERNELS", "mlk")
     with pytest.raises(RecipeError, match="did you mean 'mkl'"):
         forced()
-    monkeypatch.setattr("panax.core.cpu_kernels.missing", lambda kernel, dtype: "not installed")
+    monkeypatch.setattr("panax.kernels.cpu.choice.missing", lambda kernel, dtype: "not installed")
     monkeypatch.setenv("PANAX_CPU_KERNELS", "mkl")
     with pytest.raises(RecipeError, match="PANAX_CPU_KERNELS=mkl: not installed"):
         forced()

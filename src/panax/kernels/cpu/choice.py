@@ -1,6 +1,6 @@
 """What work on CPU is done by: XLA, the C files' own kernels, or Intel's library. A job has one choice for each work and dtype.
 
-Which is fastest depends on the processor and on versions: so `kernels/cpu_timing.py` times them, once for a machine. Without a
+Which is fastest depends on the processor and on versions: so `timing.py` times them, once for a machine. Without a
 choice all is XLA's.
 """
 
@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Literal
 
-import numpy as np
-
-from .errors import RecipeError, nearest
-from .native import KERNELS, missing
+from panax.core.errors import RecipeError, nearest
+from panax.kernels.cpu.native import KERNELS, missing
 
 Work = Literal["product", "attention", "row_sums"]
 WORKS: tuple[Work, ...] = ("product", "attention", "row_sums")
@@ -88,17 +86,12 @@ def current() -> CpuKernels:
 
 @contextlib.contextmanager
 def trial(kernels: CpuKernels) -> Iterator[None]:
-    """Trace what is inside with these kernels, for arrays of one device, whatever was chosen and how many devices there are."""
+    """Trace what is inside with these kernels, whatever was chosen."""
     token = _tried.set(kernels)
     try:
         yield
     finally:
         _tried.reset(token)
-
-
-def is_trial() -> bool:
-    """Whether what is traced is inside of `trial`."""
-    return _tried.get() is not None
 
 
 def is_chosen() -> bool:
@@ -131,8 +124,15 @@ def forced() -> CpuKernels | None:
     return kernels
 
 
-def kernel_for(work: Work, *dtypes: np.dtype) -> str | None:
-    """Which kernel other than XLA does some work on arrays of one dtype; None for XLA."""
-    names = {dtype.name for dtype in dtypes}
-    name = current().of(work, names.pop()) if len(names) == 1 else XLA
-    return None if name == XLA else name
+_WORK_OF: dict[str, Work] = {
+    "matmul": "product",
+    "wall": "product",
+    "row sums": "row_sums",
+    "partial attention": "attention",
+    "adapted attention": "attention",
+}
+
+
+def timed_kernel(work: str, dtype: str) -> str:
+    """The kernel that timing found fastest for a kind of work of the registry; XLA where nothing was timed."""
+    return current().of(_WORK_OF[work], dtype)

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from panax.core import add_bias, contract
-from panax.core.product import _matrices, product, sum_of_rows, walled
+from panax.kernels.product import _matrices, product, sum_of_rows, walled
 from panax.layers.feed_forward import ACTIVATIONS
 from panax.parallel import scan_layers
 

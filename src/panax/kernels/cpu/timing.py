@@ -12,7 +12,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 import xxhash
 
-from panax.core.cpu_kernels import DTYPES, WORKS, XLA, CpuKernels, Work, forced, is_chosen, trial, use
-from panax.core.native import KERNELS, is_whole, kernels_folder, missing, processor, put_whole, sources_digest
 from panax.core.processes import first_text, gather_texts, is_first
-from panax.core.product import product, sum_of_rows
+from panax.core.target import Target
 from panax.kernels.attention import attention
+from panax.kernels.cache import is_whole, kernels_folder, put_whole
+from panax.kernels.cpu.choice import DTYPES, WORKS, XLA, CpuKernels, Work, current, forced, is_chosen, trial, use
+from panax.kernels.cpu.native import KERNELS, missing, processor, sources_digest
+from panax.kernels.product import product, sum_of_rows
+
+_SAID = {"product": "matmul", "attention": "attention", "row_sums": "row sums"}
 
 MARGIN = 1.05
 """How many times faster than XLA a candidate must be."""
@@ -57,25 +61,33 @@ class Chosen:
             for dtype in DTYPES:
                 name, times = self.kernels.of(work, dtype), self.times.get(f"{work}_{dtype}", {})
                 others = [f"{other} {times[other] / times[name]:.2f}" for other in times if other != name]
-                parts.append(f"{dtype} by {name}" + (f" ({', '.join(others)} times as long)" if others else ""))
-            found.append(f"{work.replace('_', ' ')} on CPU: {'; '.join(parts)}")
+                parts.append(f"{name!r} in {dtype}" + (f" ({', '.join(others)} times as long)" if others else ""))
+            found.append(f"{_SAID[work]} on cpu runs {', '.join(parts)}")
         return [*found, f"kernels on CPU: {self.source}"]
 
 
-def choose(recorded: str = "", told: Callable[[Chosen], None] = lambda chosen: None) -> None:
+def choose(
+    recorded: str = "", told: Callable[[Chosen], None] = lambda chosen: None, devices: Sequence[Any] | None = None
+) -> None:
     """Put the kernels of this job into force, unless this process has some already. Every process of the job calls it.
 
     Args:
         recorded: What the run began with, on whatever machine: a `record`. It is taken where it is this machine's, so that a run
             that resumes is bitwise the same.
         told: Takes the choice that was made.
+        devices: What programs are for, by default all of JAX's. Nothing is timed for other platforms.
     """
-    if jax.default_backend() != "cpu":
+    if {jax.default_backend(), (jax.devices() if devices is None else devices)[0].platform} != {"cpu"}:
         return
     chosen = _chosen(recorded)
     if chosen is not None:
         use(chosen.kernels)
         told(chosen)
+
+
+def in_force() -> str:
+    """The record of the choice in force; empty where nothing runs on CPUs."""
+    return record(current()) if jax.default_backend() == "cpu" else ""
 
 
 def record(kernels: CpuKernels) -> str:
@@ -235,7 +247,7 @@ def _attention(dtype: Any) -> tuple[Any, ...]:
     """Forward and backward, of four rows of 256 positions and twelve heads."""
 
     def run(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
-        out, back = jax.vjp(functools.partial(attention, causal=False, platform="cpu"), q, k, v)
+        out, back = jax.vjp(functools.partial(attention, causal=False, target=Target("cpu")), q, k, v)
         return (out, *back(g))
 
     return run, *(_drawn(seed, (4, 256, 12, 64), dtype) for seed in range(4))

@@ -1,0 +1,88 @@
+"""Flash attention on CPU by `csrc/attention.c`: kernels for "partial attention".
+
+What XLA makes of `attention_blockwise.py` copies queries, keys and values into the layout of its products, and walks blocks one
+operation after the other. The C file multiplies straight from [batch, seq, heads, head_dim], a head's block at a time, and keeps
+the block in the cache of the core that works on it.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from panax.kernels.attention_blockwise import Halves, Scores
+from panax.kernels.attention_layout import Blocks
+from panax.kernels.cpu.native import KERNELS, native
+from panax.kernels.cpu.products import native_limit
+from panax.kernels.registry import Kernel, register
+
+
+def native_forward(
+    name: str,
+    q: Float[Array, "batch query_seq heads head_dim"],
+    k: Float[Array, "batch key_seq kv_heads head_dim"],
+    v: Float[Array, "batch key_seq kv_heads head_dim"],
+    query_segments: Int[Array, "batch query_seq"] | None,
+    key_segments: Int[Array, "batch key_seq"] | None,
+    *,
+    scores: Scores,
+    blocks: Blocks,
+    result_dtype: DTypeLike,
+) -> tuple[Float[Array, "batch query_seq heads head_dim"], Float[Array, "batch query_seq heads"]]:
+    """The output and the logarithm of each query's softmax sum, as `flash_forward`."""
+    results = (jax.ShapeDtypeStruct(q.shape, result_dtype), jax.ShapeDtypeStruct(q.shape[:-1], jnp.float32))
+    call = native("panax_attention_forward", results)
+    out, logsumexp = call(q, k, v, *_both(query_segments, key_segments), **_attributes(name, scores, blocks))
+    return out, logsumexp
+
+
+def native_backward(
+    name: str,
+    q: Float[Array, "batch query_seq heads head_dim"],
+    k: Float[Array, "batch key_seq kv_heads head_dim"],
+    v: Float[Array, "batch key_seq kv_heads head_dim"],
+    query_segments: Int[Array, "batch query_seq"] | None,
+    key_segments: Int[Array, "batch key_seq"] | None,
+    logsumexp: Float[Array, "batch query_seq heads"],
+    delta: Float[Array, "batch query_seq heads"],
+    d_out: Float[Array, "batch query_seq heads head_dim"],
+    *,
+    scores: Scores,
+    blocks: Blocks,
+    result_dtype: DTypeLike,
+) -> tuple[Array, Array, Array]:
+    """The cotangents of q, k and v, as `flash_backward`."""
+    call = native("panax_attention_backward", tuple(jax.ShapeDtypeStruct(x.shape, result_dtype) for x in (q, k, v)))
+    arrays = (q, k, v, d_out, logsumexp, delta, *_both(query_segments, key_segments))
+    d_q, d_k, d_v = call(*arrays, **_attributes(name, scores, blocks))
+    return d_q, d_k, d_v
+
+
+def _both(query: Array | None, key: Array | None) -> tuple[Array, ...]:
+    return () if query is None or key is None else (query, key)
+
+
+def _attributes(name: str, scores: Scores, blocks: Blocks) -> dict[str, Any]:
+    # No window and no cap are 0: both are positive where they are given.
+    whole = {
+        "query_block": blocks.query,
+        "key_block": blocks.key,
+        "causal": scores.mask.causal,
+        "window": scores.mask.window or 0,
+        "offset": scores.mask.offset,
+        "kernel": KERNELS.index(name),
+    }
+    return {
+        **{name: np.int32(value) for name, value in whole.items()},
+        "scale": np.float32(scores.scale),
+        "soft_cap": np.float32(scores.soft_cap or 0.0),
+    }
+
+
+for _name in KERNELS:
+    _run = Halves(functools.partial(native_forward, _name), functools.partial(native_backward, _name))
+    register(Kernel(work="partial attention", name=_name, run=_run, platforms=("cpu",), limit=native_limit(_name)))

@@ -1,0 +1,54 @@
+"""Matrix multiplication on CPU by the C files: kernels for "matmul", "row sums" and "wall"."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from panax.core.target import Target
+from panax.kernels.cpu.choice import DTYPES
+from panax.kernels.cpu.native import KERNELS, missing, native
+from panax.kernels.product import MatmulCase
+from panax.kernels.registry import Kernel, register
+
+
+def native_limit(name: str) -> Callable[[MatmulCase, Target], str | None]:
+    """What keeps the C files, with this kernel in them, from some work."""
+
+    def limit(case: MatmulCase, target: Target) -> str | None:
+        if case.dtype not in DTYPES:
+            return f"operands must both be {' or '.join(DTYPES)}"
+        if not case.local:
+            return "it is a custom call, which XLA can't split over devices"
+        return missing(name, case.dtype) if case.large else "the work is too small for a custom call"
+
+    return limit
+
+
+def native_product(name: str, a: jax.Array, b: jax.Array, transposed: tuple[bool, bool]) -> jax.Array:
+    """The float32 product of two float32 or two bfloat16 matrices, either taken transposed, by a kernel that is not missing.
+
+    Args:
+        a: (rows, summed), or (summed, rows) where transposed.
+        b: (summed, columns), or (columns, summed) where transposed.
+    """
+    shape = (a.shape[1 if transposed[0] else 0], b.shape[0 if transposed[1] else 1])
+    target = "panax_product_" + "".join("t" if each else "n" for each in transposed)
+    return native(target, jax.ShapeDtypeStruct(shape, jnp.float32))(a, b, kernel=np.int32(KERNELS.index(name)))
+
+
+def _row_sums(name: str, x: jax.Array) -> jax.Array:
+    """A product with ones: XLA's own sum, beside other products, took up to 20 times as long."""
+    return native_product(name, jnp.ones_like(x, shape=(1, x.shape[0])), x, (False, False))[0]
+
+
+def _wall(name: str, x: jax.Array) -> jax.Array:
+    return native("panax_wall", jax.ShapeDtypeStruct(x.shape, x.dtype), {0: 0})(x)
+
+
+for _work, _run in (("matmul", native_product), ("row sums", _row_sums), ("wall", _wall)):
+    for _name in KERNELS:
+        _bound = functools.partial(_run, _name)
+        register(Kernel(work=_work, name=_name, run=_bound, platforms=("cpu",), limit=native_limit(_name)))

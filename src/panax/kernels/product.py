@@ -1,0 +1,164 @@
+"""One product of two arrays, and sums of rows: which kernel multiplies, and in which orientation."""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from panax.core.layout import arrays_are_local, current_target
+from panax.core.target import Target
+from panax.kernels.cpu.choice import XLA, timed_kernel
+from panax.kernels.registry import Choice, Kernel, choose, register
+
+LEAST_PRODUCTS = 2**22
+"""Multiplications from which work is worth a custom call."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MatmulCase:
+    """What is known of work that is made of matrix multiplications, as far as a choice depends on it.
+
+    Attributes:
+        dtype: The name of the operands' dtype; empty where they differ.
+        large: Whether it is worth a custom call.
+        local: Whether each array lies on one device, and nothing checks which mesh axes it varies over: a custom call can't tell.
+    """
+
+    dtype: str
+    large: bool
+    local: bool
+
+    @classmethod
+    def of(cls, multiplications: int, *operands: jax.Array) -> "MatmulCase":
+        names = {x.dtype.name for x in operands}
+        checked = any(jax.typeof(x).manual_axis_type.varying for x in operands)
+        return cls(
+            dtype=names.pop() if len(names) == 1 else "",
+            large=multiplications >= LEAST_PRODUCTS,
+            local=arrays_are_local() and not checked,
+        )
+
+
+def product(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Array:
+    """`einsum(equation, a, b)`, accumulated in float32.
+
+    Where its summed letters lie together in each operand, it is a product of two matrices, and another kernel than XLA may be
+    chosen for it. A target with the trait `flat_matmuls` gets matrices in float32 from XLA, too: of operands with more dimensions
+    XLA on CPU copies one transposed, and fuses whatever made it into that copy, to be computed again. In bfloat16 it is left
+    alone: there the copy is what lets it use the matrix units of Intel's processors, which take a left operand by its rows only.
+
+    Args:
+        equation: Single letters, as `jnp.einsum` takes them.
+        out_dtype: What the float32 sums are rounded to.
+
+    >>> product("abc,cd->abd", jnp.ones((2, 3, 4)), jnp.ones((4, 5)), jnp.float32).shape
+    (2, 3, 5)
+    """
+    matrices = _matrices(equation) if a.dtype == b.dtype and a.dtype in (jnp.float32, jnp.bfloat16) else None
+    if matrices is None:
+        return _einsum(equation, a, b, out_dtype)
+    left, right = (b, a) if matrices.swapped else (a, b)
+    rows, columns = matrices.left.rows(left), matrices.right.rows(right)
+    kernel = kernel_for("matmul", left.size * math.prod(columns), left, right)
+    if kernel is None and not (a.dtype == jnp.float32 and current_target().traits.flat_matmuls):
+        return _einsum(equation, a, b, out_dtype)
+    left, right = matrices.left.matrix(left), matrices.right.matrix(right)
+    if kernel is not None:
+        out = kernel.run(left, right, (matrices.left.first, not matrices.right.first))
+    else:
+        summed = ((matrices.left.summed_dim,), (matrices.right.summed_dim,))
+        out = lax.dot_general(left, right, (summed, ((), ())), preferred_element_type=jnp.float32)
+    return out.astype(out_dtype).reshape(*rows, *columns)
+
+
+def sum_of_rows(x: jax.Array) -> jax.Array:
+    """The sum over the rows of a matrix, in float32 or, of what is wider, in its own type.
+
+    >>> sum_of_rows(jnp.ones((3, 2), jnp.bfloat16)).tolist()
+    [3.0, 3.0]
+    """
+    kernel = kernel_for("row sums", x.size * 8, x)
+    return x.sum(axis=0, dtype=x.dtype if x.dtype.itemsize > 4 else jnp.float32) if kernel is None else kernel.run(x)
+
+
+def walled(x: jax.Array) -> jax.Array:
+    """`x`; where products of its dtype are custom calls, behind a wall that XLA fuses nothing across.
+
+    XLA on CPU takes the barriers of a program down before it fuses. A sum that is an operand of such products and of the next sum
+    is then computed again for each, from all that any sum before it has added.
+    """
+    kernel = kernel_for("wall", x.size * 8, x)
+    return x if kernel is None else kernel.run(x)
+
+
+def kernel_for(work: str, multiplications: int, *operands: jax.Array) -> Kernel | None:
+    """Another kernel than XLA's for work that is made of matrix multiplications; None for XLA's."""
+    case = MatmulCase.of(multiplications, *operands)
+    kernel = choose_timed(work, case, case.dtype, current_target()).kernel
+    return None if kernel.name == XLA else kernel
+
+
+def choose_timed(work: str, case: Any, dtype: str, target: Target) -> Choice:
+    """As `choose`, given what timing found for the work in this dtype."""
+    return choose(work, case, target, timed=timed_kernel(work, dtype))
+
+
+for _work in ("matmul", "row sums", "wall"):
+    register(Kernel(work=_work, name=XLA, run=None, rank=10))
+
+
+def _einsum(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Array:
+    return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32).astype(out_dtype)
+
+
+class _Operand(NamedTuple):
+    """How an operand is a matrix: its `summed` dimensions are its first ones or its last ones."""
+
+    summed: int
+    first: bool
+
+    @property
+    def summed_dim(self) -> int:
+        return 0 if self.first else 1
+
+    def rows(self, x: jax.Array) -> tuple[int, ...]:
+        return x.shape[self.summed :] if self.first else x.shape[: x.ndim - self.summed]
+
+    def matrix(self, x: jax.Array) -> jax.Array:
+        rows = math.prod(self.rows(x))
+        return x.reshape((-1, rows) if self.first else (rows, -1))
+
+
+class _Matrices(NamedTuple):
+    left: _Operand
+    right: _Operand
+    swapped: bool
+
+
+@functools.lru_cache(maxsize=1024)
+def _matrices(equation: str) -> _Matrices | None:
+    """How an equation is a product of two matrices without moving anything; None where it is not."""
+    operands, out = equation.split("->")
+    a, b = operands.split(",")
+    summed = "".join(letter for letter in a if letter not in out)
+    both = set(a) & set(b)
+    if not summed or both != set(summed) or len(set(a)) < len(a) or len(set(b)) < len(b):
+        return None
+    parts = []
+    for letters in (a, b):
+        if letters.startswith(summed):
+            parts.append((_Operand(len(summed), first=True), letters[len(summed) :]))
+        elif letters.endswith(summed):
+            parts.append((_Operand(len(summed), first=False), letters[: -len(summed)]))
+        else:
+            return None
+    (left, left_rows), (right, right_rows) = parts
+    if out == left_rows + right_rows:
+        return _Matrices(left, right, swapped=False)
+    if out == right_rows + left_rows:
+        return _Matrices(right, left, swapped=True)
+    return None

@@ -1,0 +1,95 @@
+"""How rows that are split over the devices of a context axis attend: the kernels for "context attention", and the choice."""
+
+import dataclasses
+import functools
+from typing import Any, Literal
+
+from jaxtyping import Array, Float, Int
+
+from panax.core.target import Target
+from panax.kernels.attention import attention
+from panax.kernels.registry import Kernel, choose, note, register
+from panax.parallel.ring import ring_attention
+from panax.parallel.ulysses import heads_limit, ulysses_attention
+
+ContextAttention = Literal["auto", "ring", "ulysses"]
+"""How sequences that are split over devices attend: see `choose_context_attention`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContextCase:
+    """What a choice depends on.
+
+    Attributes:
+        heads: Query heads on a device, before any exchange; `kv_heads` likewise.
+        axis_size: Devices along the context axis.
+    """
+
+    heads: int
+    kv_heads: int
+    axis_size: int
+
+
+def choose_context_attention(heads: int, kv_heads: int, axis_size: int, asked: ContextAttention = "auto") -> str:
+    """The kernel that a layer gets: "auto" is Ulysses where it runs without repeating key-value heads.
+
+    The fast kernels then serve, and each device sends (heads / kv_heads + 1) / (2 * axis_size) times the bytes that it would
+    send in a ring, forward and backward in bfloat16: fewer, but for many query heads to a group on a short axis. A ring
+    hides what it sends behind its products, and runs at any axis size.
+
+    Args:
+        heads: Query heads on this device, before any exchange.
+        kv_heads: Likewise.
+
+    Raises:
+        ValueError: Ulysses was asked for and `axis_size` does not divide the heads.
+
+    >>> choose_context_attention(32, 8, 4), choose_context_attention(32, 8, 16)
+    ('ulysses', 'ring')
+    """
+    case = ContextCase(heads=heads, kv_heads=kv_heads, axis_size=axis_size)
+    return choose("context attention", case, _ANY, named=asked).name
+
+
+def context_attention(
+    q: Float[Array, "batch seq heads head_dim"],
+    k: Float[Array, "batch seq kv_heads head_dim"],
+    v: Float[Array, "batch seq kv_heads head_dim"],
+    segments: Int[Array, "batch seq"] | None,
+    asked: ContextAttention,
+    *,
+    axis_name: str,
+    axis_size: int,
+    target: Target,
+    **options: Any,
+) -> Float[Array, "batch seq heads head_dim"]:
+    """Softmax attention over whole rows of which this device holds its zigzag part.
+
+    Args:
+        asked: As for `choose_context_attention`.
+        options: As for `attention`.
+    """
+    case = ContextCase(heads=q.shape[2], kv_heads=k.shape[2], axis_size=axis_size)
+    run = note(choose("context attention", case, target, named=asked), target).kernel.run
+    return run(q, k, v, segments, axis_name=axis_name, axis_size=axis_size, target=target, **options)
+
+
+def _ulysses(q: Array, k: Array, v: Array, segments: Array | None, *, axis_name: str, axis_size: int, **options: Any):
+    kernel = functools.partial(attention, **options)
+    return ulysses_attention(q, k, v, segments, axis_name=axis_name, axis_size=axis_size, kernel=kernel)
+
+
+def _limit(case: ContextCase, target: Target) -> str | None:
+    return heads_limit(case.heads, case.axis_size)
+
+
+def _avoid(case: ContextCase, target: Target) -> str | None:
+    fits = case.kv_heads % case.axis_size == 0
+    return None if fits else f"it would repeat key-value heads: {case.kv_heads} over context={case.axis_size}"
+
+
+_ANY = Target("any")
+"""Neither kernel depends on the target."""
+
+register(Kernel(work="context attention", name="ulysses", run=_ulysses, rank=20, limit=_limit, avoid=_avoid))
+register(Kernel(work="context attention", name="ring", run=ring_attention, rank=10))

@@ -1,0 +1,43 @@
+"""The kernel in docs/extending.md compiles for an H100, and runs there where a model adds a bias."""
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import pytest
+from pages import ROOT, fences
+
+from panax.core import add_bias
+from panax.kernels import registry
+from panax.mesh import Placement
+from panax.plan import parse_target, target_devices
+from panax.plan.step import nothing_kept
+
+
+@pytest.fixture
+def page(monkeypatch) -> Iterator[None]:
+    """Runs the page; what it registers is gone after the test."""
+    monkeypatch.setattr(registry, "_kernels", {work: list(kernels) for work, kernels in registry._kernels.items()})
+    namespace: dict = {}
+    for block in fences(ROOT / "docs/extending.md"):
+        if block.language == "python":
+            exec(compile(block.text, "docs/extending.md", "exec"), namespace)
+    yield
+    registry._chosen.cache_clear()
+
+
+# From jax 0.12 on; see attention_gpu.
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("target", "rows", "taken"), [("h100x1", 4096, True), ("h100x1", 16, False), ("v5e-1", 4096, False)]
+)
+def test_a_registered_kernel_is_compiled_into_a_program(page, target, rows, taken):
+    placement = Placement.create(devices=target_devices(parse_target(target)))
+    arrays = [jax.ShapeDtypeStruct(s, jnp.bfloat16, sharding=placement.sharding()) for s in ((2048,), (rows, 2048))]
+
+    def gradient(w, x):
+        return jax.vjp(lambda w: add_bias(x, w, "norm"), w)[1](x)
+
+    with placement.activate(), nothing_kept():
+        program = jax.jit(gradient).lower(*arrays).compile()
+    assert ("my_row_sums" in program.as_text()) == taken
