@@ -12,20 +12,18 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..core import (
     Module,
-    add_bias,
     constant,
-    contract,
-    contract_whole,
     current_layout,
     current_platform,
     normal,
     parameter,
 )
-from ..core.collectives import axis_index
 from ..core.layout import axis_size
 from ..kernels.attention import attention
 from ..parallel.ring import ring_attention
 from ..parallel.ulysses import ContextAttention, choose_context_attention, ulysses_attention
+from ..spmd import add_bias, contract, contract_whole
+from ..spmd.collectives import axis_index
 from .norm import Norm
 from .rotary import Rotary
 

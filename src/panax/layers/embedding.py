@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ..core import Module, current_layout, normal, own_sequence, parameter, scatter_sequence
-from ..core.collectives import all_reduce, axis_index, token_axes
-from ..core.contraction import sequence_parallel_axes
+from ..core import Module, current_layout, normal, parameter
 from ..core.errors import LayoutError
 from ..core.layout import MeshAxes
 from ..core.module import Initialiser
 from ..core.protocols import Axes
-from ..core.weights import Source, opened
+from ..spmd import own_sequence, scatter_sequence, sequence_parallel_axes, token_axes
+from ..spmd.collectives import all_reduce, axis_index
+from ..spmd.weights import Source, opened
 
 
 class Embedding(Module):

@@ -17,9 +17,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from ..core import Module, current_layout, current_platform, normal, opened_once, parameter, whole_sequence
-from ..core.collectives import all_gather, axis_index, reduce_scatter
-from ..core.contraction import PRODUCT, scatter_sequence, sequence_parallel_axes
+from ..core import Module, current_layout, current_platform, normal, parameter
 from ..core.layout import MeshAxes
 from ..kernels.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product
 from ..kernels.grouped_feed_forward import Matrices, chunked_feed_forward
@@ -27,6 +25,9 @@ from ..parallel.exchange import Exchange, Plan
 from ..parallel.remat import EXCHANGED
 from ..parallel.rounds import in_rounds
 from ..parallel.rows import RowMap, collect, spread
+from ..spmd import opened_once, scatter_sequence, sequence_parallel_axes, whole_sequence
+from ..spmd.collectives import all_gather, axis_index, reduce_scatter
+from ..spmd.contraction import PRODUCT
 from .feed_forward import ACTIVATIONS, Activation
 from .routing import Assigned, rank_by_expert
 

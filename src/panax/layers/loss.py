@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array, Float, Int
 
-from ..core import current_layout, current_platform, whole_sequence
+from ..core import current_layout, current_platform
 from ..core.errors import LayoutError
-from ..core.weights import Source, opened
 from ..kernels.cross_entropy import cross_entropy_sums, cross_entropy_sums_and_gradients
+from ..spmd import whole_sequence
+from ..spmd.weights import Source, opened
 
 
 class TokenLoss(NamedTuple):

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from ..core import Module, contract, current_layout, normal, parameter, uniform
-from ..core.collectives import all_gather
+from ..core import Module, current_layout, normal, parameter, uniform
 from ..core.layout import axis_size
 from ..parallel.context import zigzag_inverse
+from ..spmd import contract
+from ..spmd.collectives import all_gather
 from .moe_config import MoE
 
 

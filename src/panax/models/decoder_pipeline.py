@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from ..core import Batch, Evaluation, Gradients, current_layout, logical_axes, total_loss, use_layout
-from ..core.collectives import over_tokens, scatter_dims
-from ..core.contraction import sequence_parallel_axes
 from ..core.layout import axis_size
 from ..core.measures import Losses, Metrics
-from ..core.weights import gathered_once, gathers_of, slot_gradients, split_slots
 from ..parallel.pipeline import AXIS, Outcome, Share, Work, chunk_of, run
 from ..parallel.schedules import build
+from ..spmd import over_tokens, sequence_parallel_axes
+from ..spmd.collectives import scatter_dims
+from ..spmd.weights import gathered_once, gathers_of, slot_gradients, split_slots
 from .decoder import Decoder
 from .decoder_stages import StageLayers
 

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import current_layout, logical_axes, use_layout
-from ..core.collectives import gather_dims, scatter_dims
 from ..core.layout import Layout, axis_size
 from ..core.protocols import Axes
-from ..core.weights import Weight, gathers_of, once_dtype
 from ..layers import RouterTerms
 from ..parallel import RematPolicy, rematerialise, scan_layers
 from ..parallel.pipeline import AXIS
 from ..parallel.schedules import layers_by_stage
+from ..spmd.collectives import gather_dims, scatter_dims
+from ..spmd.weights import Weight, gathers_of, once_dtype
 from .decoder import Context, Decoder
 from .decoder_config import DecoderConfig
 from .decoder_units import Unit, runs

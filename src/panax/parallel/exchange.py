@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ..core.collectives import axis_index
 from ..core.layout import MeshAxes
+from ..spmd.collectives import axis_index
 from .rows import RowMap, collect, spread
 
 

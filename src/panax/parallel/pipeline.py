@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ..core.collectives import merge_over_devices
 from ..core.layout import axis_size
 from ..core.measures import Maximum, is_measure, merge_measures
+from ..spmd.collectives import merge_over_devices
 from .schedules import Schedule
 
 AXIS = "stage"

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax
 
 from ..core import current_layout
-from ..core.contraction import GATHERED, PRODUCT
+from ..spmd.contraction import GATHERED, PRODUCT
 
 ATTENTION = "attention"
 """The name of what attention gives."""

@@ -13,11 +13,12 @@ import jax
 from jax.sharding import PartitionSpec
 
 from ..core import Axes, Batch, Evaluation, Gradients, Task, current_layout, map_axes, use_layout
-from ..core.collectives import all_reduce, merge_over_devices, scatter_dims, token_axes
 from ..core.layout import Layout
-from ..core.weights import gathered_once, gathers_of, slot_gradients
 from ..mesh.placement import as_spec
 from ..mesh.rules import MESH_AXES
+from ..spmd import gradients_of, merge_over_devices, token_axes
+from ..spmd.collectives import all_reduce, scatter_dims
+from ..spmd.weights import gathered_once, gathers_of, slot_gradients
 
 BatchAxes = Mapping[str, Axes]
 
@@ -29,12 +30,12 @@ def gradients(
     layout = current_layout()
     if layout is None or not task.names_axes:
         with _whole_arrays():
-            return task.gradients(params, model_state, split_rows(batch, parts), key, trainable)
+            return gradients_of(task, params, model_state, split_rows(batch, parts), key, trainable)
     parameter_axes = task.parameter_axes(params)
 
     def local(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Gradients:
         opened = _gathered_once(task, layout, params, parameter_axes)
-        result = task.gradients(opened, model_state, split_rows(batch, parts), key, trainable)
+        result = gradients_of(task, opened, model_state, split_rows(batch, parts), key, trainable)
         gradients = _summed(layout, slot_gradients(result.gradients), parameter_axes)
         return Gradients(gradients, *_merged(result.losses, result.state, result.metrics))
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .product import sum_of_rows
+from ..core.product import sum_of_rows
 from .weights import Source, opened
 
 

@@ -12,9 +12,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from ..core.layout import MeshAxes, current_layout
+from ..core.protocols import Axes
 from .collectives import gather_dims, scatter_dims
-from .layout import MeshAxes, current_layout
-from .protocols import Axes
 
 
 class Weight(eqx.Module):

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .layout import MeshAxes, current_layout
-from .measures import Maximum, is_measure
+from ..core.layout import MeshAxes, current_layout
+from ..core.measures import Maximum, is_measure
 
 
 def all_gather(x: jax.Array, axes: MeshAxes, dim: int) -> jax.Array:

@@ -15,7 +15,6 @@ The names are documentation, and this file is the one place where the following 
 """
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -23,11 +22,12 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from .collectives import all_gather, all_reduce, reduce_scatter, token_axes
-from .layout import MeshAxes, current_layout
+from ..core.layout import MeshAxes, current_layout
+from ..core.product import product
+from ..core.protocols import Axes
+from .collectives import all_gather, all_reduce, reduce_scatter
 from .overlap import gathered_products, overlaps, rows_of, scattered_product
-from .product import product
-from .protocols import Axes
+from .sequence import SPREAD, sequence_parallel_axes, whole_sequence
 from .weights import Source, opened
 
 PRODUCT = "product"
@@ -35,9 +35,6 @@ PRODUCT = "product"
 
 GATHERED = "gathered_weight"
 """The name under which it knows a weight in its compute layout: whole over fsdp, and never to be kept."""
-
-SPREAD = "whole_sequence"
-"""The name under which it knows an activation that was gathered along the sequence."""
 
 
 class Equation:
@@ -154,64 +151,6 @@ def opened_once(w: Any, axes: str, dtype: Any) -> tuple[jax.Array, jax.Array]:
     """
     source, value, slot = opened(w, tuple(axes.split()))
     return _opened_once(source, jnp.dtype(dtype).name, value, slot)
-
-
-def whole_sequence(x: Float[Array, "batch residual ..."]) -> Float[Array, "batch seq ..."]:
-    """The residual stream, gathered along the sequence over the tensor axis: what a product that splits its result reads.
-
-    Its cotangents there are partial sums: they are reduce-scattered back.
-    """
-    axes = sequence_parallel_axes()
-    return checkpoint_name(_whole_sequence(axes, x), SPREAD) if axes else x
-
-
-def scatter_sequence(x: Float[Array, "batch seq embed"]) -> Float[Array, "batch residual embed"]:
-    """Partial sums over the tensor axis, added up into the residual stream's layout; the cotangent is gathered."""
-    axes = sequence_parallel_axes()
-    return _scatter_sequence(axes, x) if axes else x
-
-
-def sum_over_sequence(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The sum of what each device found for its part of the residual stream's positions; equal on all of them.
-
-    Its cotangent is each part's own.
-    """
-    axes = sequence_parallel_axes()
-    return _sum_over_sequence(axes, x) if axes else x
-
-
-def equal_shares(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """`x`, computed alike on all devices of the axes that split no tokens; each is given an equal share of its cotangent.
-
-    Stands where a loss is computed on each of these devices, and its gradients are summed over them.
-
-    >>> float(equal_shares(jnp.float32(2.0)))
-    2.0
-    """
-    layout = current_layout()
-    if layout is None:
-        return x
-    tokens = token_axes()
-    ways = math.prod(size for axis, size in layout.sizes.items() if axis not in tokens)
-    return _equal_shares(ways, x) if ways > 1 else x
-
-
-def own_sequence(x: Any) -> Any:
-    """This device's part of the residual stream's positions, of an array whose second axis is `seq`; not differentiated."""
-    axes = sequence_parallel_axes()
-    if not axes:
-        return x
-    part = x.shape[1] // jax.lax.axis_size(axes)
-    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axes) * part, part, axis=1)
-
-
-def sequence_parallel_axes() -> MeshAxes:
-    """The mesh axes that split the residual stream's positions further than `seq` is split."""
-    layout = current_layout()
-    if layout is None:
-        return ()
-    (residual,), (seq,) = layout.compute(("residual",)), layout.compute(("seq",))
-    return tuple(axis for axis in residual if axis not in seq)
 
 
 class _Static(NamedTuple):
@@ -388,39 +327,3 @@ def _opened_once_backward(source: Source, dtype: str, saved: None, gradients: tu
 
 
 _opened_once.defvjp(_opened_once_forward, _opened_once_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _equal_shares(ways: int, x: jax.Array) -> jax.Array:
-    return x
-
-
-_equal_shares.defvjp(lambda ways, x: (x, None), lambda ways, _, gradient: (gradient / ways,))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sum_over_sequence(axes: MeshAxes, x: jax.Array) -> jax.Array:
-    return all_reduce(x, axes)
-
-
-_sum_over_sequence.defvjp(lambda axes, x: (all_reduce(x, axes), None), lambda axes, _, gradient: (gradient,))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _whole_sequence(axes: MeshAxes, x: jax.Array) -> jax.Array:
-    return all_gather(x, axes, 1)
-
-
-_whole_sequence.defvjp(
-    lambda axes, x: (all_gather(x, axes, 1), None), lambda axes, _, gradient: (reduce_scatter(gradient, axes, 1),)
-)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scatter_sequence(axes: MeshAxes, x: jax.Array) -> jax.Array:
-    return reduce_scatter(x, axes, 1)
-
-
-_scatter_sequence.defvjp(
-    lambda axes, x: (reduce_scatter(x, axes, 1), None), lambda axes, _, gradient: (all_gather(gradient, axes, 1),)
-)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from .layout import MeshAxes, current_layout
+from ..core.layout import MeshAxes, current_layout
 
 Products = Sequence[Callable[[jax.Array], jax.Array]]
 

@@ -1,0 +1,42 @@
+"""The language in which a model is written for one device of a mesh: opened weights, named contraction, sums and sequences."""
+
+from typing import TYPE_CHECKING
+
+from ..core.lazy import lazily
+
+if TYPE_CHECKING:
+    from .bias import add_bias
+    from .collectives import merge_over_devices, over_tokens, token_axes
+    from .contraction import contract, contract_whole, gather, opened_once
+    from .gradients import accumulated, gradients_of
+    from .sequence import (
+        equal_shares,
+        own_sequence,
+        scatter_sequence,
+        sequence_parallel_axes,
+        sum_over_sequence,
+        whole_sequence,
+    )
+
+_WHERE = {
+    "bias": ("add_bias",),
+    "collectives": ("merge_over_devices", "over_tokens", "token_axes"),
+    "contraction": ("contract", "contract_whole", "gather", "opened_once"),
+    "gradients": ("accumulated", "gradients_of"),
+    "sequence": (
+        "equal_shares",
+        "own_sequence",
+        "scatter_sequence",
+        "sequence_parallel_axes",
+        "sum_over_sequence",
+        "whole_sequence",
+    ),
+}
+
+__getattr__ = lazily(__name__, _WHERE)
+
+__all__ = [
+    "accumulated", "add_bias", "contract", "contract_whole", "equal_shares", "gather", "gradients_of", "merge_over_devices",
+    "opened_once", "over_tokens", "own_sequence", "scatter_sequence", "sequence_parallel_axes", "sum_over_sequence",
+    "token_axes", "whole_sequence",
+]  # fmt: skip
