@@ -23,7 +23,8 @@ from ..parallel import RematPolicy, rematerialise, scan_layers
 from ..parallel.pipeline import AXIS
 from ..parallel.schedules import layers_by_stage
 from ..spmd.collectives import gather_dims, scatter_dims
-from ..spmd.weights import Weight, gathers_of, once_dtype
+from ..spmd.once import Weight, once_dtype
+from ..spmd.weights import gathers_of
 from .decoder import Context, Decoder
 from .decoder_config import DecoderConfig
 from .decoder_units import Unit, runs

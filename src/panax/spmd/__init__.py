@@ -7,7 +7,7 @@ from ..core.lazy import lazily
 if TYPE_CHECKING:
     from .bias import add_bias
     from .collectives import merge_over_devices, over_tokens, token_axes
-    from .contraction import contract, contract_whole, gather, opened_once
+    from .contraction import contract, contract_whole, gather
     from .gradients import accumulated, gradients_of
     from .sequence import (
         equal_shares,
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
         sum_over_sequence,
         whole_sequence,
     )
+    from .weights import Openable, Opened, OpenedAtRest, Opening, open_at_rest, open_weight
 
 _WHERE = {
     "bias": ("add_bias",),
     "collectives": ("merge_over_devices", "over_tokens", "token_axes"),
-    "contraction": ("contract", "contract_whole", "gather", "opened_once"),
+    "contraction": ("contract", "contract_whole", "gather"),
     "gradients": ("accumulated", "gradients_of"),
     "sequence": (
         "equal_shares",
@@ -31,12 +32,13 @@ _WHERE = {
         "sum_over_sequence",
         "whole_sequence",
     ),
+    "weights": ("Openable", "Opened", "OpenedAtRest", "Opening", "open_at_rest", "open_weight"),
 }
 
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "accumulated", "add_bias", "contract", "contract_whole", "equal_shares", "gather", "gradients_of", "merge_over_devices",
-    "opened_once", "over_tokens", "own_sequence", "scatter_sequence", "sequence_parallel_axes", "sum_over_sequence",
-    "token_axes", "whole_sequence",
+    "Openable", "Opened", "OpenedAtRest", "Opening", "accumulated", "add_bias", "contract", "contract_whole", "equal_shares",
+    "gather", "gradients_of", "merge_over_devices", "open_at_rest", "open_weight", "over_tokens", "own_sequence",
+    "scatter_sequence", "sequence_parallel_axes", "sum_over_sequence", "token_axes", "whole_sequence",
 ]  # fmt: skip

@@ -3,11 +3,10 @@
     y = contract("batch seq embed, embed ffn -> batch seq ffn", x, w)
 
 The names are documentation, and this file is the one place where the following are decided for every model:
-- the weight is cast to the activation's dtype as it is stored, and only then gathered (half the bytes);
+- the weight is opened (`weights.py`) in the activation's dtype;
 - products accumulate in float32 whatever their operands are;
-- the gathered weight bears a name that rematerialisation drops, so that the backward pass gathers it again, once;
-- the weight's gradient is formed in the parameter's own dtype (float32) and reduce-scattered into its storage layout, never in
-  bfloat16; over axes that the parameter is not split over it stays this device's share, to be summed once a step;
+- the weight's gradient is formed in the dtype of its slot (float32), never in bfloat16; over axes that the parameter is not split
+  over it stays this device's share, to be summed once a step;
 - a sum over a split axis (`ffn` and `heads` over `tensor`) gives partial products: these are reduce-scattered along `seq`, into
   the residual stream's layout, and their cotangent is gathered along it; where the residual stream is whole on each device
   (`Task.splits_residual`), partial sums are all-reduced, and so are cotangents, of which each device holds a share;
@@ -28,13 +27,10 @@ from ..core.protocols import Axes
 from .collectives import all_gather, all_reduce, reduce_scatter
 from .overlap import gathered_products, overlaps, rows_of, scattered_product
 from .sequence import SPREAD, sequence_parallel_axes, whole_sequence
-from .weights import Source, opened
+from .weights import Opened, open_weight
 
 PRODUCT = "product"
 """The name under which a rematerialisation policy knows the results of products."""
-
-GATHERED = "gathered_weight"
-"""The name under which it knows a weight in its compute layout: whole over fsdp, and never to be kept."""
 
 
 class Equation:
@@ -91,8 +87,8 @@ def contract(text: str, x: Float[Array, "..."], w: Any, *, out_dtype: Any = None
     Args:
         text: "axes of x, axes of w -> axes of the result"; an axis that the result lacks is summed over.
         x: The activation, already in its compute layout. Its dtype is the one multiplied in.
-        w: The weight as it is stored (float32 master or other dtype, in its storage layout), or a `Weight`.
-        out_dtype: The result's dtype; that of `x` unless told.
+        w: The weight as it is stored (float32 master or other dtype, in its storage layout), or an `Openable`.
+        out_dtype: The result's dtype; by default that of `x`.
 
     Raises:
         ValueError: The operands' ranks or a shared axis disagree; the message names the axis and both sizes.
@@ -101,10 +97,11 @@ def contract(text: str, x: Float[Array, "..."], w: Any, *, out_dtype: Any = None
     (2, 4)
     """
     equation = _parse(text)
-    source, value, slot = opened(w, equation.axes[1])
-    static = _Static(text, jnp.dtype(out_dtype or x.dtype).name, source, x.dtype.name, *_partial(equation))
+    opened = open_weight(w, equation.axes[1], x.dtype)
+    equation.check(x, opened.value)
+    static = _Static(text, jnp.dtype(out_dtype or x.dtype).name, opened.slot.dtype.name, *_partial(equation))
     # Named, so that a rematerialisation policy can keep the products and compute the cheap rest again.
-    return checkpoint_name(_contract(static, x, value, slot), PRODUCT)
+    return checkpoint_name(_contract(static, x, opened), PRODUCT)
 
 
 def contract_whole(
@@ -123,13 +120,12 @@ def contract_whole(
     if not overlaps(axes):
         x = whole_sequence(x)
         return [contract(text, x, w, out_dtype=out_dtype) for text, w in products]
-    statics, values, slots = [], [], []
+    statics, weights = [], []
     for text, w in products:
-        source, value, slot = opened(w, _parse(text).axes[1])
-        statics.append(_Static(text, jnp.dtype(out_dtype or x.dtype).name, source, x.dtype.name, axes, 1, True))
-        values.append(value)
-        slots.append(slot)
-    outs: list[jax.Array] = _contract_whole(tuple(statics), x, tuple(values), tuple(slots))
+        opened = open_weight(w, _parse(text).axes[1], x.dtype)
+        statics.append(_Static(text, jnp.dtype(out_dtype or x.dtype).name, opened.slot.dtype.name, axes, 1, ring=True))
+        weights.append(opened)
+    outs: list[jax.Array] = _contract_whole(tuple(statics), x, weights)
     return [checkpoint_name(out, PRODUCT) for out in outs]
 
 
@@ -139,24 +135,15 @@ def gather(w: Any, axes: str, dtype: Any) -> Float[Array, "..."]:
     >>> gather(jnp.ones((3,)), "norm", jnp.bfloat16).dtype.name
     'bfloat16'
     """
-    source, value, slot = opened(w, tuple(axes.split()))
-    return _gather(source, jnp.dtype(dtype).name, value, slot)
-
-
-def opened_once(w: Any, axes: str, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """A parameter for several products that this file does not make: its value in its compute layout and `dtype`, and a slot.
-
-    The slot is zeros in the parameter's own dtype, never read: what is returned as its gradient, this device's share of the
-    parameter's, is reduce-scattered once for all of them.
-    """
-    source, value, slot = opened(w, tuple(axes.split()))
-    return _opened_once(source, jnp.dtype(dtype).name, value, slot)
+    opened = open_weight(w, axes, dtype)
+    return _read(opened.slot.dtype.name, opened)
 
 
 class _Static(NamedTuple):
     """Everything about a contraction that is known before it runs.
 
     Attributes:
+        gradient_dtype: What the weight's gradient is formed in.
         partial: The mesh axes over which the product gives partial sums.
         dim: The result's dimension along which these are scattered; None where they are added up whole.
         ring: Scatter, and gather, in a ring beside the product.
@@ -164,8 +151,7 @@ class _Static(NamedTuple):
 
     text: str
     out_dtype: str
-    source: Source
-    x_dtype: str
+    gradient_dtype: str
     partial: MeshAxes
     dim: int | None
     ring: bool
@@ -189,26 +175,22 @@ def _partial(equation: Equation) -> tuple[MeshAxes, int | None, bool]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _contract(static: _Static, x: jax.Array, value: jax.Array, slot: jax.Array | None) -> jax.Array:
-    return _contract_forward(static, x, value, slot)[0]
+def _contract(static: _Static, x: jax.Array, w: Opened) -> jax.Array:
+    return _contract_forward(static, x, w)[0]
 
 
-def _contract_forward(static: _Static, x: jax.Array, value: jax.Array, slot: jax.Array | None) -> tuple[jax.Array, Any]:
-    equation = _parse(static.text)
-    a, b, o = equation.letters
-    # Named, so that every rematerialisation policy drops the gathered copy and the backward pass gathers it again, once.
-    placed = checkpoint_name(static.source.place(value, x.dtype), GATHERED)
-    equation.check(x, placed)
+def _contract_forward(static: _Static, x: jax.Array, w: Opened) -> tuple[jax.Array, Any]:
+    a, b, o = _parse(static.text).letters
     if static.ring:
         rows = x.shape[1] // jax.lax.axis_size(static.partial)
         out = scattered_product(
-            lambda start: product(f"{a},{b}->{o}", rows_of(x, start, rows), placed, static.out_dtype),
+            lambda start: product(f"{a},{b}->{o}", rows_of(x, start, rows), w.value, static.out_dtype),
             static.partial,
             rows,
         )
-        return out, (x, placed)
-    out = product(f"{a},{b}->{o}", x, placed, static.out_dtype)
-    return _summed(out, static), (x, placed)
+        return out, (x, w.value)
+    out = product(f"{a},{b}->{o}", x, w.value, static.out_dtype)
+    return _summed(out, static), (x, w.value)
 
 
 def _summed(out: jax.Array, static: _Static) -> jax.Array:
@@ -224,106 +206,77 @@ def _gathered(gradient: jax.Array, static: _Static) -> jax.Array:
     return all_gather(gradient, static.partial, static.dim)
 
 
-def _contract_backward(
-    static: _Static, saved: Any, gradient: jax.Array
-) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-    x, placed = saved
+def _contract_backward(static: _Static, saved: Any, gradient: jax.Array) -> tuple[jax.Array, Opened]:
+    x, w = saved
     a, b, o = _parse(static.text).letters
     gradient = gradient.astype(x.dtype)
     if static.ring:
         gradient, (dx,) = gathered_products(
-            gradient, static.partial, [lambda rows: product(f"{o},{b}->{a}", rows, placed, x.dtype)]
+            gradient, static.partial, [lambda rows: product(f"{o},{b}->{a}", rows, w, x.dtype)]
         )
     else:
         gradient = _gathered(gradient, static)
-        dx = product(f"{o},{b}->{a}", gradient, placed, x.dtype)
-    dw = static.source.returned(product(f"{a},{o}->{b}", x, gradient, static.source.dtype))
-    return (dx, None, dw) if static.source.gathered else (dx, dw, None)
+        dx = product(f"{o},{b}->{a}", gradient, w, x.dtype)
+    return dx, _of_slot(product(f"{a},{o}->{b}", x, gradient, static.gradient_dtype))
+
+
+def _of_slot(gradient: jax.Array) -> Any:
+    """The cotangent of an opened weight: nothing of its value."""
+    return Opened(None, gradient)  # pyright: ignore[reportArgumentType]
 
 
 _contract.defvjp(_contract_forward, _contract_backward)
 
-Values = tuple[Any, ...]
-
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _contract_whole(statics: tuple[_Static, ...], x: jax.Array, values: Values, slots: Values) -> list[jax.Array]:
-    return _contract_whole_forward(statics, x, values, slots)[0]
+def _contract_whole(statics: tuple[_Static, ...], x: jax.Array, weights: list[Opened]) -> list[jax.Array]:
+    return _contract_whole_forward(statics, x, weights)[0]
 
 
 def _contract_whole_forward(
-    statics: tuple[_Static, ...], x: jax.Array, values: Values, slots: Values
+    statics: tuple[_Static, ...], x: jax.Array, weights: list[Opened]
 ) -> tuple[list[jax.Array], Any]:
-    placed = [checkpoint_name(static.source.place(value, x.dtype), GATHERED) for static, value in zip(statics, values)]
-
     def multiply(static: _Static, w: jax.Array) -> Any:
         a, b, o = _parse(static.text).letters
         return lambda rows: product(f"{a},{b}->{o}", rows, w, static.out_dtype)
 
-    whole, outs = gathered_products(x, statics[0].partial, list(map(multiply, statics, placed)))
-    return outs, (checkpoint_name(whole, SPREAD), placed)
+    values = [w.value for w in weights]
+    whole, outs = gathered_products(x, statics[0].partial, list(map(multiply, statics, values)))
+    return outs, (checkpoint_name(whole, SPREAD), values)
 
 
 def _contract_whole_backward(
     statics: tuple[_Static, ...], saved: Any, gradients: list[jax.Array]
-) -> tuple[jax.Array, Values, Values]:
-    whole, placed = saved
+) -> tuple[jax.Array, list[Opened]]:
+    whole, values = saved
     gradients = [gradient.astype(whole.dtype) for gradient in gradients]
     axes = statics[0].partial
     rows = whole.shape[1] // jax.lax.axis_size(axes)
 
     def share(start: jax.Array) -> jax.Array:
         parts = []
-        for static, w, gradient in zip(statics, placed, gradients):
+        for static, w, gradient in zip(statics, values, gradients):
             a, b, o = _parse(static.text).letters
             parts.append(product(f"{o},{b}->{a}", rows_of(gradient, start, rows), w, whole.dtype))
         return functools.reduce(jnp.add, parts)
 
     dx = scattered_product(share, axes, rows)
-    values, slots = [], []
+    slots = []
     for static, gradient in zip(statics, gradients):
         a, b, o = _parse(static.text).letters
-        dw = static.source.returned(product(f"{a},{o}->{b}", whole, gradient, static.source.dtype))
-        values.append(None if static.source.gathered else dw)
-        slots.append(dw if static.source.gathered else None)
-    return dx, tuple(values), tuple(slots)
+        slots.append(_of_slot(product(f"{a},{o}->{b}", whole, gradient, static.gradient_dtype)))
+    return dx, slots
 
 
 _contract_whole.defvjp(_contract_whole_forward, _contract_whole_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _gather(source: Source, dtype: str, value: jax.Array, slot: jax.Array | None) -> jax.Array:
-    return source.place(value, dtype)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _read(gradient_dtype: str, w: Opened) -> jax.Array:
+    return w.value
 
 
-def _gather_forward(source: Source, dtype: str, value: jax.Array, slot: jax.Array | None) -> tuple[jax.Array, None]:
-    return source.place(value, dtype), None
-
-
-def _gather_backward(source: Source, dtype: str, saved: None, gradient: jax.Array) -> tuple[Any, Any]:
-    dw = source.returned(gradient)
-    return (None, dw) if source.gathered else (dw, None)
-
-
-_gather.defvjp(_gather_forward, _gather_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _opened_once(source: Source, dtype: str, value: jax.Array, slot: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    return _opened_once_forward(source, dtype, value, slot)[0]
-
-
-def _opened_once_forward(
-    source: Source, dtype: str, value: jax.Array, slot: jax.Array | None
-) -> tuple[tuple[jax.Array, jax.Array], None]:
-    placed = checkpoint_name(source.place(value, dtype), GATHERED)
-    return (placed, jnp.zeros(placed.shape, source.dtype)), None
-
-
-def _opened_once_backward(source: Source, dtype: str, saved: None, gradients: tuple[Any, jax.Array]) -> tuple[Any, Any]:
-    dw = source.returned(gradients[1])
-    return (None, dw) if source.gathered else (dw, None)
-
-
-_opened_once.defvjp(_opened_once_forward, _opened_once_backward)
+_read.defvjp(
+    lambda gradient_dtype, w: (w.value, None),
+    lambda gradient_dtype, _, gradient: (_of_slot(gradient.astype(gradient_dtype)),),
+)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ..core import Batch, Evaluation, Gradients, ModelState, Params, Task, current_layout, total_loss
 from ..core.measures import Scalar, merge_stacked
 from .collectives import over_tokens
-from .weights import split_slots
+from .once import split_slots
 
 
 def gradients_of(

@@ -14,7 +14,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from ..core.layout import MeshAxes, current_layout
-from .collectives import all_gather, all_reduce, reduce_scatter, token_axes
+from .collectives import token_axes
+from .linear import joined, scattered, totalled
 
 SPREAD = "whole_sequence"
 """The name under which a rematerialisation policy knows an activation that was gathered along the sequence."""
@@ -26,13 +27,13 @@ def whole_sequence(x: Float[Array, "batch residual ..."]) -> Float[Array, "batch
     Its cotangents there are partial sums: they are reduce-scattered back.
     """
     axes = sequence_parallel_axes()
-    return checkpoint_name(_whole_sequence(axes, x), SPREAD) if axes else x
+    return checkpoint_name(joined(x, axes, 1), SPREAD) if axes else x
 
 
 def scatter_sequence(x: Float[Array, "batch seq embed"]) -> Float[Array, "batch residual embed"]:
     """Partial sums over the tensor axis, added up into the residual stream's layout; the cotangent is gathered."""
     axes = sequence_parallel_axes()
-    return _scatter_sequence(axes, x) if axes else x
+    return scattered(x, axes, 1) if axes else x
 
 
 def sum_over_sequence(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -41,7 +42,7 @@ def sum_over_sequence(x: Float[Array, "..."]) -> Float[Array, "..."]:
     Its cotangent is each part's own.
     """
     axes = sequence_parallel_axes()
-    return _sum_over_sequence(axes, x) if axes else x
+    return totalled(x, axes) if axes else x
 
 
 def equal_shares(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -49,7 +50,7 @@ def equal_shares(x: Float[Array, "..."]) -> Float[Array, "..."]:
 
     Stands where a loss is computed on each of these devices, and its gradients are summed over them.
 
-    >>> float(equal_shares(jnp.float32(2.0)))
+    >>> float(equal_shares(jax.numpy.float32(2.0)))
     2.0
     """
     layout = current_layout()
@@ -84,31 +85,3 @@ def _equal_shares(ways: int, x: jax.Array) -> jax.Array:
 
 
 _equal_shares.defvjp(lambda ways, x: (x, None), lambda ways, _, gradient: (gradient / ways,))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sum_over_sequence(axes: MeshAxes, x: jax.Array) -> jax.Array:
-    return all_reduce(x, axes)
-
-
-_sum_over_sequence.defvjp(lambda axes, x: (all_reduce(x, axes), None), lambda axes, _, gradient: (gradient,))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _whole_sequence(axes: MeshAxes, x: jax.Array) -> jax.Array:
-    return all_gather(x, axes, 1)
-
-
-_whole_sequence.defvjp(
-    lambda axes, x: (all_gather(x, axes, 1), None), lambda axes, _, gradient: (reduce_scatter(gradient, axes, 1),)
-)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scatter_sequence(axes: MeshAxes, x: jax.Array) -> jax.Array:
-    return reduce_scatter(x, axes, 1)
-
-
-_scatter_sequence.defvjp(
-    lambda axes, x: (reduce_scatter(x, axes, 1), None), lambda axes, _, gradient: (all_gather(gradient, axes, 1),)
-)

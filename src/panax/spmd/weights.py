@@ -1,81 +1,135 @@
-"""A parameter that was made ready once for many uses: gathered, cast, and with a place of its own for its gradient.
+"""Opening a weight: from its bytes at rest to the value that a product reads, and from a gradient back to what rests.
 
-ZeRO-3 gathers a weight at each use and needs nothing of this. ZeRO-1 and ZeRO-2 gather it once a step (`rules.zero`), and so
-does a pipeline, whose stages use each weight once per micro-batch. The gathered copy is in the compute dtype, and its gradient
-must not be: so a `Weight` is a pair, and only its `slot`, in the parameter's own dtype, is differentiated.
+    opened = open_weight(w, "embed ffn", x.dtype)
+
+`opened.value` is the weight in its compute layout, a constant. `opened.slot` is zeros that nothing reads: what a layer returns as
+its gradient, this device's share of the weight's in float32, is brought back into the layout and dtype that the weight rests in.
+All that reads a parameter (`contract`, `gather`, `add_bias`, embeddings, experts, the loss) stands on this.
+
+What rests need not be an array. Whatever keeps the contract of `Openable` can stand where a parameter stood: a base in int8 with
+adapters, rows of a table, a weight that was gathered for a whole step (`once.py`).
 """
 
-import dataclasses
-from typing import Any
+import functools
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from ..core.layout import MeshAxes, current_layout
 from ..core.protocols import Axes
 from .collectives import gather_dims, scatter_dims
 
-
-class Weight(eqx.Module):
-    """Stands in a module where the parameter stood.
-
-    Attributes:
-        value: In its compute layout and dtype; a constant.
-        slot: Zeros, never read, whose gradient is the parameter's; in the storage layout where `scattered`, else in the compute
-            layout.
-        scattered: Reduce-scatter the gradient at every use (ZeRO-2), or leave this device's share whole (ZeRO-1).
-    """
-
-    value: Any
-    slot: Any
-    scattered: bool = eqx.field(static=True)
-
-    @property
-    def dtype(self) -> Any:
-        return self.slot.dtype
+GATHERED = "gathered_weight"
+"""The name under which a rematerialisation policy knows an opened weight: whole over fsdp, and never to be kept."""
 
 
-def is_weight(node: Any) -> bool:
-    return isinstance(node, Weight)
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """The static half of a weight: how to bring it into its compute layout, and its gradient back.
+class Opening(NamedTuple):
+    """What a weight is opened to.
 
     Attributes:
         gathers: For each dimension, the mesh axes that it is stored over and not computed over.
-        dtype: The parameter's own, which its gradient is in.
-        gathered: The value is in its compute layout already, and a slot takes the gradient.
-        scattered: The gradient is to be reduce-scattered into the storage layout.
+        dtype: The value's.
     """
 
     gathers: tuple[MeshAxes, ...]
     dtype: str
-    gathered: bool
-    scattered: bool
 
-    def place(self, value: jax.Array, dtype: Any) -> jax.Array:
-        """Cast as stored, then gathered: a half of the bytes for a half of the precision."""
-        value = value.astype(dtype)
-        return value if self.gathered else gather_dims(value, self.gathers)
 
-    def returned(self, gradient: jax.Array) -> jax.Array:
-        """A gradient in the dtype and the layout of what it is the gradient of.
+@runtime_checkable
+class Openable(Protocol):
+    """A weight as it rests between its uses: a pytree of arrays, each a device's own shard."""
 
-        It is this device's share still over the mesh axes that the parameter is not split over: these are summed once a step.
+    @property
+    def dtype(self) -> Any:
+        """What its gradient is formed in."""
+        ...
+
+    def open(self, to: Opening) -> tuple[jax.Array, Any]:
+        """(its value in the compute layout and dtype, the arrays that `returned` needs)."""
+        ...
+
+    def returned(self, to: Opening, kept: Any, gradient: jax.Array) -> Any:
+        """The gradient of each array at rest, in its dtype and layout: this weight's structure, None for what is not trained.
+
+        Each is this device's share over the mesh axes that the array is not split over; these are summed once a step.
+
+        Called in the backward pass, where `self` holds shapes (`jax.ShapeDtypeStruct`) in place of arrays.
+
+        Args:
+            kept: What `open` gave.
+            gradient: This device's share of the value's gradient, in the compute layout.
         """
-        gradient = gradient.astype(self.dtype)
-        return scatter_dims(gradient, self.gathers) if self.scattered else gradient
+        ...
 
 
-def opened(w: Any, axes: Axes) -> tuple[Source, jax.Array, jax.Array | None]:
-    """A parameter's static half, its value, and the slot that takes its gradient where that is not the value itself."""
-    gathers = gathers_of(axes)
-    if is_weight(w):
-        return Source(gathers, w.slot.dtype.name, True, w.scattered), w.value, w.slot
-    return Source(gathers, w.dtype.name, False, True), w, None
+class Stored(eqx.Module):
+    """A plain array: cast as it is stored, and only then gathered, which halves the bytes where the precision is halved."""
+
+    array: Any
+
+    @property
+    def dtype(self) -> Any:
+        return self.array.dtype
+
+    def open(self, to: Opening) -> tuple[jax.Array, None]:
+        return gather_dims(self.array.astype(to.dtype), to.gathers), None
+
+    def returned(self, to: Opening, kept: None, gradient: jax.Array) -> "Stored":
+        return Stored(scatter_dims(gradient.astype(self.dtype), to.gathers))
+
+
+class Opened(NamedTuple):
+    """A weight in its compute layout.
+
+    Attributes:
+        value: A constant.
+        slot: Zeros of the same shape, in the dtype that gradients are formed in; never read.
+    """
+
+    value: jax.Array
+    slot: jax.Array
+
+
+class OpenedAtRest(eqx.Module):
+    """A weight in its compute layout, for a layer that forms its gradient in the forward pass.
+
+    Attributes:
+        value: A constant.
+        weight: What is differentiated: `returned` gives its gradient.
+    """
+
+    value: Any
+    weight: Any
+    kept: Any
+    to: Opening = eqx.field(static=True)
+
+    def returned(self, gradient: jax.Array) -> Any:
+        """The gradient of `weight`, from this device's share of the value's."""
+        return self.weight.returned(self.to, self.kept, gradient)
+
+
+def open_weight(w: Any, axes: Axes | str, dtype: Any) -> Opened:
+    """A parameter for any number of products: its value in its compute layout and `dtype`, and a slot for its gradient.
+
+    Args:
+        w: An array in its storage layout, or an `Openable`.
+        axes: Its logical axes, in a tuple or separated by spaces.
+
+    >>> opened = open_weight(jnp.ones((2, 3)), "embed ffn", jnp.bfloat16)
+    >>> opened.value.dtype.name, opened.slot.dtype.name
+    ('bfloat16', 'float32')
+    """
+    return _open(_opening(axes, dtype), _openable(w))
+
+
+def open_at_rest(w: Any, axes: Axes | str, dtype: Any) -> OpenedAtRest:
+    """As `open_weight`, for a layer that forms the gradient before it is asked for, and should not keep it whole until then."""
+    to, weight = _opening(axes, dtype), _openable(w)
+    value, kept = jax.tree.map(jax.lax.stop_gradient, weight).open(to)
+    return OpenedAtRest(checkpoint_name(value, GATHERED), weight, kept, to)
 
 
 def gathers_of(axes: Axes) -> tuple[MeshAxes, ...]:
@@ -89,34 +143,50 @@ def gathers_of(axes: Axes) -> tuple[MeshAxes, ...]:
     )
 
 
-def once_dtype(axes: Axes, dtype: Any) -> Any:
-    """What a parameter is gathered in for a whole step, where most are in `dtype`: a router's, which chooses, in float32.
-
-    >>> once_dtype(("embed", "router"), jnp.bfloat16).name
-    'float32'
-    """
-    return jnp.dtype(jnp.float32) if "router" in axes else dtype
+def is_openable(w: Any) -> bool:
+    """Whether `w` is a weight that is not a plain array."""
+    return isinstance(w, Openable)
 
 
-def gathered_once(w: jax.Array, axes: Axes, dtype: Any, *, scattered: bool) -> Any:
-    """`w` as a `Weight`; itself where it is computed with as it is stored."""
-    gathers = gathers_of(axes)
-    if not any(gathers):
-        return w
-    value = gather_dims(w.astype(once_dtype(axes, dtype)), gathers)
-    slot = jnp.zeros_like(w) if scattered else jnp.zeros(value.shape, w.dtype)
-    return Weight(value, slot, scattered)
+def _opening(axes: Axes | str, dtype: Any) -> Opening:
+    return Opening(gathers_of(tuple(axes.split()) if isinstance(axes, str) else axes), jnp.dtype(dtype).name)
 
 
-def split_slots(params: Any) -> tuple[Any, Any]:
-    """(what is differentiated, the rest): slots against values; every other parameter is in the first."""
-    slots = jax.tree.map(lambda w: Weight(None, w.slot, w.scattered) if is_weight(w) else w, params, is_leaf=is_weight)
-    values = jax.tree.map(
-        lambda w: Weight(w.value, None, w.scattered) if is_weight(w) else None, params, is_leaf=is_weight
-    )
-    return slots, values
+def _openable(w: Any) -> Openable:
+    return w if is_openable(w) else Stored(w)
 
 
-def slot_gradients(gradients: Any) -> Any:
-    """Gradients by what `split_slots` gave, in the structure of the parameters."""
-    return jax.tree.map(lambda g: g.slot if is_weight(g) else g, gradients, is_leaf=is_weight)
+class _Shapes(eqx.Module):
+    """A weight without its arrays."""
+
+    structure: Any = eqx.field(static=True)
+    leaves: tuple[jax.ShapeDtypeStruct, ...] = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, weight: Openable) -> "_Shapes":
+        leaves, structure = jax.tree.flatten(weight)
+        return cls(structure, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves))
+
+    @property
+    def weight(self) -> Openable:
+        return self.structure.unflatten(self.leaves)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _open(to: Opening, weight: Openable) -> Opened:
+    return _open_forward(to, weight)[0]
+
+
+def _open_forward(to: Opening, weight: Openable) -> tuple[Opened, Any]:
+    value, kept = weight.open(to)
+    # Named, so that every rematerialisation policy drops the gathered copy and the backward pass gathers it again, once.
+    value = checkpoint_name(value, GATHERED)
+    return Opened(value, jnp.zeros(value.shape, weight.dtype)), (_Shapes.of(weight), kept)
+
+
+def _open_backward(to: Opening, saved: tuple[_Shapes, Any], gradient: Opened) -> tuple[Any]:
+    shapes, kept = saved
+    return (shapes.weight.returned(to, kept, gradient.slot),)
+
+
+_open.defvjp(_open_forward, _open_backward)

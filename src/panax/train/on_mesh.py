@@ -17,8 +17,8 @@ from ..core.layout import Layout
 from ..mesh.placement import as_spec
 from ..mesh.rules import MESH_AXES
 from ..spmd import gradients_of, merge_over_devices, token_axes
-from ..spmd.collectives import all_reduce, scatter_dims
-from ..spmd.weights import gathered_once, gathers_of, slot_gradients
+from ..spmd.collectives import all_reduce
+from ..spmd.once import closed_gradients, gathered_once
 
 BatchAxes = Mapping[str, Axes]
 
@@ -36,7 +36,7 @@ def gradients(
     def local(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Gradients:
         opened = _gathered_once(task, layout, params, parameter_axes)
         result = gradients_of(task, opened, model_state, split_rows(batch, parts), key, trainable)
-        gradients = _summed(layout, slot_gradients(result.gradients), parameter_axes)
+        gradients = _summed(layout, closed_gradients(result.gradients, parameter_axes), parameter_axes)
         return Gradients(gradients, *_merged(result.losses, result.state, result.metrics))
 
     specs = _specs(layout, task, params, model_state, batch, axes)
@@ -92,16 +92,13 @@ def _gathered_once(task: Task, layout: Layout, params: Any, axes: Any) -> Any:
     # A pipeline brings its layers to their stages first, and gathers them itself.
     if layout.zero == "3" or layout.sizes["stage"] > 1:
         return params
-    return map_axes(lambda w, a: gathered_once(w, a, task.weight_dtype, scattered=layout.zero == "2"), params, axes)
+    return gathered_once(params, axes, task.weight_dtype, scattered=layout.zero == "2")
 
 
 def _summed(layout: Layout, gradients: Any, axes: Any) -> Any:
     """The once-a-step reduction: over all mesh axes that a parameter is not split over."""
-    whole = layout.zero == "1" and layout.sizes["stage"] == 1
 
     def one(gradient: Any, leaf_axes: Axes) -> Any:
-        if whole:
-            gradient = scatter_dims(gradient, gathers_of(leaf_axes))
         stored = {axis for dim in layout.storage(leaf_axes) for axis in dim}
         rest = tuple(axis for axis in MESH_AXES if layout.sizes[axis] > 1 and axis not in stored)
         return all_reduce(gradient, rest)
