@@ -1,4 +1,4 @@
-"""A weight that is no plain array: a frozen base in int8 with a scale for each row, and an adapter of low rank beside it."""
+"""A weight that is not a plain array: a frozen base in int8 with a scale for each row, and an adapter of low rank beside it."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""Opening weights: what is no plain array trains on a mesh as on one device, and travels as it rests."""
+"""Opening weights: what is not a plain array trains on a mesh as on one device, and travels as it rests."""
 
 import dataclasses
 

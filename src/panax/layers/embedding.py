@@ -15,6 +15,7 @@ from ..core.protocols import Axes
 from ..spmd import open_weight, own_sequence, scatter_sequence, sequence_parallel_axes, token_axes
 from ..spmd.collectives import axis_index
 from ..spmd.linear import summed
+from ..spmd.marks import Holds, declared
 from ..spmd.weights import Opened
 
 
@@ -41,6 +42,7 @@ class Embedding(Module):
         inside = (local >= 0) & (local < rows)
         # A token of another device reads no row and adds to none.
         part = _looked_up(table, jnp.where(inside, local, rows))
+        part = declared(part, dict.fromkeys(split, Holds.PARTIAL))
         return scatter_sequence(part) if sequence_parallel_axes() else summed(part, split)
 
 

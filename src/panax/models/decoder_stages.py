@@ -23,6 +23,7 @@ from ..parallel import RematPolicy, rematerialise, scan_layers
 from ..parallel.pipeline import AXIS
 from ..parallel.schedules import layers_by_stage
 from ..spmd.collectives import gather_dims, scatter_dims
+from ..spmd.marks import Holds, declared
 from ..spmd.once import Weight, once_dtype
 from ..spmd.weights import gathers_of
 from .decoder import Context, Decoder
@@ -236,7 +237,8 @@ class StageRun:
         else:
             gradient = jax.lax.all_to_all(gradient, AXIS, split_axis=dim, concat_axis=0, tiled=True)
             places = np.where(order < 0, count, order).reshape(-1)
-        return jnp.zeros((count, *gradient.shape[1:]), gradient.dtype).at[places].set(gradient, mode="drop")
+        placed = jnp.zeros((count, *gradient.shape[1:]), gradient.dtype).at[places].set(gradient, mode="drop")
+        return declared(placed, {AXIS: Holds.PARTIAL if dim is None else Holds.SPLIT}, dim or 0)
 
     def _split_dim(self, axes: Axes) -> int | None:
         """The dimension that is split over stages in storage, besides the layers."""

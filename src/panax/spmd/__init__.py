@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from .collectives import merge_over_devices, over_tokens, token_axes
     from .contraction import contract, contract_whole, gather
     from .gradients import accumulated, gradients_of
+    from .linear import joined, scattered, summed, totalled
+    from .marks import Holds, declared, expected
     from .sequence import (
         equal_shares,
         own_sequence,
@@ -24,6 +26,8 @@ _WHERE = {
     "collectives": ("merge_over_devices", "over_tokens", "token_axes"),
     "contraction": ("contract", "contract_whole", "gather"),
     "gradients": ("accumulated", "gradients_of"),
+    "linear": ("joined", "scattered", "summed", "totalled"),
+    "marks": ("Holds", "declared", "expected"),
     "sequence": (
         "equal_shares",
         "own_sequence",
@@ -38,7 +42,8 @@ _WHERE = {
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Openable", "Opened", "OpenedAtRest", "Opening", "accumulated", "add_bias", "contract", "contract_whole", "equal_shares",
-    "gather", "gradients_of", "merge_over_devices", "open_at_rest", "open_weight", "over_tokens", "own_sequence",
-    "scatter_sequence", "sequence_parallel_axes", "sum_over_sequence", "token_axes", "whole_sequence",
+    "Holds", "Openable", "Opened", "OpenedAtRest", "Opening", "accumulated", "add_bias", "contract", "contract_whole", "declared",
+    "equal_shares", "expected", "gather", "gradients_of", "joined", "merge_over_devices", "open_at_rest", "open_weight",
+    "over_tokens", "own_sequence", "scatter_sequence", "scattered", "sequence_parallel_axes", "sum_over_sequence", "summed",
+    "token_axes", "totalled", "whole_sequence",
 ]  # fmt: skip

@@ -56,7 +56,7 @@ def once_dtype(axes: Axes, dtype: Any) -> Any:
 
 
 def gathered_once(params: Any, axes: Any, dtype: Any, *, scattered: bool) -> Any:
-    """Each parameter as a `Weight`; itself where it is computed with as it is stored, or is no plain array.
+    """Each parameter as a `Weight`; itself where it is computed with as it is stored, or is not a plain array.
 
     Args:
         axes: Like `params`, the logical axes at each leaf.

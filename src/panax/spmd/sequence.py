@@ -6,7 +6,6 @@ product that splits its result reads is whole along them (`seq`). Where a task l
 """
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from jaxtyping import Array, Float
 from ..core.layout import MeshAxes, current_layout
 from .collectives import token_axes
 from .linear import joined, scattered, totalled
+from .marks import shared
 
 SPREAD = "whole_sequence"
 """The name under which a rematerialisation policy knows an activation that was gathered along the sequence."""
@@ -57,8 +57,8 @@ def equal_shares(x: Float[Array, "..."]) -> Float[Array, "..."]:
     if layout is None:
         return x
     tokens = token_axes()
-    ways = math.prod(size for axis, size in layout.sizes.items() if axis not in tokens)
-    return _equal_shares(ways, x) if ways > 1 else x
+    axes = tuple(axis for axis, size in layout.sizes.items() if axis not in tokens and size > 1)
+    return _equal_shares(axes, x) if axes else x
 
 
 def own_sequence(x: Any) -> Any:
@@ -80,8 +80,10 @@ def sequence_parallel_axes() -> MeshAxes:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _equal_shares(ways: int, x: jax.Array) -> jax.Array:
+def _equal_shares(axes: MeshAxes, x: jax.Array) -> jax.Array:
     return x
 
 
-_equal_shares.defvjp(lambda ways, x: (x, None), lambda ways, _, gradient: (gradient / ways,))
+_equal_shares.defvjp(
+    lambda axes, x: (x, None), lambda axes, _, gradient: (shared(gradient / jax.lax.axis_size(axes), axes),)
+)

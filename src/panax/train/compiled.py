@@ -21,6 +21,7 @@ from ..mesh.legality import Needs, check, fitted_rules, remarks
 from ..mesh.rules import divisors
 from ..optim import Optimizer, optimizer_state_axes
 from ..parallel.context import zigzag_order
+from ..spmd.checking import check_program
 from .sending import HeldRows, Sender, global_array, held_by
 from .update import Scalars, StepConfig, evaluation_step, train_step
 
@@ -306,7 +307,11 @@ class CompiledStep:
         return self._program_for(self._evaluate, batch, self._compile_evaluate)(state, batch)
 
     def lower(self, batch: Mapping[str, Any]) -> Any:
-        """The training step lowered for the shapes of `batch` (abstract or real), to be compiled or read."""
+        """The training step lowered for the shapes of `batch` (abstract or real), to be compiled or read.
+
+        Raises:
+            LayoutError: The batch can't lie on the mesh, or a sum over devices is forgotten (`StepConfig.check_sums`).
+        """
         self._check_batch(batch, self.program.config.micro_batches)
         for remark in remarks(self._needs, self.placement.sizes):
             warnings.warn(remark, stacklevel=2)
@@ -314,7 +319,7 @@ class CompiledStep:
         function = partial(self.program.step, batch_axes=self.batch_axes)
         step = jax.jit(function, donate_argnums=0, out_shardings=(self.shardings, replicated))
         with self.placement.activate():
-            return step.lower(self._abstract_state(), self._abstract_batch(batch))
+            return self._checked_program(step.trace(self._abstract_state(), self._abstract_batch(batch))).lower()
 
     def _compile_train(self, batch: Mapping[str, Any]) -> Any:
         return self.lower(batch).compile()
@@ -322,8 +327,13 @@ class CompiledStep:
     def _compile_evaluate(self, batch: Mapping[str, Any]) -> Any:
         with self.placement.activate():
             function = partial(self.program.evaluate, batch_axes=self.batch_axes)
-            lowered = jax.jit(function).lower(self._abstract_state(), self._abstract_batch(batch))
-            return lowered.compile()
+            traced = jax.jit(function).trace(self._abstract_state(), self._abstract_batch(batch))
+            return self._checked_program(traced).lower().compile()
+
+    def _checked_program(self, traced: Any) -> Any:
+        if self.program.config.check_sums:
+            check_program(traced.jaxpr)
+        return traced
 
     def _abstract_state(self) -> Any:
         def shaped(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:

@@ -6,18 +6,21 @@ the bytes on the wire are those of the stated algorithm. Any other task sees who
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 
-from ..core import Axes, Batch, Evaluation, Gradients, Task, current_layout, map_axes, use_layout
+from ..core import Axes, Batch, Evaluation, Gradients, Task, current_layout, map_axes, path_name, use_layout
 from ..core.layout import Layout
+from ..core.measures import Maximum
 from ..mesh.placement import as_spec
 from ..mesh.rules import MESH_AXES
 from ..spmd import gradients_of, merge_over_devices, token_axes
 from ..spmd.collectives import all_reduce
+from ..spmd.marks import Holds, expected
 from ..spmd.once import closed_gradients, gathered_once
 
 BatchAxes = Mapping[str, Axes]
@@ -98,20 +101,42 @@ def _gathered_once(task: Task, layout: Layout, params: Any, axes: Any) -> Any:
 def _summed(layout: Layout, gradients: Any, axes: Any) -> Any:
     """The once-a-step reduction: over all mesh axes that a parameter is not split over."""
 
-    def one(gradient: Any, leaf_axes: Axes) -> Any:
+    def one(name: str, gradient: Any, leaf_axes: Axes) -> Any:
         stored = {axis for dim in layout.storage(leaf_axes) for axis in dim}
         rest = tuple(axis for axis in MESH_AXES if layout.sizes[axis] > 1 and axis not in stored)
-        return all_reduce(gradient, rest)
+        holds = dict.fromkeys(stored, (Holds.SPLIT, Holds.WHOLE)) | dict.fromkeys(rest, (Holds.PARTIAL,))
+        return all_reduce(expected(gradient, holds, f"the gradient of {name}"), rest)
 
-    leaves, treedef = jax.tree.flatten(gradients, is_leaf=lambda g: g is None)
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=lambda g: g is None)
     return treedef.unflatten(
-        [None if g is None else one(g, tuple(a)) for g, a in zip(leaves, treedef.flatten_up_to(axes))]
+        [
+            None if g is None else one(path_name(path), g, tuple(a))
+            for (path, g), a in zip(leaves, treedef.flatten_up_to(axes))
+        ]
     )
 
 
 def _merged(losses: Any, model_state: Any, metrics: Any) -> tuple[Any, Any, Any]:
     axes = token_axes()
+    losses, metrics = _expected_of_tokens(losses, "loss"), _expected_of_tokens(metrics, "metric")
     return merge_over_devices(losses, axes), model_state, merge_over_devices(metrics, axes)
+
+
+def _expected_of_tokens(measures: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Each device's share is of its own tokens; devices that hold the same ones have found the same."""
+    elsewhere = dict.fromkeys(MESH_AXES, (Holds.WHOLE,))
+
+    def one(name: str, measure: Any) -> Any:
+        of_tokens = (Holds.SPLIT, Holds.WHOLE) if isinstance(measure, Maximum) else (Holds.PARTIAL,)
+        holds = elsewhere | dict.fromkeys(token_axes(), of_tokens)
+        counted = {
+            field: expected(getattr(measure, field), holds, f"the {field} of {kind} {name!r}")
+            for field in measure.__dataclass_fields__
+            if field != "coefficient"
+        }
+        return dataclasses.replace(measure, **counted)
+
+    return {name: one(name, measure) for name, measure in measures.items()}
 
 
 def _whole_arrays() -> contextlib.AbstractContextManager[None]:
