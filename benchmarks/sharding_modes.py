@@ -21,14 +21,14 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from panax.core import contract
-from panax.core.collectives import all_reduce
 from panax.mesh import MESH_AXES, MeshShape, Placement
 from panax.models import PRESETS, DecoderTask
 from panax.optim import AdamW
 from panax.parallel import rematerialise
 from panax.plan import parse_target, plan_step, target_devices
 from panax.plan.collectives import count_collectives
+from panax.spmd import contract
+from panax.spmd.collectives import all_reduce
 from panax.train import CompiledStep, Program
 
 LAYERS, EMBED, FFN, ROWS, LENGTH, DEVICES = 4, 4096, 14336, 64, 2048, 64

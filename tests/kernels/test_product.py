@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from panax.core import add_bias, contract
 from panax.kernels.product import _matrices, product, sum_of_rows, walled
 from panax.layers.feed_forward import ACTIVATIONS
 from panax.parallel import scan_layers
+from panax.spmd import add_bias, contract
 
 SIZES = {"a": 2, "b": 9, "c": 16, "d": 4, "e": 8}
 EQUATIONS = (

@@ -9,11 +9,11 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from panax.core import LayoutError
-from panax.core.contraction import equal_shares
 from panax.core.layout import use_layout
 from panax.layers.embedding import Embedding
 from panax.mesh import MeshShape, Placement, Rules
 from panax.mesh.rules import COMPUTE, STORAGE
+from panax.spmd import equal_shares
 
 ROWS, EMBED = 16, 8
 RNG = np.random.default_rng(0)

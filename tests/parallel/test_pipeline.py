@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from panax.core.collectives import merge_over_devices
 from panax.core.measures import Loss, Maximum, Mean, Sum
 from panax.mesh import MeshShape, Placement
 from panax.parallel import Pipeline
 from panax.parallel.pipeline import AXIS, Share, Work, run
 from panax.parallel.schedules import build
+from panax.spmd import merge_over_devices
 
 MICRO_BATCHES, LENGTH, WIDTH = 6, 4, 8
 BALANCE = 0.03

@@ -10,6 +10,7 @@ import jax
 from ..core import Axes, Batch, Evaluation, Task, TrainState, named_leaves
 from ..core.errors import RecipeError
 from ..core.task import Gradients
+from ..spmd import accumulated
 from .layouts import Kind, automatic_axes
 from .losses import read_loss
 from .placing import place, zeros
@@ -125,7 +126,7 @@ class AdaptedTask(Task):
         count = jax.tree.leaves(micro_batches)[0].shape[0]
         if self.model.one_pass is not None and count > 1:
             raise RecipeError(f"step.micro_batches={count}: {self.model.one_pass}; set step.micro_batches=1")
-        return super().gradients(params, state, micro_batches, key, trainable)
+        return accumulated(self, params, state, micro_batches, key, trainable)
 
     def parameter_axes(self, params: Params) -> Any:
         return jax.tree.structure(params).unflatten([self._axes[name] for name in named_leaves(params)])

@@ -1,4 +1,4 @@
-"""What every other room speaks in: tasks, modules, logical axes, named contraction, measures, state, errors."""
+"""What every other room speaks in: tasks, modules, logical axes, measures, state, errors."""
 
 from typing import TYPE_CHECKING
 
@@ -6,17 +6,6 @@ from .lazy import lazily
 
 if TYPE_CHECKING:
     from .axes import annotation_axes, map_axes, named_leaves, pair_axes, path_name
-    from .bias import add_bias
-    from .contraction import (
-        contract,
-        contract_whole,
-        equal_shares,
-        gather,
-        opened_once,
-        own_sequence,
-        scatter_sequence,
-        whole_sequence,
-    )
     from .dropping import dropout, uniform
     from .errors import (
         CheckpointError,
@@ -40,17 +29,6 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "axes": ("annotation_axes", "map_axes", "named_leaves", "pair_axes", "path_name"),
-    "bias": ("add_bias",),
-    "contraction": (
-        "contract",
-        "contract_whole",
-        "equal_shares",
-        "gather",
-        "opened_once",
-        "own_sequence",
-        "scatter_sequence",
-        "whole_sequence",
-    ),
     "dropping": ("dropout", "uniform"),
     "errors": (
         "CheckpointError",
@@ -79,9 +57,7 @@ __all__ = [
     "Axes", "Batch", "CheckpointError", "DamagedError", "DataError", "DataFacts", "Evaluation", "Faults", "Gradients", "Guard",
     "Layout", "LayoutError", "Loss", "Losses", "Maximum", "Mean", "Metrics", "ModelState", "Module", "PanaxError",
     "Params", "Position", "RecipeError", "Source", "SourcedBatch", "StoreError", "Sum", "Target", "Task", "TrainState",
-    "TrainingError", "Traits", "add_bias", "annotation_axes", "constant", "contract", "contract_whole", "current_layout",
-    "current_scope", "current_target", "debugging", "dropout", "equal_shares", "gather", "logical_axes", "map_axes",
-    "merge_measures", "name_key", "named_leaves", "nearest", "normal", "opened_once", "own_sequence", "pair_axes",
-    "parameter", "path_name", "real_values", "scatter_sequence", "scope", "stack", "stacked", "total_loss", "uniform",
-    "use_layout", "whole_sequence",
+    "TrainingError", "Traits", "annotation_axes", "constant", "current_layout", "current_scope", "current_target", "debugging",
+    "dropout", "logical_axes", "map_axes", "merge_measures", "name_key", "named_leaves", "nearest", "normal", "pair_axes",
+    "parameter", "path_name", "real_values", "scope", "stack", "stacked", "total_loss", "uniform", "use_layout",
 ]  # fmt: skip

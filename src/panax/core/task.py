@@ -8,15 +8,11 @@ import abc
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .collectives import over_tokens
-from .layout import current_layout
-from .measures import Losses, Metrics, Scalar, merge_stacked, total_loss
+from .measures import Losses, Metrics, Scalar
 from .protocols import Batch, ModelState, Params
-from .weights import split_slots
 
 
 class DataFacts(NamedTuple):
@@ -184,37 +180,14 @@ class Task(abc.ABC):
 
     def gradients(
         self, params: Params, state: ModelState, micro_batches: Batch, key: jax.Array, trainable: Any
-    ) -> Gradients:
-        """Gradients of the total loss over all micro-batches.
+    ) -> Gradients | None:
+        """Gradients of the total loss over all micro-batches; None, the default, where the step is to differentiate `loss`.
 
-        The task owns this loop, not the step: a pipeline interleaves forwards and backwards of several micro-batches, and a
-        traced graph returns gradients itself. The default differentiates `loss` and accumulates by a scan.
+        The task owns the loop over micro-batches, not the step: a pipeline interleaves forwards and backwards of several of
+        them, and a traced graph returns gradients itself. What the step does by default is `panax.spmd.accumulated`.
 
         Args:
             micro_batches: Every leaf with one more leading axis, the micro-batches in order.
             trainable: A tree of bools like `params`.
         """
-        free, frozen = eqx.partition(params, trainable)
-        free, gathered = split_slots(free)
-        count = jax.tree.leaves(micro_batches)[0].shape[0]
-        # On a mesh this device's own weight is not the whole one either.
-        alone = count == 1 and current_layout() is None
-        weights = None if alone else over_tokens(dict(self.loss_weights(params, state, micro_batches, key)))
-
-        def objective(free: Params, state: ModelState, batch: Batch) -> tuple[Scalar, Evaluation]:
-            result = self.loss(eqx.combine(free, gathered, frozen), state, batch, key, True)
-            return total_loss(result.losses, weights), result
-
-        differentiate = jax.grad(objective, has_aux=True)
-        if count == 1:
-            gradients, result = differentiate(free, state, jax.tree.map(lambda x: x[0], micro_batches))
-            return Gradients(gradients, *result)
-
-        def accumulate(carry: tuple[Params, ModelState], batch: Batch) -> tuple[tuple[Params, ModelState], Any]:
-            sums, state = carry
-            gradients, result = differentiate(free, state, batch)
-            return (jax.tree.map(jnp.add, sums, gradients), result.state), (result.losses, result.metrics)
-
-        zeros = jax.tree.map(jnp.zeros_like, free)
-        (gradients, state), (losses, metrics) = jax.lax.scan(accumulate, (zeros, state), micro_batches)
-        return Gradients(gradients, merge_stacked(losses, count), state, merge_stacked(metrics, count))
+        return None

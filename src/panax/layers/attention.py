@@ -11,19 +11,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..core import (
     Module,
-    add_bias,
     constant,
-    contract,
-    contract_whole,
     current_layout,
     current_target,
     normal,
     parameter,
 )
-from ..core.collectives import axis_index
 from ..core.layout import axis_size
 from ..kernels.attention import attention
 from ..parallel.context_choice import ContextAttention, context_attention
+from ..spmd import add_bias, contract, contract_whole
+from ..spmd.collectives import axis_index
 from .norm import Norm
 from .rotary import Rotary
 

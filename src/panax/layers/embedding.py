@@ -1,20 +1,22 @@
 """Token and position embeddings, and the output head."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ..core import Module, current_layout, normal, own_sequence, parameter, scatter_sequence
-from ..core.collectives import all_reduce, axis_index, token_axes
-from ..core.contraction import sequence_parallel_axes
+from ..core import Module, current_layout, normal, parameter
 from ..core.errors import LayoutError
 from ..core.layout import MeshAxes
 from ..core.module import Initialiser
 from ..core.protocols import Axes
-from ..core.weights import Source, opened
+from ..spmd import open_weight, own_sequence, scatter_sequence, sequence_parallel_axes, token_axes
+from ..spmd.collectives import axis_index
+from ..spmd.linear import summed
+from ..spmd.marks import Holds, declared
+from ..spmd.weights import Opened
 
 
 class Embedding(Module):
@@ -30,15 +32,18 @@ class Embedding(Module):
         """
         layout = current_layout()
         split = () if layout is None else layout.compute(("vocab",))[0]
+        if split:
+            _check_split(split)
+        table = open_weight(self.table, "vocab embed", dtype)
         if not split:
-            return _look_up("vocab embed", dtype, self.table, own_sequence(tokens))
-        _check_split(split)
-        rows = _rows_here(self.table, "vocab embed")
+            return _looked_up(table, own_sequence(tokens))
+        rows = table.value.shape[0]
         local = tokens - (axis_index(split) * rows).astype(tokens.dtype)
         inside = (local >= 0) & (local < rows)
         # A token of another device reads no row and adds to none.
-        part = _look_up("vocab embed", dtype, self.table, jnp.where(inside, local, rows))
-        return scatter_sequence(part) if sequence_parallel_axes() else _sum_whole(split, part)
+        part = _looked_up(table, jnp.where(inside, local, rows))
+        part = declared(part, dict.fromkeys(split, Holds.PARTIAL))
+        return scatter_sequence(part) if sequence_parallel_axes() else summed(part, split)
 
 
 class PositionEmbedding(Module):
@@ -47,7 +52,7 @@ class PositionEmbedding(Module):
     table: Float[Array, "position embed"] = parameter(normal(std=0.02))
 
     def __call__(self, position: Int[Array, "batch seq"], dtype: Any) -> Float[Array, "batch residual embed"]:
-        return _look_up("position embed", dtype, self.table, own_sequence(position))
+        return _looked_up(open_weight(self.table, "position embed", dtype), own_sequence(position))
 
 
 class Head(Module):
@@ -80,55 +85,31 @@ def _check_split(split: MeshAxes) -> None:
         )
 
 
-def _rows_here(table: Any, axes: str) -> int:
-    """How many rows of a table this device looks up: those that it holds, and those that are gathered for it."""
-    source, value, _ = opened(table, tuple(axes.split()))
-    ways = 1 if source.gathered or not source.gathers[0] else jax.lax.axis_size(source.gathers[0])
-    return value.shape[0] * ways
+def _looked_up(table: Opened, index: jax.Array) -> jax.Array:
+    return _look_up(table.slot.dtype.name, table, index)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sum_whole(axes: MeshAxes, part: jax.Array) -> jax.Array:
-    """Partial sums, added up on every device. The cotangent that each device has of a whole residual stream is a share of it."""
-    return all_reduce(part, axes)
+def _look_up(gradient_dtype: str, table: Opened, index: jax.Array) -> jax.Array:
+    return table.value.at[index].get(mode="fill", fill_value=0)
 
 
-_sum_whole.defvjp(
-    lambda axes, part: (all_reduce(part, axes), None),
-    lambda axes, _, gradient: (all_reduce(gradient, axes),),
-)
+def _look_up_forward(
+    gradient_dtype: str, table: Opened, index: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    # Of the table only the number of rows is needed: an array without elements has it.
+    return _look_up(gradient_dtype, table, index), (index, jnp.zeros((table.value.shape[0], 0), bool))
 
 
-class _Static(NamedTuple):
-    source: Source
-    dtype: str
-    rows: int
-
-
-def _look_up(axes: str, dtype: Any, table: Any, index: jax.Array) -> jax.Array:
-    source, value, slot = opened(table, tuple(axes.split()))
-    return _take(_Static(source, jnp.dtype(dtype).name, _rows_here(table, axes)), value, slot, index)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _take(static: _Static, value: jax.Array, slot: jax.Array | None, index: jax.Array) -> jax.Array:
-    return static.source.place(value, static.dtype).at[index].get(mode="fill", fill_value=0)
-
-
-def _take_forward(
-    static: _Static, value: jax.Array, slot: jax.Array | None, index: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    return _take(static, value, slot, index), index
-
-
-def _take_backward(static: _Static, index: jax.Array, gradient: jax.Array) -> tuple[Any, Any, None]:
+def _look_up_backward(gradient_dtype: str, saved: Any, gradient: jax.Array) -> tuple[Any, None]:
+    index, rows = saved
     # A frequent token's gradient is a sum of thousands: it is added up in the parameter's own precision.
-    wide = gradient.astype(static.source.dtype)
+    wide = gradient.astype(gradient_dtype)
     # Tied to the gradient: else XLA makes the zeros together with those of the loss, and keeps them for the whole backward pass.
-    wide, zero = jax.lax.optimization_barrier((wide, jnp.zeros((), static.source.dtype)))
-    whole = jnp.broadcast_to(zero, (static.rows, gradient.shape[-1]))
-    gradient = static.source.returned(whole.at[index].add(wide, mode="drop"))
-    return (None, gradient, None) if static.source.gathered else (gradient, None, None)
+    wide, zero = jax.lax.optimization_barrier((wide, jnp.zeros((), gradient_dtype)))
+    whole = jnp.broadcast_to(zero, (rows.shape[0], gradient.shape[-1]))
+    summed = whole.at[index].add(wide, mode="drop")
+    return Opened(None, summed), None  # pyright: ignore[reportArgumentType]
 
 
-_take.defvjp(_take_forward, _take_backward)
+_look_up.defvjp(_look_up_forward, _look_up_backward)

@@ -17,9 +17,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from ..core import Module, Target, current_layout, current_target, normal, opened_once, parameter, whole_sequence
-from ..core.collectives import all_gather, axis_index, reduce_scatter
-from ..core.contraction import PRODUCT, scatter_sequence, sequence_parallel_axes
+from ..core import Module, Target, current_layout, current_target, normal, parameter
 from ..core.layout import MeshAxes
 from ..kernels.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product, runs_in_blocks
 from ..kernels.grouped_feed_forward import Matrices, chunked_feed_forward
@@ -27,6 +25,10 @@ from ..parallel.exchange import Exchange, Plan
 from ..parallel.remat import EXCHANGED
 from ..parallel.rounds import in_rounds
 from ..parallel.rows import RowMap, collect, spread
+from ..spmd import open_weight, scatter_sequence, sequence_parallel_axes, whole_sequence
+from ..spmd.collectives import all_gather, axis_index
+from ..spmd.contraction import PRODUCT
+from ..spmd.linear import joined, scattered
 from .feed_forward import ACTIVATIONS, Activation
 from .routing import Assigned, rank_by_expert
 
@@ -50,7 +52,7 @@ class Experts(Module):
         layout = current_layout()
         over, split = ((), ()) if layout is None else layout.compute(("expert", "expert_ffn"))
         opened = [
-            (None, None) if w is None else opened_once(w, axes, x.dtype)
+            (None, None) if w is None else open_weight(w, axes, x.dtype)
             for w, axes in (
                 (self.w_gate, "expert embed expert_ffn"),
                 (self.w_up, "expert embed expert_ffn"),
@@ -168,11 +170,11 @@ class _Round:
         row = _place(arrivals.expert, arrivals.rank, groups.starts + before, groups.rows)
         places_here = RowMap.of_places(all_gather(row, self.beside, 0)[:, None], groups.rows)
         y = self.work(spread(arrived, places_here), spread(weights, places_here), values, slots, groups)
-        returned: jax.Array = _own_rows(self.beside, collect(y, places_here))
+        returned: jax.Array = scattered(collect(y, places_here), self.beside, 0)
         return collect(self.exchange.bring(returned, plan, window, self.count), places)
 
     def _send(self, rows: jax.Array, plan: Plan, window: Any) -> jax.Array:
-        return _all_rows(self.beside, checkpoint_name(self.exchange.send(rows, plan, window), EXCHANGED))
+        return joined(checkpoint_name(self.exchange.send(rows, plan, window), EXCHANGED), self.beside, 0)
 
 
 def _place(expert: jax.Array, rank: jax.Array, starts: jax.Array, none: int) -> Int[Array, " assignment"]:
@@ -230,23 +232,3 @@ _multiplied.defvjp(_multiplied_forward, _multiplied_backward)
 
 def _multiply(target: Target, rows: jax.Array, value: jax.Array, slot: Any, groups: Groups) -> jax.Array:
     return checkpoint_name(_multiplied(target, rows, value, slot, groups), PRODUCT)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _all_rows(axes: MeshAxes, rows: jax.Array) -> jax.Array:
-    """The rows of all devices along `axes`; cotangents there are partial sums."""
-    return all_gather(rows, axes, 0)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _own_rows(axes: MeshAxes, rows: jax.Array) -> jax.Array:
-    """This device's rows of partial sums, added up."""
-    return reduce_scatter(rows, axes, 0)
-
-
-_all_rows.defvjp(
-    lambda axes, rows: (all_gather(rows, axes, 0), None), lambda axes, _, gradient: (reduce_scatter(gradient, axes, 0),)
-)
-_own_rows.defvjp(
-    lambda axes, rows: (reduce_scatter(rows, axes, 0), None), lambda axes, _, gradient: (all_gather(gradient, axes, 0),)
-)

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..core import Module, add_bias, constant, contract, contract_whole, normal, parameter
+from ..core import Module, constant, normal, parameter
 from ..kernels.precision import accumulation_dtype
+from ..spmd import add_bias, contract, contract_whole
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from ..core import Module, contract, gather, normal, parameter, whole_sequence
+from ..core import Module, normal, parameter
 from ..core.errors import RecipeError
 from ..core.validated import Validated
 from ..parallel.context_choice import ContextAttention
+from ..spmd import contract, gather, whole_sequence
 from .attention import attend, positions_seen
 from .norm import Norm
 from .rotary import Rotary

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array, Float, Int
 
-from ..core import current_layout, current_target, whole_sequence
+from ..core import current_layout, current_target
 from ..core.errors import LayoutError
 from ..core.target import Target
-from ..core.weights import Source, opened
 from ..kernels.cross_entropy import cross_entropy_sums, cross_entropy_sums_and_gradients
+from ..spmd import open_at_rest, whole_sequence
+from ..spmd.weights import OpenedAtRest
 
 
 class TokenLoss(NamedTuple):
@@ -45,14 +46,13 @@ def token_loss(
         z_loss: Weight of the squared log-partition that is added to the loss (PaLM, arXiv:2204.02311, section 5).
         vocab_size: The table's rows from here on are padding and get probability 0.
     """
-    source, value, slot = opened(table, ("vocab", "embed"))
-    static = _Static(source, soft_cap, z_loss, vocab_size, _vocab_axis(), current_target())
-    sums: tuple[jax.Array, jax.Array] = _token_loss(static, whole_sequence(hidden), value, slot, targets, mask)
+    static = _Static(soft_cap, z_loss, vocab_size, _vocab_axis(), current_target())
+    head = open_at_rest(table, "vocab embed", hidden.dtype)
+    sums: tuple[jax.Array, jax.Array] = _token_loss(static, whole_sequence(hidden), head, targets, mask)
     return TokenLoss(*sums)
 
 
 class _Static(NamedTuple):
-    source: Source
     soft_cap: float | None
     z_loss: float
     vocab_size: int | None
@@ -61,7 +61,7 @@ class _Static(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._fields if name != "source"}
+        return self._asdict()
 
 
 def _vocab_axis() -> str | None:
@@ -78,38 +78,26 @@ def _flat(x: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _token_loss(
-    static: _Static,
-    hidden: jax.Array,
-    value: jax.Array,
-    slot: jax.Array | None,
-    targets: jax.Array,
-    mask: jax.Array,
+    static: _Static, hidden: jax.Array, head: OpenedAtRest, targets: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    table = static.source.place(value, hidden.dtype)
-    sums = cross_entropy_sums(_flat(hidden), table, targets.reshape(-1), mask.reshape(-1), **static.options)
+    sums = cross_entropy_sums(_flat(hidden), head.value, targets.reshape(-1), mask.reshape(-1), **static.options)
     return sums.loss_sum, sums.correct_sum
 
 
 def _token_loss_forward(
-    static: _Static,
-    hidden: jax.Array,
-    value: jax.Array,
-    slot: jax.Array | None,
-    targets: jax.Array,
-    mask: jax.Array,
+    static: _Static, hidden: jax.Array, head: OpenedAtRest, targets: jax.Array, mask: jax.Array
 ) -> tuple[tuple[jax.Array, jax.Array], Any]:
-    table = static.source.place(value, hidden.dtype)
     sums, dx, dtable = cross_entropy_sums_and_gradients(
-        _flat(hidden), table, targets.reshape(-1), mask.reshape(-1), **static.options
+        _flat(hidden), head.value, targets.reshape(-1), mask.reshape(-1), **static.options
     )
-    return (sums.loss_sum, sums.correct_sum), (dx.reshape(hidden.shape), static.source.returned(dtable))
+    # Returned at once: a device then keeps its own part of the head's gradient until the backward pass.
+    returned = OpenedAtRest(None, head.returned(dtable), None, head.to)
+    return (sums.loss_sum, sums.correct_sum), (dx.reshape(hidden.shape), returned)
 
 
 def _token_loss_backward(static: _Static, saved: Any, gradient: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
-    dx, dtable = saved
     scale = gradient[0]
-    dx, dtable = dx * scale.astype(dx.dtype), dtable * scale.astype(dtable.dtype)
-    return (dx, None, dtable, None, None) if static.source.gathered else (dx, dtable, None, None, None)
+    return *jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), saved), None, None
 
 
 _token_loss.defvjp(_token_loss_forward, _token_loss_backward)

@@ -6,10 +6,10 @@ import jax
 from jaxtyping import Array, Float
 
 from ..core import Loss, Mean, Module, Sum, normal
-from ..core.collectives import all_reduce, token_axes
-from ..core.contraction import sequence_parallel_axes, sum_over_sequence
 from ..core.layout import current_layout
 from ..core.measures import Losses, Metrics
+from ..spmd import sequence_parallel_axes, sum_over_sequence, token_axes
+from ..spmd.collectives import all_reduce
 from .experts import Experts
 from .feed_forward import Activation, FeedForward
 from .moe_config import MoE

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..core import Module, constant, gather, parameter
+from ..core import Module, constant, parameter
+from ..spmd import gather
 
 
 class Norm(Module):

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from ..core import Module, contract, current_layout, normal, parameter, uniform
-from ..core.collectives import all_gather
-from ..core.layout import axis_size
+from ..core import Module, current_layout, normal, parameter, uniform
+from ..core.layout import MeshAxes, axis_size
 from ..parallel.context import zigzag_inverse
+from ..spmd import Holds, contract, declared
+from ..spmd.collectives import all_gather
 from .moe_config import MoE
 
 
@@ -169,7 +170,9 @@ def _by_expert(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[Assigned, j
     expert = jnp.where(here, expert, experts).reshape(batch, -1)
     weight = jnp.where(here, weight, 0.0).reshape(batch, -1)
     assigned = Assigned(inside.reshape(batch, -1), expert, weight, uses=None, most=expert.shape[1])
-    return assigned, _count(expert, experts), jnp.float32(0.0)
+    # Each device counts its own tokens among those of the whole row.
+    load = declared(_count(expert, experts), dict.fromkeys(_row_axes(), Holds.PARTIAL))
+    return assigned, load, jnp.float32(0.0)
 
 
 def rank_by_expert(
@@ -192,10 +195,15 @@ def _count(expert: jax.Array, experts: int) -> jax.Array:
     return jax.vmap(lambda row: jnp.zeros(experts, jnp.float32).at[row].add(1.0, mode="drop"))(expert)
 
 
+def _row_axes() -> MeshAxes:
+    """The mesh axes that a row's positions are split over."""
+    layout = current_layout()
+    return () if layout is None else layout.compute(("residual",))[0]
+
+
 def _whole_rows(x: jax.Array) -> jax.Array:
     """All positions of this device's rows, in their order."""
-    layout = current_layout()
-    axes = () if layout is None else layout.compute(("residual",))[0]
+    axes = _row_axes()
     if not axes:
         return x
     rows = all_gather(x, axes, 1)

@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from ..core import Batch, Evaluation, Gradients, current_layout, logical_axes, total_loss, use_layout
-from ..core.collectives import over_tokens, scatter_dims
-from ..core.contraction import sequence_parallel_axes
 from ..core.layout import axis_size
 from ..core.measures import Losses, Metrics
-from ..core.weights import gathered_once, gathers_of, slot_gradients, split_slots
 from ..parallel.pipeline import AXIS, Outcome, Share, Work, chunk_of, run
 from ..parallel.schedules import build
+from ..spmd import over_tokens, sequence_parallel_axes
+from ..spmd.once import closed_gradients, gathered_once, slot_gradients, split_slots
 from .decoder import Decoder
 from .decoder_stages import StageLayers
 
@@ -29,7 +28,7 @@ def gradients(
     weights = over_tokens(dict(task.loss_weights(params, state, micro_batches, key)))
     layers = StageLayers.of(task.model, task.pipeline.chunks, params, task.weight_dtype)
     outcome, outer_axes = _run(task, params, state, layers, micro_batches, key, weights, train=True)
-    outer = _closed(slot_gradients(outcome.outer), outer_axes)
+    outer = closed_gradients(outcome.outer, outer_axes)
     found = dataclasses.replace(outer, stacks=layers.returned(slot_gradients(outcome.chunks)))
     kept = jax.tree.map(lambda gradient, keep: gradient if keep else None, found, trainable)
     losses, metrics = _all_measures(outcome)
@@ -70,11 +69,7 @@ def _run(
     outer = dataclasses.replace(params, stacks=())
     axes = logical_axes(outer)
     if layout.zero != "3":
-        leaves, treedef = jax.tree.flatten(outer)
-        outer = treedef.unflatten(
-            gathered_once(w, tuple(a), task.weight_dtype, scattered=layout.zero == "2")
-            for w, a in zip(leaves, treedef.flatten_up_to(axes))
-        )
+        outer = gathered_once(outer, axes, task.weight_dtype, scattered=layout.zero == "2")
     free, fixed = split_slots(outer)
     free_layers, fixed_layers = split_slots(layers.weights)
 
@@ -114,12 +109,3 @@ def _share_of(leaf: jax.Array, share: Share) -> jax.Array:
     each = share.output.shape[0]
     padded = jnp.pad(flat, ((0, 0), (0, each * share.parts - flat.shape[1])))
     return jax.lax.dynamic_slice_in_dim(padded, share.part * each, each, axis=1).reshape(-1)
-
-
-def _closed(gradients: Any, axes: Any) -> Any:
-    """Gradients of weights that were gathered once, in their storage layout."""
-    layout = current_layout()
-    if layout is None or layout.zero != "1":
-        return gradients
-    leaves, treedef = jax.tree.flatten(gradients)
-    return treedef.unflatten(scatter_dims(g, gathers_of(tuple(a))) for g, a in zip(leaves, treedef.flatten_up_to(axes)))

@@ -16,15 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import current_layout, logical_axes, use_layout
-from ..core.collectives import gather_dims, scatter_dims
 from ..core.expected import shares
 from ..core.layout import Layout, axis_size
 from ..core.protocols import Axes
-from ..core.weights import Weight, gathers_of, once_dtype
 from ..layers import RouterTerms
 from ..parallel import RematPolicy, rematerialise, scan_layers
 from ..parallel.pipeline import AXIS
 from ..parallel.schedules import layers_by_stage
+from ..spmd.collectives import gather_dims, scatter_dims
+from ..spmd.marks import Holds, declared
+from ..spmd.once import Weight, once_dtype
+from ..spmd.weights import gathers_of
 from .decoder import Context, Decoder
 from .decoder_config import DecoderConfig
 from .decoder_units import Unit, runs
@@ -241,7 +243,8 @@ class StageRun:
         else:
             gradient = jax.lax.all_to_all(gradient, AXIS, split_axis=dim, concat_axis=0, tiled=True)
             places = np.where(order < 0, count, order).reshape(-1)
-        return jnp.zeros((count, *gradient.shape[1:]), gradient.dtype).at[places].set(gradient, mode="drop")
+        placed = jnp.zeros((count, *gradient.shape[1:]), gradient.dtype).at[places].set(gradient, mode="drop")
+        return declared(placed, {AXIS: Holds.PARTIAL if dim is None else Holds.SPLIT}, dim or 0)
 
     def _split_dim(self, axes: Axes) -> int | None:
         """The dimension that is split over stages in storage, besides the layers."""

@@ -7,8 +7,7 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from ..core import Batch, DataFacts, Evaluation, Gradients, Loss, Mean, Sum, Task, logical_axes, own_sequence
-from ..core.collectives import over_tokens
+from ..core import Batch, DataFacts, Evaluation, Gradients, Loss, Mean, Sum, Task, logical_axes
 from ..core.errors import RecipeError
 from ..core.layout import axis_size
 from ..core.measures import Losses, Metrics
@@ -17,6 +16,7 @@ from ..layers import RouterTerms, router_measures, router_weights, token_loss
 from ..mesh import MESH_AXES
 from ..parallel import ContextAttention, Pipeline, RematPolicy
 from ..parallel.context import sequence_places
+from ..spmd import accumulated, over_tokens, own_sequence
 from . import decoder_pipeline
 from .decoder import Context, Decoder
 from .decoder_config import DecoderConfig
@@ -129,7 +129,7 @@ class DecoderTask(Validated, Task):
         if axis_size("stage") > 1:
             found = decoder_pipeline.gradients(self, params, state, micro_batches, key, trainable)
         else:
-            found = super().gradients(params, state, micro_batches, key, trainable)
+            found = accumulated(self, params, state, micro_batches, key, trainable)
         return found._replace(state=self._rebalanced(state, found.metrics))
 
     def _rebalanced(self, state: Any, metrics: Metrics) -> Any:

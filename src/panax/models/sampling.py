@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from ..core import contract
 from ..core.errors import RecipeError
+from ..spmd import contract
 from .decoder import Decoder
 
 

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, Shaped
 
-from ..core import Module, add_bias, constant, contract, dropout, gather, normal, parameter, scope, stack, stacked
+from ..core import Module, constant, dropout, normal, parameter, scope, stack, stacked
 from ..core.errors import RecipeError
 from ..layers import Attention, FeedForward, Norm
 from ..parallel import RematPolicy, rematerialise, scan_layers
+from ..spmd import add_bias, contract, gather
 from .vit_config import VitConfig
 
 

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ..core import Batch, DataFacts, Evaluation, Loss, Mean, Metrics, Sum, Task, equal_shares, logical_axes
+from ..core import Batch, DataFacts, Evaluation, Loss, Mean, Metrics, Sum, Task, logical_axes
 from ..core.errors import RecipeError
 from ..core.validated import Validated
 from ..parallel import RematPolicy
+from ..spmd import equal_shares
 from .decoder_task import ComputeType
 from .flops import training_flops_per_image
 from .vit import Drawing, Vit

@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ..core.collectives import axis_index
 from ..core.layout import MeshAxes
+from ..spmd.collectives import axis_index
+from ..spmd.marks import Holds, declared
 from .rows import RowMap, collect, spread
 
 
@@ -110,16 +111,16 @@ class Exchange:
     def send(self, rows: Float[Array, "row ..."], plan: Plan, window: Window) -> Float[Array, "buffer ..."]:
         """A round's rows, of all devices to this one; what they don't fill is zeros."""
         if self.ragged:
-            return _ragged(self.axes, self.buffer, rows, self._route(plan, window))
-        return _all_to_all(self.axes, spread(rows, self._padded(plan, window, rows.shape[0])))
+            return _ragged(self.axes, self.buffer, True, rows, self._route(plan, window))
+        return _all_to_all(self.axes, True, spread(rows, self._padded(plan, window, rows.shape[0])))
 
     def bring(
         self, buffer: Float[Array, "buffer ..."], plan: Plan, window: Window, count: int
     ) -> Float[Array, "row ..."]:
         """The transpose of `send`: a round's rows back to where they came from, `count` on this device; zeros for the others."""
         if self.ragged:
-            return _ragged(self.axes, count, buffer, self._route(plan, window).reversed)
-        return collect(_all_to_all(self.axes, buffer), self._padded(plan, window, count))
+            return _ragged(self.axes, count, False, buffer, self._route(plan, window).reversed)
+        return collect(_all_to_all(self.axes, False, buffer), self._padded(plan, window, count))
 
     def arrivals(self, plan: Plan, window: Window) -> Arrivals:
         """What a round brings to this device."""
@@ -177,35 +178,44 @@ class _Route(NamedTuple):
         return _Route(self.to_here, self.sizes_in, self.from_there, self.from_here, self.sizes_out, self.to_there)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _all_to_all(axes: MeshAxes, x: jax.Array) -> jax.Array:
-    return jax.lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True)
-
-
-_all_to_all.defvjp(
-    lambda axes, x: (_all_to_all(axes, x), None), lambda axes, _, gradient: (_all_to_all(axes, gradient),)
-)
+def _arrived(rows: jax.Array, axes: MeshAxes, outward: bool) -> jax.Array:
+    """At its experts a row is nobody's part: sums over a device's rows are its experts' own. Back home it is a token's again."""
+    return declared(rows, dict.fromkeys(axes, Holds.OWN if outward else Holds.SPLIT))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _ragged(axes: MeshAxes, count: int, x: jax.Array, route: _Route) -> jax.Array:
+def _all_to_all(axes: MeshAxes, outward: bool, x: jax.Array) -> jax.Array:
+    return _arrived(jax.lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True), axes, outward)
+
+
+_all_to_all.defvjp(
+    lambda axes, outward, x: (_all_to_all(axes, outward, x), None),
+    lambda axes, outward, _, gradient: (_all_to_all(axes, not outward, gradient),),
+)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _ragged(axes: MeshAxes, count: int, outward: bool, x: jax.Array, route: _Route) -> jax.Array:
     """`count` rows, of which those that arrive are filled in."""
     # Tied to the rows: else compilers make the zeros of all exchanges at the start of a program, and keep them.
     x, zero = jax.lax.optimization_barrier((x, jnp.zeros((), x.dtype)))
     out = jnp.broadcast_to(zero, (count, *x.shape[1:]))
-    return jax.lax.ragged_all_to_all(
+    rows = jax.lax.ragged_all_to_all(
         x, out, route.from_here, route.sizes_out, route.to_there, route.sizes_in, axis_name=axes
     )
+    return _arrived(rows, axes, outward)
 
 
-def _ragged_forward(axes: MeshAxes, count: int, x: jax.Array, route: _Route) -> tuple[jax.Array, tuple]:
+def _ragged_forward(axes: MeshAxes, count: int, outward: bool, x: jax.Array, route: _Route) -> tuple[jax.Array, tuple]:
     # Of `x` only the number of rows is needed: an array without elements has it.
-    return _ragged(axes, count, x, route), (route, jnp.zeros((x.shape[0], 0), bool))
+    return _ragged(axes, count, outward, x, route), (route, jnp.zeros((x.shape[0], 0), bool))
 
 
-def _ragged_backward(axes: MeshAxes, count: int, saved: tuple, gradient: jax.Array) -> tuple[jax.Array, None]:
+def _ragged_backward(
+    axes: MeshAxes, count: int, outward: bool, saved: tuple, gradient: jax.Array
+) -> tuple[jax.Array, None]:
     route, rows = saved
-    return _ragged(axes, rows.shape[0], gradient, route.reversed), None
+    return _ragged(axes, rows.shape[0], not outward, gradient, route.reversed), None
 
 
 _ragged.defvjp(_ragged_forward, _ragged_backward)

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ..core.collectives import merge_over_devices
 from ..core.layout import axis_size
 from ..core.measures import Maximum, is_measure, merge_measures
+from ..spmd.collectives import merge_over_devices
+from ..spmd.marks import Holds, declared
 from .schedules import Schedule
 
 AXIS = "stage"
@@ -100,7 +101,9 @@ def run(schedule: Schedule, work: Work, outer: Any, chunks: Any, micro_batches: 
         layer_measures.append(_merged(of_layers))
         loss_measures.append(_merged(of_loss))
         start += ticks
-    return Outcome(carry.outer, carry.chunks, _over_stages(layer_measures), _over_stages(loss_measures))
+    # The schedule's table says which stage's ticks count; no check of single operations can follow that.
+    outer, chunks = declared((carry.outer, carry.chunks), {AXIS: Holds.UNKNOWN})
+    return Outcome(outer, chunks, _over_stages(layer_measures), _over_stages(loss_measures))
 
 
 def _tick(
@@ -255,4 +258,9 @@ def _over_stages(phases: list[Any]) -> Any:
     for measures in phases:
         if measures:
             merged = merge_measures(merged, measures) if merged else measures
-    return merge_over_devices(merged, (AXIS,))
+
+    def terms(measure: Any) -> Any:
+        holds = {AXIS: Holds.OWN if isinstance(measure, Maximum) else Holds.PARTIAL}
+        return _by_field(measure, lambda leaf: declared(leaf, holds), lambda coefficient: coefficient)
+
+    return merge_over_devices(jax.tree.map(terms, merged, is_leaf=is_measure), (AXIS,))

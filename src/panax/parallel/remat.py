@@ -6,7 +6,8 @@ from typing import Any, Literal
 import jax
 
 from ..core import current_layout
-from ..core.contraction import GATHERED, PRODUCT
+from ..spmd.contraction import PRODUCT
+from ..spmd.weights import GATHERED
 
 ATTENTION = "attention"
 """The name of what attention gives."""

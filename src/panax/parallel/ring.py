@@ -32,6 +32,7 @@ from panax.kernels.precision import accumulation_dtype
 from panax.kernels.registry import Choice, kernels_of, named_kernel, note
 from panax.parallel.context import WireBytes
 from panax.parallel.ring_chunks import Ring, chunk_gradients, chunk_outputs, pieces_of, shifts_with_work
+from panax.spmd.marks import Holds, declared
 
 _REASON = (
     "ring attention merges partial softmax sums, which only this kernel gives; "
@@ -161,7 +162,7 @@ def _forward(q, k, v, segments, ring: Ring):
     nothing = jnp.zeros(q.shape, wide), jnp.full(q.shape[:-1], MASKED, wide)
     held = _send(home, shifts[0] if shifts else None, ring)
     (out, logsumexp), _ = _tour(step, (visit(nothing, home, 0), held), shifts)
-    out = out.astype(q.dtype)
+    out, logsumexp = declared((out.astype(q.dtype), logsumexp), {ring.axis_name: Holds.SPLIT}, dim=1)
     return out, (q, k, v, segments, out, logsumexp)
 
 
@@ -194,7 +195,8 @@ def _backward(ring: Ring, saved, d_out):
     (d_q, *d_keys), _ = _tour(step, ((d_q, *no_keys), held), shifts)
     d_keys = _send(d_keys, ring.axis_size - shifts[-1] if shifts else None, ring)
     d_k, d_v = (here + back for here, back in zip(d_home, d_keys))
-    return d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype), None
+    gradients = (d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype))
+    return *declared(gradients, {ring.axis_name: Holds.SPLIT}, dim=1), None
 
 
 _attention.defvjp(_forward, _backward)

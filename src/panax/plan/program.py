@@ -30,6 +30,9 @@ _CALLS = {
 }
 """Primitives that are no more than what they call, and the parameter that holds it."""
 
+_NAMES_ONLY = ("name", "spmd_mark")
+"""Primitives that say something of their operands and do nothing."""
+
 _ROUNDED = ("dot_general", "conv_general_dilated")
 _REMATERIALISED = ("remat2", "checkpoint")
 _BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
@@ -147,7 +150,7 @@ class _Reader:
 
     def equation(self, eqn: JaxprEqn, inputs: list[Value | None], scope: str) -> Sequence[Value | None]:
         name = eqn.primitive.name
-        if name == "name":
+        if name in _NAMES_ONLY:
             return inputs
         if name == "scan" and eqn.params["length"] == 1:
             return self.once(eqn, inputs, scope)

@@ -22,6 +22,7 @@ from ..mesh.legality import Needs, check, fitted_rules, remarks
 from ..mesh.rules import divisors
 from ..optim import Optimizer, optimizer_state_axes
 from ..parallel.context import zigzag_order
+from ..spmd.checking import check_program
 from .sending import HeldRows, Sender, global_array, held_by
 from .update import Scalars, StepConfig, evaluation_step, train_step
 
@@ -312,13 +313,21 @@ class CompiledStep:
         return self._program_for(self._evaluate, batch, self._compile_evaluate)(state, batch)
 
     def lower(self, batch: Mapping[str, Any]) -> Any:
-        """The training step lowered for the shapes of `batch` (abstract or real), to be compiled or read."""
+        """The training step lowered for the shapes of `batch` (abstract or real), to be compiled or read.
+
+        Raises:
+            LayoutError: The batch can't lie on the mesh, or a sum over devices is forgotten (`StepConfig.check_sums`).
+        """
         traced = self.trace(batch)
         with self.placement.activate():
             return traced.lower()
 
     def trace(self, batch: Mapping[str, Any]) -> Any:
-        """The training step traced for the shapes of `batch` (abstract or real), to be lowered or walked."""
+        """The training step traced for the shapes of `batch` (abstract or real), to be lowered or walked.
+
+        Raises:
+            LayoutError: As `lower`.
+        """
         self._check_batch(batch, self.program.config.micro_batches)
         for remark in remarks(self._needs, self.placement.sizes):
             warnings.warn(remark, stacklevel=2)
@@ -329,7 +338,7 @@ class CompiledStep:
             traced = step.trace(self._abstract_state(), self._abstract_batch(batch))
         self.program.kernels.check_effect(taken.values())
         self.kernels_taken += [line for line in taken if line not in self.kernels_taken]
-        return traced
+        return self._checked_program(traced)
 
     def _compile_train(self, batch: Mapping[str, Any]) -> Any:
         return self.lower(batch).compile()
@@ -337,8 +346,13 @@ class CompiledStep:
     def _compile_evaluate(self, batch: Mapping[str, Any]) -> Any:
         with self.placement.activate(), use_kernels(self.program.kernels.names):
             function = partial(self.program.evaluate, batch_axes=self.batch_axes)
-            lowered = jax.jit(function).lower(self._abstract_state(), self._abstract_batch(batch))
-            return lowered.compile()
+            traced = jax.jit(function).trace(self._abstract_state(), self._abstract_batch(batch))
+            return self._checked_program(traced).lower().compile()
+
+    def _checked_program(self, traced: Any) -> Any:
+        if self.program.config.check_sums:
+            check_program(traced.jaxpr)
+        return traced
 
     def _abstract_state(self) -> Any:
         def shaped(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:

@@ -5,19 +5,23 @@ a device's shards and all communication is what `contract`, `gather` and the lay
 the bytes on the wire are those of the stated algorithm. Any other task sees whole arrays, and XLA decides.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 
-from ..core import Axes, Batch, Evaluation, Gradients, Task, current_layout, map_axes
-from ..core.collectives import all_reduce, merge_over_devices, scatter_dims, token_axes
+from ..core import Axes, Batch, Evaluation, Gradients, Task, current_layout, map_axes, path_name
 from ..core.expected import moving
 from ..core.layout import Layout, whole_arrays
-from ..core.weights import gathered_once, gathers_of, slot_gradients
+from ..core.measures import Maximum
 from ..mesh.placement import as_spec
 from ..mesh.rules import MESH_AXES
+from ..spmd import gradients_of, merge_over_devices, token_axes
+from ..spmd.collectives import all_reduce
+from ..spmd.marks import Holds, expected
+from ..spmd.once import closed_gradients, gathered_once
 
 BatchAxes = Mapping[str, Axes]
 
@@ -29,13 +33,13 @@ def gradients(
     layout = current_layout()
     if layout is None or not task.names_axes:
         with whole_arrays():
-            return task.gradients(params, model_state, split_rows(batch, parts), key, trainable)
+            return gradients_of(task, params, model_state, split_rows(batch, parts), key, trainable)
     parameter_axes = task.parameter_axes(params)
 
     def local(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Gradients:
         opened = _gathered_once(task, layout, params, parameter_axes)
-        result = task.gradients(opened, model_state, split_rows(batch, parts), key, trainable)
-        gradients = _summed(layout, slot_gradients(result.gradients), parameter_axes)
+        result = gradients_of(task, opened, model_state, split_rows(batch, parts), key, trainable)
+        gradients = _summed(layout, closed_gradients(result.gradients, parameter_axes), parameter_axes)
         return Gradients(gradients, *_merged(result.losses, result.state, result.metrics))
 
     specs = _specs(layout, task, params, model_state, batch, axes)
@@ -91,31 +95,50 @@ def _gathered_once(task: Task, layout: Layout, params: Any, axes: Any) -> Any:
     # A pipeline brings its layers to their stages first, and gathers them itself.
     if layout.zero == "3" or layout.sizes["stage"] > 1:
         return params
-    return map_axes(lambda w, a: gathered_once(w, a, task.weight_dtype, scattered=layout.zero == "2"), params, axes)
+    return gathered_once(params, axes, task.weight_dtype, scattered=layout.zero == "2")
 
 
 def _summed(layout: Layout, gradients: Any, axes: Any) -> Any:
     """The once-a-step reduction: over all mesh axes that a parameter is not split over."""
-    whole = layout.zero == "1" and layout.sizes["stage"] == 1
 
-    def one(gradient: Any, leaf_axes: Axes) -> Any:
-        if whole:
-            gradient = scatter_dims(gradient, gathers_of(leaf_axes))
+    def one(name: str, gradient: Any, leaf_axes: Axes) -> Any:
         stored = {axis for dim in layout.storage(leaf_axes) for axis in dim}
         rest = tuple(axis for axis in MESH_AXES if layout.sizes[axis] > 1 and axis not in stored)
+        holds = dict.fromkeys(stored, (Holds.SPLIT, Holds.WHOLE)) | dict.fromkeys(rest, (Holds.PARTIAL,))
         with moving("gradients once a step"):
-            return all_reduce(gradient, rest)
+            return all_reduce(expected(gradient, holds, f"the gradient of {name}"), rest)
 
-    leaves, treedef = jax.tree.flatten(gradients, is_leaf=lambda g: g is None)
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=lambda g: g is None)
     return treedef.unflatten(
-        [None if g is None else one(g, tuple(a)) for g, a in zip(leaves, treedef.flatten_up_to(axes))]
+        [
+            None if g is None else one(path_name(path), g, tuple(a))
+            for (path, g), a in zip(leaves, treedef.flatten_up_to(axes))
+        ]
     )
 
 
 def _merged(losses: Any, model_state: Any, metrics: Any) -> tuple[Any, Any, Any]:
     axes = token_axes()
+    losses, metrics = _expected_of_tokens(losses, "loss"), _expected_of_tokens(metrics, "metric")
     with moving("losses and metrics"):
         return merge_over_devices(losses, axes), model_state, merge_over_devices(metrics, axes)
+
+
+def _expected_of_tokens(measures: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Each device's share is of its own tokens; devices that hold the same ones have found the same."""
+    elsewhere = dict.fromkeys(MESH_AXES, (Holds.WHOLE,))
+
+    def one(name: str, measure: Any) -> Any:
+        of_tokens = (Holds.SPLIT, Holds.WHOLE) if isinstance(measure, Maximum) else (Holds.PARTIAL,)
+        holds = elsewhere | dict.fromkeys(token_axes(), of_tokens)
+        counted = {
+            field: expected(getattr(measure, field), holds, f"the {field} of {kind} {name!r}")
+            for field in measure.__dataclass_fields__
+            if field != "coefficient"
+        }
+        return dataclasses.replace(measure, **counted)
+
+    return {name: one(name, measure) for name, measure in measures.items()}
 
 
 def _is_spec(node: Any) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .expected import moving
-from .layout import MeshAxes, current_layout
-from .measures import Maximum, is_measure
+from ..core.expected import moving
+from ..core.layout import MeshAxes, current_layout
+from ..core.measures import Maximum, is_measure
 
 
 def all_gather(x: jax.Array, axes: MeshAxes, dim: int) -> jax.Array:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from panax.core import contract, gather, whole_sequence
-from panax.core.contraction import Equation
 from panax.mesh import MeshShape, Placement
+from panax.spmd import contract, gather, whole_sequence
+from panax.spmd.contraction import Equation
 
 TEXT = "batch seq embed, embed ffn -> batch seq ffn"
 

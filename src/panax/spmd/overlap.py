@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from .layout import MeshAxes, current_layout
+from ..core.layout import MeshAxes, current_layout
+from .marks import Holds, declared
 
 Products = Sequence[Callable[[jax.Array], jax.Array]]
 
@@ -37,7 +38,8 @@ def gathered_products(x: jax.Array, axes: MeshAxes, products: Products) -> tuple
         # Sent before it is multiplied, so that the two run side by side.
         following = _sent(part, axes) if step < size - 1 else part
         at = (me - step) % size * rows
-        found = [part, *(product(part) for product in products)]
+        # In the end every device has multiplied all parts, whichever it had at first.
+        found = [part, *(product(declared(part, dict.fromkeys(axes, Holds.WHOLE))) for product in products)]
         if whole is None or outs is None:
             whole, *outs = [jnp.zeros((y.shape[0], y.shape[1] * size, *y.shape[2:]), y.dtype) for y in found]
         whole, *outs = [
@@ -45,7 +47,7 @@ def gathered_products(x: jax.Array, axes: MeshAxes, products: Products) -> tuple
         ]
         part = following
     assert whole is not None and outs is not None
-    return whole, outs
+    return declared(whole, dict.fromkeys(axes, Holds.WHOLE)), outs
 
 
 def scattered_product(product: Callable[[jax.Array], jax.Array], axes: MeshAxes, rows: int) -> jax.Array:
@@ -60,7 +62,7 @@ def scattered_product(product: Callable[[jax.Array], jax.Array], axes: MeshAxes,
     for step in range(1, size):
         arriving = _sent(total, axes)
         total = arriving + product((me - 1 - step) % size * rows)
-    return total
+    return declared(total, dict.fromkeys(axes, Holds.SPLIT), dim=1)
 
 
 def rows_of(x: jax.Array, start: jax.Array, rows: int) -> jax.Array:

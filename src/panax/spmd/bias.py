@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..kernels.product import sum_of_rows
-from .weights import Source, opened
+from .weights import Opened, open_weight
 
 
 def add_bias(x: Float[Array, "..."], w: Any, axes: str) -> Float[Array, "..."]:
@@ -23,26 +23,24 @@ def add_bias(x: Float[Array, "..."], w: Any, axes: str) -> Float[Array, "..."]:
     >>> add_bias(jnp.ones((2, 3)), jnp.arange(3.0), "norm").tolist()
     [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
     """
-    source, value, slot = opened(w, tuple(axes.split()))
-    return _add_bias(source, x, value, slot)
+    opened = open_weight(w, axes, x.dtype)
+    return _add_bias(opened.slot.dtype.name, x, opened)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _add_bias(source: Source, x: jax.Array, value: jax.Array, slot: jax.Array | None) -> jax.Array:
-    return _forward(source, x, value, slot)[0]
+def _add_bias(gradient_dtype: str, x: jax.Array, w: Opened) -> jax.Array:
+    return _forward(gradient_dtype, x, w)[0]
 
 
-def _forward(source: Source, x: jax.Array, value: jax.Array, slot: jax.Array | None) -> tuple[jax.Array, Any]:
-    placed = source.place(value, x.dtype)
+def _forward(gradient_dtype: str, x: jax.Array, w: Opened) -> tuple[jax.Array, Any]:
     # The shape alone: nothing is kept for the backward pass.
-    return x + placed.reshape((1,) * (x.ndim - placed.ndim) + placed.shape), jnp.zeros((0, *placed.shape), x.dtype)
+    return x + w.value.reshape((1,) * (x.ndim - w.value.ndim) + w.value.shape), jnp.zeros((0, *w.value.shape), x.dtype)
 
 
-def _backward(source: Source, saved: jax.Array, gradient: jax.Array) -> tuple[Any, Any, Any]:
+def _backward(gradient_dtype: str, saved: jax.Array, gradient: jax.Array) -> tuple[Any, Any]:
     shape = saved.shape[1:]
     sums = sum_of_rows(gradient.reshape(-1, math.prod(shape))).reshape(shape)
-    dw = source.returned(sums)
-    return (gradient, None, dw) if source.gathered else (gradient, dw, None)
+    return gradient, Opened(None, sums.astype(gradient_dtype))  # pyright: ignore[reportArgumentType]
 
 
 _add_bias.defvjp(_forward, _backward)

@@ -1,0 +1,71 @@
+"""Finds a forgotten sum before a step runs: follows what each device holds of every value, through the differentiated program.
+
+`check_program` reads the jaxpr of a traced step, and so costs no tracing. Along each mesh axis a value is whole (equal on every
+device), split, partial (a term of a sum over devices) or not known. Contractions over split dimensions make terms, collectives
+make them whole, linear operations keep them, and anything else is wrong for them. What a step adds up at its end must be terms;
+what it hands out must be what its specs say.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from ...core.errors import LayoutError
+from ..marks import mark_p
+from .lines import line_of
+from .walk import Finding, Walk, inputs, wrong_results
+
+MOST_CAUSES = 3
+"""That an error lists; others are counted."""
+
+
+def check_program(program: ClosedJaxpr) -> None:
+    """Follow every `shard_map` of a traced program in which `expected` says what is to come out.
+
+    Raises:
+        LayoutError: A value is not what it should be along a mesh axis: with the axis, the source line, and what to do.
+    """
+    causes: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings(program):
+        causes.setdefault((finding.reason, line_of(finding.source)), []).append(finding)
+    if causes:
+        lines = [said(found) for found in causes.values()]
+        more = [f"and {len(lines) - MOST_CAUSES} more"] if len(lines) > MOST_CAUSES else []
+        raise LayoutError("\n".join([*lines[:MOST_CAUSES], *more]))
+
+
+def findings(program: ClosedJaxpr) -> Iterator[Finding]:
+    """What is wrong, axis by axis, in the order of the program."""
+    for equation in _manual_programs(program.jaxpr):
+        params, jaxpr = equation.params, _open_jaxpr(equation.params["jaxpr"])
+        for axis, size in params["mesh"].shape.items():
+            if size == 1:
+                continue
+            walk = Walk(axis)
+            results = walk.run(jaxpr, list(inputs(jaxpr, params["in_specs"], axis)))
+            yield from walk.findings.values()
+            if not walk.findings:
+                yield from wrong_results(results, params["out_specs"], axis, jaxpr)
+
+
+def said(found: list[Finding]) -> str:
+    """What was found wrong for one cause, as an error says it."""
+    axes = list(dict.fromkeys(finding.axis for finding in found))
+    values = list(dict.fromkeys(finding.what for finding in found))
+    over = f"mesh axis {axes[0]!r}" if len(axes) == 1 else f"mesh axes {', '.join(map(repr, axes))}"
+    others = f" (and {len(values) - 1} more values)" if len(values) > 1 else ""
+    return f"over {over}, {values[0]}{others} {found[0].reason} [{line_of(found[0].source)}]"
+
+
+def _manual_programs(jaxpr: Jaxpr) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "shard_map":
+            if any(inner.primitive is mark_p for inner in _open_jaxpr(equation.params["jaxpr"]).eqns):
+                yield equation
+        elif equation.primitive.name == "jit":
+            yield from _manual_programs(equation.params["jaxpr"].jaxpr)
+
+
+def _open_jaxpr(jaxpr: Any) -> Jaxpr:
+    return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr

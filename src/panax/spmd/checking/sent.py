@@ -1,0 +1,145 @@
+"""Rules for what devices send to each other, and for marks."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ..marks import Holds, Mark, mark_p
+from .states import CONSTANT, PARTIAL, UNKNOWN, WHOLE, ZERO, Kind, State, described, of, split, wrong
+from .values import States
+
+Sent = Callable[[Any, State], State]
+"""(equation, state of what is sent along an axis that it is sent over) to the state of what arrives."""
+
+
+def added_up(equation: Any, state: State) -> State:
+    return _added_up(equation, state, WHOLE)
+
+
+def scattered(equation: Any, state: State) -> State:
+    return _added_up(equation, state, split((equation.params["scatter_dimension"],)))
+
+
+def _added_up(equation: Any, state: State, result: State) -> State:
+    if state.kind in (Kind.ZERO, Kind.WRONG) or (state is CONSTANT and result is WHOLE):
+        return state
+    if state.kind is Kind.WHOLE:
+        return wrong(
+            equation,
+            "adds up a value that is equal on every device, which gives a multiple of it; leave the sum out, or, where it is a "
+            "cotangent of what all devices compute alike, put equal_shares before the loss",
+        )
+    if state.kind is Kind.SPLIT and state.dims:
+        return wrong(
+            equation,
+            "adds up different parts of an array, element by element; gather them, or sum over their dimension first",
+        )
+    return result
+
+
+def gathered(equation: Any, state: State) -> State:
+    dim = equation.params["all_gather_dimension"]
+    if state.kind in (Kind.ZERO, Kind.CONSTANT, Kind.WRONG):
+        return state
+    if state.kind is Kind.PARTIAL:
+        return wrong(equation, "gathers terms of a sum over devices; add them up instead")
+    if state.kind is Kind.WHOLE:
+        return wrong(
+            equation, "gathers a value that is equal on every device: the result repeats it; leave the gather out"
+        )
+    if state.dims and dim not in state.dims and equation.params["tiled"]:
+        dims = " or ".join(map(str, sorted(state.dims)))
+        return wrong(
+            equation,
+            f"gathers along dimension {dim} what is split along dimension {dims}; gather over the mesh axis that splits "
+            f"dimension {dim}, or along dimension {dims}",
+        )
+    return WHOLE
+
+
+def largest(equation: Any, state: State) -> State:
+    if state.kind is Kind.PARTIAL:
+        return wrong(equation, "takes an extreme of terms of a sum over devices; add them up before")
+    return WHOLE if state.kind in (Kind.SPLIT, Kind.UNKNOWN) else state
+
+
+def moved(equation: Any, state: State) -> State:
+    if state.kind is Kind.PARTIAL:
+        return wrong(equation, "sends a term of a sum to another device; add it up before")
+    return state
+
+
+def exchanged(equation: Any, state: State) -> State:
+    state = moved(equation, state)
+    if state.kind is not Kind.SPLIT and state.kind is not Kind.WHOLE:
+        return state
+    cut, along = equation.params["split_axis"], equation.params["concat_axis"]
+    return split({*(part for part in state.parts if part[0] != along), cut})
+
+
+def exchanged_unevenly(equation: Any, state: State) -> State:
+    state = moved(equation, state)
+    return split(range(len(equation.outvars[0].aval.shape))) if state.kind is Kind.SPLIT else state
+
+
+SENT: dict[str, Sent] = {
+    **dict.fromkeys(("psum", "psum_invariant", "psum2"), added_up),
+    "reduce_scatter": scattered,
+    **dict.fromkeys(("all_gather", "all_gather_invariant"), gathered),
+    **dict.fromkeys(("pmax", "pmin"), largest),
+    "ppermute": moved,
+    "all_to_all": exchanged,
+    "ragged_all_to_all": exchanged_unevenly,
+}
+
+
+def axes_of(equation: Any) -> tuple[str, ...]:
+    """The mesh axes that it sends over."""
+    axes = equation.params.get("axis_name", equation.params.get("axes"))
+    return (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def marked(equation: Any, states: States, axis: str) -> tuple[State, str]:
+    """The state after a mark, and what is wrong where it says what was expected."""
+    (state,) = states
+    holds = dict(equation.params["holds"]).get(axis)
+    if holds is None or equation.primitive is not mark_p:
+        return state, ""
+    mark, dim = equation.params["mark"], equation.params["dim"]
+    if mark is Mark.DECLARED:
+        return (ZERO if state.kind is Kind.ZERO else of(holds[0], dim)), ""
+    if mark is Mark.SHARED:
+        return _shared(equation, state), ""
+    if state.kind in (Kind.ZERO, Kind.UNKNOWN) or any(_is(state, what) for what in holds):
+        return state, ""
+    if state.kind is Kind.WRONG:
+        return UNKNOWN, state.reason
+    return UNKNOWN, _unexpected(state, [what.name for what in holds])
+
+
+def _is(state: State, wanted: Holds) -> bool:
+    if state.kind is Kind.CONSTANT:
+        return wanted in (Holds.WHOLE, Holds.PARTIAL)
+    kinds = {Holds.WHOLE: Kind.WHOLE, Holds.PARTIAL: Kind.PARTIAL}
+    return state.kind is kinds.get(wanted, Kind.SPLIT) and not (wanted is Holds.OWN and state.dims)
+
+
+def _unexpected(state: State, wanted: list[str]) -> str:
+    if state.kind is Kind.WHOLE and "PARTIAL" in wanted:
+        return (
+            "is equal on every device and will be added up over them, which gives a multiple of it; where all devices compute "
+            "the loss alike, put equal_shares before it"
+        )
+    if state.kind is Kind.PARTIAL:
+        return "is a term of a sum over devices that is not made; add it up (scatter_sequence, sum_over_sequence, psum)"
+    return (
+        f"is {described(state)}, and nothing says how devices' values become one; look for a lookup, a maximum or a mask of a "
+        f"device's own part whose results are not added up"
+    )
+
+
+def _shared(equation: Any, state: State) -> State:
+    if state.kind in (Kind.WHOLE, Kind.CONSTANT, Kind.UNKNOWN):
+        return PARTIAL
+    if state.kind in (Kind.ZERO, Kind.WRONG):
+        return state
+    return wrong(equation, f"divides among all devices a cotangent that is {described(state)}; use equal_shares once")

@@ -1,0 +1,98 @@
+"""Where the dimensions of an operand are found again in the result."""
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .states import Part, State
+
+
+def reshaped(equation: Any, state: State) -> Iterable[Part] | None:
+    """The parts of a split value after its dimensions were put together and cut otherwise.
+
+    None where that can't be told: a part of size 1 leaves no trace in the dimension that it is put together with.
+    """
+    before, after = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+    return state.parts if before == after else _regrouped(tuple(before), tuple(after), state.parts)
+
+
+@functools.lru_cache(maxsize=4096)
+def _regrouped(before: tuple[int, ...], after: tuple[int, ...], parts: frozenset[Part]) -> frozenset[Part] | None:
+    if 0 in before:
+        return frozenset((dim, 1, 0) for dim in range(len(after)))
+    spans, into = _spans(before), _spans(after)
+    found: set[Part] = set()
+    for dim, low, high in parts:
+        start, end = spans[dim] * low, spans[dim] * (high or before[dim])
+        if start == end:
+            alone = _of_one(dim, before, after)
+            if alone is None:
+                return None
+            found.add((alone, 1, 0))
+            continue
+        for to, (size, stride) in enumerate(zip(after, into)):
+            first, last = max(start, stride), min(end, stride * size)
+            if first < last:
+                first, last = first // stride, -(-last // stride)
+                found.add((to, 1, 0) if first == 1 and last == size else (to, first, last))
+    return frozenset(found)
+
+
+def _of_one(dim: int, before: tuple[int, ...], after: tuple[int, ...]) -> int | None:
+    """Which dimension of size 1 one is again, counted from behind; None where it was put together with another, or with none."""
+    start, spans = _spans(before)[dim], _spans(after)
+    ones = [to for to, (size, stride) in enumerate(zip(after, spans)) if size == 1 and stride == start]
+    like = [at for at, (size, stride) in enumerate(zip(before, _spans(before))) if size == 1 and stride == start]
+    behind = len(like) - like.index(dim)
+    alike = len(ones) == len(like) or (len(ones) > len(like) and ones[-1] == len(ones) - 1)
+    return ones[-behind] if alike else None
+
+
+def _spans(shape: tuple[int, ...]) -> list[int]:
+    """Elements from one index of each dimension to its next."""
+    return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+
+
+def without(gone: Iterable[int], state: State) -> set[Part]:
+    """The parts along dimensions that are left, by their new numbers."""
+    removed = frozenset(gone)
+    return state.moved(lambda dim: None if dim in removed else dim - sum(g < dim for g in removed))
+
+
+def _transposed(equation: Any, state: State) -> Iterable[Part]:
+    return state.moved(equation.params["permutation"].index)
+
+
+def _broadcast(equation: Any, state: State) -> Iterable[Part]:
+    places = equation.params["broadcast_dimensions"]
+    return state.moved(lambda dim: places[dim])
+
+
+def _squeezed(equation: Any, state: State) -> Iterable[Part]:
+    return without(equation.params["dimensions"], state)
+
+
+def _unstacked(equation: Any, state: State) -> Iterable[Part]:
+    return without([equation.params["axis"]], state)
+
+
+def _stacked(equation: Any, state: State) -> Iterable[Part]:
+    axis = equation.params["axis"]
+    return state.moved(lambda dim: dim + (dim >= axis))
+
+
+def _resized(equation: Any, state: State) -> Iterable[int | Part]:
+    before, after = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+    return [part if before[part[0]] == after[part[0]] else part[0] for part in state.parts]
+
+
+MOVED: dict[str, Callable[[Any, State], Iterable[int | Part] | None]] = {
+    "reshape": reshaped,
+    "transpose": _transposed,
+    "broadcast_in_dim": _broadcast,
+    "squeeze": _squeezed,
+    "unstack": _unstacked,
+    "stack": _stacked,
+    **dict.fromkeys(("concatenate", "pad", "slice", "split", "tile"), _resized),
+}

@@ -1,0 +1,213 @@
+"""Rules for sums and moves inside a device: contractions, reductions, and reading and writing at computed places.
+
+A sum over a dimension that is split gives a term of the sum over the whole dimension. Whole numbers are left out of that: counts
+of a device's own rows say where those rows are, and are rarely added up.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from .shapes import without
+from .states import PARTIAL, UNKNOWN, ZERO, Kind, Part, State, split, together, worst, wrong
+from .values import FIXED, Rule, States, nonlinear, unknown
+
+
+def reduced(equation: Any, states: States) -> State:
+    (state,) = states
+    if state.kind is not Kind.SPLIT or not state.dims:
+        return state
+    return _summed(equation, without(equation.params["axes"], state))
+
+
+def _summed(equation: Any, left: set[Part]) -> State:
+    """A sum over all but these of the dimensions that the parts lie along."""
+    if left or not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.inexact):
+        return split(left, equation)
+    return PARTIAL
+
+
+def extreme(equation: Any, states: States) -> State | list[State]:
+    (state,) = states
+    if state.kind is Kind.PARTIAL:
+        return nonlinear(equation, states)
+    if state.kind is not Kind.SPLIT or not state.dims:
+        return state
+    return split(without(equation.params["axes"], state), equation)
+
+
+def contracted(equation: Any, states: States) -> State:
+    """A product of arrays, summed over the dimensions that the first two lists name."""
+    (left_sum, right_sum), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    ranks = [len(operand.aval.shape) for operand in equation.invars[:2]]
+    return product_of(
+        equation, states, (tuple(left_sum), tuple(right_sum)), (tuple(left_batch), tuple(right_batch)), ranks
+    )
+
+
+def product_of(equation: Any, states: States, summed: Any, batch: Any, ranks: Any) -> State:
+    left, right = states[:2]
+    found = worst((left, right))
+    if found is not None:
+        return found
+    if Kind.ZERO in (left.kind, right.kind):
+        return ZERO
+    if Kind.PARTIAL in (left.kind, right.kind):
+        factor, term = (right, left) if left.kind is Kind.PARTIAL else (left, right)
+        if factor.kind in FIXED:
+            return term
+        if factor.kind is Kind.UNKNOWN:
+            return UNKNOWN
+        return wrong(
+            equation,
+            "multiplies a term of a sum over devices with what differs between them; add it up before",
+        )
+    if not (left.dims or right.dims):
+        return together((left, right))
+    if UNKNOWN in (left, right):
+        return UNKNOWN
+    parts: set[Part] = set()
+    over = False
+    free = len(batch[0])
+    for side, state in enumerate((left, right)):
+        over = over or any(dim in summed[side] for dim in state.dims)
+        rest = [dim for dim in range(ranks[side]) if dim not in summed[side] and dim not in batch[side]]
+        place = {dim: number for number, dim in enumerate(batch[side])}
+        place |= {dim: free + number for number, dim in enumerate(rest)}
+        parts |= state.moved(place.get)
+        free += len(rest)
+    return _summed(equation, parts) if over else split(parts, equation)
+
+
+def sliced(equation: Any, states: States) -> State:
+    operand, *places = states
+    found = worst(states)
+    if found is not None or all(place.kind in FIXED for place in places):
+        return found or operand
+    if operand.kind in (Kind.ZERO, Kind.PARTIAL, Kind.UNKNOWN):
+        return operand
+    before, after = equation.invars[0].aval.shape, equation.params["slice_sizes"]
+    moved = {dim for dim, place in enumerate(places) if place.kind not in FIXED and after[dim] < before[dim]}
+    if operand.kind is Kind.SPLIT:
+        # Each device's own rows of its part; at other places than its part's, a value of its own.
+        return operand if moved <= operand.dims else split((), equation)
+    return split(moved, equation)
+
+
+def written(equation: Any, states: States) -> State:
+    """A slice that is written into an array."""
+    operand, update, *places = states
+    found = worst(states)
+    if found is not None:
+        return found
+    live = [state for state in (operand, update) if state.kind is not Kind.ZERO]
+    if not live:
+        return ZERO
+    if any(state.kind is Kind.PARTIAL for state in live):
+        return PARTIAL if all(state.kind is Kind.PARTIAL for state in live) else _mixed(equation, live)
+    return together([*live, *(split(()) for place in places if place.kind not in FIXED)])
+
+
+def _mixed(equation: Any, live: list[State]) -> State:
+    if any(state.kind is Kind.UNKNOWN for state in live):
+        return UNKNOWN
+    return wrong(equation, "writes a term of a sum over devices beside values that are none; add it up before")
+
+
+def taken(equation: Any, states: States) -> State:
+    """Rows of an array, by their numbers."""
+    operand, numbers = states[:2]
+    found = worst((operand, numbers))
+    if found is not None:
+        return found
+    if operand.kind is Kind.ZERO:
+        return ZERO
+    if numbers.kind is Kind.PARTIAL or (operand.kind is Kind.PARTIAL and numbers.kind not in FIXED):
+        return nonlinear(equation, (operand, numbers))
+    if operand.kind is Kind.PARTIAL or (operand.kind in FIXED and numbers.kind in FIXED):
+        return operand if operand.kind is Kind.PARTIAL else together((operand, numbers))
+    if UNKNOWN in (operand, numbers):
+        return UNKNOWN
+    how = equation.params["dimension_numbers"]
+    rank = len(equation.outvars[0].aval.shape)
+    batch = [dim for dim in range(rank) if dim not in how.offset_dims]
+    gone = (*how.collapsed_slice_dims, *how.operand_batching_dims)
+    kept = [dim for dim in range(len(equation.invars[0].aval.shape)) if dim not in gone]
+    place = dict(zip(kept, how.offset_dims))
+    for dim, along in zip(how.operand_batching_dims, how.start_indices_batching_dims):
+        place[dim] = batch[along]
+    return split(numbers.moved(dict(enumerate(batch)).get) | operand.moved(place.get), equation)
+
+
+def scattered(equation: Any, states: States) -> State:
+    """Rows written, or added, at computed places."""
+    operand, numbers, updates = states[:3]
+    found = worst((operand, numbers, updates))
+    if found is not None:
+        return found
+    if PARTIAL in (numbers, updates) or operand.kind is Kind.PARTIAL:
+        terms = [state for state in (operand, updates) if state.kind is not Kind.ZERO]
+        if numbers.kind is Kind.PARTIAL:
+            return nonlinear(equation, (numbers,))
+        if operand.kind is not Kind.PARTIAL or updates.kind is Kind.PARTIAL or updates.kind is Kind.ZERO:
+            return PARTIAL if all(state.kind is Kind.PARTIAL for state in terms) else _mixed(equation, terms)
+    if UNKNOWN in (operand, numbers, updates):
+        return UNKNOWN
+    if operand.kind is Kind.ZERO and updates.kind is Kind.ZERO:
+        return ZERO
+    if numbers.kind in FIXED and updates.kind in FIXED:
+        return together((operand, numbers, updates)) if operand.kind is not Kind.SPLIT else operand
+    adds = equation.primitive.name == "scatter-add"
+    places, window = _places(equation, numbers, updates)
+    if places and not window and adds:
+        term = _summed(equation, set())
+        live = [state for state in (operand, term) if state.kind is not Kind.ZERO]
+        if term.kind is Kind.PARTIAL:
+            return PARTIAL if all(state.kind is Kind.PARTIAL for state in live) else _mixed(equation, live)
+        return together((operand, term))
+    how = equation.params["dimension_numbers"]
+    into = set(how.scatter_dims_to_operand_dims) if places and not adds else set()
+    into = {int(dim) for dim in window | into}
+    return together((operand, split(into, equation))) if operand.kind is not Kind.PARTIAL else operand
+
+
+def _places(equation: Any, numbers: State, updates: State) -> tuple[set[int], set[int]]:
+    """Split dimensions of the updates that are places, and of the operand that whole windows of these lie along."""
+    how = equation.params["dimension_numbers"]
+    rank = len(equation.invars[2].aval.shape)
+    batch = [dim for dim in range(rank) if dim not in how.update_window_dims]
+    dims = updates.dims | {batch[dim] for dim in numbers.dims if dim < len(batch)}
+    gone = (*how.inserted_window_dims, *how.operand_batching_dims)
+    kept = [dim for dim in range(len(equation.invars[0].aval.shape)) if dim not in gone]
+    window = {kept[how.update_window_dims.index(dim)] for dim in dims if dim in how.update_window_dims}
+    together_ = {batch[along]: dim for dim, along in zip(how.operand_batching_dims, how.scatter_indices_batching_dims)}
+    window |= {together_[dim] for dim in dims if dim in together_}
+    places = {dim for dim in dims if dim not in how.update_window_dims and dim not in together_}
+    return places, window
+
+
+def foreign(equation: Any, states: States) -> State | list[State]:
+    """Panax's own kernels on CPU."""
+    target = equation.params.get("target_name", "")
+    if target.startswith("panax_product_"):
+        first, second = target.removeprefix("panax_product_")
+        summed = ((0 if first == "t" else 1,), (1 if second == "t" else 0,))
+        return product_of(equation, states, summed, ((), ()), (2, 2))
+    if target == "panax_wall":
+        return states[0]
+    return [unknown(equation, states)] * len(equation.outvars)
+
+
+RULES: dict[str, Rule] = {
+    "reduce_sum": reduced,
+    **dict.fromkeys(
+        ("reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor", "reduce_prod", "argmax", "argmin"),
+        extreme,
+    ),
+    "dot_general": contracted,
+    "dynamic_slice": sliced,
+    "dynamic_update_slice": written,
+    "gather": taken,
+    **dict.fromkeys(("scatter-add", "scatter"), scattered),
+    "ffi_call": foreign,
+}

@@ -1,0 +1,285 @@
+"""Rules for operations on values: what an element of the result depends on, and whether sums may be put off past it.
+
+A term of a sum over devices stays one through what is linear. Anything else must wait until the sum is made.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from .shapes import MOVED
+from .states import CONSTANT, PARTIAL, UNKNOWN, ZERO, Kind, State, described, split, together, worst, wrong
+
+States = Sequence[State]
+Rule = Callable[[Any, States], "State | list[State]"]
+
+FIXED = (Kind.ZERO, Kind.CONSTANT, Kind.WHOLE)
+
+
+def nonlinear(equation: Any, states: States) -> State:
+    """Each element depends on the same element of each operand."""
+    for state in states:
+        if state.kind is Kind.PARTIAL:
+            return wrong(
+                equation,
+                f"takes '{equation.primitive.name}' of a term of a sum over devices, which is not the sum's; add it up before",
+            )
+    return together(states)
+
+
+def unknown(equation: Any, states: States) -> State:
+    """Of a primitive that has no rule."""
+    if any(state.kind is Kind.PARTIAL for state in states):
+        return wrong(
+            equation,
+            f"hands a term of a sum over devices to '{equation.primitive.name}', of which nothing is known; add it up before, or "
+            f"say what its result is (panax.spmd.declared)",
+        )
+    state = together(states)
+    return UNKNOWN if state.kind is Kind.SPLIT else state
+
+
+def linear(equation: Any, states: States) -> State:
+    """Linear in the first operand, whose dimensions may move; the others say where."""
+    first, *rest = states
+    if len(states) > 1:
+        found = worst(states)
+        if found is not None:
+            return found
+        if any(state.kind not in FIXED for state in rest):
+            return nonlinear(equation, states)
+    if first.kind is not Kind.SPLIT or not first.dims:
+        return first
+    move = MOVED.get(equation.primitive.name)
+    if move is None:
+        return first
+    parts = move(equation, first)
+    # A dimension of which a device holds one index may be dropped: it is then not seen what it was.
+    return split(parts) if parts else UNKNOWN
+
+
+def converted(equation: Any, states: States) -> State:
+    (state,) = states
+    if state.kind is Kind.PARTIAL and not jnp.issubdtype(equation.params["new_dtype"], jnp.inexact):
+        return nonlinear(equation, states)
+    return state
+
+
+def added(equation: Any, states: States) -> State:
+    """A sum of terms is one; a whole value that is added to a term is counted once for each device."""
+    live = [state for state in states if state.kind is not Kind.ZERO]
+    if not live:
+        return ZERO
+    if not any(state.kind is Kind.PARTIAL for state in live):
+        return together(live)
+    return _of_terms(equation, live, "adds")
+
+
+def _of_terms(equation: Any, live: list[State], does: str) -> State:
+    found = worst(live)
+    if found is not None:
+        return found
+    other = next((state for state in live if state.kind is not Kind.PARTIAL), None)
+    if other is None:
+        return PARTIAL
+    if other.kind is Kind.UNKNOWN:
+        return UNKNOWN
+    return wrong(
+        equation,
+        f"{does} to a term of a sum over devices a value that is {described(other)}, which the sum then counts once for each "
+        f"device; add the terms up before",
+    )
+
+
+def multiplied(equation: Any, states: States) -> State:
+    left, right = states
+    if Kind.ZERO in (left.kind, right.kind):
+        return ZERO
+    if left.kind is not Kind.PARTIAL and right.kind is not Kind.PARTIAL:
+        return together(states)
+    return _scaled(equation, *((right, left) if left.kind is Kind.PARTIAL else (left, right)))
+
+
+def divided(equation: Any, states: States) -> State:
+    top, bottom = states
+    if top.kind is Kind.ZERO and bottom.kind is not Kind.WRONG:
+        return ZERO
+    if bottom.kind is Kind.PARTIAL:
+        return wrong(equation, "divides by a term of a sum over devices, not by the sum; add it up before")
+    return _scaled(equation, bottom, top) if top.kind is Kind.PARTIAL else together(states)
+
+
+def _scaled(equation: Any, factor: State, term: State) -> State:
+    """A term times a factor that may be a term itself."""
+    if factor.kind in FIXED:
+        return term
+    if factor.kind in (Kind.WRONG, Kind.UNKNOWN):
+        return factor
+    return wrong(
+        equation,
+        f"scales a term of a sum over devices by a value that is {described(factor)}: the sum is then not the scaled sum; add it "
+        f"up before",
+    )
+
+
+def selected(equation: Any, states: States) -> State:
+    by, *cases = states
+    live = [state for state in cases if state.kind is not Kind.ZERO]
+    if by.kind is Kind.PARTIAL:
+        return nonlinear(equation, states)
+    if not live:
+        return ZERO if by.kind is not Kind.WRONG else by
+    if not any(state.kind is Kind.PARTIAL for state in live):
+        return together([by, *live])
+    return _scaled(equation, by, _of_terms(equation, live, "puts next"))
+
+
+def concatenated(equation: Any, states: States) -> State:
+    live = [state for state in states if state.kind is not Kind.ZERO]
+    if not live:
+        return ZERO
+    if not any(state.kind is Kind.PARTIAL for state in live):
+        whole = together(live)
+        return linear(equation, [whole])
+    return _of_terms(equation, live, "puts next")
+
+
+def identity(equation: Any, states: States) -> list[State]:
+    return list(states)
+
+
+def constant(equation: Any, states: States) -> State:
+    return CONSTANT
+
+
+def zeros(equation: Any, states: States) -> State:
+    return ZERO
+
+
+def several(equation: Any, states: States) -> list[State]:
+    """Linear, to several results."""
+    return [linear(equation, states)] * len(equation.outvars)
+
+
+def sorted_together(equation: Any, states: States) -> list[State]:
+    return [nonlinear(equation, states)] * len(equation.outvars)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("add", "sub", "add_any"), added),
+    "mul": multiplied,
+    "div": divided,
+    "select_n": selected,
+    "convert_element_type": converted,
+    **dict.fromkeys(("concatenate", "pad", "stack"), concatenated),
+    **dict.fromkeys(
+        (
+            *(
+                "neg",
+                "name",
+                "reduce_precision",
+                "stop_gradient",
+                "copy",
+                "copy_p",
+                "real",
+                "imag",
+                "rev",
+                "slice",
+                "squeeze",
+            ),
+            *(
+                "reshape",
+                "transpose",
+                "broadcast_in_dim",
+                "expand_dims",
+                "tile",
+                "cumsum",
+                "reduce_window_sum",
+                "reshard",
+            ),
+            *("sharding_constraint", "pvary", "device_put", "bitcast_convert_type"),
+        ),
+        linear,
+    ),
+    **dict.fromkeys(("split", "unstack"), several),
+    **dict.fromkeys(("sort", "top_k"), sorted_together),
+    "optimization_barrier": identity,
+    **dict.fromkeys(("iota", "random_seed"), constant),
+    **dict.fromkeys(("empty", "empty2"), zeros),
+    **dict.fromkeys(
+        (
+            *(
+                "abs",
+                "acos",
+                "acosh",
+                "and",
+                "asin",
+                "asinh",
+                "atan",
+                "atan2",
+                "atanh",
+                "cbrt",
+                "ceil",
+                "clamp",
+                "clz",
+                "cos",
+            ),
+            *(
+                "cosh",
+                "cummax",
+                "cummin",
+                "cumprod",
+                "cumlogsumexp",
+                "digamma",
+                "eq",
+                "eq_to",
+                "erf",
+                "erf_inv",
+                "erfc",
+            ),
+            *(
+                "exp",
+                "exp2",
+                "expm1",
+                "floor",
+                "ge",
+                "gt",
+                "integer_pow",
+                "is_finite",
+                "le",
+                "le_to",
+                "lgamma",
+                "log",
+                "log1p",
+            ),
+            *(
+                "logistic",
+                "lt",
+                "lt_to",
+                "max",
+                "min",
+                "ne",
+                "nextafter",
+                "not",
+                "or",
+                "population_count",
+                "pow",
+                "rem",
+            ),
+            *(
+                "round",
+                "rsqrt",
+                "shift_left",
+                "shift_right_arithmetic",
+                "shift_right_logical",
+                "sign",
+                "sin",
+                "sinh",
+                "sqrt",
+            ),
+            *("square", "tan", "tanh", "xor", "random_wrap", "random_unwrap"),
+        ),
+        nonlinear,
+    ),
+}

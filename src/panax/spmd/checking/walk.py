@@ -1,0 +1,202 @@
+"""Follows the values of one device's program, for one mesh axis, from what a `shard_map` hands in to what it hands out.
+
+A value that is wrong is not an error yet: what nobody reads is harmless, and a mark after a trusted piece of code sets it right.
+It is reported where it reaches a result, with the equation where it went wrong.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from ..marks import mark_p
+from . import sums, values
+from .sent import SENT, axes_of, marked
+from .states import CONSTANT, UNKNOWN, WHOLE, ZERO, Kind, State, described, joined, split, together
+from .values import FIXED, unknown
+
+RULES = values.RULES | sums.RULES
+MOST_ROUNDS = 12
+"""Of a loop's body until its carry stays as it is: states only climb, so few are needed."""
+
+
+class Finding(NamedTuple):
+    """Something that is not what it should be.
+
+    Attributes:
+        what: Which value, as a message names it.
+        reason: What is wrong with it.
+        source: The equation that it comes from.
+    """
+
+    what: str
+    reason: str
+    axis: str
+    source: Any
+
+
+class Walk:
+    """Over one program for one mesh axis.
+
+    Attributes:
+        findings: By the place in the program that they were found at.
+    """
+
+    def __init__(self, axis: str):
+        self.axis = axis
+        self.findings: dict[int, Finding] = {}
+        self._known: dict[tuple[int, tuple[State, ...]], list[State]] = {}
+        # Held, so that no other jaxpr gets the number of one that is known.
+        self._held: list[Any] = []
+
+    def run(self, program: Any, states: Sequence[State]) -> list[State]:
+        """The states of a jaxpr's results."""
+        jaxpr: Jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
+        key = (id(jaxpr), tuple(states))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._run(jaxpr, states)
+            self._held.append(jaxpr)
+        return found
+
+    def _run(self, jaxpr: Jaxpr, states: Sequence[State]) -> list[State]:
+        known: dict[Any, State] = dict.fromkeys(jaxpr.constvars, CONSTANT)
+        known.update(zip(jaxpr.invars, states))
+        made: dict[Any, Any] = {}
+        for equation in jaxpr.eqns:
+            operands = [_literal(v) if isinstance(v, Literal) else known[v] for v in equation.invars]
+            if equation.primitive is mark_p:
+                results = self._marked(equation, operands, made)
+            else:
+                results = self._equation(equation, operands)
+            for variable, state in zip(equation.outvars, results):
+                known[variable] = state
+                made[variable] = equation
+        return [_literal(v) if isinstance(v, Literal) else known[v] for v in jaxpr.outvars]
+
+    def _marked(self, equation: Any, operands: list[State], made: dict[Any, Any]) -> list[State]:
+        state, reason = marked(equation, operands, self.axis)
+        if reason:
+            source = operands[0].source or made.get(equation.invars[0])
+            self.findings[id(equation)] = Finding(equation.params["label"], reason, self.axis, source)
+        return [state]
+
+    def _equation(self, equation: Any, operands: list[State]) -> Sequence[State]:
+        name = equation.primitive.name
+        if name in SENT:
+            if self.axis in axes_of(equation):
+                return [SENT[name](equation, state) for state in operands]
+            extreme = name in ("pmax", "pmin")
+            return [values.nonlinear(equation, [s]) if extreme and s.kind is Kind.PARTIAL else s for s in operands]
+        if name == "axis_index":
+            return [split((), equation) if self.axis in axes_of(equation) else CONSTANT]
+        control = getattr(self, f"_{name}", None) if name in CONTROL else None
+        if control is not None:
+            return control(equation, operands)
+        rule = RULES.get(name, unknown)
+        result = rule(equation, operands)
+        return [result] * len(equation.outvars) if isinstance(result, State) else result
+
+    def _call(self, equation: Any, operands: list[State]) -> list[State]:
+        program = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+        return self.run(program, operands)
+
+    _jit = _closed_call = _remat2 = _checkpoint = _custom_vjp_call = _custom_jvp_call = _core_call = _call
+
+    def _scan(self, equation: Any, operands: list[State]) -> list[State]:
+        params = equation.params
+        consts, carries = params["num_consts"], params["num_carry"]
+        fixed, carry, stacked = operands[:consts], operands[consts : consts + carries], operands[consts + carries :]
+        rows = [_moved(state, -1) for state in stacked]
+
+        def once(carry: Sequence[State]) -> tuple[Sequence[State], Sequence[State]]:
+            results = self.run(params["jaxpr"], [*fixed, *carry, *rows])
+            return results[:carries], results[carries:]
+
+        carry, others = self._settled(once, carry, equation)
+        return [*carry, *(_moved(state, 1) for state in others)]
+
+    def _while(self, equation: Any, operands: list[State]) -> list[State]:
+        params = equation.params
+        first, second = params["cond_nconsts"], params["body_nconsts"]
+        of_test, of_body, carry = operands[:first], operands[first : first + second], operands[first + second :]
+
+        def once(carry: Sequence[State]) -> tuple[Sequence[State], Sequence[State]]:
+            return self.run(params["body_jaxpr"], [*of_body, *carry]), ()
+
+        carry, _ = self._settled(once, carry, equation)
+        (test,) = self.run(params["cond_jaxpr"], [*of_test, *carry])
+        return [_chosen(test, state, equation) for state in carry]
+
+    def _settled(self, once: Any, carry: Sequence[State], equation: Any) -> tuple[list[State], Sequence[State]]:
+        """The carry's states when another round changes none of them."""
+        now, others = list(carry), ()
+        for _ in range(MOST_ROUNDS):
+            after, others = once(now)
+            following = [joined(old, new, equation) for old, new in zip(now, after)]
+            if following == now:
+                return now, others
+            now = following
+        return [UNKNOWN if state.kind not in FIXED else state for state in now], others
+
+    def _cond(self, equation: Any, operands: list[State]) -> list[State]:
+        test, *rest = operands
+        results: list[State] | None = None
+        for branch in equation.params["branches"]:
+            found = self.run(branch, rest)
+            results = found if results is None else [joined(a, b, equation) for a, b in zip(results, found)]
+        return [_chosen(test, state, equation) for state in results or []]
+
+
+CONTROL = frozenset(
+    (
+        *("jit", "closed_call", "remat2", "checkpoint", "custom_vjp_call", "custom_jvp_call", "core_call"),
+        *("scan", "while", "cond"),
+    )
+)
+
+
+def _literal(literal: Any) -> State:
+    value = literal.val
+    return ZERO if getattr(value, "ndim", 0) == 0 and not isinstance(value, bool) and value == 0 else CONSTANT
+
+
+def _moved(state: State, by: int) -> State:
+    """A row of a stacked value, or a stack of rows."""
+    if state.kind is not Kind.SPLIT or not state.dims:
+        return state
+    parts = state.moved(lambda dim: dim + by if dim + by >= 0 else None)
+    return split(parts) if parts else UNKNOWN
+
+
+def _chosen(test: State, state: State, equation: Any) -> State:
+    """What a branch or a loop gives that `test` decides on."""
+    if test.kind in FIXED or state.kind in (Kind.ZERO, Kind.UNKNOWN, Kind.WRONG):
+        return state
+    if test.kind is Kind.WRONG:
+        return test
+    return UNKNOWN if state.kind is Kind.PARTIAL else together((state, split((), equation)))
+
+
+def inputs(jaxpr: Jaxpr, specs: Sequence[Any], axis: str) -> Iterator[State]:
+    """What a `shard_map` hands in."""
+    for spec in specs:
+        dims = [dim for dim, names in enumerate(spec) if axis in _names(names)]
+        yield split(dims) if dims else WHOLE
+
+
+def wrong_results(states: Sequence[State], specs: Sequence[Any], axis: str, jaxpr: Jaxpr) -> Iterator[Finding]:
+    """The results that are not what a `shard_map`'s specs say."""
+    made: dict[Any, Any] = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
+    for number, (state, spec) in enumerate(zip(states, specs)):
+        if state.kind is Kind.WRONG:
+            yield Finding(f"result {number}", state.reason, axis, state.source)
+        elif not any(axis in _names(names) for names in spec) and state.kind in (Kind.SPLIT, Kind.PARTIAL):
+            reason = f"should be equal on every device, and is {described(state)}; add it up, or gather it"
+            yield Finding(f"result {number}", reason, axis, state.source or made.get(jaxpr.outvars[number]))
+
+
+def _names(names: Any) -> tuple[str, ...]:
+    if names is None:
+        return ()
+    return (names,) if isinstance(names, str) else tuple(names)

@@ -1,0 +1,51 @@
+"""Collectives that are differentiated: each with the one that answers it in the backward pass.
+
+What a device holds of an array is a part of it (split), all of it (whole), or a term of a sum over devices (partial). A cotangent
+is the same of the gradient: that of a whole array which devices read alike is partial, and so is summed where it was gathered.
+"""
+
+import functools
+
+import jax
+
+from ..core.layout import MeshAxes
+from .collectives import all_gather, all_reduce, reduce_scatter
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def joined(x: jax.Array, axes: MeshAxes, dim: int) -> jax.Array:
+    """Split along `dim` to whole; partial cotangents are reduce-scattered."""
+    return all_gather(x, axes, dim)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def scattered(x: jax.Array, axes: MeshAxes, dim: int) -> jax.Array:
+    """Partial to split along `dim`; cotangents are gathered."""
+    return reduce_scatter(x, axes, dim)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def summed(x: jax.Array, axes: MeshAxes) -> jax.Array:
+    """Partial to whole; the cotangent, of which each device has a share, is summed too."""
+    return all_reduce(x, axes)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def totalled(x: jax.Array, axes: MeshAxes) -> jax.Array:
+    """Partial to whole; the cotangent is the same on all devices already, and is each one's own."""
+    return all_reduce(x, axes)
+
+
+joined.defvjp(
+    lambda x, axes, dim: (all_gather(x, axes, dim), None),
+    lambda axes, dim, _, gradient: (reduce_scatter(gradient, axes, dim),),
+)
+scattered.defvjp(
+    lambda x, axes, dim: (reduce_scatter(x, axes, dim), None),
+    lambda axes, dim, _, gradient: (all_gather(gradient, axes, dim),),
+)
+summed.defvjp(
+    lambda x, axes: (all_reduce(x, axes), None),
+    lambda axes, _, gradient: (all_reduce(gradient, axes),),
+)
+totalled.defvjp(lambda x, axes: (all_reduce(x, axes), None), lambda axes, _, gradient: (gradient,))

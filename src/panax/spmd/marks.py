@@ -1,0 +1,84 @@
+"""What the code of the language says of its values to the check of a traced step (`checking/`).
+
+A mark is an identity: it lowers to nothing. It stands where an author knows more than can be followed from one operation to the
+next: that a custom kernel's result is split like its operands, that a schedule's gradients are terms of a sum, that a step will
+add a gradient up. Marks stand inside of custom derivatives or after a gradient; a tangent passes unmarked.
+"""
+
+import enum
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from ..core.layout import MeshAxes, current_layout
+
+Tree = TypeVar("Tree")
+
+
+class Holds(enum.Enum):
+    """What each device along a mesh axis holds of a value."""
+
+    WHOLE = "whole"
+    """The same value as the others."""
+    SPLIT = "split"
+    """Its part of an array; a sum over its elements is a term of the sum over the array's."""
+    OWN = "own"
+    """A value of its own; sums over its elements are nobody else's."""
+    PARTIAL = "partial"
+    """A term: the sum over devices is what is meant."""
+    UNKNOWN = "unknown"
+    """What its code makes of it, which is not followed."""
+
+
+class Mark(enum.Enum):
+    DECLARED = "declared"
+    EXPECTED = "expected"
+    SHARED = "shared"
+
+
+mark_p = Primitive("spmd_mark")
+mark_p.def_impl(lambda x, **_: x)
+mark_p.def_abstract_eval(lambda x, **_: x)
+mlir.register_lowering(mark_p, lambda _, x, **__: [x])
+batching.primitive_batchers[mark_p] = lambda xs, dims, *, dim, **params: (
+    mark_p.bind(*xs, dim=dim + (dims[0] <= dim), **params),
+    dims[0],
+)
+ad.primitive_jvps[mark_p] = lambda primals, tangents, **params: (mark_p.bind(*primals, **params), tangents[0])
+
+
+def declared(tree: Tree, holds: Mapping[str, Holds], dim: int = 0) -> Tree:
+    """`tree`, of whose arrays each holds what is said along the mesh axes that are named, whatever was followed so far.
+
+    Args:
+        dim: The dimension that split arrays are split along.
+
+    >>> float(declared(jax.numpy.float32(1.0), {"tensor": Holds.PARTIAL}))
+    1.0
+    """
+    return _marked(tree, Mark.DECLARED, tuple((axis, (what,)) for axis, what in holds.items()), "", dim)
+
+
+def expected(tree: Tree, holds: Mapping[str, tuple[Holds, ...]], label: str) -> Tree:
+    """`tree`, which is wrong where one of its arrays holds something else along an axis that is named.
+
+    Args:
+        label: What it is, as an error says it: "the gradient of blocks.w_up".
+    """
+    return _marked(tree, Mark.EXPECTED, tuple(holds.items()), label)
+
+
+def shared(x: jax.Array, axes: MeshAxes) -> jax.Array:
+    """`x`, a cotangent computed alike on the devices along `axes` and divided by their number: a term on each."""
+    return _marked(x, Mark.SHARED, tuple((axis, (Holds.PARTIAL,)) for axis in axes), "")
+
+
+def _marked(tree: Any, mark: Mark, holds: tuple[tuple[str, tuple[Holds, ...]], ...], label: str, dim: int = 0) -> Any:
+    layout = current_layout()
+    holds = () if layout is None else tuple((axis, what) for axis, what in holds if layout.sizes.get(axis, 1) > 1)
+    if not holds:
+        return tree
+    return jax.tree.map(lambda x: mark_p.bind(x, mark=mark, holds=holds, label=label, dim=dim), tree)

@@ -1,0 +1,189 @@
+"""The contract of layouts: a task trains on every mesh that it supports as it does on one device."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ..core import Axes, Task, named_leaves
+from ..mesh import MESH_AXES, MeshShape, Placement, Rules
+from ..mesh.legality import problem
+from ..optim import Optax
+from ..train import CompiledStep, Program, StepConfig
+from ..train.compiled import needs_of
+
+RATE, STEPS = 0.05, 3
+ROUNDINGS = 8.0
+"""How often a term is rounded on its way forward and back, at most, in units of one sum's error: see `_tolerance`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskReport:
+    """What `check_task` compared.
+
+    Attributes:
+        tolerance: Relative, of a tensor's norm and of a loss.
+        compared: The layouts that trained as one device did.
+        left_out: Layouts that don't fit the task or the batch, with the reason.
+    """
+
+    tolerance: float
+    compared: tuple[str, ...]
+    left_out: Mapping[str, str]
+
+
+class _Trained(NamedTuple):
+    first: dict[str, np.ndarray]
+    gradient: dict[str, np.ndarray]
+    last: dict[str, np.ndarray]
+    losses: list[float]
+
+
+def check_task(
+    task: Task,
+    batch: Mapping[str, Any],
+    *,
+    axes: Mapping[str, Axes] | None = None,
+    layouts: Sequence[Mapping[str, int]] | None = None,
+    rules: Rules | None = None,
+    tolerance: float | None = None,
+) -> TaskReport:
+    """Train a task on several layouts, and compare each with one device.
+
+    On each: the first parameters are bitwise those of one device, the first gradient and the losses and parameters of a few
+    steps are its own up to rounding, the second step compiles nothing; and no sum over devices is forgotten, where the task
+    names its axes. Needs several devices: `XLA_FLAGS=--xla_force_host_platform_device_count=8` simulates them on CPU.
+
+    Args:
+        batch: One global batch, as a source would give it. Its rows must divide over the layouts.
+        axes: The logical axes of each of its leaves; by default rows alone are split.
+        layouts: Mesh axis to size, each; by default every axis that the task supports with 2 devices, and most of them together.
+        tolerance: By default the rounding of sums over the batch, in the dtype that the task computes in.
+
+    Raises:
+        AssertionError: A layout trains otherwise, with the tensor and the distance; or no layout fits.
+        LayoutError: A sum over devices is forgotten.
+    """
+    batch = {name: np.asarray(leaf) for name, leaf in batch.items()}
+    axes = axes or {name: ("batch", *(None,) * (leaf.ndim - 1)) for name, leaf in batch.items()}
+    tolerance = _tolerance(task, batch, axes) if tolerance is None else tolerance
+    devices = len(jax.devices())
+    compiled = functools.partial(_compiled, task, axes)
+    alone = functools.cache(lambda count: _trained(compiled({}, None, count), batch))
+    compared: list[str] = []
+    left_out: dict[str, str] = {}
+    for sizes in _layouts(task, devices) if layouts is None else layouts:
+        name = " · ".join(f"{axis}={size}" for axis, size in sizes.items())
+        reason = _unfit(task, batch, axes, sizes, rules, devices)
+        if reason is not None:
+            left_out[name] = reason
+            continue
+        count = 2 if sizes.get("stage", 1) > 1 else 1
+        _compare(name, _trained(compiled(sizes, rules, count), batch), alone(count), tolerance)
+        compared.append(name)
+    assert compared, f"no layout fits the task and the batch on {devices} devices, so nothing was compared: {left_out}"
+    return TaskReport(tolerance, tuple(compared), left_out)
+
+
+def _layouts(task: Task, devices: int) -> Iterator[dict[str, int]]:
+    supported = [axis for axis in MESH_AXES if axis in task.mesh_axes]
+    yield from ({axis: 2} for axis in supported)
+    together = [axis for axis in ("fsdp", "tensor", "context", "expert", "replica") if axis in supported]
+    together = together[: int(math.log2(devices))]
+    if len(together) > 1:
+        yield dict.fromkeys(together, 2)
+
+
+def _unfit(
+    task: Task,
+    batch: Mapping[str, np.ndarray],
+    axes: Mapping[str, Axes],
+    sizes: Mapping[str, int],
+    rules: Rules | None,
+    devices: int,
+) -> str | None:
+    """Why a layout can't be, of what can be said without tracing."""
+    count = math.prod(sizes.values())
+    if count > devices:
+        return f"it takes {count} devices, and there are {devices}"
+    micro_batches = 2 if sizes.get("stage", 1) > 1 else 1
+    leaves = tuple((f"batch leaf {name!r}", axes[name], leaf.shape) for name, leaf in batch.items())
+    needs = needs_of(_program(task, micro_batches), count)
+    return problem(
+        dataclasses.replace(needs, batch=leaves), rules or Rules(), dict.fromkeys(MESH_AXES, 1) | dict(sizes)
+    )
+
+
+def _program(task: Task, micro_batches: int) -> Program:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return jax.tree.map(lambda g: -RATE * g, updates), {"gradient": updates}
+
+    keeping = optax.GradientTransformation(lambda params: {"gradient": jax.tree.map(jnp.zeros_like, params)}, update)
+    config = StepConfig(clip_norm=None, micro_batches=micro_batches)
+    return Program.create(task, Optax(transformation=keeping), num_steps=STEPS, config=config)
+
+
+def _compiled(
+    task: Task, axes: Mapping[str, Axes], sizes: Mapping[str, int], rules: Rules | None, micro_batches: int
+) -> CompiledStep:
+    shape = MeshShape(**{axis: sizes.get(axis, 1) for axis in MESH_AXES})  # pyright: ignore[reportArgumentType]
+    placement = Placement.create(shape, rules, devices=jax.devices()[: math.prod(sizes.values())])
+    return CompiledStep(_program(task, micro_batches), placement, axes)
+
+
+def _trained(step: CompiledStep, batch: Mapping[str, np.ndarray]) -> _Trained:
+    state, losses = step.init(0), []
+    first, gradient, seconds = _host(state.params), {}, 0.0
+    for number in range(STEPS):
+        state, scalars = step(state, step.put(batch))
+        losses.append(float(scalars["loss"]))
+        if number == 0:
+            gradient, seconds = _host(state.optimizer_state["gradient"]), step.compile_seconds
+    assert step.compile_seconds == seconds, "the second step compiled again; the state's shapes or shardings change"
+    return _Trained(first, gradient, _host(state.params), losses)
+
+
+def _host(tree: Any) -> dict[str, np.ndarray]:
+    return {name: np.asarray(leaf) for name, leaf in named_leaves(tree).items()}
+
+
+def _compare(layout: str, many: _Trained, one: _Trained, tolerance: float) -> None:
+    for name, leaf in one.first.items():
+        assert np.array_equal(many.first[name], leaf), (
+            f"{layout}: the first {name} depends on the mesh; draw it by its name"
+        )
+    _assert_close(f"{layout}: the gradient", many.gradient, one.gradient, tolerance)
+    for number, (found, wanted) in enumerate(zip(many.losses, one.losses)):
+        assert abs(found - wanted) <= tolerance * (number + 1) * abs(wanted), (
+            f"{layout}: the loss of step {number} is {found:.9g}, on one device {wanted:.9g}; expected them within "
+            f"{tolerance:.1g}. Look for a sum over devices that is missing, or made twice"
+        )
+    _assert_close(f"{layout}: after {STEPS} steps", many.last, one.last, tolerance * STEPS)
+
+
+def _assert_close(what: str, found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], tolerance: float) -> None:
+    """Norm-wise per tensor. One that is nothing but rounding is compared with what it is the rounding of: all of them."""
+    norm: Callable[[Any], float] = lambda leaf: float(np.linalg.norm(leaf.astype(np.float64)))  # noqa: E731
+    noise = 2.0**-24 * math.sqrt(sum(norm(leaf) ** 2 for leaf in wanted.values()))
+    for name, leaf in wanted.items():
+        distance, allowed = norm(found[name].astype(np.float64) - leaf), tolerance * norm(leaf) + noise
+        assert distance <= allowed, (
+            f"{what}, {name} is {distance:.3g} from one device's, whose norm is {norm(leaf):.3g}; expected at most "
+            f"{allowed:.3g}. Look for a sum over devices that is missing, or made twice, in what reads it"
+        )
+
+
+def _tolerance(task: Task, batch: Mapping[str, np.ndarray], axes: Mapping[str, Axes]) -> float:
+    """Sums of the same terms in another order: each rounds by a unit, and the errors of n terms add up like sqrt(n)."""
+    terms = max(
+        math.prod(size for size, axis in zip(leaf.shape, axes[name]) if axis in ("batch", "seq"))
+        for name, leaf in batch.items()
+    )
+    unit = float(jnp.finfo(task.weight_dtype).eps) / 2
+    return ROUNDINGS * max(unit, 2.0**-24) * math.sqrt(terms)

@@ -1,0 +1,248 @@
+"""Small tasks in the SPMD language that are right, and the same ones with a mistake each."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from panax.core import Evaluation, Loss, Maximum, Mean, Sum, Task, current_layout
+from panax.spmd import (
+    add_bias,
+    contract,
+    equal_shares,
+    gather,
+    open_weight,
+    own_sequence,
+    scatter_sequence,
+    sum_over_sequence,
+    whole_sequence,
+)
+
+EMBED, FFN, VOCAB, ROWS, LENGTH = 16, 32, 24, 8, 8
+AXES = {"tokens": ("batch", "seq"), "y": ("batch", "seq", None), "weight": ("batch", "seq")}
+UP, DOWN = "batch seq embed, embed ffn -> batch seq ffn", "batch seq ffn, ffn embed -> batch seq embed"
+
+
+def batch() -> dict[str, Any]:
+    keys = jax.random.split(jax.random.key(7), 3)
+    return {
+        "tokens": jax.device_get(jax.random.randint(keys[0], (ROWS, LENGTH), 0, VOCAB)),
+        "y": jax.device_get(jax.random.normal(keys[1], (ROWS, LENGTH, EMBED))),
+        "weight": jax.device_get(jax.random.uniform(keys[2], (ROWS, LENGTH))),
+    }
+
+
+def on_mesh() -> bool:
+    return current_layout() is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class Split(Task):
+    """An embedding and a feed-forward layer, its residual stream split along the sequence. Each step may be overridden."""
+
+    mesh_axes = frozenset({"replica", "fsdp", "tensor"})
+    names_axes = True
+
+    def init(self, key):
+        keys = jax.random.split(key, 3)
+        return {
+            "bias": jnp.zeros((EMBED,)),
+            "down": jax.random.normal(keys[0], (FFN, EMBED)) / 4,
+            "scale": jnp.ones((EMBED,)),
+            "table": jax.random.normal(keys[1], (VOCAB, EMBED)),
+            "up": jax.random.normal(keys[2], (EMBED, FFN)) / 4,
+        }, {}
+
+    def parameter_axes(self, params):
+        return {
+            "bias": ("norm",),
+            "down": ("ffn", "embed"),
+            "scale": ("norm",),
+            "table": ("vocab", "embed"),
+            "up": ("embed", "ffn"),
+        }
+
+    def embedded(self, table, tokens):
+        table = open_weight(table, "vocab embed", jnp.float32).value
+        rows = table.shape[0]
+        first = lax.axis_index("tensor") * rows if on_mesh() else 0
+        own = (tokens >= first) & (tokens < first + rows)
+        part = jnp.where(own[..., None], table[jnp.where(own, tokens - first, 0)], 0.0)
+        return self.joined(part)
+
+    def joined(self, part):
+        return scatter_sequence(part)
+
+    def normed(self, x, scale):
+        return (
+            x * lax.rsqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6) * gather(scale, "norm", jnp.float32)[None, None]
+        )
+
+    def layer(self, x, params):
+        hidden = jnp.tanh(contract(UP, whole_sequence(self.normed(x, params["scale"])), params["up"]))
+        return x + add_bias(contract(DOWN, hidden, params["down"]), params["bias"], "norm")
+
+    def loss(self, params, state, batch, key, train):
+        x = self.layer(self.embedded(params["table"], batch["tokens"]), params)
+        y, weight = own_sequence(batch["y"]), own_sequence(batch["weight"])
+        squares = ((x - y) ** 2).sum(axis=-1)
+        losses = {"squares": self.measured(squares, weight)}
+        return Evaluation(losses, state, self.metrics(squares, weight))
+
+    def measured(self, squares, weight):
+        return Loss(self.total((squares * weight).sum()), self.total(weight.sum()))
+
+    def total(self, x):
+        return sum_over_sequence(x)
+
+    def metrics(self, squares, weight):
+        largest = lax.stop_gradient(squares.max())
+        return {
+            "mean": Mean(self.total(squares.sum()), self.total(weight.sum())),
+            "tokens": Sum(self.total(jnp.float32(weight.size))),
+            "largest": Maximum(lax.pmax(largest, "tensor") if on_mesh() else largest),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole(Split):
+    """The same with a residual stream that is whole on every device of the tensor axis."""
+
+    splits_residual = False
+
+    def joined(self, part):
+        return _summed_shares(part) if on_mesh() else part
+
+    def loss(self, params, state, batch, key, train):
+        x = self.shares(self.layer(self.embedded(params["table"], batch["tokens"]), params))
+        squares = ((x - batch["y"]) ** 2).sum(axis=-1)
+        return Evaluation({"squares": self.measured(squares, batch["weight"])}, state, {})
+
+    def shares(self, x):
+        return equal_shares(x)
+
+    def total(self, x):
+        return x
+
+
+def _summed_shares(part):
+    from panax.spmd import summed
+
+    return summed(part, ("tensor",))
+
+
+class NoSumOverTensor(Split):
+    """A layer of its own that multiplies, and never adds the devices' terms up."""
+
+    def layer(self, x, params):
+        up, down = (open_weight(params[n], a, x.dtype).value for n, a in (("up", "embed ffn"), ("down", "ffn embed")))
+        hidden = jnp.tanh(whole_sequence(self.normed(x, params["scale"])) @ up)
+        return x + own_sequence(hidden @ down)
+
+
+class NoEqualShares(Whole):
+    def shares(self, x):
+        return x
+
+
+class DividedLocally(Split):
+    """The mean of a device's own tokens, where sums are asked for."""
+
+    def measured(self, squares, weight):
+        mean = (squares * weight).sum() / weight.sum()
+        return Loss(self.total(mean), self.total(jnp.float32(1.0)))
+
+
+class MetricNotSummed(Split):
+    def metrics(self, squares, weight):
+        return {"mean": Mean(squares.sum(), weight.sum())}
+
+
+class BiasBeforeTheSum(Split):
+    """Every device adds the bias to its term."""
+
+    def layer(self, x, params):
+        up, down = (open_weight(params[n], a, x.dtype).value for n, a in (("up", "embed ffn"), ("down", "ffn embed")))
+        hidden = jnp.tanh(whole_sequence(self.normed(x, params["scale"])) @ up)
+        return x + scatter_sequence(add_bias(hidden @ down, params["bias"], "norm"))
+
+
+class NormOverTheSplitWidth(Split):
+    """A mean over the hidden width, of which a device has a part."""
+
+    def layer(self, x, params):
+        hidden = contract(UP, whole_sequence(self.normed(x, params["scale"])), params["up"])
+        hidden = hidden * lax.rsqrt((hidden * hidden).mean(axis=-1, keepdims=True) + 1e-6)
+        return x + contract(DOWN, hidden, params["down"])
+
+
+class EmbeddingNotSummed(Whole):
+    """Each device looks its own words up, and takes the others' for zeros."""
+
+    def joined(self, part):
+        return part
+
+
+class GatheredOverTheWrongAxis(Split):
+    """Positions are split over tensor; fsdp splits the rows."""
+
+    def layer(self, x, params):
+        if on_mesh():
+            x = lax.all_gather(x, "fsdp", axis=1, tiled=True)[:, : x.shape[1]]
+        return super().layer(x, params)
+
+
+class SummedTwice(Split):
+    """The loss is added up over tokens, which the step does again."""
+
+    def measured(self, squares, weight):
+        from panax.spmd import over_tokens
+
+        found = super().measured(squares, weight)
+        return Loss(over_tokens(found.sum), over_tokens(found.weight))
+
+
+class NonlinearBeforeTheSum(Split):
+    """The activation of a term, not of the sum."""
+
+    def layer(self, x, params):
+        up, down = (open_weight(params[n], a, x.dtype).value for n, a in (("up", "embed ffn"), ("down", "ffn embed")))
+        hidden = whole_sequence(self.normed(x, params["scale"])) @ up
+        return x + scatter_sequence(jnp.tanh(hidden @ down))
+
+
+class UnknownKernelOnATerm(Split):
+    def layer(self, x, params):
+        up, down = (open_weight(params[n], a, x.dtype).value for n, a in (("up", "embed ffn"), ("down", "ffn embed")))
+        hidden = jnp.tanh(whole_sequence(self.normed(x, params["scale"])) @ up)
+        term = hidden @ down
+        shape = jax.ShapeDtypeStruct(term.shape, term.dtype)
+        return x + scatter_sequence(jax.pure_callback(lambda t: t, shape, lax.stop_gradient(term)))
+
+
+class GradientOfAStoppedTerm(Whole):
+    """A mask from a device's own term scales what all devices share."""
+
+    def layer(self, x, params):
+        up, down = (open_weight(params[n], a, x.dtype).value for n, a in (("up", "embed ffn"), ("down", "ffn embed")))
+        term = jnp.tanh(self.normed(x, params["scale"]) @ up) @ down
+        return x * lax.stop_gradient(term) + contract(DOWN, jnp.tanh(contract(UP, x, params["up"])), params["down"])
+
+
+BROKEN = {
+    # Task: (mesh axis, what the message says, a line of this file that it shows, or "")
+    NoSumOverTensor: ("tensor", "term of a sum", "NoSumOverTensor.layer"),
+    NoEqualShares: ("tensor", "equal_shares", ""),
+    DividedLocally: ("fsdp", "divides by a term", "DividedLocally.measured"),
+    MetricNotSummed: ("tensor", "term of a sum over devices that is not made", ""),
+    BiasBeforeTheSum: ("tensor", "counts once for each device", "BiasBeforeTheSum.layer"),
+    NormOverTheSplitWidth: ("tensor", "term of a sum", "NormOverTheSplitWidth.layer"),
+    EmbeddingNotSummed: ("tensor", "each device's own", ""),
+    GatheredOverTheWrongAxis: ("fsdp", "gathers along dimension 1", "GatheredOverTheWrongAxis.layer"),
+    SummedTwice: ("fsdp", "equal on every device", ""),
+    NonlinearBeforeTheSum: ("tensor", "takes 'tanh' of a term", "NonlinearBeforeTheSum.layer"),
+    UnknownKernelOnATerm: ("tensor", "of which nothing is known", "UnknownKernelOnATerm.layer"),
+    GradientOfAStoppedTerm: ("tensor", "", "GradientOfAStoppedTerm.layer"),
+}
