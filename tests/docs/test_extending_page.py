@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 from pages import ROOT, fences
 
-from panax.core import add_bias
 from panax.kernels import registry
 from panax.mesh import Placement
 from panax.plan import parse_target, target_devices
 from panax.plan.step import nothing_kept
+from panax.spmd import add_bias
 
 
 @pytest.fixture
