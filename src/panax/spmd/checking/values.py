@@ -166,6 +166,17 @@ def sorted_together(equation: Any, states: States) -> list[State]:
     return [nonlinear(equation, states)] * len(equation.outvars)
 
 
+_LINEAR = """
+    neg name reduce_precision stop_gradient copy copy_p real imag rev slice squeeze reshape transpose broadcast_in_dim
+    expand_dims tile cumsum reduce_window_sum reshard sharding_constraint pvary device_put bitcast_convert_type
+"""
+_NONLINEAR = """
+    abs acos acosh and asin asinh atan atan2 atanh cbrt ceil clamp clz cos cosh cummax cummin cumprod cumlogsumexp
+    digamma eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le le_to lgamma log log1p
+    logistic lt lt_to max min ne nextafter not or population_count pow rem round rsqrt shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh xor random_wrap random_unwrap
+"""
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("add", "sub", "add_any"), added),
     "mul": multiplied,
@@ -173,113 +184,11 @@ RULES: dict[str, Rule] = {
     "select_n": selected,
     "convert_element_type": converted,
     **dict.fromkeys(("concatenate", "pad", "stack"), concatenated),
-    **dict.fromkeys(
-        (
-            *(
-                "neg",
-                "name",
-                "reduce_precision",
-                "stop_gradient",
-                "copy",
-                "copy_p",
-                "real",
-                "imag",
-                "rev",
-                "slice",
-                "squeeze",
-            ),
-            *(
-                "reshape",
-                "transpose",
-                "broadcast_in_dim",
-                "expand_dims",
-                "tile",
-                "cumsum",
-                "reduce_window_sum",
-                "reshard",
-            ),
-            *("sharding_constraint", "pvary", "device_put", "bitcast_convert_type"),
-        ),
-        linear,
-    ),
+    **dict.fromkeys(_LINEAR.split(), linear),
     **dict.fromkeys(("split", "unstack"), several),
     **dict.fromkeys(("sort", "top_k"), sorted_together),
     "optimization_barrier": identity,
     **dict.fromkeys(("iota", "random_seed"), constant),
     **dict.fromkeys(("empty", "empty2"), zeros),
-    **dict.fromkeys(
-        (
-            *(
-                "abs",
-                "acos",
-                "acosh",
-                "and",
-                "asin",
-                "asinh",
-                "atan",
-                "atan2",
-                "atanh",
-                "cbrt",
-                "ceil",
-                "clamp",
-                "clz",
-                "cos",
-            ),
-            *(
-                "cosh",
-                "cummax",
-                "cummin",
-                "cumprod",
-                "cumlogsumexp",
-                "digamma",
-                "eq",
-                "eq_to",
-                "erf",
-                "erf_inv",
-                "erfc",
-            ),
-            *(
-                "exp",
-                "exp2",
-                "expm1",
-                "floor",
-                "ge",
-                "gt",
-                "integer_pow",
-                "is_finite",
-                "le",
-                "le_to",
-                "lgamma",
-                "log",
-                "log1p",
-            ),
-            *(
-                "logistic",
-                "lt",
-                "lt_to",
-                "max",
-                "min",
-                "ne",
-                "nextafter",
-                "not",
-                "or",
-                "population_count",
-                "pow",
-                "rem",
-            ),
-            *(
-                "round",
-                "rsqrt",
-                "shift_left",
-                "shift_right_arithmetic",
-                "shift_right_logical",
-                "sign",
-                "sin",
-                "sinh",
-                "sqrt",
-            ),
-            *("square", "tan", "tanh", "xor", "random_wrap", "random_unwrap"),
-        ),
-        nonlinear,
-    ),
+    **dict.fromkeys(_NONLINEAR.split(), nonlinear),
 }
