@@ -135,7 +135,7 @@ def test_a_run_takes_the_choice_and_says_it(flags, tmp_path, monkeypatch):
 def test_auto_leaves_no_size_to_set():
     with pytest.raises(LayoutError, match=r"mesh.auto chooses all sizes, and mesh.tensor is set too"):
         MeshShape(auto=True, tensor=2)
-    with pytest.raises(LayoutError, match="a batch of text"):
+    with pytest.raises(LayoutError, match="for a task and its batch"):
         MeshShape(auto=True).resolve(8)
 
 

@@ -49,7 +49,8 @@ class MeshShape(Validated):
         """
         if self.auto:
             raise LayoutError(
-                "mesh.auto is chosen for a model and a batch of text; elsewhere set the sizes, for example mesh.fsdp"
+                "mesh.auto is chosen for a task and its batch, by a run or `panax inspect`; elsewhere set the sizes, "
+                "for example mesh.fsdp"
             )
         sizes = {axis: getattr(self, axis) for axis in MESH_AXES}
         bad = [axis for axis, size in sizes.items() if size < 1 and size != -1]
