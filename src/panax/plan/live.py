@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from .program import ALIASES, Block, Operation, Value, shape_of
 
 _SAME = """
-    reshape squeeze expand_dims optimization_barrier sharding_constraint stop_gradient pvary transpose
+    reshape squeeze expand_dims optimization_barrier sharding_constraint pvary transpose
 """
 _ELEMENTWISE = """
     abs acos add add_any and argmax argmin atan2 axis_index bitcast_convert_type broadcast_in_dim cbrt ceil clamp complex

@@ -30,7 +30,7 @@ _CALLS = {
 }
 """Primitives that are no more than what they call, and the parameter that holds it."""
 
-_NAMES_ONLY = ("name", "spmd_mark")
+_NAMES_ONLY = ("name", "spmd_mark", "stop_gradient")
 """Primitives that say something of their operands and do nothing."""
 
 _ROUNDED = ("dot_general", "conv_general_dilated")
