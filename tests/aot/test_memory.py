@@ -8,7 +8,7 @@ from panax.mesh import Rules
 from panax.models import PRESETS
 from panax.parallel import Pipeline
 
-BAND = 0.16
+BAND = 0.15
 """How far the estimate may be off. Found: 15 % too low to 10 % too high, 3 % in the median. What is too low keeps all over a
 tensor axis; the schedule of a compiler, which decides what lives beside what, is only roughly followed."""
 
@@ -25,9 +25,13 @@ QUICK = ("fsdp", "hsdp", "fsdp-tensor, nothing again", "replica-fsdp-tensor", "u
 """Of those that `test_bytes` compiles anyway."""
 
 
+TOO_LOW = pytest.mark.xfail(strict=True, reason="the estimate is 15.1 % too low where a tensor axis keeps everything")
+TOO_LOW_CASES = ("fsdp-tensor, nothing again",)
+
+
 @pytest.mark.parametrize(
     ("target", "mesh", "rows", "options"),
-    [pytest.param(*CASES[name], id=name) for name in QUICK]
+    [pytest.param(*CASES[name], id=name, marks=TOO_LOW if name in TOO_LOW_CASES else ()) for name in QUICK]
     + [pytest.param(*case, id=name, marks=pytest.mark.slow) for name, case in MORE.items()],
 )
 def test_memory_is_that_of_the_walk(target, mesh, rows, options):
@@ -40,18 +44,27 @@ def test_memory_is_that_of_the_walk(target, mesh, rows, options):
 @pytest.mark.slow
 def test_activations_fall_as_the_context_axis_grows():
     """A layer more takes half as much with each doubling of the axis, for rows of one length."""
-    taken, said = [], []
+    taken = []
     for context in (2, 4, 8):
         each = []
         for model in (WIDE, EIGHT):
             mesh = {"fsdp": 8, "context": context}
-            found, walked = plan(f"h100x{8 * context}", mesh, 16, model=model, remat="none")
-            each.append((found.memory.temporaries, walked.cost.temporaries))
-        taken.append(each[1][0] - each[0][0])
-        said.append(each[1][1] - each[0][1])
-    # The estimate counts what an exchange of heads holds beside: 0.50 and 0.62 of the step before were found.
-    assert said[1] < 0.65 * said[0] and said[2] < 0.65 * said[1]
+            each.append(plan(f"h100x{8 * context}", mesh, 16, model=model, remat="none")[0].memory.temporaries)
+        taken.append(each[1] - each[0])
     assert taken == pytest.approx([taken[0], taken[0] / 2, taken[0] / 4], rel=BAND)
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="the estimate for 8 devices is 24 % above a quarter of that for 2")
+def test_so_does_the_estimate():
+    said = []
+    for context in (2, 4, 8):
+        mesh = {"fsdp": 8, "context": context}
+        few, more = (
+            walk(f"h100x{8 * context}", mesh, 16, model=model, remat="none").cost.temporaries for model in (WIDE, EIGHT)
+        )
+        said.append(more - few)
+    assert said == pytest.approx([said[0], said[0] / 2, said[0] / 4], rel=BAND)
 
 
 @pytest.mark.slow

@@ -45,11 +45,11 @@ def _product(transposed: tuple[bool, bool]) -> Flops:
     return flops
 
 
-def _attention(products: int, layout: str) -> Flops:
+def _attention(products: int) -> Flops:
     """`products` matrix multiplications of queries by keys, or of the size of one; halved where the mask is causal."""
 
     def flops(given: Sequence[Shaped], _: Sequence[Shaped], parameters: Mapping[str, Any]) -> float:
-        q, k = (dict(zip(layout, x.shape)) for x in given[:2])
+        q, k = (dict(zip("bshd", x.shape)) for x in given[:2])
         seen = 0.5 if _is_causal(parameters) and q["s"] == k["s"] else 1.0
         return seen * products * 2.0 * q["b"] * q["h"] * q["s"] * k["s"] * q["d"]
 
@@ -67,6 +67,9 @@ for _first in "nt":
     for _second in "nt":
         register_cost(f"panax_product_{_first}{_second}", _product((_first == "t", _second == "t")))
 register_cost("panax_wall", lambda *_: 0.0)
-for _name, _layout in (("panax_attention_", "bshd"), ("dot_product_attention_", "bshd")):
-    register_cost(f"{_name}forward" if "panax" in _name else f"{_name}fwd", _attention(2, _layout))
-    register_cost(f"{_name}backward" if "panax" in _name else f"{_name}bwd", _attention(5, _layout))
+for _forward, _backward in (
+    ("panax_attention_forward", "panax_attention_backward"),
+    ("dot_product_attention_fwd", "dot_product_attention_bwd"),
+):
+    register_cost(_forward, _attention(2))
+    register_cost(_backward, _attention(5))
