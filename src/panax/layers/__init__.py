@@ -1,6 +1,7 @@
 """Layers: annotated parameters and pure functions."""
 
 from .attention import Attention, Cache
+from .block import Block, Context, RowOrder
 from .embedding import Embedding, Head, PositionEmbedding
 from .feed_forward import Activation, FeedForward
 from .latent_attention import Latent, LatentAttention, LatentCache
@@ -10,9 +11,13 @@ from .moe_config import MoE
 from .norm import Norm
 from .rotary import Rotary, RotaryScaling, YarnScaling
 from .routing import RouterTerms, Tokens
+from .stack import Stack, build_stacks, run_stacks
+from .staged import StagedTask
+from .transformer import TransformerBlock
 
 __all__ = [
-    "Activation", "Attention", "Cache", "Embedding", "FeedForward", "Head", "Latent", "LatentAttention", "LatentCache",
-    "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling", "RouterTerms", "TokenLoss", "Tokens",
-    "YarnScaling", "router_measures", "router_weights", "token_loss",
+    "Activation", "Attention", "Block", "Cache", "Context", "Embedding", "FeedForward", "Head", "Latent", "LatentAttention",
+    "LatentCache", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling", "RouterTerms", "RowOrder",
+    "Stack", "StagedTask", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling", "build_stacks", "router_measures",
+    "router_weights", "run_stacks", "token_loss",
 ]  # fmt: skip

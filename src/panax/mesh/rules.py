@@ -130,6 +130,10 @@ class Rules(Validated):
         )
         return dataclasses.replace(self, storage=storage, compute=compute)
 
+    def with_rows_over(self, axis: str) -> "Rules":
+        """These rules with rows split over one more mesh axis."""
+        return dataclasses.replace(self, compute={**self.compute, "batch": (*self.compute.get("batch", ()), axis)})
+
     def with_whole_residual(self) -> "Rules":
         """These rules for a model whose residual stream is split no further than its rows' positions are."""
         return dataclasses.replace(self, compute={**self.compute, "residual": self.compute.get("seq", ())})
