@@ -7,7 +7,7 @@ from .feed_forward import Activation, FeedForward
 from .latent_attention import Latent, LatentAttention, LatentCache
 from .loss import TokenLoss, token_loss
 from .moe import MixtureOfExperts, router_measures, router_weights
-from .moe_config import MoE
+from .moe_config import MoE, register_router
 from .norm import Norm
 from .rotary import Rotary, RotaryScaling, YarnScaling
 from .routing import RouterTerms, Tokens
@@ -18,6 +18,6 @@ from .transformer import TransformerBlock
 __all__ = [
     "Activation", "Attention", "Block", "Cache", "Context", "Embedding", "FeedForward", "Head", "Latent", "LatentAttention",
     "LatentCache", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling", "RouterTerms", "RowOrder",
-    "Stack", "StagedTask", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling", "build_stacks", "router_measures",
-    "router_weights", "run_stacks", "token_loss",
+    "Stack", "StagedTask", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling", "build_stacks", "register_router",
+    "router_measures", "router_weights", "run_stacks", "token_loss",
 ]  # fmt: skip
