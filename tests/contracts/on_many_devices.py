@@ -19,7 +19,8 @@ from panax.models import DecoderTask  # noqa: E402
 from panax.testing import check_task  # noqa: E402
 
 assert len(jax.devices()) == count
-MIXTURE = MoE(experts=8, active=2, ffn=24, every=3, balance=0.0)
-model = dataclasses.replace(tiny.CONFIG, num_layers=4, feed_forward=MIXTURE if "expert" in sizes else None)
+MIXTURE = MoE(experts=8, active=2, ffn=24, every=2)
+CHANGES = {"num_layers": 4, "windows": (0,), "feed_forward": MIXTURE} if "expert" in sizes else {}
+model = dataclasses.replace(tiny.CONFIG, **CHANGES)
 rows = 2 * count // (sizes["context"] * sizes["tensor"])
 print(check_task(DecoderTask(model=model), tiny.batch(rows=rows), layouts=[sizes]))

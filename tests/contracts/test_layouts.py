@@ -326,3 +326,18 @@ def test_the_second_step_compiles_nothing(sizes):
     before = step.compile_seconds
     state, _ = step(state, step.put(tiny.batch(1)))
     assert step.compile_seconds == before
+
+
+@pytest.mark.parametrize("sizes", [{}, pytest.param({"stage": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.slow)])
+def test_parameters_have_the_dtype_that_the_task_says(sizes):
+    step = compiled(sizes, task=tiny.task(parameter_dtype="bfloat16"), micro_batches=2)
+    abstract = step.program.abstract
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(abstract.params)} == {"bfloat16"}
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(abstract.optimizer_state["gradient"])} == {"bfloat16"}
+    if not sizes:
+        return
+    # Losses of float32 parameters, up to their rounding to 8 bits: a relative 2**-9 of each, and more with each step.
+    many, one = (
+        train(compiled(where, task=tiny.task(parameter_dtype="bfloat16"), micro_batches=2)) for where in (sizes, {})
+    )
+    np.testing.assert_allclose(many.adamw_losses, one.adamw_losses, rtol=2.0**-9)

@@ -76,7 +76,7 @@ class Task(abc.ABC):
     alike on all devices of such an axis: `equal_shares` then stands before the loss. Of tasks that name their axes."""
 
     batch_axes: Mapping[str, Axes] = MappingProxyType({})
-    """The logical axes of a batch's leaves, where a source knows less of them: one that wraps a loader splits their rows alone."""
+    """The logical axes of a batch's leaves, where a source knows less of them: one around a loader splits rows alone."""
 
     unit: str = "examples"
     """What a row of a batch without positions is called where speed is reported."""

@@ -8,7 +8,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,8 @@ from .block import Context
 from .stack import Stack, layers_of, run_stacks
 from .units import units
 
+FloatType = Literal["float32", "bfloat16"]
+
 STAGE = "stage"
 """The mesh axis of a pipeline."""
 
@@ -34,11 +36,16 @@ class StagedTask(Task):
     """A task that is cut where a pipeline cuts it.
 
     Attributes:
+        compute_dtype: What activations and products are in.
+        parameter_dtype: What parameters, their gradients and the optimizer's moments are in; sums accumulate in float32 all the
+            same. bfloat16 takes half the memory, and loses updates that are small beside their parameter.
         remat: What a layer's backward pass computes again.
         pipeline: How a stage axis of the mesh is used.
         context_attention: How rows that are split over the context axis attend.
     """
 
+    compute_dtype: FloatType = "float32"
+    parameter_dtype: FloatType = "float32"
     remat: RematPolicy
     pipeline: Pipeline
     context_attention: ContextAttention = "auto"
@@ -46,6 +53,14 @@ class StagedTask(Task):
     mesh_axes = frozenset(MESH_AXES)
     names_axes = True
     remat_policies = get_args(RematPolicy)
+
+    @property
+    def weight_dtype(self) -> Any:
+        return jnp.dtype(self.compute_dtype)
+
+    def stored(self, params: Any) -> Any:
+        """Parameters as they were drawn, in their own dtype: for `init`."""
+        return jax.tree.map(lambda leaf: leaf.astype(self.parameter_dtype), params)
 
     @abc.abstractmethod
     def context(self, batch: Batch, key: jax.Array, train: bool) -> Context:

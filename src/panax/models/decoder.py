@@ -39,7 +39,7 @@ class Decoder(Module):
         sizes = {"vocab": config.vocab_rows, "embed": config.embed, "position": config.max_length}
         return cls(
             embedding=Embedding.create(embedding_key, sizes, table=padded(normal(std=0.02), config.vocab_size)),
-            positions=None if config.rotary is not None else PositionEmbedding.create(position_key, sizes),
+            positions=PositionEmbedding.create(position_key, sizes) if config.learned_positions else None,
             stacks=build_stacks(layer_key, config.stacks, config.block),
             final_norm=Norm.build(
                 key,

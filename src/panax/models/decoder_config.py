@@ -161,6 +161,10 @@ class DecoderConfig(Validated):
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
+    def learned_positions(self) -> bool:
+        return self.rotary is None
+
+    @property
     def num_kv_heads(self) -> int:
         return self.kv_heads or self.heads
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,14 @@ from ..core.layout import axis_size
 from ..core.measures import Losses, Metrics
 from ..core.validated import Validated
 from ..layers import Context, RouterTerms, StagedTask, router_measures, router_weights, token_loss
+from ..layers.staged import FloatType
 from ..parallel import ContextAttention, Pipeline, RematPolicy
 from ..parallel.context import sequence_places
 from ..spmd import over_tokens, own_sequence
 from .decoder import Decoder, layer_state
 from .decoder_config import DecoderConfig
 
-ComputeType = Literal["float32", "bfloat16"]
+ComputeType = FloatType
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,8 @@ class DecoderTask(Validated, StagedTask):
     """Train a decoder on batches with the leaves `tokens`, `targets`, `loss_mask` and, if packed, `segment` and `position`.
 
     Attributes:
-        compute_dtype: What activations and products are in; parameters stay float32, sums accumulate in float32.
+        compute_dtype: What activations and products are in; sums accumulate in float32.
+        parameter_dtype: What parameters, gradients and moments are in.
         z_loss: Weight of the squared log-partition in the loss.
         pipeline: How a stage axis of the mesh is used.
         context_attention: How rows that are split over the context axis attend: by a ring of keys and values, or by exchanging
@@ -39,6 +41,7 @@ class DecoderTask(Validated, StagedTask):
 
     model: DecoderConfig
     compute_dtype: ComputeType = "float32"
+    parameter_dtype: ComputeType = "float32"
     remat: RematPolicy = "none"
     z_loss: float = 0.0
     pipeline: Pipeline = Pipeline()  # noqa: RUF009
@@ -47,10 +50,6 @@ class DecoderTask(Validated, StagedTask):
     batch_axes = MappingProxyType(
         dict.fromkeys(("tokens", "targets", "loss_mask", "segment", "position"), ("batch", "seq"))
     )
-
-    @property
-    def weight_dtype(self) -> Any:
-        return jnp.dtype(self.compute_dtype)
 
     def adapted(self, facts: DataFacts) -> "DecoderTask":
         model, tokens = self.model, facts.vocab_size
@@ -76,7 +75,7 @@ class DecoderTask(Validated, StagedTask):
         return 3 * (2 * self.model.embed * self.model.vocab_size + self.layer_flops(length))
 
     def init(self, key: jax.Array) -> tuple[Decoder, dict[str, Any]]:
-        return Decoder.build(key, self.model), self._first_state()
+        return self.stored(Decoder.build(key, self.model)), self._first_state()
 
     def _first_state(self) -> dict[str, Any]:
         """Of the routers of all mixture layers, where experts are chosen by a bias besides their scores."""

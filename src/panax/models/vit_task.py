@@ -31,12 +31,14 @@ class VitTask(Validated, StagedTask):
     the second class and `mix` the first one's share.
 
     Attributes:
-        compute_dtype: What activations and products are in; parameters stay float32, sums accumulate in float32.
+        compute_dtype: What activations and products are in; sums accumulate in float32.
+        parameter_dtype: What parameters, gradients and moments are in.
         label_smoothing: In training, this much of each image's target is spread over all classes alike.
     """
 
     model: VitConfig
     compute_dtype: ComputeType = "float32"
+    parameter_dtype: ComputeType = "float32"
     remat: RematPolicy = "none"
     label_smoothing: float = 0.0
 
@@ -49,10 +51,6 @@ class VitTask(Validated, StagedTask):
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:
             raise RecipeError(f"task.label_smoothing={self.label_smoothing}; expected a share in [0, 1)")
-
-    @property
-    def weight_dtype(self) -> Any:
-        return jnp.dtype(self.compute_dtype)
 
     def adapted(self, facts: DataFacts) -> "VitTask":
         model, classes = self.model, facts.num_classes
@@ -76,7 +74,7 @@ class VitTask(Validated, StagedTask):
         )
 
     def init(self, key: jax.Array) -> tuple[Vit, dict[str, Any]]:
-        return Vit.build(key, self.model), {}
+        return self.stored(Vit.build(key, self.model)), {}
 
     def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, jax.Array]:
         mask = micro_batches.get("loss_mask")

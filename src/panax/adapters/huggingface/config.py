@@ -96,7 +96,7 @@ class _Reader:
             if not isinstance(value, str) or value not in ACTIVATIONS:
                 self.refuse(key, f"expected one of {', '.join(ACTIVATIONS)}")
             return ACTIVATIONS[value]
-        kind = typing.get_type_hints(DecoderConfig)[field]
+        kind = typing.get_type_hints(self.family.config)[field]
         optional = isinstance(kind, types.UnionType)
         if value is None and optional:
             return None
@@ -153,7 +153,8 @@ def _decoder_config(read: _Reader) -> DecoderConfig:
     try:
         fields |= {} if latent is None else {"latent": Latent(**latent)}
         fields |= {} if moe is None else {"feed_forward": MoE(**moe)}
-        return DecoderConfig(**fields)
+        own = {} if family.read is None else family.read(read.raw, read.refuse)
+        return family.config(**fields | own)
     except RecipeError as error:
         raise RecipeError(f"{read.where}: {error}") from error
 

@@ -55,6 +55,11 @@ def config_json(config: DecoderConfig, model_type: str | None) -> tuple[Family, 
     if model_type is not None and model_type not in FAMILIES:
         raise RecipeError(f"model_type={model_type!r} is unknown; {nearest(model_type, FAMILIES)}")
     candidates = FAMILIES.values() if model_type is None else [FAMILIES[model_type]]
+    candidates = [family for family in candidates if family.config is type(config)]
+    if not candidates:
+        raise RecipeError(
+            f"no {model_type or 'family'} of Hugging Face's that is known here expresses a {type(config).__name__}"
+        )
     tried = [(family, *_written(family, config)) for family in candidates]
     mixed = config.feed_forward is not None
     family, raw, problems = min(
@@ -100,6 +105,8 @@ def _written(family: Family, config: DecoderConfig) -> tuple[dict[str, Any], lis
         parts.append(write_mixture(family.mixture, config))
     if family.latent:
         parts.append(write_latent(config))
+    if family.write is not None:
+        parts.append(family.write(config))
     for part, wrong in parts:
         raw |= part
         problems += wrong

@@ -244,3 +244,5 @@ DBRX = Family(
     theta="attn_config.rope_theta",
     needed=("attention_clip",),
 )
+
+FAMILIES = (MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, DBRX)

@@ -2,9 +2,10 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
 
+from ...models import DecoderConfig
 from .pattern import Pattern
 
 ACTIVATIONS = {
@@ -108,6 +109,9 @@ class Family:
         whole_heads: `transformers` refuses a member whose heads don't divide its width, even with a `head_dim`.
         weights: Parameter name, "layers." standing for a block's place in its stack, to where it is.
         buffers: Tensors of this name are no parameters; older files hold them.
+        config: The class of settings that it expresses, `DecoderConfig` or one that adds to it.
+        read: (config.json, a function that refuses a key with a reason) to the fields that the tables don't say.
+        write: A configuration to the keys that the tables don't say, and to what config.json can't express.
     """
 
     model_type: str
@@ -118,6 +122,9 @@ class Family:
     absent: Mapping[str, Any]
     only: Mapping[str, tuple[Any, ...]]
     weights: Mapping[str, Foreign]
+    config: type[DecoderConfig] = DecoderConfig
+    read: Callable[[Mapping[str, Any], Callable[[str, str], NoReturn]], dict[str, Any]] | None = None
+    write: Callable[[Any], tuple[dict[str, Any], list[str]]] | None = None
     activation_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     scalings: tuple[str, ...] = ("default", "llama3")
     mixture: Mixture | None = None

@@ -65,7 +65,7 @@ def matches(family: Family, model: Decoder | Vit, state: Mapping[str, Any]) -> I
         yield from _matches_of_vit(family, model)
         return
     vocab_size = model.config.vocab_size
-    heads = {"heads": model.config.heads, "kv_heads": model.config.num_kv_heads}
+    sizes = _sizes(model)
     for name, leaf, axes in pair_axes(model, logical_axes(model)):
         parts = name.split(".")
         named = tuple(axis for axis in axes if axis is not None)
@@ -79,12 +79,21 @@ def matches(family: Family, model: Decoder | Vit, state: Mapping[str, Any]) -> I
         stacked = [("layer", layers)]
         if "{expert}" in foreign.name:
             stacked.append(("expert", tuple(range(leaf.shape[1]))))
-        beside = {axis: size for axis, size in heads.items() if axis in foreign.pattern.named}
+        beside = {axis: sizes[axis] for axis in foreign.pattern.named if axis in sizes}
         yield Match(name, leaf, named[len(stacked) :], tuple(stacked), foreign, vocab_size, beside)
     if "router_bias" in state:
         foreign = Foreign(SELECTION_BIAS, Pattern("router"))
         layers = (("layer", model.config.mixture_layers),)
         yield Match("router_bias", state["router_bias"], ("router",), layers, foreign, vocab_size, {})
+
+
+def _sizes(model: Decoder) -> dict[str, int]:
+    """The size of each logical axis that has the same in all parameters."""
+    found: dict[str, set[int]] = {}
+    for _, leaf, axes in pair_axes(model, logical_axes(model)):
+        for axis, size in zip(axes, leaf.shape):
+            found.setdefault(axis or "", set()).add(size)
+    return {axis: next(iter(sizes)) for axis, sizes in found.items() if len(sizes) == 1}
 
 
 def _matches_of_vit(family: Family, model: Vit) -> Iterator[Match]:

@@ -3,7 +3,8 @@
 "(heads head_dim) embed" is a matrix whose rows run over all heads' features, from a parameter of three dimensions in
 whichever order it has them. A number is an axis along which several parameters are concatenated: "embed (3 heads
 head_dim)" holds query, key and value side by side, and `part` says which one is meant. Where they differ in size they are named:
-"(heads+kv_heads+kv_heads head_dim) embed".
+"(heads+kv_heads+kv_heads head_dim) embed". Parts of different axes stand side by side between bars:
+"(ssm_heads ssm_head_dim|ssm_heads) embed" has two, of which the second one has an axis less. "1" is a dimension of size 1.
 """
 
 import math
@@ -27,17 +28,19 @@ class Pattern:
     def __init__(self, text: str):
         self.text = text
         groups = re.findall(r"\(([^)]*)\)|(\S+)", text)
-        self.groups = tuple(tuple((merged or single).split()) for merged, single in groups)
-        self.axes = tuple(axis for group in self.groups for axis in group)
+        self._groups: tuple[tuple[tuple[str, ...], ...], ...] = tuple(
+            tuple(tuple(part.split()) for part in (merged or single).split("|")) for merged, single in groups
+        )
 
     @property
     def named(self) -> frozenset[str]:
         """The logical axes whose sizes it needs."""
-        return frozenset(name for axis in self.axes if not axis.isdigit() for name in axis.split("+"))
+        axes = (axis for parts in self._groups for part in parts for axis in part)
+        return frozenset(name for axis in axes if not axis.isdigit() for name in axis.split("+"))
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The foreign tensor's shape, given the size of each logical axis."""
-        return tuple(math.prod(_size(axis, sizes) for axis in group) for group in self.groups)
+        return tuple(sum(_length(part, sizes) for part in parts) for parts in self._groups)
 
     def read(
         self, tensor: Any, axes: Sequence[str], sizes: Mapping[str, int], ranges: Sequence[Range], part: int
@@ -47,39 +50,61 @@ class Pattern:
         Args:
             tensor: An array, or a safetensors slice, indexed once by a tuple of slices.
             axes: The parameter's own, in its order; `ranges` has one range for each.
-            part: Place along a number in the pattern, or in a sum of axes.
+            part: Place along a number in the pattern, in a sum of axes, or between bars.
 
         >>> Pattern("b a").read(np.arange(6).reshape(2, 3), ("a", "b"), {"a": 3, "b": 2}, ((1, 3), (0, 2)), 0).tolist()
         [[1, 4], [2, 5]]
+        >>> Pattern("(a b|a)").read(np.arange(9), ("a",), {"a": 3, "b": 2}, ((1, 3),), 1).tolist()
+        [7, 8]
         """
         wanted = dict(zip(axes, ranges))
         spans, shape, inside = [], [], []
-        for group in self.groups:
+        for group, before in self._own_groups(sizes, part):
             group_ranges = [_range(axis, sizes, wanted, part) for axis in group]
             span, block, within = _contiguous([_size(axis, sizes) for axis in group], group_ranges)
-            spans.append(span)
+            spans.append(slice(before + span.start, before + span.stop))
             shape += block
             inside += within
         block = tensor[tuple(spans)].reshape(shape)[tuple(inside)]
-        return np.transpose(self._drop_parts(block), self._order(axes, part))
+        own = self._own_axes(part)
+        block = block[tuple(0 if axis.isdigit() else slice(None) for axis in own)]
+        return np.transpose(block, _order(own, axes, part))
 
     def write(
         self, tensor: np.ndarray, axes: Sequence[str], sizes: Mapping[str, int], array: np.ndarray, part: int
     ) -> None:
         """Put a whole parameter where it belongs in `tensor`, which is contiguous and of the pattern's shape."""
-        whole = tensor.reshape([_size(axis, sizes) for axis in self.axes])
+        groups, own = self._own_groups(sizes, part), self._own_axes(part)
+        region = tensor[tuple(slice(before, before + _length(group, sizes)) for group, before in groups)]
         at = tuple(
-            part if axis.isdigit() else slice(*_range(axis, sizes, {name: (0, sizes[name]) for name in axes}, part))
-            for axis in self.axes
+            _range(axis, sizes, {}, part)[0]
+            if axis.isdigit()
+            else slice(*_range(axis, sizes, {name: (0, sizes[name]) for name in axes}, part))
+            for axis in own
         )
-        whole[at] = np.transpose(array, np.argsort(self._order(axes, part)))
+        # A copy where the region is no contiguous part: written back whole.
+        whole = np.array(region).reshape([_size(axis, sizes) for axis in own])
+        whole[at] = np.transpose(array, np.argsort(_order(own, axes, part)))
+        region[...] = whole.reshape(region.shape)
 
-    def _order(self, axes: Sequence[str], part: int) -> list[int]:
-        named = [_own(axis, part) for axis in self.axes if not axis.isdigit()]
-        return [named.index(axis) for axis in axes]
+    def _own_groups(self, sizes: Mapping[str, int], part: int) -> list[tuple[tuple[str, ...], int]]:
+        """Of each dimension, a part's axes, and how much lies before it."""
+        return [
+            (parts[part], sum(_length(before, sizes) for before in parts[:part])) if len(parts) > 1 else (parts[0], 0)
+            for parts in self._groups
+        ]
 
-    def _drop_parts(self, block: np.ndarray) -> np.ndarray:
-        return block[tuple(0 if axis.isdigit() else slice(None) for axis in self.axes)]
+    def _own_axes(self, part: int) -> tuple[str, ...]:
+        return tuple(axis for parts in self._groups for axis in (parts[part] if len(parts) > 1 else parts[0]))
+
+
+def _order(own: Sequence[str], axes: Sequence[str], part: int) -> list[int]:
+    named = [_own(axis, part) for axis in own if not axis.isdigit()]
+    return [named.index(axis) for axis in axes]
+
+
+def _length(axes: Sequence[str], sizes: Mapping[str, int]) -> int:
+    return math.prod(_size(axis, sizes) for axis in axes)
 
 
 def _size(axis: str, sizes: Mapping[str, int]) -> int:
@@ -95,7 +120,7 @@ def _own(axis: str, part: int) -> str:
 def _range(axis: str, sizes: Mapping[str, int], wanted: Mapping[str, Range], part: int) -> Range:
     """Where along an axis of the pattern the wanted region of a part lies."""
     if axis.isdigit():
-        return part, part + 1
+        return (0, 1) if axis == "1" else (part, part + 1)
     low, high = wanted[_own(axis, part)]
     before = sum(sizes[name] for name in axis.split("+")[:part]) if "+" in axis else 0
     return before + low, before + high
