@@ -89,13 +89,14 @@ class Pattern:
 
     def _own_groups(self, sizes: Mapping[str, int], part: int) -> list[tuple[tuple[str, ...], int]]:
         """Of each dimension, a part's axes, and how much lies before it."""
-        return [
-            (parts[part], sum(_length(before, sizes) for before in parts[:part])) if len(parts) > 1 else (parts[0], 0)
-            for parts in self._groups
-        ]
+        found = []
+        for parts in self._groups:
+            place = part if len(parts) > 1 else 0
+            found.append((parts[place], sum(_length(before, sizes) for before in parts[:place])))
+        return found
 
     def _own_axes(self, part: int) -> tuple[str, ...]:
-        return tuple(axis for parts in self._groups for axis in (parts[part] if len(parts) > 1 else parts[0]))
+        return tuple(axis for parts in self._groups for axis in parts[part if len(parts) > 1 else 0])
 
 
 def _order(own: Sequence[str], axes: Sequence[str], part: int) -> list[int]:
