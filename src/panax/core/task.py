@@ -6,7 +6,7 @@ adversaries all stand behind this one line. The step knows nothing else of a mod
 
 import abc
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +71,10 @@ class Task(abc.ABC):
     """Whether the residual stream's positions are split over the mesh axes that split heads and widths. Where they are not, as
     where a row's positions don't divide, `contract` adds partial sums up whole, and what lies in the residual stream is computed
     alike on all devices of such an axis: `equal_shares` then stands before the loss. Of tasks that name their axes."""
+
+    row_order: Literal["any", "zigzag", "contiguous"] = "any"
+    """Which positions of a row a device may hold where a context axis splits rows; see `RowOrder`. A recurrence, a convolution
+    and all else that reads its neighbours takes contiguous ones. "any" is laid out in zigzag. Of tasks that name their axes."""
 
     unit: str = "examples"
     """What a row of a batch without positions is called where speed is reported."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..core import Module, current_layout, normal, parameter, uniform
-from ..core.layout import MeshAxes, axis_size
+from ..core.layout import MeshAxes, axis_size, row_order
 from ..parallel.context import zigzag_inverse
 from ..spmd import Holds, contract, declared
 from ..spmd.collectives import all_gather
@@ -207,6 +207,8 @@ def _whole_rows(x: jax.Array) -> jax.Array:
     if not axes:
         return x
     rows = all_gather(x, axes, 1)
+    if row_order() == "contiguous":
+        return rows
     return jnp.take(rows, zigzag_inverse(rows.shape[1], axis_size("context")), axis=1)
 
 

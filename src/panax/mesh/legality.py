@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from ..core.errors import LayoutError
+from ..core.protocols import RowOrder
 from .rules import COMPUTE, LOGICAL_AXES, MESH_AXES, STORAGE, MeshAxes, Rules, assign, divisors
 from .topology import MeshShape, data_parallel_size
 
@@ -36,6 +37,7 @@ class Needs:
         rest_on: The numbers of stages on which the layers fall into equal, adjacent parts.
         exchanged_heads: Query heads that attention exchanges for positions over the context axis; None where it need not.
         splits_residual: The residual stream's positions are split over the context and tensor axes.
+        row_order: Which of a row's positions the devices of the context axis hold.
         micro_batches: Parts of a batch that are worked off one after the other.
     """
 
@@ -48,6 +50,7 @@ class Needs:
     rest_on: frozenset[int] = frozenset()
     exchanged_heads: int | None = None
     splits_residual: bool = False
+    row_order: RowOrder = "zigzag"
     micro_batches: int = 1
 
     @property
@@ -194,7 +197,7 @@ def _batch(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
                     f"a batch of {size} rows is not divisible by {parts} data-parallel devices x {needs.micro_batches} "
                     f"micro-batches; use a multiple of {whole} rows"
                 )
-            if axis == "seq" and needs.splits_residual and (found := _length(size, mesh)):
+            if axis == "seq" and needs.splits_residual and (found := _length(size, mesh, needs.row_order)):
                 return found
         try:
             assign(axes, shape, rules.compute, mesh, f"batch leaf {name!r}")
@@ -203,12 +206,14 @@ def _batch(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
     return None
 
 
-def _length(length: int, mesh: Sizes) -> str | None:
+def _length(length: int, mesh: Sizes, order: RowOrder) -> str | None:
     context, tensor = mesh.get("context", 1), mesh.get("tensor", 1)
-    pieces = (2 * context if context > 1 else 1) * tensor
+    each = 2 if order == "zigzag" and context > 1 else 1
+    pieces = each * context * tensor
     if length % pieces == 0:
         return None
-    how = f"2 x context={context} x tensor={tensor}" if context > 1 else f"tensor={tensor}"
+    how = f"context={context} x tensor={tensor}" if context > 1 else f"tensor={tensor}"
+    how = f"2 x {how}" if each == 2 else how
     below, above = length // pieces * pieces, -(-length // pieces) * pieces
     use = f"{below} or {above}" if below else f"{above}"
     return (

@@ -49,6 +49,7 @@ class DecoderTask(Validated, Task):
 
     mesh_axes = frozenset(MESH_AXES)
     names_axes = True
+    row_order = "zigzag"
     remat_policies = get_args(RematPolicy)
 
     @property
