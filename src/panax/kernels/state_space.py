@@ -14,8 +14,8 @@ Source: Transformers are SSMs (Mamba-2, arXiv:2405.21060), section 6. Differs: c
 heads of a group share one product of c and b, and are columns of one product with the state.
 
 Chunks are short on CPU, where the work that grows with them is not that of fast matrix units: 24 heads of 64 with a state of 128,
-2,048 positions, forward and backward on two busy cores, float32: 413 ms in chunks of 16, 310 of 32, 380 of 64, 933 of 128; bfloat16:
-869, 320, 578, 712. Elsewhere they are as long as a tile of the matrix units, which is not measured.
+2,048 positions, forward and backward on two busy cores, float32: 413 ms in chunks of 16, 310 of 32, 380 of 64, 933 of 128; in
+bfloat16 869, 320, 578, 712. Elsewhere they are as long as a tile of the matrix units, which is not measured.
 """
 
 import functools

@@ -10,9 +10,10 @@ from .moe_config import MoE
 from .norm import Norm
 from .rotary import Rotary, RotaryScaling, YarnScaling
 from .routing import RouterTerms, Tokens
+from .state_space import StateSpace, StateSpaceCache
 
 __all__ = [
     "Activation", "Attention", "Cache", "Embedding", "FeedForward", "Head", "Latent", "LatentAttention", "LatentCache",
-    "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling", "RouterTerms", "TokenLoss", "Tokens",
-    "YarnScaling", "router_measures", "router_weights", "token_loss",
+    "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling", "RouterTerms", "StateSpace",
+    "StateSpaceCache", "TokenLoss", "Tokens", "YarnScaling", "router_measures", "router_weights", "token_loss",
 ]  # fmt: skip

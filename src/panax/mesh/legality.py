@@ -108,7 +108,7 @@ def _residual(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
     if not needs.splits_residual:
         return None
     over = rules.compute.get("residual", ())
-    for logical in ("heads", "ffn", "vocab", "expert_ffn"):
+    for logical in ("heads", "ssm_heads", "ffn", "vocab", "expert_ffn"):
         lacking = [a for a in rules.compute.get(logical, ()) if mesh.get(a, 1) > 1 and a not in over]
         if lacking:
             return (
@@ -145,8 +145,8 @@ def _computed(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
             f"rules.compute: residual -> {over('residual')}, seq -> {over('seq')} and batch -> {over('batch')}; residual takes "
             f"seq's axes and further ones that split no batch"
         )
-    for logical in ("heads", "kv_heads", "ffn", "vocab", "expert_ffn"):
-        whole = not over(logical) and logical in ("kv_heads", "expert_ffn")
+    for logical in ("heads", "kv_heads", "ssm_heads", "ssm_groups", "ffn", "vocab", "expert_ffn"):
+        whole = not over(logical) and logical in ("kv_heads", "ssm_groups", "expert_ffn")
         if logical in present and not whole and {*over(logical)} != {*beyond}:
             return (
                 f"rules.compute: {logical} is split over {over(logical)}, and residual over {beyond} beyond seq; split both over "

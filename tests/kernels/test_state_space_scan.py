@@ -45,7 +45,7 @@ def chunked(chunk):
     def run(x, dt, a, b, c, state, segments):
         return state_space_scan(x, dt, a, b, c, state=state, segments=segments, target=CPU, chunk=chunk)
 
-    return run
+    return jax.jit(run)
 
 
 def defined(x, dt, a, b, c, state, segments):
