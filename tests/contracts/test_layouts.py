@@ -224,9 +224,17 @@ def test_every_schedule_trains_alike(sizes, pipeline, remat, zero):
     assert ("all-to-all" in communication(step)["stage"]) == (not rest)
 
 
-@pytest.mark.parametrize("asked, remat", [("ring", "full"), ("ulysses", "products")])
-def test_every_way_to_attend_over_devices_trains_alike(asked, remat):
-    task = dataclasses.replace(tiny.task(), context_attention=asked, remat=remat)
+class Contiguous(DecoderTask):
+    row_order = "contiguous"
+
+
+@pytest.mark.parametrize(
+    "kind, asked, remat",
+    [(DecoderTask, "ring", "full"), (DecoderTask, "ulysses", "products"), (Contiguous, "ring", "none")],
+    ids=["ring-full", "ulysses-products", "ring-contiguous"],
+)
+def test_every_way_to_attend_over_devices_trains_alike(kind, asked, remat):
+    task = kind(model=tiny.task().model, context_attention=asked, remat=remat)
     assert_trains_alike(train(compiled({"context": 2, "fsdp": 2}, task=task)), on_one_device())
 
 

@@ -81,6 +81,12 @@ ILLEGAL = {
         "rows of 36 tokens are not divisible by 2 x context=2 x tensor=4, the pieces that a row is cut into; use a length "
         "of 32 or 48",
     ),
+    "contiguous": (
+        dataclasses.replace(NEEDS, batch=batch(16, 36), row_order="contiguous"),
+        {"context": 2, "tensor": 4},
+        "rows of 36 tokens are not divisible by context=2 x tensor=4, the pieces that a row is cut into; use a length "
+        "of 32 or 40",
+    ),
     "tensor length": (
         dataclasses.replace(NEEDS, batch=batch(16, 3)),
         {"tensor": 4},

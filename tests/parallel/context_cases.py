@@ -11,10 +11,11 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from panax.core import Target
+from panax.core.protocols import RowOrder
 from panax.kernels.attention import attention
 from panax.kernels.attention_mask import MaskRule
 from panax.kernels.attention_reference import reference_attention
-from panax.parallel.context import zigzag_inverse, zigzag_order
+from panax.parallel.context import zigzag_order
 from panax.parallel.ring import ring_attention
 from panax.parallel.ulysses import ulysses_attention
 
@@ -34,6 +35,7 @@ class Case:
     window: int | None = None
     soft_cap: float | None = None
     packed: bool = False
+    rows_are: RowOrder = "zigzag"
 
     def __str__(self) -> str:
         return self.name
@@ -66,13 +68,13 @@ class Case:
     def local(self, name: str, target: Target = CPU):
         """Ring or Ulysses attention of one device's shards."""
         options = {"causal": self.causal, "window": self.window, "soft_cap": self.soft_cap, "target": target}
-        axis = {"axis_name": "context", "axis_size": self.context}
+        axis = {"axis_name": "context", "axis_size": self.context, "order": self.rows_are}
         if name == "ring":
             return functools.partial(ring_attention, **axis, **options)
         return functools.partial(ulysses_attention, **axis, kernel=functools.partial(attention, **options))
 
     def split(self, name: str, *, target: Target = CPU, gradients: bool = True):
-        """Output and cotangents as a function of (q, k, v, cotangent of the output, segments), rows in zigzag order."""
+        """Output and cotangents as a function of (q, k, v, cotangent of the output, segments), rows as devices hold them."""
 
         def on_device(q, k, v, d_out, segments):
             attend = functools.partial(self.local(name, target), segments=segments if self.packed else None)
@@ -88,7 +90,9 @@ class Case:
 
     def run(self, name: str, dtype=jnp.float32) -> tuple[np.ndarray, ...]:
         """The output and the gradients of q, k and v, in the order of the rows."""
-        order, inverse = zigzag_order(self.length, self.context), zigzag_inverse(self.length, self.context)
+        order = zigzag_order(self.length, self.context)
+        order = np.arange(self.length) if self.rows_are == "contiguous" else order
+        inverse = np.argsort(order)
         outputs = jax.jit(self.split(name))(*(x[:, order] for x in self.inputs(dtype)))
         return tuple(np.asarray(x, np.float32)[:, inverse] for x in outputs)
 

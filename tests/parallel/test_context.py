@@ -35,6 +35,9 @@ def runs(case: Case, name: str) -> bool:
     return name == "ring" or case.heads % case.context == 0
 
 
+CONTIGUOUS = [dataclasses.replace(case, name=f"contiguous_{case.name}", rows_are="contiguous") for case in CASES]
+
+
 # ---- order and places
 
 
@@ -64,18 +67,19 @@ def test_lengths_that_do_not_fit_are_refused():
         sequence_places(5, context=2)
 
 
+@pytest.mark.parametrize("order", ["zigzag", "contiguous"])
 @pytest.mark.parametrize(("context", "tensor"), [(1, 1), (4, 1), (1, 2), (4, 2), (2, 4)])
-def test_places_are_those_of_the_zigzag_order(context, tensor):
+def test_places_are_those_of_the_order(context, tensor, order):
     length = 48
     sizes = {name: size for name, size in (("context", context), ("tensor", tensor)) if size > 1}
-    expected = zigzag_order(length, context)
+    expected = zigzag_order(length, context) if order == "zigzag" else np.arange(length)
     if not sizes:
         assert sequence_places(length, context=1).tolist() == expected.tolist()
         return
     devices = jax.devices()[: context * tensor]
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
     places = jax.shard_map(
-        lambda: sequence_places(length // context // tensor, context=context, tensor=tensor),
+        lambda: sequence_places(length // context // tensor, context=context, tensor=tensor, order=order),
         mesh=mesh,
         in_specs=(),
         out_specs=P(tuple(sizes)),
@@ -90,7 +94,7 @@ def test_places_are_those_of_the_zigzag_order(context, tensor):
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *CONTIGUOUS], ids=str)
 def test_equals_the_definition_on_whole_rows(case, name):
     if not runs(case, name):
         with pytest.raises(ValueError, match="to divide the query heads"):
@@ -175,6 +179,8 @@ SENT = [
     Case(name="eight_packed", context=8, heads=8, kv_heads=2, packed=True),
     Case(name="eight_window", context=8, heads=8, kv_heads=8, window=4),
     Case(name="everything", causal=False),
+    Case(name="contiguous_packed", packed=True, rows_are="contiguous"),
+    Case(name="contiguous_window", context=8, heads=8, kv_heads=8, window=9, rows_are="contiguous"),
 ]
 
 
@@ -191,7 +197,7 @@ def test_sent_bytes_are_as_computed(case, dtype):
         "packed": case.packed,
     }
     for name, expected in (
-        ("ring", ring_bytes(**sizes, causal=case.causal, window=case.window)),
+        ("ring", ring_bytes(**sizes, causal=case.causal, window=case.window, order=case.rows_are)),
         ("ulysses", ulysses_bytes(**sizes, heads=case.heads)),
     ):
         forward = sent_bytes(program(case, name, dtype=dtype, gradients=False), case.context)
@@ -262,6 +268,21 @@ def test_a_device_keeps_nothing_of_the_size_of_local_by_global():
         ]
         # Not even local by local: blocks of 512 by 512 for the two pieces of each row of the batch.
         assert max(sizes)[0] <= 2 * BATCH * 512**2 < local * local, max(sizes)
+
+
+@pytest.mark.parametrize("context", [2, 4])
+def test_a_device_with_contiguous_rows_skips_what_it_does_not_see(context):
+    """Behind the step at home, each step is a choice between a whole product and none."""
+    case = Case(name="skips", context=context, rows_are="contiguous")
+    found = program(case, "ring", gradients=False)
+    choices = [equation for equation, _ in found if equation.primitive.name == "cond"]
+    assert choices
+    products = [
+        ["dot_general" in str(branch) for branch in equation.params["branches"]]
+        for equation in choices
+        if len(equation.params["branches"]) == 2
+    ]
+    assert [True, False] in products or [False, True] in products
 
 
 # ---- masks between chunks

@@ -11,7 +11,8 @@ from panax.core import use_layout
 from panax.mesh import MeshShape, Placement
 from panax.spmd.checking.states import Kind
 from panax.spmd.checking.walk import Walk, inputs
-from panax.spmd.marks import Holds, declared, shared
+from panax.spmd.linear import handed_on
+from panax.spmd.marks import Holds, cotangents_declared, declared, shared
 
 ROWS, COLUMNS = 8, 4
 X = jnp.ones((ROWS, COLUMNS))
@@ -62,6 +63,13 @@ CASES = {
         lambda x: lax.all_to_all(x, "tensor", split_axis=1, concat_axis=0, tiled=True), (SPLIT,), Kind.SPLIT, (1,),
     ),
     "put together and cut again": (lambda x: x.T.reshape(-1).reshape(COLUMNS, -1), (SPLIT,), Kind.SPLIT, (1,)),
+    "handed on": (lambda x: handed_on(x, "tensor"), (SPLIT,), Kind.SPLIT, (0,)),
+    "handed on, with zeros for the first": (lambda x: handed_on(x, "tensor"), (WHOLE,), Kind.SPLIT, ()),
+    "sent around": (lambda x: lax.ppermute(x, "tensor", [(0, 1), (1, 0)]), (WHOLE,), Kind.WHOLE, ()),
+    "a cotangent as declared": (
+        lambda x, y: jax.vjp(lambda x: cotangents_declared(x, {"tensor": Holds.SPLIT}) * 2, x[0])[1](y.sum(axis=0))[0],
+        (WHOLE, SPLIT), Kind.SPLIT, (0,),
+    ),
     "turned": (lambda x: x.T.reshape(2, 2, -1), (COLUMN,), Kind.SPLIT, (0,)),
     "own part of a whole value": (
         lambda x: lax.dynamic_slice_in_dim(x, lax.axis_index("tensor") * 4, 4, axis=0), (WHOLE,), Kind.SPLIT, (0,),

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.extend.backend
 
-from .protocols import Axes
+from .protocols import Axes, RowOrder
 from .target import Target, target_of
 
 MeshAxes = tuple[str, ...]
@@ -44,6 +44,11 @@ class Layout(Protocol):
     @property
     def overlap(self) -> bool:
         """Whether gathers and scatters along the sequence are run as rings beside their products."""
+        ...
+
+    @property
+    def row_order(self) -> RowOrder:
+        """Which positions of a row the devices of the context axis hold."""
         ...
 
     def without(self, axis: str) -> "Layout":
@@ -117,3 +122,9 @@ def axis_size(axis: str) -> int:
     """The size of a mesh axis; 1 outside of a mesh."""
     layout = current_layout()
     return 1 if layout is None else layout.sizes.get(axis, 1)
+
+
+def row_order() -> RowOrder:
+    """Which positions of a row the devices of the context axis hold; zigzag outside of a mesh, where it makes no difference."""
+    layout = current_layout()
+    return "zigzag" if layout is None else layout.row_order

@@ -17,6 +17,13 @@ Axes = tuple[str | None, ...]
 Batch = Mapping[str, Any]
 """Leaf name to array. Every leaf's first dimension is the logical axis `batch`, of the same size in all leaves."""
 
+RowOrder = Literal["zigzag", "contiguous"]
+"""Which positions of a row the devices of a context axis hold: each one piece from its front and one from its back, so that
+causal attention costs all of them the same; or adjacent ones, in the devices' order."""
+
+AcceptedOrder = Literal["any", "zigzag", "contiguous"]
+"""Which of these a model takes."""
+
 Position = Mapping[str, Any]
 """Where a source stands: JSON values only, so that a checkpoint holds it as text."""
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from .errors import RecipeError
 from .measures import Losses, Metrics, Scalar
 from .needs import Exchange, Pipelined
-from .protocols import Axes, Batch, ModelState, Params
+from .protocols import AcceptedOrder, Axes, Batch, ModelState, Params
 
 
 class DataFacts(NamedTuple):
@@ -117,6 +117,14 @@ class Task(abc.ABC):
                     f"{source_axes[name]}"
                 )
         return {name: self.batch_axes.get(name, axes) for name, axes in source_axes.items()}
+
+    @property
+    def row_order(self) -> AcceptedOrder:
+        """Which positions of a row a device may hold where a context axis splits rows; see `RowOrder`.
+
+        A recurrence, a convolution and all else that reads its neighbours takes contiguous ones. "any" is laid out in zigzag. Of
+        tasks that name their axes."""
+        return "any"
 
     @property
     def pipelined(self) -> Pipelined | None:

@@ -12,7 +12,6 @@ from jaxtyping import Array, Bool, Float, Int
 from ..core import (
     Module,
     constant,
-    current_layout,
     current_target,
     normal,
     parameter,
@@ -22,9 +21,9 @@ from ..core.needs import Exchange
 from ..kernels.attention import attention
 from ..parallel.context_choice import ContextAttention, context_attention
 from ..spmd import add_bias, contract, contract_whole
-from ..spmd.collectives import axis_index
 from .norm import Norm
 from .rotary import Rotary
+from .shared_heads import own_shared
 
 CONTEXT = "context"
 """The mesh axis that rows are split over."""
@@ -79,7 +78,7 @@ class Attention(Module):
             over_devices: How rows that are split over the context axis attend.
         """
         q, k, v = self._project(x, position)
-        k, v = _own_kv_heads(q, k, v)
+        k, v = own_shared(q.shape[2], k, v)
         attended = attend(
             q,
             k,
@@ -188,23 +187,6 @@ def mean_attended(length: int, causal: bool, window: int | None) -> float:
     width = min(window or length, length)
     # The first `width` positions see 1, 2, ... of them; each later one sees `width`.
     return (width * (width + 1) / 2 + (length - width) * width) / length
-
-
-def _own_kv_heads(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The key-value heads that this device's query heads attend to, where its mesh axis does not split them."""
-    layout = current_layout()
-    if layout is None:
-        return k, v
-    split, kv_split = layout.compute(("heads",))[0], layout.compute(("kv_heads",))[0]
-    if split == kv_split:
-        return k, v
-    local, kv_heads = q.shape[2], k.shape[2]
-    group = local * jax.lax.axis_size(split) // kv_heads
-    first = axis_index(split) * local
-    # Adjacent query heads share one: take each once where they fall into equal groups, else one for each query head.
-    each = math.gcd(local, group) if local % group and group % local else min(local, group)
-    own = (first + jnp.arange(0, local, each)) // group
-    return jnp.take(k, own, axis=2), jnp.take(v, own, axis=2)
 
 
 def _attend_to_cache(

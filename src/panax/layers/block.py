@@ -6,7 +6,7 @@ what they ask for, and their floating-point operations are counted: each works f
 
 import abc
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..core import Module, named_leaves
 from ..core.needs import Exchange
+from ..core.protocols import AcceptedOrder
 from ..parallel import ContextAttention
-
-RowOrder = Literal["any", "zigzag", "contiguous"]
-"""In which order the positions of a row may lie on the devices of a context axis: in chunks that balance causal attention, in
-their own, as a recurrence needs them, or in either."""
 
 
 class Context(NamedTuple):
@@ -69,7 +66,7 @@ class Block(Module):
         return False
 
     @property
-    def row_order(self) -> RowOrder:
+    def row_order(self) -> AcceptedOrder:
         """Which order of positions it takes, where rows are split over a context axis."""
         return "any"
 

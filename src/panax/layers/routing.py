@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..core import Module, current_layout, normal, parameter, uniform
 from ..core.errors import RecipeError
-from ..core.layout import MeshAxes, axis_size
+from ..core.layout import MeshAxes, axis_size, row_order
 from ..parallel.context import zigzag_inverse
 from ..spmd import Holds, contract, declared
 from ..spmd.collectives import all_gather
@@ -228,6 +228,8 @@ def _whole_rows(x: jax.Array) -> jax.Array:
     if not axes:
         return x
     rows = all_gather(x, axes, 1)
+    if row_order() == "contiguous":
+        return rows
     return jnp.take(rows, zigzag_inverse(rows.shape[1], axis_size("context")), axis=1)
 
 

@@ -15,9 +15,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..core import Batch, Evaluation, Gradients, Task, logical_axes
+from ..core.errors import RecipeError
 from ..core.layout import axis_size
 from ..core.measures import Losses, Metrics
 from ..core.needs import Exchange, Pipelined
+from ..core.protocols import AcceptedOrder
 from ..mesh import MESH_AXES
 from ..parallel import ContextAttention, Pipeline, RematPolicy
 from ..spmd import accumulated
@@ -148,6 +150,15 @@ class StagedTask(Task):
     def pipelined(self) -> Pipelined:
         stacks = self.abstract_stacks
         return Pipelined(len(units(stacks)), self.pipeline.chunks, stacks[0].repeats if len(stacks) == 1 else 0)
+
+    @property
+    def row_order(self) -> AcceptedOrder:
+        orders = {layer.row_order for layer in layers_of(self.abstract_stacks)} - {"any"}
+        if len(orders) > 1:
+            raise RecipeError(
+                f"{type(self).__name__} has layers that take positions in zigzag, and contiguous; no row has both orders"
+            )
+        return orders.pop() if orders else "any"
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:

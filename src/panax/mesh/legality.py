@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from ..core.errors import LayoutError
 from ..core.needs import Exchange, Pipelined
+from ..core.protocols import RowOrder
 from .rules import COMPUTE, LOGICAL_AXES, MESH_AXES, STORAGE, MeshAxes, Rules, assign, divisors
 from .topology import MeshShape, data_parallel_size
 
@@ -35,6 +36,7 @@ class Needs:
         pipelined: What a pipeline divides over its stages; None where the task has none.
         exchanges: What layers exchange whole over a mesh axis.
         splits_residual: The residual stream's positions are split over the context and tensor axes.
+        row_order: Which of a row's positions the devices of the context axis hold.
         micro_batches: Parts of a batch that are worked off one after the other.
     """
 
@@ -45,6 +47,7 @@ class Needs:
     pipelined: Pipelined | None = None
     exchanges: tuple[Exchange, ...] = ()
     splits_residual: bool = False
+    row_order: RowOrder = "zigzag"
     micro_batches: int = 1
 
     @property
@@ -102,7 +105,7 @@ def _residual(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
     if not needs.splits_residual:
         return None
     over = rules.compute.get("residual", ())
-    for logical in ("heads", "ffn", "vocab", "expert_ffn"):
+    for logical in ("heads", "ssm_heads", "ffn", "vocab", "expert_ffn"):
         lacking = [a for a in rules.compute.get(logical, ()) if mesh.get(a, 1) > 1 and a not in over]
         if lacking:
             return (
@@ -139,8 +142,8 @@ def _computed(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
             f"rules.compute: residual -> {over('residual')}, seq -> {over('seq')} and batch -> {over('batch')}; residual takes "
             f"seq's axes and further ones that split no batch"
         )
-    for logical in ("heads", "kv_heads", "ffn", "vocab", "expert_ffn"):
-        whole = not over(logical) and logical in ("kv_heads", "expert_ffn")
+    for logical in ("heads", "kv_heads", "ssm_heads", "ssm_groups", "ffn", "vocab", "expert_ffn"):
+        whole = not over(logical) and logical in ("kv_heads", "ssm_groups", "expert_ffn")
         if logical in present and not whole and {*over(logical)} != {*beyond}:
             return (
                 f"rules.compute: {logical} is split over {over(logical)}, and residual over {beyond} beyond seq; split both over "
@@ -194,7 +197,7 @@ def _batch(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
                     f"a batch of {size} rows is not divisible by {parts} data-parallel devices x {needs.micro_batches} "
                     f"micro-batches; use a multiple of {whole} rows"
                 )
-            if axis == "seq" and needs.splits_residual and (found := _length(size, mesh)):
+            if axis == "seq" and needs.splits_residual and (found := _length(size, mesh, needs.row_order)):
                 return found
         try:
             assign(axes, shape, rules.compute, mesh, f"batch leaf {name!r}")
@@ -203,12 +206,14 @@ def _batch(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
     return None
 
 
-def _length(length: int, mesh: Sizes) -> str | None:
+def _length(length: int, mesh: Sizes, order: RowOrder) -> str | None:
     context, tensor = mesh.get("context", 1), mesh.get("tensor", 1)
-    pieces = (2 * context if context > 1 else 1) * tensor
+    each = 2 if order == "zigzag" and context > 1 else 1
+    pieces = each * context * tensor
     if length % pieces == 0:
         return None
-    how = f"2 x context={context} x tensor={tensor}" if context > 1 else f"tensor={tensor}"
+    how = f"context={context} x tensor={tensor}" if context > 1 else f"tensor={tensor}"
+    how = f"2 x {how}" if each == 2 else how
     below, above = length // pieces * pieces, -(-length // pieces) * pieces
     use = f"{below} or {above}" if below else f"{above}"
     return (

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding,
 
 from ..core.axes import pair_axes
 from ..core.layout import use_layout
-from ..core.protocols import Axes
+from ..core.protocols import Axes, RowOrder
 from ..core.target import Target, target_of
 from .devices import device_grid
 from .legality import Needs, resolved
@@ -28,10 +28,12 @@ class Placement:
     Attributes:
         devices: The mesh; all axes are named, also those of size 1, so that a spec means the same on every mesh.
         rules: Where each logical axis lies.
+        row_order: Which positions of a row the devices of the context axis hold.
     """
 
     devices: Mesh
     rules: Rules = dataclasses.field(default_factory=Rules)
+    row_order: RowOrder = "zigzag"
 
     @classmethod
     def create(

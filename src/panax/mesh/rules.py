@@ -34,6 +34,11 @@ LOGICAL_AXES = {
     "kv_rank": "latent of keys and values, where these are projected up from it",
     "key_value": "one head's key, without its rotated part, and its value, side by side",
     "value_dim": "width of one head's value, where it is not that of its key",
+    "ssm_heads": "heads of a state-space layer",
+    "ssm_head_dim": "width of one of them",
+    "ssm_groups": "what writes and reads the states of adjacent heads",
+    "ssm_state": "columns of a head's state",
+    "tap": "positions that a convolution along a row reads",
     "ffn": "width of the feed-forward layer",
     "vocab": "rows of the embedding and of the output head",
     "position": "learned positions",
@@ -59,6 +64,8 @@ COMPUTE: Mapping[str, MeshAxes] = {
     "residual": ("context", "tensor"),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
+    "ssm_heads": ("tensor",),
+    "ssm_groups": ("tensor",),
     "ffn": ("tensor",),
     "vocab": ("tensor",),
     "layer": ("stage",),
@@ -143,18 +150,18 @@ class Rules(Validated):
     ) -> "Rules":
         """These rules for one model: what they can't split is laid out otherwise, where that is legal.
 
-        Key-value heads that their axes don't divide are replicated. Layers that don't fall into equal, adjacent stages rest
-        split along `embed`, and travel to their stages once a step. Where the stages don't divide `embed` either, what is split
-        over them in no other way is replicated over them. Ranks of latents, which are small, rest split over as many of
-        the first of their axes as divide them.
+        Key-value heads, and groups of state-space heads, that their axes don't divide are replicated. Layers that don't fall into
+        equal, adjacent stages rest split along `embed`, and travel to their stages once a step. Where the stages don't divide
+        `embed` either, what is split over them in no other way is replicated over them. Ranks of latents, which are small, rest
+        split over as many of the first of their axes as divide them.
 
         Args:
             sizes: The model's logical axes.
         """
         storage, compute = dict(self.storage), dict(self.compute)
-        ways = math.prod(mesh.get(axis, 1) for axis in compute.get("kv_heads", ()))
-        if sizes.get("kv_heads", 0) % ways:
-            storage["kv_heads"] = compute["kv_heads"] = ()
+        for shared in ("kv_heads", "ssm_groups"):
+            if sizes.get(shared, 0) % math.prod(mesh.get(axis, 1) for axis in compute.get(shared, ())):
+                storage[shared] = compute[shared] = ()
         embed = storage.get("embed", ())
         if "stage" in embed and sizes.get("embed", 0) % math.prod(mesh.get(axis, 1) for axis in embed):
             storage["embed"] = tuple(axis for axis in embed if axis != "stage")

@@ -11,7 +11,8 @@ from ..core.protocols import Axes
 COPIES = frozenset({"layer", "stage", "expert", None})
 """Axes along which a parameter is many of a kind."""
 
-SAME_SPACE = {"heads": "head", "kv_heads": "head", "head_dim": "head"}
+SAME_SPACE = {"heads": "head", "kv_heads": "head", "head_dim": "head", "ssm_heads": "head", "ssm_head_dim": "head"}
+SAME_SPACE |= {"ssm_groups": "group", "ssm_state": "group"}
 """Axes that together index one space: a bias over heads and head_dim is still a bias."""
 
 

@@ -1,7 +1,8 @@
-"""Which tokens of a row each device holds when sequences are split over the "context" mesh axis: the zigzag order.
+"""Which tokens of a row each device holds when sequences are split over the "context" mesh axis.
 
-A row is cut into 2n equal chunks, and device i of n holds chunks i and 2n-1-i. Under a causal mask a chunk costs as much as it
-has chunks before it, so every device's pair costs the same; contiguous parts would leave the last device with twice the mean.
+In zigzag order a row is cut into 2n equal chunks, and device i of n holds chunks i and 2n-1-i. Under a causal mask a chunk costs
+as much as it has chunks before it, so every device's pair costs the same. In contiguous order, for tasks that read neighbours
+(`Task.row_order`), device i holds the i-th of n equal parts, and the last one's attention costs twice the mean.
 
 Source: Llama 3 (arXiv:2407.21783), section 3.3.2. Striped attention (arXiv:2311.09431) balances by dealing out single tokens,
 which breaks every block of scores across its diagonal; whole chunks leave full blocks.
@@ -13,6 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
+
+from panax.core.layout import row_order
+from panax.core.protocols import RowOrder
 
 
 class WireBytes(NamedTuple):
@@ -51,18 +55,21 @@ def zigzag_inverse(length: int, n: int) -> np.ndarray:
     return np.argsort(zigzag_order(length, n))
 
 
-def sequence_places(local_length: int, *, context: int, tensor: int = 1) -> Int[Array, " seq"]:
+def sequence_places(
+    local_length: int, *, context: int, tensor: int = 1, order: RowOrder | None = None
+) -> Int[Array, " seq"]:
     """Where in its original row each token stands that this device holds.
 
     Called with the mesh axes "context" and "tensor" manual, of which one of size 1 need not exist.
 
     Args:
-        local_length: Tokens of a row on this device, after a row's zigzag part was cut in `tensor` equal contiguous parts.
+        local_length: Tokens of a row on this device, after a device's part of it was cut in `tensor` equal contiguous parts.
         context: The size of the mesh axis "context".
         tensor: The size of the mesh axis "tensor" where it splits the sequence, else 1.
+        order: By default that of the layout that is traced for.
 
     Raises:
-        ValueError: A device's zigzag part has no two equal chunks.
+        ValueError: The order is zigzag, and a device's part has no two equal chunks.
 
     >>> sequence_places(3, context=1).tolist()
     [0, 1, 2]
@@ -73,6 +80,8 @@ def sequence_places(local_length: int, *, context: int, tensor: int = 1) -> Int[
         place = place + jax.lax.axis_index("tensor") * local_length
     if context == 1:
         return place
+    if (order or row_order()) == "contiguous":
+        return place + jax.lax.axis_index("context") * part
     if part % 2:
         raise ValueError(
             f"a device's part of a row, {local_length=} * {tensor=} = {part} tokens, can't be cut into two equal chunks; "

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from jaxtyping import Array, Float, Int
 
+from panax.core.layout import row_order
+from panax.core.protocols import RowOrder
 from panax.core.target import Target
 from panax.kernels.attention import attention
 from panax.kernels.registry import Kernel, choose, note, register
@@ -63,7 +65,7 @@ def context_attention(
     target: Target,
     **options: Any,
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Softmax attention over whole rows of which this device holds its zigzag part.
+    """Softmax attention over whole rows of which this device holds the part that the layout's `row_order` says.
 
     Args:
         asked: As for `choose_context_attention`.
@@ -71,12 +73,23 @@ def context_attention(
     """
     case = ContextCase(heads=q.shape[2], kv_heads=k.shape[2], axis_size=axis_size)
     run = note(choose("context attention", case, target, named=asked), target).kernel.run
-    return run(q, k, v, segments, axis_name=axis_name, axis_size=axis_size, target=target, **options)
+    axis = {"axis_name": axis_name, "axis_size": axis_size, "order": row_order()}
+    return run(q, k, v, segments, **axis, target=target, **options)
 
 
-def _ulysses(q: Array, k: Array, v: Array, segments: Array | None, *, axis_name: str, axis_size: int, **options: Any):
+def _ulysses(
+    q: Array,
+    k: Array,
+    v: Array,
+    segments: Array | None,
+    *,
+    axis_name: str,
+    axis_size: int,
+    order: RowOrder,
+    **options: Any,
+):
     kernel = functools.partial(attention, **options)
-    return ulysses_attention(q, k, v, segments, axis_name=axis_name, axis_size=axis_size, kernel=kernel)
+    return ulysses_attention(q, k, v, segments, axis_name=axis_name, axis_size=axis_size, order=order, kernel=kernel)
 
 
 def _limit(case: ContextCase, target: Target) -> str | None:

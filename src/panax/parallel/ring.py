@@ -6,6 +6,9 @@ device's late chunk sees the other's early one, and of the two chunks with the s
 stands before, late and late where it stands behind) one sees the other. So every device does the same work at every step, and
 the next keys travel meanwhile. Partial results are merged by their logsumexp in float32.
 
+Where rows are contiguous a device holds one chunk, which sees those before it: devices then differ in what they have to do at a
+step, and one that sees nothing skips it. The journey takes as long as the last device, which sees all.
+
 With a window the mask between two chunks depends on their distance, which differs between devices. It takes few forms (nothing,
 everything, and one or two cuts): each is a branch with a static mask, so that blocks outside the window are not computed; and
 steps at which no device would find anything visible are left out of the journey.
@@ -24,6 +27,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from panax.core.errors import RecipeError
+from panax.core.protocols import RowOrder
 from panax.core.target import Target
 from panax.kernels.attention import attention
 from panax.kernels.attention_blockwise import output_delta
@@ -48,13 +52,14 @@ def ring_attention(
     *,
     axis_name: str,
     axis_size: int,
+    order: RowOrder = "zigzag",
     causal: bool = True,
     window: int | None = None,
     soft_cap: float | None = None,
     scale: float | None = None,
     target: Target,
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Softmax attention over whole rows of which this device holds its zigzag part, differentiable by q, k and v.
+    """Softmax attention over whole rows of which this device holds its part, differentiable by q, k and v.
 
     Called with `axis_name` manual and variation unchecked: `jax.shard_map(..., check_vma=False)`. Arguments that are not named
     here as `attention`. Keeps (q, k, v, segments, out, logsumexp) for its backward pass.
@@ -66,16 +71,18 @@ def ring_attention(
         segments: Of the local tokens; 0 is padding.
         axis_name: The mesh axis that rows are split over.
         axis_size: Devices along it.
+        order: Which part of a row a device holds.
 
     Raises:
-        ValueError: The local sequence is no two equal chunks, the heads are not a multiple of the kv heads, the window is
-            below 1 or the cap not positive.
+        ValueError: The local sequence, in zigzag order, is no two equal chunks, the heads are not a multiple of the kv heads, the
+            window is below 1 or the cap not positive.
     """
     if axis_size == 1:
         options = {"causal": causal, "window": window, "soft_cap": soft_cap, "scale": scale}
         return attention(q, k, v, segments=segments, **options, target=target)
     seq, heads, head_dim = q.shape[1:]
-    if seq % 2:
+    chunks = _chunks(order)
+    if seq % chunks:
         raise ValueError(
             f"a device's part of a row, {seq} tokens, can't be cut into two equal chunks; use a row length that is "
             f"divisible by 2 * {axis_name}={2 * axis_size}"
@@ -87,7 +94,8 @@ def ring_attention(
     ring = Ring(
         axis_name=axis_name,
         axis_size=axis_size,
-        chunk=seq // 2,
+        order=order,
+        chunk=seq // chunks,
         mask=MaskRule(causal=causal, window=window),
         soft_cap=soft_cap,
         scale=1.0 / math.sqrt(head_dim) if scale is None else scale,
@@ -121,6 +129,7 @@ def ring_bytes(
     packed: bool,
     causal: bool = True,
     window: int | None = None,
+    order: RowOrder = "zigzag",
 ) -> WireBytes:
     """What one device sends in `ring_attention`; the arguments are sizes on one device.
 
@@ -133,7 +142,7 @@ def ring_bytes(
     """
     if axis_size == 1:
         return WireBytes(0, 0)
-    steps = len(shifts_with_work(axis_size, local_seq // 2, MaskRule(causal=causal, window=window)))
+    steps = len(shifts_with_work(axis_size, local_seq // _chunks(order), MaskRule(causal=causal, window=window), order))
     elements = 2 * batch * local_seq * kv_heads * head_dim
     keys = elements * itemsize + (batch * local_seq * 4 if packed else 0)
     return WireBytes(steps * keys, steps * (keys + elements * max(itemsize, 4)))
@@ -202,8 +211,13 @@ def _backward(ring: Ring, saved, d_out):
 _attention.defvjp(_forward, _backward)
 
 
+def _chunks(order: RowOrder) -> int:
+    """How many chunks of a row a device holds."""
+    return 2 if order == "zigzag" else 1
+
+
 def _shifts(ring: Ring) -> tuple[int, ...]:
-    return shifts_with_work(ring.axis_size, ring.chunk, ring.mask)
+    return shifts_with_work(ring.axis_size, ring.chunk, ring.mask, ring.order)
 
 
 def _send(arrays, places: int | None, ring: Ring):

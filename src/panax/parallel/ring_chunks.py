@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from panax.core.protocols import RowOrder
 from panax.core.target import Target
 from panax.kernels.attention_blockwise import Scores, flash_backward, flash_forward
 from panax.kernels.attention_layout import Blocks, choose_blocks
@@ -27,7 +28,7 @@ class Piece(NamedTuple):
     """A chunk of queries against a chunk of keys.
 
     Attributes:
-        query: 0 for the device's early chunk, 1 for its late one.
+        query: 0 for the device's early chunk, 1 for its late one; a contiguous part is one chunk, 0.
         key: Likewise, of the device that the keys are from.
         distance: How many chunks of the row the queries stand behind the keys; below 0, before them.
         distances: All that `distance` can be, on any device.
@@ -44,11 +45,12 @@ class Ring:
     """All of a call to ring attention that is static.
 
     Attributes:
-        chunk: Tokens in each of the two chunks of a device.
+        chunk: Tokens in each chunk of a device: it has two in zigzag order, one where rows are contiguous.
     """
 
     axis_name: str
     axis_size: int
+    order: RowOrder
     chunk: int
     mask: MaskRule
     soft_cap: float | None
@@ -71,15 +73,17 @@ class Ring:
         )
 
 
-def shifts_with_work(axis_size: int, chunk: int, mask: MaskRule) -> tuple[int, ...]:
+def shifts_with_work(axis_size: int, chunk: int, mask: MaskRule, order: RowOrder = "zigzag") -> tuple[int, ...]:
     """How many places before a device those stand whose keys any device has to see, itself aside.
 
     >>> shifts_with_work(8, 16, MaskRule(causal=True, window=None))
     (1, 2, 3, 4, 5, 6, 7)
     >>> shifts_with_work(8, 16, MaskRule(causal=True, window=16))
     (1, 7)
+    >>> shifts_with_work(8, 16, MaskRule(causal=True, window=16), "contiguous")
+    (1,)
     """
-    return tuple(shift for shift in range(1, axis_size) if _pieces_at(axis_size, chunk, mask, shift))
+    return tuple(shift for shift in range(1, axis_size) if _pieces_at(axis_size, chunk, mask, order, shift))
 
 
 def pieces_of(ring: Ring, shift: int | Array) -> list[Piece]:
@@ -89,22 +93,22 @@ def pieces_of(ring: Ring, shift: int | Array) -> list[Piece]:
         shift: Traced, it is one of `shifts_with_work`; the pieces are then those of any of them.
     """
     n = ring.axis_size
-    shifts = (shift,) if isinstance(shift, int) else shifts_with_work(n, ring.chunk, ring.mask)
+    shifts = (shift,) if isinstance(shift, int) else shifts_with_work(n, ring.chunk, ring.mask, ring.order)
     distances: dict[int, set[int]] = {}
     for each in shifts:
-        for number, found in _pieces_at(n, ring.chunk, ring.mask, each).items():
+        for number, found in _pieces_at(n, ring.chunk, ring.mask, ring.order, each).items():
             distances.setdefault(number, set()).update(found)
     here = lax.axis_index(ring.axis_name)
-    meetings = _meetings(here, (here - shift) % n, n, causal=ring.mask.causal, at_home=shifts == (0,))
+    meetings = _meetings(here, (here - shift) % n, n, ring.order, causal=ring.mask.causal, at_home=shifts == (0,))
     return [Piece(*meetings[number], tuple(sorted(found))) for number, found in sorted(distances.items())]
 
 
-def _pieces_at(axis_size: int, chunk: int, mask: MaskRule, shift: int) -> dict[int, set[int]]:
+def _pieces_at(axis_size: int, chunk: int, mask: MaskRule, order: RowOrder, shift: int) -> dict[int, set[int]]:
     """The distances of each of the `_meetings` at a shift, without meetings at which no device sees anything."""
     distances: dict[int, set[int]] = {}
     for here in range(axis_size):
         there = (here - shift) % axis_size
-        meetings = _meetings(here, there, axis_size, causal=mask.causal, at_home=shift == 0)
+        meetings = _meetings(here, there, axis_size, order, causal=mask.causal, at_home=shift == 0)
         for number, (_, _, distance) in enumerate(meetings):
             distances.setdefault(number, set()).add(distance)
     return {
@@ -114,8 +118,10 @@ def _pieces_at(axis_size: int, chunk: int, mask: MaskRule, shift: int) -> dict[i
     }
 
 
-def _meetings(here, there, n: int, *, causal: bool, at_home: bool) -> list[tuple[Any, Any, Any]]:
+def _meetings(here, there, n: int, order: RowOrder, *, causal: bool, at_home: bool) -> list[tuple[Any, Any, Any]]:
     """(query chunk, key chunk, distance) for devices `here` and `there`, which are integers or traced ones."""
+    if order == "contiguous":
+        return [(0, 0, here - there)]
     if causal and not at_home:
         # 1 where `there` stands behind, 0 where before: in arithmetic that integers and traced ones share.
         same = (n + there - here) // n

@@ -1,8 +1,8 @@
 """Ulysses attention: heads are exchanged for positions, so that each device runs the ordinary kernel on whole rows.
 
 An all-to-all over the "context" mesh axis turns [all heads, a part of the rows] into [a part of the heads, whole rows], and
-another one turns the output back. Between the two the rows are put from zigzag order (`context`) into their own, in whole
-chunks. The fast kernels serve as they are; the axis can't be larger than the number of heads.
+another one turns the output back. Between the two, rows in zigzag order (`context`) are put into their own, in whole chunks. The
+fast kernels serve as they are; the axis can't be larger than the number of heads.
 
 Source: DeepSpeed Ulysses (arXiv:2309.14509). Differs: grouped queries, whose few key-value heads are repeated no more often
 than it takes for the axis to divide them; gathering them on every device would never be fewer bytes.
@@ -11,14 +11,24 @@ than it takes for the axis to divide them; gathering them on every device would 
 import functools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from panax.core.protocols import RowOrder
 from panax.kernels.precision import accumulation_dtype
 from panax.parallel.context import WireBytes
+
+
+class _Axis(NamedTuple):
+    """The mesh axis that rows are split over."""
+
+    name: str
+    size: int
+    order: RowOrder
 
 
 def ulysses_attention(
@@ -29,9 +39,10 @@ def ulysses_attention(
     *,
     axis_name: str,
     axis_size: int,
+    order: RowOrder = "zigzag",
     kernel: Callable[..., Array],
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Attention over whole rows of which this device holds its zigzag part, differentiable by q, k and v.
+    """Attention over whole rows of which this device holds its part, differentiable by q, k and v.
 
     Called with `axis_name` manual: in `jax.shard_map(..., check_vma=False)`. Sent by each device: `ulysses_bytes`.
 
@@ -39,11 +50,13 @@ def ulysses_attention(
         segments: Of the local tokens; 0 is padding.
         axis_name: The mesh axis that rows are split over.
         axis_size: Devices along it.
+        order: Which part of a row a device holds.
         kernel: Called once as `kernel(q, k, v, segments=segments)` with whole rows and a part of the heads: `attention` with its
             options bound.
 
     Raises:
-        ValueError: `axis_size` does not divide the query heads, or the local sequence is no two equal chunks.
+        ValueError: `axis_size` does not divide the query heads, or the local sequence, in zigzag order, is no two equal
+            chunks.
     """
     if axis_size == 1:
         return kernel(q, k, v, segments=segments)
@@ -51,16 +64,17 @@ def ulysses_attention(
     _check_heads(heads, axis_size)
     if heads % k.shape[2]:
         raise ValueError(f"{heads=} must be a multiple of kv_heads={k.shape[2]}")
-    if seq % 2:
+    if order == "zigzag" and seq % 2:
         raise ValueError(
             f"a device's part of a row, {seq} tokens, can't be cut into two equal chunks; use a row length that is "
             f"divisible by 2 * {axis_name}={2 * axis_size}"
         )
+    axis = _Axis(axis_name, axis_size, order)
     if segments is not None:
-        segments = _in_order(lax.all_gather(segments, axis_name, axis=1, tiled=True), axis_size)
+        segments = _in_order(lax.all_gather(segments, axis_name, axis=1, tiled=True), axis)
     copies = _sent_kv_heads(k.shape[2], axis_size) // k.shape[2]
-    q, k, v = (_whole_rows(x, axis_name, axis_size) for x in (q, _repeated(k, copies), _repeated(v, copies)))
-    return _whole_heads(kernel(q, k, v, segments=segments), axis_name, axis_size)
+    q, k, v = (_whole_rows(x, axis) for x in (q, _repeated(k, copies), _repeated(v, copies)))
+    return _whole_heads(kernel(q, k, v, segments=segments), axis)
 
 
 def ulysses_bytes(
@@ -134,33 +148,33 @@ def _repeated_backward(copies: int, _, d_x: Array) -> tuple[Array]:
 _repeated.defvjp(lambda x, copies: (_repeated(x, copies), None), _repeated_backward)
 
 
-def _to_rows(x: Array, axis_name: str, axis_size: int) -> Array:
-    """[batch, part of seq in zigzag order, heads, d] to [batch, seq, part of heads, d]."""
-    return _in_order(lax.all_to_all(x, axis_name, split_axis=2, concat_axis=1, tiled=True), axis_size)
+def _to_rows(x: Array, axis: _Axis) -> Array:
+    """[batch, part of seq as it is held, heads, d] to [batch, seq, part of heads, d]."""
+    return _in_order(lax.all_to_all(x, axis.name, split_axis=2, concat_axis=1, tiled=True), axis)
 
 
-def _to_heads(x: Array, axis_name: str, axis_size: int) -> Array:
+def _to_heads(x: Array, axis: _Axis) -> Array:
     """Undoes `_to_rows`, and is its transpose: both only move."""
-    return lax.all_to_all(_in_zigzag(x, axis_size), axis_name, split_axis=1, concat_axis=2, tiled=True)
+    return lax.all_to_all(_as_held(x, axis), axis.name, split_axis=1, concat_axis=2, tiled=True)
 
 
-_whole_rows = jax.custom_vjp(_to_rows, nondiff_argnums=(1, 2))
-_whole_rows.defvjp(
-    lambda x, *axis: (_to_rows(x, *axis), None), lambda name, size, _, d_x: (_to_heads(d_x, name, size),)
-)
-_whole_heads = jax.custom_vjp(_to_heads, nondiff_argnums=(1, 2))
-_whole_heads.defvjp(
-    lambda x, *axis: (_to_heads(x, *axis), None), lambda name, size, _, d_x: (_to_rows(d_x, name, size),)
-)
+_whole_rows = jax.custom_vjp(_to_rows, nondiff_argnums=(1,))
+_whole_rows.defvjp(lambda x, axis: (_to_rows(x, axis), None), lambda axis, _, d_x: (_to_heads(d_x, axis),))
+_whole_heads = jax.custom_vjp(_to_heads, nondiff_argnums=(1,))
+_whole_heads.defvjp(lambda x, axis: (_to_heads(x, axis), None), lambda axis, _, d_x: (_to_rows(d_x, axis),))
 
 
-def _in_order(x: Array, n: int) -> Array:
-    """Rows, [batch, seq, ...], from zigzag order into their own."""
-    chunks = x.reshape(x.shape[0], n, 2, -1, *x.shape[2:])
+def _in_order(x: Array, axis: _Axis) -> Array:
+    """Rows, [batch, seq, ...], from the order in which devices hold them into their own."""
+    if axis.order == "contiguous":
+        return x
+    chunks = x.reshape(x.shape[0], axis.size, 2, -1, *x.shape[2:])
     return jnp.concatenate([chunks[:, :, 0], chunks[:, ::-1, 1]], axis=1).reshape(x.shape)
 
 
-def _in_zigzag(x: Array, n: int) -> Array:
+def _as_held(x: Array, axis: _Axis) -> Array:
     """Undoes `_in_order`."""
-    halves = x.reshape(x.shape[0], 2, n, -1, *x.shape[2:])
+    if axis.order == "contiguous":
+        return x
+    halves = x.reshape(x.shape[0], 2, axis.size, -1, *x.shape[2:])
     return jnp.stack([halves[:, 0], halves[:, 1, ::-1]], axis=2).reshape(x.shape)

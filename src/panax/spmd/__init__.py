@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from .collectives import merge_over_devices, over_tokens, token_axes
     from .contraction import contract, contract_whole, gather
     from .gradients import accumulated, gradients_of
-    from .linear import joined, scattered, summed, totalled
-    from .marks import Holds, declared, expected
+    from .linear import handed_on, joined, scattered, summed, totalled
+    from .marks import Holds, cotangents_declared, declared, expected
     from .sequence import (
         equal_shares,
         own_sequence,
@@ -26,8 +26,8 @@ _WHERE = {
     "collectives": ("merge_over_devices", "over_tokens", "token_axes"),
     "contraction": ("contract", "contract_whole", "gather"),
     "gradients": ("accumulated", "gradients_of"),
-    "linear": ("joined", "scattered", "summed", "totalled"),
-    "marks": ("Holds", "declared", "expected"),
+    "linear": ("handed_on", "joined", "scattered", "summed", "totalled"),
+    "marks": ("Holds", "cotangents_declared", "declared", "expected"),
     "sequence": (
         "equal_shares",
         "own_sequence",
@@ -42,8 +42,8 @@ _WHERE = {
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Holds", "Openable", "Opened", "OpenedAtRest", "Opening", "accumulated", "add_bias", "contract", "contract_whole", "declared",
-    "equal_shares", "expected", "gather", "gradients_of", "joined", "merge_over_devices", "open_at_rest", "open_weight",
-    "over_tokens", "own_sequence", "scatter_sequence", "scattered", "sequence_parallel_axes", "sum_over_sequence", "summed",
-    "token_axes", "totalled", "whole_sequence",
+    "Holds", "Openable", "Opened", "OpenedAtRest", "Opening", "accumulated", "add_bias", "contract", "contract_whole",
+    "cotangents_declared", "declared", "equal_shares", "expected", "gather", "gradients_of", "handed_on", "joined",
+    "merge_over_devices", "open_at_rest", "open_weight", "over_tokens", "own_sequence", "scatter_sequence", "scattered",
+    "sequence_parallel_axes", "sum_over_sequence", "summed", "token_axes", "totalled", "whole_sequence",
 ]  # fmt: skip

@@ -36,6 +36,17 @@ def totalled(x: jax.Array, axes: MeshAxes) -> jax.Array:
     return all_reduce(x, axes)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def handed_on(x: jax.Array, axis: str) -> jax.Array:
+    """What the device before holds along a mesh axis, zeros on the first one; cotangents go back. An edge of contiguous parts."""
+    return _handed(x, axis, 1)
+
+
+def _handed(x: jax.Array, axis: str, by: int) -> jax.Array:
+    size = jax.lax.axis_size(axis)
+    return jax.lax.ppermute(x, axis, [(i, i + by) for i in range(size) if 0 <= i + by < size])
+
+
 joined.defvjp(
     lambda x, axes, dim: (all_gather(x, axes, dim), None),
     lambda axes, dim, _, gradient: (reduce_scatter(gradient, axes, dim),),
@@ -47,5 +58,9 @@ scattered.defvjp(
 summed.defvjp(
     lambda x, axes: (all_reduce(x, axes), None),
     lambda axes, _, gradient: (all_reduce(gradient, axes),),
+)
+handed_on.defvjp(
+    lambda x, axis: (_handed(x, axis, 1), None),
+    lambda axis, _, gradient: (_handed(gradient, axis, -1),),
 )
 totalled.defvjp(lambda x, axes: (all_reduce(x, axes), None), lambda axes, _, gradient: (gradient,))

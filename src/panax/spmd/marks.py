@@ -6,6 +6,7 @@ add a gradient up. Marks stand inside of custom derivatives or after a gradient;
 """
 
 import enum
+import functools
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -60,6 +61,22 @@ def declared(tree: Tree, holds: Mapping[str, Holds], dim: int = 0) -> Tree:
     1.0
     """
     return _marked(tree, Mark.DECLARED, tuple((axis, (what,)) for axis, what in holds.items()), "", dim)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _returning(tree: Any, holds: tuple[tuple[str, Holds], ...], dim: int) -> Any:
+    return tree
+
+
+_returning.defvjp(
+    lambda tree, holds, dim: (tree, None),
+    lambda holds, dim, _, gradient: (declared(gradient, dict(holds), dim),),
+)
+
+
+def cotangents_declared(tree: Tree, holds: Mapping[str, Holds], dim: int = 0) -> Tree:
+    """`tree`, of whose cotangents each holds what is said, as `declared`: for the operands of a kernel."""
+    return _returning(tree, tuple(holds.items()), dim) if holds and current_layout() is not None else tree
 
 
 def expected(tree: Tree, holds: Mapping[str, tuple[Holds, ...]], label: str) -> Tree:

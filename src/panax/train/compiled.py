@@ -228,7 +228,7 @@ class CompiledStep:
         self._checked: set[Any] = set()
         check(self._needs, placement.rules, placement.sizes)
         rules = fitted_rules(placement.rules, self._needs, placement.sizes)
-        self.placement = placement = dataclasses.replace(placement, rules=rules)
+        self.placement = placement = dataclasses.replace(placement, rules=rules, row_order=self._needs.row_order)
         self.batch_axes = program.task.axes_of(batch_axes)
         self.shapes_allowed = shapes_allowed
         self.compile_seconds = 0.0
@@ -279,7 +279,7 @@ class CompiledStep:
         self._check_batch(shapes, micro_batches=1)
         shardings = self.placement.batch_shardings(shapes, self.batch_axes)
         if self.program.task.names_axes:
-            arrays = {name: self._in_zigzag(leaf, self.batch_axes[name]) for name, leaf in arrays.items()}
+            arrays = {name: self._as_held(leaf, self.batch_axes[name]) for name, leaf in arrays.items()}
         if jax.process_count() == 1:
             return jax.device_put(arrays, shardings)
         return {
@@ -295,10 +295,10 @@ class CompiledStep:
             check(needs, self._rules, self.placement.sizes)
             self._checked.add((leaves, micro_batches))
 
-    def _in_zigzag(self, leaf: np.ndarray, axes: Axes) -> np.ndarray:
+    def _as_held(self, leaf: np.ndarray, axes: Axes) -> np.ndarray:
         """Positions in the order in which the context axis holds them."""
         parts = self.placement.sizes["context"]
-        if parts == 1 or "seq" not in axes:
+        if parts == 1 or self.placement.row_order == "contiguous" or "seq" not in axes:
             return leaf
         dim = axes.index("seq")
         return np.take(leaf, zigzag_order(leaf.shape[dim], parts), axis=dim)
@@ -393,6 +393,7 @@ def needs_of(program: Program) -> Needs:
         pipelined=task.pipelined,
         exchanges=task.exchanges,
         splits_residual=task.names_axes and task.splits_residual,
+        row_order="zigzag" if task.row_order == "any" else task.row_order,
         micro_batches=program.config.micro_batches,
     )
 

@@ -13,6 +13,7 @@ import optax
 from ..core import Batch, Faults, Gradients, Guard, Task, TrainState, current_target, total_loss
 from ..core.errors import RecipeError
 from ..core.validated import Validated
+from ..kernels.precision import accumulation_dtype
 from .on_mesh import BatchAxes
 from .on_mesh import evaluation as evaluation_on_mesh
 from .on_mesh import gradients as gradients_on_mesh
@@ -88,7 +89,7 @@ def train_step(
         task, state.params, state.model_state, batch, state.step_key, trainable, config.micro_batches, axes
     )
     loss = total_loss(result.losses)
-    norm = optax.tree.norm(result.gradients)
+    norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(accumulation_dtype(g.dtype)), result.gradients))
     applied = _is_applied(result, loss, norm, state.guard, config)
     guard = _next_guard(state.guard, applied, norm)
     scalars = _scalars(result) | {"loss": loss, "gradient_norm": norm}

@@ -68,6 +68,13 @@ def moved(equation: Any, state: State) -> State:
     return state
 
 
+def permuted(equation: Any, state: State) -> State:
+    """A device that nobody sends to gets zeros: what was equal on all of them is then not any more."""
+    state = moved(equation, state)
+    senders, receivers = zip(*equation.params["perm"])
+    return split((), equation) if state.kind is Kind.WHOLE and {*senders} != {*receivers} else state
+
+
 def exchanged(equation: Any, state: State) -> State:
     state = moved(equation, state)
     if state.kind is not Kind.SPLIT and state.kind is not Kind.WHOLE:
@@ -86,7 +93,7 @@ SENT: dict[str, Sent] = {
     "reduce_scatter": scattered,
     **dict.fromkeys(("all_gather", "all_gather_invariant"), gathered),
     **dict.fromkeys(("pmax", "pmin"), largest),
-    "ppermute": moved,
+    "ppermute": permuted,
     "all_to_all": exchanged,
     "ragged_all_to_all": exchanged_unevenly,
 }

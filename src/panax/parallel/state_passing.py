@@ -1,0 +1,69 @@
+"""A state-space model's scan over rows that are split over the devices of a context axis, in contiguous order.
+
+Every device scans its own part of each row as if the state before it were zero. The final states are then gathered, with how much
+of an earlier state each part leaves: from these each device knows the state before its first position, and adds what it reads of
+it. The scan is linear, so that is exact. A device sends its final states, which have head_dim * state elements for each head and
+row, whatever the length of its part.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from panax.core.target import Target
+from panax.kernels.state_space import carried_output, state_space_scan
+from panax.spmd.linear import handed_on, joined
+from panax.spmd.marks import Holds, cotangents_declared, declared
+
+
+def scan_over_devices(
+    x: Float[Array, "batch seq heads head_dim"],
+    dt: Float[Array, "batch seq heads"],
+    a: Float[Array, " heads"],
+    b: Float[Array, "batch seq groups state"],
+    c: Float[Array, "batch seq groups state"],
+    segments: Int[Array, "batch seq"] | None,
+    *,
+    axis_name: str,
+    axis_size: int,
+    target: Target,
+) -> Float[Array, "batch seq heads head_dim"]:
+    """The output of `state_space_scan` over whole rows, of which this device holds its contiguous part.
+
+    Called with `axis_name` manual. Sent by each device: n-1 times its final states and decays in float32, forward and backward.
+
+    Args:
+        segments: Of the local positions; 0 is padding.
+        axis_name: The mesh axis that rows are split over.
+        axis_size: Devices along it.
+    """
+    own, parts = {axis_name: Holds.OWN}, {axis_name: Holds.SPLIT}
+    # What a device finds along its part of a row looks like a term of a sum; but it is its own part's.
+    x, dt, b, c = cotangents_declared((x, dt, b, c), parts, dim=1)
+    a = cotangents_declared(a, {axis_name: Holds.PARTIAL})
+    found = state_space_scan(x, dt, a, b, c, segments=segments, target=target)
+    state, decay = declared((found.state, found.decay), own)
+    y = declared(found.y, parts, dim=1)
+    goes_on = None
+    if segments is not None:
+        last: Array = handed_on(segments[:, -1:], axis_name)  # pyright: ignore[reportAssignmentType]
+        goes_on = (segments[:, 0] == last[:, 0]) & (segments[:, 0] != 0)
+        decay = jnp.where(goes_on[:, None], decay, 0.0)
+    states: Array = joined(state[None], (axis_name,), 0)  # pyright: ignore[reportAssignmentType]
+    decays: Array = joined(decay[None], (axis_name,), 0)  # pyright: ignore[reportAssignmentType]
+    before = jnp.einsum("dbh,dbhpn->bhpn", _weights(decays, lax.axis_index(axis_name), axis_size), states)
+    if goes_on is not None:
+        before = jnp.where(goes_on[:, None, None, None], before, 0.0)
+    before = cotangents_declared(before, own)
+    carried = declared(carried_output(dt, a, c, before, segments), parts, dim=1)
+    return (y.astype(carried.dtype) + carried).astype(y.dtype)
+
+
+def _weights(decays: Float[Array, "device batch heads"], here: Array, count: int) -> Float[Array, "device batch heads"]:
+    """How much of each device's final state is left before the first position of device `here`: none of later ones'."""
+    left, weights = jnp.ones_like(decays[0]), []
+    for device in reversed(range(count)):
+        earlier = device < here
+        weights.append(jnp.where(earlier, left, 0.0))
+        left = jnp.where(earlier, left * decays[device], left)
+    return jnp.stack(weights[::-1])
