@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from .measures import Losses, Metrics, Scalar
 from .protocols import Batch, ModelState, Params
+from .watching import Watch
 
 
 class DataFacts(NamedTuple):
@@ -109,10 +110,9 @@ class Task(abc.ABC):
         """The query heads, where attention must exchange them for positions over a context axis; None where it need not."""
         return None
 
-    @property
-    def router_layers(self) -> tuple[int, ...]:
-        """The layers that are mixtures of experts: a metric whose name begins with `experts/` is an array with a row for each."""
-        return ()
+    def watch(self) -> Watch | None:
+        """What follows those of its metrics that are arrays, for one run; None, the default, where nothing reads them."""
+        return None
 
     def flops_per_token(self, length: int) -> float | None:
         """FLOPs of a forward and backward pass for one token in a row of `length`; None if not known."""

@@ -1,18 +1,41 @@
-"""Layers: annotated parameters and pure functions."""
+"""Layers: annotated parameters and pure functions. Their logical axes are registered when this room is imported."""
 
-from .attention import Attention, Cache
-from .embedding import Embedding, Head, PositionEmbedding
-from .feed_forward import Activation, FeedForward
-from .latent_attention import Latent, LatentAttention, LatentCache
-from .loss import TokenLoss, token_loss
-from .moe import MixtureOfExperts, router_measures, router_weights
-from .moe_config import MoE
-from .norm import Norm
-from .rotary import Rotary, RotaryScaling, YarnScaling
-from .routing import RouterTerms, Tokens
+from typing import TYPE_CHECKING
+
+from ..core.lazy import lazily
+from . import axes as axes
+
+if TYPE_CHECKING:
+    from .attention import Attention, Cache
+    from .embedding import Embedding, Head, PositionEmbedding
+    from .expert_load import ExpertWatch
+    from .feed_forward import Activation, FeedForward
+    from .latent_attention import Latent, LatentAttention, LatentCache
+    from .loss import TokenLoss, token_loss
+    from .moe import MixtureOfExperts, router_measures, router_weights
+    from .moe_config import MoE
+    from .norm import Norm
+    from .rotary import Rotary, RotaryScaling, YarnScaling
+    from .routing import RouterTerms, Tokens
+
+_WHERE = {
+    "attention": ("Attention", "Cache"),
+    "embedding": ("Embedding", "Head", "PositionEmbedding"),
+    "expert_load": ("ExpertWatch",),
+    "feed_forward": ("Activation", "FeedForward"),
+    "latent_attention": ("Latent", "LatentAttention", "LatentCache"),
+    "loss": ("TokenLoss", "token_loss"),
+    "moe": ("MixtureOfExperts", "router_measures", "router_weights"),
+    "moe_config": ("MoE",),
+    "norm": ("Norm",),
+    "rotary": ("Rotary", "RotaryScaling", "YarnScaling"),
+    "routing": ("RouterTerms", "Tokens"),
+}
+
+__getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Activation", "Attention", "Cache", "Embedding", "FeedForward", "Head", "Latent", "LatentAttention", "LatentCache",
-    "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling", "RouterTerms", "TokenLoss", "Tokens",
-    "YarnScaling", "router_measures", "router_weights", "token_loss",
+    "Activation", "Attention", "Cache", "Embedding", "ExpertWatch", "FeedForward", "Head", "Latent", "LatentAttention",
+    "LatentCache", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling", "RouterTerms", "TokenLoss",
+    "Tokens", "YarnScaling", "router_measures", "router_weights", "token_loss",
 ]  # fmt: skip

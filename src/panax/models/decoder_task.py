@@ -12,7 +12,7 @@ from ..core.errors import RecipeError
 from ..core.layout import axis_size
 from ..core.measures import Losses, Metrics
 from ..core.validated import Validated
-from ..layers import RouterTerms, router_measures, router_weights, token_loss
+from ..layers import ExpertWatch, RouterTerms, router_measures, router_weights, token_loss
 from ..mesh import MESH_AXES
 from ..parallel import ContextAttention, Pipeline, RematPolicy
 from ..parallel.context import sequence_places
@@ -82,9 +82,8 @@ class DecoderTask(Validated, Task):
     def exchanged_heads(self) -> int | None:
         return self.model.heads if self.context_attention == "ulysses" else None
 
-    @property
-    def router_layers(self) -> tuple[int, ...]:
-        return self.model.mixture_layers
+    def watch(self) -> ExpertWatch | None:
+        return ExpertWatch(self.model.mixture_layers) if self.model.mixture_layers else None
 
     def flops_per_token(self, length: int) -> float:
         return training_flops_per_token(self.model, length)
