@@ -60,6 +60,11 @@ def test_what_can_be_registered():
         register_readable(Fitted)
     with pytest.raises(ValueError, match="'OwnTask' is registered already"):
         register_readable(dataclasses.make_dataclass("OwnTask", ["width"]))
+    with pytest.raises(ValueError, match="'VitTask' is registered already"):
+        register_readable(dataclasses.make_dataclass("VitTask", ["width"]))
+    again = type("OwnTask", (OwnTask,), {"__module__": OwnTask.__module__, "__qualname__": OwnTask.__qualname__})
+    assert register_readable(again) is again is readable("OwnTask")
+    register_readable(OwnTask)
 
 
 def test_a_module_is_imported_when_a_file_names_its_class():

@@ -31,10 +31,11 @@ def register_readable(cls: type[_Class]) -> type[_Class]:
     described = isinstance(cls, type) and dataclasses.is_dataclass(cls)
     if not described:
         raise TypeError(f"{cls!r} is not a dataclass; a file describes a class by its fields")
-    if _classes.setdefault(cls.__name__, cls) is not cls:
-        raise ValueError(
-            f"a readable class {cls.__name__!r} is registered already, {_classes[cls.__name__]}; rename one"
-        )
+    known = _classes.get(cls.__name__, cls)
+    # A cell of a notebook that runs again defines its class again.
+    if not isinstance(known, type) or (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(f"a readable class {cls.__name__!r} is registered already ({known}); rename one")
+    _classes[cls.__name__] = cls
     return cls
 
 
