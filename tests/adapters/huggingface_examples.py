@@ -15,7 +15,8 @@ with warnings.catch_warnings():
     import transformers
 
 from panax.adapters.huggingface import config_from, load
-from panax.models import Context, Decoder, DecoderTask, logits_of
+from panax.layers import Context
+from panax.models import Decoder, DecoderTask, logits_of
 
 torch.set_num_threads(2)
 transformers.utils.logging.disable_progress_bar()
@@ -173,8 +174,7 @@ def tokens(seed: int = 0) -> np.ndarray:
 def our_logits(
     params: Decoder, state: dict[str, jax.Array], tokens: jax.Array, position: jax.Array, segment: jax.Array | None
 ) -> jax.Array:
-    bias = state.get("router_bias")
-    hidden, _ = params(tokens, Context(position, segment), dtype=jnp.float32, router_bias=bias)
+    hidden, _ = params(tokens, Context(position, segment), dtype=jnp.float32, state=state.get("router_bias"))
     return logits_of(params, hidden)
 
 

@@ -34,8 +34,9 @@ def test_greedy_is_the_argmax_of_the_whole_pass() -> None:
 def test_greedy_is_what_transformers_generates(family: str, folder_of_examples: Path) -> None:
     example = make_example(family, folder_of_examples)
     prompt = tokens()[:, :PROMPT]
-    bias = example.state.get("router_bias")
-    ours = sample(example.params, jnp.asarray(prompt), GENERATED, jax.random.key(0), temperature=0.0, router_bias=bias)
+    ours = sample(
+        example.params, jnp.asarray(prompt), GENERATED, jax.random.key(0), temperature=0.0, state=example.state
+    )
     ids = torch.from_numpy(prompt).long()
     theirs = example.theirs.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=GENERATED, do_sample=False, pad_token_id=0

@@ -84,7 +84,7 @@ class DecoderStep:
     @functools.cached_property
     def layers_rest(self) -> bool:
         """Whether a pipeline's layers are stored where they are computed."""
-        return self.task.layers_rest_on_stages(self.size("stage"))
+        return self.task.pipelined.rest_on(self.size("stage"))
 
     @functools.cached_property
     def fitted_rules(self) -> Rules:

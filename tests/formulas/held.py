@@ -5,12 +5,13 @@ from typing import NamedTuple
 
 from panax.models import DecoderConfig
 from panax.models.decoder_config import LayerKind
-from panax.models.decoder_units import runs
 from panax.parallel.schedules import layers_by_stage
+
+from .units import runs
 
 
 class HeldRun(NamedTuple):
-    """A stage's part of adjacent units whose parameters are alike; see `decoder_units`.
+    """A stage's part of adjacent units whose parameters are alike; see `units.py`.
 
     Attributes:
         stack: The decoder's stack that the first of them is in, by which the run's arrays are known.

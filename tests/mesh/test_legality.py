@@ -14,6 +14,8 @@ import tiny_recipe
 
 from panax.cli.main import main
 from panax.core import LayoutError
+from panax.core.needs import Pipelined
+from panax.layers.attention import heads_exchanged
 from panax.mesh import MESH_AXES, MeshShape, Placement, Rules
 from panax.mesh.legality import Needs, check, neighbours, problem, remarks, resolved, suggested
 from panax.mesh.rules import COMPUTE, STORAGE
@@ -28,8 +30,7 @@ NEEDS = Needs(
         ("w_k", ("layer", "embed", "kv_heads", "head_dim"), (6, 48, 2, 8)),
         ("w_up", ("layer", "embed", "ffn"), (6, 48, 96)),
     ),
-    layers=6,
-    rest_on=frozenset({1, 2, 3, 6}),
+    pipelined=Pipelined(6, 1, 6),
     splits_residual=True,
 )
 
@@ -87,12 +88,12 @@ ILLEGAL = {
     ),
     "stages": (NEEDS, {"stage": 8}, "mesh.stage=8 is more than the 6 layers; use stage up to 6"),
     "chunks": (
-        dataclasses.replace(NEEDS, chunks=2, rest_on=frozenset({1})),
+        dataclasses.replace(NEEDS, pipelined=Pipelined(6, 2, 6)),
         {"stage": 4},
         "mesh.stage=4 x pipeline.chunks=2 = 8 is more than the 6 layers; use stage up to 3, or chunks up to 1",
     ),
     "ulysses": (
-        dataclasses.replace(NEEDS, exchanged_heads=12),
+        dataclasses.replace(NEEDS, exchanges=(heads_exchanged(12),)),
         {"context": 4, "tensor": 2},
         "heads=12 / tensor=2 = 6 on each device is not divisible by context=4; use context in {1, 2, 3, 6}, or",
     ),
@@ -133,8 +134,7 @@ def test_what_can_be_laid_out_otherwise_is_legal(sizes):
 def test_uneven_stages_of_a_published_model_are_legal():
     needs = Needs(
         arrays=(("w_up", ("layer", "embed", "ffn"), (126, 16384, 53248)),),
-        layers=126,
-        rest_on=frozenset(n for n in range(1, 127) if 126 % n == 0),
+        pipelined=Pipelined(126, 1, 126),
     )
     assert problem(needs, Rules(), mesh(stage=16, fsdp=128, tensor=8)) is None
 
@@ -188,7 +188,7 @@ def test_the_nearest_mesh_changes_least():
 
 
 def test_fewer_devices_are_proposed_where_all_of_them_fit_nothing():
-    needs = dataclasses.replace(NEEDS, batch=batch(3, 15), layers=1, rest_on=frozenset({1}))
+    needs = dataclasses.replace(NEEDS, batch=batch(3, 15), pipelined=Pipelined(1, 1, 1))
     message = refusal(needs, fsdp=8)
     assert "Nearest layouts of 1 device (of 8, none is legal): --mesh.fsdp 1" in message
 

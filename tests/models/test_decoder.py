@@ -15,12 +15,11 @@ import tiny_recipe
 import panax
 from panax import fit
 from panax.core import RecipeError, scope
-from panax.layers import FeedForward, Latent
+from panax.layers import Context, FeedForward, Latent
 from panax.models import (
     PRESETS,
     PUBLISHED_ACTIVE,
     PUBLISHED_PARAMETERS,
-    Context,
     Decoder,
     DecoderConfig,
     active_parameters,

@@ -196,20 +196,29 @@ def assert_alike(many, one) -> None:
 
 LAYOUTS = [
     pytest.param({"replica": 2, "fsdp": 2, "tensor": 2}, id="mixed"),
+    pytest.param({"stage": 2}, id="stage2"),
     *(
         pytest.param(sizes, id="-".join(f"{axis}{size}" for axis, size in sizes.items()), marks=pytest.mark.slow)
-        for sizes in ({"tensor": 4}, {"fsdp": 8}, {"expert": 2, "tensor": 4}, {"fsdp": 4, "expert": 2})
+        for sizes in (
+            {"tensor": 4},
+            {"fsdp": 8},
+            {"expert": 2, "tensor": 4},
+            {"fsdp": 4, "expert": 2},
+            {"stage": 2, "fsdp": 2, "tensor": 2},
+        )
     ),
 ]
 
 
 @pytest.mark.parametrize("sizes", LAYOUTS)
 def test_trains_like_one_device(sizes):
-    step = compiled(sizes)
+    stages = sizes.get("stage", 1)
+    # With both, a micro-batch is one row on each device: one stage's share of the loss is empty.
+    step = compiled(sizes, micro_batches=1 if stages == 1 else 8 if "fsdp" in sizes else 2)
     assert_alike(trained(step), on_one_device())
     w_up = step.shardings.params.blocks.feed_forward.w_up.shard_shape((2, 32, 64))
     parts = sizes.get("fsdp", 1) * sizes.get("expert", 1)
-    assert w_up == (2, 32 // parts, 64 // sizes.get("tensor", 1))
+    assert w_up == (2 // stages, 32 // parts, 64 // sizes.get("tensor", 1))
 
 
 def test_partial_sums_are_reduced_once_for_each_sub_layer_and_pass():
@@ -237,17 +246,24 @@ def test_every_zero_level_trains_alike(zero):
 
 
 @pytest.mark.slow
-def test_mean_pooling_trains_alike_on_any_mesh():
+@pytest.mark.parametrize("sizes", [{"fsdp": 2, "tensor": 2}, {"stage": 2, "tensor": 2}])
+def test_mean_pooling_trains_alike_on_any_mesh(sizes):
     subject = task(pooling="mean")
-    assert_alike(trained(compiled({"fsdp": 2, "tensor": 2}, subject)), trained(compiled({}, subject)))
+    micro_batches = 4 if "stage" in sizes else 1
+    assert_alike(trained(compiled(sizes, subject, micro_batches=micro_batches)), trained(compiled({}, subject)))
 
 
-@pytest.mark.parametrize("axis", ["stage", "context"])
-def test_meshes_that_divide_layers_or_rows_are_refused(axis):
+@pytest.mark.slow
+def test_dropout_is_the_same_in_a_pipeline():
+    subject = task(dropout=0.1)
+    assert_alike(trained(compiled({"stage": 2}, subject, micro_batches=2)), trained(compiled({}, subject)))
+
+
+def test_a_mesh_that_divides_rows_is_refused():
     with pytest.raises(
-        LayoutError, match=f"mesh.{axis}=2: VitTask supports the mesh axes replica, fsdp, expert, tensor"
+        LayoutError, match=r"mesh\.context=2: VitTask supports the mesh axes replica, stage, fsdp, expert, tensor"
     ):
-        compiled({axis: 2})
+        compiled({"context": 2})
 
 
 @pytest.mark.parametrize(

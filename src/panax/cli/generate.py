@@ -77,7 +77,7 @@ def continue_text(
         jax.random.key(seed),
         temperature=temperature,
         top_k=top_k,
-        router_bias=None if state is None else state.get("router_bias"),
+        state=state,
     )
     new = np.asarray(new)[0].tolist()
     end = tokenizer.end_of_document

@@ -136,7 +136,7 @@ def _elsewhere(experiment: Experiment, target: Hardware, devices: list[Any], say
         target.devices_per_fast_domain,
     )
     program = make_program(experiment, task)
-    placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program, len(devices)))
+    placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program))
     step = CompiledStep(program, placement, axes)
     return Subject(experiment, task, step, lambda: text_batch(data), data.sequence_length, target)
 

@@ -50,6 +50,10 @@ class Layout(Protocol):
         """The same mesh with nothing laid along `axis`: what a pipeline's stage sees of its own layers."""
         ...
 
+    def with_rows_over(self, axis: str) -> "Layout":
+        """The same mesh with rows split over `axis` too: what a pipeline's stage sees of its share of the loss."""
+        ...
+
     def compute(self, axes: Axes) -> tuple[MeshAxes, ...]:
         """The mesh axes above size 1 that each dimension is split over while it is computed with."""
         ...

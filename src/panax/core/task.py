@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .measures import Losses, Metrics, Scalar
+from .needs import Exchange, Pipelined
 from .protocols import Batch, ModelState, Params
 from .watching import Watch
 
@@ -96,19 +97,15 @@ class Task(abc.ABC):
         """
         return self
 
-    def layers_rest_on_stages(self, stages: int) -> bool:
-        """Whether each of `stages` pipeline stages computes equal, adjacent layers, which can then rest on it between steps."""
-        return True
-
     @property
-    def pipeline_layers(self) -> tuple[int, int] | None:
-        """(how many layers a pipeline divides, into how many chunks on each stage); None where it divides none."""
+    def pipelined(self) -> Pipelined | None:
+        """What a pipeline divides; None where the task has none."""
         return None
 
     @property
-    def exchanged_heads(self) -> int | None:
-        """The query heads, where attention must exchange them for positions over a context axis; None where it need not."""
-        return None
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """What its layers exchange whole over a mesh axis."""
+        return ()
 
     def watch(self) -> Watch | None:
         """What follows those of its metrics that are arrays, for one run; None, the default, where nothing reads them."""

@@ -7,6 +7,7 @@ from . import axes as axes
 
 if TYPE_CHECKING:
     from .attention import Attention, Cache
+    from .block import Block, Context, RowOrder
     from .embedding import Embedding, Head, PositionEmbedding
     from .expert_load import ExpertWatch
     from .feed_forward import Activation, FeedForward
@@ -17,9 +18,13 @@ if TYPE_CHECKING:
     from .norm import Norm
     from .rotary import Rotary, RotaryScaling, YarnScaling
     from .routing import RouterTerms, Tokens
+    from .stack import Stack, build_stacks, run_stacks
+    from .staged import StagedTask
+    from .transformer import TransformerBlock
 
 _WHERE = {
     "attention": ("Attention", "Cache"),
+    "block": ("Block", "Context", "RowOrder"),
     "embedding": ("Embedding", "Head", "PositionEmbedding"),
     "expert_load": ("ExpertWatch",),
     "feed_forward": ("Activation", "FeedForward"),
@@ -30,12 +35,16 @@ _WHERE = {
     "norm": ("Norm",),
     "rotary": ("Rotary", "RotaryScaling", "YarnScaling"),
     "routing": ("RouterTerms", "Tokens"),
+    "stack": ("Stack", "build_stacks", "run_stacks"),
+    "staged": ("StagedTask",),
+    "transformer": ("TransformerBlock",),
 }
 
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Activation", "Attention", "Cache", "Embedding", "ExpertWatch", "FeedForward", "Head", "Latent", "LatentAttention",
-    "LatentCache", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling", "RouterTerms", "TokenLoss",
-    "Tokens", "YarnScaling", "router_measures", "router_weights", "token_loss",
+    "Activation", "Attention", "Block", "Cache", "Context", "Embedding", "ExpertWatch", "FeedForward", "Head", "Latent",
+    "LatentAttention", "LatentCache", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling",
+    "RouterTerms", "RowOrder", "Stack", "StagedTask", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling", "build_stacks",
+    "router_measures", "router_weights", "run_stacks", "token_loss",
 ]  # fmt: skip

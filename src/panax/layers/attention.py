@@ -18,6 +18,7 @@ from ..core import (
     parameter,
 )
 from ..core.layout import axis_size
+from ..core.needs import Exchange
 from ..kernels.attention import attention
 from ..parallel.context_choice import ContextAttention, context_attention
 from ..spmd import add_bias, contract, contract_whole
@@ -92,6 +93,16 @@ class Attention(Module):
         )
         return self._output(checkpoint_name(attended, "attention"))
 
+    @property
+    def exchange(self) -> Exchange:
+        return heads_exchanged(self.w_q.shape[-2])
+
+    def flops(self, length: int) -> float:
+        """Of one layer's forward products for one position, the mean over a row of `length`."""
+        heads, head_dim = self.w_q.shape[-2:]
+        weights = sum(math.prod(w.shape) for w in (self.w_q, self.w_k, self.w_v, self.w_o))
+        return 2.0 * (weights + 2 * heads * head_dim * mean_attended(length, self.causal, self.window))
+
     def empty_cache(self, batch: int, length: int, dtype: Any) -> Cache:
         """A cache of no positions; of stacked layers, stacked like them."""
         *stacked, _, kv_heads, head_dim = self.w_k.shape
@@ -158,6 +169,25 @@ def attend(
     if size == 1:
         return attention(q, k, v, segments=segment, **options)
     return context_attention(q, k, v, segment, over_devices, axis_name=CONTEXT, axis_size=size, **options)
+
+
+def heads_exchanged(heads: int) -> Exchange:
+    """What Ulysses attention asks of a mesh."""
+    what = "ulysses attention exchanges whole heads"
+    return Exchange(what, "heads", heads, CONTEXT, "tensor", "context_attention ring")
+
+
+def mean_attended(length: int, causal: bool, window: int | None) -> float:
+    """Positions that one attends to, the mean over a row.
+
+    >>> mean_attended(4, True, None), mean_attended(4, True, 2), mean_attended(4, False, None)
+    (2.5, 1.75, 4.0)
+    """
+    if not causal:
+        return float(length)
+    width = min(window or length, length)
+    # The first `width` positions see 1, 2, ... of them; each later one sees `width`.
+    return (width * (width + 1) / 2 + (length - width) * width) / length
 
 
 def _own_kv_heads(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -20,7 +20,7 @@ register_axes(
          undivided=Undivided.REPLICATED),
     Axis("head_dim", "width of one head"),
     Axis("q_latent", "latent of the queries, where it is projected down to"),
-    Axis("kv_latent", "latent of keys and values and the rotated part of the key, side by side, where these are projected to"),
+    Axis("kv_latent", "latent of keys and values beside the rotated part of the key, where they are projected down to"),
     Axis("q_rank", "latent of the queries, where these are projected up from it", storage=_AT_REST, undivided=Undivided.FEWER),
     Axis("kv_rank", "latent of keys and values, where these are projected up from it", storage=_AT_REST,
          undivided=Undivided.FEWER),

@@ -94,6 +94,11 @@ class FeedForward(Module):
             fields |= {"b_up": None, "b_down": None}
         return cls.create(key, {"embed": embed, "ffn": ffn, "norm": embed}, activation=activation, **fields)
 
+    @property
+    def flops(self) -> float:
+        """Of one layer's forward products for one position."""
+        return 2.0 * sum(math.prod(w.shape) for w in (self.w_gate, self.w_up, self.w_down) if w is not None)
+
     def __call__(self, x: Float[Array, "batch residual embed"]) -> Float[Array, "batch residual embed"]:
         act = ACTIVATIONS[self.activation]
         weights = [w for w in (self.w_up, self.w_gate) if w is not None]

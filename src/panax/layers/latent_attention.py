@@ -4,6 +4,7 @@ Source: DeepSeek-V2 (arXiv:2405.04434), section 2.1; DeepSeek-V3 (arXiv:2412.194
 """
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -14,10 +15,11 @@ from jaxtyping import Array, Float, Int
 
 from ..core import Module, normal, parameter
 from ..core.errors import RecipeError
+from ..core.needs import Exchange
 from ..core.validated import Validated
 from ..parallel.context_choice import ContextAttention
 from ..spmd import contract, gather, whole_sequence
-from .attention import attend, positions_seen
+from .attention import attend, heads_exchanged, mean_attended, positions_seen
 from .norm import Norm
 from .rotary import Rotary
 
@@ -163,6 +165,16 @@ class LatentAttention(Module):
         v = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, k.shape[-1] - v.shape[-1])))
         out = attend(q, k, v, segment, over_devices, window=self.window, soft_cap=self.soft_cap, scale=self.scale)
         return self._output(checkpoint_name(out[..., : self.latent.value_dim], "attention"))
+
+    @property
+    def exchange(self) -> Exchange:
+        return heads_exchanged(self.w_o.shape[-3])
+
+    def flops(self, length: int) -> float:
+        """As `Attention`."""
+        weights = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self) if leaf.ndim > 1)
+        heads, widths = self.w_o.shape[-3], self.latent.head_dim + self.latent.value_dim
+        return 2.0 * (weights + heads * widths * mean_attended(length, True, self.window))
 
     def empty_cache(self, batch: int, length: int, dtype: Any) -> LatentCache:
         """A cache of no positions; of stacked layers, stacked like them."""

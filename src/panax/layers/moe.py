@@ -1,5 +1,6 @@
 """A mixture of experts: a router, the experts that it chooses from, and one that all tokens go through."""
 
+import math
 from typing import Any
 
 import jax
@@ -55,6 +56,14 @@ class MixtureOfExperts(Module):
             if not moe.shared
             else FeedForward.build(shared_key, embed, moe.shared, gated=gated, bias=False, **options),
         )
+
+    @property
+    def flops(self) -> float:
+        """Of one layer's forward products for one position, which meets the experts that it is sent to."""
+        met = self.router.moe.active / self.router.moe.experts
+        experts = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.experts))
+        shared = 0.0 if self.shared is None else self.shared.flops
+        return 2.0 * (math.prod(self.router.w.shape) + met * experts) + shared
 
     def __call__(
         self, x: Float[Array, "batch residual embed"], tokens: Tokens

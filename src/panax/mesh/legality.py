@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from ..core.errors import LayoutError
 from ..core.logical import COMPUTE, LOGICAL_AXES, MESH_AXES, MeshAxes, Role, axis_of, traits_of
+from ..core.needs import Exchange, Pipelined
 from .rules import Rules, assign, divisors
 from .topology import MeshShape, data_parallel_size
 
@@ -33,10 +34,8 @@ class Needs:
         batch: Of a batch, which lies as the compute rules say; empty where it is not known yet.
         supported: The mesh axes on which the task computes correctly.
         who: The task's name, for messages.
-        layers: How many a pipeline divides over its stages; None where the task has no pipeline of layers.
-        chunks: Groups of layers on each stage.
-        rest_on: The numbers of stages on which the layers fall into equal, adjacent parts.
-        exchanged_heads: Query heads that attention exchanges for positions over the context axis; None where it need not.
+        pipelined: What a pipeline divides over its stages; None where the task has none.
+        exchanges: What layers exchange whole over a mesh axis.
         splits_residual: The residual stream's positions are split over the context and tensor axes.
         micro_batches: Parts of a batch that are worked off one after the other.
     """
@@ -45,10 +44,8 @@ class Needs:
     batch: tuple[Named, ...] = ()
     supported: frozenset[str] = frozenset(MESH_AXES)
     who: str = "the task"
-    layers: int | None = None
-    chunks: int = 1
-    rest_on: frozenset[int] = frozenset()
-    exchanged_heads: int | None = None
+    pipelined: Pipelined | None = None
+    exchanges: tuple[Exchange, ...] = ()
     splits_residual: bool = False
     micro_batches: int = 1
 
@@ -61,7 +58,7 @@ class Needs:
 def fitted_rules(rules: Rules, needs: Needs, mesh: Sizes) -> Rules:
     """The rules fitted to the model on one mesh; see `Rules.fitted`."""
     stages = mesh.get("stage", 1)
-    rest = stages == 1 or stages in needs.rest_on
+    rest = stages == 1 or (needs.pipelined is not None and needs.pipelined.rest_on(stages))
     fitted = rules.fitted(needs.logical_sizes, mesh, layers_rest_on_stages=rest)
     return fitted if needs.splits_residual else fitted.with_whole_residual()
 
@@ -95,7 +92,7 @@ def problem(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
             assign(axes, shape, fitted.storage, mesh, name)
     except LayoutError as error:
         return str(error)
-    of_model = _stages(needs, mesh) or _heads(needs, mesh) or _single(needs, rules, mesh)
+    of_model = _stages(needs, mesh) or _exchanges(needs, mesh) or _single(needs, rules, mesh)
     return of_model or _residual(needs, fitted, mesh) or _batch(needs, rules, mesh) or _computed(needs, fitted, mesh)
 
 
@@ -162,27 +159,30 @@ def _computed(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
 
 
 def _stages(needs: Needs, mesh: Sizes) -> str | None:
-    stages = mesh.get("stage", 1)
-    if stages == 1 or needs.layers is None or stages * needs.chunks <= needs.layers:
+    stages, divided = mesh.get("stage", 1), needs.pipelined
+    if stages == 1 or divided is None or stages * divided.chunks <= divided.units:
         return None
-    most = needs.layers // needs.chunks
-    if needs.chunks == 1:
-        return f"mesh.stage={stages} is more than the {needs.layers} layers; use stage up to {most}"
-    parts = f"mesh.stage={stages} x pipeline.chunks={needs.chunks} = {stages * needs.chunks}"
+    units, chunks = divided.units, divided.chunks
+    most = units // chunks
+    if chunks == 1:
+        return f"mesh.stage={stages} is more than the {units} layers; use stage up to {most}"
+    parts = f"mesh.stage={stages} x pipeline.chunks={chunks} = {stages * chunks}"
     fewer = f"use stage up to {most}, or " if most > 1 else "use "
-    return f"{parts} is more than the {needs.layers} layers; {fewer}chunks up to {needs.layers // stages}"
+    return f"{parts} is more than the {units} layers; {fewer}chunks up to {units // stages}"
 
 
-def _heads(needs: Needs, mesh: Sizes) -> str | None:
-    context, tensor, heads = mesh.get("context", 1), mesh.get("tensor", 1), needs.exchanged_heads
-    if heads is None or context == 1 or heads % (context * tensor) == 0:
-        return None
-    each = heads // tensor
-    fits = ", ".join(map(str, divisors(each)))
-    return (
-        f"ulysses attention exchanges whole heads: heads={heads} / tensor={tensor} = {each} on each device is not divisible by "
-        f"context={context}; use context in {{{fits}}}, or context_attention ring"
-    )
+def _exchanges(needs: Needs, mesh: Sizes) -> str | None:
+    for one in needs.exchanges:
+        over, beside = mesh.get(one.axis, 1), mesh.get(one.beside, 1)
+        if over == 1 or one.total % (over * beside) == 0:
+            continue
+        each = one.total // beside
+        fits = ", ".join(map(str, divisors(each)))
+        return (
+            f"{one.what}: {one.parts}={one.total} / {one.beside}={beside} = {each} on each device is not divisible by "
+            f"{one.axis}={over}; use {one.axis} in {{{fits}}}, or {one.otherwise}"
+        )
+    return None
 
 
 def _single(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
@@ -235,7 +235,8 @@ def remarks(needs: Needs, mesh: Sizes) -> list[str]:
     stages, count = mesh.get("stage", 1), needs.micro_batches
     if count >= stages:
         return []
-    idle = (stages - 1) / (count * needs.chunks + stages - 1)
+    chunks = 1 if needs.pipelined is None else needs.pipelined.chunks
+    idle = (stages - 1) / (count * chunks + stages - 1)
     return [
         f"mesh.stage={stages} with step.micro_batches={count}: each stage waits for {idle:.0%} of a step; use {stages} "
         f"micro-batches or more, best {4 * stages}"

@@ -80,6 +80,9 @@ class Placement:
     def without(self, axis: str) -> "Placement":
         return dataclasses.replace(self, rules=self.rules.without(axis))
 
+    def with_rows_over(self, axis: str) -> "Placement":
+        return dataclasses.replace(self, rules=self.rules.with_rows_over(axis))
+
     def compute(self, axes: Axes) -> tuple[MeshAxes, ...]:
         return assign(axes, None, self.rules.compute, self.sizes)
 

@@ -69,6 +69,11 @@ class Rules(Validated):
         )
         return dataclasses.replace(self, storage=storage, compute=compute)
 
+    def with_rows_over(self, axis: str) -> "Rules":
+        """These rules with rows split over one more mesh axis."""
+        rows = axis_of(Role.ROWS)
+        return dataclasses.replace(self, compute={**self.compute, rows: (*self.compute.get(rows, ()), axis)})
+
     def with_whole_residual(self) -> "Rules":
         """These rules for a model whose residual stream is split no further than its rows' positions are."""
         whole = self.compute.get(axis_of(Role.POSITIONS), ())

@@ -1,6 +1,6 @@
 """Built-in models and their published sizes."""
 
-from .decoder import Block, Context, Decoder
+from .decoder import Decoder
 from .decoder_config import DecoderConfig
 from .decoder_task import ComputeType, DecoderTask
 from .flops import training_flops_per_image, training_flops_per_token
@@ -14,7 +14,7 @@ from .vit_presets import VIT_PRESETS, VIT_PUBLISHED_PARAMETERS
 from .vit_task import VitTask
 
 __all__ = [
-    "PRESETS", "PUBLISHED_ACTIVE", "PUBLISHED_PARAMETERS", "VIT_PRESETS", "VIT_PUBLISHED_PARAMETERS", "Block", "ComputeType",
-    "Context", "Decoder", "DecoderConfig", "DecoderTask", "Vit", "VitConfig", "VitTask", "active_parameters",
-    "count_parameters", "logits_of", "sample", "training_flops_per_image", "training_flops_per_token",
+    "PRESETS", "PUBLISHED_ACTIVE", "PUBLISHED_PARAMETERS", "VIT_PRESETS", "VIT_PUBLISHED_PARAMETERS", "ComputeType", "Decoder",
+    "DecoderConfig", "DecoderTask", "Vit", "VitConfig", "VitTask", "active_parameters", "count_parameters", "logits_of", "sample",
+    "training_flops_per_image", "training_flops_per_token",
 ]  # fmt: skip

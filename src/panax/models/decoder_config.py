@@ -4,12 +4,16 @@ import dataclasses
 import math
 from typing import Literal, NamedTuple
 
+import jax
+
 from ..core.errors import RecipeError
 from ..core.validated import Validated
+from ..layers.block import Block
 from ..layers.feed_forward import Activation
 from ..layers.latent_attention import Latent
 from ..layers.moe_config import MoE
 from ..layers.rotary import Rotary
+from .decoder_blocks import transformer_block
 
 
 class LayerKind(NamedTuple):
@@ -173,6 +177,10 @@ class DecoderConfig(Validated):
             LayerKind(windows[layer % len(windows)], moe is not None and moe.is_mixture(layer))
             for layer in range(self.num_layers)
         )
+
+    def block(self, key: jax.Array, kind: LayerKind) -> Block:
+        """Draw one layer of a kind."""
+        return transformer_block(key, self, kind)
 
     @property
     def mixture_layers(self) -> tuple[int, ...]:

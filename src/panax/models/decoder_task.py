@@ -2,33 +2,29 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
-from ..core import Batch, DataFacts, Evaluation, Gradients, Loss, Mean, Sum, Task, logical_axes
+from ..core import Batch, DataFacts, Loss, Mean, Sum
 from ..core.errors import RecipeError
 from ..core.layout import axis_size
 from ..core.measures import Losses, Metrics
 from ..core.validated import Validated
-from ..layers import ExpertWatch, RouterTerms, router_measures, router_weights, token_loss
-from ..mesh import MESH_AXES
+from ..layers import Context, ExpertWatch, RouterTerms, StagedTask, router_measures, router_weights, token_loss
 from ..parallel import ContextAttention, Pipeline, RematPolicy
 from ..parallel.context import sequence_places
-from ..spmd import accumulated, over_tokens, own_sequence
-from . import decoder_pipeline
-from .decoder import Context, Decoder
+from ..spmd import over_tokens, own_sequence
+from .decoder import Decoder, layer_state
 from .decoder_config import DecoderConfig
-from .decoder_stages import layers_rest_on_stages
-from .decoder_units import units
-from .flops import training_flops_per_token
 
 ComputeType = Literal["float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecoderTask(Validated, Task):
+class DecoderTask(Validated, StagedTask):
     """Train a decoder on batches with the leaves `tokens`, `targets`, `loss_mask` and, if packed, `segment` and `position`.
 
     Attributes:
@@ -46,10 +42,6 @@ class DecoderTask(Validated, Task):
     z_loss: float = 0.0
     pipeline: Pipeline = Pipeline()  # noqa: RUF009
     context_attention: ContextAttention = "auto"
-
-    mesh_axes = frozenset(MESH_AXES)
-    names_axes = True
-    remat_policies = get_args(RematPolicy)
 
     @property
     def weight_dtype(self) -> Any:
@@ -71,28 +63,11 @@ class DecoderTask(Validated, Task):
             raise RecipeError(_too_long(facts.sequence_length, model.max_length))
         return dataclasses.replace(self, model=model)
 
-    def layers_rest_on_stages(self, stages: int) -> bool:
-        return layers_rest_on_stages(self.model, self.pipeline.chunks, stages)
-
-    @property
-    def pipeline_layers(self) -> tuple[int, int]:
-        return len(units(self.model)), self.pipeline.chunks
-
-    @property
-    def exchanged_heads(self) -> int | None:
-        return self.model.heads if self.context_attention == "ulysses" else None
-
     def watch(self) -> ExpertWatch | None:
         return ExpertWatch(self.model.mixture_layers) if self.model.mixture_layers else None
 
     def flops_per_token(self, length: int) -> float:
-        return training_flops_per_token(self.model, length)
-
-    def rematerialised(self, policy: str) -> "DecoderTask":
-        return dataclasses.replace(self, remat=policy)  # pyright: ignore[reportArgumentType]
-
-    def for_debugging(self) -> "DecoderTask":
-        return dataclasses.replace(self, remat="none")
+        return 3 * (2 * self.model.embed * self.model.vocab_size + self.layer_flops(length))
 
     def init(self, key: jax.Array) -> tuple[Decoder, dict[str, Any]]:
         return Decoder.build(key, self.model), self._first_state()
@@ -104,9 +79,6 @@ class DecoderTask(Validated, Task):
             return {}
         return {"router_bias": jnp.zeros((len(self.model.mixture_layers), moe.experts), jnp.float32)}
 
-    def parameter_axes(self, params: Decoder) -> Any:
-        return logical_axes(params)
-
     def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, jax.Array]:
         weights = {"cross_entropy": micro_batches["loss_mask"].sum()}
         moe = self.model.feed_forward
@@ -114,24 +86,37 @@ class DecoderTask(Validated, Task):
             return weights
         return weights | router_weights(moe, self.count(micro_batches))
 
-    def loss(self, params: Decoder, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
-        if axis_size("stage") > 1:
-            return decoder_pipeline.evaluation(self, params, state, batch, key, train)
-        remat = self.remat if train else "none"
-        context, bias = self.context(batch, key, train), state.get("router_bias")
-        hidden, terms = params(batch["tokens"], context, dtype=self.weight_dtype, remat=remat, router_bias=bias)
-        losses, metrics = self.measured(params, hidden, batch["targets"], batch["loss_mask"], train)
-        of_routers = self.measured_routers(terms, self.count(batch), train)
-        return Evaluation({**losses, **of_routers[0]}, state, {**metrics, **of_routers[1]})
+    def enter(self, params: Decoder, batch: Batch, context: Context) -> Float[Array, "batch residual embed"]:
+        return params.enter(batch["tokens"], context, self.weight_dtype)
 
-    def gradients(self, params: Decoder, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any) -> Gradients:
-        if axis_size("stage") > 1:
-            found = decoder_pipeline.gradients(self, params, state, micro_batches, key, trainable)
-        else:
-            found = accumulated(self, params, state, micro_batches, key, trainable)
-        return found._replace(state=self._rebalanced(state, found.metrics))
+    def targets(self, batch: Batch) -> Mapping[str, jax.Array]:
+        return {name: batch[name] for name in ("targets", "loss_mask")}
 
-    def _rebalanced(self, state: Any, metrics: Metrics) -> Any:
+    def measured(
+        self,
+        params: Decoder,
+        items: Float[Array, "batch residual embed"],
+        targets: Mapping[str, jax.Array],
+        train: bool,
+    ) -> tuple[Losses, Metrics]:
+        model, mask = self.model, targets["loss_mask"]
+        sums = token_loss(
+            params.normalised(items),
+            params.output_table,
+            targets["targets"],
+            mask,
+            soft_cap=model.logit_soft_cap,
+            z_loss=self.z_loss if train else 0.0,
+            vocab_size=None if model.vocab_size == model.vocab_rows else model.vocab_size,
+        )
+        weight = mask.sum()
+        losses = {"cross_entropy": Loss(sums.loss, weight)}
+        return losses, {"accuracy": Mean(sums.correct, weight), "tokens": Sum(weight)}
+
+    def layer_state(self, state: Any) -> Any:
+        return layer_state(state)
+
+    def moved_state(self, state: Any, metrics: Metrics) -> Any:
         """The selection biases, moved by the load of the whole step (arXiv:2408.15664)."""
         moe = self.model.feed_forward
         if moe is None or "router_bias" not in state:
@@ -140,43 +125,19 @@ class DecoderTask(Validated, Task):
         short = jnp.sign(load.value.mean(axis=-1, keepdims=True) - load.value)
         return state | {"router_bias": state["router_bias"] + moe.bias_rate * short}
 
-    def measured(
-        self, params: Decoder, hidden: jax.Array, targets: jax.Array, mask: jax.Array, train: bool
-    ) -> tuple[Losses, Metrics]:
-        """The losses and metrics of final hidden states."""
-        sums = token_loss(
-            hidden,
-            params.output_table,
-            targets,
-            mask,
-            soft_cap=self.model.logit_soft_cap,
-            z_loss=self.z_loss if train else 0.0,
-            vocab_size=None if self.model.vocab_size == self.model.vocab_rows else self.model.vocab_size,
-        )
-        weight = mask.sum()
-        losses = {"cross_entropy": Loss(sums.loss, weight)}
-        return losses, {"accuracy": Mean(sums.correct, weight), "tokens": Sum(weight)}
-
-    @staticmethod
-    def count(batch: Batch) -> jax.Array:
-        """Tokens on this device, padding left out."""
+    def count(self, batch: Batch) -> jax.Array:
         segment = batch.get("segment")
         return jnp.float32(batch["tokens"].size) if segment is None else (segment != 0).sum(dtype=jnp.float32)
 
-    def measured_routers(self, terms: RouterTerms | None, tokens: jax.Array, train: bool) -> tuple[Losses, Metrics]:
-        """What the mixture layers' routers add; losses in training only.
-
-        Args:
-            tokens: The losses' weights.
-        """
+    def reported(self, found: RouterTerms | None, count: jax.Array, train: bool) -> tuple[Losses, Metrics]:
+        """What the routers of mixture layers add; losses in training only."""
         moe = self.model.feed_forward
-        if moe is None or terms is None:
+        if moe is None or found is None:
             return {}, {}
-        losses, metrics = router_measures(moe, terms, tokens)
+        losses, metrics = router_measures(moe, found, count)
         return (losses if train else {}), metrics
 
     def context(self, batch: Batch, key: jax.Array, train: bool) -> Context:
-        """What every layer shares of a (micro-)batch."""
         tokens = batch["tokens"]
         length = tokens.shape[1] * axis_size("context")
         if length > self.model.max_length:

@@ -1,6 +1,7 @@
 """Text generation with a cache of keys and values: one compiled prefill, one compiled loop."""
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -8,8 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from ..core.errors import RecipeError
+from ..layers import Context
+from ..layers.stack import states_by_stack
 from ..spmd import contract
-from .decoder import Decoder
+from .decoder import Decoder, layer_state
 
 
 def sample(
@@ -21,7 +24,7 @@ def sample(
     temperature: float = 1.0,
     top_k: int = 0,
     dtype: Any = jnp.float32,
-    router_bias: Float[Array, "mixture router"] | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> Int[Array, "batch generated"]:
     """Continue each prompt by `num_tokens` tokens.
 
@@ -29,7 +32,7 @@ def sample(
         prompt: Without padding; at least one token.
         temperature: Logits are divided by it; 0 always takes the likeliest token.
         top_k: Draw among the k likeliest only; 0 among all.
-        router_bias: The task's model state of this name, where it has one.
+        state: The task's model state, where it has any.
 
     Raises:
         RecipeError: Prompt and continuation are longer than the model's longest sequence.
@@ -42,7 +45,7 @@ def sample(
         )
     # One program for each length rounded up, not one for each length.
     length = min(-(-total // 64) * 64, model.config.max_length)
-    return _sample(model, prompt, num_tokens, key, temperature, top_k, jnp.dtype(dtype).name, length, router_bias)
+    return _sample(model, prompt, num_tokens, key, temperature, top_k, jnp.dtype(dtype).name, length, state or {})
 
 
 @functools.partial(jax.jit, static_argnums=(2, 4, 5, 6, 7))
@@ -55,22 +58,18 @@ def _sample(
     top_k: int,
     dtype: str,
     length: int,
-    router_bias: jax.Array | None,
+    state: Mapping[str, Any],
 ) -> jax.Array:
-    caches = tuple(
-        tuple(block.attention.empty_cache(prompt.shape[0], length, dtype) for block in stack.blocks)
-        for stack in model.stacks
-    )
+    caches = tuple(stack.empty_caches(prompt.shape[0], length, dtype) for stack in model.stacks)
 
     def forward(tokens: jax.Array, caches: Any, start: jax.Array) -> tuple[jax.Array, Any]:
-        position = jnp.broadcast_to(start + jnp.arange(tokens.shape[1])[None], tokens.shape)
-        x = model.embed(tokens, position, dtype)
+        context = Context(jnp.broadcast_to(start + jnp.arange(tokens.shape[1])[None], tokens.shape))
+        x = model.embed(tokens, context.position, dtype)
         new = []
-        for stack, cache, bias in zip(model.stacks, caches, model.biases(router_bias)):
-            x, cache = stack.extend(x, position, cache, start, bias)
+        for stack, cache, own in zip(model.stacks, caches, states_by_stack(model.stacks, layer_state(state))):
+            x, cache = stack.extend(x, context, cache, start, own)
             new.append(cache)
-        last = model.final_norm(x[:, -1:])
-        return logits_of(model, last)[:, 0], tuple(new)
+        return logits_of(model, model.final_norm(x[:, -1:]))[:, 0], tuple(new)
 
     def draw(logits: jax.Array, key: jax.Array) -> jax.Array:
         if temperature == 0.0:

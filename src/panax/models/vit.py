@@ -1,88 +1,59 @@
 """The vision transformer: cut an image into patches, run the stacked layers, pool, and score the classes."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
-from jaxtyping import Array, Float, Int, Key, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from ..core import Module, constant, dropout, normal, parameter, scope, stack, stacked
 from ..core.errors import RecipeError
-from ..layers import Attention, FeedForward, Norm
-from ..parallel import RematPolicy, rematerialise, scan_layers
+from ..layers import Attention, Context, FeedForward, Norm, Stack, TransformerBlock, run_stacks
+from ..parallel import RematPolicy
 from ..spmd import add_bias, contract, gather
 from .vit_config import VitConfig
 
 
-class Drawing(NamedTuple):
-    """What dropout draws with.
-
-    Attributes:
-        row: Each image's index in the global batch.
-    """
-
-    key: Key[Array, ""]
-    row: Int[Array, " batch"]
-
-
-class VitBlock(Module):
-    """One layer: attention, then the feed-forward, each normalised before and added."""
-
-    attention_norm: Norm
-    attention: Attention
-    feed_forward_norm: Norm
-    feed_forward: FeedForward
-    dropout: float = eqx.field(static=True)
-
-    @classmethod
-    def build(cls, key: jax.Array, config: VitConfig) -> "VitBlock":
-        keys = iter(jax.random.split(key, 4))
-        # Each layer adds two branches; their sum keeps its scale at any depth.
-        output_gain = (2 * config.num_layers) ** -0.5
-        norm = functools.partial(Norm.build, size=config.embed, kind="layer", epsilon=config.norm_epsilon)
-        sizes = {
-            "embed": config.embed,
-            "norm": config.embed,
-            "heads": config.heads,
-            "kv_heads": config.heads,
-            "head_dim": config.embed // config.heads,
-        }
-        absent: dict[str, Any] = {} if config.attention_bias else {"b_q": None, "b_k": None, "b_v": None}
-        return cls(
-            attention_norm=norm(next(keys)),
-            attention=Attention.create(
-                next(keys),
-                sizes,
-                w_o=normal("heads", "head_dim", gain=output_gain),
-                causal=False,
-                **dict.fromkeys(("q_norm", "k_norm", "rotary", "window", "clip", "soft_cap", "scale")),
-                **absent,
-            ),
-            feed_forward_norm=norm(next(keys)),
-            feed_forward=FeedForward.build(
-                next(keys),
-                config.embed,
-                config.ffn,
-                gated=False,
-                bias=True,
-                activation=config.activation,
-                output_gain=output_gain,
-            ),
-            dropout=config.dropout,
-        )
-
-    def __call__(
-        self, x: Float[Array, "batch seq embed"], position: Int[Array, "batch seq"], drawing: Drawing | None
-    ) -> Float[Array, "batch seq embed"]:
-        with scope("attention"):
-            branch = self.attention(self.attention_norm(x), position, None)
-            x = x + _dropped(branch, self.dropout, drawing, 0)
-        with scope("feed_forward"):
-            branch = self.feed_forward(self.feed_forward_norm(x))
-            return x + _dropped(branch, self.dropout, drawing, 1)
+def vit_block(key: jax.Array, config: VitConfig) -> TransformerBlock:
+    """One layer, drawn."""
+    keys = iter(jax.random.split(key, 4))
+    # Each layer adds two branches; their sum keeps its scale at any depth.
+    output_gain = (2 * config.num_layers) ** -0.5
+    norm = functools.partial(Norm.build, size=config.embed, kind="layer", epsilon=config.norm_epsilon)
+    sizes = {
+        "embed": config.embed,
+        "norm": config.embed,
+        "heads": config.heads,
+        "kv_heads": config.heads,
+        "head_dim": config.embed // config.heads,
+    }
+    absent: dict[str, Any] = {} if config.attention_bias else {"b_q": None, "b_k": None, "b_v": None}
+    return TransformerBlock(
+        attention_norm=norm(next(keys)),
+        attention=Attention.create(
+            next(keys),
+            sizes,
+            w_o=normal("heads", "head_dim", gain=output_gain),
+            causal=False,
+            **dict.fromkeys(("q_norm", "k_norm", "rotary", "window", "clip", "soft_cap", "scale")),
+            **absent,
+        ),
+        attention_post_norm=None,
+        feed_forward_norm=norm(next(keys)),
+        feed_forward=FeedForward.build(
+            next(keys),
+            config.embed,
+            config.ffn,
+            gated=False,
+            bias=True,
+            activation=config.activation,
+            output_gain=output_gain,
+        ),
+        feed_forward_post_norm=None,
+        dropout=config.dropout,
+    )
 
 
 class Patches(Module):
@@ -123,7 +94,7 @@ class Vit(Module):
     final_norm: Norm
     head: ClassHead
     config: VitConfig = eqx.field(static=True)
-    blocks: VitBlock = stacked("layer")
+    blocks: TransformerBlock | None = stacked("layer")
     class_token: Float[Array, " norm"] | None = parameter(normal(std=0.02))
     positions: Float[Array, "position embed"] = parameter(normal("embed"))
 
@@ -151,7 +122,7 @@ class Vit(Module):
             own_key,
             sizes,
             patches=Patches.create(patch_key, sizes),
-            blocks=stack(layer_key, config.num_layers, functools.partial(VitBlock.build, config=config)),
+            blocks=stack(layer_key, config.num_layers, functools.partial(vit_block, config=config)),
             final_norm=Norm.build(key, config.embed, kind="layer", epsilon=config.norm_epsilon),
             head=ClassHead.create(head_key, sizes),
             config=config,
@@ -159,40 +130,29 @@ class Vit(Module):
         )
 
     def __call__(
-        self,
-        image: Shaped[Array, "batch row column channel"],
-        *,
-        dtype: Any,
-        remat: RematPolicy = "none",
-        drawing: Drawing | None = None,
+        self, image: Shaped[Array, "batch row column channel"], *, dtype: Any, remat: RematPolicy = "none"
     ) -> Float[Array, "batch class"]:
-        """Each class's score, float32.
+        """Each class's score, float32, without dropout.
 
         Args:
             image: Bytes, which are normalised here, or floats, which are taken as they are.
             dtype: What activations and products are in.
-            drawing: None where nothing is dropped.
 
         Raises:
             RecipeError: The images are of another shape than the model's.
         """
-        return self.head(self.pooled(image, dtype=dtype, remat=remat, drawing=drawing))
+        context = shared_context(self.config, image.shape[0])
+        return self.head(self.pooled(run_stacks(self.stacks, self.enter(image, context, dtype), context, remat)[0]))
 
-    def pooled(
-        self,
-        image: Shaped[Array, "batch row column channel"],
-        *,
-        dtype: Any,
-        remat: RematPolicy = "none",
-        drawing: Drawing | None = None,
-    ) -> Float[Array, "batch embed"]:
-        """What the head reads of each image: the normalised class token, or the mean of the normalised patches."""
-        x = self._layers(self._embedded(image, dtype, drawing), remat, drawing)
-        with scope("final_norm"):
-            # A norm is of each position alone: where one is read, one is normalised.
-            return self.final_norm(x).mean(axis=1) if self.class_token is None else self.final_norm(x[:, 0])
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """Its layers; none where a pipeline holds them."""
+        return () if self.blocks is None else (Stack(first=0, repeats=self.config.num_layers, blocks=(self.blocks,)),)
 
-    def _embedded(self, image: jax.Array, dtype: Any, drawing: Drawing | None) -> jax.Array:
+    def enter(
+        self, image: Shaped[Array, "batch row column channel"], context: Context, dtype: Any
+    ) -> Float[Array, "batch seq embed"]:
+        """What the first layer reads."""
         _check(image.shape[1:], self.config)
         with scope("patches"):
             x = self.patches(image, self.config, dtype)
@@ -200,23 +160,30 @@ class Vit(Module):
                 token = gather(self.class_token, "norm", dtype)
                 x = jnp.concatenate([jnp.broadcast_to(token[None, None], (x.shape[0], 1, token.shape[0])), x], axis=1)
             x = x + gather(self.positions, "position embed", dtype)[None]
+            if context.key is None or context.row is None:
+                return x
             # Past the numbers of the layers, which have keys of their own.
-            return _dropped(x, self.config.dropout, _folded(drawing, self.config.num_layers), 0)
+            key = jax.random.fold_in(jax.random.fold_in(context.key, self.config.num_layers), 0)
+            return dropout(x, self.config.dropout, key, context.row)
 
-    def _layers(self, x: jax.Array, remat: RematPolicy, drawing: Drawing | None) -> jax.Array:
-        position = jnp.broadcast_to(jnp.arange(x.shape[1])[None], x.shape[:2])
+    def pooled(self, x: Float[Array, "batch seq embed"]) -> Float[Array, "batch embed"]:
+        """What the head reads of each image: the normalised class token, or the mean of the normalised patches."""
+        with scope("final_norm"):
+            # A norm is of each position alone: where one is read, one is normalised.
+            return self.final_norm(x).mean(axis=1) if self.class_token is None else self.final_norm(x[:, 0])
 
-        def one_block(x: jax.Array, block: VitBlock, index: jax.Array) -> jax.Array:
-            return block(x, position, _folded(drawing, index))
 
-        run = rematerialise(one_block, remat)
+def shared_context(
+    config: VitConfig, rows: int, row: Int[Array, " batch"] | None = None, key: jax.Array | None = None
+) -> Context:
+    """What all layers share.
 
-        def step(x: jax.Array, scanned: tuple[VitBlock, jax.Array]) -> tuple[jax.Array, None]:
-            block, index = scanned
-            with scope(f"layers.{'*' if isinstance(index, Tracer) else int(index)}"):
-                return run(x, block, index), None
-
-        return scan_layers(step, x, (self.blocks, jnp.arange(self.config.num_layers)))[0]
+    Args:
+        rows: How many images there are.
+        row: Each image's index in the global batch; to draw dropout by, with `key`.
+    """
+    position = jnp.broadcast_to(jnp.arange(config.num_tokens)[None], (rows, config.num_tokens))
+    return Context(position, row=row, key=key)
 
 
 def normalised(image: Shaped[Array, "*rest channel"], config: VitConfig) -> Float[Array, "*rest channel"]:
@@ -226,16 +193,6 @@ def normalised(image: Shaped[Array, "*rest channel"], config: VitConfig) -> Floa
     ones = (1,) * (image.ndim - 1)
     mean, std = (jnp.asarray(values, jnp.float32).reshape(*ones, -1) for values in (config.mean, config.std))
     return (image.astype(jnp.float32) / 255.0 - mean) / std
-
-
-def _dropped(x: jax.Array, rate: float, drawing: Drawing | None, place: int) -> jax.Array:
-    if drawing is None:
-        return x
-    return dropout(x, rate, jax.random.fold_in(drawing.key, place), drawing.row)
-
-
-def _folded(drawing: Drawing | None, number: Any) -> Drawing | None:
-    return None if drawing is None else drawing._replace(key=jax.random.fold_in(drawing.key, number))
 
 
 def _check(shape: tuple[int, ...], config: VitConfig) -> None:

@@ -2,20 +2,21 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ..core import Batch, DataFacts, Evaluation, Loss, Mean, Metrics, Sum, Task, logical_axes
+from ..core import Batch, DataFacts, Loss, Mean, Metrics, Sum
 from ..core.errors import RecipeError
+from ..core.measures import Losses
 from ..core.validated import Validated
-from ..parallel import RematPolicy
+from ..layers import Context, Stack, StagedTask
+from ..parallel import Pipeline, RematPolicy
 from ..spmd import equal_shares
 from .decoder_task import ComputeType
-from .flops import training_flops_per_image
-from .vit import Drawing, Vit
+from .vit import Vit, shared_context
 from .vit_config import VitConfig
 
 MIXED_LABEL, MIX = "label_mixed", "mix"
@@ -23,7 +24,7 @@ MIXED_LABEL, MIX = "label_mixed", "mix"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VitTask(Validated, Task):
+class VitTask(Validated, StagedTask):
     """Train a vision transformer on batches with the leaves `image` and `label`.
 
     `image` is (batch, height, width, channel), of bytes or floats. `loss_mask` leaves rows out; of mixed images, `label_mixed` is
@@ -39,9 +40,9 @@ class VitTask(Validated, Task):
     remat: RematPolicy = "none"
     label_smoothing: float = 0.0
 
-    mesh_axes = frozenset({"replica", "fsdp", "expert", "tensor"})
-    names_axes = True
-    remat_policies = get_args(RematPolicy)
+    pipeline: Pipeline = Pipeline()  # noqa: RUF009
+
+    mesh_axes = frozenset({"replica", "stage", "fsdp", "expert", "tensor"})
     splits_residual = False
     unit = "images"
 
@@ -68,37 +69,51 @@ class VitTask(Validated, Task):
         return dataclasses.replace(self, model=model)
 
     def flops_per_example(self) -> float:
-        return training_flops_per_image(self.model)
-
-    def rematerialised(self, policy: str) -> "VitTask":
-        return dataclasses.replace(self, remat=policy)  # pyright: ignore[reportArgumentType]
-
-    def for_debugging(self) -> "VitTask":
-        return dataclasses.replace(self, remat="none")
+        model = self.model
+        patches = 2 * model.num_patches * model.patch**2 * model.channels * model.embed
+        return 3 * (
+            patches + model.num_tokens * self.layer_flops(model.num_tokens) + 2 * model.embed * model.num_classes
+        )
 
     def init(self, key: jax.Array) -> tuple[Vit, dict[str, Any]]:
         return Vit.build(key, self.model), {}
-
-    def parameter_axes(self, params: Vit) -> Any:
-        return logical_axes(params)
 
     def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, jax.Array]:
         mask = micro_batches.get("loss_mask")
         weight = jnp.float32(micro_batches["label"].size) if mask is None else mask.sum()
         return {"cross_entropy": weight}
 
-    def loss(self, params: Vit, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
-        drawing = Drawing(key, batch["row"]) if train and self.model.dropout > 0 else None
-        scores = params(batch["image"], dtype=self.weight_dtype, remat=self.remat if train else "none", drawing=drawing)
-        label, mixed, share = batch["label"], batch.get(MIXED_LABEL), batch.get(MIX)
-        mask = batch.get("loss_mask", jnp.ones(label.shape, jnp.float32))
+    def stacks(self, params: Vit) -> tuple[Stack, ...]:
+        return params.stacks
+
+    def with_stacks(self, params: Vit, stacks: tuple[Stack, ...]) -> Vit:
+        return dataclasses.replace(params, blocks=stacks[0].blocks[0] if stacks else None)
+
+    def context(self, batch: Batch, key: jax.Array, train: bool) -> Context:
+        drawn = train and self.model.dropout > 0
+        return shared_context(self.model, batch["row"].shape[0], batch["row"], key if drawn else None)
+
+    def enter(self, params: Vit, batch: Batch, context: Context) -> Float[Array, "batch residual embed"]:
+        return params.enter(batch["image"], context, self.weight_dtype)
+
+    def leave(self, params: Vit, x: Float[Array, "batch residual embed"]) -> Float[Array, "batch embed"]:
+        return params.pooled(x)
+
+    def targets(self, batch: Batch) -> Mapping[str, jax.Array]:
+        given = {name: batch[name] for name in ("label", MIXED_LABEL, MIX, "loss_mask") if name in batch}
+        return {"loss_mask": jnp.ones(given["label"].shape, jnp.float32), **given}
+
+    def measured(
+        self, params: Vit, items: Float[Array, "batch embed"], targets: Mapping[str, jax.Array], train: bool
+    ) -> tuple[Losses, Metrics]:
+        scores = params.head(items)
+        label, mixed, share, mask = targets["label"], targets.get(MIXED_LABEL), targets.get(MIX), targets["loss_mask"]
         smoothing = self.label_smoothing if train else 0.0
         surprise = class_surprise(equal_shares(scores), label, mixed, share, smoothing)
         if mixed is not None and share is not None:
             # Of a mixed image, the class with the larger share is right.
             label = jnp.where(share < 0.5, mixed, label)
-        losses = {"cross_entropy": Loss((surprise * mask).sum(), mask.sum())}
-        return Evaluation(losses, state, _metrics(scores, label, mask))
+        return {"cross_entropy": Loss((surprise * mask).sum(), mask.sum())}, _metrics(scores, label, mask)
 
 
 def class_surprise(

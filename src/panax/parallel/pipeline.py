@@ -5,7 +5,7 @@ the inputs of its units, and runs a unit's forward again in its backward pass: s
 on the number of micro-batches. Nothing is differentiated through the ticks; each unit's backward pass is a vjp of its own.
 
 The embedding is looked up by all stages and used by the first: all tick together, so this costs no time. The head and the loss
-would leave all stages but the last one waiting; so the finished micro-batch's tokens are spread over the stages, each computes
+would leave all stages but the last one waiting; so the finished micro-batch's items are spread over the stages, each computes
 the loss of its part, and the gradients are gathered back.
 """
 
@@ -27,17 +27,19 @@ AXIS = "stage"
 
 
 class Share(NamedTuple):
-    """This stage's share of a finished micro-batch's tokens.
+    """This stage's share of what leaves a finished micro-batch's last layer.
 
     Attributes:
-        output: Of the last virtual stage, this share's tokens.
+        output: This share's items, zeros past the last one.
         part: Which share, 0 to stages - 1.
         parts: How many there are.
+        rank: Of what left: 3 for items of rows and positions, 2 for rows.
     """
 
-    output: Float[Array, "token embed"]
+    output: Float[Array, "item embed"]
     part: Int[Array, ""]
     parts: int
+    rank: int
 
 
 class Work(NamedTuple):
@@ -47,11 +49,13 @@ class Work(NamedTuple):
         embed: (outer weights, micro-batch) to the first virtual stage's input.
         layers: (one chunk's weights, input, micro-batch, chunk) to (output, objective, measures): the terms that layers add to
             the objective themselves, such as a balancing loss; 0.0 and {} where there are none.
-        loss: (outer weights, share, micro-batch) to (objective, measures) of the share's tokens.
+        leave: (outer weights, output of the last virtual stage) to the items that the loss is of; None where they are the output.
+        loss: (outer weights, share, micro-batch) to (objective, measures) of the share's items.
     """
 
     embed: Callable[[Any, Any], jax.Array]
     layers: Callable[[Any, jax.Array, Any, jax.Array], tuple[jax.Array, jax.Array, Any]]
+    leave: Callable[[Any, jax.Array], jax.Array] | None
     loss: Callable[[Any, Share, Any], tuple[jax.Array, Any]]
 
 
@@ -172,23 +176,31 @@ def _tick(
 def _spread_loss(
     work: Work, outer: Any, output: jax.Array, micro_batch: Any, active: jax.Array, *, gradients: bool
 ) -> tuple[Any, Any, Any]:
-    """(measures, gradients of the outer weights, gradient of the last stage's output), each stage doing its share of tokens."""
+    """(measures, gradients of the outer weights, gradient of the last stage's output), each stage doing its share of items."""
     stages = axis_size(AXIS)
     stage = jax.lax.axis_index(AXIS)
-    flat = output.reshape(-1, output.shape[-1])
+    items = output
+    pull_items = None
+    if work.leave is not None:
+        items, pull_items = jax.vjp(work.leave, outer, output)
+    flat = items.reshape(-1, items.shape[-1])
     count = -(-flat.shape[0] // stages) * stages
     last = (stage == stages - 1) & active
     padded = jnp.pad(jnp.where(last, flat, jnp.zeros_like(flat)), ((0, count - flat.shape[0]), (0, 0)))
     share = jax.lax.psum_scatter(padded, AXIS, scatter_dimension=0, tiled=True)
 
     def objective(outer: Any, share: jax.Array) -> tuple[jax.Array, Any]:
-        return work.loss(outer, Share(share, stage, stages), micro_batch)
+        return work.loss(outer, Share(share, stage, stages, items.ndim), micro_batch)
 
     if not gradients:
         return objective(outer, share)[1], None, None
     (d_outer, d_share), measures = jax.grad(objective, argnums=(0, 1), has_aux=True)(outer, share)
     d_flat = jax.lax.all_gather(d_share, AXIS, axis=0, tiled=True)[: flat.shape[0]]
-    return measures, d_outer, d_flat.reshape(output.shape)
+    if pull_items is None:
+        return measures, d_outer, d_flat.reshape(output.shape)
+    # What left is the last stage's alone: the others' weights had no part in it.
+    d_leave, d_output = pull_items(jnp.where(last, d_flat, jnp.zeros_like(d_flat)).reshape(items.shape))
+    return measures, jax.tree.map(jnp.add, d_outer, d_leave), d_output
 
 
 def _sent(x: jax.Array, by: int) -> jax.Array:

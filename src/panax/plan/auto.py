@@ -139,7 +139,7 @@ class _Search:
         self.program = program_of(task, 1)
         self.programs: dict[tuple[str | None, int], Program] = {}
         leaves = tuple((f"batch leaf {name!r}", batch_axes[name], leaf.shape) for name, leaf in batch.items())
-        self.needs: Needs = dataclasses.replace(needs_of(self.program, len(devices)), batch=leaves)
+        self.needs: Needs = dataclasses.replace(needs_of(self.program), batch=leaves)
         self.rows = next(iter(batch.values())).shape[0]
         self.computed = {
             axis for _, axes, _ in self.needs.arrays for name in axes for axis in self.rules.compute.get(name or "", ())

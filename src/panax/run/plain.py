@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jax
-
 from ..core import Axes, Faults, Task, TrainState
 from ..core.errors import DataError, RecipeError
 from ..core.logical import axes_of_rows
@@ -119,6 +117,5 @@ def compile_step(
     program = Program.create(
         task, optimizer or AdamW(), num_steps=num_steps, config=config, frozen=frozen, kernels=kernels
     )
-    count = len(jax.devices() if devices is None else devices)
-    placement = Placement.create(mesh or MeshShape(), rules or Rules(), devices, needs_of(program, count))
+    placement = Placement.create(mesh or MeshShape(), rules or Rules(), devices, needs_of(program))
     return PlainStep(CompiledStep(program, placement, axes))

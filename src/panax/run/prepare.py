@@ -97,8 +97,7 @@ def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any =
     program = make_program(experiment, task)
     if experiment.debug:
         return Prepared(experiment, task, data, DebugStep(program, data.train.axes, shapes_allowed=data.shapes))
-    count = len(jax.devices() if devices is None else devices)
-    placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program, count))
+    placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program))
     return Prepared(
         experiment, task, data, CompiledStep(program, placement, data.train.axes, shapes_allowed=data.shapes)
     )

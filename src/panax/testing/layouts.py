@@ -115,7 +115,7 @@ def _unfit(
         return f"it takes {count} devices, and there are {devices}"
     micro_batches = 2 if sizes.get("stage", 1) > 1 else 1
     leaves = tuple((f"batch leaf {name!r}", axes[name], leaf.shape) for name, leaf in batch.items())
-    needs = needs_of(_program(task, micro_batches), count)
+    needs = needs_of(_program(task, micro_batches))
     return problem(
         dataclasses.replace(needs, batch=leaves), rules or Rules(), dict.fromkeys(MESH_AXES, 1) | dict(sizes)
     )

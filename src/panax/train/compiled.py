@@ -20,7 +20,6 @@ from ..core.state import averages_of
 from ..kernels import Kernels, use_kernels
 from ..mesh import Placement
 from ..mesh.legality import Needs, check, fitted_rules, remarks
-from ..mesh.rules import divisors
 from ..optim import Optimizer, optimizer_state_axes
 from ..parallel.context import zigzag_order
 from ..spmd.checking import check_program
@@ -226,7 +225,7 @@ class CompiledStep:
         """
         self.program = program
         self._rules = placement.rules
-        self._needs = needs_of(program, placement.devices.size)
+        self._needs = needs_of(program)
         self._checked: set[Any] = set()
         check(self._needs, placement.rules, placement.sizes)
         rules = fitted_rules(placement.rules, self._needs, placement.sizes)
@@ -382,10 +381,9 @@ class CompiledStep:
         return programs[signature]
 
 
-def needs_of(program: Program, num_devices: int) -> Needs:
-    """What a mesh of so many devices must fit for this program, as plain data."""
+def needs_of(program: Program) -> Needs:
+    """What a mesh must fit for this program, as plain data."""
     task = program.task
-    layers, chunks = task.pipeline_layers or (None, 1)
     arrays = pair_axes(program.abstract, program.axes)
     # Moments have their parameters' shapes: checked once.
     distinct = {(tuple(axes), leaf.shape): name for name, leaf, axes in reversed(list(arrays))}
@@ -393,10 +391,8 @@ def needs_of(program: Program, num_devices: int) -> Needs:
         arrays=tuple((name, axes, shape) for (axes, shape), name in reversed(distinct.items())),
         supported=task.mesh_axes,
         who=type(task).__name__,
-        layers=layers,
-        chunks=chunks,
-        rest_on=frozenset(n for n in divisors(num_devices) if task.layers_rest_on_stages(n)),
-        exchanged_heads=task.exchanged_heads,
+        pipelined=task.pipelined,
+        exchanges=task.exchanges,
         splits_residual=task.names_axes and task.splits_residual,
         micro_batches=program.config.micro_batches,
     )

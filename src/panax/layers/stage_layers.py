@@ -1,14 +1,15 @@
-"""Which of the decoder's layers each stage of a pipeline holds, how they get there, and how a stage runs them.
+"""Which of a model's layers each stage of a pipeline holds, how they get there, and how a stage runs them.
 
 Layers rest between steps where they are computed, if each stage's are equal in number and adjacent in storage. Otherwise (126
 layers on 16 stages, several chunks a stage, two kinds of stacks) they rest split along `embed`, as one array that is the same on
 any mesh, and an all-to-all takes each stage its own at the beginning of a step, and their gradients back at its end.
 
 Layers whose parameters differ, as dense ones and mixtures of experts do, can't lie in one array: adjacent ones that are alike
-are a run (`decoder_units.py`), and a stage has its own part of each run.
+are a run (`units.py`), and a stage has its own part of each run.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,7 +20,6 @@ from ..core import current_layout, logical_axes, use_layout
 from ..core.expected import shares
 from ..core.layout import Layout, axis_size
 from ..core.protocols import Axes
-from ..layers import RouterTerms
 from ..parallel import RematPolicy, rematerialise, scan_layers
 from ..parallel.pipeline import AXIS
 from ..parallel.schedules import layers_by_stage
@@ -27,14 +27,9 @@ from ..spmd.collectives import gather_dims, scatter_dims
 from ..spmd.marks import Holds, declared
 from ..spmd.once import Weight, once_dtype
 from ..spmd.weights import gathers_of
-from .decoder import Context, Decoder
-from .decoder_config import DecoderConfig
-from .decoder_units import Unit, runs
-
-
-def layers_rest_on_stages(config: DecoderConfig, chunks: int, stages: int) -> bool:
-    """Whether each stage's layers are adjacent in storage and equal in number."""
-    return chunks == 1 and len(config.stacks) == 1 and config.stacks[0][1] % stages == 0
+from .block import Context
+from .stack import Stack
+from .units import Unit, runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,28 +38,32 @@ class StageLayers:
 
     Attributes:
         runs: In the order of the layers.
-        stacks: The decoder's, as they are stored.
-        mixtures: Mixture layers of the whole decoder.
+        stacks: The model's, as they are stored.
+        reporting: Layers of the whole model that report.
     """
 
     runs: tuple["StageRun", ...]
-    stacks: Any
-    mixtures: int
+    stacks: Sequence[Stack]
+    reporting: int
 
     @classmethod
-    def of(cls, config: DecoderConfig, chunks: int, params: Decoder, dtype: Any) -> "StageLayers":
+    def of(cls, model_stacks: Sequence[Stack], chunks: int, dtype: Any) -> "StageLayers":
         """Take each stage its layers, and gather them in `dtype` where that is done once a step."""
         stages, found, start = axis_size(AXIS), [], 0
-        groups, rows = runs(config), {layer: row for row, layer in enumerate(config.mixture_layers)}
+        groups = runs(model_stacks)
+        reporting = (
+            unit.first + place for group in groups for unit in group for place, own in enumerate(unit.reports) if own
+        )
+        rows = {layer: row for row, layer in enumerate(reporting)}
         held = layers_by_stage(sum(map(len, groups)), stages=stages, chunks=chunks)
         for group in groups:
             own = [[[n - start for n in chunk if start <= n < start + len(group)] for chunk in stage] for stage in held]
             most = max(len(chunk) for stage in own for chunk in stage)
             order = np.array([[[*chunk, *[-1] * (most - len(chunk))] for chunk in stage] for stage in own])
             alone = len(groups) == 1
-            found.append(StageRun.of(group, order, params, dtype, rows, alone=alone))
+            found.append(StageRun.of(group, order, model_stacks, dtype, rows, alone=alone))
             start += len(group)
-        return cls(tuple(found), params.stacks, len(rows))
+        return cls(tuple(found), model_stacks, len(rows))
 
     @property
     def weights(self) -> list[list[Any]]:
@@ -76,14 +75,14 @@ class StageLayers:
         return self.runs[0].order.shape[1]
 
     def run(
-        self, weights: list[list[Any]], x: jax.Array, context: Context, chunk: jax.Array, remat: RematPolicy, bias: Any
-    ) -> tuple[jax.Array, RouterTerms | None]:
-        """One chunk's layers, one after the other; what their routers found stands in the rows of all mixture layers."""
+        self, weights: list[list[Any]], x: jax.Array, context: Context, chunk: jax.Array, remat: RematPolicy, state: Any
+    ) -> tuple[jax.Array, Any]:
+        """One chunk's layers, one after the other; what they report stands in the rows of all reporting layers."""
         total = None
         for run, own in zip(self.runs, weights):
-            x, found = run.run(own, x, context, chunk, remat, bias)
+            x, found = run.run(own, x, context, chunk, remat, state)
             for rows, terms in found:
-                placed = jax.tree.map(lambda t, rows=rows: _in_rows(t, rows, self.mixtures), terms)
+                placed = jax.tree.map(lambda t, rows=rows: _in_rows(t, rows, self.reporting), terms)
                 total = placed if total is None else jax.tree.map(jnp.add, total, placed)
         return x, total
 
@@ -107,7 +106,7 @@ class StageRun:
         weights: A list of what a unit's leaves are; each with the leading axes [chunk, slot].
         treedefs: The distinct units by their static settings (windows).
         kind_of_unit: Which of these each unit is.
-        rows: Of each unit's mixture layers, among all of the decoder.
+        rows: Of each unit's reporting layers, among all of the model.
         axes: The logical axes of each leaf, `layer` first.
         alone: Whether there is no other run: then a slot that is left empty costs no time, since other stages fill theirs.
         dtype: What weights are gathered in.
@@ -126,12 +125,19 @@ class StageRun:
 
     @classmethod
     def of(
-        cls, units: list[Unit], order: np.ndarray, params: Decoder, dtype: Any, rows: dict[int, int], *, alone: bool
+        cls,
+        units: list[Unit],
+        order: np.ndarray,
+        model_stacks: Sequence[Stack],
+        dtype: Any,
+        rows: dict[int, int],
+        *,
+        alone: bool,
     ) -> "StageRun":
         layout = current_layout()
         assert layout is not None
-        period, numbers = len(units[0].kinds), sorted({unit.stack for unit in units})
-        stacks, axes_of = [params.stacks[n] for n in numbers], logical_axes(params).stacks
+        period, numbers = len(units[0].reports), sorted({unit.stack for unit in units})
+        stacks = [model_stacks[n] for n in numbers]
         treedefs: list[Any] = []
         kinds: list[int] = []
         for stack in stacks:
@@ -141,16 +147,16 @@ class StageRun:
                 if treedef not in treedefs:
                     treedefs.append(treedef)
             kinds += [treedefs.index(treedef) for treedef in found] * stack.repeats
-        axes = list(treedefs[0].flatten_up_to(axes_of[numbers[0]].blocks[: len(units[0].kinds)]))
-        mixed = [[rows[u.first + p] for p, kind in enumerate(u.kinds) if kind.mixture] for u in units]
-        run = cls(layout, units, order, [], treedefs, np.array(kinds), np.array(mixed, np.int32), axes, alone, dtype)
+        axes = list(treedefs[0].flatten_up_to(logical_axes(stacks[0]).blocks[:period]))
+        own = [[rows[unit.first + place] for place, reports in enumerate(unit.reports) if reports] for unit in units]
+        run = cls(layout, units, order, [], treedefs, np.array(kinds), np.array(own, np.int32), axes, alone, dtype)
         weights = [run.brought(leaf, a) for leaf, a in zip(_by_unit(stacks, period), axes)]
         return dataclasses.replace(run, weights=weights)
 
     @property
     def period(self) -> int:
         """Layers of a unit."""
-        return len(self.units[0].kinds)
+        return len(self.units[0].reports)
 
     @property
     def numbers(self) -> list[int]:
@@ -163,9 +169,9 @@ class StageRun:
         return self.layout.storage(("layer",))[0] == (AXIS,)
 
     def run(
-        self, weights: list[Any], x: jax.Array, context: Context, chunk: jax.Array, remat: RematPolicy, bias: Any
-    ) -> tuple[jax.Array, list[tuple[jax.Array, RouterTerms]]]:
-        """One chunk's units; and for each mixture layer of a unit its rows and terms, with a leading axis of slots."""
+        self, weights: list[Any], x: jax.Array, context: Context, chunk: jax.Array, remat: RematPolicy, state: Any
+    ) -> tuple[jax.Array, list[tuple[jax.Array, Any]]]:
+        """One chunk's units; and for each reporting layer of a unit its rows and report, with a leading axis of slots."""
         mine = jnp.asarray(self.order)[jax.lax.axis_index(AXIS), chunk]
         kinds = jnp.asarray(self.kind_of_unit)[mine]
         first = jnp.asarray([unit.first for unit in self.units])[mine]
@@ -173,7 +179,7 @@ class StageRun:
 
         def one(x: jax.Array, leaves: list[Any], unit: Any, kind: Any, first: Any, rows: Any) -> tuple[jax.Array, Any]:
             def branch(treedef: Any) -> Any:
-                return lambda x, leaves: _blocks(treedef.unflatten(leaves), x, context, first, rows, bias)
+                return lambda x, leaves: _blocks(treedef.unflatten(leaves), x, context, first, rows, state)
 
             branches = [branch(treedef) for treedef in self.treedefs]
 
@@ -255,14 +261,15 @@ class StageRun:
             return gathers_of(axes)
 
 
-def _blocks(blocks: Any, x: jax.Array, context: Context, first: Any, rows: Any, bias: Any) -> tuple[jax.Array, Any]:
-    """One unit's layers; and what the routers of its mixtures found."""
-    found = []
+def _blocks(blocks: Any, x: jax.Array, context: Context, first: Any, rows: Any, state: Any) -> tuple[jax.Array, Any]:
+    """One unit's layers; and what they report."""
+    found: list[Any] = []
     for place, block in enumerate(blocks):
         key = None if context.key is None else jax.random.fold_in(context.key, first + place)
-        own = bias[rows[len(found)]] if bias is not None and len(found) < rows.shape[0] else None
-        x, terms = block(x, context._replace(key=key), own)
-        found += [] if terms is None else [terms]
+        row = rows[len(found)] if block.reports else None
+        own = None if row is None else jax.tree.map(lambda leaf, row=row: leaf[row], state)
+        x, reported = block(x, context._replace(key=key), own)
+        found += [] if reported is None else [reported]
     return x, found
 
 

@@ -1,0 +1,104 @@
+"""`Block`: one layer of a model, and all that there is to say of it.
+
+A stack runs blocks, a pipeline divides them over its stages, a generator extends them token by token, a mesh is checked against
+what they ask for, and their floating-point operations are counted: each works from what is written here, and knows no model.
+"""
+
+import abc
+import math
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from ..core import Module, named_leaves
+from ..core.needs import Exchange
+from ..parallel import ContextAttention
+
+RowOrder = Literal["any", "zigzag", "contiguous"]
+"""In which order the positions of a row may lie on the devices of a context axis: in chunks that balance causal attention, in
+their own, as a recurrence needs them, or in either."""
+
+
+class Context(NamedTuple):
+    """What every block of one pass shares.
+
+    Attributes:
+        position: Of each token in its document.
+        segment: Which packed document each token belongs to; 0 is padding, None is one document a row.
+        row: Each row's index in the global batch.
+        key: None when nothing is drawn: neither dropout nor jitter.
+        place: Index in its whole row of each position of the residual stream; 0, 1, 2, ... unless told.
+        attention: How rows that are split over the context axis attend.
+        valid: False for padding, of each position of the residual stream; None where there is none.
+        train: Whether routers draw their jitter.
+    """
+
+    position: Int[Array, "batch seq"]
+    segment: Int[Array, "batch seq"] | None = None
+    row: Int[Array, " batch"] | None = None
+    key: Key[Array, ""] | None = None
+    place: Int[Array, " residual"] | None = None
+    attention: ContextAttention = "auto"
+    valid: Bool[Array, "batch residual"] | None = None
+    train: bool = False
+
+
+class Block(Module):
+    """One layer: what it adds to the residual stream, on shards.
+
+    A subclass writes `__call__`, and what of the rest is not so for it. Layers of different classes may follow each other; those
+    whose parameters have equal names, shapes and dtypes share a place in a pipeline.
+    """
+
+    @abc.abstractmethod
+    def __call__(
+        self, x: Float[Array, "batch residual embed"], context: Context, state: Any = None
+    ) -> tuple[Float[Array, "batch residual embed"], Any]:
+        """The residual stream after this layer, and what the layer reports; None where it does not `report`.
+
+        Args:
+            context: Its key is the layer's own.
+            state: This layer's part of the model state, where it has one.
+        """
+
+    @property
+    def reports(self) -> bool:
+        """Whether it has a part in the model state, or returns arrays of its own, equal in shape for all layers that do."""
+        return False
+
+    @property
+    def row_order(self) -> RowOrder:
+        """Which order of positions it takes, where rows are split over a context axis."""
+        return "any"
+
+    def exchanges(self, attention: ContextAttention) -> tuple[Exchange, ...]:
+        """What it asks of a mesh besides that its parameters divide over it.
+
+        Args:
+            attention: How rows that are split over the context axis attend.
+        """
+        return ()
+
+    def flops(self, length: int) -> float:
+        """Floating-point operations of the forward products for one position, the mean over a row of `length`.
+
+        Unless told, every parameter of two dimensions and more is one factor of a product that each position meets.
+        """
+        return 2.0 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self) if leaf.ndim > 1)
+
+    def empty_cache(self, batch: int, length: int, dtype: Any) -> Any:
+        """What it keeps of the positions seen so far, of none; of stacked layers, stacked like them."""
+        raise NotImplementedError(f"{type(self).__name__} has no incremental form, so this model can't generate")
+
+    def extend(
+        self, x: Float[Array, "batch seq embed"], context: Context, cache: Any, start: Int[Array, ""], state: Any = None
+    ) -> tuple[Float[Array, "batch seq embed"], Any]:
+        """Run on the next positions, from `start` onward, with what is kept of those before; and what is kept then."""
+        raise NotImplementedError(f"{type(self).__name__} has no incremental form, so this model can't generate")
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """By which a pipeline puts layers of equal parameters in one place."""
+        return tuple((name, leaf.shape, jnp.dtype(leaf.dtype).name) for name, leaf in named_leaves(self).items())

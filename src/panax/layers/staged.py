@@ -1,0 +1,144 @@
+"""`StagedTask`: a task whose model is an entrance, stacks of blocks and a head.
+
+Whoever writes these three has what works from them: every axis of a mesh, pipelines included, rematerialisation, the check of a
+layout, and counts of operations.
+"""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..core import Batch, Evaluation, Gradients, Task, logical_axes
+from ..core.layout import axis_size
+from ..core.measures import Losses, Metrics
+from ..core.needs import Exchange, Pipelined
+from ..mesh import MESH_AXES
+from ..parallel import ContextAttention, Pipeline, RematPolicy
+from ..spmd import accumulated
+from . import pipelined
+from .block import Context
+from .stack import Stack, layers_of, run_stacks
+from .units import units
+
+STAGE = "stage"
+"""The mesh axis of a pipeline."""
+
+
+class StagedTask(Task):
+    """A task that is cut where a pipeline cuts it.
+
+    Attributes:
+        remat: What a layer's backward pass computes again.
+        pipeline: How a stage axis of the mesh is used.
+        context_attention: How rows that are split over the context axis attend.
+    """
+
+    remat: RematPolicy
+    pipeline: Pipeline
+    context_attention: ContextAttention = "auto"
+
+    mesh_axes = frozenset(MESH_AXES)
+    names_axes = True
+    remat_policies = get_args(RematPolicy)
+
+    @abc.abstractmethod
+    def context(self, batch: Batch, key: jax.Array, train: bool) -> Context:
+        """What every layer shares of a (micro-)batch."""
+
+    @abc.abstractmethod
+    def enter(self, params: Any, batch: Batch, context: Context) -> Float[Array, "batch residual embed"]:
+        """What the first layer reads."""
+
+    def leave(self, params: Any, x: Float[Array, "batch residual embed"]) -> Float[Array, "batch *residual embed"]:
+        """What the head reads: of every position, as it is unless told, or of every row, with an axis less.
+
+        A pipeline spreads these items over its stages, so that each computes a part of the loss.
+        """
+        return x
+
+    @abc.abstractmethod
+    def targets(self, batch: Batch) -> Mapping[str, Array]:
+        """What `measured` compares items with: leaves of a value for each, their weight among them, which is 0 for padding."""
+
+    @abc.abstractmethod
+    def measured(
+        self, params: Any, items: Float[Array, "batch *residual embed"], targets: Mapping[str, Array], train: bool
+    ) -> tuple[Losses, Metrics]:
+        """The losses and metrics of what `leave` gave."""
+
+    def layer_state(self, state: Any) -> Any:
+        """The part of the model state that layers have: each leaf with a leading axis of those that report."""
+        return None
+
+    def count(self, batch: Batch) -> Float[Array, ""]:
+        """By what the losses are weighed that layers report: this device's positions, without padding."""
+        return jnp.float32(0.0)
+
+    def reported(self, found: Any, count: Float[Array, ""], train: bool) -> tuple[Losses, Metrics]:
+        """The losses and metrics of what layers report, with a leading axis of these."""
+        return {}, {}
+
+    def moved_state(self, state: Any, metrics: Metrics) -> Any:
+        """The model state after a step with these metrics, this device's sums."""
+        return state
+
+    def stacks(self, params: Any) -> tuple[Stack, ...]:
+        """The layers of a model, abstract or not; its field `stacks` unless told."""
+        return params.stacks
+
+    def with_stacks(self, params: Any, stacks: tuple[Stack, ...]) -> Any:
+        """The model with other layers; () leaves what a pipeline has outside of its stages."""
+        return dataclasses.replace(params, stacks=stacks)
+
+    def parameter_axes(self, params: Any) -> Any:
+        return logical_axes(params)
+
+    def rematerialised(self, policy: str) -> "StagedTask":
+        return dataclasses.replace(self, remat=policy)  # pyright: ignore
+
+    def for_debugging(self) -> "StagedTask":
+        return self.rematerialised("none")
+
+    def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
+        if axis_size(STAGE) > 1:
+            return pipelined.evaluation(self, params, state, batch, key, train)
+        context, remat = self.context(batch, key, train), self.remat if train else "none"
+        x = self.enter(params, batch, context)
+        x, found = run_stacks(self.stacks(params), x, context, remat, self.layer_state(state))
+        losses, metrics = self.measured(params, self.leave(params, x), self.targets(batch), train)
+        of_layers, watched = self.reported(found, self.count(batch), train)
+        return Evaluation({**losses, **of_layers}, state, {**metrics, **watched})
+
+    def gradients(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any) -> Gradients:
+        run = pipelined.gradients if axis_size(STAGE) > 1 else accumulated
+        found = run(self, params, state, micro_batches, key, trainable)
+        return found._replace(state=self.moved_state(state, found.metrics))
+
+    @property
+    def leaves_otherwise(self) -> bool:
+        """Whether `leave` is more than the last layer's output."""
+        return type(self).leave is not StagedTask.leave
+
+    @functools.cached_property
+    def abstract_stacks(self) -> tuple[Stack, ...]:
+        return self.stacks(jax.eval_shape(self.init, jax.random.key(0))[0])
+
+    @property
+    def pipelined(self) -> Pipelined:
+        stacks = self.abstract_stacks
+        return Pipelined(len(units(stacks)), self.pipeline.chunks, stacks[0].repeats if len(stacks) == 1 else 0)
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        layers = layers_of(self.abstract_stacks)
+        return tuple(dict.fromkeys(one for layer in layers for one in layer.exchanges(self.context_attention)))
+
+    def layer_flops(self, length: int) -> float:
+        """FLOPs of all layers' forward products for one position, the mean over a row of `length`."""
+        return sum(layer.flops(length) for layer in layers_of(self.abstract_stacks))

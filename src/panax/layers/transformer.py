@@ -1,0 +1,85 @@
+"""The transformer's layer: attention, then the feed-forward."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float, Int
+
+from ..core import dropout, scope
+from ..core.needs import Exchange
+from ..parallel import ContextAttention
+from .attention import Attention
+from .block import Block, Context
+from .feed_forward import FeedForward
+from .latent_attention import LatentAttention
+from .moe import MixtureOfExperts
+from .norm import Norm
+from .routing import RouterTerms, Tokens
+
+
+class TransformerBlock(Block):
+    """Attention, then the feed-forward, each normalised before (and after, where asked for) and added."""
+
+    attention_norm: Norm
+    attention: Attention | LatentAttention
+    attention_post_norm: Norm | None
+    feed_forward_norm: Norm
+    feed_forward: FeedForward | MixtureOfExperts
+    feed_forward_post_norm: Norm | None
+    dropout: float = eqx.field(static=True)
+
+    def __call__(
+        self, x: Float[Array, "batch residual embed"], context: Context, state: Float[Array, " router"] | None = None
+    ) -> tuple[Float[Array, "batch residual embed"], RouterTerms | None]:
+        """
+        Args:
+            state: The bias of the selection of experts, in a mixture that has one.
+        """
+        with scope("attention"):
+            branch = self.attention(self.attention_norm(x), context.position, context.segment, context.attention)
+            x = self._add(x, branch, self.attention_post_norm, context, 0)
+        with scope("feed_forward"):
+            branch, terms = self._feed(self.feed_forward_norm(x), context, state)
+            return self._add(x, branch, self.feed_forward_post_norm, context, 1), terms
+
+    @property
+    def reports(self) -> bool:
+        return isinstance(self.feed_forward, MixtureOfExperts)
+
+    def exchanges(self, attention: ContextAttention) -> tuple[Exchange, ...]:
+        return (self.attention.exchange,) if attention == "ulysses" else ()
+
+    def flops(self, length: int) -> float:
+        return self.attention.flops(length) + self.feed_forward.flops
+
+    def empty_cache(self, batch: int, length: int, dtype: Any) -> Any:
+        return self.attention.empty_cache(batch, length, dtype)
+
+    def extend(
+        self,
+        x: Float[Array, "batch seq embed"],
+        context: Context,
+        cache: Any,
+        start: Int[Array, ""],
+        state: Float[Array, " router"] | None = None,
+    ) -> tuple[Float[Array, "batch seq embed"], Any]:
+        attention: Any = self.attention  # Of either kind, like its cache.
+        branch, cache = attention.extend(self.attention_norm(x), context.position, cache, start)
+        x = self._add(x, branch, self.attention_post_norm, context, 0)
+        branch, _ = self._feed(self.feed_forward_norm(x), context, state)
+        return self._add(x, branch, self.feed_forward_post_norm, context, 1), cache
+
+    def _feed(self, x: jax.Array, context: Context, bias: jax.Array | None) -> tuple[jax.Array, RouterTerms | None]:
+        if isinstance(self.feed_forward, FeedForward):
+            return self.feed_forward(x), None
+        key = None if context.key is None or not context.train else jax.random.fold_in(context.key, 2)
+        return self.feed_forward(x, Tokens(context.valid, context.place, context.row, key, bias))
+
+    def _add(self, x: jax.Array, branch: jax.Array, post_norm: Norm | None, context: Context, place: int) -> jax.Array:
+        if post_norm is not None:
+            branch = post_norm(branch)
+        if context.key is not None and context.row is not None:
+            key = jax.random.fold_in(context.key, place)
+            branch = dropout(branch, self.dropout, key, context.row, context.place)
+        return x + branch
