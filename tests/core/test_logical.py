@@ -102,6 +102,10 @@ def test_what_chooses_is_gathered_in_float32():
             lambda: LogicalAxis("test_a", "", compute=("tensr",)),
             "'test_a' -> 'tensr' is no mesh axis; did you mean 'tensor'",
         ),
+        (
+            lambda: LogicalAxis("test_a", "", compute=("tensor",), storage=("fsdp", "tensor")),
+            r"'test_a' rests over \('fsdp', 'tensor'\), and is computed over \('tensor',\); let the former begin",
+        ),
         (lambda: LogicalAxis("test a", ""), "'test a' can't name a logical axis"),
         (
             lambda: LogicalAxis("test_slots", "slots of a memory", compute=("tensor",), in_float32=True),

@@ -71,11 +71,17 @@ class LogicalAxis:
     def __post_init__(self) -> None:
         if self.storage is None:
             object.__setattr__(self, "storage", self.compute)
-        for mesh_axis in (*self.compute, *(self.storage or ())):
+        storage = self.storage or ()
+        for mesh_axis in (*self.compute, *storage):
             if mesh_axis not in MESH_AXES:
                 raise LayoutError(
                     f"the logical axis {self.name!r} -> {mesh_axis!r} is no mesh axis; {nearest(mesh_axis, MESH_AXES)}"
                 )
+        if storage and storage[: len(self.compute)] != self.compute:
+            raise LayoutError(
+                f"the logical axis {self.name!r} rests over {storage}, and is computed over {self.compute}; let the former begin "
+                f"with the latter"
+            )
         if not self.name.isidentifier():
             raise LayoutError(f"{self.name!r} can't name a logical axis; use letters, digits and underscores")
 
