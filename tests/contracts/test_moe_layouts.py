@@ -4,12 +4,13 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
 from test_layouts import AXES, Trained, assert_trains_alike, communication, compiled, layout_name, train
 
-from panax.layers import MoE
+from panax.layers import MoE, register_router
 from panax.mesh import Rules
 from panax.models import DecoderTask
 
@@ -80,7 +81,15 @@ def test_trains_like_one_device(sizes):
         assert "all-to-all" in communication(step)["expert"]
 
 
+def least_likely(moe, logits, tokens):
+    expert = jax.lax.top_k(-logits, moe.active)[1]
+    return expert, jax.nn.sigmoid(jnp.take_along_axis(logits, expert, axis=-1))
+
+
+register_router("least_likely", least_likely)
+
 VARIANTS = {
+    "own-router": ({"expert": 2, "tensor": 2}, {"choice": "least_likely", "selection_bias": False}),
     "capacity": ({"expert": 2, "tensor": 2}, {"capacity": 0.7, "balance_scope": "sequence"}),
     "capacity-context": ({"context": 2, "tensor": 2}, {"capacity": 0.7}),
     "expert-choice": ({"expert": 2, "tensor": 2}, {"choice": "expert", "selection_bias": False}),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from panax.core import RecipeError
-from panax.layers import MixtureOfExperts, MoE, Tokens, router_measures
+from panax.layers import MixtureOfExperts, MoE, Tokens, register_router, router_measures
 from panax.layers.routing import Router, rank_by_expert
 
 BATCH, LENGTH, EMBED, EXPERTS = 2, 24, 8, 8
@@ -50,6 +50,44 @@ def test_tokens_take_their_best_experts(scores, normalised):
     wanted = 2.5 * (wanted / wanted.sum(-1, keepdims=True) if normalised else wanted)
     np.testing.assert_allclose(weight, wanted, rtol=1e-5)
     assert assigned.weight.dtype == jnp.float32
+
+
+def by_place(moe, logits, tokens):
+    """Each token goes to the experts after its own number, whatever its features are; weighed by their logits."""
+    place = jnp.arange(logits.shape[1])[None, :, None] + jnp.arange(moe.active)[None, None]
+    expert = jnp.broadcast_to(place % moe.experts, (*logits.shape[:2], moe.active))
+    return expert, jax.nn.sigmoid(jnp.take_along_axis(logits, expert, axis=-1))
+
+
+def too_few(moe, logits, tokens):
+    expert, weight = by_place(moe, logits, tokens)
+    return expert[..., :1], weight
+
+
+register_router("by_place", by_place)
+register_router("too_few", too_few)
+
+
+def test_a_router_of_the_users_own_chooses_and_padding_is_nobodys():
+    valid = jnp.arange(LENGTH)[None] < jnp.array([[LENGTH], [5]])
+    assigned, terms, logits = routed(MoE(experts=EXPERTS, active=2, choice="by_place"), Tokens(valid=valid))
+    expert, weight = by_token(assigned, 2)
+    wanted = (np.arange(LENGTH)[:, None] + np.arange(2)) % EXPERTS
+    np.testing.assert_array_equal(expert[0], wanted)
+    np.testing.assert_array_equal(expert[1], np.where(np.arange(LENGTH)[:, None] < 5, wanted, EXPERTS))
+    np.testing.assert_allclose(weight[0], np.take_along_axis(sigmoid(logits)[0], wanted, -1), rtol=1e-5)
+    np.testing.assert_array_equal(terms.load[0].sum(), 2 * (LENGTH + 5))
+
+
+def test_a_router_that_gives_something_else_is_refused():
+    with pytest.raises(
+        RecipeError, match=r"router 'too_few' gave experts int32\[2, 24, 1\] and weights \[2, 24, 2\]; expected"
+    ):
+        routed(MoE(experts=EXPERTS, active=2, choice="too_few"))
+    with pytest.raises(RecipeError, match="registered as 'by_place' already"):
+        register_router("by_place", too_few)
+    with pytest.raises(RecipeError, match=r"choice='by_plaice'; .*by_place"):
+        MoE(choice="by_plaice")
 
 
 def test_a_bias_moves_the_choice_and_not_the_weight():

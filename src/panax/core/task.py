@@ -6,14 +6,16 @@ adversaries all stand behind this one line. The step knows nothing else of a mod
 
 import abc
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from .errors import RecipeError
 from .measures import Losses, Metrics, Scalar
 from .needs import Exchange, Pipelined
-from .protocols import Batch, ModelState, Params
+from .protocols import Axes, Batch, ModelState, Params
 from .watching import Watch
 
 
@@ -74,6 +76,9 @@ class Task(abc.ABC):
     where a row's positions don't divide, `contract` adds partial sums up whole, and what lies in the residual stream is computed
     alike on all devices of such an axis: `equal_shares` then stands before the loss. Of tasks that name their axes."""
 
+    batch_axes: Mapping[str, Axes] = MappingProxyType({})
+    """The logical axes of a batch's leaves, where a source knows less: one that wraps a loader splits their rows alone."""
+
     unit: str = "examples"
     """What a row of a batch without positions is called where speed is reported."""
 
@@ -96,6 +101,23 @@ class Task(abc.ABC):
             RecipeError: The two don't fit.
         """
         return self
+
+    def axes_of(self, source_axes: Mapping[str, Axes]) -> dict[str, Axes]:
+        """The logical axes of each leaf of a batch.
+
+        Args:
+            source_axes: What the source says of them.
+
+        Raises:
+            RecipeError: The two differ in how many dimensions a leaf has.
+        """
+        for name, own in self.batch_axes.items():
+            if len(source_axes.get(name, own)) != len(own):
+                raise RecipeError(
+                    f"{type(self).__name__} takes the batch leaf {name!r} with the axes {own}; the source gives "
+                    f"{source_axes[name]}"
+                )
+        return {name: self.batch_axes.get(name, axes) for name, axes in source_axes.items()}
 
     @property
     def pipelined(self) -> Pipelined | None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .latent_attention import Latent, LatentAttention, LatentCache
     from .loss import TokenLoss, token_loss
     from .moe import MixtureOfExperts, router_measures, router_weights
-    from .moe_config import MoE
+    from .moe_config import MoE, register_router
     from .norm import Norm
     from .rotary import Rotary, RotaryScaling, YarnScaling
     from .routing import RouterTerms, Tokens
@@ -31,7 +31,7 @@ _WHERE = {
     "latent_attention": ("Latent", "LatentAttention", "LatentCache"),
     "loss": ("TokenLoss", "token_loss"),
     "moe": ("MixtureOfExperts", "router_measures", "router_weights"),
-    "moe_config": ("MoE",),
+    "moe_config": ("MoE", "register_router"),
     "norm": ("Norm",),
     "rotary": ("Rotary", "RotaryScaling", "YarnScaling"),
     "routing": ("RouterTerms", "Tokens"),
@@ -46,5 +46,5 @@ __all__ = [
     "Activation", "Attention", "Block", "Cache", "Context", "Embedding", "ExpertWatch", "FeedForward", "Head", "Latent",
     "LatentAttention", "LatentCache", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling",
     "RouterTerms", "RowOrder", "Stack", "StagedTask", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling", "build_stacks",
-    "router_measures", "router_weights", "run_stacks", "token_loss",
+    "register_router", "router_measures", "router_weights", "run_stacks", "token_loss",
 ]  # fmt: skip

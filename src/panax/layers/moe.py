@@ -87,7 +87,7 @@ def router_measures(moe: MoE, terms: RouterTerms, tokens: Float[Array, ""]) -> t
     """
     summed = RouterTerms(*(sum_over_sequence(term) for term in terms))
     losses: dict[str, Loss] = {}
-    if moe.balance > 0.0 and moe.choice == "token":
+    if moe.balance > 0.0 and moe.choice != "expert":
         load = all_reduce(jax.lax.stop_gradient(terms.load), _scope_axes(moe))
         share = moe.experts * load / jax.numpy.maximum(load.sum(axis=-1, keepdims=True), 1.0)
         losses["balance"] = Loss((share * summed.probability).sum(), tokens, moe.balance)
@@ -105,7 +105,7 @@ def router_measures(moe: MoE, terms: RouterTerms, tokens: Float[Array, ""]) -> t
 
 def router_weights(moe: MoE, tokens: Float[Array, ""]) -> dict[str, jax.Array]:
     """What each of the losses is divided by."""
-    balanced = moe.balance > 0.0 and moe.choice == "token"
+    balanced = moe.balance > 0.0 and moe.choice != "expert"
     return ({"balance": tokens} if balanced else {}) | ({"router_z": tokens} if moe.z_loss > 0.0 else {})
 
 

@@ -2,10 +2,31 @@
 
 import dataclasses
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
-from ..core.errors import RecipeError
+from ..core.errors import RecipeError, nearest
 from ..core.validated import Validated
+
+ROUTERS: dict[str, Callable[..., Any]] = {}
+"""By their names, the routers that were registered."""
+
+
+def register_router(name: str, function: Callable[..., Any]) -> None:
+    """Let `MoE.choice` name a function that sends tokens to experts; all else of a mixture stays, its lossless exchange included.
+
+    Args:
+        function: (the `MoE`, logits float32 "batch residual router", `Tokens`) to each token's experts, integers
+            "batch residual active", and their weights, float32, of the same shape. A token may have the same expert twice; an
+            expert of `MoE.experts` is none. It sees this device's tokens alone, and is differentiated through the weights.
+
+    Raises:
+        RecipeError: Another function has the name.
+    """
+    if name in ("token", "expert") or ROUTERS.get(name, function) is not function:
+        raise RecipeError(f"a router is registered as {name!r} already; choose another name")
+    ROUTERS[name] = function
+
 
 BalanceScope = Literal["sequence", "batch", "global"]
 
@@ -23,7 +44,8 @@ class MoE(Validated):
         every: Every n-th layer is a mixture, the others are dense: the last of each n.
         first_dense: The first layers that are dense whatever `every` says.
         choice: "token": each token takes its `active` best experts. "expert": each expert takes its best tokens of each row, as
-            many as make `active` on average; it looks ahead, so a model so trained does not generate as it was trained.
+            many as make `active` on average; it looks ahead, so a model so trained does not generate as it was trained. Otherwise
+            the name of a function that was given to `register_router`.
         scores: Of an expert for a token: a softmax over all experts, or a sigmoid for each.
         normalised: Divide the weights of a token's experts by their sum.
         scale: What all weights are multiplied by.
@@ -52,7 +74,7 @@ class MoE(Validated):
     shared: int = 0
     every: int = 1
     first_dense: int = 0
-    choice: Literal["token", "expert"] = "token"
+    choice: str = "token"
     scores: Literal["softmax", "sigmoid"] = "softmax"
     normalised: bool = True
     scale: float = 1.0
@@ -104,6 +126,8 @@ class MoE(Validated):
             self.capacity is None or 0 < self.capacity < math.inf,
             f"capacity={self.capacity}; expected a positive factor, or None to drop no token",
         )
+        choices = ("token", "expert", *ROUTERS)
+        require(self.choice in choices, f"choice={self.choice!r}; {nearest(self.choice, choices)}")
         require(1.0 <= self.buffer < math.inf, f"buffer={self.buffer}; expected 1 or more")
         if self.choice == "expert":
             for name, needed in (("groups", 1), ("selection_bias", False), ("capacity", None)):

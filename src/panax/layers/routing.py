@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..core import Module, current_layout, normal, parameter, uniform
+from ..core.errors import RecipeError
 from ..core.layout import MeshAxes, axis_size
 from ..parallel.context import zigzag_inverse
 from ..spmd import Holds, contract, declared
 from ..spmd.collectives import all_gather
-from .moe_config import MoE
+from .moe_config import ROUTERS, MoE
 
 
 class Assigned(eqx.Module):
@@ -94,8 +95,11 @@ class Router(Module):
         else:
             scores = jax.nn.sigmoid(logits)
             probability = scores / (scores.sum(axis=-1, keepdims=True) + 1e-20)
-        choose = _by_expert if moe.choice == "expert" else _by_token
-        assigned, load, dropped = choose(moe, scores, tokens)
+        if moe.choice == "expert":
+            assigned, load, dropped = _by_expert(moe, scores, tokens)
+        else:
+            chosen = _best(moe, scores, tokens) if moe.choice == "token" else _by_own_router(moe, logits, tokens)
+            assigned, load, dropped = _by_token(moe, chosen, tokens)
         valid = jnp.ones(x.shape[:2], jnp.float32) if tokens.valid is None else tokens.valid.astype(jnp.float32)
         shown = jax.lax.stop_gradient(probability)
         entropy = -(shown * jnp.log(jnp.maximum(shown, 1e-20))).sum(axis=-1)
@@ -106,14 +110,31 @@ class Router(Module):
         return assigned, RouterTerms(summed, load, z, (entropy * valid).sum(), dropped, valid.sum())
 
 
-def _by_token(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[Assigned, jax.Array, jax.Array]:
-    """Each token's best experts; (assigned, each row's load, dropped)."""
-    batch, length, experts = scores.shape
+def _best(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[jax.Array, jax.Array]:
+    """Each token's best experts, and their weights."""
     expert = jax.lax.top_k(jax.lax.stop_gradient(_selected_by(moe, scores, tokens.bias)), moe.active)[1]
     weight = jnp.take_along_axis(scores, expert, axis=-1)
     if moe.normalised:
         weight = weight / (weight.sum(axis=-1, keepdims=True) + 1e-20)
-    weight = weight * moe.scale
+    return expert, weight * moe.scale
+
+
+def _by_own_router(moe: MoE, logits: jax.Array, tokens: Tokens) -> tuple[jax.Array, jax.Array]:
+    """What a registered router chooses."""
+    expert, weight = ROUTERS[moe.choice](moe, logits, tokens)
+    wanted = (*logits.shape[:2], moe.active)
+    if expert.shape != wanted or weight.shape != wanted or not jnp.issubdtype(expert.dtype, jnp.integer):
+        raise RecipeError(
+            f"the router {moe.choice!r} gave experts {expert.dtype}{list(expert.shape)} and weights {list(weight.shape)}; "
+            f"expected integers {list(wanted)} (batch, positions, task.model.feed_forward.active) and a weight for each"
+        )
+    return expert.astype(jnp.int32), weight.astype(jnp.float32)
+
+
+def _by_token(moe: MoE, chosen: tuple[jax.Array, jax.Array], tokens: Tokens) -> tuple[Assigned, jax.Array, jax.Array]:
+    """Tokens with the experts that were chosen for each; (assigned, each row's load, dropped)."""
+    (expert, weight), experts = chosen, moe.experts
+    batch, length, _ = expert.shape
     if tokens.valid is not None:
         expert = jnp.where(tokens.valid[:, :, None], expert, experts)
     load = _count(expert.reshape(batch, -1), experts)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
@@ -42,6 +43,10 @@ class DecoderTask(Validated, StagedTask):
     z_loss: float = 0.0
     pipeline: Pipeline = Pipeline()  # noqa: RUF009
     context_attention: ContextAttention = "auto"
+
+    batch_axes = MappingProxyType(
+        dict.fromkeys(("tokens", "targets", "loss_mask", "segment", "position"), ("batch", "seq"))
+    )
 
     @property
     def weight_dtype(self) -> Any:

@@ -134,11 +134,11 @@ class _Search:
         rules: Rules,
     ):
         self.program_of, self.task, self.devices = program_of, task, devices
-        self.batch, self.batch_axes = batch, batch_axes
+        self.batch, self.batch_axes = batch, task.axes_of(batch_axes)
         self.memory_bytes, self.fast_domain, self.rules = memory_bytes, fast_domain, rules
         self.program = program_of(task, 1)
         self.programs: dict[tuple[str | None, int], Program] = {}
-        leaves = tuple((f"batch leaf {name!r}", batch_axes[name], leaf.shape) for name, leaf in batch.items())
+        leaves = tuple((f"batch leaf {name!r}", self.batch_axes[name], leaf.shape) for name, leaf in batch.items())
         self.needs: Needs = dataclasses.replace(needs_of(self.program), batch=leaves)
         self.rows = next(iter(batch.values())).shape[0]
         self.computed = {

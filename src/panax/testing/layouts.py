@@ -63,7 +63,7 @@ def check_task(
 
     Args:
         batch: One global batch, as a source would give it. Its rows must divide over the layouts.
-        axes: The logical axes of each of its leaves; by default rows alone are split.
+        axes: The logical axes of each of its leaves; by default the task's own, and of others rows alone are split.
         layouts: Mesh axis to size, each; by default every axis that the task supports with 2 devices, and most of them together.
         tolerance: By default the rounding of sums over the batch, in the dtype that the task computes in.
 
@@ -72,7 +72,7 @@ def check_task(
         LayoutError: A sum over devices is forgotten.
     """
     batch = {name: np.asarray(leaf) for name, leaf in batch.items()}
-    axes = axes or axes_of_rows(batch)
+    axes = task.axes_of(axes or axes_of_rows(batch))
     tolerance = _tolerance(task, batch, axes) if tolerance is None else tolerance
     devices = len(jax.devices())
     compiled = functools.partial(_compiled, task, axes)

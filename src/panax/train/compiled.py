@@ -217,7 +217,7 @@ class CompiledStep:
     ):
         """
         Args:
-            batch_axes: The logical axes of each leaf of a batch.
+            batch_axes: The logical axes of each leaf of a batch; the task's own go before.
             shapes_allowed: How many shapes of batch may come, as many programs are compiled: the number of buckets.
 
         Raises:
@@ -230,7 +230,7 @@ class CompiledStep:
         check(self._needs, placement.rules, placement.sizes)
         rules = fitted_rules(placement.rules, self._needs, placement.sizes)
         self.placement = placement = dataclasses.replace(placement, rules=rules)
-        self.batch_axes = dict(batch_axes)
+        self.batch_axes = program.task.axes_of(batch_axes)
         self.shapes_allowed = shapes_allowed
         self.compile_seconds = 0.0
         self.kernels_taken: list[str] = []
