@@ -5,7 +5,10 @@ Nothing heavy is imported until it is used: a supervisor that only checks a layo
 
 from typing import TYPE_CHECKING
 
+# Registers the axes of Panax's own layers, whichever room is imported first.
+from . import layers as layers
 from .core.lazy import lazily
+from .core.readable import readable_in
 
 if TYPE_CHECKING:
     from . import adapters
@@ -24,6 +27,10 @@ __getattr__ = lazily(
     },
     rooms=("adapters",),
 )
+
+readable_in("panax.models", "DecoderTask", "DecoderConfig", "VitTask", "VitConfig")
+readable_in("panax.layers", "Rotary", "RotaryScaling", "YarnScaling", "Latent", "MoE")
+readable_in("panax.parallel", "Pipeline")
 
 __all__ = [
     "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "compile_step", "debugging", "fit",

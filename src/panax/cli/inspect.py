@@ -14,10 +14,10 @@ from rich.console import Console
 from ..core import DataFacts, Task, pair_axes
 from ..core.errors import RecipeError
 from ..data import BytePairTokenizer, TextData
+from ..data.source import TEXT_AXES
 from ..mesh import Placement
 from ..plan import Hardware, TooLarge, parse_target, plan_step, target_devices, text_batch, walk_step
 from ..plan.report import aligned, plan_lines, size, walk_lines
-from ..plan.step import TEXT_LEAVES
 from ..run import Experiment
 from ..run.automatic import with_chosen_mesh
 from ..run.description import describe
@@ -123,7 +123,7 @@ def _elsewhere(experiment: Experiment, target: Hardware, devices: list[Any], say
             raise
         say(f"the corpus is not read: the vocabulary is taken as its tokenizer's most, {data.tokenizer.vocab_size}")
         task = experiment.task.adapted(DataFacts(data.tokenizer.vocab_size, data.sequence_length))
-    axes = dict.fromkeys(TEXT_LEAVES, ("batch", "seq"))
+    axes = TEXT_AXES
     experiment, task = with_chosen_mesh(
         experiment,
         task,

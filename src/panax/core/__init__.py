@@ -19,13 +19,16 @@ if TYPE_CHECKING:
         nearest,
     )
     from .layout import Layout, current_layout, current_target, use_layout
+    from .logical import LogicalAxis, Role, Undivided, register_axes
     from .measures import Faults, Loss, Losses, Maximum, Mean, Metrics, Sum, merge_measures, total_loss
     from .module import Module, constant, logical_axes, name_key, normal, parameter, stack, stacked
     from .protocols import Axes, Batch, ModelState, Params, Position, Source, SourcedBatch
+    from .readable import register_readable
     from .scoping import current_scope, debugging, real_values, scope
     from .state import Guard, TrainState
     from .target import Target, Traits
     from .task import DataFacts, Evaluation, Gradients, Task
+    from .watching import HeatMap, Watch, Watched
 
 _WHERE = {
     "axes": ("annotation_axes", "map_axes", "named_leaves", "pair_axes", "path_name"),
@@ -42,22 +45,26 @@ _WHERE = {
         "nearest",
     ),
     "layout": ("Layout", "current_layout", "current_target", "use_layout"),
+    "logical": ("LogicalAxis", "Role", "Undivided", "register_axes"),
     "measures": ("Faults", "Loss", "Losses", "Maximum", "Mean", "Metrics", "Sum", "merge_measures", "total_loss"),
     "module": ("Module", "constant", "logical_axes", "name_key", "normal", "parameter", "stack", "stacked"),
     "protocols": ("Axes", "Batch", "ModelState", "Params", "Position", "Source", "SourcedBatch"),
+    "readable": ("register_readable",),
     "scoping": ("current_scope", "debugging", "real_values", "scope"),
     "state": ("Guard", "TrainState"),
     "target": ("Target", "Traits"),
     "task": ("DataFacts", "Evaluation", "Gradients", "Task"),
+    "watching": ("HeatMap", "Watch", "Watched"),
 }
 
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
     "Axes", "Batch", "CheckpointError", "DamagedError", "DataError", "DataFacts", "Evaluation", "Faults", "Gradients", "Guard",
-    "Layout", "LayoutError", "Loss", "Losses", "Maximum", "Mean", "Metrics", "ModelState", "Module", "PanaxError",
-    "Params", "Position", "RecipeError", "Source", "SourcedBatch", "StoreError", "Sum", "Target", "Task", "TrainState",
-    "TrainingError", "Traits", "annotation_axes", "constant", "current_layout", "current_scope", "current_target", "debugging",
-    "dropout", "logical_axes", "map_axes", "merge_measures", "name_key", "named_leaves", "nearest", "normal", "pair_axes",
-    "parameter", "path_name", "real_values", "scope", "stack", "stacked", "total_loss", "uniform", "use_layout",
+    "HeatMap", "Layout", "LayoutError", "LogicalAxis", "Loss", "Losses", "Maximum", "Mean", "Metrics", "ModelState", "Module",
+    "PanaxError", "Params", "Position", "RecipeError", "Role", "Source", "SourcedBatch", "StoreError", "Sum", "Target", "Task",
+    "TrainState", "TrainingError", "Traits", "Undivided", "Watch", "Watched", "annotation_axes", "constant", "current_layout",
+    "current_scope", "current_target", "debugging", "dropout", "logical_axes", "map_axes", "merge_measures", "name_key",
+    "named_leaves", "nearest", "normal", "pair_axes", "parameter", "path_name", "real_values", "register_axes",
+    "register_readable", "scope", "stack", "stacked", "total_loss", "uniform", "use_layout",
 ]  # fmt: skip

@@ -24,6 +24,8 @@ class Traits:
         experts_in_one_loop: The float32 feed-forward of all experts runs faster as one loop over chunks of rows.
         flat_matmuls: A float32 contraction runs faster as a multiplication of two matrices.
         scores_in_cache: Float32 attention scores that are computed at a time; None for all rows at once.
+        rings: Its devices know their coordinates in an interconnect, along whose rings a mesh axis should lie.
+        fast_domain: Devices that the fast network joins, where nothing better is known; None for all of them.
         logits_bytes: Float32 logits that are computed at a time in a cross-entropy. Larger chunks read and write the head's
             gradient less often.
     """
@@ -37,12 +39,14 @@ class Traits:
     experts_in_one_loop: bool = False
     flat_matmuls: bool = False
     scores_in_cache: int | None = None
+    rings: bool = False
+    fast_domain: int | None = 8
     logits_bytes: int = 2**29
 
 
 _TRAITS = {
     "gpu": Traits(ragged_exchange=True),
-    "tpu": Traits(ragged_exchange=True),
+    "tpu": Traits(ragged_exchange=True, rings=True, fast_domain=None),
     "cpu": Traits(
         own_memory=False,
         # A loop copies everything that the backward pass needs into stacked buffers, with one core: a third of a float32 step.

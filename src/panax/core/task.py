@@ -16,6 +16,7 @@ from .errors import RecipeError
 from .measures import Losses, Metrics, Scalar
 from .needs import Exchange, Pipelined
 from .protocols import AcceptedOrder, Axes, Batch, ModelState, Params
+from .watching import Watch
 
 
 class DataFacts(NamedTuple):
@@ -136,10 +137,9 @@ class Task(abc.ABC):
         """What its layers exchange whole over a mesh axis."""
         return ()
 
-    @property
-    def router_layers(self) -> tuple[int, ...]:
-        """The layers that are mixtures of experts: a metric whose name begins with `experts/` is an array with a row for each."""
-        return ()
+    def watch(self) -> Watch | None:
+        """What follows those of its metrics that are arrays, for one run; None, the default, where nothing reads them."""
+        return None
 
     def flops_per_token(self, length: int) -> float | None:
         """FLOPs of a forward and backward pass for one token in a row of `length`; None if not known."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import xxhash
 
 from panax.core.errors import DataError, RecipeError
+from panax.core.logical import axes_of_rows
 from panax.core.protocols import Axes
 
 from .augmentation import Augmentation, Generators
@@ -110,9 +111,7 @@ class Arrays:
         lengths = {name: len(array) for name, array in self._arrays.items()}
         if len(set(lengths.values())) > 1 or not min(lengths.values()):
             raise DataError(f"the arrays have {lengths} examples; expected one number for all, at least 1")
-        self.axes: Mapping[str, Axes] = {
-            name: ("batch", *(None,) * (array.ndim - 1)) for name, array in self._arrays.items()
-        }
+        self.axes: Mapping[str, Axes] = axes_of_rows(self._arrays)
         for name, given in (axes or {}).items():
             if name not in self.axes or len(given) != len(self.axes[name]) or given[0] != "batch":
                 raise RecipeError(f"axes of {name!r} are {given}; expected as many as in {self.axes}, `batch` first")

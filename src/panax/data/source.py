@@ -12,9 +12,11 @@ from panax.core.protocols import Axes, Position, Source, SourcedBatch
 
 from .packing import Row, Rows
 
-_DTYPES = {
+TEXT_LEAVES = {
     "tokens": np.int32, "targets": np.int32, "loss_mask": np.float32, "segment": np.int32, "position": np.int32,
 }  # fmt: skip
+"""The leaves of a batch of text, each of rows by positions."""
+
 TEXT_AXES: Mapping[str, Axes] = MappingProxyType(dict.fromkeys(Row._fields, ("batch", "seq")))
 
 WantedRows = Sequence[int] | npt.NDArray[np.integer]
@@ -205,7 +207,7 @@ def read_places(parts: Sequence[Rows], places: Places, width: int) -> dict[str, 
 
 
 def _empty(rows: int, width: int) -> dict[str, np.ndarray]:
-    return {name: np.zeros((rows, width), dtype) for name, dtype in _DTYPES.items()}
+    return {name: np.zeros((rows, width), dtype) for name, dtype in TEXT_LEAVES.items()}
 
 
 def _groups(places: Places) -> Iterator[tuple[int, int, npt.NDArray[np.int64]]]:

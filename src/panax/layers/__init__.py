@@ -1,24 +1,52 @@
-"""Layers: annotated parameters and pure functions."""
+"""Layers: annotated parameters and pure functions. Their logical axes are registered when this room is imported."""
 
-from .attention import Attention, Cache
-from .block import Block, Context
-from .embedding import Embedding, Head, PositionEmbedding
-from .feed_forward import Activation, FeedForward
-from .latent_attention import Latent, LatentAttention, LatentCache
-from .loss import TokenLoss, token_loss
-from .moe import MixtureOfExperts, router_measures, router_weights
-from .moe_config import MoE, register_router
-from .norm import Norm
-from .rotary import Rotary, RotaryScaling, YarnScaling
-from .routing import RouterTerms, Tokens
-from .stack import Stack, build_stacks, run_stacks
-from .staged import StagedTask
-from .state_space import StateSpace, StateSpaceCache
-from .transformer import TransformerBlock
+from typing import TYPE_CHECKING
+
+from ..core.lazy import lazily
+from . import axes as axes
+
+if TYPE_CHECKING:
+    from .attention import Attention, Cache
+    from .block import Block, Context
+    from .embedding import Embedding, Head, PositionEmbedding
+    from .expert_load import ExpertWatch
+    from .feed_forward import Activation, FeedForward
+    from .latent_attention import Latent, LatentAttention, LatentCache
+    from .loss import TokenLoss, token_loss
+    from .moe import MixtureOfExperts, router_measures, router_weights
+    from .moe_config import MoE, register_router
+    from .norm import Norm
+    from .rotary import Rotary, RotaryScaling, YarnScaling
+    from .routing import RouterTerms, Tokens
+    from .stack import Stack, build_stacks, run_stacks
+    from .staged import StagedTask
+    from .state_space import StateSpace, StateSpaceCache
+    from .transformer import TransformerBlock
+
+_WHERE = {
+    "attention": ("Attention", "Cache"),
+    "block": ("Block", "Context"),
+    "embedding": ("Embedding", "Head", "PositionEmbedding"),
+    "expert_load": ("ExpertWatch",),
+    "feed_forward": ("Activation", "FeedForward"),
+    "latent_attention": ("Latent", "LatentAttention", "LatentCache"),
+    "loss": ("TokenLoss", "token_loss"),
+    "moe": ("MixtureOfExperts", "router_measures", "router_weights"),
+    "moe_config": ("MoE", "register_router"),
+    "norm": ("Norm",),
+    "rotary": ("Rotary", "RotaryScaling", "YarnScaling"),
+    "routing": ("RouterTerms", "Tokens"),
+    "stack": ("Stack", "build_stacks", "run_stacks"),
+    "staged": ("StagedTask",),
+    "state_space": ("StateSpace", "StateSpaceCache"),
+    "transformer": ("TransformerBlock",),
+}
+
+__getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Activation", "Attention", "Block", "Cache", "Context", "Embedding", "FeedForward", "Head", "Latent", "LatentAttention",
-    "LatentCache", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling", "RouterTerms", "Stack",
-    "StagedTask", "StateSpace", "StateSpaceCache", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling", "build_stacks",
-    "register_router", "router_measures", "router_weights", "run_stacks", "token_loss",
+    "Activation", "Attention", "Block", "Cache", "Context", "Embedding", "ExpertWatch", "FeedForward", "Head", "Latent",
+    "LatentAttention", "LatentCache", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling",
+    "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceCache", "TokenLoss", "Tokens", "TransformerBlock",
+    "YarnScaling", "build_stacks", "register_router", "router_measures", "router_weights", "run_stacks", "token_loss",
 ]  # fmt: skip

@@ -153,12 +153,12 @@ class StagedTask(Task):
 
     @property
     def row_order(self) -> AcceptedOrder:
-        orders = {layer.row_order for layer in layers_of(self.abstract_stacks)} - {"any"}
-        if len(orders) > 1:
+        orders = {layer.row_order for layer in layers_of(self.abstract_stacks)}
+        if {"zigzag", "contiguous"} <= orders:
             raise RecipeError(
-                f"{type(self).__name__} has layers that take positions in zigzag, and contiguous; no row has both orders"
+                f"{type(self).__name__} has layers that take positions in zigzag, and contiguous ones; no row has both orders"
             )
-        return orders.pop() if orders else "any"
+        return "contiguous" if "contiguous" in orders else "zigzag" if "zigzag" in orders else "any"
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:

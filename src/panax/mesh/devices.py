@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LayoutError
+from ..core.target import target_of
 
 SLOW_AXES = ("replica", "stage", "fsdp")
 """The axes that may span TPU slices, in the order in which they are asked to."""
@@ -38,8 +39,8 @@ def device_grid(devices: Sequence[Any], sizes: Mapping[str, int]) -> np.ndarray:
     shape = tuple(sizes.values())
     if len(devices) != math.prod(shape):
         raise LayoutError(f"the mesh {_described(sizes)} has {math.prod(shape)} devices, {len(devices)} were given")
-    if devices[0].platform == "tpu":
-        return _tpu_grid(devices, sizes)
+    if target_of(devices[0]).traits.rings:
+        return _ring_grid(devices, sizes)
     ordered = sorted(devices, key=lambda device: (_slice(device), device.process_index, device.id))
     grid = _filled(ordered, shape)
     _warn_of_hosts(grid, sizes)
@@ -60,7 +61,7 @@ def _described(sizes: Mapping[str, int]) -> str:
     return "·".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "of one device"
 
 
-def _tpu_grid(devices: Sequence[Any], sizes: Mapping[str, int]) -> np.ndarray:
+def _ring_grid(devices: Sequence[Any], sizes: Mapping[str, int]) -> np.ndarray:
     """By the chips' coordinates, so that an axis follows the rings of the interconnect."""
     from jax.experimental import mesh_utils
 

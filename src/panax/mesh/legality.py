@@ -6,14 +6,16 @@ one types them.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
 
 from ..core.errors import LayoutError
+from ..core.logical import COMPUTE, LOGICAL_AXES, MESH_AXES, MeshAxes, Role, axis_of, traits_of
 from ..core.needs import Exchange, Pipelined
 from ..core.protocols import RowOrder
-from .rules import COMPUTE, LOGICAL_AXES, MESH_AXES, STORAGE, MeshAxes, Rules, assign, divisors
+from .rules import Rules, assign, divisors
 from .topology import MeshShape, data_parallel_size
 
 Sizes = Mapping[str, int]
@@ -93,24 +95,33 @@ def problem(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
             assign(axes, shape, fitted.storage, mesh, name)
     except LayoutError as error:
         return str(error)
-    of_model = _stages(needs, mesh) or _exchanges(needs, mesh) or _vocabulary(needs, rules, mesh)
-    of_step = _residual(needs, rules, mesh) or _batch(needs, rules, mesh)
-    if of_model or of_step or (rules.compute == COMPUTE and rules.storage == STORAGE):
-        return of_model or of_step
-    return _computed(needs, fitted, mesh)
+    of_model = _stages(needs, mesh) or _exchanges(needs, mesh) or _single(needs, rules, mesh)
+    return of_model or _residual(needs, fitted, mesh) or _batch(needs, rules, mesh) or _computed(needs, fitted, mesh)
+
+
+def _parallel(needs: Needs) -> list[str]:
+    """The logical axes of the model that its layers compute in parallel, beside the residual stream."""
+    present = needs.logical_sizes
+    return [name for name, axis in LOGICAL_AXES.items() if axis.parallel and name in present]
+
+
+def _split_over(rules: Rules, mesh: Sizes, logical: str) -> MeshAxes:
+    """The mesh axes above size 1 that split a logical axis while it is computed with."""
+    return tuple(axis for axis in rules.compute.get(logical, ()) if mesh.get(axis, 1) > 1)
 
 
 def _residual(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
     """Partial sums over the axes that split these are scattered into the residual stream."""
     if not needs.splits_residual:
         return None
-    over = rules.compute.get("residual", ())
-    for logical in ("heads", "ssm_heads", "ffn", "vocab", "expert_ffn"):
-        lacking = [a for a in rules.compute.get(logical, ()) if mesh.get(a, 1) > 1 and a not in over]
+    stream = axis_of(Role.STREAM)
+    over = rules.compute.get(stream, ())
+    for logical in _parallel(needs):
+        lacking = [axis for axis in _split_over(rules, mesh, logical) if axis not in over]
         if lacking:
             return (
-                f"rules.compute: {logical} is split over {lacking[0]}={mesh[lacking[0]]}, and residual -> {tuple(over)} is not; "
-                f"split residual over {lacking[0]} too"
+                f"rules.compute: {logical} is split over {lacking[0]}={mesh[lacking[0]]}, and {stream} -> {tuple(over)} is not; "
+                f"split {stream} over {lacking[0]} too"
             )
     return None
 
@@ -120,34 +131,32 @@ def _computed(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
     if not needs.splits_residual:
         return None
 
-    def over(logical: str) -> MeshAxes:
-        return tuple(axis for axis in rules.compute.get(logical, ()) if mesh.get(axis, 1) > 1)
-
-    present = needs.logical_sizes
-    for logical in present:
+    over = functools.partial(_split_over, rules, mesh)
+    for logical in needs.logical_sizes:
         if over(logical) and logical in LOGICAL_AXES and logical not in COMPUTE:
             return (
                 f"rules.compute: {logical} -> {over(logical)}, and {needs.who} computes {logical} whole; take it out of "
                 f"rules.compute, or split it in rules.storage"
             )
-        if over(logical) and logical != "layer" and not rules.storage.get(logical):
+        if over(logical) and traits_of(logical).role is not Role.LAYERS and not rules.storage.get(logical):
             return (
                 f"rules.storage: {logical} rests whole, and rules.compute has {logical} -> {over(logical)}; let it rest split "
                 f"over these too"
             )
-    beyond = tuple(axis for axis in over("residual") if axis not in over("seq"))
-    clash = [axis for axis in beyond if axis in over("batch")]
-    if clash or not {*over("seq")} <= {*over("residual"), *over("batch")}:
+    stream, positions, rows = map(axis_of, (Role.STREAM, Role.POSITIONS, Role.ROWS))
+    beyond = tuple(axis for axis in over(stream) if axis not in over(positions))
+    clash = [axis for axis in beyond if axis in over(rows)]
+    if clash or not {*over(positions)} <= {*over(stream), *over(rows)}:
         return (
-            f"rules.compute: residual -> {over('residual')}, seq -> {over('seq')} and batch -> {over('batch')}; residual takes "
-            f"seq's axes and further ones that split no batch"
+            f"rules.compute: {stream} -> {over(stream)}, {positions} -> {over(positions)} and {rows} -> {over(rows)}; {stream} "
+            f"takes {positions}'s axes and further ones that split no {rows}"
         )
-    for logical in ("heads", "kv_heads", "ssm_heads", "ssm_groups", "ffn", "vocab", "expert_ffn"):
-        whole = not over(logical) and logical in ("kv_heads", "ssm_groups", "expert_ffn")
-        if logical in present and not whole and {*over(logical)} != {*beyond}:
+    for logical in _parallel(needs):
+        whole = not over(logical) and traits_of(logical).may_be_whole
+        if not whole and {*over(logical)} != {*beyond}:
             return (
-                f"rules.compute: {logical} is split over {over(logical)}, and residual over {beyond} beyond seq; split both over "
-                f"the same mesh axes"
+                f"rules.compute: {logical} is split over {over(logical)}, and {stream} over {beyond} beyond {positions}; split "
+                f"both over the same mesh axes"
             )
     return None
 
@@ -179,12 +188,17 @@ def _exchanges(needs: Needs, mesh: Sizes) -> str | None:
     return None
 
 
-def _vocabulary(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
-    axes = [axis for axis in rules.compute.get("vocab", ()) if mesh.get(axis, 1) > 1]
-    if not needs.splits_residual or len(axes) < 2:
+def _single(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
+    """What one mesh axis may split, and several may not."""
+    if not needs.splits_residual:
         return None
-    product = "·".join(f"{axis}={mesh[axis]}" for axis in axes)
-    return f"rules.compute: vocab is split over {product}; the loss splits a vocabulary over one mesh axis"
+    for logical in needs.logical_sizes:
+        reason = traits_of(logical).single
+        axes = _split_over(rules, mesh, logical)
+        if reason and len(axes) > 1:
+            product = "·".join(f"{axis}={mesh[axis]}" for axis in axes)
+            return f"rules.compute: {logical} is split over {product}; {reason}"
+    return None
 
 
 def _batch(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
@@ -192,13 +206,15 @@ def _batch(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
     for name, axes, shape in needs.batch:
         for axis, size in zip(axes, shape):
             whole = parts * needs.micro_batches
-            if axis == "batch" and size % whole:
+            if traits_of(axis).role is Role.ROWS and size % whole:
                 return (
                     f"a batch of {size} rows is not divisible by {parts} data-parallel devices x {needs.micro_batches} "
                     f"micro-batches; use a multiple of {whole} rows"
                 )
-            if axis == "seq" and needs.splits_residual and (found := _length(size, mesh, needs.row_order)):
-                return found
+            if traits_of(axis).role is Role.POSITIONS and needs.splits_residual:
+                found = _length(size, mesh, needs.row_order)
+                if found:
+                    return found
         try:
             assign(axes, shape, rules.compute, mesh, f"batch leaf {name!r}")
         except LayoutError as error:

@@ -2,7 +2,7 @@
 
 `storage` says where a parameter rests between its uses, `compute` where everything lies while it is computed with. Each
 maps a logical axis to a mesh axis, to a tuple of them, or to None. DDP, FSDP, HSDP, tensor, sequence and expert parallelism
-are entries in these two; no model knows of them.
+are entries in these two; no model knows of them. The defaults are those of the registered axes (`core/logical.py`).
 """
 
 import copy
@@ -12,77 +12,9 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ..core.errors import LayoutError, nearest
+from ..core.logical import COMPUTE, MESH_AXES, STORAGE, MeshAxes, Role, Undivided, axis_of, traits_of
+from ..core.logical import LOGICAL_AXES as LOGICAL_AXES
 from ..core.validated import Validated
-
-MESH_AXES = ("replica", "stage", "fsdp", "expert", "context", "tensor")
-"""Every mesh axis, slowest network first."""
-
-MeshAxes = tuple[str, ...]
-
-LOGICAL_AXES = {
-    "batch": "rows of the global batch",
-    "seq": "positions in a row, inside attention, feed-forward and loss",
-    "residual": "positions in a row, in the residual stream between them",
-    "embed": "width of the residual stream",
-    "norm": "scale and bias of a normalisation over the residual stream or a head",
-    "heads": "query heads",
-    "kv_heads": "key and value heads",
-    "head_dim": "width of one head",
-    "q_latent": "latent of the queries, where it is projected down to",
-    "kv_latent": "latent of keys and values and the rotated part of the key, side by side, where they are projected down to",
-    "q_rank": "latent of the queries, where these are projected up from it",
-    "kv_rank": "latent of keys and values, where these are projected up from it",
-    "key_value": "one head's key, without its rotated part, and its value, side by side",
-    "value_dim": "width of one head's value, where it is not that of its key",
-    "ssm_heads": "heads of a state-space layer",
-    "ssm_head_dim": "width of one of them",
-    "ssm_groups": "what writes and reads the states of adjacent heads",
-    "ssm_state": "columns of a head's state",
-    "tap": "positions that a convolution along a row reads",
-    "ffn": "width of the feed-forward layer",
-    "vocab": "rows of the embedding and of the output head",
-    "position": "learned positions",
-    "patch_row": "rows of pixels in a patch of an image",
-    "patch_column": "columns of pixels in a patch of an image",
-    "channel": "colours of a pixel",
-    "class": "what a classifier tells apart",
-    "layer": "layers stacked in storage",
-    "expert": "experts",
-    "expert_ffn": "width of an expert",
-    "router": "experts, where a router scores all of them",
-    "features": "of an adapted model: the dimension of a weight that is computed in parallel, where its devices divide it",
-    "width": "of an adapted model: the dimension along which a weight rests split, where its devices divide it",
-    "member": "of an adapted model: weights of equal layers or experts side by side, where their devices divide them",
-}
-
-ELECTIVE = frozenset({"features", "width", "member"})
-"""Logical axes of models that name none: a mesh axis that does not divide such a dimension is left out, and that is no error."""
-
-COMPUTE: Mapping[str, MeshAxes] = {
-    "batch": ("replica", "fsdp", "expert"),
-    "seq": ("context",),
-    "residual": ("context", "tensor"),
-    "heads": ("tensor",),
-    "kv_heads": ("tensor",),
-    "ssm_heads": ("tensor",),
-    "ssm_groups": ("tensor",),
-    "ffn": ("tensor",),
-    "vocab": ("tensor",),
-    "layer": ("stage",),
-    "expert": ("expert",),
-    "expert_ffn": ("tensor",),
-    "features": ("tensor",),
-    "member": ("expert",),
-}
-
-STORAGE: Mapping[str, MeshAxes] = {
-    **{name: axes for name, axes in COMPUTE.items() if name not in ("batch", "seq", "residual")},
-    # Layers that rest on their stages leave the stage axis to the embeddings, which no stage holds alone.
-    "embed": ("fsdp", "expert", "stage"),
-    "q_rank": ("fsdp", "expert", "stage"),
-    "kv_rank": ("fsdp", "expert", "stage"),
-    "width": ("fsdp", "expert"),
-}
 
 Zero = Literal["auto", "1", "2", "3"]
 
@@ -139,37 +71,37 @@ class Rules(Validated):
 
     def with_rows_over(self, axis: str) -> "Rules":
         """These rules with rows split over one more mesh axis."""
-        return dataclasses.replace(self, compute={**self.compute, "batch": (*self.compute.get("batch", ()), axis)})
+        rows = axis_of(Role.ROWS)
+        return dataclasses.replace(self, compute={**self.compute, rows: (*self.compute.get(rows, ()), axis)})
 
     def with_whole_residual(self) -> "Rules":
         """These rules for a model whose residual stream is split no further than its rows' positions are."""
-        return dataclasses.replace(self, compute={**self.compute, "residual": self.compute.get("seq", ())})
+        whole = self.compute.get(axis_of(Role.POSITIONS), ())
+        return dataclasses.replace(self, compute={**self.compute, axis_of(Role.STREAM): whole})
 
     def fitted(
         self, sizes: Mapping[str, int], mesh: Mapping[str, int], *, layers_rest_on_stages: bool = True
     ) -> "Rules":
         """These rules for one model: what they can't split is laid out otherwise, where that is legal.
 
-        Key-value heads, and groups of state-space heads, that their axes don't divide are replicated. Layers that don't fall into
-        equal, adjacent stages rest split along `embed`, and travel to their stages once a step. Where the stages don't divide
-        `embed` either, what is split over them in no other way is replicated over them. Ranks of latents, which are small, rest
-        split over as many of the first of their axes as divide them.
+        Each axis says what becomes of it where the mesh does not divide it (`Undivided`). Layers that don't fall into equal,
+        adjacent stages rest split along their width, and travel to their stages once a step.
 
         Args:
             sizes: The model's logical axes.
         """
         storage, compute = dict(self.storage), dict(self.compute)
-        for shared in ("kv_heads", "ssm_groups"):
-            if sizes.get(shared, 0) % math.prod(mesh.get(axis, 1) for axis in compute.get(shared, ())):
-                storage[shared] = compute[shared] = ()
-        embed = storage.get("embed", ())
-        if "stage" in embed and sizes.get("embed", 0) % math.prod(mesh.get(axis, 1) for axis in embed):
-            storage["embed"] = tuple(axis for axis in embed if axis != "stage")
-        for rank in ("q_rank", "kv_rank"):
-            while storage.get(rank) and sizes.get(rank, 0) % math.prod(mesh.get(axis, 1) for axis in storage[rank]):
-                storage[rank] = storage[rank][:-1]
+        for name, size in sizes.items():
+            rests, undivided = storage.get(name, ()), traits_of(name).undivided
+            if undivided is Undivided.REPLICATED and not _divides(mesh, compute.get(name, ()), size):
+                storage[name] = compute[name] = ()
+            elif undivided is Undivided.OFF_STAGES and not _divides(mesh, rests, size):
+                storage[name] = tuple(axis for axis in rests if axis != "stage")
+            elif undivided is Undivided.FEWER:
+                while not _divides(mesh, rests, size):
+                    rests = storage[name] = rests[:-1]
         if not layers_rest_on_stages:
-            storage["layer"] = ()
+            storage[axis_of(Role.LAYERS)] = ()
         # Not by `replace`, which would compare every word with its annotation again: thousands of layouts are fitted in a search.
         made = copy.copy(self)
         object.__setattr__(made, "storage", storage)
@@ -212,13 +144,19 @@ def assign(
                 f"{name}: its dimensions {used[taken[0]]!r} and {logical!r} are both mapped to mesh axis {taken[0]!r}; "
                 f"map one of them elsewhere in the rules"
             )
-        if shape is not None and logical in ELECTIVE:
+        if shape is None or not free:
+            pass
+        elif traits_of(logical).undivided is Undivided.ELECTIVE:
             free = _dividing(shape[i], free, mesh)
-        elif shape is not None and free:
+        else:
             _check_divides(name, logical or "", shape[i], free, mesh)
         used.update(dict.fromkeys(free, logical or ""))
         result.append(free)
     return tuple(result)
+
+
+def _divides(mesh: Mapping[str, int], axes: MeshAxes, size: int) -> bool:
+    return size % math.prod(mesh.get(axis, 1) for axis in axes) == 0
 
 
 def _dividing(size: int, axes: MeshAxes, mesh: Mapping[str, int]) -> MeshAxes:

@@ -2,13 +2,12 @@
 
 from .clock import StepClock
 from .console import ConsoleTracker
-from .experts import ExpertWatch
 from .heat_map import heat_map
 from .lane import Lane
 from .throughput import Peak, memory_in_use_bytes, peak_of
 from .trackers import JsonlTracker, TensorBoardTracker, Tracker, Trackers
 
 __all__ = [
-    "ConsoleTracker", "ExpertWatch", "JsonlTracker", "Lane", "Peak", "StepClock", "TensorBoardTracker", "Tracker",
+    "ConsoleTracker", "JsonlTracker", "Lane", "Peak", "StepClock", "TensorBoardTracker", "Tracker",
     "Trackers", "heat_map", "memory_in_use_bytes", "peak_of",
 ]  # fmt: skip

@@ -1,10 +1,12 @@
-"""A picture of how loads are spread over experts and layers, drawn with numpy alone."""
+"""A picture of how figures are spread over rows and columns, drawn with numpy alone."""
 
 import struct
 import zlib
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
+
+from ..core.watching import HeatMap
 
 Picture = UInt8[np.ndarray, "height width 3"]
 Mask = Bool[np.ndarray, "height width"]
@@ -27,33 +29,33 @@ NUMBERED = 30
 LETTERS = {
     "0": "####.##.##.####", "1": ".#.##..#..#.###", "2": "###..#####..###", "3": "###..####..####", "4": "#.##.####..#..#",
     "5": "####..###..####", "6": "####..####.####", "7": "###..#..#..#..#", "8": "####.#####.####", "9": "####.####..####",
-    "a": ".#.#.#####.##.#", "d": "##.#.##.##.###.", "e": "####..####..###", "f": "####..##.#..#..", "l": "#..#..#..#..###",
-    "m": "#.#####.##.##.#", "n": "##.#.##.##.##.#", "o": "####.##.##.####", "p": "####.#####..#..", "r": "##.#.###.#.##.#",
-    "t": "###.#..#..#..#.", "x": "#.##.#.#.#.##.#", "y": "#.##.#.#..#..#.", ".": ".............#.", "+": "....#.###.#....",
-    "/": "..#..#.#.#..#..", " ": "...............",
+    "a": ".#.#.#####.##.#", "b": "##.#.###.#.###.", "c": ".###..#..#...##", "d": "##.#.##.##.###.", "e": "####..####..###",
+    "f": "####..##.#..#..", "g": ".###..#.##.#.##", "h": "#.##.#####.##.#", "i": "###.#..#..#.###", "j": "..#..#..##.#.#.",
+    "k": "#.##.###.#.##.#", "l": "#..#..#..#..###", "m": "#.#####.##.##.#", "n": "##.#.##.##.##.#", "o": "####.##.##.####",
+    "p": "####.#####..#..", "q": ".#.#.##.####.##", "r": "##.#.###.#.##.#", "s": ".###...#...###.", "t": "###.#..#..#..#.",
+    "u": "#.##.##.##.####", "v": "#.##.##.##.#.#.", "w": "#.##.##.#####.#", "x": "#.##.#.#.#.##.#", "y": "#.##.#.#..#..#.",
+    "z": "###..#.#.#..###", ".": ".............#.", "+": "....#.###.#....", "/": "..#..#.#.#..#..", " ": "...............",
 }  # fmt: skip
 
 
-def heat_map(loads: Float[np.ndarray, "layer expert"], layers: tuple[int, ...]) -> Picture:
-    """A row for each of `layers`, a column for each expert, and beside them what the colours mean.
+def heat_map(figures: HeatMap) -> Picture:
+    """The rows and columns of these figures, and beside them what the colours mean.
 
-    White is the mean load of a layer, blue none, red twice the mean and more.
-
-    Args:
-        loads: As multiples of the mean of their layer.
+    White is the mean load of a row, blue none, red twice the mean and more. Names are written in small Latin letters; others
+    are left blank.
     """
-    rows, columns = loads.shape
+    rows, columns = figures.values.shape
     cell = int(np.clip(WIDTH // columns, 4, 36))
-    numbers = [_text(str(layer)) for layer in layers]
-    left, top = max(mask.shape[1] for mask in (*numbers, _text("layer"))) + 2 * GAP, 2 * LINE + GAP
+    names = [_text(str(name)) for name in (*figures.rows, figures.row)]
+    left, top = max(mask.shape[1] for mask in names) + 2 * GAP, 2 * LINE + GAP
     below, right = top + max(rows * cell, 5 * LINE), left + columns * cell
     canvas = np.tile(WHITE, (below + GAP, right + 2 * GAP + 4 * LINE, 1))
-    _write(canvas, "expert", GAP, left)
-    _write(canvas, "layer", GAP + LINE, GAP)
-    canvas[top : top + rows * cell, left:right] = _cells(loads, cell)
+    _write(canvas, figures.column, GAP, left)
+    _write(canvas, figures.row, GAP + LINE, GAP)
+    canvas[top : top + rows * cell, left:right] = _cells(figures.values, cell)
     row_stride = -(-LINE // cell)
     for row in range(0, rows, row_stride):
-        _write(canvas, str(layers[row]), top + row * cell + max(0, cell - LINE) // 2, GAP)
+        _write(canvas, str(figures.rows[row]), top + row * cell + max(0, cell - LINE) // 2, GAP)
     column_stride = -(-(_text(str(columns - 1)).shape[1] + GAP) // cell)
     for column in range(0, columns, column_stride):
         _write(canvas, str(column), GAP + LINE, left + column * cell + cell // 3)
@@ -67,7 +69,7 @@ def _colours(loads: Float[np.ndarray, "height width"]) -> Float[np.ndarray, "hei
     return WHITE - above * (WHITE - RED) - short * (WHITE - BLUE)
 
 
-def _cells(loads: Float[np.ndarray, "layer expert"], cell: int) -> Float[np.ndarray, "height width 3"]:
+def _cells(loads: Float[np.ndarray, "row column"], cell: int) -> Float[np.ndarray, "height width 3"]:
     image = np.kron(_colours(loads), np.ones((cell, cell, 1)))
     if cell > 4:
         image[cell - 1 :: cell] = image[:, cell - 1 :: cell] = 200.0
@@ -92,7 +94,7 @@ def _write(canvas: Float[np.ndarray, "height width 3"], text: str, top: int, lef
 
 
 def _text(text: str) -> Mask:
-    letters = [np.array([dot == "#" for dot in LETTERS[letter]]).reshape(5, 3) for letter in text]
+    letters = [np.array([dot == "#" for dot in LETTERS.get(letter, LETTERS[" "])]).reshape(5, 3) for letter in text]
     spaced = np.concatenate([np.pad(letter, ((0, 0), (0, 1))) for letter in letters], axis=1)[:, :-1]
     return np.kron(spaced, np.ones((SCALE, SCALE), bool))
 

@@ -14,7 +14,7 @@ from ..core.errors import RecipeError
 from ..core.layout import axis_size
 from ..core.measures import Losses, Metrics
 from ..core.validated import Validated
-from ..layers import Context, RouterTerms, StagedTask, router_measures, router_weights, token_loss
+from ..layers import Context, ExpertWatch, RouterTerms, StagedTask, router_measures, router_weights, token_loss
 from ..layers.staged import FloatType
 from ..parallel import ContextAttention, Pipeline, RematPolicy
 from ..parallel.context import sequence_places
@@ -67,9 +67,8 @@ class DecoderTask(Validated, StagedTask):
             raise RecipeError(_too_long(facts.sequence_length, model.max_length))
         return dataclasses.replace(self, model=model)
 
-    @property
-    def router_layers(self) -> tuple[int, ...]:
-        return self.model.mixture_layers
+    def watch(self) -> ExpertWatch | None:
+        return ExpertWatch(self.model.mixture_layers) if self.model.mixture_layers else None
 
     def flops_per_token(self, length: int) -> float:
         return 3 * (2 * self.model.embed * self.model.vocab_size + self.layer_flops(length))

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import jax
 
 from ..core import current_layout
+from ..core.logical import Role, axis_of
 from ..spmd.contraction import PRODUCT
 from ..spmd.weights import GATHERED
 
@@ -46,5 +47,5 @@ def _all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
 
 def _gathers() -> bool:
     """Whether parameters are stored otherwise than they are computed with."""
-    layout = current_layout()
-    return layout is not None and layout.storage(("embed",)) != layout.compute(("embed",))
+    layout, width = current_layout(), (axis_of(Role.WIDTH),)
+    return layout is not None and layout.storage(width) != layout.compute(width)

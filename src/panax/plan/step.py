@@ -7,16 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
 
 from ..data import TextData
+from ..data.source import TEXT_LEAVES
 from ..train import CompiledStep
 from .collectives import Collective, count_collectives
-
-TEXT_LEAVES = {
-    "tokens": np.int32, "targets": np.int32, "loss_mask": np.float32, "segment": np.int32, "position": np.int32,
-}  # fmt: skip
-"""The leaves of a batch of text, each of rows by positions; what `PackedSource` gives."""
 
 
 @dataclasses.dataclass(frozen=True)

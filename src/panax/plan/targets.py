@@ -104,7 +104,7 @@ class Hardware:
     @property
     def topology(self) -> str:
         """The arrangement of one slice, `4x4`, or of GPUs as slices x hosts x devices."""
-        if self.target.platform == "tpu":
+        if self.kind not in DESCRIPTIONS:
             return _shapes(self.kind)[self.count // self.num_slices]
         each = min(self.count, self.chip.fast_domain)
         return f"1x{self.count // each}x{each}"

@@ -33,7 +33,7 @@ def with_chosen_mesh(
         task: With what the recipe left open filled in.
         batch: Gives the shapes of a global batch; asked only where there is something to choose.
         memory_bytes: Of each device, where it can't be asked.
-        fast_domain: Devices that the fast network joins; a host's, or all TPUs.
+        fast_domain: Devices that the fast network joins; by default as the target's traits say.
 
     Raises:
         LayoutError: Nothing fits, or XLA partitions the task's program.
@@ -43,7 +43,7 @@ def with_chosen_mesh(
     devices = jax.devices() if devices is None else list(devices)
     memory = _memory(devices) if memory_bytes is None else memory_bytes
     if fast_domain is None:
-        fast_domain = len(devices) if devices[0].platform == "tpu" else 8
+        fast_domain = target_of(devices[0]).traits.fast_domain or len(devices)
 
     def program(task: Task, micro_batches: int) -> Program:
         step = dataclasses.replace(experiment.step, micro_batches=micro_batches)

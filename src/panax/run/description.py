@@ -1,6 +1,6 @@
 """A run's settings as JSON, and back: what a checkpoint says of its model, read without running any code.
 
-Only the classes listed here are ever built from a description; a name that is not in the list is an error.
+Only registered classes (`core.readable`) are ever built from a description; a name that is not one of theirs is an error.
 """
 
 import dataclasses
@@ -10,27 +10,11 @@ from typing import Any
 
 from ..core import Task
 from ..core.errors import CheckpointError
-from ..layers import Latent, MoE, Rotary, RotaryScaling, YarnScaling
-from ..models import DecoderConfig, DecoderTask, VitConfig, VitTask
-from ..parallel import Pipeline
+from ..core.readable import readable, readable_names
 from .opaque import named
 
-_CLASSES = (
-    DecoderTask,
-    DecoderConfig,
-    Rotary,
-    RotaryScaling,
-    YarnScaling,
-    Latent,
-    MoE,
-    Pipeline,
-    VitTask,
-    VitConfig,
-)
 _LISTED = 32
 """The longest list that is written out where it holds more than words and numbers."""
-
-READABLE = {cls.__name__: cls for cls in _CLASSES}
 
 
 def describe(value: Any) -> Any:
@@ -75,11 +59,11 @@ def _build(value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         return value
     name = value.get("type")
-    if not isinstance(name, str) or name not in READABLE:
+    cls = readable(name) if isinstance(name, str) else None
+    if cls is None:
         raise CheckpointError(
-            f"{where} describes a {name}; this command builds {', '.join(READABLE)} from a file, and no other class"
+            f"{where} describes a {name}; this command builds {', '.join(readable_names())} from a file, and no other class"
         )
-    cls = READABLE[name]
     known = {field.name for field in dataclasses.fields(cls)}
     unknown = value.keys() - known - {"type"}
     if unknown:

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..core import Axes, Faults, Task, TrainState
 from ..core.errors import DataError, RecipeError
+from ..core.logical import axes_of_rows
 from ..data.iterable import as_batch
 from ..kernels import Kernels, choose_by_timing
 from ..mesh import MeshShape, Placement, Rules
@@ -111,7 +112,7 @@ def compile_step(
     if axes is not None and axes.keys() != batch.keys():
         raise DataError(f"axes are given for {sorted(axes)}, the batch has {sorted(batch)}; make them agree")
     if axes is None:
-        axes = {name: ("batch", *(None,) * (leaf.ndim - 1)) for name, leaf in batch.items()}
+        axes = axes_of_rows(batch)
     choose_by_timing(devices=devices)
     program = Program.create(
         task, optimizer or AdamW(), num_steps=num_steps, config=config, frozen=frozen, kernels=kernels

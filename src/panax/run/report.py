@@ -9,9 +9,10 @@ import jax
 
 from ..core import Faults, Position
 from ..core.errors import TrainingError
+from ..core.logical import Role, axis_of
 from ..core.processes import is_first
+from ..core.watching import Watched
 from ..metrics import (
-    ExpertWatch,
     JsonlTracker,
     Lane,
     Peak,
@@ -62,7 +63,7 @@ class Report:
         told = told or Lane("the trackers", say, threaded=threaded)
         self._trackers = Trackers([*own, *((tracker, told) for tracker in trackers)] if is_first() else [])
         self._lanes = (self._log, curves)
-        self._watch = ExpertWatch(prepared.task.router_layers)
+        self._watch = prepared.task.watch()
         self._pictured = 0
         self._pending: tuple[int, Mapping[str, Any], Position] | None = None
         self._counted = 0
@@ -104,7 +105,8 @@ class Report:
             self._counted += first.size if self._length else first.shape[0]
             self.clock.tick()
         axes = next(iter(self._prepared.data.train.axes.values()))
-        self._length = next(iter(batch.values())).shape[1] if axes[:2] == ("batch", "seq") else 0
+        rows_of_positions = (axis_of(Role.ROWS), axis_of(Role.POSITIONS))
+        self._length = next(iter(batch.values())).shape[1] if axes[:2] == rows_of_positions else 0
         with self.clock.measure("device"):
             self.flush()
         self._pending = (number, scalars, position)
@@ -130,7 +132,8 @@ class Report:
         for name in [name for name, value in found.items() if isinstance(value, Faults)]:
             found.pop(name).refuse(f"the batch of step {number}")
         values = {name: float(value) for name, value in found.items() if value.ndim == 0}
-        self._watch.add({name: value for name, value in found.items() if value.ndim > 0})
+        if self._watch is not None:
+            self._watch.add({name: value for name, value in found.items() if value.ndim > 0})
         experiment = self._prepared.experiment
         if values["skipped_in_a_row"] >= experiment.step.max_skipped:
             raise TrainingError(
@@ -176,16 +179,17 @@ class Report:
         self._counted = 0
         record["memory/bytes"] = memory_in_use_bytes()
         record |= epochs_of(self._prepared.data.train, position)
-        of_experts, loads, warnings = self._watch.take()
-        self._trackers.record(number, record | of_experts)
-        for warning in warnings:
+        watched = Watched() if self._watch is None else self._watch.take()
+        self._trackers.record(number, {**record, **watched.scalars})
+        for warning in watched.warnings:
             self._say(f"warning: step {number}: {warning}")
-        if loads is not None and (
+        if watched.heat_maps and (
             not self._pictured
             or number >= self._pictured + PICTURED_EVERY * experiment.log_every
             or number == experiment.num_steps
         ):
-            self._trackers.picture(number, "experts/load", heat_map(loads, self._watch.layers))
+            for name, figures in watched.heat_maps.items():
+                self._trackers.picture(number, name, heat_map(figures))
             self._pictured = number
 
     def _speed(self, per_second: float) -> dict[str, float]:

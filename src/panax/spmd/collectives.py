@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from ..core.expected import moving
 from ..core.layout import MeshAxes, current_layout
+from ..core.logical import Role, axis_of
 from ..core.measures import Maximum, is_measure
 
 
@@ -53,8 +54,8 @@ def axis_index(axes: MeshAxes) -> jax.Array:
 
 def token_axes() -> MeshAxes:
     """The mesh axes that a batch's tokens are split over."""
-    layout = current_layout()
-    return () if layout is None else tuple(axis for dim in layout.compute(("batch", "seq")) for axis in dim)
+    layout, both = current_layout(), (axis_of(Role.ROWS), axis_of(Role.POSITIONS))
+    return () if layout is None else tuple(axis for dim in layout.compute(both) for axis in dim)
 
 
 def over_tokens(tree: Any) -> Any:

@@ -22,6 +22,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from ..core.layout import MeshAxes, current_layout
+from ..core.logical import Role, axis_of
 from ..core.protocols import Axes
 from ..kernels.product import product
 from .collectives import all_gather, all_reduce, reduce_scatter
@@ -165,12 +166,13 @@ def _partial(equation: Equation) -> tuple[MeshAxes, int | None, bool]:
     axes = tuple(axis for dim in layout.compute(tuple(summed)) for axis in dim)
     if axes and not sequence_parallel_axes():
         return axes, None, False
-    if axes and "seq" not in equation.axes[2]:
+    positions = axis_of(Role.POSITIONS)
+    if axes and positions not in equation.axes[2]:
         raise ValueError(
             f"contract({equation.text!r}) sums over {' '.join(map(str, summed))}, split over {axes}; the result needs an axis "
-            f"'seq' to be scattered along"
+            f"{positions!r} to be scattered along"
         )
-    dims = [equation.axes[i].index("seq") if "seq" in equation.axes[i] else 0 for i in (0, 2)]
+    dims = [axes.index(positions) if positions in axes else 0 for axes in (equation.axes[0], equation.axes[2])]
     return axes, dims[1] if axes else 0, overlaps(axes) and dims == [1, 1]
 
 

@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from ..core.logical import traits_of
 from ..core.protocols import Axes
 from .collectives import gather_dims, scatter_dims
 from .weights import Opening, gathers_of, is_openable
@@ -47,12 +48,12 @@ def is_weight(node: Any) -> bool:
 
 
 def once_dtype(axes: Axes, dtype: Any) -> Any:
-    """What a parameter is gathered in for a whole step, where most are in `dtype`: a router's, which chooses, in float32.
+    """What a parameter is gathered in for a whole step, where most are in `dtype`: some in float32, as a router's, which chooses.
 
     >>> once_dtype(("embed", "router"), jnp.bfloat16).name
     'float32'
     """
-    return jnp.dtype(jnp.float32) if "router" in axes else dtype
+    return jnp.dtype(jnp.float32) if any(traits_of(axis).in_float32 for axis in axes) else dtype
 
 
 def gathered_once(params: Any, axes: Any, dtype: Any, *, scattered: bool) -> Any:

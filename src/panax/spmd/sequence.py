@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from ..core.layout import MeshAxes, current_layout
+from ..core.logical import Role, axis_of
 from .collectives import token_axes
 from .linear import joined, scattered, totalled
 from .marks import shared
@@ -75,8 +76,8 @@ def sequence_parallel_axes() -> MeshAxes:
     layout = current_layout()
     if layout is None:
         return ()
-    (residual,), (seq,) = layout.compute(("residual",)), layout.compute(("seq",))
-    return tuple(axis for axis in residual if axis not in seq)
+    (stream,), (row,) = (layout.compute((axis_of(role),)) for role in (Role.STREAM, Role.POSITIONS))
+    return tuple(axis for axis in stream if axis not in row)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from ..core import Axes, Task, named_leaves
+from ..core.logical import axes_of_rows
 from ..mesh import MESH_AXES, MeshShape, Placement, Rules
 from ..mesh.legality import problem
 from ..optim import Optax
@@ -71,7 +72,7 @@ def check_task(
         LayoutError: A sum over devices is forgotten.
     """
     batch = {name: np.asarray(leaf) for name, leaf in batch.items()}
-    axes = task.axes_of(axes or {name: ("batch", *(None,) * (leaf.ndim - 1)) for name, leaf in batch.items()})
+    axes = task.axes_of(axes or axes_of_rows(batch))
     tolerance = _tolerance(task, batch, axes) if tolerance is None else tolerance
     devices = len(jax.devices())
     compiled = functools.partial(_compiled, task, axes)

@@ -14,6 +14,7 @@ import optax
 
 from ..core import Axes, Faults, Guard, Task, TrainState, merge_measures, named_leaves, pair_axes
 from ..core.errors import RecipeError, TrainingError
+from ..core.logical import Role, axis_of
 from ..core.measures import total_loss
 from ..core.state import averages_of
 from ..kernels import Kernels, use_kernels
@@ -257,7 +258,7 @@ class CompiledStep:
             return None
         name = next(iter(self.batch_axes))
         row_numbers = {name: jax.ShapeDtypeStruct((batch_size,), np.int32)}
-        sharding = self.placement.batch_shardings(row_numbers, {name: ("batch",)})[name]
+        sharding = self.placement.batch_shardings(row_numbers, {name: (axis_of(Role.ROWS),)})[name]
         return held_by(sharding.addressable_devices, sharding, batch_size)
 
     def put(self, batch: Mapping[str, Any], held: HeldRows | None = None) -> dict[str, jax.Array]:
@@ -298,9 +299,9 @@ class CompiledStep:
     def _as_held(self, leaf: np.ndarray, axes: Axes) -> np.ndarray:
         """Positions in the order in which the context axis holds them."""
         parts = self.placement.sizes["context"]
-        if parts == 1 or self.placement.row_order == "contiguous" or "seq" not in axes:
+        if parts == 1 or self.placement.row_order == "contiguous" or axis_of(Role.POSITIONS) not in axes:
             return leaf
-        dim = axes.index("seq")
+        dim = axes.index(axis_of(Role.POSITIONS))
         return np.take(leaf, zigzag_order(leaf.shape[dim], parts), axis=dim)
 
     def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]:

@@ -12,6 +12,7 @@ import optax
 
 from ..core import Batch, Faults, Gradients, Guard, Task, TrainState, current_target, total_loss
 from ..core.errors import RecipeError
+from ..core.logical import axes_of_rows
 from ..core.validated import Validated
 from ..kernels.precision import accumulation_dtype
 from .on_mesh import BatchAxes
@@ -194,6 +195,5 @@ def evaluation_step(state: TrainState, batch: Batch, *, task: Task, batch_axes: 
 def number_rows(batch: Batch, axes: BatchAxes | None = None) -> tuple[dict[str, Any], BatchAxes]:
     """The batch with the leaf `row`, each row's index in it; and the axes of all leaves."""
     rows = next(iter(batch.values())).shape[0]
-    if axes is None:
-        axes = {name: ("batch", *(None,) * (leaf.ndim - 1)) for name, leaf in batch.items()}
-    return {**batch, "row": jnp.arange(rows, dtype=jnp.int32)}, {**axes, "row": ("batch",)}
+    number = {"row": jnp.arange(rows, dtype=jnp.int32)}
+    return {**batch, **number}, {**(axes_of_rows(batch) if axes is None else axes), **axes_of_rows(number)}

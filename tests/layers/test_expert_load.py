@@ -1,13 +1,11 @@
-"""The figures of expert load, the warning of one that starves, and the picture of all of them."""
-
-import zlib
+"""The figures of expert load, and the warning of one that starves."""
 
 import numpy as np
 import pytest
 
-from panax.metrics import ExpertWatch, heat_map
-from panax.metrics.experts import load_figures, relative_loads
-from panax.metrics.heat_map import LETTERS, png
+from panax.core import HeatMap, Watch, Watched
+from panax.layers import ExpertWatch
+from panax.layers.expert_load import load_figures, relative_loads
 
 
 def step(load, **others):
@@ -29,8 +27,11 @@ def test_a_record_is_of_all_steps_since_the_last():
     watch = ExpertWatch((1, 3))
     watch.add(step([[4, 0], [1, 3]], entropy=[0.2, 0.4], dropped=[0.0, 0.5]))
     watch.add(step([[0, 4], [1, 3]], entropy=[0.4, 0.8], dropped=[0.0, 0.1]))
-    scalars, loads, warnings = watch.take()
-    np.testing.assert_allclose(loads, [[1.0, 1.0], [0.5, 1.5]])
+    assert isinstance(watch, Watch)
+    scalars, heat_maps, warnings = watch.take()
+    assert heat_maps.keys() == {"experts/load"}
+    assert heat_maps["experts/load"][1:] == HeatMap(None, (1, 3), "layer", "expert")[1:]
+    np.testing.assert_allclose(heat_maps["experts/load"].values, [[1.0, 1.0], [0.5, 1.5]])
     assert warnings == []
     expected = {
         "experts/layer_1/load_max": 1.0, "experts/layer_3/load_max": 1.5, "experts/load_max": 1.5,
@@ -39,18 +40,18 @@ def test_a_record_is_of_all_steps_since_the_last():
         "experts/layer_3/dropped": 0.3, "experts/dropped": 0.15,
     }  # fmt: skip
     assert {name: scalars[name] for name in expected} == pytest.approx(expected)
-    assert watch.take() == ({}, None, [])
+    assert watch.take() == Watched()
 
 
 def test_a_dense_model_has_no_figures():
     watch = ExpertWatch(())
     watch.add({"other": np.zeros((2, 2))})
-    assert watch.take() == ({}, None, [])
+    assert watch.take() == Watched()
 
 
 def warnings_of(watch, *loads):
     watch.add(step(loads))
-    return watch.take()[2]
+    return watch.take().warnings
 
 
 EVEN, STARVING = (10.0, 10.0, 10.0), (15.0, 0.0, 15.0)
@@ -83,50 +84,3 @@ def test_many_starving_experts_are_counted():
     watch = ExpertWatch((0,))
     (found,) = [line for _ in range(3) for line in warnings_of(watch, [1.0] + [0.0] * 15)]
     assert "1, 2, 3, 4, 5, 6, 7, 8 and 7 more got" in found
-
-
-def decoded(data: bytes) -> np.ndarray:
-    """The pixels of a picture as `png` writes it."""
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    chunks, at = {}, 8
-    while at < len(data):
-        length = int.from_bytes(data[at : at + 4], "big")
-        kind, body = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
-        assert zlib.crc32(kind + body) == int.from_bytes(data[at + 8 + length : at + 12 + length], "big")
-        chunks[kind], at = body, at + 12 + length
-    width, height = (int.from_bytes(chunks[b"IHDR"][i : i + 4], "big") for i in (0, 4))
-    assert chunks[b"IHDR"][8:] == bytes([8, 2, 0, 0, 0]) and chunks[b"IEND"] == b""
-    lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + 3 * width)
-    assert (lines[:, 0] == 0).all()
-    return lines[:, 1:].reshape(height, width, 3)
-
-
-def test_a_picture_comes_back():
-    image = np.random.default_rng(0).integers(0, 256, (5, 7, 3)).astype(np.uint8)
-    np.testing.assert_array_equal(decoded(png(image)), image)
-
-
-def count(image, colour):
-    return (image == np.array(colour, np.uint8)).all(axis=-1).sum()
-
-
-@pytest.mark.parametrize("layers, experts", [(1, 1), (1, 2), (4, 8), (3, 64), (61, 384)])
-def test_the_heat_map_has_a_cell_for_each_layer_and_expert(layers, experts):
-    numbers = tuple(range(3, 3 + layers))
-    white, blue, red = (heat_map(np.full((layers, experts), load), numbers) for load in (1.0, 0.0, 2.0))
-    assert white.shape == blue.shape == red.shape
-    cells = (white != blue).any(axis=-1)
-    most = np.argwhere(cells)
-    height, width = most.max(axis=0) - most.min(axis=0) + 1
-    assert height >= 4 * layers - 1 and width >= 4 * experts - 1
-    assert count(blue, (33, 102, 172)) > count(white, (33, 102, 172))
-    assert count(red, (178, 24, 43)) > count(white, (178, 24, 43))
-    one = np.full((layers, experts), 1.0)
-    one[-1, -1] = 2.0
-    changed = np.argwhere((heat_map(one, numbers) != white).any(axis=-1))
-    assert (changed.max(axis=0) == most.max(axis=0)).all(), "the last layer's last expert is not below and right"
-    assert (np.ptp(changed, axis=0) <= 36).all()
-
-
-def test_letters_are_of_one_size():
-    assert {len(dots) for dots in LETTERS.values()} == {15}

@@ -1,10 +1,15 @@
-"""How evenly a mixture's experts are loaded: figures for each layer and of all, and a warning when an expert starves."""
+"""How evenly a mixture's experts are loaded: figures for each layer and of all, and a warning when an expert starves.
+
+Reads what the routers of all mixture layers report as metrics (`router_measures`), on the host.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+
+from ..core.watching import HeatMap, Watched
 
 PREFIX = "experts/"
 """What the names of the metrics begin with that are arrays with a row for each mixture layer."""
@@ -25,7 +30,7 @@ Loads = Float[np.ndarray, "layer expert"]
 
 
 class ExpertWatch:
-    """Adds up what routers report from one record to the next.
+    """Adds up what routers report from one record to the next; a `core.watching.Watch`.
 
     Attributes:
         layers: The number of the layer that each row is of.
@@ -44,10 +49,10 @@ class ExpertWatch:
             self._sums = {name: self._sums.get(name, 0.0) + value for name, value in found.items()}
             self._steps += 1
 
-    def take(self) -> tuple[dict[str, float], Loads | None, list[str]]:
-        """Scalars by name, each expert's load as a multiple of its layer's mean, warnings; all since the last call."""
+    def take(self) -> Watched:
+        """Figures of each layer and of all, each expert's load as a multiple of its layer's mean, and warnings."""
         if not self._steps:
-            return {}, None, []
+            return Watched()
         means = {name: total / self._steps for name, total in self._sums.items()}
         self._sums, steps, self._steps = {}, self._steps, 0
         loads = relative_loads(means.pop(f"{PREFIX}load"))
@@ -58,7 +63,8 @@ class ExpertWatch:
             for row, layer in enumerate(self.layers)
         }
         scalars |= {f"{PREFIX}{name}": float(EXTREMES.get(name, np.mean)(values)) for name, values in figures.items()}
-        return scalars, loads, list(self._warnings(loads, steps))
+        table = HeatMap(loads, self.layers, "layer", "expert")
+        return Watched(scalars, {f"{PREFIX}load": table}, list(self._warnings(loads, steps)))
 
     def _warnings(self, loads: Loads, steps: int) -> Iterator[str]:
         starved = loads < STARVED

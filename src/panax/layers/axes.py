@@ -1,0 +1,51 @@
+"""The logical axes of the layers that Panax ships, with the default rules and their traits. Plain Python, without jax."""
+
+from ..core.logical import LogicalAxis as Axis
+from ..core.logical import Role, Undivided, register_axes
+
+# Layers that rest on their stages leave the stage axis to the embeddings, which no stage holds alone.
+_AT_REST = ("fsdp", "expert", "stage")
+_ELECTIVE = Undivided.ELECTIVE
+
+register_axes(
+    Axis("batch", "rows of the global batch", compute=("replica", "fsdp", "expert"), storage=(), role=Role.ROWS),
+    Axis("seq", "positions in a row, inside attention, feed-forward and loss", compute=("context",), storage=(),
+         role=Role.POSITIONS),
+    Axis("residual", "positions in a row, in the residual stream between them", compute=("context", "tensor"), storage=(),
+         role=Role.STREAM),
+    Axis("embed", "width of the residual stream", storage=_AT_REST, undivided=Undivided.OFF_STAGES, role=Role.WIDTH),
+    Axis("norm", "scale and bias of a normalisation over the residual stream or a head"),
+    Axis("heads", "query heads", compute=("tensor",), parallel=True),
+    Axis("kv_heads", "key and value heads", compute=("tensor",), parallel=True, may_be_whole=True,
+         undivided=Undivided.REPLICATED),
+    Axis("head_dim", "width of one head"),
+    Axis("q_latent", "latent of the queries, where it is projected down to"),
+    Axis("kv_latent", "latent of keys and values beside the rotated part of the key, where they are projected down to"),
+    Axis("q_rank", "latent of the queries, where these are projected up from it", storage=_AT_REST, undivided=Undivided.FEWER),
+    Axis("kv_rank", "latent of keys and values, where these are projected up from it", storage=_AT_REST,
+         undivided=Undivided.FEWER),
+    Axis("key_value", "one head's key, without its rotated part, and its value, side by side"),
+    Axis("value_dim", "width of one head's value, where it is not that of its key"),
+    Axis("ssm_heads", "heads of a state-space layer", compute=("tensor",), parallel=True),
+    Axis("ssm_head_dim", "width of one of them"),
+    Axis("ssm_groups", "what writes and reads the states of adjacent heads", compute=("tensor",), parallel=True,
+         may_be_whole=True, undivided=Undivided.REPLICATED),
+    Axis("ssm_state", "columns of a head's state"),
+    Axis("tap", "positions that a convolution along a row reads"),
+    Axis("ffn", "width of the feed-forward layer", compute=("tensor",), parallel=True),
+    Axis("vocab", "rows of the embedding and of the output head", compute=("tensor",), parallel=True,
+         single="the loss splits a vocabulary over one mesh axis"),
+    Axis("position", "learned positions"),
+    Axis("patch_row", "rows of pixels in a patch of an image"),
+    Axis("patch_column", "columns of pixels in a patch of an image"),
+    Axis("channel", "colours of a pixel"),
+    Axis("class", "what a classifier tells apart"),
+    Axis("layer", "layers stacked in storage", compute=("stage",), role=Role.LAYERS),
+    Axis("expert", "experts", compute=("expert",)),
+    Axis("expert_ffn", "width of an expert", compute=("tensor",), parallel=True, may_be_whole=True),
+    Axis("router", "experts, where a router scores all of them", in_float32=True),
+    # Of adapted models, which name none:
+    Axis("features", "dimension of a weight that is computed in parallel", compute=("tensor",), undivided=_ELECTIVE),
+    Axis("width", "dimension along which a weight rests split", storage=("fsdp", "expert"), undivided=_ELECTIVE),
+    Axis("member", "weights of equal layers or experts side by side", compute=("expert",), undivided=_ELECTIVE),
+)  # fmt: skip

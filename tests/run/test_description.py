@@ -1,0 +1,87 @@
+"""A run's settings as text, and a task built from it again: of registered classes, and of no others."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from panax.core import CheckpointError, Task, register_readable
+from panax.core.readable import readable, readable_in, readable_names
+from panax.run.description import describe, read_task
+
+
+class Fitted(Task):
+    def init(self, key):
+        return {}, {}
+
+    def parameter_axes(self, params):
+        return params
+
+    def loss(self, params, state, batch, key, train):
+        raise NotImplementedError
+
+
+@register_readable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnTask(Fitted):
+    width: int
+    parts: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Unregistered(Fitted):
+    width: int = 1
+
+
+def test_a_task_that_registers_itself_comes_back():
+    task = OwnTask(width=3, parts=("a", "b"))
+    assert read_task(json.dumps(describe(task)), "here") == task
+
+
+def test_nothing_else_is_built():
+    with pytest.raises(
+        CheckpointError, match=r"here describes a Unregistered; this command builds DecoderTask, Deco.*, OwnT"
+    ):
+        read_task(json.dumps(describe(Unregistered())), "here")
+    for text in ('{"type": "Popen", "args": "true"}', '{"type": 3}', "{}", '{"type": "subprocess.Popen"}'):
+        with pytest.raises(CheckpointError, match="and no other class"):
+            read_task(text, "here")
+    with pytest.raises(CheckpointError, match="does not describe a task"):
+        read_task('{"type": "Pipeline"}', "here")
+    with pytest.raises(CheckpointError, match="OwnTask has no field 'depth'; it was saved by a newer Panax"):
+        read_task('{"type": "OwnTask", "width": 1, "depth": 2}', "here")
+
+
+def test_what_can_be_registered():
+    assert register_readable(OwnTask) is OwnTask
+    with pytest.raises(TypeError, match="is not a dataclass"):
+        register_readable(Fitted)
+    with pytest.raises(ValueError, match="'OwnTask' is registered already"):
+        register_readable(dataclasses.make_dataclass("OwnTask", ["width"]))
+    with pytest.raises(ValueError, match="'VitTask' is registered already"):
+        register_readable(dataclasses.make_dataclass("VitTask", ["width"]))
+    again = type("OwnTask", (OwnTask,), {"__module__": OwnTask.__module__, "__qualname__": OwnTask.__qualname__})
+    assert register_readable(again) is again is readable("OwnTask")
+    register_readable(OwnTask)
+
+
+def test_a_module_is_imported_when_a_file_names_its_class():
+    code = (
+        "import sys, panax\n"
+        "from panax.core.readable import readable, readable_names\n"
+        "assert readable('Elsewhere') is None and 'panax.models' not in sys.modules and 'jax' not in sys.modules\n"
+        "assert readable('VitTask').__module__ == 'panax.models.vit_task'\n"
+        "assert all(isinstance(readable(name), type) for name in readable_names())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_panax_own_classes_are_those_of_its_tasks():
+    own = {name for name in readable_names() if readable(name).__module__.startswith("panax.")}
+    assert own == {
+        "DecoderTask", "DecoderConfig", "Rotary", "RotaryScaling", "YarnScaling", "Latent", "MoE", "Pipeline", "VitTask",
+        "VitConfig",
+    }  # fmt: skip
+    assert readable_in("panax.models") is None
