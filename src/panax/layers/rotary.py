@@ -147,27 +147,41 @@ class Rotary(Validated):
         theta: Base of the wavelengths, which run from 2π to 2π·theta positions.
         interleaved: Features 0 and 1 are a pair, 2 and 3, ... (DeepSeek's released weights), and not 0 and half the width, ...
             The result has all first features before all second ones either way: scores don't depend on the order.
+        fraction: How much of a head's width turns: its first features; the others stay as they are.
     """
 
     theta: float = 10_000.0
     scaling: RotaryScaling | YarnScaling | None = None
     interleaved: bool = False
+    fraction: float = 1.0
 
     def __post_init__(self) -> None:
         _require(1.0 < self.theta < math.inf, f"theta={self.theta}; expected a number above 1")
+        _require(0.0 < self.fraction <= 1.0, f"fraction={self.fraction}; expected a part of a head's width in (0, 1]")
 
     def check(self, head_dim: int) -> None:
-        """Raise a RecipeError where heads of this rotated width can't be rotated so."""
+        """Raise a RecipeError where heads of this width can't be rotated so."""
+        turned = self.turned(head_dim)
+        part = "" if self.fraction == 1.0 else f", of which fraction={self.fraction} is {turned}"
         _require(
-            head_dim > 0 and head_dim % 2 == 0,
-            f"head_dim={head_dim}; expected an even number: rotary embedding turns pairs of features",
+            turned > 0 and turned % 2 == 0,
+            f"head_dim={head_dim}{part}; expected an even number: rotary embedding turns pairs of features",
         )
         if self.scaling is not None:
-            self.scaling.check(head_dim, self.theta)
+            self.scaling.check(turned, self.theta)
+
+    def turned(self, head_dim: int) -> int:
+        """How many features of a head turn.
+
+        >>> Rotary(fraction=0.5).turned(128)
+        64
+        """
+        return int(head_dim * self.fraction)
 
     def frequencies(self, head_dim: int) -> np.ndarray:
-        """Radians per position of each pair of features; float32 of `head_dim / 2`."""
-        frequency = 1.0 / self.theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
+        """Radians per position of each pair of features that turn; float32."""
+        turned = self.turned(head_dim)
+        frequency = 1.0 / self.theta ** (np.arange(0, turned, 2, dtype=np.float32) / turned)
         if self.scaling is None:
             return frequency.astype(np.float32)
         kept = np.clip(self.scaling.kept(frequency, self.theta), 0.0, 1.0)
@@ -186,7 +200,8 @@ class Rotary(Validated):
         )
         amplitude = 1.0 if self.scaling is None else self.scaling.amplitude
         cos, sin = jnp.cos(angle) * amplitude, jnp.sin(angle) * amplitude
-        pairs = x.astype(jnp.float32)
+        turned = self.turned(x.shape[-1])
+        pairs = x[..., :turned].astype(jnp.float32)
         first, second = (pairs[..., 0::2], pairs[..., 1::2]) if self.interleaved else jnp.split(pairs, 2, axis=-1)
-        rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-        return rotated.astype(x.dtype)
+        rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+        return rotated if turned == x.shape[-1] else jnp.concatenate([rotated, x[..., turned:]], axis=-1)

@@ -136,11 +136,6 @@ class DecoderConfig(Validated):
             len(self.windows) > 0 and min(self.windows) >= 0,
             f"model.windows={self.windows}; expected lengths, or 0 for all",
         )
-        require(
-            self.rotary is None or self.head_size % 2 == 0,
-            f"model.head_dim={self.head_size} is odd; rotary embedding turns pairs of features",
-        )
-
         if self.latent is not None:
             for name, needed in _WITH_LATENT.items():
                 require(

@@ -21,6 +21,9 @@ TRAINING_ONLY = ("balance", "balance_scope", "z_loss", "jitter", "capacity", "bu
 ORIGINAL_LENGTH = LLAMA3_KEYS["original_length"]
 """The key of the length that a model with scaled positions was trained with first."""
 
+PARTIAL = "partial_rotary_factor"
+"""The key of the part of a head that turns; families that have it name what `transformers` takes where it is absent."""
+
 DEFAULT_THETA = 10_000.0
 """What `transformers` takes where a configuration names no base of the wavelengths."""
 
@@ -131,15 +134,20 @@ def read_rotary(family: Family, raw: Mapping[str, Any], max_length: int, refuse:
                 f"5 computes with the second; make them equal",
             )
         values["rope_theta"] = own
-    if values.get("partial_rotary_factor", 1.0) != 1.0:
-        refuse(key, f"partial_rotary_factor={values['partial_rotary_factor']!r}; it turns whole heads")
+    partial = family.absent.get(PARTIAL)
+    if partial is not None:
+        # Such a family reads it in this place only.
+        fraction = (raw.get(key) or {}).get(PARTIAL, partial)
+    elif (fraction := values.get(PARTIAL, 1.0)) != 1.0:
+        refuse(key, f"{PARTIAL}={fraction!r}; it turns whole heads")
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in family.scalings:
         refuse(key, f"rope_type={kind!r} is none of {', '.join(family.scalings)}")
     if kind == "yarn":
         values = _of_yarn(values, lambda why: refuse(key, why))
     names = {"default": {}, "llama3": LLAMA3_KEYS, "yarn": YARN_KEYS}[kind]
-    for name in ("rope_theta", *names.values()):
+    values[PARTIAL] = fraction
+    for name in ("rope_theta", PARTIAL, *names.values()):
         if not is_json(values.get(name), float):
             refuse(key, f"{name} is {values.get(name)!r}, expected a number")
     fields: dict[str, Any] = {ours: float(values[theirs]) for ours, theirs in names.items()}
@@ -149,7 +157,8 @@ def read_rotary(family: Family, raw: Mapping[str, Any], max_length: int, refuse:
         if kind != "default":
             fields["original_length"] = int(fields["original_length"])
             scaling = RotaryScaling(**fields) if kind == "llama3" else YarnScaling(**fields)
-        return Rotary(theta=float(values["rope_theta"]), scaling=scaling, interleaved=interleaved)
+        theta = float(values["rope_theta"])
+        return Rotary(theta=theta, scaling=scaling, interleaved=interleaved, fraction=float(fraction))
     except RecipeError as error:
         return refuse(key, str(error))
 
@@ -180,6 +189,10 @@ def write_rotary(family: Family, rotary: Rotary | None) -> Written:
     if family.theta is not None:
         raw[family.theta] = rotary.theta
     problems = []
+    if PARTIAL in family.absent:
+        raw["rope_parameters"] = {"rope_type": "default", "rope_theta": rotary.theta, PARTIAL: rotary.fraction}
+    elif rotary.fraction != 1.0:
+        problems.append(f"model.rotary.fraction={rotary.fraction}, where whole heads turn")
     if family.latent:
         raw["rope_interleave"] = rotary.interleaved
     elif rotary.interleaved:
