@@ -40,7 +40,7 @@ class TransformerBlock(Block):
             branch = self.attention(self.attention_norm(x), context.position, context.segment, context.attention)
             x = self._add(x, branch, self.attention_post_norm, context, 0)
         with scope("feed_forward"):
-            branch, terms = self._feed(self.feed_forward_norm(x), context, state)
+            branch, terms = feed(self.feed_forward, self.feed_forward_norm(x), context, state)
             return self._add(x, branch, self.feed_forward_post_norm, context, 1), terms
 
     @property
@@ -67,19 +67,29 @@ class TransformerBlock(Block):
         attention: Any = self.attention  # Of either kind, like its cache.
         branch, cache = attention.extend(self.attention_norm(x), context.position, cache, start)
         x = self._add(x, branch, self.attention_post_norm, context, 0)
-        branch, _ = self._feed(self.feed_forward_norm(x), context, state)
+        branch, _ = feed(self.feed_forward, self.feed_forward_norm(x), context, state)
         return self._add(x, branch, self.feed_forward_post_norm, context, 1), cache
 
-    def _feed(self, x: jax.Array, context: Context, bias: jax.Array | None) -> tuple[jax.Array, RouterTerms | None]:
-        if isinstance(self.feed_forward, FeedForward):
-            return self.feed_forward(x), None
-        key = None if context.key is None or not context.train else jax.random.fold_in(context.key, 2)
-        return self.feed_forward(x, Tokens(context.valid, context.place, context.row, key, bias))
-
     def _add(self, x: jax.Array, branch: jax.Array, post_norm: Norm | None, context: Context, place: int) -> jax.Array:
-        if post_norm is not None:
-            branch = post_norm(branch)
-        if context.key is not None and context.row is not None:
-            key = jax.random.fold_in(context.key, place)
-            branch = dropout(branch, self.dropout, key, context.row, context.place)
-        return x + branch
+        return add(x, branch if post_norm is None else post_norm(branch), self.dropout, context, place)
+
+
+def feed(
+    feed_forward: FeedForward | MixtureOfExperts, x: jax.Array, context: Context, bias: jax.Array | None
+) -> tuple[jax.Array, RouterTerms | None]:
+    """Run a layer's feed-forward, dense or a mixture."""
+    if isinstance(feed_forward, FeedForward):
+        return feed_forward(x), None
+    key = None if context.key is None or not context.train else jax.random.fold_in(context.key, 2)
+    return feed_forward(x, Tokens(context.valid, context.place, context.row, key, bias))
+
+
+def add(x: jax.Array, branch: jax.Array, rate: float, context: Context, place: int) -> jax.Array:
+    """The residual stream with a branch of a layer, after dropout.
+
+    Args:
+        place: The branch's number in its layer.
+    """
+    if context.key is not None and context.row is not None:
+        branch = dropout(branch, rate, jax.random.fold_in(context.key, place), context.row, context.place)
+    return x + branch

@@ -1,7 +1,7 @@
 """The decoder's layers, built from its settings."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import jax
@@ -18,17 +18,9 @@ def transformer_block(key: jax.Array, config: "DecoderConfig", kind: "LayerKind"
     keys = iter(jax.random.split(key, 8))
     # Each layer adds two branches; their sum keeps its scale at any depth (GPT-2, section 2.3).
     output_gain = (2 * config.num_layers) ** -0.5
-    norm = functools.partial(
-        Norm.build, kind=config.norm, epsilon=config.norm_epsilon, unit_offset=config.norm_unit_offset
-    )
+    norm = norm_of(config)
     attention = _attention(keys, config, kind.window, output_gain)
-    widths, options = (config.embed, config.ffn), {"activation": config.activation, "output_gain": output_gain}
-    if kind.mixture and config.feed_forward is not None:
-        feed_forward = MixtureOfExperts.build(next(keys), *widths, config.feed_forward, gated=config.gated, **options)
-    else:
-        feed_forward = FeedForward.build(
-            next(keys), *widths, gated=config.gated, bias=config.feed_forward_bias, **options
-        )
+    feed_forward = feed_forward_of(next(keys), config, kind, output_gain)
     return TransformerBlock(
         attention_norm=norm(next(keys), config.embed),
         attention=attention,
@@ -38,6 +30,23 @@ def transformer_block(key: jax.Array, config: "DecoderConfig", kind: "LayerKind"
         feed_forward_post_norm=norm(next(keys), config.embed) if config.post_norms else None,
         dropout=config.dropout,
     )
+
+
+def norm_of(config: "DecoderConfig") -> Callable[..., Norm]:
+    """From a key and a size to a norm of the decoder's kind."""
+    return functools.partial(
+        Norm.build, kind=config.norm, epsilon=config.norm_epsilon, unit_offset=config.norm_unit_offset
+    )
+
+
+def feed_forward_of(
+    key: jax.Array, config: "DecoderConfig", kind: "LayerKind", output_gain: float
+) -> FeedForward | MixtureOfExperts:
+    """What a layer of a kind has after its mixer."""
+    widths, options = (config.embed, config.ffn), {"activation": config.activation, "output_gain": output_gain}
+    if kind.mixture and config.feed_forward is not None:
+        return MixtureOfExperts.build(key, *widths, config.feed_forward, gated=config.gated, **options)
+    return FeedForward.build(key, *widths, gated=config.gated, bias=config.feed_forward_bias, **options)
 
 
 def _attention(
@@ -56,13 +65,7 @@ def _attention(
             scale=scale,
             output_gain=output_gain,
         )
-    norm = functools.partial(
-        Norm.build,
-        size=config.head_size,
-        kind=config.norm,
-        epsilon=config.norm_epsilon,
-        unit_offset=config.norm_unit_offset,
-    )
+    norm = functools.partial(norm_of(config), size=config.head_size)
     sizes = {
         "embed": config.embed,
         "norm": config.embed,

@@ -22,10 +22,12 @@ class LayerKind(NamedTuple):
     Attributes:
         window: The sliding window; 0 for none.
         mixture: Whether the feed-forward is a mixture of experts.
+        mixer: What mixes positions; another word than attention in settings whose layers differ in it.
     """
 
     window: int
     mixture: bool
+    mixer: str = "attention"
 
 
 _WITH_LATENT = {
@@ -37,6 +39,12 @@ _WITH_LATENT = {
     "attention_clip": None,
 }
 """Fields that latent attention does without."""
+
+
+def require(holds: bool, message: str) -> None:
+    """Raise a RecipeError where it does not hold."""
+    if not holds:
+        raise RecipeError(message)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,25 +104,33 @@ class DecoderConfig(Validated):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        def require(holds: bool, message: str) -> None:
-            if not holds:
-                raise RecipeError(message)
-
-        for name in ("max_length", "embed", "num_layers", "heads", "ffn", "vocab_multiple"):
+        for name in ("max_length", "embed", "num_layers", "vocab_multiple"):
             require(getattr(self, name) > 0, f"model.{name}={getattr(self, name)}; expected a positive number")
-        for name in ("kv_heads", "head_dim"):
-            require(getattr(self, name) >= 0, f"model.{name}={getattr(self, name)}; expected 0 or more")
         require(
             0.0 < self.norm_epsilon < math.inf,
             f"model.norm_epsilon={self.norm_epsilon}; expected a small positive number",
         )
         require(
-            0.0 <= self.query_scale < math.inf,
-            f"model.query_scale={self.query_scale}; expected a positive number, or 0 for head_dim",
-        )
-        require(
             self.vocab_size >= 0,
             f"model.vocab_size={self.vocab_size}; expected a positive number, or 0 for the tokenizer's",
+        )
+        require(0.0 <= self.dropout < 1.0, f"model.dropout={self.dropout}; expected a rate in [0, 1)")
+        self._require_bounds("logit_soft_cap")
+        self.check_feed_forward()
+        self.check_attention()
+
+    def check_feed_forward(self) -> None:
+        """Raise a RecipeError where a layer's feed-forward can't be built."""
+        require(self.ffn > 0, f"model.ffn={self.ffn}; expected a positive number")
+
+    def check_attention(self) -> None:
+        """Raise a RecipeError where a layer's attention can't be built."""
+        require(self.heads > 0, f"model.heads={self.heads}; expected a positive number")
+        for name in ("kv_heads", "head_dim"):
+            require(getattr(self, name) >= 0, f"model.{name}={getattr(self, name)}; expected 0 or more")
+        require(
+            0.0 <= self.query_scale < math.inf,
+            f"model.query_scale={self.query_scale}; expected a positive number, or 0 for head_dim",
         )
         require(
             self.head_dim > 0 or self.latent is not None or self.embed % self.heads == 0,
@@ -125,13 +141,7 @@ class DecoderConfig(Validated):
             f"model.heads={self.heads} is not divisible by kv_heads={self.num_kv_heads}; each key-value head serves an equal "
             f"number of query heads",
         )
-        require(0.0 <= self.dropout < 1.0, f"model.dropout={self.dropout}; expected a rate in [0, 1)")
-        for name in ("attention_clip", "attention_soft_cap", "logit_soft_cap"):
-            bound = getattr(self, name)
-            require(
-                bound is None or 0.0 < bound < math.inf,
-                f"model.{name}={bound}; expected a positive bound, or None",
-            )
+        self._require_bounds("attention_clip", "attention_soft_cap")
         require(
             len(self.windows) > 0 and min(self.windows) >= 0,
             f"model.windows={self.windows}; expected lengths, or 0 for all",
@@ -145,6 +155,14 @@ class DecoderConfig(Validated):
             require(self.rotary is not None, "model.rotary=None; latent attention has a rotated part, give it a Rotary")
         if self.rotary is not None:
             self.rotary.check(self.head_size if self.latent is None else self.latent.rope_dim)
+
+    def _require_bounds(self, *names: str) -> None:
+        for name in names:
+            bound = getattr(self, name)
+            require(
+                bound is None or 0.0 < bound < math.inf,
+                f"model.{name}={bound}; expected a positive bound, or None",
+            )
 
     @property
     def vocab_rows(self) -> int:
