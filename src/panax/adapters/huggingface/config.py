@@ -139,7 +139,8 @@ def _decoder_config(read: _Reader) -> DecoderConfig:
     for field, key in family.keys.items():
         fields[field] = read.field(field, key)
     embed, heads = fields["embed"], fields["heads"]
-    fields["ffn"] = fields["ffn"] or 4 * embed
+    if "ffn" in family.keys:
+        fields["ffn"] = fields["ffn"] or 4 * embed
     if "kv_heads" in family.keys:
         fields["kv_heads"] = fields["kv_heads"] or heads
     if "head_dim" in family.keys and heads > 0:

@@ -30,9 +30,9 @@ def effective(config: DecoderConfig) -> dict[str, Any]:
 def check_same(theirs: DecoderConfig, ours: DecoderConfig, folder: Path) -> None:
     """Raise a RecipeError that names each field in which the two compute something else.
 
-    Dropout and what of a mixture concerns training alone may differ, and with rotary positions so may the longest sequence.
+    Dropout and what of a mixture concerns training alone may differ, and where no positions are learned the longest sequence.
     """
-    free = {"dropout"} if theirs.rotary is None else {"dropout", "max_length"}
+    free = {"dropout"} if theirs.learned_positions else {"dropout", "max_length"}
     there, here = effective(theirs), effective(ours)
     different = [
         f"{name} is {there[name]!r} there, {here[name]!r} here"
