@@ -182,7 +182,7 @@ def _step(carry: tuple[Array, Array | None], piece: tuple) -> tuple[tuple[Array,
     wide, size = state.dtype, x.shape[1]
     product = functools.partial(jnp.einsum, preferred_element_type=wide)
     # b batch, i reading position, j written position, g group, r head of the group, p head_dim, n state
-    together = jnp.tril(jnp.ones((size, size), bool))[None]
+    together = jnp.tril(jnp.ones((size, size), bool), -1)[None]
     begun = kept = ended = None
     if run is not None and run_before is not None:
         last = run[:, -1]
@@ -190,12 +190,16 @@ def _step(carry: tuple[Array, Array | None], piece: tuple) -> tuple[tuple[Array,
         begun, ended = (run == run_before[:, None])[..., None, None], (run == last[:, None])[..., None, None]
         kept, run_before = (run_before == last)[:, None, None], last
     heads_first = jnp.moveaxis(decay, 1, -1)
-    between = jnp.where(together[:, None, None], heads_first[..., :, None] - heads_first[..., None, :], MASKED)
+    # What a position leaves of itself is 1 by definition: taken from the difference it would have two gradients that cancel, and
+    # where decays are strong the rest is lost in their rounding.
+    apart = jnp.where(jnp.eye(size, dtype=bool), jnp.zeros((), wide), MASKED)[None, None, None]
+    between = jnp.where(together[:, None, None], heads_first[..., :, None] - heads_first[..., None, :], apart)
     scores = product("bign,bjgn->bgij", c, b)[:, :, None] * jnp.exp(between) * jnp.moveaxis(dt, 1, -1)[..., None, :]
     y = product("bgrij,bjgrp->bigrp", scores.astype(x.dtype), x)
     read = _where(begun, jnp.exp(decay))
     y = y + read[..., None] * product("bign,bgnrp->bigrp", c, state.astype(x.dtype))
-    written = _where(ended, jnp.exp(decay[:, -1:] - decay) * dt)
+    to_end = jnp.pad(decay[:, -1:] - decay[:, :-1], ((0, 0), (0, 1), (0, 0), (0, 0)))
+    written = _where(ended, jnp.exp(to_end) * dt)
     taken = product("bjgn,bjgrp->bgnrp", b, (x.astype(wide) * written[..., None]).astype(x.dtype))
     state = _where(kept, jnp.exp(decay[:, -1]))[:, :, None, :, None] * state + taken
     return (state, run_before), y.astype(x.dtype)
