@@ -143,6 +143,17 @@ class StateSpace(Module):
         x, b, c = self._convolved(inputs, before, segment, segment_before)
         return self._output(_scanned(x, dt, self._rates(), b, c, segment), x, z)
 
+    @property
+    def flops(self) -> float:
+        """Of one layer's forward products for one position: matrices, taps, and the recurrence itself.
+
+        The recurrence adds an outer product to each head's state, and multiplies the state by a vector. What a scan in chunks
+        computes besides is left out, as rematerialisation is.
+        """
+        weights = (self.w_z, self.w_x, self.w_b, self.w_c, self.w_dt, self.w_o, self.conv_x, self.conv_b, self.conv_c)
+        heads, head_dim = self.w_x.shape[-2:]
+        return 2.0 * (sum(math.prod(w.shape) for w in weights) + 2 * heads * head_dim * self.w_b.shape[-1])
+
     def empty_cache(self, batch: int, length: int, dtype: Any) -> StateSpaceCache:
         """A cache of no positions; of stacked layers, stacked like them.
 
