@@ -21,8 +21,8 @@ from panax.models import Decoder, DecoderTask, logits_of
 torch.set_num_threads(2)
 transformers.utils.logging.disable_progress_bar()
 
-FAMILIES = ("gpt2", "llama", "qwen3", "gemma2", "mixtral", "qwen3_moe", "deepseek_v3", "dbrx")
-MIXTURES = FAMILIES[4:]
+FAMILIES = ("gpt2", "llama", "qwen3", "gemma2", "mixtral", "qwen3_moe", "deepseek_v3", "dbrx", "mamba2", "bamba")
+MIXTURES = FAMILIES[4:8]
 ROWS, LENGTH, VOCABULARY = 2, 24, 96
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 DOCUMENTS = (10, 14)
@@ -117,6 +117,26 @@ def tiny(family: str) -> Any:
             num_hidden_layers=2,
             first_k_dense_replace=2,
             rope_interleave=False,
+        )
+    if family == "mamba2":
+        return transformers.Mamba2Config(
+            **COMMON,
+            hidden_size=32,
+            num_hidden_layers=3,
+            num_heads=8,
+            head_dim=8,
+            n_groups=2,
+            state_size=16,
+            tie_word_embeddings=True,
+        )
+    if family == "bamba":
+        return transformers.BambaConfig(
+            **ROTARY,
+            num_hidden_layers=4,
+            attn_layer_indices=[1],
+            mamba_n_heads=8,
+            mamba_n_groups=2,
+            mamba_d_state=16,
         )
     return transformers.Gemma2Config(
         **ROTARY,

@@ -218,6 +218,28 @@ def dbrx() -> dict:
     }
 
 
+def released_mamba2(width: int, layers: int) -> dict:
+    return {
+        "model_type": "mamba2",
+        "vocab_size": 50288,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_heads": width // 32,
+        "head_dim": 64,
+        "n_groups": 1,
+        "state_size": 128,
+        "conv_kernel": 4,
+        "expand": 2,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "hidden_act": "silu",
+        "layer_norm_epsilon": 1e-5,
+        "time_step_limit": [0.0, float("inf")],
+        "residual_in_fp32": True,
+        "tie_word_embeddings": True,
+    }
+
+
 RELEASED = {
     "dbrx": dbrx(),
     "gpt2": gpt2(768, 12, 12),
@@ -266,8 +288,36 @@ RELEASED = {
         topk_group=1,
         routed_scaling_factor=2.827,
     ),
+    "mamba2_130m": released_mamba2(768, 24),
+    "mamba2_370m": released_mamba2(1024, 48),
+    "mamba2_780m": released_mamba2(1536, 48),
+    "mamba2_1.3b": released_mamba2(2048, 48),
+    "mamba2_2.7b": released_mamba2(2560, 64),
+    "bamba_9b": {
+        "architectures": ["BambaForCausalLM"],
+        "attn_layer_indices": [9, 18, 27],
+        "attn_rotary_emb": 64,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "mamba_conv_bias": True,
+        "mamba_d_conv": 4,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_expand": 2,
+        "mamba_n_groups": 1,
+        "mamba_n_heads": 128,
+        "mamba_proj_bias": False,
+        "model_type": "bamba",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "tie_word_embeddings": False,
+        "vocab_size": 128256,
+    },
 }
-"""The parts of each release's config.json that say what is computed."""
+"""The parts of each release's config.json that say what is computed; Mamba-2's as `transformers` has them."""
 
 
 def write(folder: Path, raw: dict) -> Path:
@@ -295,7 +345,9 @@ def test_released_configurations_are_the_presets(name: str, tmp_path) -> None:
     assert config_from(tmp_path / "written_today") == config_from(folder)
 
 
-@pytest.mark.parametrize("name", ["mixtral_8x7b", "qwen3_30b_a3b", "deepseek_v3", "kimi_k2", "dbrx"])
+@pytest.mark.parametrize(
+    "name", ["mixtral_8x7b", "qwen3_30b_a3b", "deepseek_v3", "kimi_k2", "dbrx", "mamba2_130m", "bamba_9b"]
+)
 def test_transformers_counts_the_same_weights(name: str, tmp_path) -> None:
     _, raw = config_json(PRESETS[name], None)
     config = transformers.AutoConfig.from_pretrained(write(tmp_path / "folder", raw))

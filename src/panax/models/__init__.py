@@ -4,6 +4,7 @@ from .decoder import Decoder
 from .decoder_config import DecoderConfig
 from .decoder_task import ComputeType, DecoderTask
 from .flops import training_flops_per_image, training_flops_per_token
+from .mamba import HybridConfig
 from .parameter_counts import active_parameters, count_parameters
 from .presets import PRESETS, PUBLISHED_PARAMETERS
 from .presets_moe import PUBLISHED_ACTIVE
@@ -15,6 +16,6 @@ from .vit_task import VitTask
 
 __all__ = [
     "PRESETS", "PUBLISHED_ACTIVE", "PUBLISHED_PARAMETERS", "VIT_PRESETS", "VIT_PUBLISHED_PARAMETERS", "ComputeType", "Decoder",
-    "DecoderConfig", "DecoderTask", "Vit", "VitConfig", "VitTask", "active_parameters", "count_parameters", "logits_of", "sample",
-    "training_flops_per_image", "training_flops_per_token",
+    "DecoderConfig", "DecoderTask", "HybridConfig", "Vit", "VitConfig", "VitTask", "active_parameters", "count_parameters",
+    "logits_of", "sample", "training_flops_per_image", "training_flops_per_token",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ import dataclasses
 
 from ..layers.rotary import Rotary, RotaryScaling
 from .decoder_config import DecoderConfig
+from .mamba import MAMBA_PRESETS, MAMBA_PUBLISHED_PARAMETERS
 from .presets_moe import MOE_PRESETS, MOE_PUBLISHED_PARAMETERS
 
 
@@ -133,6 +134,7 @@ PRESETS: dict[str, DecoderConfig] = {
     "mt_nlg_530b": megatron(embed=20480, num_layers=105, heads=128),
     "megatron_1t": megatron(embed=25600, num_layers=128, heads=160),
     **MOE_PRESETS,
+    **MAMBA_PRESETS,
 }
 
 PUBLISHED_PARAMETERS: dict[str, int] = {
@@ -158,5 +160,6 @@ PUBLISHED_PARAMETERS: dict[str, int] = {
     "mt_nlg_530b": 529_600_819_200,
     "megatron_1t": 1_008_038_758_400,
     **MOE_PUBLISHED_PARAMETERS,
+    **MAMBA_PUBLISHED_PARAMETERS,
 }
 """As the releases' weight files have them (tied weights counted once); by the paper where nothing was released."""

@@ -1,0 +1,190 @@
+"""The families with state-space layers: Mamba-2 of these alone, Bamba with attention in some layers.
+
+Sources: the modelling and configuration files of `transformers` 5.23 (mamba2, bamba), and the released configurations. What
+concerns rounding and speed (`chunk_size`, `residual_in_fp32`) or first values (`time_step_min`, ...) is passed over: the residual
+stream is in the task's `compute_dtype`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from ...models import HybridConfig
+from ...models.mamba import OF_ATTENTION, OF_FEED_FORWARD
+from .family import DENSE, GATED, MULTI_HEAD, PLAIN, ROTARY, ROTARY_ABSENT, ROTARY_KEYS, Family, weights_of
+from .nested import PARTIAL, is_json
+
+Refuse = Callable[[str, str], NoReturn]
+
+_DERIVED = ("kv_heads", "head_dim", "query_scale", "windows", "vocab_multiple", "dropout")
+"""Fields that follow from others where they are what they begin as, or are no part of a release."""
+
+_UNBOUNDED = tuple([0.0, infinity] for infinity in (math.inf, {"__float__": "Infinity"}))
+"""Steps of any length, as older and newer versions write it."""
+
+_INPUTS = "(ssm_heads ssm_head_dim|ssm_groups ssm_state|ssm_groups ssm_state)"
+_PROJECTED = f"(ssm_heads ssm_head_dim|{_INPUTS[1:-1]}|ssm_heads) embed"
+
+
+def _mixer(start: str) -> dict[str, tuple]:
+    """The places of a mixer's parameters: its input projection and its convolution are one tensor each."""
+    projections = {f"mixer.w_{name}": part for part, name in enumerate(("z", "x", "b", "c", "dt"))}
+    inputs = {name: part for part, name in enumerate(("x", "b", "c"))}
+    return {
+        **{ours: (f"{start}.in_proj.weight", _PROJECTED, part) for ours, part in projections.items()},
+        **{f"mixer.conv_{name}": (f"{start}.conv1d.weight", f"{_INPUTS} 1 tap", part) for name, part in inputs.items()},
+        **{f"mixer.conv_bias_{name}": (f"{start}.conv1d.bias", _INPUTS, part) for name, part in inputs.items()},
+        "mixer.dt_bias": (f"{start}.dt_bias", "ssm_heads"),
+        "mixer.a_log": (f"{start}.A_log", "ssm_heads"),
+        "mixer.d": (f"{start}.D", "ssm_heads"),
+        "mixer.scale": (f"{start}.norm.weight", "(ssm_heads ssm_head_dim)"),
+        "mixer.w_o": (f"{start}.out_proj.weight", "embed (ssm_heads ssm_head_dim)"),
+    }
+
+
+def _expansion(config: HybridConfig) -> tuple[int, list[str]]:
+    """The inner width as a multiple of the outer one, and what is wrong where it is none."""
+    inner = config.ssm_heads * config.ssm_head_dim
+    expand, rest = divmod(inner, config.embed)
+    wrong = f"model.ssm_heads * ssm_head_dim={inner}, where it has a multiple of embed={config.embed}"
+    return expand, [wrong] if rest or not expand else []
+
+
+def _check_expansion(raw: Mapping[str, Any], key: str, inner: int, refuse: Refuse) -> None:
+    expand = raw.get(key, 2)
+    if not is_json(expand, float) or expand * raw["hidden_size"] != inner:
+        refuse(key, f"times hidden_size={raw['hidden_size']!r} is not the {inner} features of all heads")
+
+
+def _read_mamba2(raw: Mapping[str, Any], refuse: Refuse) -> dict[str, Any]:
+    _check_expansion(raw, "expand", raw.get("num_heads", 128) * raw.get("head_dim", 64), refuse)
+    return {"max_length": 1 << 20}
+
+
+def _write_mamba2(config: HybridConfig) -> tuple[dict[str, Any], list[str]]:
+    expand, problems = _expansion(config)
+    return {"expand": expand}, problems
+
+
+MAMBA2 = Family(
+    model_type="mamba2",
+    architecture="Mamba2ForCausalLM",
+    prefix="backbone.",
+    always={
+        **{field.name: field.default for field in dataclasses.fields(HybridConfig)
+           if field.name in {*OF_ATTENTION, *OF_FEED_FORWARD} - {*_DERIVED}},
+        **PLAIN,
+        "norm": "rms",
+        "ffn": 0,
+        "attention_layers": (),
+    },
+    keys={
+        "vocab_size": "vocab_size",
+        "embed": "hidden_size",
+        "num_layers": "num_hidden_layers",
+        "norm_epsilon": "layer_norm_epsilon",
+        "tied": "tie_word_embeddings",
+        "ssm_heads": "num_heads",
+        "ssm_head_dim": "head_dim",
+        "ssm_groups": "n_groups",
+        "ssm_state": "state_size",
+        "conv_taps": "conv_kernel",
+        "conv_bias": "use_conv_bias",
+    },
+    absent={
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": False,
+        "num_heads": 128,
+        "head_dim": 64,
+        "n_groups": 8,
+        "state_size": 128,
+        "conv_kernel": 4,
+        "use_conv_bias": True,
+    },
+    only={"use_bias": (False,), "hidden_act": ("silu", "swish"), "time_step_limit": _UNBOUNDED},
+    weights=weights_of(
+        "backbone.",
+        {"embedding.table": ("embeddings.weight", "vocab embed"), "final_norm.scale": ("norm_f.weight", "norm")},
+        {"mixer_norm.scale": ("norm.weight", "norm"), **_mixer("mixer")},
+    ),
+    config=HybridConfig,
+    read=_read_mamba2,
+    write=_write_mamba2,
+    whole_heads=False,
+)  # fmt: skip
+
+
+def _read_bamba(raw: Mapping[str, Any], refuse: Refuse) -> dict[str, Any]:
+    embed, heads = raw["hidden_size"], raw.get("mamba_n_heads", 128)
+    width = raw.get("mamba_d_head", "auto")
+    if width == "auto":
+        expand = raw.get("mamba_expand", 2)
+        width = expand * embed // max(heads, 1) if is_json(expand, int) else None
+    if not is_json(width, int):
+        refuse("mamba_d_head", "expected a whole number, or 'auto'")
+    _check_expansion(raw, "mamba_expand", heads * width, refuse)
+    if raw.get("head_dim") not in (None, embed // raw["num_attention_heads"]):
+        refuse("head_dim", f"expected hidden_size / num_attention_heads={embed // raw['num_attention_heads']}")
+    layers = raw.get("attn_layer_indices") or []
+    if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
+        refuse("attn_layer_indices", "expected a list of layers")
+    return {"attention_layers": tuple(sorted(set(layers))), "ssm_head_dim": width}
+
+
+def _write_bamba(config: HybridConfig) -> tuple[dict[str, Any], list[str]]:
+    expand, problems = _expansion(config)
+    if not config.attention_layers:
+        problems.append("model.attention_layers=(), where some layers attend")
+    layers, width = list(config.attention_layers), config.ssm_head_dim
+    return {"mamba_expand": expand, "mamba_d_head": width, "attn_layer_indices": layers}, problems
+
+
+BAMBA = Family(
+    model_type="bamba",
+    architecture="BambaForCausalLM",
+    prefix="model.",
+    always={**DENSE, **PLAIN, **ROTARY, "qk_norm": False},
+    keys={
+        **{field: key for field, key in ROTARY_KEYS.items() if field != "head_dim"},
+        "ssm_heads": "mamba_n_heads",
+        "ssm_groups": "mamba_n_groups",
+        "ssm_state": "mamba_d_state",
+        "conv_taps": "mamba_d_conv",
+        "conv_bias": "mamba_conv_bias",
+    },
+    absent={
+        **ROTARY_ABSENT,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        PARTIAL: 0.5,
+        "mamba_n_heads": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 256,
+        "mamba_d_conv": 4,
+        "mamba_conv_bias": True,
+    },
+    only={"mlp_bias": (False,), "mamba_proj_bias": (False,), "time_step_limit": _UNBOUNDED},
+    weights=weights_of(
+        "model.",
+        {
+            "embedding.table": ("embed_tokens.weight", "vocab embed"),
+            "final_norm.scale": ("final_layernorm.weight", "norm"),
+        },
+        {
+            "mixer_norm.scale": ("input_layernorm.weight", "norm"),
+            "attention_norm.scale": ("input_layernorm.weight", "norm"),
+            "feed_forward_norm.scale": ("pre_ff_layernorm.weight", "norm"),
+            **_mixer("mamba"),
+            **MULTI_HEAD,
+            **{ours: (theirs.replace("mlp.", "feed_forward."), axes) for ours, (theirs, axes) in GATED.items()},
+        },
+    ),
+    scalings=("default",),
+    config=HybridConfig,
+    read=_read_bamba,
+    write=_write_bamba,
+)
+
+FAMILIES = (MAMBA2, BAMBA)
