@@ -132,7 +132,7 @@ def tiny(family: str) -> Any:
     if family == "bamba":
         return transformers.BambaConfig(
             **ROTARY,
-            num_hidden_layers=4,
+            num_hidden_layers=2,
             attn_layer_indices=[1],
             mamba_n_heads=8,
             mamba_n_groups=2,
