@@ -54,8 +54,9 @@ def slow(*values, name):
         pytest.param(HYBRID, {"fsdp": 2, "context": 2, "tensor": 2}, {}, id="hybrid-fsdp2·context2·tensor2"),
         pytest.param(PURE, {"stage": 2}, {}, id="pure-stage2"),
         slow(HYBRID, {"stage": 2, "context": 2}, {}, name="hybrid-stage2·context2"),
+        slow(IRREGULAR, {"stage": 2, "context": 2, "tensor": 2}, {}, name="irregular-stage2·context2·tensor2"),
         slow(
-            HYBRID,
+            LONG,
             {"stage": 2, "tensor": 2},
             {"pipeline": Pipeline(schedule="interleaved", chunks=2)},
             name="hybrid-interleaved·tensor2",

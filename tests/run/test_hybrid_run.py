@@ -6,7 +6,6 @@ import os
 import signal
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -63,4 +62,3 @@ def test_goes_on_bitwise_on_a_mesh_and_generates(experiment, tmp_path, capsys) -
     capsys.readouterr()
     assert main(["generate", run.folder, "--prompt", "def ", "--tokens", "8", "--temperature", "0"]) == 0
     assert "def " in capsys.readouterr().out
-    jax.clear_caches()
