@@ -11,7 +11,7 @@ import pytest
 from panax.core import RecipeError
 from panax.layers import Latent, Rotary, RotaryScaling, YarnScaling
 from panax.layers.moe_config import MoE
-from panax.models import DecoderConfig, DecoderTask
+from panax.models import DecoderConfig, DecoderTask, HybridConfig
 
 LENGTH = 8
 
@@ -61,15 +61,23 @@ def decoder(draw: random.Random) -> DecoderConfig:
         "norm_epsilon": draw.choice([1e-5, -1.0]),
     }
     some = {name: value for name, value in fields.items() if draw.random() < (0.7 if name == "feed_forward" else 0.15)}
-    return DecoderConfig(
+    layers = draw.choice([1, 3])
+    sizes: dict[str, Any] = {}
+    if draw.random() < 0.3:
+        attending = tuple(layer for layer in range(layers) if draw.random() < 0.5)
+        sizes = {"attention_layers": attending, "ssm_heads": 4, "ssm_head_dim": 2, "ssm_groups": draw.choice([1, 2, 3])}
+        some = {name: value for name, value in some.items() if attending or name in ("feed_forward", "dropout")}
+        some["norm"] = "rms"
+    return (HybridConfig if sizes else DecoderConfig)(
         vocab_size=draw.choice([1, 50]),
         vocab_multiple=draw.choice([1, 7]),
         max_length=LENGTH,
         embed=8,
-        num_layers=draw.choice([1, 3]),
-        heads=draw.choice([1, 2]),
+        num_layers=layers,
+        heads=draw.choice([1, 2]) if not sizes or attending else 4,
         ffn=24,
         **some,
+        **sizes,
     )
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .stack import Stack, build_stacks, run_stacks
     from .staged import StagedTask
     from .state_space import StateSpace, StateSpaceCache
+    from .state_space_block import StateSpaceBlock
     from .transformer import TransformerBlock
 
 _WHERE = {
@@ -39,6 +40,7 @@ _WHERE = {
     "stack": ("Stack", "build_stacks", "run_stacks"),
     "staged": ("StagedTask",),
     "state_space": ("StateSpace", "StateSpaceCache"),
+    "state_space_block": ("StateSpaceBlock",),
     "transformer": ("TransformerBlock",),
 }
 
@@ -47,6 +49,7 @@ __getattr__ = lazily(__name__, _WHERE)
 __all__ = [
     "Activation", "Attention", "Block", "Cache", "Context", "Embedding", "ExpertWatch", "FeedForward", "Head", "Latent",
     "LatentAttention", "LatentCache", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling",
-    "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceCache", "TokenLoss", "Tokens", "TransformerBlock",
-    "YarnScaling", "build_stacks", "register_router", "router_measures", "router_weights", "run_stacks", "token_loss",
+    "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache", "TokenLoss", "Tokens",
+    "TransformerBlock", "YarnScaling", "build_stacks", "register_router", "router_measures", "router_weights", "run_stacks",
+    "token_loss",
 ]  # fmt: skip
