@@ -31,9 +31,6 @@ ENGLISH = {
 }
 """Words of other meanings; (file, word) to what it means there."""
 
-PENDING = {}
-"""What is still to be made general."""
-
 
 @pytest.fixture(scope="module")
 def words() -> set[str]:
@@ -90,8 +87,8 @@ def test_general_rooms_know_no_model(words):
         for item in found_in(path.read_text(encoding="utf-8"), path.relative_to(SOURCE).as_posix(), words)
     }
     assert len(words) > 60 and {"kv_heads", "w_kv_up", "router", "router_bias"} <= words
-    assert found - ENGLISH.keys() - PENDING.keys() == set(), "ask for a role or a trait (core/logical.py) instead"
-    assert (ENGLISH | PENDING).keys() - found == set(), "these exemptions are not needed any more"
+    assert found - ENGLISH.keys() == set(), "ask for a role or a trait (core/logical.py) instead"
+    assert ENGLISH.keys() - found == set(), "these exemptions are not needed any more"
 
 
 @pytest.mark.parametrize(

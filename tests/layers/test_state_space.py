@@ -259,5 +259,5 @@ def test_parts_shorter_than_the_convolution_are_refused():
 
 
 def test_heads_that_do_not_divide_are_refused():
-    needs = needs_of(Program.create(Fit(), num_steps=1, optimizer=Sgd()), 16)
+    needs = needs_of(Program.create(Fit(), num_steps=1, optimizer=Sgd()))
     assert "ssm_heads=8 is not divisible by tensor=16" in (problem(needs, Rules(), {"tensor": 16}) or "")

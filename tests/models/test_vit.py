@@ -245,6 +245,15 @@ def test_every_zero_level_trains_alike(zero):
     assert_alike(trained(step), on_one_device())
 
 
+def test_a_single_image_on_a_device_and_no_mask_are_no_false_alarm():
+    """A sum along a dimension of one element is how a broadcast along it is transposed: no sum over devices is forgotten."""
+    images = {name: leaf for name, leaf in batch().items() if name in ("image", "label")}
+    config = StepConfig(clip_norm=None, micro_batches=4)
+    program = Program.create(task(), KeptSgd(), num_steps=10, config=config)
+    placement = Placement.create(MeshShape(stage=2, fsdp=2), devices=jax.devices()[:4])
+    CompiledStep(program, placement, {name: AXES[name] for name in images}).trace(images)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"fsdp": 2, "tensor": 2}, {"stage": 2, "tensor": 2}])
 def test_mean_pooling_trains_alike_on_any_mesh(sizes):

@@ -118,7 +118,7 @@ def in_a_pipeline(pipeline: Pipeline, outer, layers, batches, *, replica: int = 
         return head(outer["out"], share.output, share_of(batch["target"], share), share_of(batch["weight"], share))
 
     def local(outer, layers, batches):
-        outcome = run(schedule, Work(embed, layers_of, loss), outer, layers[0], batches)
+        outcome = run(schedule, Work(embed, layers_of, None, loss), outer, layers[0], batches)
         measures = (outcome.layer_measures, outcome.loss_measures)
         if replica > 1:
             measures = merge_over_devices(measures, ("replica",))

@@ -11,7 +11,7 @@ from ..core.layout import axis_size
 from ..core.measures import Losses, Metrics
 from ..parallel.pipeline import AXIS, Outcome, Share, Work, chunk_of, run
 from ..parallel.schedules import build
-from ..spmd import over_tokens, sequence_parallel_axes
+from ..spmd import Holds, declared, over_tokens, sequence_parallel_axes, token_axes
 from ..spmd.once import closed_gradients, gathered_once, slot_gradients, split_slots
 from .stage_layers import StageLayers
 
@@ -90,6 +90,9 @@ def _run(
         # Where an item is a position, rows of one item make what follows alike: one long row.
         by_position = share.rank == 3
         targets = {name: _share_of(leaf, share, by_position) for name, leaf in task.targets(batch).items()}
+        # Also of a weight that a task makes itself, of ones.
+        parts = dict.fromkeys(token_axes(), Holds.SPLIT)
+        targets = declared(targets, parts, dim=1 if by_position else 0)
         with use_layout(layout.with_rows_over(AXIS)):
             items = share.output[None] if by_position else share.output
             losses, metrics = task.measured(eqx.combine(outer, fixed), items, targets, train)

@@ -104,7 +104,7 @@ class Report:
             first = next(iter(batch.values()))
             self._counted += first.size if self._length else first.shape[0]
             self.clock.tick()
-        axes = next(iter(self._prepared.data.train.axes.values()))
+        axes = next(iter(self._prepared.step.batch_axes.values()))
         rows_of_positions = (axis_of(Role.ROWS), axis_of(Role.POSITIONS))
         self._length = next(iter(batch.values())).shape[1] if axes[:2] == rows_of_positions else 0
         with self.clock.measure("device"):

@@ -28,7 +28,7 @@ class DebugStep:
 
     def __init__(self, program: Program, batch_axes: Mapping[str, Axes], *, shapes_allowed: int = 1):
         self.program = program
-        self.batch_axes = dict(batch_axes)
+        self.batch_axes = program.task.axes_of(batch_axes)
         self.compile_seconds = 0.0
         self.shardings = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), program.abstract)
 

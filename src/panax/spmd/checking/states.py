@@ -58,6 +58,10 @@ class State:
 
 ZERO, CONSTANT, WHOLE, PARTIAL, UNKNOWN = map(State, (Kind.ZERO, Kind.CONSTANT, Kind.WHOLE, Kind.PARTIAL, Kind.UNKNOWN))
 
+LONE = State(Kind.PARTIAL)
+"""The sum over a split dimension of which each device has a single element: a term, or, since JAX transposes a broadcast along
+such a dimension to a sum, that element. It equals `PARTIAL`, and counts as one until it meets a device's own part."""
+
 
 @functools.lru_cache(maxsize=4096)
 def _split(parts: frozenset[Part]) -> State:

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from .shapes import without
-from .states import PARTIAL, UNKNOWN, ZERO, Kind, Part, State, split, together, worst, wrong
+from .states import LONE, PARTIAL, UNKNOWN, ZERO, Kind, Part, State, split, together, worst, wrong
 from .values import FIXED, Rule, States, nonlinear, unknown
 
 
@@ -17,7 +17,8 @@ def reduced(equation: Any, states: States) -> State:
     (state,) = states
     if state.kind is not Kind.SPLIT or not state.dims:
         return state
-    return _summed(equation, without(equation.params["axes"], state))
+    found, shape = _summed(equation, without(equation.params["axes"], state)), equation.invars[0].aval.shape
+    return LONE if found is PARTIAL and all(shape[dim] == 1 for dim in state.dims) else found
 
 
 def _summed(equation: Any, left: set[Part]) -> State:

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from .shapes import MOVED
-from .states import CONSTANT, PARTIAL, UNKNOWN, ZERO, Kind, State, described, split, together, worst, wrong
+from .states import CONSTANT, LONE, PARTIAL, UNKNOWN, ZERO, Kind, State, described, split, together, worst, wrong
 
 States = Sequence[State]
 Rule = Callable[[Any, States], "State | list[State]"]
@@ -85,6 +85,8 @@ def _of_terms(equation: Any, live: list[State], does: str) -> State:
         return PARTIAL
     if other.kind is Kind.UNKNOWN:
         return UNKNOWN
+    if other.kind is Kind.SPLIT and all(state is LONE for state in live if state.kind is Kind.PARTIAL):
+        return together([state for state in live if state.kind is not Kind.PARTIAL])
     return wrong(
         equation,
         f"{does} to a term of a sum over devices a value that is {described(other)}, which the sum then counts once for each "
@@ -114,7 +116,7 @@ def _scaled(equation: Any, factor: State, term: State) -> State:
     """A term times a factor that may be a term itself."""
     if factor.kind in FIXED:
         return term
-    if factor.kind in (Kind.WRONG, Kind.UNKNOWN):
+    if factor.kind in (Kind.WRONG, Kind.UNKNOWN) or (term is LONE and factor.kind is Kind.SPLIT):
         return factor
     return wrong(
         equation,
