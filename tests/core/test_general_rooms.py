@@ -22,6 +22,7 @@ ENGLISH = {
     ("metrics/heat_map.py", "w"): "a letter",
     ("parallel/remat.py", "attention"): "what attention gives, which models mark for rematerialisation",
     ("parallel/ring.py", "attention"): "a kind of work in the registry of kernels",
+    ("metrics/heat_map.py", "d"): "a letter that is drawn",
     ("parallel/ring.py", "scale"): "a keyword of the kernels: what scores are multiplied by",
     ("parallel/ring_chunks.py", "blocks"): "a keyword of the kernels: which blocks a mask leaves",
     ("plan/auto.py", "experts"): "a kind of mesh: its axis `expert` is used",
