@@ -65,7 +65,12 @@ def decoder(draw: random.Random) -> DecoderConfig:
     sizes: dict[str, Any] = {}
     if draw.random() < 0.3:
         attending = tuple(layer for layer in range(1, layers) if draw.random() < 0.5)
-        sizes = {"attention_layers": attending, "ssm_heads": 4, "ssm_head_dim": 2, "ssm_groups": draw.choice([1, 2, 4, 2, 3])}
+        sizes = {
+            "attention_layers": attending,
+            "ssm_heads": 4,
+            "ssm_head_dim": 2,
+            "ssm_groups": draw.choice([1, 2, 4, 2, 3]),
+        }
         some = {name: value for name, value in some.items() if attending or name in ("feed_forward", "dropout")}
         some["norm"] = "rms"
     return (HybridConfig if sizes else DecoderConfig)(
