@@ -54,7 +54,7 @@ def slow(*values, name):
         pytest.param(HYBRID, {"fsdp": 2, "context": 2, "tensor": 2}, {}, id="hybrid-fsdp2·context2·tensor2"),
         pytest.param(PURE, {"stage": 2}, {}, id="pure-stage2"),
         slow(HYBRID, {"stage": 2, "context": 2}, {}, name="hybrid-stage2·context2"),
-        slow(IRREGULAR, {"stage": 2, "context": 2, "tensor": 2}, {}, name="irregular-stage2·context2·tensor2"),
+        slow(IRREGULAR, {"stage": 2, "context": 2}, {"context_attention": "ulysses"}, name="irregular-stage2·context2"),
         slow(
             LONG,
             {"stage": 2, "tensor": 2},

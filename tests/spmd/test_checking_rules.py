@@ -63,7 +63,7 @@ CASES = {
         lambda x: lax.all_to_all(x, "tensor", split_axis=1, concat_axis=0, tiled=True), (SPLIT,), Kind.SPLIT, (1,),
     ),
     "put together and cut again": (lambda x: x.T.reshape(-1).reshape(COLUMNS, -1), (SPLIT,), Kind.SPLIT, (1,)),
-    "handed on": (lambda x: handed_on(x, "tensor"), (SPLIT,), Kind.SPLIT, (0,)),
+    "handed on": (lambda x: handed_on(x, "tensor"), (SPLIT,), Kind.SPLIT, ()),
     "handed on, with zeros for the first": (lambda x: handed_on(x, "tensor"), (WHOLE,), Kind.SPLIT, ()),
     "sent around": (lambda x: lax.ppermute(x, "tensor", [(0, 1), (1, 0)]), (WHOLE,), Kind.WHOLE, ()),
     "a cotangent as declared": (

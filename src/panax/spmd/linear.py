@@ -7,9 +7,11 @@ is the same of the gradient: that of a whole array which devices read alike is p
 import functools
 
 import jax
+import jax.numpy as jnp
 
 from ..core.layout import MeshAxes
 from .collectives import all_gather, all_reduce, reduce_scatter
+from .marks import Holds, declared
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -43,8 +45,12 @@ def handed_on(x: jax.Array, axis: str) -> jax.Array:
 
 
 def _handed(x: jax.Array, axis: str, by: int) -> jax.Array:
-    size = jax.lax.axis_size(axis)
-    return jax.lax.ppermute(x, axis, [(i, i + by) for i in range(size) if 0 <= i + by < size])
+    # Gathered, not permuted: on CPU a permutation waits for every device of the mesh, and where the stages of a pipeline differ
+    # in their layers, not all run this. Edges are small.
+    source, size = jax.lax.axis_index(axis) - by, jax.lax.axis_size(axis)
+    edges = all_gather(x[None], (axis,), 0)
+    edge = jax.lax.dynamic_index_in_dim(edges, jnp.clip(source, 0, size - 1), keepdims=False)
+    return declared(jnp.where((source >= 0) & (source < size), edge, jnp.zeros_like(edge)), {axis: Holds.OWN})
 
 
 joined.defvjp(
