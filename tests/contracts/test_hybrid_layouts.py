@@ -54,7 +54,8 @@ def slow(*values, name):
         pytest.param(HYBRID, {"fsdp": 2, "context": 2, "tensor": 2}, {}, id="hybrid-fsdp2·context2·tensor2"),
         pytest.param(PURE, {"stage": 2}, {}, id="pure-stage2"),
         slow(HYBRID, {"stage": 2, "context": 2}, {}, name="hybrid-stage2·context2"),
-        slow(IRREGULAR, {"stage": 2, "context": 2}, {"context_attention": "ulysses"}, name="irregular-stage2·context2"),
+        slow(IRREGULAR, {"stage": 2, "context": 2}, {"context_attention": "ulysses"}, name="irregular-stage2·ulysses2"),
+        slow(IRREGULAR, {"stage": 2, "context": 2}, {"context_attention": "ring"}, name="irregular-stage2·ring2"),
         slow(
             LONG,
             {"stage": 2, "tensor": 2},

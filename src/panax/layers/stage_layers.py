@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import current_layout, logical_axes, use_layout
+from ..core import current_layout, current_target, logical_axes, use_layout
 from ..core.expected import shares
 from ..core.layout import Layout, axis_size
 from ..core.protocols import Axes
@@ -164,6 +164,12 @@ class StageRun:
         return sorted({unit.stack for unit in self.units})
 
     @property
+    def _all_must_run(self) -> bool:
+        """Whether a stage runs a slot that is left empty too, since other stages' units send by permutations that wait for it."""
+        rings = self.layout.sizes.get("context", 1) > 1 or self.layout.overlap
+        return rings and not current_target().traits.permutes_apart
+
+    @property
     def rest(self) -> bool:
         """Whether they are stored where they are computed."""
         return self.layout.storage(("layer",))[0] == (AXIS,)
@@ -194,7 +200,7 @@ class StageRun:
 
             if (self.order >= 0).all():
                 return unit_of(x, leaves)
-            if self.alone:
+            if self.alone or self._all_must_run:
                 y, found = unit_of(x, leaves)
                 return jnp.where(unit >= 0, y, x), found
             nothing = jax.tree.map(
