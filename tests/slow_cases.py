@@ -1,4 +1,7 @@
+"""Cases that take long to compile, beside others of the same test or page that stay in the default suite."""
 
+SLOW = frozenset(
+    {
         "adapters/test_generation.py::test_greedy_is_the_argmax_of_the_whole_pass",
         "adapters/test_generation.py::test_greedy_is_what_transformers_generates[deepseek_v3]",
         "adapters/test_generation.py::test_greedy_is_what_transformers_generates[qwen3_moe]",
@@ -209,8 +212,5 @@
         "train/test_ema.py::test_the_average_is_what_is_exported_and_started_from",
         "train/test_step.py::test_evaluation_mode_is_without_dropout",
         "train/test_step.py::test_rematerialisation_changes_no_gradient",
-    {
-"""Cases that take long to compile, beside others of the same test or page that stay in the default suite."""
-SLOW = frozenset(
     }
 )
