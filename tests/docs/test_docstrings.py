@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import panax
+from panax.core import readable
+from panax.kernels import cost
 
 MODULES = ["panax", *(module.name for module in pkgutil.walk_packages(panax.__path__, "panax."))]
 
@@ -30,7 +32,10 @@ def examples(name: str) -> Iterator[doctest.DocTest]:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples(name):
+def test_examples(name, monkeypatch):
+    # What an example registers is gone after it: other tests of this process see Panax's own alone.
+    for module, registered in ((readable, "_classes"), (cost, "_COSTS")):
+        monkeypatch.setattr(module, registered, dict(getattr(module, registered)))
     for example in examples(name):
         report: list[str] = []
         result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=report.append)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..core import Module, named_leaves
+from ..core.errors import RecipeError
 from ..core.needs import Exchange
 from ..core.protocols import AcceptedOrder
 from ..parallel import ContextAttention
@@ -26,7 +27,7 @@ class Context(NamedTuple):
         segment: Which packed document each token belongs to; 0 is padding, None is one document a row.
         row: Each row's index in the global batch.
         key: None when nothing is drawn: neither dropout nor jitter.
-        place: Index in its whole row of each position of the residual stream; 0, 1, 2, ... unless told.
+        place: Index in its whole row of each position of the residual stream; by default 0, 1, 2, ...
         attention: How rows that are split over the context axis attend.
         valid: False for padding, of each position of the residual stream; None where there is none.
         train: Whether routers draw their jitter.
@@ -86,14 +87,27 @@ class Block(Module):
         return 2.0 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self) if leaf.ndim > 1)
 
     def empty_cache(self, batch: int, length: int, dtype: Any) -> Any:
-        """What it keeps of the positions seen so far, of none; of stacked layers, stacked like them."""
-        raise NotImplementedError(f"{type(self).__name__} has no incremental form, so this model can't generate")
+        """The cache that `extend` begins with; of stacked layers, stacked like them.
+
+        Raises:
+            RecipeError: The layer does not generate.
+        """
+        raise self._not_incremental()
 
     def extend(
         self, x: Float[Array, "batch seq embed"], context: Context, cache: Any, start: Int[Array, ""], state: Any = None
     ) -> tuple[Float[Array, "batch seq embed"], Any]:
-        """Run on the next positions, from `start` onward, with what is kept of those before; and what is kept then."""
-        raise NotImplementedError(f"{type(self).__name__} has no incremental form, so this model can't generate")
+        """Run on the next positions, from `start` onward; returns the residual stream and the cache after them.
+
+        Raises:
+            RecipeError: The layer does not generate.
+        """
+        raise self._not_incremental()
+
+    def _not_incremental(self) -> RecipeError:
+        return RecipeError(
+            f"this model can't generate: its layer {type(self).__name__} has neither empty_cache nor extend; write both"
+        )
 
     @property
     def signature(self) -> tuple[Any, ...]:

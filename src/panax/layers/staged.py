@@ -73,7 +73,7 @@ class StagedTask(Task):
         """What the first layer reads."""
 
     def leave(self, params: Any, x: Float[Array, "batch residual embed"]) -> Float[Array, "batch *residual embed"]:
-        """What the head reads: of every position, as it is unless told, or of every row, with an axis less.
+        """What the head reads: a vector of each position, by default as the last layer gave it, or one of each row.
 
         A pipeline spreads these items over its stages, so that each computes a part of the loss.
         """
@@ -106,7 +106,7 @@ class StagedTask(Task):
         return state
 
     def stacks(self, params: Any) -> tuple[Stack, ...]:
-        """The layers of a model, abstract or not; its field `stacks` unless told."""
+        """The layers of a model, abstract or not; by default its field `stacks`."""
         return params.stacks
 
     def with_stacks(self, params: Any, stacks: tuple[Stack, ...]) -> Any:
