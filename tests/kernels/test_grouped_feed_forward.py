@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from panax.kernels.grouped import Groups, aligned_rows
-from panax.kernels.grouped_feed_forward import Matrices, chunked_feed_forward
+from panax.kernels.grouped_feed_forward import Matrices, chunked_feed_forward, chunked_feed_forward_gradients
 
 EMBED, FFN, TILE = 12, 20, 8
 
@@ -41,14 +41,12 @@ def test_equals_each_expert_alone(gated, sizes):
     gate, up, down = (normal(*shape) for shape in shapes)
     matrices = Matrices(gate if gated else None, up, down)
 
-    def ours(rows, weight, slots):
-        y = chunked_feed_forward(jax.nn.silu, rows, weight, matrices, slots, groups, name="product")
-        # Rows of unused tiles are unspecified.
-        return jnp.where(jnp.asarray(expert >= 0)[:, None], y, 0.0)
-
-    y, pull = jax.vjp(ours, rows, weight, jax.tree.map(jnp.zeros_like, matrices))
-    expected, pull_plain = jax.vjp(lambda *arguments: plain(*arguments, expert), rows, weight, matrices)
-    found, wanted = (jax.tree.leaves((y, pull(dy))), jax.tree.leaves((expected, pull_plain(dy))))
+    y, inner = chunked_feed_forward(jax.nn.silu, rows, weight, matrices, groups)
+    # Rows of unused tiles are unspecified.
+    y = jnp.where(jnp.asarray(expert >= 0)[:, None], y, 0.0)
+    gradients = chunked_feed_forward_gradients(jax.nn.silu, rows, weight, inner, matrices, groups, dy)
+    expected, pull_plain = jax.vjp(lambda r, w, m: plain(r, w, m, expert), rows, weight, matrices)
+    found, wanted = (jax.tree.leaves((y, gradients)), jax.tree.leaves((expected, pull_plain(dy))))
     assert len(found) == len(wanted) == (6 if gated else 5)
     for a, b in zip(found, wanted):
         used = np.asarray(expert >= 0) if a.shape[0] == groups.rows else slice(None)

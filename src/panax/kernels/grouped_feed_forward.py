@@ -5,12 +5,10 @@ read again, which costs a quarter of the time. Forward and backward are a loop e
 first products gave.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from panax.kernels.grouped_blocked import map_groups
@@ -27,50 +25,45 @@ class Matrices(NamedTuple):
     down: Float[Array, "group ffn embed"]
 
 
+class Inner(NamedTuple):
+    """What the first products gave, of all rows: what the backward pass keeps."""
+
+    gate: Float[Array, "row ffn"] | None
+    up: Float[Array, "row ffn"]
+
+
 def chunked_feed_forward(
     activation: Activation,
     rows: Float[Array, "row embed"],
     weight: Float[Array, " row"],
-    values: Matrices,
-    slots: Matrices,
+    matrices: Matrices,
     groups: Groups,
-    *,
-    name: str,
-) -> Float[Array, "row embed"]:
+) -> tuple[Float[Array, "row embed"], Inner]:
     """`(weight * activation(rows · gate) * (rows · up)) · down`, each row with its group's matrices.
 
-    Args:
-        slots: Zeros that are never read: they take the gradients of `values`.
-        name: For rematerialisation policies, of the products that the backward pass needs.
-
     Returns:
-        Unspecified for the rows of unused tiles.
+        The result, unspecified for the rows of unused tiles, and what the gradients need of it.
     """
-    return _feed_forward(activation, name, rows, weight, values, slots, groups)
 
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _feed_forward(
-    activation: Activation, name: str, rows: Any, weight: Any, values: Any, slots: Any, groups: Any
-) -> Any:
-    return _forward(activation, name, rows, weight, values, slots, groups)[0]
-
-
-def _forward(
-    activation: Activation, name: str, rows: Any, weight: Any, values: Matrices, slots: Matrices, groups: Groups
-) -> tuple[jax.Array, Any]:
     def chunk(own: Matrices, rows: Any) -> tuple[Any, tuple]:
         x, weight = rows
-        inner = _Inner(None if own.gate is None else x @ own.gate, x @ own.up)
+        inner = Inner(None if own.gate is None else x @ own.gate, x @ own.up)
         return (inner, (_hidden(activation, inner) * weight[:, None]) @ own.down), ()
 
-    (inner, y), _ = map_groups(chunk, (rows, weight), values, groups)
-    inner = jax.tree.map(lambda leaf: checkpoint_name(leaf, name), inner)
-    return y, (rows, weight, inner, values, groups)
+    (inner, y), _ = map_groups(chunk, (rows, weight), matrices, groups)
+    return y, inner
 
 
-def _backward(activation: Activation, name: str, saved: Any, gradient: jax.Array) -> tuple[Any, ...]:
-    rows, weight, inner, values, groups = saved
+def chunked_feed_forward_gradients(
+    activation: Activation,
+    rows: Float[Array, "row embed"],
+    weight: Float[Array, " row"],
+    inner: Inner,
+    matrices: Matrices,
+    groups: Groups,
+    gradient: Float[Array, "row embed"],
+) -> tuple[Float[Array, "row embed"], Float[Array, " row"], Matrices]:
+    """The gradients of `rows`, `weight` and `matrices`."""
 
     def chunk(own: Matrices, rows: Any) -> tuple[Any, Matrices]:
         x, weight, inner, dy = rows
@@ -84,17 +77,9 @@ def _backward(activation: Activation, name: str, saved: Any, gradient: jax.Array
         d_down = (hidden * weight[:, None]).T @ dy
         return (dx, (d_weighted * hidden).sum(axis=1)), Matrices(d_gate, x.T @ d_inner.up, d_down)
 
-    (dx, d_weight), sums = map_groups(chunk, (rows, weight, inner, gradient), values, groups)
-    return dx, d_weight, None, sums, None
+    (dx, d_weight), sums = map_groups(chunk, (rows, weight, inner, gradient), matrices, groups)
+    return dx, d_weight, sums
 
 
-_feed_forward.defvjp(_forward, _backward)
-
-
-class _Inner(NamedTuple):
-    gate: jax.Array | None
-    up: jax.Array
-
-
-def _hidden(activation: Activation, inner: _Inner) -> jax.Array:
+def _hidden(activation: Activation, inner: Inner) -> jax.Array:
     return activation(inner.up) if inner.gate is None else activation(inner.gate) * inner.up

@@ -1,6 +1,6 @@
 """Token and position embeddings, and the output head."""
 
-import functools
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from ..core.errors import LayoutError
 from ..core.layout import MeshAxes
 from ..core.module import Initialiser
 from ..core.protocols import Axes
-from ..spmd import open_weight, own_sequence, scatter_sequence, sequence_parallel_axes, token_axes
+from ..spmd import Product, multiplied, open_weight, own_sequence, scatter_sequence, sequence_parallel_axes, token_axes
 from ..spmd.collectives import axis_index
 from ..spmd.linear import summed
 from ..spmd.marks import Holds, declared
@@ -86,30 +86,22 @@ def _check_split(split: MeshAxes) -> None:
 
 
 def _looked_up(table: Opened, index: jax.Array) -> jax.Array:
-    return _look_up(table.slot.dtype.name, table, index)
+    return multiplied(_LookUp(table.value.shape[0]), index, table)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _look_up(gradient_dtype: str, table: Opened, index: jax.Array) -> jax.Array:
-    return table.value.at[index].get(mode="fill", fill_value=0)
+@dataclasses.dataclass(frozen=True)
+class _LookUp(Product):
+    """Rows of a table, zeros for indices past its end."""
 
+    rows: int
 
-def _look_up_forward(
-    gradient_dtype: str, table: Opened, index: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    # Of the table only the number of rows is needed: an array without elements has it.
-    return _look_up(gradient_dtype, table, index), (index, jnp.zeros((table.value.shape[0], 0), bool))
+    def forward(self, inputs: jax.Array, *weights: Opened) -> tuple[jax.Array, Any]:
+        return weights[0].value.at[inputs].get(mode="fill", fill_value=0), inputs
 
-
-def _look_up_backward(gradient_dtype: str, saved: Any, gradient: jax.Array) -> tuple[Any, None]:
-    index, rows = saved
-    # A frequent token's gradient is a sum of thousands: it is added up in the parameter's own precision.
-    wide = gradient.astype(gradient_dtype)
-    # Tied to the gradient: else XLA makes the zeros together with those of the loss, and keeps them for the whole backward pass.
-    wide, zero = jax.lax.optimization_barrier((wide, jnp.zeros((), gradient_dtype)))
-    whole = jnp.broadcast_to(zero, (rows.shape[0], gradient.shape[-1]))
-    summed = whole.at[index].add(wide, mode="drop")
-    return Opened(None, summed), None  # pyright: ignore[reportArgumentType]
-
-
-_look_up.defvjp(_look_up_forward, _look_up_backward)
+    def backward(self, saved: jax.Array, gradient: jax.Array, *dtypes: Any) -> tuple[None, list[jax.Array]]:
+        # A frequent token's gradient is a sum of thousands: it is added up in the parameter's own precision.
+        wide = gradient.astype(dtypes[0])
+        # Tied to the gradient: else XLA makes the zeros with those of the loss, and keeps them for the whole backward pass.
+        wide, zero = jax.lax.optimization_barrier((wide, jnp.zeros((), wide.dtype)))
+        whole = jnp.broadcast_to(zero, (self.rows, gradient.shape[-1]))
+        return None, [whole.at[saved].add(wide, mode="drop")]

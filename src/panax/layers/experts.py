@@ -8,7 +8,6 @@ Sources: MegaBlocks (arXiv:2211.15841) for computing without capacity, GShard (a
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import equinox as eqx
@@ -20,12 +19,12 @@ from jaxtyping import Array, Float, Int
 from ..core import Module, Target, current_layout, current_target, normal, parameter
 from ..core.layout import MeshAxes
 from ..kernels.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product, runs_in_blocks
-from ..kernels.grouped_feed_forward import Matrices, chunked_feed_forward
+from ..kernels.grouped_feed_forward import Matrices, chunked_feed_forward, chunked_feed_forward_gradients
 from ..parallel.exchange import Exchange, Plan
 from ..parallel.remat import EXCHANGED
 from ..parallel.rounds import in_rounds
 from ..parallel.rows import RowMap, collect, spread
-from ..spmd import open_weight, scatter_sequence, sequence_parallel_axes, whole_sequence
+from ..spmd import Opened, Product, multiplied, open_weight, scatter_sequence, sequence_parallel_axes, whole_sequence
 from ..spmd.collectives import all_gather, axis_index
 from ..spmd.contraction import PRODUCT
 from ..spmd.linear import joined, scattered
@@ -132,16 +131,22 @@ class _Work:
     def __call__(
         self, rows: jax.Array, weight: jax.Array, values: Matrices, slots: Matrices, groups: Groups
     ) -> Float[Array, "row embed"]:
-        act = ACTIVATIONS[self.activation]
+        gate, up, down = (
+            None if value is None or slot is None else Opened(value, slot) for value, slot in zip(values, slots)
+        )
         in_one_loop = rows.dtype == jnp.float32 and self.target.traits.experts_in_one_loop
         if in_one_loop and runs_in_blocks(rows.dtype, groups, self.target):
-            return chunked_feed_forward(act, rows, weight, values, slots, groups, name=PRODUCT)
-        up = _multiply(self.target, rows, values.up, slots.up, groups)
-        gated = None if values.gate is None else _multiply(self.target, rows, values.gate, slots.gate, groups)
-        hidden = act(up) if gated is None else act(gated) * up
+            present = [w for w in (gate, up, down) if w is not None]
+            return multiplied(_InOneLoop(self.activation), (rows, weight, groups), *present)
+
+        def times(rows: jax.Array, w: Any) -> jax.Array:
+            return checkpoint_name(multiplied(_Grouped(self.target), (rows, groups), w), PRODUCT)
+
+        act, hidden = ACTIVATIONS[self.activation], times(rows, up)
+        hidden = act(hidden) if gate is None else act(times(rows, gate)) * hidden
         # Weighted here, not after the last product, whose result is then not needed for the weight's gradient.
         hidden = (hidden.astype(jnp.float32) * weight[:, None]).astype(rows.dtype)
-        return _multiply(self.target, hidden, values.down, slots.down, groups)
+        return times(hidden, down)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,29 +211,44 @@ def _with_the_others(assigned: Assigned, length: int) -> Assigned:
     )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _multiplied(target: Target, rows: jax.Array, value: jax.Array, slot: jax.Array, groups: Groups) -> jax.Array:
-    return grouped_product(rows, value, groups, target=target)
+@dataclasses.dataclass(frozen=True)
+class _Grouped(Product):
+    """Rows, each by its group's matrix."""
+
+    target: Target
+
+    def forward(self, inputs: tuple[jax.Array, Groups], *weights: Opened) -> tuple[jax.Array, Any]:
+        (rows, groups), value = inputs, weights[0].value
+        return grouped_product(rows, value, groups, target=self.target), (rows, value, groups)
+
+    def backward(self, saved: Any, gradient: jax.Array, *dtypes: Any) -> tuple[Any, list[jax.Array]]:
+        rows, value, groups = saved
+        gradient = gradient.astype(rows.dtype)
+        d_rows = grouped_product(gradient, value, groups, target=self.target, transposed=True)
+        return (d_rows, None), [grouped_outer(rows, gradient, groups, target=self.target, out_dtype=dtypes[0])]
 
 
-def _multiplied_forward(
-    target: Target, rows: jax.Array, value: jax.Array, slot: jax.Array, groups: Groups
-) -> tuple[jax.Array, Any]:
-    # The slot's dtype, and not the slot, which would be kept.
-    like = jnp.zeros((0,), slot.dtype)
-    return grouped_product(rows, value, groups, target=target), (rows, value, groups, like)
+@dataclasses.dataclass(frozen=True)
+class _InOneLoop(Product):
+    """The experts' whole feed-forward, chunk by chunk."""
+
+    activation: Activation
+
+    def forward(self, inputs: tuple[jax.Array, jax.Array, Groups], *weights: Opened) -> tuple[jax.Array, Any]:
+        rows, weight, groups = inputs
+        matrices = _matrices([w.value for w in weights])
+        y, inner = chunked_feed_forward(ACTIVATIONS[self.activation], rows, weight, matrices, groups)
+        inner = jax.tree.map(lambda leaf: checkpoint_name(leaf, PRODUCT), inner)
+        return y, (rows, weight, inner, matrices, groups)
+
+    def backward(self, saved: Any, gradient: jax.Array, *dtypes: Any) -> tuple[Any, list[jax.Array]]:
+        rows, weight, inner, matrices, groups = saved
+        d_rows, d_weight, sums = chunked_feed_forward_gradients(
+            ACTIVATIONS[self.activation], rows, weight, inner, matrices, groups, gradient
+        )
+        return (d_rows, d_weight, None), [leaf.astype(d) for leaf, d in zip(jax.tree.leaves(sums), dtypes)]
 
 
-def _multiplied_backward(target: Target, saved: Any, gradient: jax.Array) -> tuple[Any, ...]:
-    rows, value, groups, like = saved
-    gradient = gradient.astype(rows.dtype)
-    d_rows = grouped_product(gradient, value, groups, target=target, transposed=True)
-    d_value = grouped_outer(rows, gradient, groups, target=target, out_dtype=like.dtype)
-    return d_rows, None, d_value, None
-
-
-_multiplied.defvjp(_multiplied_forward, _multiplied_backward)
-
-
-def _multiply(target: Target, rows: jax.Array, value: jax.Array, slot: Any, groups: Groups) -> jax.Array:
-    return checkpoint_name(_multiplied(target, rows, value, slot, groups), PRODUCT)
+def _matrices(parts: list[jax.Array]) -> Matrices:
+    """Of (gate, up, down) or (up, down)."""
+    return Matrices(parts[0] if len(parts) == 3 else None, parts[-2], parts[-1])

@@ -4,7 +4,7 @@ Each device runs the fused kernel on its own tokens with its own part of the voc
 gradient, which is reduce-scattered into the head's storage layout in its own precision.
 """
 
-import functools
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ from ..core import current_layout, current_target
 from ..core.errors import LayoutError
 from ..core.target import Target
 from ..kernels.cross_entropy import cross_entropy_sums, cross_entropy_sums_and_gradients
-from ..spmd import open_at_rest, whole_sequence
+from ..spmd import Product, multiplied, open_at_rest, whole_sequence
 from ..spmd.weights import OpenedAtRest
 
 
@@ -46,22 +46,47 @@ def token_loss(
         z_loss: Weight of the squared log-partition that is added to the loss (PaLM, arXiv:2204.02311, section 5).
         vocab_size: The table's rows from here on are padding and get probability 0.
     """
-    static = _Static(soft_cap, z_loss, vocab_size, _vocab_axis(), current_target())
+    loss = _TokenLoss(soft_cap, z_loss, vocab_size, _vocab_axis(), current_target())
     head = open_at_rest(table, "vocab embed", hidden.dtype)
-    sums: tuple[jax.Array, jax.Array] = _token_loss(static, whole_sequence(hidden), head, targets, mask)
+    sums: tuple[jax.Array, jax.Array] = multiplied(loss, _Inputs(whole_sequence(hidden), targets, mask), head)
     return TokenLoss(*sums)
 
 
-class _Static(NamedTuple):
+class _Inputs(NamedTuple):
+    hidden: jax.Array
+    targets: jax.Array
+    mask: jax.Array
+
+    @property
+    def flat(self) -> "_Inputs":
+        return _Inputs(*(leaf.reshape(-1, *leaf.shape[2:]) for leaf in self))
+
+
+@dataclasses.dataclass(frozen=True)
+class _TokenLoss(Product):
+    """The fused kernel, of whose sums the first is differentiated."""
+
     soft_cap: float | None
     z_loss: float
     vocab_size: int | None
     vocab_axis: str | None
     target: Target
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return self._asdict()
+    def value(self, inputs: _Inputs, *weights: OpenedAtRest) -> tuple[jax.Array, jax.Array]:
+        x, targets, mask = inputs.flat
+        sums = cross_entropy_sums(x, weights[0].value, targets, mask, **vars(self))
+        return sums.loss_sum, sums.correct_sum
+
+    def forward(self, inputs: _Inputs, *weights: OpenedAtRest) -> tuple[tuple[jax.Array, jax.Array], Any]:
+        x, targets, mask = inputs.flat
+        (head,) = weights
+        sums, dx, dtable = cross_entropy_sums_and_gradients(x, head.value, targets, mask, **vars(self))
+        # Returned at once: a device then keeps its own part of the head's gradient until the backward pass.
+        return (sums.loss_sum, sums.correct_sum), (dx.reshape(inputs.hidden.shape), head.returned(dtable))
+
+    def backward(self, saved: Any, gradient: tuple[jax.Array, jax.Array], *dtypes: Any) -> tuple[_Inputs, list[Any]]:
+        dx, returned = jax.tree.map(lambda leaf: leaf * gradient[0].astype(leaf.dtype), saved)
+        return _Inputs(dx, None, None), [returned]  # pyright: ignore[reportArgumentType]
 
 
 def _vocab_axis() -> str | None:
@@ -70,34 +95,3 @@ def _vocab_axis() -> str | None:
     if len(axes) > 1:
         raise LayoutError(f"rules.compute: vocab -> {axes}; the loss splits a vocabulary over one mesh axis")
     return axes[0] if axes else None
-
-
-def _flat(x: jax.Array) -> jax.Array:
-    return x.reshape(-1, *x.shape[2:])
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _token_loss(
-    static: _Static, hidden: jax.Array, head: OpenedAtRest, targets: jax.Array, mask: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    sums = cross_entropy_sums(_flat(hidden), head.value, targets.reshape(-1), mask.reshape(-1), **static.options)
-    return sums.loss_sum, sums.correct_sum
-
-
-def _token_loss_forward(
-    static: _Static, hidden: jax.Array, head: OpenedAtRest, targets: jax.Array, mask: jax.Array
-) -> tuple[tuple[jax.Array, jax.Array], Any]:
-    sums, dx, dtable = cross_entropy_sums_and_gradients(
-        _flat(hidden), head.value, targets.reshape(-1), mask.reshape(-1), **static.options
-    )
-    # Returned at once: a device then keeps its own part of the head's gradient until the backward pass.
-    returned = OpenedAtRest(None, head.returned(dtable), None, head.to)
-    return (sums.loss_sum, sums.correct_sum), (dx.reshape(hidden.shape), returned)
-
-
-def _token_loss_backward(static: _Static, saved: Any, gradient: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
-    scale = gradient[0]
-    return *jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), saved), None, None
-
-
-_token_loss.defvjp(_token_loss_forward, _token_loss_backward)

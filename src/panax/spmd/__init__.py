@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .gradients import accumulated, gradients_of
     from .linear import handed_on, joined, scattered, summed, totalled
     from .marks import Holds, cotangents_declared, declared, expected
+    from .product import Product, multiplied
     from .sequence import (
         equal_shares,
         own_sequence,
@@ -28,6 +29,7 @@ _WHERE = {
     "gradients": ("accumulated", "gradients_of"),
     "linear": ("handed_on", "joined", "scattered", "summed", "totalled"),
     "marks": ("Holds", "cotangents_declared", "declared", "expected"),
+    "product": ("Product", "multiplied"),
     "sequence": (
         "equal_shares",
         "own_sequence",
@@ -42,8 +44,9 @@ _WHERE = {
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Holds", "Openable", "Opened", "OpenedAtRest", "Opening", "accumulated", "add_bias", "contract", "contract_whole",
-    "cotangents_declared", "declared", "equal_shares", "expected", "gather", "gradients_of", "handed_on", "joined",
-    "merge_over_devices", "open_at_rest", "open_weight", "over_tokens", "own_sequence", "scatter_sequence", "scattered",
-    "sequence_parallel_axes", "sum_over_sequence", "summed", "token_axes", "totalled", "whole_sequence",
+    "Holds", "Openable", "Opened", "OpenedAtRest", "Opening", "Product", "accumulated", "add_bias", "contract",
+    "contract_whole", "cotangents_declared", "declared", "equal_shares", "expected", "gather", "gradients_of", "handed_on",
+    "joined", "merge_over_devices", "multiplied", "open_at_rest", "open_weight", "over_tokens", "own_sequence",
+    "scatter_sequence", "scattered", "sequence_parallel_axes", "sum_over_sequence", "summed", "token_axes", "totalled",
+    "whole_sequence",
 ]  # fmt: skip

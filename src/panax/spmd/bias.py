@@ -1,14 +1,14 @@
 """Adding a parameter to every row: a bias, whose gradient is a sum over all rows."""
 
-import functools
+import dataclasses
 import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..kernels.product import sum_of_rows
+from .product import Product, multiplied
 from .weights import Opened, open_weight
 
 
@@ -20,27 +20,25 @@ def add_bias(x: Float[Array, "..."], w: Any, axes: str) -> Float[Array, "..."]:
     Args:
         axes: The parameter's logical axes, separated by spaces.
 
+    >>> from jax import numpy as jnp
     >>> add_bias(jnp.ones((2, 3)), jnp.arange(3.0), "norm").tolist()
     [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
     """
     opened = open_weight(w, axes, x.dtype)
-    return _add_bias(opened.slot.dtype.name, x, opened)
+    return multiplied(_Bias(opened.value.ndim), x, opened)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _add_bias(gradient_dtype: str, x: jax.Array, w: Opened) -> jax.Array:
-    return _forward(gradient_dtype, x, w)[0]
+@dataclasses.dataclass(frozen=True)
+class _Bias(Product):
+    """A sum with a parameter of so many dimensions. Nothing is kept for the backward pass."""
 
+    ndim: int
 
-def _forward(gradient_dtype: str, x: jax.Array, w: Opened) -> tuple[jax.Array, Any]:
-    # The shape alone: nothing is kept for the backward pass.
-    return x + w.value.reshape((1,) * (x.ndim - w.value.ndim) + w.value.shape), jnp.zeros((0, *w.value.shape), x.dtype)
+    def forward(self, inputs: jax.Array, *weights: Opened) -> tuple[jax.Array, Any]:
+        bias = weights[0].value
+        return inputs + bias.reshape((1,) * (inputs.ndim - self.ndim) + bias.shape), ()
 
-
-def _backward(gradient_dtype: str, saved: jax.Array, gradient: jax.Array) -> tuple[Any, Any]:
-    shape = saved.shape[1:]
-    sums = sum_of_rows(gradient.reshape(-1, math.prod(shape))).reshape(shape)
-    return gradient, Opened(None, sums.astype(gradient_dtype))  # pyright: ignore[reportArgumentType]
-
-
-_add_bias.defvjp(_forward, _backward)
+    def backward(self, saved: Any, gradient: jax.Array, *dtypes: Any) -> tuple[jax.Array, list[jax.Array]]:
+        shape = gradient.shape[gradient.ndim - self.ndim :]
+        sums = sum_of_rows(gradient.reshape(-1, math.prod(shape))).reshape(shape)
+        return gradient, [sums.astype(dtypes[0])]

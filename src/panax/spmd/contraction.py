@@ -13,8 +13,10 @@ The names are documentation, and this file is the one place where the following 
 - each product itself (`product.py`): on CPU, whose it is and in which orientation; else a plain einsum.
 """
 
+import dataclasses
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,7 @@ from ..core.protocols import Axes
 from ..kernels.product import product
 from .collectives import all_gather, all_reduce, reduce_scatter
 from .overlap import gathered_products, overlaps, rows_of, scattered_product
+from .product import Product, multiplied
 from .sequence import SPREAD, sequence_parallel_axes, whole_sequence
 from .weights import Opened, open_weight
 
@@ -100,9 +103,9 @@ def contract(text: str, x: Float[Array, "..."], w: Any, *, out_dtype: Any = None
     equation = _parse(text)
     opened = open_weight(w, equation.axes[1], x.dtype)
     equation.check(x, opened.value)
-    static = _Static(text, jnp.dtype(out_dtype or x.dtype).name, opened.slot.dtype.name, *_partial(equation))
+    contraction = _Contraction(text, jnp.dtype(out_dtype or x.dtype).name, *_partial(equation))
     # Named, so that a rematerialisation policy can keep the products and compute the cheap rest again.
-    return checkpoint_name(_contract(static, x, opened), PRODUCT)
+    return checkpoint_name(multiplied(contraction, x, opened), PRODUCT)
 
 
 def contract_whole(
@@ -121,12 +124,10 @@ def contract_whole(
     if not overlaps(axes):
         x = whole_sequence(x)
         return [contract(text, x, w, out_dtype=out_dtype) for text, w in products]
-    statics, weights = [], []
-    for text, w in products:
-        opened = open_weight(w, _parse(text).axes[1], x.dtype)
-        statics.append(_Static(text, jnp.dtype(out_dtype or x.dtype).name, opened.slot.dtype.name, axes, 1, ring=True))
-        weights.append(opened)
-    outs: list[jax.Array] = _contract_whole(tuple(statics), x, weights)
+    dtype = jnp.dtype(out_dtype or x.dtype).name
+    contractions = tuple(_Contraction(text, dtype, axes, 1, ring=True) for text, _ in products)
+    weights = [open_weight(w, _parse(text).axes[1], x.dtype) for text, w in products]
+    outs: list[jax.Array] = multiplied(_Contractions(contractions), x, *weights)
     return [checkpoint_name(out, PRODUCT) for out in outs]
 
 
@@ -136,15 +137,14 @@ def gather(w: Any, axes: str, dtype: Any) -> Float[Array, "..."]:
     >>> gather(jnp.ones((3,)), "norm", jnp.bfloat16).dtype.name
     'bfloat16'
     """
-    opened = open_weight(w, axes, dtype)
-    return _read(opened.slot.dtype.name, opened)
+    return multiplied(_Read(), (), open_weight(w, axes, dtype))
 
 
-class _Static(NamedTuple):
-    """Everything about a contraction that is known before it runs.
+@dataclasses.dataclass(frozen=True)
+class _Contraction(Product):
+    """One activation by one weight.
 
     Attributes:
-        gradient_dtype: What the weight's gradient is formed in.
         partial: The mesh axes over which the product gives partial sums.
         dim: The result's dimension along which these are scattered; None where they are added up whole.
         ring: Scatter, and gather, in a ring beside the product.
@@ -152,10 +152,89 @@ class _Static(NamedTuple):
 
     text: str
     out_dtype: str
-    gradient_dtype: str
     partial: MeshAxes
     dim: int | None
     ring: bool
+
+    def forward(self, inputs: jax.Array, *weights: Opened) -> tuple[jax.Array, Any]:
+        x, w = inputs, weights[0].value
+        if self.ring:
+            rows = x.shape[1] // jax.lax.axis_size(self.partial)
+            parts = self.of(w)
+            return scattered_product(lambda start: parts(rows_of(x, start, rows)), self.partial, rows), (x, w)
+        out = self.of(w)(x)
+        if self.dim is None:
+            return all_reduce(out, self.partial), (x, w)
+        return reduce_scatter(out, self.partial, self.dim), (x, w)
+
+    def backward(self, saved: Any, gradient: jax.Array, *dtypes: Any) -> tuple[jax.Array, list[jax.Array]]:
+        x, w = saved
+        gradient = gradient.astype(x.dtype)
+        back = self.back(w, x.dtype)
+        if self.ring:
+            gradient, (dx,) = gathered_products(gradient, self.partial, [back])
+        else:
+            gradient = self._gathered(gradient)
+            dx = back(gradient)
+        return dx, [self.outer(x, gradient, dtypes[0])]
+
+    def _gathered(self, gradient: jax.Array) -> jax.Array:
+        """The whole cotangent; of a residual stream that is whole, each device's own is a share of it."""
+        if self.dim is None:
+            return all_reduce(gradient, self.partial)
+        return all_gather(gradient, self.partial, self.dim)
+
+    def of(self, w: jax.Array) -> Callable[[jax.Array], jax.Array]:
+        """The product of an activation."""
+        a, b, o = _parse(self.text).letters
+        return lambda x: product(f"{a},{b}->{o}", x, w, self.out_dtype)
+
+    def back(self, w: jax.Array, dtype: Any) -> Callable[[jax.Array], jax.Array]:
+        """The activation's gradient, of the result's."""
+        a, b, o = _parse(self.text).letters
+        return lambda gradient: product(f"{o},{b}->{a}", gradient, w, dtype)
+
+    def outer(self, x: jax.Array, gradient: jax.Array, dtype: Any) -> jax.Array:
+        """The weight's gradient."""
+        a, b, o = _parse(self.text).letters
+        return product(f"{a},{o}->{b}", x, gradient, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Contractions(Product):
+    """The residual stream, gathered along the sequence in a ring, by several weights."""
+
+    each: tuple[_Contraction, ...]
+
+    def forward(self, inputs: jax.Array, *weights: Opened) -> tuple[list[jax.Array], Any]:
+        values = [w.value for w in weights]
+        products = [one.of(w) for one, w in zip(self.each, values)]
+        whole, outs = gathered_products(inputs, self.each[0].partial, products)
+        return outs, (checkpoint_name(whole, SPREAD), values)
+
+    def backward(self, saved: Any, gradient: list[jax.Array], *dtypes: Any) -> tuple[jax.Array, list[jax.Array]]:
+        whole, values = saved
+        gradients = [part.astype(whole.dtype) for part in gradient]
+        axes = self.each[0].partial
+        rows = whole.shape[1] // jax.lax.axis_size(axes)
+        backs = [one.back(w, whole.dtype) for one, w in zip(self.each, values)]
+
+        def share(start: jax.Array) -> jax.Array:
+            return functools.reduce(jnp.add, (back(rows_of(d, start, rows)) for back, d in zip(backs, gradients)))
+
+        dx = scattered_product(share, axes, rows)
+        return dx, [one.outer(whole, d, dtype) for one, d, dtype in zip(self.each, gradients, dtypes)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Read(Product):
+    """A weight's value itself."""
+
+    def forward(self, inputs: Any, *weights: Opened) -> tuple[jax.Array, Any]:
+        return weights[0].value, ()
+
+    def backward(self, saved: Any, gradient: jax.Array, *dtypes: Any) -> tuple[Any, list[jax.Array]]:
+        return (), [gradient.astype(dtypes[0])]
 
 
 def _partial(equation: Equation) -> tuple[MeshAxes, int | None, bool]:
@@ -174,111 +253,3 @@ def _partial(equation: Equation) -> tuple[MeshAxes, int | None, bool]:
         )
     dims = [axes.index(positions) if positions in axes else 0 for axes in (equation.axes[0], equation.axes[2])]
     return axes, dims[1] if axes else 0, overlaps(axes) and dims == [1, 1]
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _contract(static: _Static, x: jax.Array, w: Opened) -> jax.Array:
-    return _contract_forward(static, x, w)[0]
-
-
-def _contract_forward(static: _Static, x: jax.Array, w: Opened) -> tuple[jax.Array, Any]:
-    a, b, o = _parse(static.text).letters
-    if static.ring:
-        rows = x.shape[1] // jax.lax.axis_size(static.partial)
-        out = scattered_product(
-            lambda start: product(f"{a},{b}->{o}", rows_of(x, start, rows), w.value, static.out_dtype),
-            static.partial,
-            rows,
-        )
-        return out, (x, w.value)
-    out = product(f"{a},{b}->{o}", x, w.value, static.out_dtype)
-    return _summed(out, static), (x, w.value)
-
-
-def _summed(out: jax.Array, static: _Static) -> jax.Array:
-    if static.dim is None:
-        return all_reduce(out, static.partial)
-    return reduce_scatter(out, static.partial, static.dim)
-
-
-def _gathered(gradient: jax.Array, static: _Static) -> jax.Array:
-    """The cotangent of what `_summed` gave; of a whole residual stream, each device's own is a share of it."""
-    if static.dim is None:
-        return all_reduce(gradient, static.partial)
-    return all_gather(gradient, static.partial, static.dim)
-
-
-def _contract_backward(static: _Static, saved: Any, gradient: jax.Array) -> tuple[jax.Array, Opened]:
-    x, w = saved
-    a, b, o = _parse(static.text).letters
-    gradient = gradient.astype(x.dtype)
-    if static.ring:
-        gradient, (dx,) = gathered_products(
-            gradient, static.partial, [lambda rows: product(f"{o},{b}->{a}", rows, w, x.dtype)]
-        )
-    else:
-        gradient = _gathered(gradient, static)
-        dx = product(f"{o},{b}->{a}", gradient, w, x.dtype)
-    return dx, _of_slot(product(f"{a},{o}->{b}", x, gradient, static.gradient_dtype))
-
-
-def _of_slot(gradient: jax.Array) -> Any:
-    """The cotangent of an opened weight: nothing of its value."""
-    return Opened(None, gradient)  # pyright: ignore[reportArgumentType]
-
-
-_contract.defvjp(_contract_forward, _contract_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _contract_whole(statics: tuple[_Static, ...], x: jax.Array, weights: list[Opened]) -> list[jax.Array]:
-    return _contract_whole_forward(statics, x, weights)[0]
-
-
-def _contract_whole_forward(
-    statics: tuple[_Static, ...], x: jax.Array, weights: list[Opened]
-) -> tuple[list[jax.Array], Any]:
-    def multiply(static: _Static, w: jax.Array) -> Any:
-        a, b, o = _parse(static.text).letters
-        return lambda rows: product(f"{a},{b}->{o}", rows, w, static.out_dtype)
-
-    values = [w.value for w in weights]
-    whole, outs = gathered_products(x, statics[0].partial, list(map(multiply, statics, values)))
-    return outs, (checkpoint_name(whole, SPREAD), values)
-
-
-def _contract_whole_backward(
-    statics: tuple[_Static, ...], saved: Any, gradients: list[jax.Array]
-) -> tuple[jax.Array, list[Opened]]:
-    whole, values = saved
-    gradients = [gradient.astype(whole.dtype) for gradient in gradients]
-    axes = statics[0].partial
-    rows = whole.shape[1] // jax.lax.axis_size(axes)
-
-    def share(start: jax.Array) -> jax.Array:
-        parts = []
-        for static, w, gradient in zip(statics, values, gradients):
-            a, b, o = _parse(static.text).letters
-            parts.append(product(f"{o},{b}->{a}", rows_of(gradient, start, rows), w, whole.dtype))
-        return functools.reduce(jnp.add, parts)
-
-    dx = scattered_product(share, axes, rows)
-    slots = []
-    for static, gradient in zip(statics, gradients):
-        a, b, o = _parse(static.text).letters
-        slots.append(_of_slot(product(f"{a},{o}->{b}", whole, gradient, static.gradient_dtype)))
-    return dx, slots
-
-
-_contract_whole.defvjp(_contract_whole_forward, _contract_whole_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _read(gradient_dtype: str, w: Opened) -> jax.Array:
-    return w.value
-
-
-_read.defvjp(
-    lambda gradient_dtype, w: (w.value, None),
-    lambda gradient_dtype, _, gradient: (_of_slot(gradient.astype(gradient_dtype)),),
-)
