@@ -11,7 +11,8 @@ import tiny
 from panax.core import RecipeError, Target
 from panax.core.layout import use_layout
 from panax.core.target import target_of
-from panax.kernels import AttentionCase, Kernel, attention, choose, kernels_of, register, registry, use_kernels
+from panax.kernels import AttentionCase, Kernel, Kernels, attention, choose, kernels_of, register, registry, use_kernels
+from panax.kernels.product import MatmulCase, product
 from panax.mesh import Placement
 
 CASE = AttentionCase(
@@ -90,6 +91,31 @@ def test_a_recipe_names_a_kernel():
     assert "attention on cpu runs 'blockwise': the fastest on cpu" in lines
     with pytest.raises(ValueError, match="no kernels for 'atention'; did you mean 'attention'"):
         choose("atention", CASE, GPU)
+
+
+def test_a_recipe_names_a_kernel_for_products_and_it_does_those_that_it_can(own, monkeypatch):
+    def halved(a, b, transposed):
+        a, b = (x.T if turned else x for x, turned in zip((a, b), transposed))
+        return 0.5 * (a @ b)
+
+    own(mine(work="matmul", run=halved, platforms=(), limit=lambda case, target: None if case.large else "small"))
+    assert Kernels(matmul="mine").names["wall"] == "auto" and Kernels(matmul="c").names["wall"] == "c"
+    x, w = jnp.ones((4, 3)), jnp.ones((3, 5))
+    with use_kernels(Kernels(matmul="mine").names) as lines:
+        assert product("ab,bc->ac", x, w, jnp.float32)[0, 0] == 3.0
+        assert not lines
+        monkeypatch.setattr("panax.kernels.product.LEAST_PRODUCTS", 1)
+        assert product("ab,bc->ac", x, w, jnp.float32)[0, 0] == 1.5
+        assert product("ab,cb->ac", x, w.T, jnp.float32)[0, 0] == 1.5
+    assert lines == {"matmul on cpu runs 'mine': it is named": "matmul"}
+    with use_kernels({"matmul": "c"}), pytest.raises(RecipeError, match="it is for CPUs, and the target is"):
+        choose("matmul", MatmulCase(dtype="float32", large=True, local=True), GPU, yields=True)
+
+
+def test_naming_a_kernel_for_products_that_a_step_has_not_is_an_error():
+    with pytest.raises(RecipeError, match=r"kernels.matmul='c' has no effect: the step runs no matmul that it can do"):
+        Kernels(matmul="c").check_effect({"attention"})
+    Kernels(matmul="c", row_sums="xla").check_effect({"matmul", "row sums"})
 
 
 class Fake:

@@ -12,7 +12,7 @@ from jax import lax
 from panax.core.layout import arrays_are_local, current_target
 from panax.core.target import Target
 from panax.kernels.cpu.choice import XLA, timed_kernel
-from panax.kernels.registry import Choice, Kernel, choose, register
+from panax.kernels.registry import NAMED, Choice, Kernel, choose, note, register
 
 LEAST_PRODUCTS = 2**22
 """Multiplications from which work is worth a custom call."""
@@ -96,10 +96,15 @@ def walled(x: jax.Array) -> jax.Array:
 
 
 def kernel_for(work: str, multiplications: int, *operands: jax.Array) -> Kernel | None:
-    """Another kernel than XLA's for work that is made of matrix multiplications; None for XLA's."""
-    case = MatmulCase.of(multiplications, *operands)
-    kernel = choose_timed(work, case, case.dtype, current_target()).kernel
-    return None if kernel.name == XLA else kernel
+    """Another kernel than XLA's for work that is made of matrix multiplications; None for XLA's.
+
+    A named kernel does what it can of it, and the others the rest.
+    """
+    case, target = MatmulCase.of(multiplications, *operands), current_target()
+    choice = choose(work, case, target, timed=timed_kernel(work, case.dtype), yields=True)
+    if choice.reason == NAMED and work != "wall":
+        note(choice, target)
+    return None if choice.name == XLA else choice.kernel
 
 
 def choose_timed(work: str, case: Any, dtype: str, target: Target) -> Choice:

@@ -108,6 +108,7 @@ def choose(
     named: str = "auto",
     timed: str = "",
     lacking: Mapping[str, str] | None = None,
+    yields: bool = False,
 ) -> Choice:
     """The kernel for a case on a target.
 
@@ -116,17 +117,24 @@ def choose(
         named: A kernel's name; "auto" takes what the recipe names (`use_kernels`), and else the fastest.
         timed: The kernel that timing found fastest on this machine; it is taken where it can do the case.
         lacking: Kernels that can't be built, with the reason, in place of what this machine lacks.
+        yields: Leave a case that the named kernel can't do to another: for work that a step has in many sizes.
 
     Raises:
-        RecipeError: There is no kernel of that name, or it can't do the case; the message says why.
+        RecipeError: There is no kernel of that name, or it can't do the case and does not yield; the message says why.
     """
     named = named_kernel(work) if named == "auto" else named
-    return _chosen(work, case, target, named, timed, None if lacking is None else tuple(lacking.items()))
+    return _chosen(work, case, target, named, timed, None if lacking is None else tuple(lacking.items()), yields)
 
 
 @functools.lru_cache(maxsize=4096)
 def _chosen(
-    work: str, case: Any, target: Target, named: str, timed: str, lacking: tuple[tuple[str, str], ...] | None
+    work: str,
+    case: Any,
+    target: Target,
+    named: str,
+    timed: str,
+    lacking: tuple[tuple[str, str], ...] | None,
+    yields: bool,
 ) -> Choice:
     def limit_of(kernel: Kernel) -> str | None:
         missing = kernel.missing() if lacking is None else dict(lacking).get(kernel.name)
@@ -136,9 +144,12 @@ def _chosen(
     if named != "auto":
         kernel = _find(work, named, target)
         limit = limit_of(kernel)
-        if limit is not None:
+        if limit is None:
+            return Choice(kernel, NAMED)
+        if not yields:
             raise RecipeError(f"{named!r} can't do this {work}: {limit}; got {case}")
-        return Choice(kernel, NAMED)
+        candidates.remove(kernel)
+        timed = ""
     for kernel in candidates:
         if kernel.name == timed and limit_of(kernel) is None:
             return Choice(kernel, "timing found it fastest")
