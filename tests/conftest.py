@@ -21,7 +21,7 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
-install_import_hook("panax", "beartype.beartype")
+install_import_hook(["panax", "panax_compare"], "beartype.beartype")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")

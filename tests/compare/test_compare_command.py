@@ -8,14 +8,14 @@ import pytest
 from comparing import EAGER, comparison
 
 from panax.cli.main import main
-from panax.compare import measuring
-from panax.compare.columns import COLUMNS, chosen
-from panax.compare.command import parser, settings_of
-from panax.compare.crew import ColumnError, Crew
-from panax.compare.measuring import measure
-from panax.compare.results import read_comparison
-from panax.compare.settings import Settings, check_hardware
 from panax.core.errors import DataError, RecipeError
+from panax_compare import measuring
+from panax_compare.columns import COLUMNS, chosen
+from panax_compare.command import parser, settings_of
+from panax_compare.crew import ColumnError, Crew
+from panax_compare.measuring import measure
+from panax_compare.results import read_comparison
+from panax_compare.settings import Settings, check_hardware
 
 
 @pytest.fixture(autouse=True)

@@ -7,12 +7,12 @@ from html.parser import HTMLParser
 import pytest
 from comparing import COMPILED, EAGER, MACHINE, OWN, column, comparison
 
-from panax.compare.columns import COLUMNS
-from panax.compare.published import FLAWS, Published, variants
-from panax.compare.report import write_report
-from panax.compare.report.plots import Bar, bars, lines
-from panax.compare.report.published import answers, write_published
-from panax.compare.sources import length_of, lines_of, text_of
+from panax_compare.columns import COLUMNS
+from panax_compare.published import FLAWS, Published, variants
+from panax_compare.report import write_report
+from panax_compare.report.plots import Bar, bars, lines
+from panax_compare.report.published import answers, write_published
+from panax_compare.sources import length_of, lines_of, text_of
 
 VOID = {"meta", "path", "circle"}
 

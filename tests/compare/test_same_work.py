@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from panax.adapters.huggingface import config_from
-from panax.compare import measuring
-from panax.compare.columns import chosen
-from panax.compare.making import make_work
-from panax.compare.published import Published, measure_published
-from panax.compare.results import read_comparison
-from panax.compare.settings import Settings
-from panax.compare.verdict import rows_of
-from panax.compare.work import decays, read_work
 from panax.core import pair_axes
 from panax.models import DecoderTask, VitConfig, VitTask
 from panax.optim import decays as decays_by_axes
+from panax_compare import measuring
+from panax_compare.columns import chosen
+from panax_compare.making import make_work
+from panax_compare.published import Published, measure_published
+from panax_compare.results import read_comparison
+from panax_compare.settings import Settings
+from panax_compare.verdict import rows_of
+from panax_compare.work import decays, read_work
 
 COLUMNS = ("torch_eager", "torch_compile", "plain_jax", "flax", "adapted", "panax")
 

@@ -7,9 +7,9 @@ import math
 import pytest
 from comparing import COMPILED, EAGER, OWN, column, comparison
 
-from panax.compare.equality import judge, tolerances
-from panax.compare.questions import another_shape, answers
-from panax.compare.verdict import rows_of, verdict
+from panax_compare.equality import judge, tolerances
+from panax_compare.questions import another_shape, answers
+from panax_compare.verdict import rows_of, verdict
 
 
 def said(found):

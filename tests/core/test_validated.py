@@ -30,7 +30,7 @@ def as_for_a_user():
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
-OPTIONAL = ("panax.adapters", "panax.compare", "panax.cli")
+OPTIONAL = ("panax.adapters", "panax.cli")
 
 
 def all_settings() -> list[type]:

@@ -10,10 +10,18 @@ from pathlib import Path
 import pytest
 
 import panax
+import panax_compare
 from panax.core import readable
 from panax.kernels import cost
 
-MODULES = ["panax", *(module.name for module in pkgutil.walk_packages(panax.__path__, "panax."))]
+MODULES = [
+    name
+    for package in (panax, panax_compare)
+    for name in (
+        package.__name__,
+        *(module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")),
+    )
+]
 
 
 def examples(name: str) -> Iterator[doctest.DocTest]:

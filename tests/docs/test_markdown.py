@@ -15,20 +15,20 @@ from pages import PAGES, ROOT, anchors, fences, name_of, prose, relative_links, 
 import panax.cli.checkpoint
 import panax.cli.export
 import panax.cli.generate
-import panax.compare.command
 import panax.core.errors
+import panax_compare.command
 from panax.checkpoint import CheckpointConfig, MemoryConfig
 from panax.cli.inspect import own_flags
 from panax.cli.main import COMMANDS, main
 from panax.cli.overrides import experiment_from
 from panax.cli.recipes import built_in, find_recipe
-from panax.compare.command import settings_of as comparison_settings
 from panax.kernels import registry
 from panax.mesh import MESH_AXES
 from panax.models import PRESETS, PUBLISHED_PARAMETERS, DecoderConfig
 from panax.parallel.schedules import schedule_table
 from panax.run import EvaluateConfig, Experiment
 from panax.train import StepConfig
+from panax_compare.command import settings_of as comparison_settings
 
 WITH_CODE = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs") and fences(page)]
 TRAINING, MODELS, PARALLELISM, CHECKPOINTS = (
@@ -106,7 +106,7 @@ def check_command(arguments: list[str], where: str) -> None:
         elif command == "checkpoint":
             panax.cli.checkpoint.parser().parse_args(rest)
         elif command == "compare":
-            comparison_settings(panax.compare.command.parser().parse_args(rest))
+            comparison_settings(panax_compare.command.parser().parse_args(rest))
         elif command in ("generate", "export"):
             with pytest.raises(Parsed):
                 main(arguments)

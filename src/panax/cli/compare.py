@@ -9,7 +9,7 @@ from .host_memory import keep_freed_memory
 
 def compare(arguments: Sequence[str]) -> int:
     """Measure, and write a report."""
-    from ..compare.command import run
+    from panax_compare.command import run
 
     return run(arguments)
 
@@ -18,7 +18,7 @@ def work_for_a_comparison() -> None:
     """What a column's process runs. Panax's own columns keep freed memory, as `panax train` does."""
     if os.environ.get("PANAX_COMPARE_OWN"):
         keep_freed_memory()
-    from ..compare.worker import serve
+    from panax_compare.worker import serve
 
     def find_recipe(name: str):
         from .recipes import find_recipe

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from ..core.errors import DataError
+from panax.core.errors import DataError
 
 Family = Literal["vit", "llama", "mixtral"]
 Batch = dict[str, np.ndarray]

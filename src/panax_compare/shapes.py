@@ -3,8 +3,9 @@
 import dataclasses
 from typing import Any
 
-from ..layers import MoE
-from ..models import DecoderConfig, VitConfig
+from panax.layers import MoE
+from panax.models import DecoderConfig, VitConfig
+
 from .settings import DEFAULT_SIZES, Settings
 
 _DECODER: dict[str, Any] = {"norm_epsilon": 1e-5, "tied": False}

@@ -12,11 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..adapters.huggingface import save
-from ..core import Task
-from ..core.errors import RecipeError
-from ..models import DecoderConfig, DecoderTask, VitConfig, VitTask, count_parameters
-from ..models.flops import training_flops_per_image, training_flops_per_token
+from panax.adapters.huggingface import save
+from panax.core import Task
+from panax.core.errors import RecipeError
+from panax.models import DecoderConfig, DecoderTask, VitConfig, VitTask, count_parameters
+from panax.models.flops import training_flops_per_image, training_flops_per_token
+
 from .settings import Settings
 from .shapes import decoder_shape, vit_shape
 from .work import Batch, Family, OptimizerNumbers, Work, save_batches, save_nudged

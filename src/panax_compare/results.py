@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from ..core.errors import DataError, RecipeError
+from panax.core.errors import DataError, RecipeError
 
 RESULTS = "comparison.json"
 

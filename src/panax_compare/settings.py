@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from ..core.errors import RecipeError, nearest
+from panax.core.errors import RecipeError, nearest
 
 PRECISIONS: dict[str, str] = {
     "f32": "parameters, products and their sums in float32 (no TF32 anywhere)",

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.errors import DataError, RecipeError
-from ..core.marked_folder import remove_marked
+from panax.core.errors import DataError, RecipeError
+from panax.core.marked_folder import remove_marked
+
 from .crew import ColumnError, Crew
 from .environment import describe_machine, has_gpu
 from .measuring import make

@@ -10,7 +10,8 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...core.errors import RecipeError, nearest
+from panax.core.errors import RecipeError, nearest
+
 from ..work import Batch, Family
 
 ALL: tuple[Family, ...] = ("vit", "llama", "mixtral")

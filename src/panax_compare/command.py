@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..core.errors import RecipeError
+from panax.core.errors import RecipeError
+
 from .columns import COLUMNS, DISTRIBUTED
 from .measuring import measure
 from .report import write_report

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 
-from ..core.errors import RecipeError
-from ..core.marked_folder import marked_folder, remove_marked
+from panax.core.errors import RecipeError
+from panax.core.marked_folder import marked_folder, remove_marked
+
 from .columns import COLUMNS, DISTRIBUTED, Column, chosen, column_named
 from .crew import ColumnError, Crew
 from .environment import Load, describe_machine, free_device_bytes, has_gpu
