@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from drawing import drawn
 from huggingface_examples import LENGTH, ROWS, make_example, our_logits, positions, tokens
 
 from panax.models import Decoder, DecoderConfig, sample
@@ -19,7 +20,7 @@ def test_greedy_is_the_argmax_of_the_whole_pass() -> None:
     config = DecoderConfig(
         vocab_size=96, max_length=64, embed=32, num_layers=3, heads=4, kv_heads=2, ffn=48, windows=(6, 0), qk_norm=True
     )
-    model = jax.jit(lambda key: Decoder.build(key, config))(jax.random.key(0))
+    model = drawn(lambda key: Decoder.build(key, config))
     # Larger than they are drawn, so that what a layer says is heard above the token's own embedding.
     model = jax.tree.map(lambda x: x * 3.0 if x.ndim > 2 else x, model)
     prompt = jnp.asarray(tokens()[:, :PROMPT])

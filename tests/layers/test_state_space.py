@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from drawing import drawn
 from transformers import Mamba2Config
 from transformers.models.mamba2 import modeling_mamba2
 
@@ -27,7 +28,7 @@ EMBED, HEADS, HEAD_DIM, STATE, TAPS = 16, 8, 4, 6, 4
 
 
 def drawn_layer(embed: int, **options) -> StateSpace:
-    return jax.jit(lambda key: StateSpace.build(key, embed, **options))(jax.random.key(0))
+    return drawn(lambda key: StateSpace.build(key, embed, **options))
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny
 import tiny_recipe
+from drawing import drawn
 
 import panax
 from panax import fit
@@ -58,7 +59,7 @@ def test_flops_count_what_a_token_meets(name):
 def reach():
     """Which inputs each output position depends on, from gradients: [output position, input position]."""
     config = dataclasses.replace(tiny.CONFIG, dropout=0.0, num_layers=2, windows=(4,))
-    model = jax.jit(lambda key: Decoder.build(key, config))(jax.random.key(0))
+    model = drawn(lambda key: Decoder.build(key, config))
     length = 16
     segment = jnp.where(jnp.arange(length) < 6, 1, 2)[None]
     position = jnp.where(jnp.arange(length) < 6, jnp.arange(length), jnp.arange(length) - 6)[None]

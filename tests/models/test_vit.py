@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 
+import drawing
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,7 +54,7 @@ def task(**model) -> VitTask:
 
 @functools.cache
 def drawn() -> Vit:
-    return jax.jit(task(dropout=0.0).init)(jax.random.key(0))[0]
+    return drawing.drawn(task(dropout=0.0).init)[0]
 
 
 @pytest.mark.parametrize("name", VIT_PRESETS)

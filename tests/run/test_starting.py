@@ -4,7 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-import jax
+import drawing
 import numpy as np
 import pytest
 import tiny_recipe
@@ -33,7 +33,7 @@ def plain(experiment):
 
 def drawn(experiment, vocab_size=300):
     model = dataclasses.replace(experiment.task.model, vocab_size=vocab_size)
-    return jax.jit(DecoderTask(model=model).init)(jax.random.key(77))[0]
+    return drawing.drawn(DecoderTask(model=model).init, seed=77)[0]
 
 
 def test_training_starts_from_hugging_face_weights(plain, tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 import tiny
+from drawing import drawn
 
 from panax.core import Evaluation, Gradients, Loss, Mean, RecipeError, Task, TrainingError, named_leaves
 from panax.mesh import MeshShape, Placement
@@ -225,7 +226,7 @@ def test_a_foreign_loss_runs_on_the_same_mesh():
 
 def test_evaluation_mode_is_without_dropout():
     program = Program.create(tiny.task(), tiny.ADAMW, num_steps=10)
-    params, state = jax.jit(tiny.task().init)(jax.random.key(0))
+    params, state = drawn(tiny.task().init)
     batch = {name: jnp.asarray(leaf) for name, leaf in tiny.batch().items()} | {"row": jnp.arange(tiny.ROWS)}
     loss = jax.jit(lambda train, key: program.task.loss(params, state, batch, key, train).losses["cross_entropy"].sum,
                    static_argnums=0)  # fmt: skip
@@ -241,7 +242,7 @@ def test_bfloat16_compute_keeps_float32_masters_and_moments():
 
 
 def test_rematerialisation_changes_no_gradient():
-    params, state = jax.jit(tiny.task().init)(jax.random.key(0))
+    params, state = drawn(tiny.task().init)
     batch = {name: leaf[None] for name, leaf in {**tiny.batch(), "row": np.arange(tiny.ROWS, dtype=np.int32)}.items()}
     trainable = jax.tree.map(lambda _: True, params)
 
