@@ -31,7 +31,6 @@ PURE = HybridConfig(**SIZES, num_layers=2)
 HYBRID = HybridConfig(
     **SIZES, num_layers=4, attention_layers=(1, 3), heads=4, kv_heads=2, ffn=64, rotary=Rotary(fraction=0.5)
 )
-SHORT = dataclasses.replace(HYBRID, num_layers=2, attention_layers=(1,))
 LONG = dataclasses.replace(HYBRID, num_layers=8, attention_layers=(1, 3, 5, 7))
 # Its layers are three stacks, each of one kind.
 IRREGULAR = dataclasses.replace(HYBRID, attention_layers=(1,))
@@ -52,8 +51,7 @@ def slow(*values, name):
 @pytest.mark.parametrize(
     "config, sizes, settings",
     [
-        pytest.param(SHORT, {"fsdp": 2, "context": 2, "tensor": 2}, {}, id="short-fsdp2·context2·tensor2"),
-        slow(HYBRID, {"fsdp": 2, "context": 2, "tensor": 2}, {}, name="hybrid-fsdp2·context2·tensor2"),
+        pytest.param(HYBRID, {"fsdp": 2, "context": 2, "tensor": 2}, {}, id="hybrid-fsdp2·context2·tensor2"),
         pytest.param(PURE, {"stage": 2}, {}, id="pure-stage2"),
         slow(HYBRID, {"stage": 2, "context": 2}, {}, name="hybrid-stage2·context2"),
         slow(IRREGULAR, {"stage": 2, "context": 2}, {"context_attention": "ulysses"}, name="irregular-stage2·ulysses2"),

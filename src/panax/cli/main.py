@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 
+from .. import __version__
 from ..core.errors import RecipeError, nearest
 from .failing import TRACEBACK, said_and_done
 from .host_memory import keep_freed_memory
@@ -21,8 +22,9 @@ usage: panax COMMAND ...
                 [--columns a,b --precision bf16]
   panax recipes                                  what there is to train
 
-`panax train RECIPE --help` lists every field with its default. A recipe is a name, or a Python file: my_recipe.py. A recipe is
-code: run one only if you trust it. An error is one message; with --traceback, any command shows where it came from.
+`panax train RECIPE --help` lists every field with its default, `panax --version` says which version this is. A recipe is a name,
+or a Python file: my_recipe.py. A recipe is code: run one only if you trust it. An error is one message; with --traceback, any
+command shows where it came from.
 
 exit codes: 0 done, 1 error, 2 recipe or layout, 3 data, 4 checkpoint, 5 training, 129 closed terminal, 130 Ctrl-C, 143 SIGTERM
 (these three after saving)
@@ -76,6 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="", file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        print(f"panax {__version__}")
+        return 0
     try:
         if arguments[0] not in COMMANDS:
             raise RecipeError(f"there is no command {arguments[0]!r}; {nearest(arguments[0], COMMANDS)}")

@@ -11,6 +11,7 @@ from ..core import Task
 from ..core.errors import RecipeError
 from ..run import Experiment
 from .recipes import find_recipe
+from .usual_names import check_names
 
 SHORT = {"--buckets": "--data.buckets"}
 """Flags that may be written without their path."""
@@ -47,6 +48,7 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         raise RecipeError(f"the recipe {name!r} could not be built: {error}") from error
     if not isinstance(base, Experiment):
         raise RecipeError(f"the recipe {name!r} returned a {type(base).__name__}; expected an Experiment")
+    check_names(flags)
     expanded = [replacement for flag in _joined(flags) for replacement in _expand(flag)]
     if any(flag.startswith("--data.buckets") for flag in expanded) and getattr(base.data, "packing", False):
         # Lengths vary only where documents are not packed.

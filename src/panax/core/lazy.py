@@ -10,7 +10,7 @@ from typing import Any
 
 
 def lazily(package: str, where: Mapping[str, Sequence[str]], rooms: Sequence[str] = ()) -> Callable[[str], Any]:
-    """A module-level `__getattr__` for `package`.
+    """A module-level `__getattr__` for `package`, whose `dir` has these names too: interpreters complete them.
 
     Args:
         where: Sub-module to the names that it defines.
@@ -27,4 +27,6 @@ def lazily(package: str, where: Mapping[str, Sequence[str]], rooms: Sequence[str
         setattr(sys.modules[package], name, value)
         return value
 
+    module = sys.modules[package]
+    module.__dict__["__dir__"] = lambda: sorted({*module.__dict__, *modules, *rooms})
     return get
