@@ -75,15 +75,12 @@ def show(result: Result, console: Console) -> None:
 
 
 def _sample(result: Result) -> tuple[str, str] | None:
-    from ..models import Decoder
-    from .generate import continue_text
-
-    tokenizer, params = result.prepared.data.tokenizer, result.state.params
-    if tokenizer is None or not isinstance(params, Decoder):
+    task, data = result.prepared.task, result.prepared.data
+    if data.tokenizer is None or not task.generates:
         return None
     prompt = "def " if "Python" in type(_corpus(result.prepared.experiment)).__name__ else "The "
-    tokens = min(SAMPLE_TOKENS, params.config.max_length // 2)
-    return prompt, continue_text(params, tokenizer, prompt, tokens=tokens, state=result.state.model_state)
+    tokens = min(SAMPLE_TOKENS, (data.facts.sequence_length or SAMPLE_TOKENS) // 2)
+    return prompt, result.generate(prompt, tokens=tokens)
 
 
 def _corpus(experiment: Experiment) -> Any:

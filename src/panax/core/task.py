@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 from .errors import RecipeError
 from .measures import Losses, Metrics, Scalar
@@ -70,6 +71,9 @@ class Task(abc.ABC):
     """True where `loss` uses every parameter by `contract`, `gather` and the like, so that on a mesh it can be traced for one
     device: it then sees shards, its own rows and positions, and returns sums over these. Otherwise it sees whole arrays, and XLA
     partitions it: right on any mesh, with the communication that XLA finds."""
+
+    generates: bool = False
+    """Whether `generate` continues rows of tokens."""
 
     splits_residual: bool = True
     """Whether the residual stream's positions are split over the mesh axes that split heads and widths. Where they are not, as
@@ -182,6 +186,29 @@ class Task(abc.ABC):
             key: The step's key, the same for all micro-batches: fold `row` into it for bits that differ between them.
             train: False in evaluation: no dropout, statistics frozen.
         """
+
+    def generate(
+        self,
+        params: Params,
+        state: ModelState,
+        prompt: Int[Array, "batch prompt"],
+        count: int,
+        key: jax.Array,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+    ) -> Int[Array, "batch generated"]:
+        """Continue each row by `count` tokens; of a task that generates.
+
+        Args:
+            prompt: Without padding; at least one token.
+            temperature: 0 always takes the likeliest token.
+            top_k: Draw among the likeliest so many; 0 among all.
+
+        Raises:
+            RecipeError: The task does not generate, or the rows would be too long for its model.
+        """
+        raise RecipeError(f"{type(self).__name__} does not generate; a task that does says so, and has `generate`")
 
     @abc.abstractmethod
     def parameter_axes(self, params: Params) -> Any:

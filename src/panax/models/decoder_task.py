@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from ..core import Batch, DataFacts, Loss, Mean, Sum
 from ..core.errors import RecipeError
@@ -21,6 +21,7 @@ from ..parallel.context import sequence_places
 from ..spmd import over_tokens, own_sequence
 from .decoder import Decoder, layer_state
 from .decoder_config import DecoderConfig
+from .sampling import sample
 
 ComputeType = FloatType
 
@@ -47,6 +48,8 @@ class DecoderTask(Validated, StagedTask):
     pipeline: Pipeline = Pipeline()  # noqa: RUF009
     context_attention: ContextAttention = "auto"
 
+    generates = True
+
     batch_axes = MappingProxyType(
         dict.fromkeys(("tokens", "targets", "loss_mask", "segment", "position"), ("batch", "seq"))
     )
@@ -72,6 +75,20 @@ class DecoderTask(Validated, StagedTask):
 
     def flops_per_token(self, length: int) -> float:
         return 3 * (2 * self.model.embed * self.model.vocab_size + self.layer_flops(length))
+
+    def generate(
+        self,
+        params: Decoder,
+        state: Any,
+        prompt: Int[Array, "batch prompt"],
+        count: int,
+        key: jax.Array,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+    ) -> Int[Array, "batch generated"]:
+        top_k = min(top_k, params.config.vocab_size)
+        return sample(params, prompt, count, key, temperature=temperature, top_k=top_k, state=state)
 
     def init(self, key: jax.Array) -> tuple[Decoder, dict[str, Any]]:
         return self.stored(Decoder.build(key, self.model)), self._first_state()

@@ -19,6 +19,7 @@ from .keeping import Keeper, due
 from .prepare import Prepared, Say, prepare
 from .report import Report
 from .start import Start, begin, choose_kernels, open_folder, open_memory
+from .writing import continue_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,17 @@ class Result:
     evaluation: Mapping[str, float]
     checkpoint: str
     interrupted_by: str | None = None
+
+    def generate(self, prompt: str, **settings: Any) -> str:
+        """What the trained model writes after `prompt`; settings as `panax.run.continue_text` takes them.
+
+        Raises:
+            RecipeError: The task does not generate, or has no tokenizer; or a setting is out of range.
+        """
+        state, data = self.state, self.prepared.data
+        return continue_text(
+            self.prepared.task, state.judged_params, state.model_state, data.tokenizer, prompt, **settings
+        )
 
 
 def fit(

@@ -10,7 +10,7 @@ import jax
 
 from ..checkpoint import MANIFEST, Checkpoint, Checkpointer, open_checkpoint, restore
 from ..core import Task, named_leaves
-from ..core.errors import CheckpointError, DamagedError
+from ..core.errors import CheckpointError, DamagedError, RecipeError
 from ..core.state import wide
 from ..data.tokenizer import PretrainedTokenizer, Tokenizer
 from ..kernels import choose_by_timing
@@ -18,6 +18,7 @@ from ..stores import join, open_store
 from .description import read_task
 from .prepare import Say
 from .start import MODEL, TOKENIZER
+from .writing import continue_text
 
 AVERAGED = "averaged"
 """The part of a state that holds the averages."""
@@ -39,6 +40,16 @@ class Trained:
     params: Any
     state: Any
     tokenizer: Tokenizer | None
+
+    def generate(self, prompt: str, **settings: Any) -> str:
+        """What the model writes after `prompt`; settings as `panax.run.continue_text` takes them.
+
+        Raises:
+            RecipeError: It is no text model with its tokenizer, or a setting is out of range.
+        """
+        if not self.task.generates or self.tokenizer is None:
+            raise RecipeError(f"{self.url} holds no text model with its tokenizer; only those generate")
+        return continue_text(self.task, self.params, self.state, self.tokenizer, prompt, **settings)
 
 
 def find_checkpoints(where: str) -> Iterator[Checkpoint]:
