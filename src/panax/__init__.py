@@ -13,7 +13,7 @@ from .core.readable import readable_in
 if TYPE_CHECKING:
     from . import adapters
     from .core import Task, debugging
-    from .run import Experiment, Result, compile_step, fit
+    from .run import Experiment, Result, compile_step, fit, load
     from .train import CompiledStep, Program
 
 __version__ = "0.1.1"
@@ -22,7 +22,7 @@ __getattr__ = lazily(
     __name__,
     {
         "core": ("Task", "debugging"),
-        "run": ("Experiment", "Result", "compile_step", "fit"),
+        "run": ("Experiment", "Result", "compile_step", "fit", "load"),
         "train": ("CompiledStep", "Program"),
     },
     rooms=("adapters",),
@@ -34,4 +34,5 @@ readable_in("panax.parallel", "Pipeline")
 
 __all__ = [
     "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "compile_step", "debugging", "fit",
+    "load",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from panax import fit
+from panax import fit, load
 from panax.checkpoint import Checkpointer
 from panax.core import CheckpointError, DataError, LayoutError, RecipeError, TrainingError, named_leaves
 from panax.mesh import MeshShape
@@ -52,6 +52,16 @@ def test_learns(undisturbed):
     assert result.step == 30 and result.interrupted_by is None
     first = json.loads((Path(result.prepared.experiment.folder) / "metrics.jsonl").read_text().splitlines()[0])
     assert result.evaluation["loss"] < first["train/loss"] - 0.3
+
+
+def test_what_came_of_it_is_at_hand_in_python(undisturbed):
+    result, _ = undisturbed
+    assert repr(result) == f"Result(step 30, held-out loss {result.evaluation['loss']:.4f}, {result.checkpoint})"
+    assert result.history["train/loss"].notna().any() and result.history.index[-1] == 30
+    text = result.generate("def ", tokens=4, temperature=0.0)
+    trained = load(result.checkpoint)
+    assert repr(trained) == f"Trained(DecoderTask, {trained.url})"
+    assert trained.generate("def ", tokens=4, temperature=0.0) == text
 
 
 def test_logs_to_jsonl_and_tensorboard(undisturbed):

@@ -4,6 +4,19 @@ from .experiment import EvaluateConfig, Experiment
 from .loop import Result, fit
 from .plain import PlainStep, compile_step
 from .prepare import prepare
+from .trained import Trained
+from .trained import load_trained as load
 from .writing import continue_text
 
-__all__ = ["EvaluateConfig", "Experiment", "PlainStep", "Result", "compile_step", "continue_text", "fit", "prepare"]
+__all__ = [
+    "EvaluateConfig",
+    "Experiment",
+    "PlainStep",
+    "Result",
+    "Trained",
+    "compile_step",
+    "continue_text",
+    "fit",
+    "load",
+    "prepare",
+]

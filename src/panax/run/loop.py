@@ -14,6 +14,7 @@ from ..metrics import Lane, Tracker
 from ..train import evaluate_sent
 from .experiment import Experiment
 from .feed import feed
+from .history import read_history, table
 from .interrupt import Interrupt
 from .keeping import Keeper, due
 from .prepare import Prepared, Say, prepare
@@ -22,7 +23,7 @@ from .start import Start, begin, choose_kernels, open_folder, open_memory
 from .writing import continue_text
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Result:
     """How a run ended.
 
@@ -40,6 +41,16 @@ class Result:
     evaluation: Mapping[str, float]
     checkpoint: str
     interrupted_by: str | None = None
+
+    @property
+    def history(self) -> Any:
+        """What the run has logged, earlier runs of the same command included: a pandas DataFrame, or rows without pandas."""
+        return table(read_history(self.prepared.experiment.folder))
+
+    def __repr__(self) -> str:
+        held_out = f", held-out loss {self.evaluation['loss']:.4f}" if "loss" in self.evaluation else ""
+        cut = f", stopped by {self.interrupted_by}" if self.interrupted_by else ""
+        return f"Result(step {self.step}{held_out}{cut}, {self.checkpoint})"
 
     def generate(self, prompt: str, **settings: Any) -> str:
         """What the trained model writes after `prompt`; settings as `panax.run.continue_text` takes them.

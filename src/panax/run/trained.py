@@ -2,6 +2,7 @@
 
 import dataclasses
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,11 @@ AVERAGED = "averaged"
 """The part of a state that holds the averages."""
 
 
-@dataclasses.dataclass(frozen=True)
+def _warned(line: str) -> None:
+    warnings.warn(line, stacklevel=4)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class Trained:
     """What a checkpoint holds besides optimizer state, on one device.
 
@@ -40,6 +45,9 @@ class Trained:
     params: Any
     state: Any
     tokenizer: Tokenizer | None
+
+    def __repr__(self) -> str:
+        return f"Trained({type(self.task).__name__}, {self.url})"
 
     def generate(self, prompt: str, **settings: Any) -> str:
         """What the model writes after `prompt`; settings as `panax.run.continue_text` takes them.
@@ -72,17 +80,18 @@ def find_checkpoints(where: str) -> Iterator[Checkpoint]:
         )
 
 
-def load_trained(where: str, say: Say = lambda line: None) -> Trained:
+def load_trained(where: str | Path, say: Say = _warned) -> Trained:
     """Read the model of a checkpoint, the best that is whole; optimizer state is not read.
 
     Args:
-        say: Takes a line for each checkpoint that is damaged.
+        where: A run's folder, or a checkpoint's own folder or address.
+        say: Takes a line for each checkpoint that is damaged; by default it is a warning.
 
     Raises:
         CheckpointError: There is no checkpoint, all are damaged, or it is of a model that can't be built from a file.
     """
     damaged = None
-    for checkpoint in find_checkpoints(where):
+    for checkpoint in find_checkpoints(str(where)):
         try:
             return read_trained(checkpoint)
         except DamagedError as error:
