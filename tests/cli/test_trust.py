@@ -10,8 +10,8 @@ import pytest
 from panax.cli import main as command
 from panax.cli.main import main
 from panax.cli.recipes import find_recipe
-from panax.cli.terminal import plain_console
 from panax.core import RecipeError
+from panax.metrics.console import plain_console
 
 RECIPE = """
 import json

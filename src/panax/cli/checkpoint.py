@@ -14,10 +14,10 @@ from ..checkpoint.commit import remove
 from ..checkpoint.converting import copy_checkpoint, export_tensors, import_tensors, refuse_pickled
 from ..checkpoint.manifest import FILE
 from ..core.errors import CheckpointError
+from ..metrics.console import plain_console
 from ..run.description import differences
 from ..run.earlier import SETTINGS
 from ..stores import is_remote, join, open_store, shown_address
-from .terminal import plain_console
 
 
 def checkpoint(arguments: Sequence[str]) -> int:

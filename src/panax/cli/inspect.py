@@ -16,6 +16,7 @@ from ..core.errors import RecipeError
 from ..data import BytePairTokenizer, TextData
 from ..data.source import TEXT_AXES
 from ..mesh import Placement
+from ..metrics.console import plain_console
 from ..plan import Hardware, TooLarge, parse_target, plan_step, target_devices, text_batch, walk_step
 from ..plan.report import aligned, plan_lines, size, walk_lines
 from ..run import Experiment
@@ -25,7 +26,6 @@ from ..run.prepare import make_program, prepare
 from ..train.compiled import CompiledStep, needs_of
 from .overrides import experiment_from
 from .recipes import built_in
-from .terminal import plain_console
 
 Say = Callable[[str], None]
 

@@ -11,11 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from ..core.errors import RecipeError
-from ..metrics import ConsoleTracker
+from ..metrics.console import ConsoleTracker, plain_console
 from ..run import Experiment, Result, fit
 from .overrides import experiment_from
 from .recipes import built_in
-from .terminal import plain_console
 
 SAMPLE_TOKENS = 96
 

@@ -1,16 +1,35 @@
 """What a person sees while training: one line that moves, and one line for each report."""
 
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from .throughput import Peak
 from .trackers import Tracker
 
 _PER_SECOND = "_per_second"
+
+
+def plain_console() -> Console:
+    """A console that takes no text for markup or emoji, whatever brackets a path has; what is styled is said by `style=`."""
+    return Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def shown() -> tuple[Callable[[str], None], Tracker]:
+    """(what takes a run's notes, what shows its progress): a bar in a terminal, a line that changes in a notebook, else lines."""
+    console = plain_console()
+    if console.is_jupyter:
+        return print, NotebookTracker()
+
+    def say(line: str) -> None:
+        console.print(line, style="yellow" if line.startswith("warning: ") else "dim")
+
+    return say, ConsoleTracker(console)
 
 
 class ConsoleTracker(Tracker):
@@ -87,3 +106,26 @@ class ConsoleTracker(Tracker):
         if step <= self._first:
             return None
         return (time.perf_counter() - self._start) / (step - self._first) * (self.num_steps - step)
+
+
+class NotebookTracker(ConsoleTracker):
+    """One line that changes as training goes on; an evaluation's stays."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(quiet=True))
+        self._written = 0
+
+    def record(self, step: int, values: Mapping[str, float]) -> None:
+        judged = "evaluation/loss" in values
+        line = Text.from_markup(self._evaluation(values) if judged else self._training(step, values)).plain
+        line = f"{step:>6}/{self.num_steps}  {line}"
+        # Over what stood there, which may have been longer.
+        sys.stdout.write("\r" + line.ljust(self._written) + ("\n" if judged else ""))
+        sys.stdout.flush()
+        self._written = 0 if judged else len(line)
+
+    def close(self) -> None:
+        super().close()
+        if self._written:
+            sys.stdout.write("\n")
+            sys.stdout.flush()

@@ -11,6 +11,7 @@ from ..core import TrainState
 from ..core.errors import DataError, RecipeError
 from ..core.processes import is_first
 from ..metrics import Lane, Tracker
+from ..metrics.console import shown
 from ..train import evaluate_sent
 from .experiment import Experiment
 from .feed import feed
@@ -69,7 +70,8 @@ def fit(
     *,
     fresh: bool = False,
     accept_changes: bool = False,
-    say: Say = print,
+    quiet: bool = False,
+    say: Say | None = None,
     trackers: tuple[Tracker, ...] = (),
     devices: Any = None,
 ) -> Result:
@@ -78,7 +80,9 @@ def fit(
     Args:
         fresh: Train from step 0; what an earlier run left in the folder is set aside.
         accept_changes: Resume from a run of other settings or data, with its state and today's settings.
-        say: Takes what a person should know, a line at a time. It is called by a thread that reports alone.
+        quiet: Show nothing. Else a terminal shows a bar and lines, a notebook a line that changes.
+        say: Takes what a person should know, a line at a time, and nothing else is shown. It is called by a thread that reports
+            alone.
         trackers: More places for the scalars to go, besides the JSONL log and TensorBoard.
         devices: JAX devices to use; None for all of them.
 
@@ -93,6 +97,11 @@ def fit(
         raise RecipeError(f"trackers is a {type(trackers).__name__}; expected a tuple: trackers=(tracker,)")
     if fresh and accept_changes:
         raise RecipeError("fresh starts from step 0, accept_changes resumes: give one of them")
+    if say is None:
+        say, progress = (_unsaid, None) if quiet else shown()
+        trackers = trackers if progress is None else (progress, *trackers)
+    elif quiet:
+        raise RecipeError("quiet shows nothing, say takes what there is to show: give one of them")
     with contextlib.closing(Lane("the console", threaded=not experiment.debug)) as told:
         said = functools.partial(told.put, say) if is_first() else _unsaid
         return _fit(experiment, fresh, accept_changes, said, trackers, devices, told)
@@ -162,7 +171,7 @@ def run(prepared: Prepared, start: Start, keeper: Keeper, report: Report, interr
 
 
 def _unsaid(line: str) -> None:
-    """What other processes than the first one say."""
+    """Where nothing is shown: on other processes than the first one, and by choice."""
 
 
 def judge(prepared: Prepared, state: TrainState, number: int, report: Report) -> Mapping[str, float]:
