@@ -1,6 +1,7 @@
 """The learning rate over the steps of a run."""
 
 import dataclasses
+import warnings
 from typing import Literal
 
 import optax
@@ -15,7 +16,7 @@ class Schedule(Validated):
 
     Attributes:
         peak: The highest learning rate.
-        warmup_steps: Steps from 0 to the peak.
+        warmup_steps: Steps from 0 to the peak; a tenth of the run, with a warning, where a decay would have none left.
         decay: What follows the warm-up.
         final: The last learning rate as a share of the peak; has no effect with decay="constant".
     """
@@ -36,20 +37,26 @@ class Schedule(Validated):
     def build(self, num_steps: int) -> optax.Schedule:
         """Step to learning rate, for a run of `num_steps`.
 
+        Warns:
+            UserWarning: The run is too short for the warm-up, which is shortened.
+
         >>> round(float(Schedule(peak=1.0, warmup_steps=10).build(110)(60)), 3)
         0.55
         """
-        if self.decay != "constant" and self.warmup_steps >= num_steps:
-            raise RecipeError(
+        warmup = self.warmup_steps
+        if self.decay != "constant" and warmup >= num_steps:
+            warmup = num_steps // 10
+            warnings.warn(
                 f"optimizer.schedule.warmup_steps={self.warmup_steps} leaves nothing of the run's {num_steps} steps to decay in; "
-                f"use fewer, or decay='constant'"
+                f"the rate rises over {warmup} of them",
+                stacklevel=2,
             )
-        rest = num_steps - self.warmup_steps
+        rest = num_steps - warmup
         if self.decay == "cosine":
             after = optax.cosine_decay_schedule(self.peak, rest, self.final)
         elif self.decay == "linear":
             after = optax.linear_schedule(self.peak, self.peak * self.final, rest)
         else:
             after = optax.constant_schedule(self.peak)
-        warmup = optax.linear_schedule(self.peak / max(self.warmup_steps, 1), self.peak, max(self.warmup_steps - 1, 1))
-        return optax.join_schedules([warmup, after], [self.warmup_steps]) if self.warmup_steps else after
+        rising = optax.linear_schedule(self.peak / max(warmup, 1), self.peak, max(warmup - 1, 1))
+        return optax.join_schedules([rising, after], [warmup]) if warmup else after
