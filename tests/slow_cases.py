@@ -242,6 +242,7 @@ SLOW = frozenset(
         "run/test_loop.py::test_plain_iterables_train_too_and_say_that_they_are_replayed",
         "run/test_one_place.py::test_a_signal_ends_a_run_whose_data_does_not_come[SIGTERM]",
         "run/test_recipes.py::test_a_narrow_one_on_little_text_learns[moe_quickstart]",
+        "run/test_shown.py::test_two_steps_of_everything_leave_nothing_behind",
         "run/test_starting.py::test_lengths_are_padded_to_the_buckets_and_each_compiles_once",
         "run/test_starting.py::test_training_starts_from_hugging_face_weights",
         "run/test_vit_digits.py::test_a_few_steps_are_told_in_images",

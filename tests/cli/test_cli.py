@@ -73,6 +73,12 @@ def test_trains_and_ends_with_all_that_is_promised(here, capsys):
     assert again[1] == out
 
 
+def test_a_fast_dev_run_says_that_it_runs(here, capsys):
+    code, out, _ = panax(capsys, "train", RECIPE, "--fast-dev-run")
+    assert code == 0 and "two steps of everything" in out and "it runs: data, steps, evaluation, saving" in out
+    assert "a sample of what the model writes" in out and "panax generate" not in out and not (here / "runs").exists()
+
+
 def test_a_checkpoint_can_be_used_alone(trained, capsys):
     (trained / "runs/tiny/checkpoints/step_00000006").rename(trained / "moved")
     assert panax(capsys, "generate", "moved", "--prompt", "import", "--tokens", "4")[0] == 0

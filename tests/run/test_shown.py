@@ -1,6 +1,7 @@
 """What a run shows in Python: lines with losses, one line that changes in a notebook, nothing by choice."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +42,13 @@ def test_a_notebooks_line_changes_and_an_evaluation_stays(capsys):
     # It covers all of what stood there.
     assert judged.rstrip() == "    11/20  held-out loss 3.0000" and judged.endswith("\n") and len(judged) > len(second)
     assert last.endswith("\n")
+
+
+def test_two_steps_of_everything_leave_nothing_behind(experiment, capsys):
+    result = fit(experiment, fast_dev_run=True)
+    shown = capsys.readouterr().out
+    assert result.step == 2 and "loss" in result.evaluation and "2/2  held-out loss " in shown
+    assert not Path(experiment.folder).exists() and not Path(result.prepared.experiment.folder).exists()
+    assert result.generate("def ", tokens=2) is not None
+    with pytest.raises(RecipeError, match="fast_dev_run neither resumes nor starts over"):
+        fit(experiment, fast_dev_run=True, fresh=True)

@@ -13,6 +13,7 @@ usage: panax COMMAND ...
 
   panax train RECIPE [--field.sub value ...]     train; the same command again resumes where it stopped
                 [--fresh | --accept-changes]     start over, setting aside what is there; resume with other settings or data
+                [--fast-dev-run]                 two steps of everything, to see that it runs; nothing is kept
   panax inspect RECIPE [--field.sub value ...]   parameters, layout, bytes, FLOPs, settings; what a step communicates and holds,
                 [--target h100x64] [--no-compile]  compiled for the attached devices or for absent ones; nothing is trained
   panax generate CHECKPOINT --prompt TEXT        continue a text with a trained model

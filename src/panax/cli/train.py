@@ -18,7 +18,7 @@ from .recipes import built_in
 
 SAMPLE_TOKENS = 96
 
-HOW = {"fresh": "--fresh", "accept_changes": "--accept-changes"}
+HOW = {"fresh": "--fresh", "accept_changes": "--accept-changes", "fast_dev_run": "--fast-dev-run"}
 """Flags that say how a run begins: they are no part of the experiment."""
 
 
@@ -34,7 +34,10 @@ def train(arguments: Sequence[str]) -> int:
     def say(line: str) -> None:
         console.print(line, style="yellow" if line.startswith("warning: ") else "dim")
 
-    say(f"{experiment.name}: {experiment.num_steps} steps in {experiment.folder}")
+    if how["fast_dev_run"]:
+        say(f"{experiment.name}: two steps of everything; nothing is kept")
+    else:
+        say(f"{experiment.name}: {experiment.num_steps} steps in {experiment.folder}")
     result = fit(experiment, say=say, trackers=(ConsoleTracker(console),), **how)
     if result.interrupted_by is not None:
         # The terminal may be what has gone.
@@ -44,30 +47,35 @@ def train(arguments: Sequence[str]) -> int:
                 f"{result.checkpoint}\nthe same command again resumes from there"
             )
         return 128 + signal.Signals[result.interrupted_by]
-    show(result, console)
+    show(result, console, kept=not how["fast_dev_run"])
     return 0
 
 
-def show(result: Result, console: Console) -> None:
-    """What a run ends with: how good, a sample, where everything is, what to try next."""
+def show(result: Result, console: Console, *, kept: bool) -> None:
+    """What a run ends with: how good, a sample, where everything is, what to try next.
+
+    Args:
+        kept: Whether there still is what it wrote.
+    """
     prepared = result.prepared
     lines: list[str] = []
     if result.evaluation:
         entropy = prepared.data.unigram_entropy
         compared = f" (token frequencies alone give {entropy:.4f})" if entropy is not None else ""
         lines.append(f"held-out loss {result.evaluation['loss']:.4f}{compared}")
-    lines.append(f"checkpoint    {result.checkpoint}")
+    where = result.checkpoint if prepared.experiment.checkpoint.directory else prepared.experiment.folder
     install = "" if shutil.which("tensorboard") else "   (pip install tensorboard)"
-    lines.append(f"curves        tensorboard --logdir {prepared.experiment.folder}/tensorboard{install}")
+    curves = f"tensorboard --logdir {prepared.experiment.folder}/tensorboard{install}"
+    kept_lines = [f"checkpoint    {result.checkpoint}", f"curves        {curves}"]
+    lines += kept_lines if kept else ["it runs: data, steps, evaluation, saving; nothing of it was kept"]
     sampled = _sample(result)
     if sampled is not None:
         prompt, text = sampled
         console.print("\na sample of what the model writes after")
         console.print(prompt, style="bold")
         console.print(text, style="cyan")
-        experiment = prepared.experiment
-        where = result.checkpoint if experiment.checkpoint.directory else experiment.folder
-        lines.append(f"next          panax generate {where} --prompt {prompt!r}")
+        if kept:
+            lines.append(f"next          panax generate {where} --prompt {prompt!r}")
     console.print()
     for line in lines:
         console.print(line)

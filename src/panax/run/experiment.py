@@ -109,3 +109,14 @@ class Experiment(Validated):
     def folder(self) -> str:
         """Where this run's checkpoints and logs are; a debugging run has a folder of its own."""
         return self.directory or f"runs/{self.name}{'-debug' if self.debug else ''}"
+
+    def tried(self, folder: str) -> "Experiment":
+        """Two steps of everything, an evaluation and a checkpoint after each, in a folder that is not the run's own."""
+        return dataclasses.replace(
+            self,
+            directory=folder,
+            num_steps=2,
+            log_every=1,
+            evaluate=EvaluateConfig(every=1, batches=1),
+            checkpoint=CheckpointConfig(every=1),
+        )

@@ -4,8 +4,12 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import tempfile
+import warnings
 from collections.abc import Mapping
 from typing import Any
+
+import jax
 
 from ..core import TrainState
 from ..core.errors import DataError, RecipeError
@@ -70,6 +74,7 @@ def fit(
     *,
     fresh: bool = False,
     accept_changes: bool = False,
+    fast_dev_run: bool = False,
     quiet: bool = False,
     say: Say | None = None,
     trackers: tuple[Tracker, ...] = (),
@@ -80,6 +85,8 @@ def fit(
     Args:
         fresh: Train from step 0; what an earlier run left in the folder is set aside.
         accept_changes: Resume from a run of other settings or data, with its state and today's settings.
+        fast_dev_run: Two steps of everything, each with an evaluation and a checkpoint, in a folder that is removed afterwards:
+            does it run?
         quiet: Show nothing. Else a terminal shows a bar and lines, a notebook a line that changes.
         say: Takes what a person should know, a line at a time, and nothing else is shown. It is called by a thread that reports
             alone.
@@ -97,6 +104,13 @@ def fit(
         raise RecipeError(f"trackers is a {type(trackers).__name__}; expected a tuple: trackers=(tracker,)")
     if fresh and accept_changes:
         raise RecipeError("fresh starts from step 0, accept_changes resumes: give one of them")
+    if fast_dev_run:
+        if fresh or accept_changes or jax.process_count() > 1:
+            raise RecipeError("fast_dev_run neither resumes nor starts over, and takes one process; give it alone")
+        with tempfile.TemporaryDirectory(prefix="panax-dev-") as folder, warnings.catch_warnings():
+            # Two steps are too few for any schedule.
+            warnings.filterwarnings("ignore", message="optimizer.schedule.warmup_steps")
+            return fit(experiment.tried(folder), quiet=quiet, say=say, trackers=trackers, devices=devices)
     if say is None:
         say, progress = (_unsaid, None) if quiet else shown()
         trackers = trackers if progress is None else (progress, *trackers)
