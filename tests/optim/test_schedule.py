@@ -2,11 +2,14 @@
 
 import warnings
 
+import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import optax
 import pytest
 
-from panax.optim import Schedule
+from panax.core import RecipeError
+from panax.optim import AdamW, OwnSchedule, Schedule, Sgd
 
 
 def rates(schedule: Schedule, steps: int) -> list[float]:
@@ -37,3 +40,34 @@ def test_a_warm_up_longer_than_the_run_is_shortened_with_a_warning(decay, steps,
 
 def test_a_constant_rate_may_rise_for_longer_than_the_run():
     np.testing.assert_allclose(rates(Schedule(peak=1.0, warmup_steps=4, decay="constant"), 2), [0.25, 0.5], rtol=1e-6)
+
+
+def test_any_function_of_the_step_is_a_schedule():
+    triangle = OwnSchedule(function=lambda step: 0.1 * jnp.minimum(step, 10 - step))
+    np.testing.assert_allclose(rates(triangle, 11)[:3], [0.0, 0.1, 0.2], rtol=1e-6)
+    tx = Sgd(schedule=triangle).build({"w": ("embed",)}, 11)
+    params, state = {"w": jnp.ones(3)}, tx.init({"w": jnp.ones(3)})
+    for rate in (0.0, 0.1, 0.2):
+        updates, state = tx.update({"w": jnp.ones(3)}, state, params)
+        np.testing.assert_allclose(updates["w"], -rate * np.ones(3), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda step: 0.1 if step > 3 else 0.2, "choose by jnp.where in place of if: TracerBoolConversionError"),
+        (lambda step: jnp.ones(2), r"gives float32 of shape \(2,\) for a step; expected a number"),
+        (lambda: 0.1, "can't be traced with a step's number"),
+        (lambda step: "fast", "can't be traced with a step's number|expected a number"),
+    ],
+)
+def test_what_is_no_function_of_the_step_is_an_error(function, message):
+    with pytest.raises(RecipeError, match=message):
+        OwnSchedule(function=function).build(10)
+
+
+def test_a_bare_function_is_told_how_it_is_given(monkeypatch):
+    # The tests' own checks of types, which users don't have, would look first.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(RecipeError, match=r"wrap the function of the step: OwnSchedule\(function=...\)"):
+        AdamW(schedule=lambda step: 1e-3)  # pyright: ignore

@@ -169,10 +169,10 @@ def _problem_of_class(value: Any, cls: type) -> str | None:
         return None
     if inspect.isclass(value):
         return f"expected {_a(cls)}, and this is a class: write {value.__name__}(...)"
-    if inspect.isfunction(value) or inspect.ismethod(value):
-        return f"expected {_a(cls)}, and this is a function: write what it returns, {value.__name__}(...)"
     hint = getattr(cls, "hint_for", None)
     instead = hint(value) if hint is not None else None
+    if instead is None and (inspect.isfunction(value) or inspect.ismethod(value)):
+        return f"expected {_a(cls)}, and this is a function: write what it returns, {value.__name__}(...)"
     return f"expected {_a(cls)}, got a {type(value).__name__}" + (f": {instead}" if instead else "")
 
 

@@ -17,7 +17,7 @@ from ..core.protocols import Axes
 from ..core.validated import Validated
 from .decay import decay_mask
 from .per_layer import Scope, on_each_layer
-from .schedule import Schedule
+from .schedule import OwnSchedule, Schedule
 
 
 def _in_its_own_ways(inner: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -38,7 +38,7 @@ def _in_its_own_ways(inner: optax.GradientTransformation) -> optax.GradientTrans
 class Optimizer(Validated, abc.ABC):
     """Settings of an optimizer."""
 
-    schedule: Schedule = Schedule()  # noqa: RUF009
+    schedule: Schedule | OwnSchedule = Schedule()  # noqa: RUF009
 
     scope: ClassVar[Scope]
 

@@ -2,8 +2,11 @@
 
 import dataclasses
 import warnings
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from ..core.errors import RecipeError
@@ -25,6 +28,11 @@ class Schedule(Validated):
     warmup_steps: int = 0
     decay: Literal["cosine", "linear", "constant"] = "cosine"
     final: float = 0.1
+
+    @classmethod
+    def hint_for(cls, value: Any) -> str | None:
+        """What to write where something else is given in a schedule's place; None where that is not known."""
+        return "wrap the function of the step: OwnSchedule(function=...)" if callable(value) else None
 
     def __post_init__(self) -> None:
         if self.peak <= 0:
@@ -60,3 +68,44 @@ class Schedule(Validated):
             after = optax.constant_schedule(self.peak)
         rising = optax.linear_schedule(self.peak / max(warmup, 1), self.peak, max(warmup - 1, 1))
         return optax.join_schedules([rising, after], [warmup]) if warmup else after
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnSchedule(Validated):
+    """Any function of the step as a learning rate, such as one of optax's schedules.
+
+    Attributes:
+        function: Takes the step's number, an integer that is traced, from 0 on; returns the rate, a number of 0 or more.
+
+    >>> import optax
+    >>> float(OwnSchedule(function=optax.linear_schedule(1.0, 0.0, 10)).build(100)(5))
+    0.5
+    """
+
+    function: Callable[[Any], Any]
+
+    def build(self, num_steps: int) -> optax.Schedule:
+        """Step to learning rate.
+
+        Raises:
+            RecipeError: The function can't be traced, or gives something else than a number.
+        """
+
+        def rate(step: Any) -> Any:
+            # Under the promotion rules that it is written for, whatever stricter ones are set.
+            with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+                return self.function(step)
+
+        try:
+            found = jax.eval_shape(rate, jax.ShapeDtypeStruct((), jnp.int32))
+            shape, dtype = jnp.shape(found), jnp.result_type(found)
+        except Exception as error:
+            raise RecipeError(
+                f"optimizer.schedule: the function can't be traced with a step's number; compute with jax.numpy, and choose by "
+                f"jnp.where in place of if: {type(error).__name__}: {str(error).splitlines()[0]}"
+            ) from error
+        if shape or not jnp.issubdtype(dtype, jnp.number):
+            raise RecipeError(
+                f"optimizer.schedule: the function gives {dtype.name} of shape {shape} for a step; expected a number"
+            )
+        return rate
