@@ -1,11 +1,13 @@
 """What people type first: other libraries' names of flags, `--version`, `python -m panax`, a name and the tab key."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 import panax
+from panax.cli import plugins
 from panax.cli.failing import message
 from panax.cli.main import main
 from panax.cli.usual_names import ADVICE, USUAL, check_names
@@ -61,3 +63,68 @@ def test_a_platform_that_is_asked_for_and_absent_is_one_message(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     said = message(RuntimeError("Unable to initialize backend 'cuda': FAILED_PRECONDITION: No visible GPU devices."))
     assert said.startswith("JAX_PLATFORMS=cuda asks for cuda, and JAX finds no such device here") and "\n" not in said
+
+
+def test_what_plugins_say_of_absent_devices_is_left_out_and_all_else_is_said():
+    code = (
+        "import os, sys\n"
+        "from panax.cli.plugins import unsaid\n"
+        "with unsaid():\n"
+        "    os.write(2, b'WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\\n')\n"
+        "    os.write(2, b'I0000 cudart_stub.cc:31] Could not find cuda drivers on your machine\\n')\n"
+        "    os.write(2, b'a true warning\\n')\n"
+        "    print('and one of Python', file=sys.stderr)\n"
+        "print('after', file=sys.stderr)\n"
+        "try:\n"
+        "    with unsaid():\n"
+        "        os.write(2, b'said before an error\\n')\n"
+        "        raise KeyError('x')\n"
+        "except KeyError: pass\n"
+        "sys.stderr = None\n"
+        "with unsaid(): pass\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "a true warning\nand one of Python\nafter\nsaid before an error\n"
+
+
+@pytest.mark.parametrize(
+    ("installed", "present", "chosen", "expected"),
+    [
+        ({"xla_cuda12", "libtpu"}, set(), "", "cpu"),
+        ({"xla_cuda12", "libtpu"}, {"xla_cuda"}, "", ""),
+        ({"xla_cuda12", "libtpu"}, {"libtpu"}, "", ""),
+        # What is known of neither is asked by JAX.
+        ({"xla_cuda12", "somechip"}, set(), "", ""),
+        (set(), set(), "", ""),
+        ({"xla_cuda12"}, set(), "cuda", "cuda"),
+    ],
+)
+def test_plugins_of_devices_that_are_not_there_are_not_started(installed, present, chosen, expected, monkeypatch):
+    monkeypatch.setattr(plugins.sys, "platform", "linux")
+    monkeypatch.setattr(plugins, "_plugins", lambda: installed)
+    monkeypatch.setattr(plugins, "_present", lambda name: name in present)
+    monkeypatch.setenv("JAX_PLATFORMS", chosen)
+    plugins.leave_out_absent()
+    assert os.environ["JAX_PLATFORMS"] == expected
+
+
+def test_a_card_without_a_driver_counts_as_there(monkeypatch, tmp_path):
+    (tmp_path / "vendor").write_text("0x10de\n")
+    found = {"/sys/bus/pci/devices/*/vendor": [str(tmp_path / "vendor")]}
+    monkeypatch.setattr(plugins.glob, "glob", lambda pattern: found.get(pattern, []))
+    assert plugins._present("xla_cuda") and not plugins._present("libtpu")
+    found["/dev/accel*"] = ["/dev/accel0"]
+    assert plugins._present("libtpu")
+
+
+@pytest.mark.parametrize("platform", ["cuda", "nosuchchip"])
+def test_an_absent_device_that_is_asked_for_is_one_line(platform):
+    done = subprocess.run(
+        [sys.executable, "-m", "panax", "inspect", "quickstart", "--no-compile"],
+        capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": platform}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith(
+        f"panax: error: JAX_PLATFORMS={platform} asks for a device that JAX does not find here; unset it"
+    )
+    assert done.stderr.count("\n") == 1

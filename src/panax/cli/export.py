@@ -8,6 +8,7 @@ from ..core.errors import RecipeError
 from ..models import Decoder, Vit
 from ..run.trained import load_trained
 from .main import warn
+from .plugins import start_jax
 
 
 def export(arguments: Sequence[str]) -> int:
@@ -16,6 +17,7 @@ def export(arguments: Sequence[str]) -> int:
     parser.add_argument("checkpoint", help="a run's folder (its best checkpoint is taken), or a checkpoint's own")
     parser.add_argument("directory", help="where to write; a new or empty folder")
     options = parser.parse_args(arguments)
+    start_jax()
     trained = load_trained(options.checkpoint, warn)
     if not isinstance(trained.params, Decoder | Vit):
         raise RecipeError(

@@ -25,6 +25,7 @@ from ..run.description import describe
 from ..run.prepare import make_program, prepare
 from ..train.compiled import CompiledStep, needs_of
 from .overrides import experiment_from
+from .plugins import start_jax, unsaid
 from .recipes import built_in
 
 Say = Callable[[str], None]
@@ -62,9 +63,12 @@ def inspect(arguments: Sequence[str]) -> int:
     warnings.showwarning = lambda message, *_: _warn(console, str(message))
     rest, target, compiles = own_flags(arguments)
     if target is None:
-        subject = _attached(experiment_from(rest, "inspect"), say)
+        experiment = experiment_from(rest, "inspect")
+        start_jax()
+        subject = _attached(experiment, say)
     else:
-        devices = target_devices(target)
+        with unsaid():
+            devices = target_devices(target)
         subject = _elsewhere(experiment_from(rest, "inspect"), target, devices, say)
     print_parameters(subject, console)
     if isinstance(subject.step, CompiledStep):

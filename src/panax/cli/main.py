@@ -7,6 +7,7 @@ from .. import __version__
 from ..core.errors import RecipeError, nearest
 from .failing import TRACEBACK, said_and_done
 from .host_memory import keep_freed_memory
+from .plugins import leave_out_absent, unsaid
 
 USAGE = """\
 usage: panax COMMAND ...
@@ -85,7 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if arguments[0] not in COMMANDS:
             raise RecipeError(f"there is no command {arguments[0]!r}; {nearest(arguments[0], COMMANDS)}")
-        code = _command(arguments[0])(arguments[1:])
+        leave_out_absent()
+        with unsaid():
+            command = _command(arguments[0])
+        code = command(arguments[1:])
         sys.stdout.flush()
         return code
     except (Exception, KeyboardInterrupt) as error:

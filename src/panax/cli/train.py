@@ -14,6 +14,7 @@ from ..core.errors import RecipeError
 from ..metrics.console import ConsoleTracker, plain_console
 from ..run import Experiment, Result, fit
 from .overrides import experiment_from
+from .plugins import start_jax
 from .recipes import built_in
 
 SAMPLE_TOKENS = 96
@@ -28,6 +29,7 @@ def train(arguments: Sequence[str]) -> int:
         raise RecipeError(f"expected `panax train RECIPE`; the recipes are {', '.join(sorted(built_in()))}")
     how = {name: flag in arguments for name, flag in HOW.items()}
     experiment = experiment_from([each for each in arguments if each not in HOW.values()], "train")
+    start_jax()
     console = plain_console()
     warnings.showwarning = lambda message, *_: console.print(f"warning: {message}", style="yellow")
 

@@ -1,0 +1,109 @@
+"""JAX's plugins for devices that are not there: they are not started, and what they say when they are loaded is left out.
+
+The extra `aot` brings the plugins of NVIDIA's GPUs and of TPUs for their compilers alone. On a machine without these devices each
+start of JAX would show their errors, twenty lines in all.
+"""
+
+import contextlib
+import glob
+import importlib.metadata
+import importlib.util
+import os
+import pkgutil
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from ..core.errors import RecipeError
+
+MARKS = {
+    "xla_cuda": ("/dev/nvidia*", "/dev/dxg", "/dev/nvmap", "/dev/nvhost*"),
+    "libtpu": ("/dev/accel*", "/dev/vfio/*"),
+}
+"""A plugin's name, as it begins, to the files of Linux of which one is there with its devices."""
+
+VENDORS = {"xla_cuda": "0x10de", "libtpu": "0x1ae0"}
+"""Who makes a plugin's devices, by the number that PCI has for it: one without a driver is an error that should be seen."""
+
+HARMLESS = (b"cudart_stub.cc", b"before absl::InitializeLog() is called")
+"""Parts of the lines that CUDA's plugin writes on a machine without a driver."""
+
+
+@contextlib.contextmanager
+def unsaid(*, if_failed: bool = True) -> Iterator[None]:
+    """While plugins are loaded: what goes to standard error comes a moment later, without those lines.
+
+    They are written by libraries in C, so that nothing in Python is asked.
+
+    Args:
+        if_failed: Whether the rest comes also where an exception ends it, whose message says enough.
+    """
+    try:
+        place = sys.stderr.fileno()
+        kept = os.dup(place)
+    except (OSError, ValueError, AttributeError):  # no standard error, or one that is no file
+        yield
+        return
+    with tempfile.TemporaryFile() as said:
+        sys.stderr.flush()
+        os.dup2(said.fileno(), place)
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, place)
+            os.close(kept)
+            said.seek(0)
+            for line in said.read().splitlines(keepends=True):
+                if (if_failed or not failed) and not any(part in line for part in HARMLESS):
+                    os.write(place, line)
+
+
+def start_jax() -> None:
+    """Have JAX find its devices now, quietly; a recipe that joins several processes must have done so before.
+
+    Raises:
+        RecipeError: A platform that `JAX_PLATFORMS` asks for has no device here.
+    """
+    import jax
+
+    asked = os.environ.get("JAX_PLATFORMS", "")
+    try:
+        with unsaid(if_failed=not asked):
+            jax.devices()
+    except Exception as error:
+        if not asked:
+            raise
+        reason = f": {str(error).splitlines()[0]}" if str(error) else ""
+        raise RecipeError(
+            f"JAX_PLATFORMS={asked} asks for a device that JAX does not find here; unset it, or set it to cpu{reason}"
+        ) from error
+
+
+def leave_out_absent() -> None:
+    """Keep JAX on the CPU where no platform is chosen, and every plugin is of devices that this machine surely has not."""
+    if os.environ.get("JAX_PLATFORMS") or sys.platform != "linux":
+        return
+    plugins = _plugins()
+    known = {each: next((name for name in MARKS if each.startswith(name)), None) for each in plugins}
+    if plugins and all(name is not None and not _present(name) for name in known.values()):
+        os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def _plugins() -> set[str]:
+    """The names of JAX's plugins that are installed; none of them is imported."""
+    found = {entry.name for entry in importlib.metadata.entry_points(group="jax_plugins")}
+    folder = importlib.util.find_spec("jax_plugins")
+    if folder is not None and folder.submodule_search_locations is not None:
+        found |= {module.name for module in pkgutil.iter_modules(folder.submodule_search_locations)}
+    return found | ({"libtpu"} if importlib.util.find_spec("libtpu") is not None else set())
+
+
+def _present(plugin: str) -> bool:
+    vendors = []
+    for path in glob.glob("/sys/bus/pci/devices/*/vendor"):
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+            vendors.append(file.read().strip())
+    return VENDORS[plugin] in vendors or any(map(glob.glob, MARKS[plugin]))
