@@ -8,7 +8,6 @@ import pytest
 
 import panax
 from panax.cli import plugins
-from panax.cli.failing import message
 from panax.cli.main import main
 from panax.cli.usual_names import ADVICE, USUAL, check_names
 from panax.core import RecipeError
@@ -57,12 +56,6 @@ def test_it_says_its_version_at_once(command):
 def test_names_are_completed():
     assert {"fit", "Experiment", "compile_step", "adapters"} <= set(dir(panax))
     assert {"Task", "RecipeError"} <= set(dir(panax.core))
-
-
-def test_a_platform_that_is_asked_for_and_absent_is_one_message(monkeypatch):
-    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    said = message(RuntimeError("Unable to initialize backend 'cuda': FAILED_PRECONDITION: No visible GPU devices."))
-    assert said.startswith("JAX_PLATFORMS=cuda asks for cuda, and JAX finds no such device here") and "\n" not in said
 
 
 def test_what_plugins_say_of_absent_devices_is_left_out_and_all_else_is_said():

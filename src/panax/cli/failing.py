@@ -1,7 +1,6 @@
 """How a command ends that can't go on: one message, what to do, and an exit code; a traceback only where it is asked for."""
 
 import os
-import re
 import sys
 import traceback
 
@@ -41,12 +40,6 @@ def message(error: BaseException) -> str:
     first = lines[0] if lines else ""
     if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
         return f"out of device memory: {first}; {MEMORY_ADVICE}"
-    if isinstance(error, RuntimeError) and (asked := re.search(r"Unable to initialize backend '(\w+)'", str(error))):
-        platforms = os.environ.get("JAX_PLATFORMS", asked[1])
-        return (
-            f"JAX_PLATFORMS={platforms} asks for {asked[1]}, and JAX finds no such device here; unset it, or set "
-            f"it to cpu. JAX says: {first}"
-        )
     kind = f"{type(error).__name__}: {first}" if first else type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         place = f": {error.filename!r}" if error.filename else ""

@@ -41,7 +41,7 @@ def unsaid(*, if_failed: bool = True) -> Iterator[None]:
     try:
         place = sys.stderr.fileno()
         kept = os.dup(place)
-    except (OSError, ValueError, AttributeError):  # no standard error, or one that is no file
+    except (OSError, ValueError, AttributeError):  # standard error is missing, or is not a file
         yield
         return
     with tempfile.TemporaryFile() as said:
@@ -76,7 +76,8 @@ def start_jax() -> None:
     except Exception as error:
         if not asked:
             raise
-        reason = f": {str(error).splitlines()[0]}" if str(error) else ""
+        first, _, _ = str(error).partition("\n")
+        reason = f": {first}" if first else ""
         raise RecipeError(
             f"JAX_PLATFORMS={asked} asks for a device that JAX does not find here; unset it, or set it to cpu{reason}"
         ) from error

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from ..core.errors import RecipeError
-from ..metrics.console import ConsoleTracker, plain_console
+from ..metrics.console import plain_console, shown
 from ..run import Experiment, Result, fit
 from .overrides import experiment_from
 from .plugins import start_jax
@@ -33,14 +33,12 @@ def train(arguments: Sequence[str]) -> int:
     console = plain_console()
     warnings.showwarning = lambda message, *_: console.print(f"warning: {message}", style="yellow")
 
-    def say(line: str) -> None:
-        console.print(line, style="yellow" if line.startswith("warning: ") else "dim")
-
+    say, progress = shown(console)
     if how["fast_dev_run"]:
         say(f"{experiment.name}: two steps of everything; nothing is kept")
     else:
         say(f"{experiment.name}: {experiment.num_steps} steps in {experiment.folder}")
-    result = fit(experiment, say=say, trackers=(ConsoleTracker(console),), **how)
+    result = fit(experiment, say=say, trackers=(progress,), **how)
     if result.interrupted_by is not None:
         # The terminal may be what has gone.
         with contextlib.suppress(OSError):

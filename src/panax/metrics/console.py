@@ -20,9 +20,9 @@ def plain_console() -> Console:
     return Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-def shown() -> tuple[Callable[[str], None], Tracker]:
+def shown(console: Console | None = None) -> tuple[Callable[[str], None], Tracker]:
     """(what takes a run's notes, what shows its progress): a bar in a terminal, a line that changes in a notebook, else lines."""
-    console = plain_console()
+    console = console or plain_console()
     if console.is_jupyter:
         return print, NotebookTracker()
 

@@ -100,9 +100,10 @@ class OwnSchedule(Validated):
             found = jax.eval_shape(rate, jax.ShapeDtypeStruct((), jnp.int32))
             shape, dtype = jnp.shape(found), jnp.result_type(found)
         except Exception as error:
+            first, _, _ = str(error).partition("\n")
             raise RecipeError(
                 f"optimizer.schedule: the function can't be traced with a step's number; compute with jax.numpy, and choose by "
-                f"jnp.where in place of if: {type(error).__name__}: {str(error).splitlines()[0]}"
+                f"jnp.where in place of if: {type(error).__name__}: {first}"
             ) from error
         if shape or not jnp.issubdtype(dtype, jnp.number):
             raise RecipeError(

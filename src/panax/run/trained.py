@@ -11,7 +11,7 @@ import jax
 
 from ..checkpoint import MANIFEST, Checkpoint, Checkpointer, open_checkpoint, restore
 from ..core import Task, named_leaves
-from ..core.errors import CheckpointError, DamagedError, RecipeError
+from ..core.errors import CheckpointError, DamagedError
 from ..core.state import wide
 from ..data.tokenizer import PretrainedTokenizer, Tokenizer
 from ..kernels import choose_by_timing
@@ -55,8 +55,6 @@ class Trained:
         Raises:
             RecipeError: It is no text model with its tokenizer, or a setting is out of range.
         """
-        if not self.task.generates or self.tokenizer is None:
-            raise RecipeError(f"{self.url} holds no text model with its tokenizer; only those generate")
         return continue_text(self.task, self.params, self.state, self.tokenizer, prompt, **settings)
 
 
