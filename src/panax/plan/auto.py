@@ -226,11 +226,11 @@ class _Search:
             warnings.simplefilter("ignore")
             placement = Placement.create(as_shape(mesh), self.rules, self.devices)
         cost = walk_step(CompiledStep(self.programs[remat, count], placement, self.batch_axes), dict(self.batch))
-        weights = self.weight_bytes(mesh, count)
-        for axis in ("tensor", "expert", "context"):
+        activations = max(_wire_bytes(cost) - self.weight_bytes(mesh, count), 0)
+        for axis in ("tensor", "expert", "context", "stage"):
             if mesh[axis] > 1:
                 sent = sum(one.wire_bytes for one in cost.traffic if axis in one.axes and "fsdp" not in one.axes)
-                rate = max(sent - weights, 0) / (mesh[axis] - 1)
+                rate = min(sent, activations) / (mesh[axis] - 1)
                 self.rates[axis] = min(self.rates.get(axis, math.inf), rate)
         return cost
 
