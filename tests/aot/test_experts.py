@@ -35,8 +35,8 @@ EVERY = dataclasses.replace(
     feed_forward=MoE(experts=32, active=2, every=2, gated=False),
 )  # fmt: skip
 
-BAND = (0.87, 1.22)
-"""The estimate of memory over what XLA plans. It is too high by what the compiler reuses around the rounds of an exchange."""
+BAND = (0.87, 1.15)
+"""The estimate of memory over what XLA plans. Found: 8 % too low to 13 % too high."""
 
 CASES: dict[str, tuple] = {
     "mixtral, 64": ("h100x64", {"fsdp": 8, "expert": 8}, 64, MIXTRAL, {}),

@@ -10,25 +10,11 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from .program import ALIASES, Block, Operation, Value, shape_of
+from .fusing import in_passes
+from .moving import rescheduled
+from .needs import FUSED, IN_PLACE, SAME_MEMORY, Needs
+from .program import Block, Operation, Value, shape_of
 
-_SAME = """
-    reshape squeeze expand_dims optimization_barrier sharding_constraint pvary transpose
-"""
-_ELEMENTWISE = """
-    abs acos add add_any and argmax argmin atan2 axis_index bitcast_convert_type broadcast_in_dim cbrt ceil clamp complex
-    concatenate conj convert_element_type copy cos cosh cumsum div dynamic_slice dynamic_update_slice eq erf erf_inv exp exp2
-    expm1 floor gather ge gt imag integer_pow iota is_finite le log log1p logistic lt max min mul ne neg nextafter not or pad
-    pow random_bits random_fold_in random_wrap random_unwrap real reduce_precision rem rev round rsqrt select_n
-    shift_left shift_right_arithmetic shift_right_logical sign sin sinh slice split sqrt square sub tan tanh xor
-"""
-_REDUCTIONS = "reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin"
-
-_SAME_MEMORY = ALIASES | frozenset(_SAME.split())
-"""Operations whose result is their operand, in another order at most."""
-
-_FUSED, _REDUCED = frozenset(_ELEMENTWISE.split()), frozenset(_REDUCTIONS.split())
-_IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
 _TURNED = frozenset({"all_gather", "reduce_scatter"})
 
 _SMALL = 1 / 4096
@@ -102,7 +88,11 @@ class _Timeline:
         Args:
             carried: Of its inputs, those whose memory its results take.
         """
-        needs = _Needs(block)
+        block, passes = in_passes(rescheduled(block, carried))
+        needs = Needs(block)
+        places = {id(operation): place for place, operation in enumerate(block.operations)}
+        together = {places[id(one)]: places[id(found[-1])] for found in passes for one in found}
+        frees: dict[int, list[Value]] = {}
         spans = []
         for operation in block.operations:
             start = self.clock = self.clock + 1
@@ -115,8 +105,13 @@ class _Timeline:
         memory: dict[int, Buffer] = {id(v): Buffer(v.bytes, 0, 0, v) for v in carried}
         added = {id(value) for value in needs.accumulated(carried)}
         for place, operation in enumerate(block.operations):
-            given = {id(base): base for base in map(needs.base, operation.arrays)}
-            free = [base for key, base in given.items() if needs.read.get(key) == place and key in memory]
+            at = together.get(place, place)
+            if at not in frees:
+                given = {id(base): base for one in block.operations[place : at + 1] for base in needs.sources(one)}
+                frees[at] = [
+                    base for key, base in given.items() if place <= needs.read.get(key, -1) <= at and key in memory
+                ]
+            free = frees[at]
             for number, value in enumerate(operation.outputs):
                 if id(value) not in needs.written or id(value) in needs.origin or id(value) in added:
                     continue
@@ -127,7 +122,7 @@ class _Timeline:
                     buffer = memory[id(taken)]
                     buffer.end = max(buffer.end, end)
                 else:
-                    buffer = Buffer(value.bytes, spans[place][0], end, value)
+                    buffer = Buffer(value.bytes, spans[at][0], end, value)
                     self.buffers.append(buffer)
                 memory[id(value)] = buffer
             if operation.name in _TURNED and (turned := _turned(operation, needs)):
@@ -140,13 +135,13 @@ class _Timeline:
             self._beside(block, needs, memory, spans, len(carried))
 
     def _beside(
-        self, block: Block, needs: "_Needs", memory: dict[int, Buffer], spans: list[tuple[int, int]], carried: int
+        self, block: Block, needs: Needs, memory: dict[int, Buffer], spans: list[tuple[int, int]], carried: int
     ) -> None:
         """Collectives that run beside a turn's other work: gathers begin with the turn, scatters end with the next one."""
         ready, results = {id(value) for value in block.inputs}, needs.results(carried)
         for operation in block.operations:
             if all(id(needs.base(v)) in ready for v in operation.arrays):
-                if operation.name in _FUSED or operation.name in _SAME_MEMORY:
+                if operation.name in FUSED or operation.name in SAME_MEMORY:
                     ready |= {id(v) for v in operation.outputs}
                 elif operation.name == "all_gather" and (buffer := memory.get(id(operation.outputs[0]))) is not None:
                     buffer.start = min(buffer.start, spans[0][0])
@@ -162,7 +157,7 @@ class _Timeline:
                     buffer.end = spans[-1][1]
                     self.buffers.append(Buffer(buffer.bytes, spans[0][0], spans[-1][1], buffer.value))
 
-    def _late(self, block: Block, needs: "_Needs", memory: dict[int, Buffer], spans: list[tuple[int, int]]) -> None:
+    def _late(self, block: Block, needs: Needs, memory: dict[int, Buffer], spans: list[tuple[int, int]]) -> None:
         """Scatters of a loop's result: one for which nobody waits comes after the loops that follow."""
         for place, operation in enumerate(block.operations):
             if operation.name != "reduce_scatter":
@@ -177,19 +172,23 @@ class _Timeline:
                 buffer.end = max(buffer.end, spans[loops[-1]][1])
 
     @staticmethod
-    def _taken(operation: Operation, number: int, value: Value, free: list[Value], needs: "_Needs") -> Value | None:
+    def _taken(operation: Operation, number: int, value: Value, free: list[Value], needs: Needs) -> Value | None:
         """The operand whose memory a result takes; None where it needs its own."""
         if operation.blocks:
             first, count = _carried(operation)
             given = operation.inputs[first + number] if number < count and operation.name != "cond" else None
             base = None if given is None else needs.base(given)
             return base if base in free else None
-        if operation.name not in _FUSED and operation.name not in _IN_PLACE:
+        if operation.name == "ragged_all_to_all":
+            # Rows are received into what stands where they arrive.
+            base = needs.base(operation.arrays[1])
+            return base if base in free else None
+        if operation.name not in FUSED and operation.name not in IN_PLACE:
             return None
         return next((v for v in free if v.bytes == value.bytes), None)
 
 
-def _turned(operation: Operation, needs: "_Needs") -> Value | None:
+def _turned(operation: Operation, needs: Needs) -> Value | None:
     """What a collective along another dimension than the first has to turn round, since it works along the first."""
     gathered = operation.name == "all_gather"
     whole = operation.outputs[0] if gathered else operation.arrays[0]
@@ -201,13 +200,13 @@ def _turned(operation: Operation, needs: "_Needs") -> Value | None:
     return None if all(alike) else whole
 
 
-def _in_any_order(operation: Operation, value: Value, dim: int, needs: "_Needs") -> bool:
+def _in_any_order(operation: Operation, value: Value, dim: int, needs: Needs) -> bool:
     """Whether an operation reads or makes a value as well with a dimension in front as with those before it.
 
     A matrix multiplication does where it takes the dimension and each of those for different sides of its matrices.
     """
     if operation.name != "dot_general":
-        return operation.name in _FUSED or operation.name == "scatter-add"
+        return operation.name in FUSED or operation.name == "scatter-add"
     (left, right), (left_batch, right_batch) = operation.params["dimension_numbers"]
     given = [v for v in operation.inputs if v is not None and needs.base(v) is needs.base(value)]
     if not given:
@@ -233,92 +232,3 @@ def _carried(operation: Operation) -> tuple[int, int]:
         first = operation.params["cond_nconsts"] + operation.params["body_nconsts"]
         return first, len(operation.inputs) - first
     return 0, 0
-
-
-class _Needs:
-    """Which values of a block have memory, and until which operation each is read."""
-
-    def __init__(self, block: Block):
-        self.block = block
-        self.origin: dict[int, Value] = {}
-        for operation in block.operations:
-            if operation.name in _SAME_MEMORY:
-                for given, taken in zip(operation.arrays, operation.outputs):
-                    self.origin[id(taken)] = self.base(given)
-        self.makers = {id(value): operation for operation in block.operations for value in operation.outputs}
-        self.readers: dict[int, list[Operation]] = {}
-        for operation in block.operations:
-            if operation.name not in _SAME_MEMORY:
-                for value in operation.arrays:
-                    self.readers.setdefault(id(self.base(value)), []).append(operation)
-        self.written = self._written()
-        self.read = self._last_reads()
-
-    def base(self, value: Value) -> Value:
-        """The value whose memory a value is."""
-        return self.origin.get(id(value), value)
-
-    def first_read(self, value: Value, place: int) -> int:
-        """Where a value is first read by other than fused operations, after the one at `place`; past all where it is not."""
-        reached = {id(value)}
-        for later in range(place + 1, len(self.block.operations)):
-            operation = self.block.operations[later]
-            if any(id(v) in reached for v in operation.arrays):
-                if operation.name not in _FUSED and operation.name not in _SAME_MEMORY:
-                    return later
-                reached |= {id(v) for v in operation.outputs}
-        return len(self.block.operations)
-
-    def results(self, carried: int) -> set[int]:
-        """The values that are results of each turn, after those that it carries, or are fused into one."""
-        found = {id(self.base(value)) for value in self.block.outputs[carried:] if value is not None}
-        for operation in reversed(self.block.operations):
-            if (operation.name in _FUSED or operation.name in _SAME_MEMORY) and any(
-                id(v) in found for v in operation.outputs
-            ):
-                found |= {id(value) for value in operation.arrays}
-        return found
-
-    def only_results(self, operation: Operation) -> bool:
-        """Whether nothing in the block waits for what an operation gives."""
-        return self.first_read(operation.outputs[0], self.block.operations.index(operation)) == len(
-            self.block.operations
-        )
-
-    def accumulated(self, carried: Sequence[Value]) -> list[Value]:
-        """Products that are added to what a loop carries, in the one operation that compilers make of both."""
-        found = []
-        for old, new in zip(carried, self.block.outputs):
-            maker = None if new is None else self.makers.get(id(self.base(new)))
-            if maker is not None and maker.name in ("add", "add_any"):
-                others = [self.base(v) for v in maker.arrays if self.base(v) is not old]
-                if len(others) == 1 and (of := self.makers.get(id(others[0]))) is not None and of.name == "dot_general":
-                    found += others
-        return found
-
-    def _written(self) -> set[int]:
-        """The inputs, and what is read or made by other than fused operations."""
-        found = {id(value) for value in self.block.inputs}
-        for operation in self.block.operations:
-            if operation.name in _SAME_MEMORY:
-                continue
-            if operation.name not in _FUSED | _REDUCED or operation.name in _IN_PLACE:
-                found |= {id(self.base(value)) for value in operation.arrays}
-            if operation.name not in _FUSED or operation.name in _IN_PLACE:
-                found |= {id(value) for value in operation.outputs}
-        return found | {id(self.base(value)) for value in self.block.outputs if value is not None}
-
-    def _last_reads(self) -> dict[int, int]:
-        """The last reader of each value: what is fused reads where its own reader stands."""
-        end = len(self.block.operations)
-        read = {id(self.base(v)): end for v in self.block.outputs if v is not None}
-        for place in range(end - 1, -1, -1):
-            operation = self.block.operations[place]
-            if operation.name in _SAME_MEMORY:
-                continue
-            fused = all(id(value) not in self.written for value in operation.outputs)
-            at = max((read.get(id(value), place) for value in operation.outputs), default=place) if fused else place
-            for value in operation.arrays:
-                base = id(self.base(value))
-                read[base] = max(read.get(base, -1), at)
-        return read

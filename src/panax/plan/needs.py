@@ -1,0 +1,138 @@
+"""Which values of a block are written down, and until when each is read."""
+
+from collections.abc import Sequence
+
+from .program import ALIASES, Block, Operation, Value
+
+_SAME = """
+    reshape squeeze expand_dims optimization_barrier sharding_constraint pvary transpose
+"""
+_ELEMENTWISE = """
+    abs acos add add_any and argmax argmin atan2 axis_index bitcast_convert_type broadcast_in_dim cbrt ceil clamp complex
+    concatenate conj convert_element_type copy cos cosh cumsum div dynamic_slice dynamic_update_slice eq erf erf_inv exp exp2
+    expm1 floor gather ge gt imag integer_pow iota is_finite le log log1p logistic lt max min mul ne neg nextafter not or pad
+    pow random_bits random_fold_in random_wrap random_unwrap real reduce_precision rem rev round rsqrt select_n
+    shift_left shift_right_arithmetic shift_right_logical sign sin sinh slice split sqrt square sub tan tanh xor
+"""
+_REDUCTIONS = "reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin"
+
+SAME_MEMORY = ALIASES | frozenset(_SAME.split())
+"""Operations whose result is their operand, in another order at most."""
+
+FUSED, REDUCED = frozenset(_ELEMENTWISE.split()), frozenset(_REDUCTIONS.split())
+IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
+
+
+class Needs:
+    """Which values of a block have memory, and until which operation each is read."""
+
+    def __init__(self, block: Block):
+        self.block = block
+        self.origin: dict[int, Value] = {}
+        for operation in block.operations:
+            if operation.name in SAME_MEMORY:
+                for given, taken in zip(operation.arrays, operation.outputs):
+                    self.origin[id(taken)] = self.base(given)
+        self.makers = {id(value): operation for operation in block.operations for value in operation.outputs}
+        self.readers: dict[int, list[Operation]] = {}
+        for operation in block.operations:
+            if operation.name not in SAME_MEMORY:
+                for value in operation.arrays:
+                    self.readers.setdefault(id(self.base(value)), []).append(operation)
+        self.written = self._written()
+        self._sources: dict[int, dict[int, Value]] = {}
+        for operation in block.operations:
+            unwritten = [value for value in operation.outputs if id(value) not in self.written]
+            if unwritten and operation.name not in SAME_MEMORY:
+                self._sources |= {id(value): {id(v): v for v in self.sources(operation)} for value in unwritten}
+        self.read = self._last_reads()
+
+    def base(self, value: Value) -> Value:
+        """The value whose memory a value is."""
+        return self.origin.get(id(value), value)
+
+    def sources(self, operation: Operation) -> list[Value]:
+        """What an operation reads of what is in memory: its operands, and those of what is fused into it."""
+        found: dict[int, Value] = {}
+        for value in operation.arrays:
+            base = self.base(value)
+            maker = self.makers.get(id(base))
+            if id(base) in self.written or maker is None:
+                found[id(base)] = base
+            elif id(base) in self._sources:
+                found |= self._sources[id(base)]
+        return list(found.values())
+
+    def first_readers(self) -> dict[int, int]:
+        """The place of the first operation that reads a value by whatever name."""
+        first: dict[int, int] = {}
+        for number, operation in enumerate(self.block.operations):
+            if operation.name not in SAME_MEMORY:
+                for value in operation.arrays:
+                    first.setdefault(id(self.base(value)), number)
+        return first
+
+    def first_read(self, value: Value, place: int) -> int:
+        """Where a value is first read by other than fused operations, after the one at `place`; past all where it is not."""
+        reached = {id(value)}
+        for later in range(place + 1, len(self.block.operations)):
+            operation = self.block.operations[later]
+            if any(id(v) in reached for v in operation.arrays):
+                if operation.name not in FUSED and operation.name not in SAME_MEMORY:
+                    return later
+                reached |= {id(v) for v in operation.outputs}
+        return len(self.block.operations)
+
+    def results(self, carried: int) -> set[int]:
+        """The values that are results of each turn, after those that it carries, or are fused into one."""
+        found = {id(self.base(value)) for value in self.block.outputs[carried:] if value is not None}
+        for operation in reversed(self.block.operations):
+            if (operation.name in FUSED or operation.name in SAME_MEMORY) and any(
+                id(v) in found for v in operation.outputs
+            ):
+                found |= {id(value) for value in operation.arrays}
+        return found
+
+    def only_results(self, operation: Operation) -> bool:
+        """Whether nothing in the block waits for what an operation gives."""
+        return self.first_read(operation.outputs[0], self.block.operations.index(operation)) == len(
+            self.block.operations
+        )
+
+    def accumulated(self, carried: Sequence[Value]) -> list[Value]:
+        """Products that are added to what a loop carries, in the one operation that compilers make of both."""
+        found = []
+        for old, new in zip(carried, self.block.outputs):
+            maker = None if new is None else self.makers.get(id(self.base(new)))
+            if maker is not None and maker.name in ("add", "add_any"):
+                others = [self.base(v) for v in maker.arrays if self.base(v) is not old]
+                if len(others) == 1 and (of := self.makers.get(id(others[0]))) is not None and of.name == "dot_general":
+                    found += others
+        return found
+
+    def _written(self) -> set[int]:
+        """The inputs, and what is read or made by other than fused operations."""
+        found = {id(value) for value in self.block.inputs}
+        for operation in self.block.operations:
+            if operation.name in SAME_MEMORY:
+                continue
+            if operation.name not in FUSED | REDUCED or operation.name in IN_PLACE:
+                found |= {id(self.base(value)) for value in operation.arrays}
+            if operation.name not in FUSED or operation.name in IN_PLACE:
+                found |= {id(value) for value in operation.outputs}
+        return found | {id(self.base(value)) for value in self.block.outputs if value is not None}
+
+    def _last_reads(self) -> dict[int, int]:
+        """The last reader of each value: what is fused reads where its own reader stands."""
+        end = len(self.block.operations)
+        read = {id(self.base(v)): end for v in self.block.outputs if v is not None}
+        for place in range(end - 1, -1, -1):
+            operation = self.block.operations[place]
+            if operation.name in SAME_MEMORY:
+                continue
+            fused = all(id(value) not in self.written for value in operation.outputs)
+            at = max((read.get(id(value), place) for value in operation.outputs), default=place) if fused else place
+            for value in operation.arrays:
+                base = id(self.base(value))
+                read[base] = max(read.get(base, -1), at)
+        return read
