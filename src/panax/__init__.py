@@ -13,6 +13,7 @@ from .core.readable import readable_in
 if TYPE_CHECKING:
     from . import adapters
     from .core import Task, debugging
+    from .presets import preset
     from .run import Experiment, Result, compile_step, fit, load
     from .train import CompiledStep, Program
 
@@ -22,6 +23,7 @@ __getattr__ = lazily(
     __name__,
     {
         "core": ("Task", "debugging"),
+        "presets": ("preset",),
         "run": ("Experiment", "Result", "compile_step", "fit", "load"),
         "train": ("CompiledStep", "Program"),
     },
@@ -34,5 +36,5 @@ readable_in("panax.parallel", "Pipeline")
 
 __all__ = [
     "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "compile_step", "debugging", "fit",
-    "load",
+    "load", "preset",
 ]  # fmt: skip

@@ -136,7 +136,7 @@ def test_help_shows_fields_with_defaults(here, capsys):
 def test_usage(capsys, arguments):
     code, out, err = panax(capsys, *arguments)
     assert code == (0 if arguments else 2)
-    assert "panax train RECIPE" in out + err
+    assert "train RECIPE" in out + err
 
 
 def test_a_misspelt_field_names_the_nearest(here, capsys):

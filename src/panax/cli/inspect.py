@@ -15,10 +15,12 @@ from ..core import DataFacts, Task, pair_axes
 from ..core.errors import RecipeError
 from ..data import BytePairTokenizer, TextData
 from ..data.source import TEXT_AXES
+from ..kernels import choose_by_timing
 from ..mesh import Placement
 from ..metrics.console import plain_console
 from ..plan import Hardware, TooLarge, parse_target, plan_step, target_devices, text_batch, walk_step
 from ..plan.report import aligned, plan_lines, size, walk_lines
+from ..presets import lacks_data, with_blank_images
 from ..run import Experiment
 from ..run.automatic import with_chosen_mesh
 from ..run.description import describe
@@ -97,6 +99,11 @@ def own_flags(arguments: Sequence[str]) -> tuple[list[str], Hardware | None, boo
 
 
 def _attached(experiment: Experiment, say: Say) -> Subject:
+    if lacks_data(experiment) is not None:
+        if isinstance(experiment.data, TextData):
+            choose_by_timing()
+            return _elsewhere(experiment, None, jax.devices(), say)
+        experiment = with_blank_images(experiment)
     prepared = prepare(experiment, say)
     source = prepared.data.train
     data = experiment.data
@@ -107,10 +114,12 @@ def _attached(experiment: Experiment, say: Say) -> Subject:
     return Subject(experiment, prepared.task, prepared.step, batch, prepared.data.facts.sequence_length)
 
 
-def _elsewhere(experiment: Experiment, target: Hardware, devices: list[Any], say: Say) -> Subject:
-    """For a target, text is not tokenised: its batches' shapes are known, and a vocabulary is the task's or the tokenizer's."""
+def _elsewhere(experiment: Experiment, target: Hardware | None, devices: list[Any], say: Say) -> Subject:
+    """For a target, or without data: text is not tokenised, since its batches' shapes are known, and a vocabulary is the task's
+    or the tokenizer's."""
     data = experiment.data
     if not isinstance(data, TextData):
+        experiment = experiment if lacks_data(experiment) is None else with_blank_images(experiment)
         prepared = prepare(experiment, say, devices)
         return Subject(
             experiment,
@@ -136,8 +145,8 @@ def _elsewhere(experiment: Experiment, target: Hardware, devices: list[Any], say
         axes,
         devices,
         say,
-        target.memory_bytes,
-        target.devices_per_fast_domain,
+        None if target is None else target.memory_bytes,
+        None if target is None else target.devices_per_fast_domain,
     )
     program = make_program(experiment, task)
     placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program))

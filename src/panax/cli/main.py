@@ -12,24 +12,34 @@ from .plugins import leave_out_absent, unsaid
 USAGE = """\
 usage: panax COMMAND ...
 
-  panax train RECIPE [--field.sub value ...]     train; the same command again resumes where it stopped
-                [--fresh | --accept-changes]     start over, setting aside what is there; resume with other settings or data
-                [--fast-dev-run]                 two steps of everything, to see that it runs; nothing is kept
-  panax inspect RECIPE [--field.sub value ...]   parameters, layout, bytes, FLOPs, settings; what a step communicates and holds,
-                [--target h100x64] [--no-compile]  compiled for the attached devices or for absent ones; nothing is trained
-  panax generate CHECKPOINT --prompt TEXT        continue a text with a trained model
-  panax export CHECKPOINT DIR                    write a trained model in Hugging Face's layout
-  panax checkpoint ls|verify|diff|convert|rm     what is saved, is it whole, what differs; to safetensors or another store
-  panax compare vit|decoder|moe|recipe:NAME      the same training in PyTorch, plain JAX, Flax and here, side by side: a report
-                [--columns a,b --precision bf16]
-  panax recipes                                  what there is to train
+  train RECIPE           train; the same command again resumes where it stopped
+    [--data PATH...]       on these files or folders of text
+    [--field.sub value]    with another value of any setting
+    [--fresh]              start over, setting aside what is there
+    [--accept-changes]     resume with other settings or data
+    [--fast-dev-run]       two steps of everything, to see that it runs
+  inspect RECIPE         parameters, layout, bytes, FLOPs; what a step sends and
+                         holds; takes what train takes; nothing is trained
+    [--target h100x64]     for devices that are not here
+    [--no-compile]         as far as tracing tells
+  generate RUN           continue a text (--prompt TEXT) with a trained model
+  export RUN DIR         write a trained model in Hugging Face's layout
+  checkpoint ls|verify|diff|convert|rm
+                         what is saved, is it whole, what differs; to
+                         safetensors or another store
+  compare vit|decoder|moe|recipe:NAME
+                         the same training in PyTorch, plain JAX, Flax and
+                         here, side by side: a report
+  recipes                what there is to train: recipes, and published models
 
-`panax train RECIPE --help` lists every field with its default, `panax --version` says which version this is. A recipe is a name,
-or a Python file: my_recipe.py. A recipe is code: run one only if you trust it. An error is one message; with --traceback, any
-command shows where it came from.
+RECIPE is a name, a published model (preset:llama3_8b), or a Python file of
+yours (my_recipe.py). A recipe is code: run one only if you trust it.
+`panax train RECIPE --help` lists its settings with their defaults, `panax
+COMMAND --help` says more of a command, `panax --version` which version it is.
+An error is one message; with --traceback, a command shows where it came from.
 
-exit codes: 0 done, 1 error, 2 recipe or layout, 3 data, 4 checkpoint, 5 training, 129 closed terminal, 130 Ctrl-C, 143 SIGTERM
-(these three after saving)
+exit codes: 0 done, 1 error, 2 recipe or layout, 3 data, 4 checkpoint,
+5 training; after saving: 129 closed terminal, 130 Ctrl-C, 143 SIGTERM
 """
 
 

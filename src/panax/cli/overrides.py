@@ -8,10 +8,15 @@ from typing import Any
 import tyro
 
 from ..core import Task
-from ..core.errors import RecipeError
-from ..run import Experiment
-from .recipes import find_recipe
+from ..core.errors import PanaxError, RecipeError
+from ..presets import lacks_data, preset
+from ..run import Experiment, on_data
+from .main import warn
+from .recipes import PRESET, find_recipe
 from .usual_names import check_names
+
+DATA = "--data"
+"""Takes paths, up to the next flag."""
 
 SHORT = {"--buckets": "--data.buckets"}
 """Flags that may be written without their path."""
@@ -39,16 +44,21 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         RecipeError: There is no such recipe, or a value in it can't be used.
     """
     name, *flags = arguments
+    flags, paths = _without_data(flags)
     recipe = find_recipe(name)
     try:
-        base = recipe()
+        base = _preset(name, paths, _value_of("--init", flags)) if name.startswith(PRESET) else recipe()
     except (TypeError, ValueError) as error:
-        if isinstance(error, RecipeError):
+        if isinstance(error, PanaxError):
             raise
         raise RecipeError(f"the recipe {name!r} could not be built: {error}") from error
     if not isinstance(base, Experiment):
         raise RecipeError(f"the recipe {name!r} returned a {type(base).__name__}; expected an Experiment")
+    if paths and not name.startswith(PRESET):
+        base = on_data(base, *paths)
     check_names(flags)
+    if command == "train" and "--help" not in flags and (absent := lacks_data(base)) is not None:
+        raise absent.refused()
     expanded = [replacement for flag in _joined(flags) for replacement in _expand(flag)]
     if any(flag.startswith("--data.buckets") for flag in expanded) and getattr(base.data, "packing", False):
         # Lengths vary only where documents are not packed.
@@ -63,6 +73,47 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         config=(tyro.conf.AvoidSubcommands,),
     )
     return dataclasses.replace(found, **held)
+
+
+def _preset(name: str, paths: Sequence[str], init: str) -> Experiment:
+    return preset(name.removeprefix(PRESET), data=paths or None, init=init, say=warn)
+
+
+def _without_data(flags: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The flags without `--data PATH...`, and the paths.
+
+    >>> _without_data(["--seed", "1", "--data", "a.txt", "b", "--data=c", "--name", "x"])
+    (['--seed', '1', '--name', 'x'], ['a.txt', 'b', 'c'])
+    """
+    rest: list[str] = []
+    paths: list[str] = []
+    taking = False
+    for flag in flags:
+        if flag == DATA or flag.startswith(f"{DATA}="):
+            taking = flag == DATA
+            given = flag.removeprefix(DATA)[1:]
+            paths += [given] if given else []
+        elif taking and not flag.startswith("--"):
+            paths.append(flag)
+        else:
+            if taking and not paths:
+                break
+            taking = False
+            rest.append(flag)
+    if not paths and any(flag.partition("=")[0] == DATA for flag in flags):
+        raise RecipeError("expected paths after --data: files, folders or globs")
+    return rest, paths
+
+
+def _value_of(name: str, flags: Sequence[str]) -> str:
+    """What a flag is given, the last time; empty where it is not there."""
+    value = ""
+    for flag, following in zip(flags, [*flags[1:], ""]):
+        if flag == name:
+            value = following
+        elif flag.startswith(f"{name}="):
+            value = flag.partition("=")[2]
+    return value
 
 
 def _in_words(value: Any) -> bool:

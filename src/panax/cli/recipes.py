@@ -11,11 +11,15 @@ from pathlib import Path
 from types import ModuleType
 
 from ..core.errors import RecipeError, nearest
+from ..presets import PARAMETERS, preset
 from ..run import Experiment
 
 Recipe = Callable[[], Experiment]
 
 BUILT_IN = "panax_recipes"
+
+PRESET = "preset:"
+"""What the name of a published model begins with."""
 
 
 def built_in() -> dict[str, Recipe]:
@@ -39,11 +43,13 @@ def _recipes_in(module: ModuleType) -> dict[str, Recipe]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of a name, of `file.py`, of `file.py:function`, or of `package.module:function`.
+    """The recipe of a name, of `preset:NAME`, of `file.py`, of `file.py:function`, or of `package.module:function`.
 
     Raises:
         RecipeError: There is no such recipe; names the nearest one.
     """
+    if name.startswith(PRESET):
+        return _preset(name.removeprefix(PRESET))
     source, _, function = name.partition(":")
     if source.endswith(".py"):
         path = Path(source)
@@ -60,9 +66,20 @@ def find_recipe(name: str) -> Recipe:
     if name not in recipes:
         raise RecipeError(
             f"there is no recipe {name!r}; {nearest(name, recipes)} A recipe of your own is a file: my_recipe.py or "
-            f"my_recipe.py:function"
+            f"my_recipe.py:function; a published model is preset:NAME"
         )
     return recipes[name]
+
+
+def _preset(name: str) -> Recipe:
+    if name not in PARAMETERS:
+        raise RecipeError(f"there is no preset {name!r}; {nearest(name, PARAMETERS)}")
+
+    def recipe() -> Experiment:
+        return preset(name)
+
+    recipe.__doc__ = f"{name}, of {PARAMETERS[name]:,} parameters, on the data that `--data` names."
+    return recipe
 
 
 def _load(path: Path) -> ModuleType:

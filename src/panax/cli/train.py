@@ -1,9 +1,11 @@
 """`panax train` and `panax recipes`."""
 
+import argparse
 import contextlib
 import inspect
 import shutil
 import signal
+import textwrap
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +14,7 @@ from rich.console import Console
 
 from ..core.errors import RecipeError
 from ..metrics.console import plain_console, shown
+from ..presets import PARAMETERS
 from ..run import Experiment, Result, fit
 from .overrides import experiment_from
 from .plugins import start_jax
@@ -95,7 +98,32 @@ def _corpus(experiment: Experiment) -> Any:
 
 
 def recipes(arguments: Sequence[str]) -> int:
-    """List the recipes, each with the first line of what it says of itself."""
+    """List the recipes, each with the first line of what it says of itself, and the published models."""
+    parser = argparse.ArgumentParser(prog="panax recipes", description="What there is to train, and how large it is.")
+    parser.parse_args(arguments)
+    print("recipes: panax train NAME")
     for name, recipe in sorted(built_in().items()):
-        print(f"{name:24} {(inspect.getdoc(recipe) or '').splitlines()[0]}")
+        said = (inspect.getdoc(recipe) or "").splitlines()[0]
+        print(textwrap.fill(said, 80, initial_indent=f"  {name:15} ", subsequent_indent=" " * 18))
+    print("\npresets, and their parameters: panax train preset:NAME --data PATH...")
+    entries = [f"{name:16} {size(PARAMETERS[name]):>7}" for name in PARAMETERS]
+    rows = -(-len(entries) // 3)
+    for row in range(rows):
+        print("  " + "  ".join(entries[row::rows]).rstrip())
     return 0
+
+
+def size(parameters: int) -> str:
+    """A number of parameters in words.
+
+    >>> [size(124_439_808), size(8_030_261_248), size(1_008_038_758_400)]
+    ['124 M', '8.0 B', '1008 B']
+    """
+    billions = parameters / 1e9
+    return (
+        f"{parameters / 1e6:.0f} M"
+        if billions < 0.9995
+        else f"{billions:.1f} B"
+        if billions < 99.95
+        else f"{billions:.0f} B"
+    )

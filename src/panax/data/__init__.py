@@ -13,6 +13,7 @@ from .examples import Arrays, ExampleFiles, Examples, divide
 from .filtered import Filtered
 from .images import ImageFolder, ParquetImages, WebDatasetImages
 from .iterable import IterableSource
+from .joined import Joined
 from .loader import Prefetched, prefetch
 from .mds import Mds
 from .megatron import MegatronTokens
@@ -20,6 +21,7 @@ from .mixed import JoinedRows, MixedSource
 from .mixing import Mixing
 from .mixture import Mixture, Part
 from .packing import Documents, PackedRows, PaddedRows
+from .paths import corpus_of
 from .rand_augment import RandAugment
 from .records import HuggingFaceDisk, Jsonl, Parquet
 from .source import Accounting, PackedSource, RowSource, Seen
@@ -34,10 +36,10 @@ from .webdataset import WebDataset
 __all__ = [
     "Accounting", "ArrayRecord", "Arrays", "Arrow", "Augmentation", "BadRecord", "Bucketed", "BytePairTokenizer",
     "Corpus", "Digits", "Document", "Documents", "ExampleData", "ExampleFiles", "ExampleSource", "Examples",
-    "Filtered", "HuggingFaceDisk", "ImageFolder", "IterableSource", "JoinedRows", "Jsonl", "Limits", "Mds",
+    "Filtered", "HuggingFaceDisk", "ImageFolder", "IterableSource", "Joined", "JoinedRows", "Jsonl", "Limits", "Mds",
     "MegatronTokens", "MixedSource", "Mixing", "Mixture", "OpenedExamples", "OpenedPart", "OpenedText",
     "PackedRows", "PackedSource", "PaddedCrop", "PaddedRows", "Parquet", "ParquetImages", "Part", "Prefetched",
     "PretrainedTokenizer", "PythonLibrary", "RandAugment", "RandomCrop", "RowSource", "Seen", "Table", "TextData",
     "TextFiles", "TokenFile", "TokenStore", "TokenWriter", "Tokenizer", "WebDataset", "WebDatasetImages",
-    "divide", "open_corpus", "open_tokens", "prefetch", "split", "write_tokens",
+    "corpus_of", "divide", "open_corpus", "open_tokens", "prefetch", "split", "write_tokens",
 ]  # fmt: skip

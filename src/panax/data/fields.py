@@ -78,7 +78,8 @@ def missing_field(name: str, present: Sequence[str], where: str) -> BadRecordErr
     """What is wrong with a record that lacks a field."""
     known = ", ".join(map(repr, present)) or "none at all"
     return BadRecordError(
-        where, f"no field {name!r}; it has {known}: name the field with text=, or prompt= and answer="
+        where,
+        f"no field {name!r}; it has {known}: name the field with text= (--data.corpus.text), or prompt= and answer=",
     )
 
 

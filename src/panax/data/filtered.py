@@ -11,6 +11,7 @@ from .array_record import ArrayRecord
 from .arrow import Arrow
 from .corpus import BadRecord, Corpus, Document, PythonLibrary, TextFiles
 from .files import fingerprint
+from .joined import Joined
 from .mds import Mds
 from .megatron import MegatronTokens
 from .records import HuggingFaceDisk, Jsonl, Parquet
@@ -18,7 +19,17 @@ from .token_file import TokenFile
 from .webdataset import WebDataset
 
 TextCorpus = (
-    PythonLibrary | TextFiles | Jsonl | Parquet | Arrow | ArrayRecord | WebDataset | Mds | HuggingFaceDisk | Corpus
+    PythonLibrary
+    | TextFiles
+    | Jsonl
+    | Parquet
+    | Arrow
+    | ArrayRecord
+    | WebDataset
+    | Mds
+    | HuggingFaceDisk
+    | Joined
+    | Corpus
 )
 """What a recipe can name as a corpus of text; one of its own too."""
 

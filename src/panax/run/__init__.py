@@ -2,6 +2,7 @@
 
 from .experiment import EvaluateConfig, Experiment
 from .loop import Result, fit
+from .on_data import on_data
 from .plain import PlainStep, compile_step
 from .prepare import prepare
 from .trained import Trained
@@ -18,5 +19,6 @@ __all__ = [
     "continue_text",
     "fit",
     "load",
+    "on_data",
     "prepare",
 ]

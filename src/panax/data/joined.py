@@ -1,0 +1,35 @@
+"""Several corpora as one."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from panax.core.errors import RecipeError
+from panax.core.validated import Validated
+
+from .corpus import BadRecord, Corpus, Document
+from .files import fingerprint
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Joined(Validated):
+    """The documents of several corpora, one corpus after the other: each counts by its size. A `Mixture` weighs its parts.
+
+    Attributes:
+        corpora: Of text; tokens can't be joined.
+    """
+
+    corpora: tuple[Corpus, ...]
+
+    def __post_init__(self) -> None:
+        if not self.corpora:
+            raise RecipeError("corpora=(); expected at least one corpus")
+        for corpus in self.corpora:
+            if not isinstance(corpus, Corpus):
+                raise RecipeError(f"corpora holds a {type(corpus).__name__}; expected corpora of text")
+
+    def documents(self) -> Iterator[Document | BadRecord]:
+        for corpus in self.corpora:
+            yield from corpus.documents()
+
+    def fingerprint(self) -> str:
+        return fingerprint("joined", *([type(each).__name__, each.fingerprint()] for each in self.corpora))

@@ -1,0 +1,211 @@
+"""A corpus out of paths: what a file is called, and what a folder holds, decides which corpus reads it."""
+
+import dataclasses
+import glob
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from panax.core.errors import DataError, RecipeError
+from panax.stores import is_remote
+
+from .array_record import ArrayRecord
+from .arrow import Arrow
+from .corpus import TextFiles
+from .files import DataFile, find_files, unreadable
+from .filtered import PlainCorpus
+from .joined import Joined
+from .mds import Mds
+from .megatron import MegatronTokens
+from .records import HuggingFaceDisk, Jsonl, Parquet
+from .token_file import TokenFile
+from .tokens import HEADER
+from .webdataset import WebDataset
+
+RECORDS: dict[type, tuple[str, ...]] = {
+    Jsonl: (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz"),
+    Parquet: (".parquet",),
+    Arrow: (".arrow", ".arrows", ".feather", ".ipc"),
+    ArrayRecord: (".array_record",),
+    WebDataset: (".tar", ".tar.gz", ".tgz"),
+    MegatronTokens: (".bin", ".idx"),
+}
+"""A corpus to the ends of the names of its files."""
+
+TEXTS = frozenset((
+    ".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".org", ".log", ".srt", ".html", ".htm", ".xml", ".yaml", ".yml",
+    ".toml", ".ini", ".cfg", ".py", ".pyi", ".ipynb", ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cu", ".cuh", ".cs", ".rs",
+    ".go", ".java", ".kt", ".scala", ".js", ".jsx", ".ts", ".tsx", ".css", ".sh", ".bash", ".sql", ".rb", ".php", ".lua",
+    ".jl", ".hs", ".ml", ".swift", ".r", ".R", ".m", ".pl", ".f90",
+))  # fmt: skip
+"""Ends of the names of files that are one text each."""
+
+READ = "texts (.txt, .md, .py, ...), .jsonl, .parquet, .arrow, .array_record, .tar, or token files"
+_LOOKED_AT_BYTES = 2**13
+
+
+def corpus_of(
+    *paths: str | Path, text: str | None = None, prompt: str | None = None, answer: str | None = None
+) -> PlainCorpus:
+    """The corpus that reads these files, folders or globs, of this machine or of an object store.
+
+    A folder is read by the ends of its files' names, and what has no known one is left out. Files of several kinds are read one
+    kind after the other, where each kind has a path of its own.
+
+    Args:
+        text: The field of records that holds the document; by default the format's usual one.
+        prompt: The field that holds what comes before the answer and carries no loss; needs `answer`.
+        answer: The field that holds what is learnt; needs `prompt`.
+
+    Raises:
+        DataError: A path does not exist, holds nothing or several kinds of files, or nothing here reads it.
+        RecipeError: There is no path, tokens stand beside other paths, or a field is named where records have none.
+
+    >>> import sysconfig
+    >>> type(corpus_of(sysconfig.get_path("stdlib") + "/json/*.py")).__name__
+    'TextFiles'
+    """
+    fields = {
+        name: field for name, field in (("text", text), ("prompt", prompt), ("answer", answer)) if field is not None
+    }
+    if not paths:
+        raise RecipeError("no path is given; expected files, folders or globs")
+    wrong = [path for path in paths if not isinstance(path, str | Path) or not str(path)]
+    if wrong:
+        raise RecipeError(f"{wrong[0]!r} is not a path; expected the name of a file or folder, or a glob")
+    corpora: list[Any] = []
+    read: dict[type, list[str]] = {}
+    for path in dict.fromkeys(map(str, paths)):
+        found = _read_by(path)
+        if isinstance(found, tuple):
+            read.setdefault(found[0], []).extend(found[1])
+        else:
+            corpora.append(found)
+    corpora += [kind(paths=tuple(names)) for kind, names in read.items()]
+    if fields:
+        with_fields = [each for each in corpora if hasattr(each, "answer")]
+        if not with_fields:
+            raise RecipeError(
+                f"{', '.join(f'{name}=' for name in fields)} names a field, and {paths[0]} holds no records"
+            )
+        corpora = [dataclasses.replace(each, **fields) if each in with_fields else each for each in corpora]
+    if len(corpora) == 1:
+        return corpora[0]
+    tokens = next((each for each in corpora if isinstance(each, TokenFile)), None)
+    if tokens is not None:
+        raise RecipeError(
+            f"{tokens.path} holds tokens, which can't be joined with other paths; give it alone, or write a recipe with a Mixture"
+        )
+    return Joined(corpora=tuple(corpora))
+
+
+def _read_by(path: str) -> Any:
+    """A corpus, or what reads the path with others of its kind, and the paths to give it."""
+    folder = not is_remote(path) and Path(path).expanduser().is_dir()
+    if folder and not any(Path(path).expanduser().rglob("*")):
+        raise DataError(f"the folder {path} is empty; expected {READ} in it")
+    files = find_files((path,), ("**/*",))
+    single = len(files) == 1 and files[0].name.rstrip("/").endswith(PurePosixPath(path).name)
+    many = folder or (is_remote(path) and not single and not glob.has_magic(path))
+    if many and (prepared := _prepared_folder(path, files)) is not None:
+        return prepared
+    kinds = Counter(_kind(file) for file in files)
+    unknown = kinds.pop(None, 0)
+    if not kinds:
+        return _of_unknown(path, files)
+    if len(kinds) > 1:
+        raise DataError(
+            f"{path} holds {_counted(kinds, files)}; expected one kind. Name what is meant, each as a path of its own: "
+            + ", ".join(_globs(path, files) if many else sorted({f"*{_end(file)}" for file in files}))
+        )
+    if unknown and not many:
+        other = next(file.name for file in files if _kind(file) is None)
+        raise DataError(f"{path} matches {other}, and nothing here reads it; expected {READ}: use a narrower glob")
+    kind = next(iter(kinds))
+    assert kind is not None
+    if kind is MegatronTokens:
+        return _tokens(path, files)
+    if kind is TextFiles and unknown:
+        return kind, _globs(path, [file for file in files if _kind(file) is TextFiles])
+    return kind, [path]
+
+
+def _prepared_folder(path: str, files: Sequence[DataFile]) -> Any:
+    """What another program, or this one, wrote as a whole folder; None where it is not such a one."""
+    names = {PurePosixPath(file.name).name for file in files}
+    at_top = {file.name.removeprefix(path.rstrip("/") + "/") for file in files}
+    if {HEADER, "tokens.bin"} <= at_top:
+        return TokenFile(path=path)
+    if "index.json" in at_top and any(".mds" in name for name in names):
+        return Mds(path=path)
+    if "dataset_dict.json" in at_top or {"dataset_info.json", "state.json"} <= at_top:
+        return HuggingFaceDisk(path=path)
+    return None
+
+
+def _tokens(path: str, files: Sequence[DataFile]) -> TokenFile:
+    stems = {file.name.removesuffix(".bin").removesuffix(".idx") for file in files}
+    if len(stems) > 1:
+        raise DataError(
+            f"{path} holds {len(stems)} token files; name one of them, or write a recipe with a Mixture of them"
+        )
+    stem = stems.pop()
+    if not is_remote(stem):
+        if stem.endswith("tokens") and Path(stem).with_name(HEADER).is_file():
+            return TokenFile(path=f"{stem}.bin")
+        if not Path(f"{stem}.idx").is_file():
+            raise DataError(
+                f"{stem}.bin is a flat file of ids, or something else: nothing in it says how wide an id is. A recipe does: "
+                f"TokenFile(path='{stem}.bin', dtype='uint16', end_of_document=...)"
+            )
+    return MegatronTokens(path=stem)
+
+
+def _of_unknown(path: str, files: Sequence[DataFile]) -> tuple[type, list[str]]:
+    """Texts, where the first file is one, whatever it is called."""
+    first = files[0]
+    if first.remote is None and _is_text(first):
+        return TextFiles, [path]
+    ends = ", ".join(sorted({_end(file) or "no suffix" for file in files})[:6])
+    what = "is no text" if len(files) == 1 else f"holds {len(files)} files ({ends}), and the first is no text"
+    raise DataError(f"{path} {what}; expected {READ}")
+
+
+def _is_text(file: DataFile) -> bool:
+    try:
+        with open(file.name, "rb") as opened:
+            begin = opened.read(_LOOKED_AT_BYTES)
+    except OSError as error:
+        raise unreadable(file.name, error) from error
+    if b"\0" in begin:
+        return False
+    try:
+        begin.decode("utf-8")
+    except UnicodeDecodeError as error:
+        # The last character may be cut.
+        return error.start > 0 and error.start >= len(begin) - 3 and len(begin) == _LOOKED_AT_BYTES
+    return True
+
+
+def _end(file: DataFile) -> str:
+    name = PurePosixPath(file.name)
+    return "".join(name.suffixes[-2:]) if name.suffix == ".gz" else name.suffix
+
+
+def _kind(file: DataFile) -> type | None:
+    end = _end(file)
+    return TextFiles if end in TEXTS else next((kind for kind, ends in RECORDS.items() if end in ends), None)
+
+
+def _globs(path: str, files: Sequence[DataFile]) -> list[str]:
+    ends = sorted({_end(file) for file in files if _kind(file) is not None})
+    root = path.rstrip("/") if is_remote(path) else glob.escape(path.rstrip("/"))
+    return [f"{root}/**/*{end}" for end in ends]
+
+
+def _counted(kinds: "Counter[type | None]", files: Sequence[DataFile]) -> str:
+    return " and ".join(
+        f"{count} of {'/'.join(sorted({_end(file) for file in files if _kind(file) is kind}))}"
+        for kind, count in kinds.items()
+    )

@@ -1,0 +1,30 @@
+"""An experiment on other texts than its recipe's: what `--data PATH...` does."""
+
+import dataclasses
+from pathlib import Path
+
+from ..core.errors import RecipeError
+from ..data import BytePairTokenizer, TextData, TokenFile, corpus_of
+from .experiment import Experiment
+
+
+def on_data(experiment: Experiment, *paths: str | Path) -> Experiment:
+    """The experiment with the texts (or tokens) in these files, folders or globs as its corpus; see `panax.data.corpus_of`.
+
+    Its other settings stay, but that tokens take no tokenizer that would be trained on a corpus.
+
+    Raises:
+        RecipeError: It does not train on text.
+        DataError: A path can't be read.
+    """
+    data = experiment.data
+    if not isinstance(data, TextData):
+        kind = type(data).__name__
+        raise RecipeError(
+            f"{experiment.name} trains on {kind}, and --data gives texts; change the fields of its own data (--data.FIELD), or "
+            f"choose a recipe for text"
+        )
+    corpus = corpus_of(*paths)
+    trained = isinstance(data.tokenizer, BytePairTokenizer)
+    tokenizer = None if trained and isinstance(corpus, TokenFile) else data.tokenizer
+    return dataclasses.replace(experiment, data=dataclasses.replace(data, corpus=corpus, tokenizer=tokenizer))
