@@ -76,3 +76,18 @@ def test_recipes_and_presets_are_listed(capsys):
     words = " ".join(lines).split()
     assert set(PRESETS) <= set(words) and "preset:NAME" in words
     assert words[words.index("gpt2") + 1] == "124"
+
+
+def test_data_is_shown(here, capsys, monkeypatch):
+    monkeypatch.setenv("PANAX_CACHE", str(here / "cache"))
+    (here / "b.jsonl").write_text("\n".join(json.dumps({"q": f"{n}? ", "a": f"it is {n}"}) for n in range(9)))
+    fields = ("--data.corpus.prompt", "q", "--data.corpus.answer", "a")
+    assert main(["data", "show", RECIPE, "--data", "b.jsonl", *fields, "-n", "1"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.count("--- row") == 1 and "? >>it is " in out and "an epoch" in out
+    assert main(["data", "show", "vit_digits"]) == 0
+    out = capsys.readouterr().out
+    assert "128 x 8 x 8 x 1" in out and "labels: 0:" in out
+    assert main(["data", "show", RECIPE, "-n", "-1"]) == 2 and "-n -1; expected" in capsys.readouterr().err
+    assert main(["data", "show", "preset:gpt2"]) == 3 and "comes without data" in capsys.readouterr().err

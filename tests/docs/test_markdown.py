@@ -13,6 +13,7 @@ import pytest
 from pages import PAGES, ROOT, anchors, fences, name_of, prose, relative_links, table_rows
 
 import panax.cli.checkpoint
+import panax.cli.data
 import panax.cli.export
 import panax.cli.generate
 import panax.core.errors
@@ -103,6 +104,9 @@ def check_command(arguments: list[str], where: str) -> None:
                 find_recipe(rest[0])
             else:
                 experiment_from(own_flags(rest)[0] if command == "inspect" else rest, command)
+        elif command == "data":
+            options, flags = panax.cli.data.parser().parse_known_args(rest)
+            experiment_from([options.recipe, *flags], "data show")
         elif command == "checkpoint":
             panax.cli.checkpoint.parser().parse_args(rest)
         elif command == "compare":

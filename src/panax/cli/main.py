@@ -22,6 +22,7 @@ usage: panax COMMAND ...
                          holds; takes what train takes; nothing is trained
     [--target h100x64]     for devices that are not here
     [--no-compile]         as far as tracing tells
+  data show RECIPE       what the model sees: the first batch, rows as text
   generate RUN           continue a text (--prompt TEXT) with a trained model
   export RUN DIR         write a trained model in Hugging Face's layout
   checkpoint ls|verify|diff|convert|rm
@@ -54,6 +55,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from .inspect import inspect
 
         return inspect
+    if name == "data":
+        from .data import data
+
+        return data
     if name == "generate":
         from .generate import generate
 
@@ -75,7 +80,7 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
     return recipes
 
 
-COMMANDS = ("train", "inspect", "generate", "export", "checkpoint", "compare", "recipes")
+COMMANDS = ("train", "inspect", "data", "generate", "export", "checkpoint", "compare", "recipes")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -57,7 +57,7 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
     if paths and not name.startswith(PRESET):
         base = on_data(base, *paths)
     check_names(flags)
-    if command == "train" and "--help" not in flags and (absent := lacks_data(base)) is not None:
+    if command in ("train", "data show") and "--help" not in flags and (absent := lacks_data(base)) is not None:
         raise absent.refused()
     expanded = [replacement for flag in _joined(flags) for replacement in _expand(flag)]
     if any(flag.startswith("--data.buckets") for flag in expanded) and getattr(base.data, "packing", False):

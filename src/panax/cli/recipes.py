@@ -65,8 +65,8 @@ def find_recipe(name: str) -> Recipe:
     recipes = built_in()
     if name not in recipes:
         raise RecipeError(
-            f"there is no recipe {name!r}; {nearest(name, recipes)} A recipe of your own is a file: my_recipe.py or "
-            f"my_recipe.py:function; a published model is preset:NAME"
+            f"there is no recipe {name!r}; {nearest(name, recipes)} (a recipe of your own is a file: my_recipe.py or "
+            f"my_recipe.py:function; a published model is preset:NAME)"
         )
     return recipes[name]
 

@@ -24,6 +24,7 @@ from .packing import Documents, PackedRows, PaddedRows
 from .paths import corpus_of
 from .rand_augment import RandAugment
 from .records import HuggingFaceDisk, Jsonl, Parquet
+from .showing import batch_lines
 from .source import Accounting, PackedSource, RowSource, Seen
 from .table import Table
 from .text import OpenedPart, OpenedText, TextData, split
@@ -41,5 +42,5 @@ __all__ = [
     "PackedRows", "PackedSource", "PaddedCrop", "PaddedRows", "Parquet", "ParquetImages", "Part", "Prefetched",
     "PretrainedTokenizer", "PythonLibrary", "RandAugment", "RandomCrop", "RowSource", "Seen", "Table", "TextData",
     "TextFiles", "TokenFile", "TokenStore", "TokenWriter", "Tokenizer", "WebDataset", "WebDatasetImages",
-    "corpus_of", "divide", "open_corpus", "open_tokens", "prefetch", "split", "write_tokens",
+    "batch_lines", "corpus_of", "divide", "open_corpus", "open_tokens", "prefetch", "split", "write_tokens",
 ]  # fmt: skip
