@@ -66,6 +66,8 @@ def show(result: Result, console: Console, *, kept: bool) -> None:
         entropy = prepared.data.unigram_entropy
         compared = f" (token frequencies alone give {entropy:.4f})" if entropy is not None else ""
         lines.append(f"held-out loss {result.evaluation['loss']:.4f}{compared}")
+        if "bits_per_byte" in result.evaluation:
+            lines.append(f"bits per byte {result.evaluation['bits_per_byte']:.3f} of held-out text")
     where = result.checkpoint if prepared.experiment.checkpoint.directory else prepared.experiment.folder
     install = "" if shutil.which("tensorboard") else "   (pip install tensorboard)"
     curves = f"tensorboard --logdir {prepared.experiment.folder}/tensorboard{install}"

@@ -20,6 +20,7 @@ from .mixed import JoinedRows, MixedSource, part_seed
 from .mixture import Mixture
 from .packing import Documents, PackedRows, PaddedRows, permutation
 from .source import PackedSource
+from .text_bytes import bytes_per_target
 from .token_file import TokenFile
 from .tokenising import open_corpora
 from .tokenizer import BytePairTokenizer, PretrainedTokenizer, Progress, Tokenizer
@@ -202,6 +203,18 @@ class OpenedText:
         # A document that was split in two has one more target than its parts, hence the floor at nothing.
         smoothed = np.maximum(counts, 0) + 1.0
         return float(-(judged @ np.log(smoothed / smoothed.sum())) / max(judged.sum(), 1))
+
+    @functools.cached_property
+    def bytes_per_target(self) -> float | None:
+        """UTF-8 bytes of text for each held-out target, or each of training where nothing is held out; None without a tokenizer.
+
+        It turns a loss into bits per byte, which compares models of different tokenizers.
+        """
+        if self.tokenizer is None:
+            return None
+        parts = self.parts.values()
+        judged = [part.held_out for part in parts if part.held_out is not None] or [part.training for part in parts]
+        return bytes_per_target(judged, self.tokenizer)
 
 
 def split(store: TokenStore, held_out: float | int) -> tuple[Documents, Documents | None]:

@@ -72,6 +72,8 @@ class ConsoleTracker(Tracker):
     def _evaluation(self, values: Mapping[str, float]) -> str:
         which = " of averaged parameters" if "evaluation/ema_decay" in values else ""
         parts = [f"[green]held-out loss{which} {values['evaluation/loss']:.4f}[/]"]
+        if "evaluation/bits_per_byte" in values:
+            parts.append(f"{values['evaluation/bits_per_byte']:.3f} bits/byte")
         if "evaluation/accuracy" in values:
             parts.append(f"accuracy {values['evaluation/accuracy']:.1%}")
         return "  ".join(parts)

@@ -195,6 +195,6 @@ def judge(prepared: Prepared, state: TrainState, number: int, report: Report) ->
         return {}
     most = prepared.experiment.evaluate.batches or None
     with contextlib.closing(feed(prepared.data.held_out, prepared.step, most=most)) as batches:
-        evaluation = evaluate_sent(prepared.step, state, (batch for batch, _ in batches))
+        evaluation = prepared.data.judged(evaluate_sent(prepared.step, state, (batch for batch, _ in batches)))
     report.evaluation(number, evaluation)
     return evaluation

@@ -1,7 +1,7 @@
 """From an experiment to everything that its loop needs: data opened, state abstract, mesh laid out, step ready to compile."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 from ..core import DataFacts, Source, Task
 from ..core.errors import RecipeError
 from ..data import ExampleData, IterableSource, TextData
+from ..data.text_bytes import bits_per_byte
 from ..data.tokenizer import Tokenizer
 from ..kernels import choose_by_timing
 from ..mesh import Placement
@@ -30,6 +31,7 @@ class OpenedData:
     Attributes:
         shapes: How many different batch shapes `train` may give.
         unigram_entropy: Nats per held-out token of a model that knows only frequencies: what a loss must fall below.
+        bytes_per_target: Bytes of text for each held-out token; None where data is no text.
     """
 
     train: Source
@@ -38,6 +40,14 @@ class OpenedData:
     tokenizer: Tokenizer | None = None
     shapes: int = 1
     unigram_entropy: float | None = None
+    bytes_per_target: float | None = None
+
+    def judged(self, evaluation: Mapping[str, float]) -> Mapping[str, float]:
+        """Held-out figures, with the cross-entropy in bits per byte of text too: the measure that no tokenizer changes."""
+        nats = evaluation.get("loss/cross_entropy")
+        if nats is None or not self.bytes_per_target:
+            return evaluation
+        return {**evaluation, "bits_per_byte": bits_per_byte(nats, self.bytes_per_target)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +76,8 @@ def open_data(experiment: Experiment, say: Say) -> OpenedData:
         facts = DataFacts(opened.vocab_size, data.sequence_length)
         shapes = 1 if data.packing else len({*data.buckets, data.sequence_length})
         entropy = opened.unigram_entropy_nats if opened.held_out is not None else None
-        return OpenedData(opened.train, opened.held_out, facts, opened.tokenizer, shapes, entropy)
+        size = opened.bytes_per_target if opened.held_out is not None else None
+        return OpenedData(opened.train, opened.held_out, facts, opened.tokenizer, shapes, entropy, size)
     if isinstance(data, ExampleData):
         examples = data.open()
         return OpenedData(examples.train, examples.held_out, DataFacts(num_classes=examples.num_classes))

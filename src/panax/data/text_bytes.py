@@ -1,0 +1,50 @@
+"""How many bytes of text a target stands for: what turns a loss into bits per byte, which no tokenizer changes."""
+
+import math
+from collections.abc import Iterable
+
+from .packing import Documents
+from .tokenizer import Tokenizer
+
+MEASURED_TOKENS = 2**20
+"""Of each part, documents are measured until they hold this many tokens; they stand for the rest."""
+
+
+def bytes_per_target(parts: Iterable[Documents], tokenizer: Tokenizer) -> float | None:
+    """UTF-8 bytes of text for each target that carries loss; None where there is no target.
+
+    A document's first token is nobody's target, so its bytes don't count; its end is a target without bytes.
+    """
+    num_bytes = num_targets = 0.0
+    for documents in parts:
+        found_bytes, found_targets, share = _measure(documents, tokenizer)
+        num_bytes += found_bytes / share
+        num_targets += found_targets / share
+    return num_bytes / num_targets if num_targets else None
+
+
+def _measure(documents: Documents, tokenizer: Tokenizer) -> tuple[int, int, float]:
+    """(bytes, targets, which share of the tokens was measured), of the first documents."""
+    store = documents.store
+    store.check()
+    num_bytes = num_targets = num_tokens = 0
+    for start, length in zip(documents.starts.tolist(), documents.lengths.tolist(), strict=True):
+        targets = store.tokens[start + 1 : start + length]
+        if store.loss_mask is not None:
+            targets = targets[store.loss_mask[start + 1 : start + length] != 0]
+        text = tokenizer.decode(targets[targets != tokenizer.end_of_document])
+        num_bytes += len(text.encode("utf-8", "replace"))
+        num_targets += len(targets)
+        num_tokens += length
+        if num_tokens >= MEASURED_TOKENS:
+            break
+    return num_bytes, num_targets, num_tokens / documents.num_tokens
+
+
+def bits_per_byte(nats_per_target: float, bytes_per_target: float) -> float:
+    """The loss in bits for each byte of text.
+
+    >>> round(bits_per_byte(math.log(2) * 6, bytes_per_target=3.0), 3)
+    2.0
+    """
+    return nats_per_target / math.log(2) / bytes_per_target
