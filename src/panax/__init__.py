@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from . import adapters
     from .core import Task, debugging
     from .presets import preset
-    from .run import Experiment, Result, compile_step, fit, load
+    from .run import Experiment, Result, compile_step, evaluate, fit, load
     from .train import CompiledStep, Program
 
 __version__ = "0.1.1"
@@ -24,7 +24,7 @@ __getattr__ = lazily(
     {
         "core": ("Task", "debugging"),
         "presets": ("preset",),
-        "run": ("Experiment", "Result", "compile_step", "fit", "load"),
+        "run": ("Experiment", "Result", "compile_step", "evaluate", "fit", "load"),
         "train": ("CompiledStep", "Program"),
     },
     rooms=("adapters",),
@@ -35,6 +35,6 @@ readable_in("panax.layers", "Rotary", "RotaryScaling", "YarnScaling", "Latent", 
 readable_in("panax.parallel", "Pipeline")
 
 __all__ = [
-    "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "compile_step", "debugging", "fit",
-    "load", "preset",
+    "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "compile_step", "debugging",
+    "evaluate", "fit", "load", "preset",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from pages import PAGES, ROOT, anchors, fences, name_of, prose, relative_links, 
 
 import panax.cli.checkpoint
 import panax.cli.data
+import panax.cli.evaluate
 import panax.cli.export
 import panax.cli.generate
 import panax.core.errors
@@ -62,10 +63,10 @@ class Parsed(BaseException):
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_code_runs_and_commands_parse(page, here, monkeypatch):
-    def stop(where: str, say=None):
+    def stop(where: str, say=None, newest=False):
         raise Parsed
 
-    for command in (panax.cli.generate, panax.cli.export):
+    for command in (panax.cli.generate, panax.cli.export, panax.cli.evaluate):
         monkeypatch.setattr(command, "load_trained", stop)
     namespace: dict = {"__name__": page.stem}
     for block in fences(page):
@@ -111,7 +112,7 @@ def check_command(arguments: list[str], where: str) -> None:
             panax.cli.checkpoint.parser().parse_args(rest)
         elif command == "compare":
             comparison_settings(panax_compare.command.parser().parse_args(rest))
-        elif command in ("generate", "export"):
+        elif command in ("generate", "export", "evaluate"):
             with pytest.raises(Parsed):
                 main(arguments)
     except SystemExit as error:

@@ -24,6 +24,8 @@ usage: panax COMMAND ...
     [--no-compile]         as far as tracing tells
   data show RECIPE       what the model sees: the first batch, rows as text
   generate RUN           continue a text (--prompt TEXT) with a trained model
+  evaluate RUN           its losses and metrics, on what it held out
+    [--data PATH...]       or on other data
   export RUN DIR         write a trained model in Hugging Face's layout
   checkpoint ls|verify|diff|convert|rm
                          what is saved, is it whole, what differs; to
@@ -63,6 +65,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from .generate import generate
 
         return generate
+    if name == "evaluate":
+        from .evaluate import evaluate
+
+        return evaluate
     if name == "export":
         from .export import export
 
@@ -80,7 +86,7 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
     return recipes
 
 
-COMMANDS = ("train", "inspect", "data", "generate", "export", "checkpoint", "compare", "recipes")
+COMMANDS = ("train", "inspect", "data", "generate", "evaluate", "export", "checkpoint", "compare", "recipes")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

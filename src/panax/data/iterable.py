@@ -92,6 +92,11 @@ class IterableSource:
         return {name: ("batch", *(None,) * (len(shape) - 1)) for name, shape in self._shapes.items()}
 
     @property
+    def endless(self) -> bool:
+        """Whether it begins again where it ends."""
+        return self._epochs is None
+
+    @property
     def resume(self) -> Literal["exact", "replay"]:
         if self._resume is None:
             self._peek()

@@ -1,5 +1,6 @@
 """The place where everything meets: an experiment, and the loop that trains it."""
 
+from .evaluating import evaluate
 from .experiment import EvaluateConfig, Experiment
 from .loop import Result, fit
 from .on_data import on_data
@@ -17,6 +18,7 @@ __all__ = [
     "Trained",
     "compile_step",
     "continue_text",
+    "evaluate",
     "fit",
     "load",
     "on_data",

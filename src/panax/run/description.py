@@ -5,7 +5,7 @@ Only registered classes (`core.readable`) are ever built from a description; a n
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..core import Task
@@ -47,29 +47,49 @@ def read_task(text: str, where: str) -> Task:
         described = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{where} is not JSON: {error}") from error
-    task = _build(described, where)
+    kind = described.get("type") if isinstance(described, dict) else described
+    if not isinstance(kind, str) or readable(kind) is None:
+        hint = (
+            ". In Python, fit of the same experiment resumes the run, and trains nothing where all steps are done; "
+            "what it returns evaluates and generates"
+        )
+    else:
+        hint = ""
+    try:
+        task = _build(described, where, readable, readable_names)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{hint}") from error
     if not isinstance(task, Task):
-        raise CheckpointError(f"{where} does not describe a task that can be built from a file: {str(text)[:80]}")
+        raise CheckpointError(f"{where} does not describe a task that can be built from a file: {str(text)[:80]}{hint}")
     return task
 
 
-def _build(value: Any, where: str) -> Any:
+def read_described(value: Any, where: str, classes: Mapping[str, type]) -> Any:
+    """What a description says, built of these classes alone.
+
+    Raises:
+        CheckpointError: It names another class, or a field that this Panax can't build.
+    """
+    return _build(value, where, classes.get, lambda: list(classes))
+
+
+def _build(value: Any, where: str, find: Callable[[str], type | None], names: Callable[[], list[str]]) -> Any:
     if isinstance(value, list):
-        return tuple(_build(item, where) for item in value)
+        return tuple(_build(item, where, find, names) for item in value)
     if not isinstance(value, dict):
         return value
     name = value.get("type")
-    cls = readable(name) if isinstance(name, str) else None
+    cls = find(name) if isinstance(name, str) else None
     if cls is None:
         raise CheckpointError(
-            f"{where} describes a {name}; this command builds {', '.join(readable_names())} from a file, and no other class"
+            f"{where} describes a {name}; this command builds {', '.join(names())} from a file, and no other class"
         )
     known = {field.name for field in dataclasses.fields(cls)}
     unknown = value.keys() - known - {"type"}
     if unknown:
         raise CheckpointError(f"{where}: {name} has no field {sorted(unknown)[0]!r}; it was saved by a newer Panax")
     try:
-        return cls(**{key: _build(item, where) for key, item in value.items() if key != "type"})
+        return cls(**{key: _build(item, where, find, names) for key, item in value.items() if key != "type"})
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{where}: {error}") from error
 

@@ -57,9 +57,15 @@ class Trained:
         """
         return continue_text(self.task, self.params, self.state, self.tokenizer, prompt, **settings)
 
+    def evaluate(self, data: Any = None, batches: int | None = None) -> dict[str, float]:
+        """Losses and metrics on what the run held out, or on `data`; as `panax.evaluate`."""
+        from .evaluating import evaluate_trained
 
-def find_checkpoints(where: str) -> Iterator[Checkpoint]:
-    """The checkpoint at an address of its own, or those of a run's folder, the best one first.
+        return evaluate_trained(self, data, batches)
+
+
+def find_checkpoints(where: str, *, newest: bool = False) -> Iterator[Checkpoint]:
+    """The checkpoint at an address of its own, or those of a run's folder, the best or the newest one first.
 
     Raises:
         CheckpointError: There is none, or its manifest is damaged.
@@ -69,7 +75,8 @@ def find_checkpoints(where: str) -> Iterator[Checkpoint]:
         return
     found = False
     for folder in (join(where, "checkpoints"), where):
-        for checkpoint in Checkpointer(folder).best_first():
+        checkpointer = Checkpointer(folder)
+        for checkpoint in checkpointer.newest_first() if newest else checkpointer.best_first():
             found = True
             yield checkpoint
     if not found:
@@ -78,18 +85,19 @@ def find_checkpoints(where: str) -> Iterator[Checkpoint]:
         )
 
 
-def load_trained(where: str | Path, say: Say = _warned) -> Trained:
+def load_trained(where: str | Path, say: Say = _warned, *, newest: bool = False) -> Trained:
     """Read the model of a checkpoint, the best that is whole; optimizer state is not read.
 
     Args:
         where: A run's folder, or a checkpoint's own folder or address.
         say: Takes a line for each checkpoint that is damaged; by default it is a warning.
+        newest: Take the newest that is whole, rather than the best.
 
     Raises:
         CheckpointError: There is no checkpoint, all are damaged, or it is of a model that can't be built from a file.
     """
     damaged = None
-    for checkpoint in find_checkpoints(str(where)):
+    for checkpoint in find_checkpoints(str(where), newest=newest):
         try:
             return read_trained(checkpoint)
         except DamagedError as error:
