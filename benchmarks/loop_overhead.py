@@ -1,9 +1,10 @@
 """The loop's wall time per step against the bare compiled step's, on the quickstart, in one run, blocks interleaved.
 
-    python benchmarks/loop_overhead.py [--blocks 5] [--steps 20]
+    python benchmarks/loop_overhead.py [--blocks 5] [--steps 20] [--hooks]
 
 The bare block calls the compiled step on batches that are already there and waits once, at its end. The loop's block is what
-`panax train` does between two evaluations: data, dispatch, scalars a step late, console, JSONL and TensorBoard.
+`panax train` does between two evaluations: data, dispatch, scalars a step late, console, JSONL and TensorBoard. With `--hooks`,
+the loop with four hooks and a CSV tracker is measured against the loop without: the goal is below 0.5 % of a step.
 """
 
 import argparse
@@ -17,21 +18,39 @@ import time
 import jax
 from rich.console import Console
 
-from panax.metrics import ConsoleTracker
+from panax.hooks import EarlyStopping, Hook, TargetReached, TimeLimit
+from panax.metrics import ConsoleTracker, CsvTracker
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, prepare
 from panax.run.interrupt import Interrupt
 from panax.run.keeping import Keeper
-from panax.run.loop import run
+from panax.run.loop import Run
 from panax.run.report import Report
 from panax.run.start import Start, open_folder
 from panax_recipes.quickstart import quickstart
+
+
+class Reads(Hook):
+    """What most hooks do: look at the latest values, and log one now and then."""
+
+    def after_step(self, run):
+        if run.values.get("train/loss", 0.0) > 0.0 and run.step % 10 == 0:
+            run.log({"mine/step": run.step})
+
+
+HOOKS = (
+    Reads(),
+    EarlyStopping(metric="train/loss", patience=10**6),
+    TargetReached(target=0.0, metric="train/loss"),
+    TimeLimit(hours=9.0),
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--hooks", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as sink:
         base = dataclasses.replace(
@@ -40,43 +59,59 @@ def main() -> None:
             evaluate=EvaluateConfig(every=0),
             num_steps=options.steps,
             optimizer=AdamW(schedule=Schedule(decay="constant")),
+            hooks=(),
         )
         prepared = prepare(dataclasses.replace(base, checkpoint=dataclasses.replace(base.checkpoint, every=0)))
         # The loop alone is timed: no evaluation, no save.
         prepared = dataclasses.replace(prepared, data=dataclasses.replace(prepared.data, held_out=None))
+        hooked = dataclasses.replace(
+            prepared, experiment=dataclasses.replace(prepared.experiment, hooks=HOOKS, trackers=(CsvTracker(),))
+        )
         step = prepared.step
         source = prepared.data.train.batches()
         ready = [step.put(next(source).batch) for _ in range(options.steps)]
         state, _ = step(step.init(0), ready[0])
-        ratios, bare_seconds, loop_seconds = [], [], []
+        ratios, first_seconds, second_seconds = [], [], []
         tracker = ConsoleTracker(Console(file=sink))
         with open_folder(prepared, lambda line: None) as checkpointer:
             checkpointer.save = lambda *arguments, **options: False  # saving is not part of a step
             keeper = Keeper(prepared.experiment.checkpoint, checkpointer, None)
-            for _ in range(options.blocks):
-                jax.block_until_ready(state)
-                start = time.perf_counter()
+
+            def bare(state):
                 for batch in ready:
                     state, _ = step(state, batch)
-                jax.block_until_ready(state)
-                bare = time.perf_counter() - start
+                return state
+
+            def loop(state, prepared=prepared):
                 with contextlib.closing(Report(prepared, 0, (tracker,), lambda line: None)) as report:
+                    run = Run(prepared, Start(state, 0, None, None), keeper, report, Interrupt(), lambda line: None)
+                    for batch in run:
+                        run.after_step(run.take_step(batch))
+                    return run.finish().state
+
+            def loop_with_hooks(state):
+                return loop(state, hooked)
+
+            first, second = (loop, loop_with_hooks) if options.hooks else (bare, loop)
+            for block in range(options.blocks):
+                seconds = {}
+                # In turns, each going first as often as the other.
+                for work in (first, second) if block % 2 == 0 else (second, first):
                     start = time.perf_counter()
-                    result = run(prepared, Start(state, 0, None, None), keeper, report, Interrupt())
-                    jax.block_until_ready(result.state)
-                    whole = time.perf_counter() - start
-                state = result.state
-                ratios.append(whole / bare)
-                bare_seconds.append(bare / options.steps)
-                loop_seconds.append(whole / options.steps)
+                    state = jax.block_until_ready(work(state))
+                    seconds[work] = time.perf_counter() - start
+                ratios.append(seconds[second] / seconds[first])
+                first_seconds.append(seconds[first] / options.steps)
+                second_seconds.append(seconds[second] / options.steps)
     print(f"jax {jax.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(
-        f"bare step {statistics.median(bare_seconds) * 1e3:.1f} ms, loop {statistics.median(loop_seconds) * 1e3:.1f} ms a step"
+        f"{first.__name__} {statistics.median(first_seconds) * 1e3:.1f} ms, "
+        f"{second.__name__} {statistics.median(second_seconds) * 1e3:.1f} ms a step"
     )
     print(
         "ratios "
         + " ".join(f"{ratio:.3f}" for ratio in ratios)
-        + f"; median {statistics.median(ratios):.3f} (goal 1.02)"
+        + f"; median {statistics.median(ratios):.4f} (goal {1.005 if options.hooks else 1.02})"
     )
 
 

@@ -11,10 +11,10 @@ from .core.lazy import lazily
 from .core.readable import readable_in
 
 if TYPE_CHECKING:
-    from . import adapters
+    from . import adapters, hooks
     from .core import Task, debugging
     from .presets import preset
-    from .run import Experiment, Result, compile_step, evaluate, fit, load
+    from .run import Experiment, Result, compile_step, evaluate, fit, load, open_run
     from .train import CompiledStep, Program
 
 __version__ = "0.1.1"
@@ -24,10 +24,10 @@ __getattr__ = lazily(
     {
         "core": ("Task", "debugging"),
         "presets": ("preset",),
-        "run": ("Experiment", "Result", "compile_step", "evaluate", "fit", "load"),
+        "run": ("Experiment", "Result", "compile_step", "evaluate", "fit", "load", "open_run"),
         "train": ("CompiledStep", "Program"),
     },
-    rooms=("adapters",),
+    rooms=("adapters", "hooks"),
 )
 
 readable_in("panax.models", "DecoderTask", "DecoderConfig", "VitTask", "VitConfig")
@@ -36,5 +36,5 @@ readable_in("panax.parallel", "Pipeline")
 
 __all__ = [
     "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "compile_step", "debugging",
-    "evaluate", "fit", "load", "preset",
+    "evaluate", "fit", "hooks", "load", "open_run", "preset",
 ]  # fmt: skip

@@ -64,7 +64,7 @@ def test_trains_and_ends_with_all_that_is_promised(here, capsys):
     assert "runs/tiny/checkpoints/step_00000010" in out
     assert "tensorboard --logdir runs/tiny/tensorboard" in out
     assert "panax generate runs/tiny --prompt" in out
-    assert "MFU divides by" in out and "tok/s" in out and "ETA" in out and "acc " in out and "GiB" in out
+    assert "MFU divides by" in out and "tok/s" in out and "ETA" in out and "acc " in out
 
     code, out, _ = panax(capsys, "generate", "runs/tiny", "--prompt", "def ", "--tokens", "8", "--seed", "1")
     assert code == 0 and out.startswith("def ")

@@ -99,17 +99,17 @@ def test_a_full_disk_leaves_whole_lines(tmp_path, full):
     assert lines == [{"step": 1, "train/loss": 1.0}, {"step": 3, "train/loss": None}]
 
 
-def test_a_full_disk_under_tensorboard_loses_only_what_was_not_written(tmp_path, full):
+def test_a_full_disk_under_tensorboard_loses_only_what_was_not_written(tmp_path, full, monkeypatch):
     tracker = TensorBoardTracker(tmp_path, purge_step=1)
-    tracker.flush_seconds = 0.0
+    monkeypatch.setattr("panax.metrics.tensorboard.FLUSH_SECONDS", 0.0)
     tracker.record(1, {"train/loss": 1.0})
-    full(max(file.stat().st_size for file in tmp_path.iterdir()) + 10)
+    full(max(file.stat().st_size for file in (tmp_path / "train").iterdir()) + 10)
     with pytest.raises(OSError):
         tracker.record(2, {"train/loss": 2.0})
     full(None)
     tracker.record(3, {"train/loss": 3.0})
     tracker.close()
-    found = [event for file in tmp_path.iterdir() for event in events_in(file.read_bytes())]
+    found = [event for file in (tmp_path / "train").iterdir() for event in events_in(file.read_bytes())]
     assert sorted((event.step, event.summary.value[0].simple_value) for event in found if event.summary.value) == [
         (1, 1.0), (3, 3.0),
     ]  # fmt: skip

@@ -80,8 +80,10 @@ def test_logs_to_jsonl_and_tensorboard(undisturbed):
         "speed/mfu",
     ):
         assert trained[-1][name] >= 0, name
-    events = b"".join(path.read_bytes() for path in (folder / "tensorboard").glob("events.*"))
-    assert b"train/loss" in events and b"evaluation/loss" in events
+    events = b"".join(path.read_bytes() for path in (folder / "tensorboard").glob("*/events.*"))
+    # One chart for both: the same tag in two runs, in groups that TensorBoard sorts.
+    assert events.count(b"1 loss/loss") >= 9 and b"2 update/learning_rate" in events and b"_hparams_" in events
+    assert {path.parent.name for path in (folder / "tensorboard").glob("*/events.*")} == {"train", "evaluation"}
 
 
 def test_tensorboard_values_are_the_logged_ones(undisturbed):
@@ -93,13 +95,13 @@ def test_tensorboard_values_are_the_logged_ones(undisturbed):
         if "train/loss" in line
     }
     shown = {}
-    for path in (folder / "tensorboard").glob("events.*"):
+    for path in (folder / "tensorboard" / "train").glob("events.*"):
         data = path.read_bytes()
         while data:
             length = int.from_bytes(data[:8], "little")
             event = event_pb2.Event.FromString(data[12 : 12 + length])
             for value in event.summary.value:
-                if value.tag == "train/loss":
+                if value.tag == "1 loss/loss":
                     shown[event.step] = value.simple_value
             data = data[12 + length + 4 :]
     assert shown == pytest.approx(logged)

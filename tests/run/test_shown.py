@@ -1,13 +1,15 @@
 """What a run shows in Python: lines with losses, one line that changes in a notebook, nothing by choice."""
 
 import dataclasses
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from panax import fit
 from panax.core import RecipeError
-from panax.metrics import Peak
+from panax.metrics import ConsoleTracker, Peak
 from panax.metrics.console import NotebookTracker
 from panax.optim import AdamW, Schedule
 
@@ -52,3 +54,28 @@ def test_two_steps_of_everything_leave_nothing_behind(experiment, capsys):
     assert result.generate("def ", tokens=2) is not None
     with pytest.raises(RecipeError, match="fast_dev_run neither resumes nor starts over"):
         fit(experiment, fast_dev_run=True, fresh=True)
+
+
+def test_a_line_fits_its_width_and_says_what_takes_time():
+    values = {
+        "train/loss": 7.2132, "train/accuracy": 0.023, "speed/tokens_per_second": 5567.0, "speed/mfu": 0.391,
+        "seconds/step": 0.368, "seconds/data_stall": 0.1, "memory/bytes": 1.87 * 2**30, "train/skipped": 3.0,
+        "experts/load_min": 0.5, "experts/load_max": 1.5, "experts/dropped": 0.25,
+    }  # fmt: skip
+    narrow = Console(width=80, record=True, file=io.StringIO(), force_terminal=False)
+    tracker = ConsoleTracker(narrow)
+    tracker.begin(0, 300, Peak(1e12, "a guess"))
+    tracker.record(10, values)
+    tracker.record(11, {"mine/figure": 1.0})
+    line = narrow.export_text().splitlines()[1:]
+    assert len(line) == 1 and len(line[0]) <= 80
+    # What is wrong is shown before what is good to know.
+    for part in ("loss 7.2132", "5,567 tok/s", "25.0% dropped", "3 skipped", "ETA "):
+        assert part in line[0], part
+    assert "GiB" not in line[0]
+    wide = Console(width=200, record=True, file=io.StringIO(), force_terminal=True)
+    tracker = ConsoleTracker(wide)
+    tracker.num_steps, tracker._first, tracker._start = 300, 0, 0.0
+    tracker.record(10, values)
+    shown = wide.export_text()
+    assert "27% data" in shown and "1.87 GiB" in shown and "expert load 0.50 to 1.50" in shown and "hooks" not in shown

@@ -65,7 +65,7 @@ def logged(experiment):
 
 
 def events(experiment):
-    for path in sorted((Path(experiment.folder) / "tensorboard").glob("events.*")):
+    for path in sorted((Path(experiment.folder) / "tensorboard" / "train").glob("events.*")):
         data = path.read_bytes()
         while data:
             length = int.from_bytes(data[:8], "little")
@@ -99,8 +99,8 @@ def test_every_record_has_every_figure_of_every_mixture(watched):
 def test_tensorboard_has_the_same_figures(watched):
     shown: dict[int, dict[str, float]] = {}
     for step, value in events(watched[0]):
-        if value.tag.startswith("experts/") and value.WhichOneof("value") == "simple_value":
-            shown.setdefault(step, {})[value.tag] = value.simple_value
+        if value.tag.startswith("7 experts/") and value.WhichOneof("value") == "simple_value":
+            shown.setdefault(step, {})[value.tag.removeprefix("7 ")] = value.simple_value
     for record in logged(watched[0]):
         expected = {name: value for name, value in record.items() if name.startswith("experts/")}
         assert shown[record["step"]] == pytest.approx(expected, rel=1e-6)

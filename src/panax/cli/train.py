@@ -50,6 +50,8 @@ def train(arguments: Sequence[str]) -> int:
                 f"{result.checkpoint}\nthe same command again resumes from there"
             )
         return 128 + signal.Signals[result.interrupted_by]
+    if result.stopped:
+        console.print(f"stopped after step {result.step} of {experiment.num_steps}: {result.stopped}")
     show(result, console, kept=not how["fast_dev_run"])
     return 0
 

@@ -2,12 +2,16 @@
 
 from .clock import StepClock
 from .console import ConsoleTracker
+from .facts import RunFacts
 from .heat_map import heat_map
+from .histogram import Histogram
 from .lane import Lane
+from .services import CsvTracker, MlflowTracker, WandbTracker
+from .tensorboard import TensorBoardTracker
 from .throughput import Peak, memory_in_use_bytes, peak_of
-from .trackers import JsonlTracker, TensorBoardTracker, Tracker, Trackers
+from .trackers import JsonlTracker, Tracker, Trackers
 
 __all__ = [
-    "ConsoleTracker", "JsonlTracker", "Lane", "Peak", "StepClock", "TensorBoardTracker", "Tracker",
-    "Trackers", "heat_map", "memory_in_use_bytes", "peak_of",
+    "ConsoleTracker", "CsvTracker", "Histogram", "JsonlTracker", "Lane", "MlflowTracker", "Peak", "RunFacts", "StepClock",
+    "TensorBoardTracker", "Tracker", "Trackers", "WandbTracker", "heat_map", "memory_in_use_bytes", "peak_of",
 ]  # fmt: skip

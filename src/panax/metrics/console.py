@@ -14,6 +14,12 @@ from .trackers import Tracker
 
 _PER_SECOND = "_per_second"
 
+WIDTH = 80
+"""Columns of a report where there is no wider terminal."""
+
+_WORTH_SAYING = 0.1
+"""A part of a step's time above this is shown beside it."""
+
 
 def plain_console() -> Console:
     """A console that takes no text for markup or emoji, whatever brackets a path has; what is styled is said by `style=`."""
@@ -37,6 +43,7 @@ class ConsoleTracker(Tracker):
 
     def __init__(self, console: Console):
         self.console = console
+        self.width = max(WIDTH, console.width) if console.is_terminal else WIDTH
         self._progress: Progress | None = None
 
     def begin(self, first_step: int, num_steps: int, peak: Peak) -> None:
@@ -62,8 +69,16 @@ class ConsoleTracker(Tracker):
     def record(self, step: int, values: Mapping[str, float]) -> None:
         if self._progress is not None:
             self._progress.update(self._bar, completed=step)
-        line = self._evaluation(values) if "evaluation/loss" in values else self._training(step, values)
-        self.console.print(f"[bold]{step:>6}[/]/{self.num_steps}  {line}", markup=True, highlight=False, soft_wrap=True)
+        line = self._line(step, values)
+        if line:
+            head = f"[bold]{step:>6}[/]/{self.num_steps}  "
+            self.console.print(head + line, markup=True, highlight=False, soft_wrap=True)
+
+    def _line(self, step: int, values: Mapping[str, float]) -> str:
+        """What is shown of these values; nothing of what a hook logs for itself."""
+        if "evaluation/loss" in values:
+            return self._evaluation(values)
+        return self._training(step, values) if "memory/bytes" in values else ""
 
     def close(self) -> None:
         if self._progress is not None:
@@ -79,35 +94,49 @@ class ConsoleTracker(Tracker):
         return "  ".join(parts)
 
     def _training(self, step: int, values: Mapping[str, float]) -> str:
-        parts = [f"loss {values['train/loss']:.4f}"]
-        if "train/accuracy" in values:
-            parts.append(f"acc {values['train/accuracy']:.1%}")
+        """The parts that fit the line, chosen by their rank and shown in this order."""
+        parts: list[tuple[int, str]] = []
+        for rank, name, form in ((0, "loss", "loss {:.4f}"), (3, "accuracy", "acc {:.1%}")):
+            if f"train/{name}" in values:
+                parts.append((rank, form.format(values[f"train/{name}"])))
         for name, value in values.items():
             if name.startswith("speed/") and name.endswith(_PER_SECOND):
                 unit = name.removeprefix("speed/").removesuffix(_PER_SECOND)
-                parts.append(f"{value:,.0f} {'tok' if unit == 'tokens' else escape(unit)}/s")
+                parts.append((2, f"{value:,.0f} {'tok' if unit == 'tokens' else escape(unit)}/s"))
         if "speed/mfu" in values:
-            parts.append(f"MFU {values['speed/mfu']:.1%}")
-        parts.append(f"{values['memory/bytes'] / 2**30:.2f} GiB")
-        step_ms, stall, dispatch, device = (
-            values.get(f"seconds/{name}", 0.0) * 1e3 for name in ("step", "data_stall", "dispatch", "device")
-        )
-        parts.append(f"step {step_ms:.0f} ms (data {stall:.0f}, dispatch {dispatch:.0f}, device {device:.0f})")
+            parts.append((4, f"MFU {values['speed/mfu']:.1%}"))
+        parts.append((7, f"{values['memory/bytes'] / 2**30:.2f} GiB"))
+        seconds = values.get("seconds/step", 0.0)
+        if seconds:
+            parts.append((6, f"{seconds * 1e3:.0f} ms/step"))
+        for name, called in (("data_stall", "data"), ("hooks", "hooks"), ("save", "saving")):
+            share = values.get(f"seconds/{name}", 0.0) / seconds if seconds else 0.0
+            if share > _WORTH_SAYING:
+                parts.append((5, f"[yellow]{share:.0%} {called}[/]"))
         left = self._seconds_left(step)
         if left is not None:
-            parts.append(f"ETA {left // 60:.0f}:{left % 60:02.0f}")
+            parts.append((1, f"ETA {left // 60:.0f}:{left % 60:02.0f}"))
         if "experts/load_max" in values:
-            parts.append(f"expert load {values['experts/load_min']:.2f} to {values['experts/load_max']:.2f}")
+            parts.append((8, f"expert load {values['experts/load_min']:.2f} to {values['experts/load_max']:.2f}"))
         if values.get("experts/dropped"):
-            parts.append(f"[yellow]{values['experts/dropped']:.1%} dropped[/]")
+            parts.append((1, f"[yellow]{values['experts/dropped']:.1%} dropped[/]"))
         if values.get("train/skipped"):
-            parts.append(f"[red]{values['train/skipped']:.0f} skipped[/]")
-        return "  ".join(parts)
+            parts.append((1, f"[red]{values['train/skipped']:.0f} skipped[/]"))
+        return "  ".join(_fitting(parts, self.width - len(f"{step:>6}/{self.num_steps}  ")))
 
     def _seconds_left(self, step: int) -> float | None:
         if step <= self._first:
             return None
         return (time.perf_counter() - self._start) / (step - self._first) * (self.num_steps - step)
+
+
+def _fitting(parts: list[tuple[int, str]], width: int) -> list[str]:
+    """Those parts of the lowest ranks that fit so many columns, in their order; the first one always."""
+    chosen: list[int] = []
+    for place in sorted(range(len(parts)), key=lambda place: parts[place][0]):
+        if len(Text.from_markup("  ".join(parts[each][1] for each in sorted([*chosen, place]))).plain) <= width:
+            chosen.append(place)
+    return [parts[place][1] for place in sorted(chosen) or [0]]
 
 
 class NotebookTracker(ConsoleTracker):
@@ -119,8 +148,10 @@ class NotebookTracker(ConsoleTracker):
 
     def record(self, step: int, values: Mapping[str, float]) -> None:
         judged = "evaluation/loss" in values
-        line = Text.from_markup(self._evaluation(values) if judged else self._training(step, values)).plain
-        line = f"{step:>6}/{self.num_steps}  {line}"
+        shown = self._line(step, values)
+        if not shown:
+            return
+        line = f"{step:>6}/{self.num_steps}  {Text.from_markup(shown).plain}"
         # Over what stood there, which may have been longer.
         sys.stdout.write("\r" + line.ljust(self._written) + ("\n" if judged else ""))
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Where a run's scalars go: a JSONL log, TensorBoard, and whatever a user adds."""
+"""Where what a run reports goes: the interface, a JSONL log, and several places as one."""
 
 import abc
 import contextlib
@@ -6,23 +6,29 @@ import errno
 import json
 import math
 import os
-import secrets
-import socket
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from .heat_map import Picture, png
+from .facts import RunFacts
+from .heat_map import Picture
+from .histogram import Histogram
 from .lane import Lane
 from .throughput import Peak
 
 
 class Tracker(abc.ABC):
-    """Takes the scalars of a step.
+    """Takes what a run reports: scalars, text, pictures, histograms.
 
-    Its methods are called one after the other, by a thread that reports alone. An exception in one is a warning, and no more.
+    Only `record` must be written. One thread for each tracker calls its methods one after the other, so a slow one holds nothing
+    up. An exception in one is a warning, and training goes on.
     """
+
+    close_seconds: float = 10.0
+    """How long the end of a run waits for this tracker."""
+
+    def about(self, run: RunFacts) -> None:  # noqa: B027
+        """Take the run's name, id and settings; called once, before `begin`."""
 
     def begin(self, first_step: int, num_steps: int, peak: Peak) -> None:  # noqa: B027
         """Training begins at `first_step` of `num_steps`; `peak` is what model FLOPs utilisation divides by."""
@@ -33,6 +39,12 @@ class Tracker(abc.ABC):
 
     def picture(self, step: int, name: str, image: Picture) -> None:  # noqa: B027
         """Take a picture, if this is a place for pictures."""
+
+    def text(self, step: int, name: str, text: str) -> None:  # noqa: B027
+        """Take a text, such as a sample, if this is a place for texts."""
+
+    def histogram(self, step: int, name: str, histogram: Histogram) -> None:  # noqa: B027
+        """Take a histogram, if this is a place for histograms."""
 
     def close(self) -> None:  # noqa: B027
         """Flush; no more calls follow."""
@@ -68,87 +80,14 @@ class JsonlTracker(Tracker):
             self._file.close()
 
 
-class TensorBoardTracker(Tracker):
-    """TensorBoard scalars as event files of tensorboardX, which needs neither TensorFlow nor torch.
-
-    Its own writer hands events to a thread by a short queue: where that thread ends, as at a full disk, the queue fills, and the
-    next scalar waits for ever. So events are written here, in the caller's thread, whose caller must not be the training loop.
-    """
-
-    flush_seconds = 10.0
-
-    def __init__(self, directory: Path, purge_step: int | None = None):
-        """
-        Args:
-            purge_step: Hide what an earlier run logged from this step on, after a resume.
-        """
-        self._directory = directory
-        self._purge_step = purge_step
-        self._writer: Any = None
-        self._flushed = 0.0
-
-    def record(self, step: int, values: Mapping[str, float]) -> None:
-        from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-
-        self._write(step, Summary(value=[Summary.Value(tag=name, simple_value=v) for name, v in values.items()]))
-
-    def picture(self, step: int, name: str, image: Picture) -> None:
-        from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-
-        height, width, _ = image.shape
-        encoded = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png(image))
-        self._write(step, Summary(value=[Summary.Value(tag=name, image=encoded)]))
-
-    def close(self) -> None:
-        if self._writer is not None:
-            writer, self._writer = self._writer, None
-            try:
-                writer.flush()
-            finally:
-                writer.close()
-
-    def _write(self, step: int, summary: Any) -> None:
-        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
-
-        try:
-            if self._writer is None:
-                self._writer = self._opened()
-            self._writer.write(Event(step=step, wall_time=time.time(), summary=summary).SerializeToString())
-            if time.monotonic() - self._flushed >= self.flush_seconds:
-                self._writer.flush()
-                self._flushed = time.monotonic()
-        except OSError:
-            # A reader stops at half an event: what comes later goes to another file.
-            writer, self._writer = self._writer, None
-            with contextlib.suppress(OSError):
-                if writer is not None:
-                    writer.close()
-            raise
-
-    def _opened(self) -> Any:
-        from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
-        from tensorboardX.record_writer import RecordWriter
-
-        self._directory.mkdir(parents=True, exist_ok=True)
-        name = (
-            f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
-        )
-        writer = RecordWriter(str(self._directory / name))
-        first = [Event(wall_time=time.time(), file_version="brain.Event:2")]
-        if self._purge_step is not None:
-            start = SessionLog(status=SessionLog.START)
-            first.append(Event(step=self._purge_step, wall_time=time.time(), session_log=start))
-            self._purge_step = None
-        for event in first:
-            writer.write(event.SerializeToString())
-        return writer
-
-
 class Trackers(Tracker):
     """Several trackers as one, each called in its lane: whatever becomes of one, the caller is neither held up nor told."""
 
     def __init__(self, trackers: Iterable[tuple[Tracker, Lane]]):
         self._trackers = tuple(trackers)
+
+    def about(self, run: RunFacts) -> None:
+        self._put("about", run)
 
     def begin(self, first_step: int, num_steps: int, peak: Peak) -> None:
         self._put("begin", first_step, num_steps, peak)
@@ -158,6 +97,12 @@ class Trackers(Tracker):
 
     def picture(self, step: int, name: str, image: Picture) -> None:
         self._put("picture", step, name, image)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        self._put("text", step, name, text)
+
+    def histogram(self, step: int, name: str, histogram: Histogram) -> None:
+        self._put("histogram", step, name, histogram)
 
     def close(self) -> None:
         self._put("close")

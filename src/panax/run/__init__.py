@@ -2,10 +2,12 @@
 
 from .evaluating import evaluate
 from .experiment import EvaluateConfig, Experiment
-from .loop import Result, fit
+from .fitting import fit, open_run
+from .loop import Run
 from .on_data import on_data
 from .plain import PlainStep, compile_step
 from .prepare import prepare
+from .result import Result
 from .trained import Trained
 from .trained import load_trained as load
 from .writing import continue_text
@@ -15,6 +17,7 @@ __all__ = [
     "Experiment",
     "PlainStep",
     "Result",
+    "Run",
     "Trained",
     "compile_step",
     "continue_text",
@@ -22,5 +25,6 @@ __all__ = [
     "fit",
     "load",
     "on_data",
+    "open_run",
     "prepare",
 ]

@@ -19,7 +19,19 @@ from .prepare import Prepared, Say
 SETTINGS = "experiment.json"
 """The name under which a checkpoint holds the settings of its run."""
 
-FREE = ("name", "directory", "log_every", "profile", "checkpoint", "evaluate", "mesh", "rules", "debug")
+FREE = (
+    "name",
+    "directory",
+    "log_every",
+    "profile",
+    "checkpoint",
+    "evaluate",
+    "mesh",
+    "rules",
+    "hooks",
+    "trackers",
+    "debug",
+)
 """Settings that may change between two runs of one experiment without changing what is trained."""
 
 GROWING = "num_steps"
@@ -133,7 +145,7 @@ def set_aside(experiment: Experiment, say: Say) -> None:
             f"address, or remove them with `panax checkpoint rm` and its folder {RECORD}/"
         )
     checkpoints = Path(where).expanduser() if where else folder / "checkpoints"
-    found = [folder / name for name in ("metrics.jsonl", "tensorboard", ACCOUNT)]
+    found = [folder / name for name in ("metrics.jsonl", "metrics.csv", "tensorboard", ACCOUNT)]
     try:
         _move(folder, [path for path in found if path.exists()], say)
         _move(checkpoints, [*_of_checkpoints(checkpoints)], say)

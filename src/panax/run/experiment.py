@@ -9,8 +9,10 @@ from ..core import Task
 from ..core.errors import RecipeError
 from ..core.validated import Validated
 from ..data import TextData
+from ..hooks import Hook
 from ..kernels import Kernels
 from ..mesh import MeshShape, Rules
+from ..metrics import Tracker
 from ..optim import AdamW, Optimizer
 from ..stores import shown_address
 from ..train import StepConfig
@@ -41,6 +43,8 @@ class Experiment(Validated):
         num_steps: Steps of the whole run, interruptions included.
         seed: Of initialisation and of each step's random bits; `data.seed` is of the order of the data.
         kernels: Which kernel does which work; by default the fastest that can, which the run says.
+        hooks: Called between steps, in this order; they may log, ask for an evaluation or a save, or stop the run.
+        trackers: More places for what a run reports, beside the console, `metrics.jsonl` and TensorBoard.
         frozen: Prefixes of parameter names that are not trained.
         init: Start from these weights: `hf:DIR`, a folder in Hugging Face's layout, or `checkpoint:PLACE`, a checkpoint's own
             folder or address, or a run's (its best one). Empty draws them from `seed`.
@@ -63,6 +67,8 @@ class Experiment(Validated):
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     kernels: Kernels = dataclasses.field(default_factory=Kernels)
+    hooks: tuple[Hook, ...] = ()
+    trackers: tuple[Tracker, ...] = ()
     frozen: tuple[str, ...] = ()
     init: str = ""
     directory: str = ""

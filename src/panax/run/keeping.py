@@ -1,7 +1,7 @@
 """What the loop does so that nothing is lost: a checkpoint or a copy in memory after the steps where one is due."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..checkpoint import CheckpointConfig, Checkpointer, MemoryTier
@@ -19,19 +19,29 @@ class Keeper:
 
     Attributes:
         stored: The step whose checkpoint is in the store, or on its way there; None before the first.
+        of_hooks: Asked before each save: what a checkpoint keeps of the run's hooks.
     """
 
     config: CheckpointConfig
     checkpointer: Checkpointer
     memory: MemoryTier | None
     stored: int | None = None
+    of_hooks: Callable[[], Mapping[str, Any]] = dict
 
-    def after_step(self, state: TrainState, number: int, position: Position, evaluation: Mapping[str, float]) -> None:
-        """Save what is due; the last step's checkpoint is left to `at_end`."""
-        if due(self.config.every, number):
+    def after_step(
+        self,
+        state: TrainState,
+        number: int,
+        position: Position | None,
+        evaluation: Mapping[str, float],
+        *,
+        asked: bool = False,
+    ) -> None:
+        """Save what is due, or asked for; the last step's checkpoint is left to `at_end`."""
+        if asked or due(self.config.every, number):
             self._save(state, number, position, evaluation, must=False)
         if self.memory is not None and due(self.config.memory.every, number):
-            self.memory.save(state, number, {"data": dict(position)})
+            self.memory.save(state, number, self._host(position))
 
     def at_end(self, state: TrainState, number: int, position: Position | None, evaluation: Mapping[str, float]) -> str:
         """Save the last state, unless the store has it, and wait until it is committed; where it is.
@@ -47,6 +57,10 @@ class Keeper:
     def _save(
         self, state: Any, number: int, position: Position | None, evaluation: Mapping[str, float], must: bool
     ) -> None:
-        host = {"data": None if position is None else dict(position)}
-        if self.checkpointer.save(state, number, host, evaluation.get("loss"), must=must):
+        if self.checkpointer.save(state, number, self._host(position), evaluation.get("loss"), must=must):
             self.stored = number
+
+    def _host(self, position: Position | None) -> dict[str, Any]:
+        host: dict[str, Any] = {"data": None if position is None else dict(position)}
+        of_hooks = dict(self.of_hooks())
+        return {**host, "hooks": of_hooks} if of_hooks else host

@@ -1,191 +1,185 @@
-"""The training loop. Short on purpose: everything it calls is a value, or a room of its own."""
+"""`Run`: the training loop. Short on purpose: everything it calls is a value, or a room of its own."""
 
 import contextlib
-import dataclasses
-import functools
-import inspect
-import tempfile
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 
 from ..core import TrainState
 from ..core.errors import DataError, RecipeError
-from ..core.processes import is_first
-from ..metrics import Lane, Tracker
-from ..metrics.console import shown
-from ..train import evaluate_sent
+from ..metrics import Histogram
+from ..metrics.heat_map import Picture
+from ..train import Scalars, evaluate_sent
 from .experiment import Experiment
 from .feed import feed
-from .history import read_history, table
+from .hooked import Hooked, Wishes
 from .interrupt import Interrupt
 from .keeping import Keeper, due
-from .prepare import Prepared, Say, prepare
+from .prepare import Prepared, Say
 from .report import Report
-from .start import Start, begin, choose_kernels, open_folder, open_memory
+from .result import Result
+from .spread import spread_of
+from .start import Start
 from .writing import continue_text
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class Result:
-    """How a run ended.
+class Run:
+    """A run that goes on: its batches, and what is done after each step. `fit` is this, with the experiment's own step:
+
+        for batch in run:
+            run.after_step(run.take_step(batch))
 
     Attributes:
-        state: The last step's.
-        step: Steps taken, earlier runs of the same command included.
-        evaluation: Held-out losses and metrics after the last step; empty without held-out data, or when cut off.
-        checkpoint: Where the last checkpoint is.
-        interrupted_by: The signal's name, if one ended the run early.
-    """
+        state: Parameters, optimizer state and the rest. A loop that takes its own steps sets it.
+        step: Steps taken.
+        batch: The last one drawn, on the devices.
+        result: How the run ended; None until it has.
+    """  # fmt: skip
 
-    prepared: Prepared
-    state: TrainState
-    step: int
-    evaluation: Mapping[str, float]
-    checkpoint: str
-    interrupted_by: str | None = None
+    def __init__(
+        self, prepared: Prepared, start: Start, keeper: Keeper, report: Report, interrupt: Interrupt, say: Say
+    ):
+        self.prepared, self.state, self.step = prepared, start.state, start.step
+        self.batch: dict[str, jax.Array] = {}
+        self.result: Result | None = None
+        self.say = say
+        self._keeper, self._report, self._interrupt = keeper, report, interrupt
+        self._position = self._drawn = start.position
+        self._evaluation: Mapping[str, float] = {}
+        self._stopped, self._failed = "", False
+        self._hooked = Hooked(self.experiment.hooks)
+        keeper.of_hooks = lambda: self._hooked.kept(self)
+        self._hooked.begin(self, start.hooks)
+        if self._hooked:
+            self._take_wishes(self._hooked.wishes.agreed())
 
     @property
-    def history(self) -> Any:
-        """What the run has logged, earlier runs of the same command included: a pandas DataFrame, or rows without pandas."""
-        return table(read_history(self.prepared.experiment.folder))
+    def experiment(self) -> Experiment:
+        return self.prepared.experiment
 
-    def __repr__(self) -> str:
-        held_out = f", held-out loss {self.evaluation['loss']:.4f}" if "loss" in self.evaluation else ""
-        cut = f", stopped by {self.interrupted_by}" if self.interrupted_by else ""
-        return f"Result(step {self.step}{held_out}{cut}, {self.checkpoint})"
+    def __iter__(self) -> Iterator[dict[str, jax.Array]]:
+        """The batches of the steps that are left; `after_step` is to be called after each."""
+        report, interrupt = self._report, self._interrupt
+        with contextlib.closing(feed(self.prepared.data.train, self.prepared.step, self._position)) as batches:
+            batches.gives_up = interrupt.gives_up_waiting
+            while not self._ended and not interrupt.due(self.step):
+                report.before_step(self.step)
+                with report.clock.measure("data_stall"):
+                    drawn = next(batches, None)
+                if drawn is None and interrupt.gives_up_waiting():
+                    return
+                if drawn is None:
+                    raise DataError(
+                        f"the data ended after {self.step} of {self.experiment.num_steps} steps; give more, or fewer steps"
+                    )
+                self.batch, self._drawn = drawn
+                before = self.step
+                yield self.batch
+                if self.step != before + 1:
+                    raise RecipeError("call run.after_step(scalars) once for each batch of `for batch in run`")
+
+    def take_step(self, batch: Mapping[str, jax.Array]) -> Scalars:
+        """Take the experiment's own step; returns its scalars before the devices are done."""
+        with self._report.clock.measure("dispatch"):
+            self.state, scalars = self.prepared.step(self.state, batch)
+        return scalars
+
+    def after_step(self, scalars: Scalars) -> None:
+        """Count the step, and do what is due after it: report, call hooks, evaluate, save.
+
+        Args:
+            scalars: What the step yields, by name; they are read while the next step runs.
+        """
+        self.step += 1
+        self._position, self._evaluation = self._drawn, {}
+        # Reads the scalars of the step before, while this one runs: the devices never wait for the loop.
+        self._report.after_step(self.step, scalars, self.batch, self._position)
+        wishes = self._called("after_step", due(self.experiment.log_every, self.step))
+        if (due(self.experiment.evaluate.every, self.step) or wishes.evaluate) and not self._ended:
+            wishes.save |= self._judge().save
+        if not self._ended:
+            with self._report.clock.measure("save"):
+                self._keeper.after_step(self.state, self.step, self._position, self._evaluation, asked=wishes.save)
+
+    def finish(self) -> Result:
+        """Evaluate, unless the run was cut off; save; tell how it ended."""
+        self._report.flush()
+        if (self._stopped or self.step == self.experiment.num_steps) and not self._failed and not self._evaluation:
+            self._judge()
+        checkpoint = self._keeper.at_end(self.state, self.step, self._position, self._evaluation)
+        self._hooked.call("at_end", self)
+        self._report.account(self.step, self._position)
+        self._hooked.raise_failure(checkpoint)
+        signal = None if self._interrupt.signal is None else self._interrupt.signal.name
+        stopped = self._stopped if self.step < self.experiment.num_steps else ""
+        self.result = Result(self.prepared, self.state, self.step, self._evaluation, checkpoint, signal, stopped)
+        return self.result
+
+    @property
+    def _ended(self) -> bool:
+        return self.step >= self.experiment.num_steps or bool(self._stopped) or self._failed
+
+    def _called(self, method: str, agree: bool, *arguments: Any) -> Wishes:
+        """Call the hooks, and take what they asked for; of many processes, where all of them agree on it."""
+        if not self._hooked:
+            return Wishes()
+        with self._report.clock.measure("hooks"):
+            self._hooked.call(method, self, *arguments)
+            if jax.process_count() > 1 and not agree:
+                return Wishes()
+            return self._take_wishes(self._hooked.wishes.agreed())
+
+    def _take_wishes(self, wishes: Wishes) -> Wishes:
+        self._hooked.wishes = Wishes()
+        self._stopped, self._failed = self._stopped or wishes.stop, self._failed or wishes.failed
+        return wishes
+
+    def _judge(self) -> Wishes:
+        self._evaluation = judge(self.prepared, self.state, self.step, self._report)
+        return self._called("after_evaluation", True, self._evaluation) if self._evaluation else Wishes()
+
+    # What a hook sees and may ask for; see `panax.hooks.Running`.
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        return self._report.values
+
+    @property
+    def evaluates(self) -> bool:
+        return self.prepared.data.held_out is not None and self.experiment.evaluate.every > 0
+
+    def read(self) -> Mapping[str, float]:
+        self._report.flush()
+        return self._report.values
+
+    def log(self, values: Mapping[str, float]) -> None:
+        self._report.trackers.record(self.step, {name: float(value) for name, value in values.items()})
+
+    def text(self, name: str, text: str) -> None:
+        self._report.trackers.text(self.step, name, text)
+
+    def picture(self, name: str, image: Picture) -> None:
+        self._report.trackers.picture(self.step, name, image)
+
+    def histogram(self, name: str, histogram: Histogram) -> None:
+        self._report.trackers.histogram(self.step, name, histogram)
 
     def generate(self, prompt: str, **settings: Any) -> str:
-        """What the trained model writes after `prompt`; settings as `panax.run.continue_text` takes them.
+        state, tokenizer = self.state, self.prepared.data.tokenizer
+        return continue_text(self.prepared.task, state.judged_params, state.model_state, tokenizer, prompt, **settings)
 
-        Raises:
-            RecipeError: The task does not generate, or has no tokenizer; or a setting is out of range.
-        """
-        state, data = self.state, self.prepared.data
-        return continue_text(
-            self.prepared.task, state.judged_params, state.model_state, data.tokenizer, prompt, **settings
-        )
+    def histograms(self) -> Mapping[str, Histogram]:
+        return spread_of(self.prepared.step, self.state, self.batch)
 
+    def evaluate(self) -> None:
+        self._hooked.wishes.evaluate = True
 
-def fit(
-    experiment: Experiment,
-    *,
-    fresh: bool = False,
-    accept_changes: bool = False,
-    fast_dev_run: bool = False,
-    quiet: bool = False,
-    say: Say | None = None,
-    trackers: tuple[Tracker, ...] = (),
-    devices: Any = None,
-) -> Result:
-    """Train as the experiment says, from the last checkpoint in its folder, if that is of the same experiment.
+    def save(self) -> None:
+        self._hooked.wishes.save = True
 
-    Args:
-        fresh: Train from step 0; what an earlier run left in the folder is set aside.
-        accept_changes: Resume from a run of other settings or data, with its state and today's settings.
-        fast_dev_run: Two steps of everything, each with an evaluation and a checkpoint, in a folder that is removed afterwards:
-            does it run?
-        quiet: Show nothing. Else a terminal shows a bar and lines, a notebook a line that changes.
-        say: Takes what a person should know, a line at a time, and nothing else is shown. It is called by a thread that reports
-            alone.
-        trackers: More places for the scalars to go, besides the JSONL log and TensorBoard.
-        devices: JAX devices to use; None for all of them.
-
-    Raises:
-        PanaxError: Something outside the program is wrong; the message says what to do. A folder that holds another run's
-            checkpoints is a CheckpointError that lists what differs.
-    """
-    if not isinstance(experiment, Experiment):
-        call = f": call it, fit({experiment.__name__}())" if inspect.isfunction(experiment) else ""
-        raise RecipeError(f"fit takes an Experiment, and this is a {type(experiment).__name__}{call}")
-    if isinstance(trackers, Tracker):
-        raise RecipeError(f"trackers is a {type(trackers).__name__}; expected a tuple: trackers=(tracker,)")
-    if fresh and accept_changes:
-        raise RecipeError("fresh starts from step 0, accept_changes resumes: give one of them")
-    if fast_dev_run:
-        if fresh or accept_changes or jax.process_count() > 1:
-            raise RecipeError("fast_dev_run neither resumes nor starts over, and takes one process; give it alone")
-        with tempfile.TemporaryDirectory(prefix="panax-dev-") as folder, warnings.catch_warnings():
-            # Two steps are too few for any schedule.
-            warnings.filterwarnings("ignore", message="optimizer.schedule.warmup_steps")
-            return fit(experiment.tried(folder), quiet=quiet, say=say, trackers=trackers, devices=devices)
-    if say is None:
-        say, progress = (_unsaid, None) if quiet else shown()
-        trackers = trackers if progress is None else (progress, *trackers)
-    elif quiet:
-        raise RecipeError("quiet shows nothing, say takes what there is to show: give one of them")
-    with contextlib.closing(Lane("the console", threaded=not experiment.debug)) as told:
-        said = functools.partial(told.put, say) if is_first() else _unsaid
-        return _fit(experiment, fresh, accept_changes, said, trackers, devices, told)
-
-
-def _fit(
-    experiment: Experiment,
-    fresh: bool,
-    accept_changes: bool,
-    say: Say,
-    trackers: tuple[Tracker, ...],
-    devices: Any,
-    told: Lane,
-) -> Result:
-    choose_kernels(experiment, say, fresh=fresh)
-    prepared = prepare(experiment, say, devices)
-    for note in prepared.task.notes:
-        say(f"{experiment.name}: {note}")
-    with (
-        open_folder(prepared, say, fresh=fresh) as checkpointer,
-        open_memory(prepared, checkpointer, say) as memory,
-        Interrupt() as interrupt,
-    ):
-        start = begin(prepared, checkpointer, memory, say, accept_changes=accept_changes)
-        checkpointer.prepare(start.state)
-        keeper = Keeper(experiment.checkpoint, checkpointer, memory, start.stored)
-        with contextlib.closing(Report(prepared, start.step, trackers, say, told)) as report:
-            return run(prepared, start, keeper, report, interrupt)
-
-
-def run(prepared: Prepared, start: Start, keeper: Keeper, report: Report, interrupt: Interrupt) -> Result:
-    """Take the steps that are left."""
-    experiment, step = prepared.experiment, prepared.step
-    state, position, number = start.state, start.position, start.step
-    evaluation: Mapping[str, float] = {}
-    with contextlib.closing(feed(prepared.data.train, step, position)) as batches:
-        batches.gives_up = interrupt.gives_up_waiting
-        while number < experiment.num_steps and not interrupt.due(number):
-            report.before_step(number)
-            with report.clock.measure("data_stall"):
-                drawn = next(batches, None)
-            if drawn is None and interrupt.gives_up_waiting():
-                break
-            if drawn is None:
-                raise DataError(
-                    f"the data ended after {number} of {experiment.num_steps} steps; give more, or fewer steps"
-                )
-            batch, position = drawn
-            with report.clock.measure("dispatch"):
-                state, scalars = step(state, batch)
-            number += 1
-            evaluation = {}
-            # Reads the scalars of the step before, while this one runs: the devices never wait for the loop.
-            report.after_step(number, scalars, batch, position)
-            if due(experiment.evaluate.every, number) and number < experiment.num_steps:
-                evaluation = judge(prepared, state, number, report)
-            if number < experiment.num_steps:
-                with report.clock.measure("save"):
-                    keeper.after_step(state, number, position, evaluation)
-    report.flush()
-    if number == experiment.num_steps:
-        evaluation = judge(prepared, state, number, report)
-    checkpoint = keeper.at_end(state, number, position, evaluation)
-    report.account(number, position)
-    signal = None if interrupt.signal is None else interrupt.signal.name
-    return Result(prepared, state, number, evaluation, checkpoint, signal)
-
-
-def _unsaid(line: str) -> None:
-    """Where nothing is shown: on other processes than the first one, and by choice."""
+    def stop(self, reason: str) -> None:
+        self._hooked.wishes.stop = self._hooked.wishes.stop or reason or "a hook"
 
 
 def judge(prepared: Prepared, state: TrainState, number: int, report: Report) -> Mapping[str, float]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from ..core import Faults, Position
 from ..core.errors import TrainingError
@@ -13,9 +14,11 @@ from ..core.logical import Role, axis_of
 from ..core.processes import is_first
 from ..core.watching import Watched
 from ..metrics import (
+    ConsoleTracker,
     JsonlTracker,
     Lane,
     Peak,
+    RunFacts,
     StepClock,
     TensorBoardTracker,
     Tracker,
@@ -25,6 +28,7 @@ from ..metrics import (
     peak_of,
 )
 from .account import account_of, epochs_of, lines_of, write_account
+from .description import describe
 from .prepare import Prepared, Say
 
 PROFILED_STEPS = 3
@@ -42,30 +46,44 @@ class Report:
     """
 
     def __init__(
-        self, prepared: Prepared, first_step: int, trackers: tuple[Tracker, ...], say: Say, told: Lane | None = None
+        self,
+        prepared: Prepared,
+        first_step: int,
+        trackers: tuple[Tracker, ...],
+        say: Say,
+        *,
+        told: Lane | None = None,
+        run_id: str = "",
     ):
         """
         Args:
-            trackers: More places for the scalars to go.
-            told: Calls these trackers, and whatever `say` does.
+            trackers: More places for what the run reports. Each is called by its own thread.
+            told: Calls `say`, and a tracker that shows progress where `say` shows its lines.
+            run_id: What trackers are told; a resumed run keeps it.
         """
-        folder = Path(prepared.experiment.folder)
+        experiment = prepared.experiment
+        folder = Path(experiment.folder)
         self._prepared = prepared
         self._say = say
-        threaded = not prepared.experiment.debug
-        self._log, curves = (
-            Lane(str(folder / name), say, threaded=threaded) for name in ("metrics.jsonl", "tensorboard")
-        )
-        own = (
-            (JsonlTracker(folder / "metrics.jsonl"), self._log),
-            (TensorBoardTracker(folder / "tensorboard", first_step + 1), curves),
-        )
-        told = told or Lane("the trackers", say, threaded=threaded)
-        self._trackers = Trackers([*own, *((tracker, told) for tracker in trackers)] if is_first() else [])
-        self._lanes = (self._log, curves)
+        named = [
+            (str(folder / "metrics.jsonl"), JsonlTracker(folder / "metrics.jsonl")),
+            (str(folder / "tensorboard"), TensorBoardTracker(folder / "tensorboard", first_step + 1)),
+            *((type(tracker).__name__, tracker) for tracker in (*experiment.trackers, *trackers)),
+        ]
+        self._lanes: list[Lane] = []
+        places: list[tuple[Tracker, Lane]] = []
+        for name, tracker in named if is_first() else []:
+            if told is not None and isinstance(tracker, ConsoleTracker):
+                places.append((tracker, told))
+                continue
+            lane = Lane(name, say, threaded=not experiment.debug, close_seconds=tracker.close_seconds)
+            self._lanes.append(lane)
+            places.append((tracker, lane))
+        self._trackers = Trackers(places)
         self._watch = prepared.task.watch()
         self._pictured = 0
-        self._pending: tuple[int, Mapping[str, Any], Position] | None = None
+        self._pending: tuple[int, Mapping[str, Any], Position | None] | None = None
+        self._latest: dict[str, float] = {}
         self._counted = 0
         self._length: int | None = None
         self._compiled = 0.0
@@ -74,6 +92,7 @@ class Report:
         self._profiled: int | None = None
         self.clock = StepClock()
         self.peak = find_peak(prepared)
+        self._trackers.about(RunFacts(experiment.name, run_id, experiment.folder, describe(experiment)))
         self._trackers.begin(first_step, prepared.experiment.num_steps, self.peak)
 
     def before_step(self, number: int) -> None:
@@ -92,7 +111,9 @@ class Report:
             if self._profiled == PROFILED_STEPS:
                 self._end_profile()
 
-    def after_step(self, number: int, scalars: Mapping[str, Any], batch: Mapping[str, Any], position: Position) -> None:
+    def after_step(
+        self, number: int, scalars: Mapping[str, Any], batch: Mapping[str, Any], position: Position | None
+    ) -> None:
         """Take the scalars of step `number`, still being computed, and report those of the step before."""
         compiled, self._compiled = self._compiled, getattr(self._prepared.step, "compile_seconds", 0.0)
         if compiled != self._compiled or self._length is None:
@@ -131,11 +152,12 @@ class Report:
         found = jax.device_get(dict(scalars))
         for name in [name for name, value in found.items() if isinstance(value, Faults)]:
             found.pop(name).refuse(f"the batch of step {number}")
-        values = {name: float(value) for name, value in found.items() if value.ndim == 0}
+        values = {name: float(value) for name, value in found.items() if np.ndim(value) == 0}
         if self._watch is not None:
-            self._watch.add({name: value for name, value in found.items() if value.ndim > 0})
+            self._watch.add({name: value for name, value in found.items() if np.ndim(value) > 0})
         experiment = self._prepared.experiment
-        if values["skipped_in_a_row"] >= experiment.step.max_skipped:
+        self._latest.update(_named(values))
+        if values.get("skipped_in_a_row", 0) >= experiment.step.max_skipped:
             raise TrainingError(
                 f"{values['skipped_in_a_row']:.0f} updates in a row were not finite or spiked, the last one at step {number} "
                 f"with loss {values['loss']} and gradient norm {values['gradient_norm']}; lower optimizer.schedule.peak, or "
@@ -146,9 +168,21 @@ class Report:
 
     def evaluation(self, number: int, values: Mapping[str, float]) -> None:
         """Report an evaluation; the time it took is not part of the steps'."""
-        self._trackers.record(number, {f"evaluation/{name}": value for name, value in values.items()})
+        named = {f"evaluation/{name}": value for name, value in values.items()}
+        self._latest.update(named)
+        self._trackers.record(number, named)
         self.clock.restart()
         self._counted = 0
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        """The scalars read last, by the names under which they are logged."""
+        return self._latest
+
+    @property
+    def trackers(self) -> Tracker:
+        """All places of this run as one."""
+        return self._trackers
 
     def account(self, number: int, position: Position | None) -> None:
         """Say and write down how often the documents have been seen in the steps so far."""
@@ -156,7 +190,7 @@ class Report:
             return
         parts = account_of(self._prepared.data.train, position)
         if parts:
-            self._log.put(write_account, Path(self._prepared.experiment.folder), number, parts)
+            self._lanes[0].put(write_account, Path(self._prepared.experiment.folder), number, parts)
         for line in lines_of(parts):
             self._say(line)
 
@@ -168,9 +202,9 @@ class Report:
         for lane in self._lanes:
             lane.close()
 
-    def _record(self, number: int, values: Mapping[str, float], position: Position) -> None:
+    def _record(self, number: int, values: Mapping[str, float], position: Position | None) -> None:
         experiment = self._prepared.experiment
-        record = {f"train/{name}": value for name, value in values.items() if name != "skipped_in_a_row"}
+        record = _named(values)
         steps = self.clock.steps
         seconds = self.clock.take()
         if steps:
@@ -178,7 +212,8 @@ class Report:
             record |= self._speed(self._counted / (seconds["step"] * steps))
         self._counted = 0
         record["memory/bytes"] = memory_in_use_bytes()
-        record |= epochs_of(self._prepared.data.train, position)
+        if position is not None:
+            record |= epochs_of(self._prepared.data.train, position)
         watched = Watched() if self._watch is None else self._watch.take()
         self._trackers.record(number, {**record, **watched.scalars})
         for warning in watched.warnings:
@@ -216,6 +251,10 @@ class Report:
             self._say(f"warning: the profile can't be written: {error}")
             return
         self._say(f"profile of {self._profiled} steps written below {self._profile_folder / 'plugins'}")
+
+
+def _named(values: Mapping[str, float]) -> dict[str, float]:
+    return {f"train/{name}": value for name, value in values.items() if name != "skipped_in_a_row"}
 
 
 def find_peak(prepared: Prepared) -> Peak:

@@ -4,8 +4,9 @@ import contextlib
 import dataclasses
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -37,12 +38,14 @@ class Start:
         step: Steps taken before.
         position: Of the data; None for its beginning.
         stored: The step whose checkpoint the store has of this state; None where it has none.
+        hooks: What the checkpoint keeps of the run's hooks, by their names.
     """
 
     state: TrainState
     step: int
     position: Position | None
     stored: int | None
+    hooks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def place_of_checkpoints(experiment: Experiment) -> str:
@@ -201,7 +204,8 @@ def begin_from(prepared: Prepared, checkpoint: Checkpoint, say: Say, accept_chan
     state = _restored(prepared, checkpoint, say)
     step = checkpoint.manifest.step
     say(f"resuming from step {step} of {prepared.experiment.num_steps}: {checkpoint.url}")
-    return Start(state, step, position, step)
+    hooks = checkpoint.manifest.host.get("hooks")
+    return Start(state, step, position, step, hooks if isinstance(hooks, dict) else {})
 
 
 def _restored(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState:

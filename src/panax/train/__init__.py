@@ -1,6 +1,7 @@
 """The step, its compilation, its evaluation, its debugging."""
 
-from .compiled import CompiledStep, Program, evaluate_all, evaluate_sent
+from .compiled import CompiledStep, evaluate_all, evaluate_sent
+from .program import Program
 from .update import Scalars, StepConfig, train_step
 
 __all__ = ["CompiledStep", "Program", "Scalars", "StepConfig", "evaluate_all", "evaluate_sent", "train_step"]

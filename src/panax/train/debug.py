@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from ..core import Axes, TrainState, real_values
 from ..kernels import use_kernels
-from .compiled import Program
 from .on_mesh import split_rows
+from .program import Program
 from .sending import HeldRows
 from .update import Scalars, number_rows
 
@@ -55,6 +55,10 @@ class DebugStep:
     def evaluate(self, state: TrainState, batch: Mapping[str, jax.Array]) -> Any:
         with _eager(), real_values(), use_kernels(self.program.kernels.names):
             return self.program.evaluate(state, batch)
+
+    def summarised(self, state: TrainState, batch: Mapping[str, jax.Array], summary: Callable[[Any, Any], Any]) -> Any:
+        with _eager(), use_kernels(self.program.kernels.names), _without_breakpoints():
+            return summary(state.params, self.program.gradients(state, batch))
 
 
 @contextlib.contextmanager

@@ -55,6 +55,22 @@ class StepConfig(Validated):
             raise RecipeError(f"step.ema_decay={self.ema_decay}; expected a decay in (0, 1), such as 0.999, or None")
 
 
+def gradient_step(
+    state: TrainState,
+    batch: Batch,
+    *,
+    task: Task,
+    trainable: Any,
+    config: StepConfig,
+    batch_axes: BatchAxes | None = None,
+) -> Gradients:
+    """The gradients of one global batch; arguments as of `train_step`."""
+    batch, axes = number_rows(batch, batch_axes)
+    return gradients_on_mesh(
+        task, state.params, state.model_state, batch, state.step_key, trainable, config.micro_batches, axes
+    )
+
+
 NORM_MEMORY = 0.98
 """Decay of the running mean of gradient norms: it remembers about 50 steps."""
 
@@ -85,10 +101,7 @@ def train_step(
         The next state, and scalars: `loss`, each loss and metric by name, `gradient_norm`, `learning_rate`, `skipped`; and
         what checks of the data found (`Faults`), where the task makes any.
     """
-    batch, axes = number_rows(batch, batch_axes)
-    result = gradients_on_mesh(
-        task, state.params, state.model_state, batch, state.step_key, trainable, config.micro_batches, axes
-    )
+    result = gradient_step(state, batch, task=task, trainable=trainable, config=config, batch_axes=batch_axes)
     loss = total_loss(result.losses)
     norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(accumulation_dtype(g.dtype)), result.gradients))
     applied = _is_applied(result, loss, norm, state.guard, config)

@@ -1,0 +1,73 @@
+"""Hooks that show how a run does: samples of what the model writes, how weights and gradients are spread."""
+
+import dataclasses
+
+from ..core.errors import RecipeError
+from ..core.validated import Validated
+from .hook import Hook, Running
+
+
+def _check_every(hook: Hook, every: int) -> None:
+    if every < 1:
+        raise RecipeError(f"{type(hook).__name__}(every={every}); expected 1 or more steps")
+
+
+@dataclasses.dataclass
+class Samples(Hook, Validated):
+    """Log what the model writes after some prompts, as text, every so many steps and at the end.
+
+    Attributes:
+        every: Steps between two samples.
+        prompts: What the model continues.
+        tokens: How many tokens it adds at most.
+        temperature: 0 takes the likeliest token.
+        top_k: Draw among the likeliest so many; 0 among all.
+        seed: Of the draws.
+        show: Whether each sample is shown in the terminal too.
+    """
+
+    every: int = 100
+    prompts: tuple[str, ...] = ("The ",)
+    tokens: int = 64
+    temperature: float = 0.8
+    top_k: int = 50
+    seed: int = 0
+    show: bool = False
+
+    def __post_init__(self) -> None:
+        _check_every(self, self.every)
+        if not self.prompts:
+            raise RecipeError("Samples has no prompts; give at least one")
+
+    def after_step(self, run: Running) -> None:
+        if run.step % self.every == 0 or run.step == run.experiment.num_steps:
+            for number, prompt in enumerate(self.prompts):
+                written = prompt + run.generate(
+                    prompt, tokens=self.tokens, temperature=self.temperature, top_k=self.top_k, seed=self.seed + number
+                )
+                run.text(f"samples/{number} {prompt.strip()[:20]}", written)
+                if self.show:
+                    run.say(f"sample of step {run.step}:\n{written}")
+
+
+@dataclasses.dataclass
+class Histograms(Hook, Validated):
+    """Log histograms of each parameter and its gradient every so many steps.
+
+    Each costs one more forward and backward pass, and another program to compile.
+
+    Attributes:
+        every: Steps between two sets of histograms.
+    """
+
+    every: int = 100
+
+    def __post_init__(self) -> None:
+        _check_every(self, self.every)
+
+    def after_step(self, run: Running) -> None:
+        if run.step % self.every == 0:
+            for name, found in run.histograms().items():
+                run.histogram(name, found)
+                if found.not_finite:
+                    run.say(f"warning: step {run.step}: {found.not_finite} values of {name} are not finite")

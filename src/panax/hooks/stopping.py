@@ -1,0 +1,183 @@
+"""Hooks that end a run early: no more progress, good enough, out of time."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from ..core.errors import RecipeError, nearest
+from ..core.validated import Validated
+from .hook import Hook, Running
+
+EVALUATION = "evaluation/"
+
+
+def _needs_evaluations(hook: Hook, metric: str, run: Running) -> None:
+    """Raise if nothing would ever be compared."""
+    if not metric.startswith("train/") and not run.evaluates:
+        raise RecipeError(
+            f"{type(hook).__name__} compares {metric!r} after each evaluation, and this run has none between its steps: give it "
+            f"held-out data and evaluate.every above 0, or a metric of the steps, such as 'train/loss'"
+        )
+
+
+def _found(metric: str, values: Mapping[str, float]) -> float:
+    name = metric.removeprefix(EVALUATION)
+    if name not in values:
+        raise RecipeError(f"there is no metric {metric!r}: {nearest(name, values)}")
+    return values[name]
+
+
+class _Watching(Hook):
+    """Reads one metric, of the steps (`train/...`, at each report) or of the evaluations, and hands it to `_compare`."""
+
+    metric: str
+
+    def _compare(self, run: Running, value: float) -> None:
+        raise NotImplementedError
+
+    def before_run(self, run: Running) -> None:
+        _needs_evaluations(self, self.metric, run)
+
+    def after_step(self, run: Running) -> None:
+        if self.metric.startswith("train/") and run.step % run.experiment.log_every == 0:
+            self._compare(run, _found(self.metric, run.read()))
+
+    def after_evaluation(self, run: Running, evaluation: Mapping[str, float]) -> None:
+        if not self.metric.startswith("train/"):
+            self._compare(run, _found(self.metric, evaluation))
+
+
+@dataclasses.dataclass
+class EarlyStopping(_Watching, Validated):
+    """End the run where a metric has not improved for some comparisons in a row.
+
+    Attributes:
+        metric: Of the evaluations (`loss`, `accuracy`), or of the steps with `train/` before it, compared at each report.
+        patience: How many comparisons without an improvement end the run.
+        min_delta: An improvement is larger than this.
+        mode: Whether a smaller or a greater value is better.
+    """
+
+    metric: str = "loss"
+    patience: int = 3
+    min_delta: float = 0.0
+    mode: Literal["min", "max"] = "min"
+
+    def __post_init__(self) -> None:
+        if self.patience < 1 or self.min_delta < 0:
+            raise RecipeError(
+                f"EarlyStopping(patience={self.patience}, min_delta={self.min_delta}); expected at least 1 and at least 0"
+            )
+        self.restore(None)
+
+    def before_run(self, run: Running) -> None:
+        super().before_run(run)
+        if self._waited >= self.patience:
+            run.stop(self._reason())
+
+    def _compare(self, run: Running, value: float) -> None:
+        sign = 1.0 if self.mode == "min" else -1.0
+        better = self._best is None or sign * value < sign * self._best - self.min_delta
+        if better and math.isfinite(value):
+            self._best, self._best_step, self._waited = value, run.step, 0
+        else:
+            self._waited += 1
+        if self._waited >= self.patience:
+            run.stop(self._reason())
+
+    def _reason(self) -> str:
+        best = "no number yet" if self._best is None else f"best {self._best:.4f} at step {self._best_step}"
+        return f"EarlyStopping: {self.metric} has not improved in {self._waited} comparisons, {best}"
+
+    def state(self) -> Any:
+        return {"best": self._best, "best_step": self._best_step, "waited": self._waited}
+
+    def restore(self, state: Any) -> None:
+        state = state or {}
+        self._best: float | None = state.get("best")
+        self._best_step: int = state.get("best_step", 0)
+        self._waited: int = state.get("waited", 0)
+
+
+@dataclasses.dataclass
+class TargetReached(_Watching, Validated):
+    """End the run as soon as a metric is as good as wanted.
+
+    Attributes:
+        target: The value to reach.
+        metric: Of the evaluations (`loss`, `accuracy`), or of the steps with `train/` before it, compared at each report.
+        mode: Whether the value should be at most the target, or at least.
+    """
+
+    target: float
+    metric: str = "loss"
+    mode: Literal["min", "max"] = "min"
+
+    def __post_init__(self) -> None:
+        self.restore(None)
+
+    def before_run(self, run: Running) -> None:
+        super().before_run(run)
+        # Of an earlier part of the run; with another target it is compared again.
+        if self._value is not None:
+            self._compare(run, self._value)
+
+    def _compare(self, run: Running, value: float) -> None:
+        self._value = value
+        if value <= self.target if self.mode == "min" else value >= self.target:
+            run.stop(f"TargetReached: {self.metric} is {value:.4f}, the target is {self.target:g}")
+
+    def state(self) -> Any:
+        return {"value": None if self._value is None or not math.isfinite(self._value) else self._value}
+
+    def restore(self, state: Any) -> None:
+        self._value: float | None = (state or {}).get("value")
+
+
+@dataclasses.dataclass
+class TimeLimit(Hook, Validated):
+    """End the run after so much time, what it took before a resumption included.
+
+    Attributes:
+        hours: Added to minutes and seconds.
+        minutes: Added to hours and seconds.
+        seconds: Added to hours and minutes.
+    """
+
+    hours: float = 0.0
+    minutes: float = 0.0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.limit_seconds > 0 or min(self.hours, self.minutes, self.seconds) < 0:
+            raise RecipeError(f"{self}; expected a time above 0")
+        self.restore(None)
+
+    @property
+    def limit_seconds(self) -> float:
+        """The whole limit."""
+        return self.hours * 3600 + self.minutes * 60 + self.seconds
+
+    def before_run(self, run: Running) -> None:
+        self._since = time.monotonic()
+        self._stop_if_due(run)
+
+    def after_step(self, run: Running) -> None:
+        self._stop_if_due(run)
+
+    def _stop_if_due(self, run: Running) -> None:
+        taken = self._taken()
+        if taken >= self.limit_seconds:
+            run.stop(f"TimeLimit: {taken:.0f} s of {self.limit_seconds:.0f} s are over")
+
+    def _taken(self) -> float:
+        return self._before + (0.0 if self._since is None else time.monotonic() - self._since)
+
+    def state(self) -> Any:
+        return {"seconds": self._taken()}
+
+    def restore(self, state: Any) -> None:
+        self._before: float = (state or {}).get("seconds", 0.0)
+        self._since: float | None = None

@@ -1,0 +1,206 @@
+"""Other places for what a run reports: a CSV file, Weights & Biases, MLflow. The two services are imported when they are used."""
+
+import csv
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import RecipeError
+from .facts import RunFacts
+from .heat_map import Picture, png
+from .histogram import Histogram
+from .trackers import Tracker
+
+
+def _imported(name: str, extra: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise RecipeError(f"{name} is not installed; install it with pip install 'panax-jax[{extra}]'") from error
+
+
+@dataclasses.dataclass
+class CsvTracker(Tracker):
+    """A table with a row for each report; a training report and an evaluation of one step are two rows.
+
+    Attributes:
+        path: The file, which several runs may share: the column `run` tells them apart. Empty for `metrics.csv` in the run's
+            folder. A resumed run replaces its own rows of the steps that it takes again.
+    """
+
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        self._columns: list[str] = []
+        self._run = ""
+        self._file = Path(self.path or "metrics.csv")
+
+    def about(self, run: RunFacts) -> None:
+        self._run = run.run_id
+        self._file = Path(self.path).expanduser() if self.path else Path(run.folder) / "metrics.csv"
+
+    def begin(self, first_step: int, num_steps: int, peak: Any) -> None:
+        self._rewrite(lambda row: row["run"] != self._run or int(row["step"]) <= first_step)
+
+    def record(self, step: int, values: Mapping[str, float]) -> None:
+        row = {"run": self._run, "step": str(step), **{name: repr(float(value)) for name, value in values.items()}}
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self._rewrite(lambda row: True, new)
+        with open(self._file, "a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self._columns, restval="").writerow(row)
+
+    def _rewrite(self, keep: Callable[[Mapping[str, str]], bool], new: Sequence[str] = ()) -> None:
+        """Write the rows to keep again, with more columns; a crash leaves the old table or the new one."""
+        columns, rows = ["run", "step"], []
+        if self._file.exists():
+            with open(self._file, newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file)
+                columns = list(reader.fieldnames or columns)
+                if columns[:2] != ["run", "step"]:
+                    raise OSError(
+                        f"{self._file} is not a table of runs: it begins with {columns[:2]}; give another path"
+                    )
+                rows = [row for row in reader if (row["step"] or "").isdigit() and keep(row)]
+        self._columns = [*columns, *(name for name in new if name not in columns)]
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        beside = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+        with open(beside, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns, restval="", extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(beside, self._file)
+
+
+@dataclasses.dataclass
+class WandbTracker(Tracker):
+    """A run in Weights & Biases; a resumed run goes on in the same one.
+
+    Attributes:
+        project: The project's name.
+        entity: A user or a team; empty for the account's own.
+        mode: `online`, `offline` (a folder that `wandb sync` uploads), or empty for what the environment says.
+    """
+
+    project: str = "panax"
+    entity: str = ""
+    mode: str = ""
+    close_seconds = 60.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("", "online", "offline", "disabled"):
+            raise RecipeError(f"WandbTracker.mode={self.mode!r}; expected online, offline, disabled or nothing")
+        self._wandb: Any = None
+        self._run: Any = None
+
+    def about(self, run: RunFacts) -> None:
+        self._wandb = _imported("wandb", "wandb")
+        mode = self.mode or os.environ.get("WANDB_MODE", "online")
+        if mode == "online" and not self._wandb.api.api_key:
+            # It would ask for one, and wait.
+            raise RecipeError("Weights & Biases has no API key; run `wandb login`, or set WandbTracker(mode='offline')")
+        self._run = self._wandb.init(
+            project=self.project, entity=self.entity or None, name=run.name, id=run.run_id, resume="allow",
+            mode=mode, dir=run.folder, config=dict(run.settings),
+            settings=self._wandb.Settings(silent=True, console="off"),
+        )  # fmt: skip
+        # Steps that a resumed run takes again would otherwise be left out.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def record(self, step: int, values: Mapping[str, float]) -> None:
+        self._log(step, dict(values))
+
+    def picture(self, step: int, name: str, image: Picture) -> None:
+        self._log(step, {name: self._wandb.Image(image)})
+
+    def text(self, step: int, name: str, text: str) -> None:
+        import html
+
+        self._log(step, {name: self._wandb.Html(f"<pre>{html.escape(text)}</pre>")})
+
+    def histogram(self, step: int, name: str, histogram: Histogram) -> None:
+        shown = self._wandb.Histogram(np_histogram=(histogram.counts, histogram.edges))
+        self._log(step, {name: shown})
+
+    def _log(self, step: int, values: Mapping[str, Any]) -> None:
+        if self._run is not None:
+            self._run.log({"step": step, **values})
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
+
+
+@dataclasses.dataclass
+class MlflowTracker(Tracker):
+    """A run in MLflow; a resumed run goes on in the same one.
+
+    Attributes:
+        experiment: The MLflow experiment, made where there is none of this name.
+        tracking_uri: The server's address or a folder; empty for what the environment says.
+    """
+
+    experiment: str = "panax"
+    tracking_uri: str = ""
+    close_seconds = 60.0
+
+    def __post_init__(self) -> None:
+        self._client: Any = None
+        self._run_id = ""
+
+    def about(self, run: RunFacts) -> None:
+        mlflow = _imported("mlflow", "mlflow")
+        client = mlflow.MlflowClient(tracking_uri=self.tracking_uri or None)
+        found = client.get_experiment_by_name(self.experiment)
+        place = client.create_experiment(self.experiment) if found is None else found.experiment_id
+        # The id is made of letters and digits: it needs no quoting.
+        before = client.search_runs([place], f"tags.`panax.run_id` = '{run.run_id}'", max_results=1)
+        if before:
+            self._run_id = before[0].info.run_id
+        else:
+            self._run_id = client.create_run(place, run_name=run.name, tags={"panax.run_id": run.run_id}).info.run_id
+            for name, value in run.flat().items():
+                client.log_param(self._run_id, _plain(name), str(value)[:500])
+        client.update_run(self._run_id, status="RUNNING")
+        self._client = client
+
+    def record(self, step: int, values: Mapping[str, float]) -> None:
+        if self._client is not None:
+            for name, value in values.items():
+                if math.isfinite(value):
+                    self._client.log_metric(self._run_id, _plain(name), float(value), step=step)
+
+    def picture(self, step: int, name: str, image: Picture) -> None:
+        import tempfile
+
+        if self._client is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / f"{step:08d}.png"
+                path.write_bytes(png(image))
+                self._client.log_artifact(self._run_id, str(path), _plain(name))
+
+    def text(self, step: int, name: str, text: str) -> None:
+        if self._client is not None:
+            self._client.log_text(self._run_id, text, f"{_plain(name)}/{step:08d}.txt")
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.set_terminated(self._run_id)
+
+
+def _plain(name: str) -> str:
+    """A name that MLflow takes: at most one folder, since its file store can't hold `a/b` beside `a/b/c`.
+
+    >>> _plain("train/loss/cross entropy (mean)")
+    'train/loss.cross entropy _mean_'
+    """
+    group, slash, rest = name.partition("/")
+    return re.sub(r"[^\w\-. /]", "_", group + slash + rest.replace("/", "."))

@@ -1,0 +1,180 @@
+"""TensorBoard's files: training and evaluation as two runs on the same charts, groups in a useful order, settings, texts."""
+
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .facts import RunFacts
+from .heat_map import Picture, png
+from .histogram import Histogram
+from .trackers import Tracker
+
+TRAIN, EVALUATION = "train", "evaluation"
+"""The two runs that TensorBoard shows, a folder each."""
+
+UPDATE = ("gradient_norm", "learning_rate", "skipped")
+"""Scalars of a training step that say how it was made, not how good it is."""
+
+GROUPS = {
+    "speed": "3 speed",
+    "seconds": "4 seconds of a step",
+    "memory": "5 memory",
+    "data": "6 data",
+    "experts": "7 experts",
+}
+
+
+def run_and_tag(name: str) -> tuple[str, str]:
+    """Where TensorBoard shows the scalar of this name: its run, and its tag there. TensorBoard sorts groups by their names.
+
+    >>> run_and_tag("train/loss"), run_and_tag("evaluation/loss"), run_and_tag("mine/figure")
+    (('train', '1 loss/loss'), ('evaluation', '1 loss/loss'), ('train', 'mine/figure'))
+    """
+    group, _, rest = name.partition("/")
+    if group == EVALUATION and rest:
+        return EVALUATION, f"1 loss/{rest}"
+    if group == TRAIN and rest:
+        return TRAIN, f"2 update/{rest}" if rest in UPDATE else f"1 loss/{rest}"
+    return TRAIN, f"{GROUPS[group]}/{rest}" if group in GROUPS and rest else name
+
+
+class TensorBoardTracker(Tracker):
+    """A run in TensorBoard, written without TensorFlow or torch.
+
+    tensorboardX's own writer hands events to a thread by a short queue: where that thread ends, as at a full disk, the queue
+    fills, and the next scalar waits for ever. So events are written here, in the caller's thread, which must not be the training
+    loop's.
+    """
+
+    def __init__(self, directory: Path, purge_step: int | None = None):
+        """
+        Args:
+            purge_step: Hide what an earlier run logged from this step on, after a resume.
+        """
+        self._files = {name: _EventFile(directory / name, purge_step) for name in (TRAIN, EVALUATION)}
+
+    def about(self, run: RunFacts) -> None:
+        from tensorboardX.summary import hparams, text
+
+        flat = run.flat()
+        for summary in hparams({"run_id": run.run_id, **flat}, {"1 loss/loss": 0.0}):
+            self._files[TRAIN].write(0, summary)
+        rows = "".join(f"| {name} | {value} |\n" for name, value in {"run_id": run.run_id, **flat}.items())
+        self._files[TRAIN].write(0, text("settings", f"| setting | value |\n|---|---|\n{rows}"))
+
+    def record(self, step: int, values: Mapping[str, float]) -> None:
+        from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+
+        found: defaultdict[str, list[Any]] = defaultdict(list)
+        for name, value in values.items():
+            run, tag = run_and_tag(name)
+            found[run].append(Summary.Value(tag=tag, simple_value=value))
+        for run, scalars in found.items():
+            self._files[run].write(step, Summary(value=scalars))
+
+    def picture(self, step: int, name: str, image: Picture) -> None:
+        from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+
+        height, width, _ = image.shape
+        encoded = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png(image))
+        self._files[TRAIN].write(step, Summary(value=[Summary.Value(tag=run_and_tag(name)[1], image=encoded)]))
+
+    def text(self, step: int, name: str, text: str) -> None:
+        from tensorboardX.summary import text as summary_of
+
+        # TensorBoard shows Markdown: a fence keeps lines and indentation.
+        fence = "`" * max(3, 1 + _longest_run(text, "`"))
+        self._files[TRAIN].write(step, summary_of(name, f"{fence}\n{text}\n{fence}"))
+
+    def histogram(self, step: int, name: str, histogram: Histogram) -> None:
+        from tensorboardX.summary import histogram_raw
+
+        counts, edges = histogram.counts, histogram.edges
+        if not counts.sum():
+            return
+        summary = histogram_raw(
+            name, histogram.least, histogram.greatest, float(counts.sum()), histogram.total, histogram.squares,
+            edges[1:].tolist(), counts.tolist(),
+        )  # fmt: skip
+        self._files[TRAIN].write(step, summary)
+
+    def close(self) -> None:
+        _all_closed(self._files.values())
+
+
+FLUSH_SECONDS = 10.0
+"""The longest that an event waits to be seen."""
+
+
+class _EventFile:
+    """One run's events, in a file that is opened by the first of them."""
+
+    def __init__(self, directory: Path, purge_step: int | None):
+        self._directory = directory
+        self._purge_step = purge_step
+        self._writer: Any = None
+        self._flushed = 0.0
+
+    def close(self) -> None:
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            try:
+                writer.flush()
+            finally:
+                writer.close()
+
+    def write(self, step: int, summary: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+
+        try:
+            if self._writer is None:
+                self._writer = self._opened()
+            self._writer.write(Event(step=step, wall_time=time.time(), summary=summary).SerializeToString())
+            if time.monotonic() - self._flushed >= FLUSH_SECONDS:
+                self._writer.flush()
+                self._flushed = time.monotonic()
+        except OSError:
+            # A reader stops at half an event: what comes later goes to another file.
+            writer, self._writer = self._writer, None
+            with contextlib.suppress(OSError):
+                if writer is not None:
+                    writer.close()
+            raise
+
+    def _opened(self) -> Any:
+        from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboardX.record_writer import RecordWriter
+
+        self._directory.mkdir(parents=True, exist_ok=True)
+        name = (
+            f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+        )
+        writer = RecordWriter(str(self._directory / name))
+        first = [Event(wall_time=time.time(), file_version="brain.Event:2")]
+        if self._purge_step is not None:
+            start = SessionLog(status=SessionLog.START)
+            first.append(Event(step=self._purge_step, wall_time=time.time(), session_log=start))
+            self._purge_step = None
+        for event in first:
+            writer.write(event.SerializeToString())
+        return writer
+
+
+def _all_closed(files: Iterable[_EventFile]) -> None:
+    with contextlib.ExitStack() as stack:
+        for file in files:
+            stack.callback(file.close)
+
+
+def _longest_run(text: str, letter: str) -> int:
+    longest = run = 0
+    for each in text:
+        run = run + 1 if each == letter else 0
+        longest = max(longest, run)
+    return longest

@@ -1,0 +1,142 @@
+"""`fit` and `open_run`: from an experiment to a run with its folder, checkpoints, reports and signals."""
+
+import contextlib
+import functools
+import inspect
+import tempfile
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from ..core.errors import RecipeError
+from ..core.processes import is_first
+from ..metrics import Lane, Tracker
+from ..metrics.console import shown
+from .experiment import Experiment
+from .interrupt import Interrupt
+from .keeping import Keeper
+from .loop import Run
+from .prepare import Say, prepare
+from .report import Report
+from .result import Result
+from .start import begin, choose_kernels, open_folder, open_memory
+
+
+def fit(
+    experiment: Experiment,
+    *,
+    fresh: bool = False,
+    accept_changes: bool = False,
+    fast_dev_run: bool = False,
+    quiet: bool = False,
+    say: Say | None = None,
+    trackers: tuple[Tracker, ...] = (),
+    devices: Any = None,
+) -> Result:
+    """Train as the experiment says, from the last checkpoint in its folder, if that is of the same experiment.
+
+    Args:
+        fresh: Train from step 0; what an earlier run left in the folder is set aside.
+        accept_changes: Resume from a run of other settings or data, with its state and today's settings.
+        fast_dev_run: Two steps of everything, each with an evaluation and a checkpoint, in a folder that is removed afterwards:
+            does it run?
+        quiet: Show nothing. Else a terminal shows a bar and lines, a notebook a line that changes.
+        say: Takes what a person should know, a line at a time, and nothing else is shown. It is called by a thread that reports
+            alone.
+        trackers: More places for what the run reports, besides the experiment's own, the JSONL log and TensorBoard.
+        devices: JAX devices to use; None for all of them.
+
+    Raises:
+        PanaxError: Something outside the program is wrong; the message says what to do. A folder that holds another run's
+            checkpoints is a CheckpointError that lists what differs.
+    """
+    _check(experiment, "fit")
+    if fresh and accept_changes:
+        raise RecipeError("fresh starts from step 0, accept_changes resumes: give one of them")
+    if fast_dev_run:
+        if fresh or accept_changes or jax.process_count() > 1:
+            raise RecipeError("fast_dev_run neither resumes nor starts over, and takes one process; give it alone")
+        with tempfile.TemporaryDirectory(prefix="panax-dev-") as folder, warnings.catch_warnings():
+            # Two steps are too few for any schedule.
+            warnings.filterwarnings("ignore", message="optimizer.schedule.warmup_steps")
+            return fit(experiment.tried(folder), quiet=quiet, say=say, trackers=trackers, devices=devices)
+    with open_run(
+        experiment,
+        fresh=fresh,
+        accept_changes=accept_changes,
+        quiet=quiet,
+        say=say,
+        trackers=trackers,
+        devices=devices,
+    ) as run:
+        for batch in run:
+            run.after_step(run.take_step(batch))
+    assert run.result is not None
+    return run.result
+
+
+@contextlib.contextmanager
+def open_run(
+    experiment: Experiment,
+    *,
+    fresh: bool = False,
+    accept_changes: bool = False,
+    quiet: bool = False,
+    say: Say | None = None,
+    trackers: tuple[Tracker, ...] = (),
+    devices: Any = None,
+) -> Iterator[Run]:
+    """A run whose loop the caller writes, with everything that `fit` has: checkpoints, data position, reports, hooks, signals.
+
+        with panax.open_run(experiment) as run:
+            for batch in run:
+                scalars = run.take_step(batch)  # or your own: run.state, scalars = ...
+                run.after_step(scalars)
+        print(run.result)
+
+    The run resumes from the last checkpoint in the experiment's folder. Leaving the block well evaluates and saves, as after a
+    `break`; an exception leaves the last checkpoint as it is. Arguments and errors are those of `fit`.
+    """  # fmt: skip
+    _check(experiment, "open_run")
+    if fresh and accept_changes:
+        raise RecipeError("fresh starts from step 0, accept_changes resumes: give one of them")
+    if quiet and say is not None:
+        raise RecipeError("quiet shows nothing, say takes what there is to show: give one of them")
+    if isinstance(trackers, Tracker):
+        raise RecipeError(f"trackers is a {type(trackers).__name__}; expected a tuple: trackers=(tracker,)")
+    if say is None and quiet:
+        say = _unsaid
+    elif say is None:
+        say, progress = shown()
+        trackers = (progress, *trackers)
+    with contextlib.closing(Lane("the console", threaded=not experiment.debug)) as told:
+        said = functools.partial(told.put, say) if is_first() else _unsaid
+        choose_kernels(experiment, said, fresh=fresh)
+        prepared = prepare(experiment, said, devices)
+        for note in prepared.task.notes:
+            said(f"{experiment.name}: {note}")
+        with (
+            open_folder(prepared, said, fresh=fresh) as checkpointer,
+            open_memory(prepared, checkpointer, said) as memory,
+            Interrupt() as interrupt,
+        ):
+            start = begin(prepared, checkpointer, memory, said, accept_changes=accept_changes)
+            checkpointer.prepare(start.state)
+            keeper = Keeper(experiment.checkpoint, checkpointer, memory, start.stored)
+            run_id = checkpointer.run_name()
+            with contextlib.closing(Report(prepared, start.step, trackers, said, told=told, run_id=run_id)) as report:
+                run = Run(prepared, start, keeper, report, interrupt, said)
+                yield run
+                run.finish()
+
+
+def _check(experiment: Any, function: str) -> None:
+    if not isinstance(experiment, Experiment):
+        call = f": call it, {function}({experiment.__name__}())" if inspect.isfunction(experiment) else ""
+        raise RecipeError(f"{function} takes an Experiment, and this is a {type(experiment).__name__}{call}")
+
+
+def _unsaid(line: str) -> None:
+    """Where nothing is shown: on other processes than the first one, and by choice."""

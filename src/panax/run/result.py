@@ -1,0 +1,58 @@
+"""`Result`: how a run ended."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ..core import TrainState
+from .evaluating import evaluate_result
+from .history import read_history, table
+from .prepare import Prepared
+from .writing import continue_text
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Result:
+    """How a run ended.
+
+    Attributes:
+        state: The last step's.
+        step: Steps taken, earlier runs of the same command included.
+        evaluation: Held-out losses and metrics after the last step; empty without held-out data, or when cut off.
+        checkpoint: Where the last checkpoint is.
+        interrupted_by: The signal's name, if one ended the run early.
+        stopped: Why a hook ended the run early; empty if none did.
+    """
+
+    prepared: Prepared
+    state: TrainState
+    step: int
+    evaluation: Mapping[str, float]
+    checkpoint: str
+    interrupted_by: str | None = None
+    stopped: str = ""
+
+    @property
+    def history(self) -> Any:
+        """What the run has logged, earlier runs of the same command included: a pandas DataFrame, or rows without pandas."""
+        return table(read_history(self.prepared.experiment.folder))
+
+    def __repr__(self) -> str:
+        held_out = f", held-out loss {self.evaluation['loss']:.4f}" if "loss" in self.evaluation else ""
+        cut = f", stopped by {self.interrupted_by or self.stopped}" if self.interrupted_by or self.stopped else ""
+        return f"Result(step {self.step}{held_out}{cut}, {self.checkpoint})"
+
+    def generate(self, prompt: str, **settings: Any) -> str:
+        """What the trained model writes after `prompt`; settings as `panax.run.continue_text` takes them.
+
+        Raises:
+            RecipeError: The task does not generate, or has no tokenizer; or a setting is out of range.
+        """
+        state, data = self.state, self.prepared.data
+        return continue_text(
+            self.prepared.task, state.judged_params, state.model_state, data.tokenizer, prompt, **settings
+        )
+
+    def evaluate(self, data: Any = None, batches: int | None = None) -> dict[str, float]:
+        """How good the trained model is on its held-out data, or on other data; arguments and errors as of `panax.evaluate`."""
+        return evaluate_result(self.prepared, self.state, data, batches)

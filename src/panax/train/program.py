@@ -1,0 +1,178 @@
+"""`Program`: all that a step is made of, as values."""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ..core import Axes, Guard, Task, TrainState, named_leaves, pair_axes
+from ..core.errors import RecipeError
+from ..core.state import averages_of
+from ..kernels import Kernels
+from ..optim import Optimizer, optimizer_state_axes
+from .update import Scalars, StepConfig, evaluation_step, gradient_step, train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """All that the step is made of, as values: what a planner, an inspector and the compiler read.
+
+    Attributes:
+        abstract: The state's shapes and dtypes; nothing is allocated.
+        axes: The state's logical axes, a tuple at each leaf.
+        trainable: Like the parameters, true where gradients and moments exist.
+        transformation: The optimizer for these parameters.
+        kernels: Those that the recipe names.
+    """
+
+    task: Task
+    optimizer: Optimizer
+    config: StepConfig
+    num_steps: int
+    abstract: TrainState
+    axes: TrainState
+    trainable: Any
+    transformation: optax.GradientTransformation
+    kernels: Kernels = Kernels()  # noqa: RUF009
+
+    @classmethod
+    def create(
+        cls,
+        task: Task,
+        optimizer: Optimizer,
+        *,
+        num_steps: int,
+        config: StepConfig | None = None,
+        frozen: tuple[str, ...] = (),
+        kernels: Kernels | None = None,
+    ) -> "Program":
+        """Derive everything from the task's abstract parameters.
+
+        Args:
+            num_steps: Length of the run, which the learning rate's decay ends with.
+            frozen: Prefixes of parameter names that are not trained.
+
+        Raises:
+            RecipeError: A prefix in `frozen` matches no parameter.
+        """
+        params, model_state = jax.eval_shape(task.init, jax.random.key(0))
+        parameter_axes = task.parameter_axes(params)
+        trainable = _trainable(params, frozen, task.frozen_parameters)
+        free = {
+            name: (leaf.shape, axes)
+            for (name, leaf, axes), keep in zip(pair_axes(params, parameter_axes), jax.tree.leaves(trainable))
+            if keep
+        }
+        transformation = optimizer.build({name: axes for name, (_, axes) in free.items()}, num_steps)
+        config = config or StepConfig()
+        create = partial(_initial_state, task, transformation, trainable, config.ema_decay is not None)
+        abstract = jax.eval_shape(create, jax.random.key(0))
+        axes = _state_axes(abstract, parameter_axes, task.state_axes(model_state), free, trainable)
+        return cls(task, optimizer, config, num_steps, abstract, axes, trainable, transformation, kernels or Kernels())
+
+    def initial_state(self, key: jax.Array, given: tuple[Any, Any] | None = None) -> TrainState:
+        """Draw the whole state, or what there is besides `given` parameters and model state.
+
+        To be jitted, since eager drawing rounds differently.
+        """
+        averages = self.config.ema_decay is not None
+        return _initial_state(self.task, self.transformation, self.trainable, averages, key, given)
+
+    def step(
+        self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
+    ) -> tuple[TrainState, Scalars]:
+        """One training step; see `train_step`."""
+        return train_step(
+            state,
+            batch,
+            task=self.task,
+            trainable=self.trainable,
+            transformation=self.transformation,
+            learning_rate=self.optimizer.reported_rate(self.num_steps),
+            config=self.config,
+            batch_axes=batch_axes,
+        )
+
+    def gradients(
+        self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
+    ) -> Any:
+        """The gradients of one batch, as a tree like the parameters with None where one is frozen."""
+        return gradient_step(
+            state, batch, task=self.task, trainable=self.trainable, config=self.config, batch_axes=batch_axes
+        ).gradients
+
+    def evaluate(
+        self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
+    ) -> Any:
+        """Unmerged losses and metrics of one batch."""
+        return evaluation_step(state, batch, task=self.task, batch_axes=batch_axes)
+
+
+def _state_axes(
+    abstract: TrainState, parameter_axes: Any, model_axes: Any, free: Mapping[str, Any], trainable: Any
+) -> TrainState:
+    averaged = None
+    if abstract.averaged is not None:
+        kept = [
+            axes
+            for (_, _, axes), keep in zip(pair_axes(abstract.params, parameter_axes), jax.tree.leaves(trainable))
+            if keep
+        ]
+        averaged = jax.tree.structure(abstract.averaged).unflatten(kept)
+    parts = {
+        "step": (),
+        "params": parameter_axes,
+        "model_state": model_axes,
+        "optimizer_state": optimizer_state_axes(abstract.optimizer_state, free),
+        "key": (),
+        "guard": jax.tree.map(lambda _: (), abstract.guard),
+        "averaged": averaged,
+    }
+    leaves = [
+        axes
+        for field in dataclasses.fields(abstract)
+        for axes in jax.tree.structure(getattr(abstract, field.name)).flatten_up_to(parts[field.name])
+    ]
+    # Unflattened, not constructed: these leaves are no arrays.
+    return jax.tree.structure(abstract).unflatten(leaves)
+
+
+def _trainable(params: Any, frozen: tuple[str, ...], fixed: tuple[str, ...]) -> Any:
+    names = list(named_leaves(params))
+    for prefix in frozen:
+        if not any(_within(name, prefix) for name in names):
+            raise RecipeError(f"frozen: {prefix!r} matches no parameter; the first ones are {', '.join(names[:5])}")
+    free = [name not in fixed and not any(_within(name, prefix) for prefix in frozen) for name in names]
+    if not any(free):
+        raise RecipeError("every parameter is frozen, so there is nothing to train; unfreeze some")
+    return jax.tree.unflatten(jax.tree.structure(params), free)
+
+
+def _within(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix.rstrip(".") + ".")
+
+
+def _initial_state(
+    task: Task,
+    transformation: optax.GradientTransformation,
+    trainable: Any,
+    averages: bool,
+    key: jax.Array,
+    given: tuple[Any, Any] | None = None,
+) -> TrainState:
+    init_key, run_key = jax.random.split(key)
+    params, model_state = task.init(init_key) if given is None else given
+    free = jax.tree.map(lambda p, keep: p if keep else None, params, trainable)
+    return TrainState(
+        step=jnp.int32(0),
+        params=params,
+        model_state=model_state,
+        optimizer_state=transformation.init(free),
+        key=run_key,
+        guard=Guard.create(),
+        averaged=averages_of(free) if averages else None,
+    )
