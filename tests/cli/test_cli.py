@@ -96,6 +96,8 @@ def test_overrides_reach_the_experiment(here, capsys):
         "0.5",
         "--task.remat",
         "full",
+        "--settings",
+        "--no-compile",
     )
     assert code == 0
     settings = json.loads(out[out.index("\n{") :])
@@ -108,21 +110,11 @@ def test_overrides_reach_the_experiment(here, capsys):
 def test_inspect_shows_every_parameter_with_layout_and_bytes(here, capsys):
     code, out, _ = panax(capsys, "inspect", RECIPE, "--mesh.fsdp", "8")
     assert code == 0
-    line = next(line for line in out.splitlines() if "feed_forward.w_up" in line)
-    assert line.split() == [
-        "stacks.0.blocks.0.feed_forward.w_up",
-        "2",
-        "32",
-        "64",
-        "layer",
-        "embed",
-        "ffn",
-        "embed:fsdp",
-        "16.0",
-        "KiB",
-        "2.0",
-        "KiB",
-    ]
+    lines = out.splitlines()
+    number = next(number for number, line in enumerate(lines) if "feed_forward.w_up" in line)
+    assert lines[number].split() == ["stacks.0.blocks.0.feed_forward.w_up", "16.0", "KiB", "2.0", "KiB"]
+    assert lines[number + 1] == "  layer 2 x embed 32 (fsdp) x ffn 64"
+    assert max(map(len, lines)) <= 80 and "settings" not in out
     assert "fsdp=8" in out and "FLOPs for a token" in out
 
 

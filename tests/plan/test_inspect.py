@@ -36,12 +36,12 @@ def inspected(tmp_path, monkeypatch, capsys):
 def test_shows_communication_and_memory_of_a_step(inspected):
     out = inspected("--mesh.replica", "2", "--mesh.fsdp", "4", *SMALL)
     assert re.search(r"compiled       in \d+\.\d s for 8 x cpu", out)
-    memory = re.search(r"memory         ([\d.]+) [KM]iB on each device: .* state and batch .* reused", out)
+    memory = re.search(r"memory ([\d.]+) [KM]iB on each device: .* state and batch .* reused", " ".join(out.split()))
     assert memory and float(memory.group(1)) > 0
     rows = [line.split() for line in out.partition("communication")[2].partition("settings")[0].splitlines()[2:]]
     kinds = {(row[0], row[1]) for row in rows[:-1]}
     assert ("all-gather", "fsdp") in kinds and any("replica" in axes for _, axes in kinds)
-    assert rows[-1][0] == "all" and "settings" in out
+    assert rows[-1][0] == "all"
 
 
 def test_one_device_sends_nothing(inspected, monkeypatch):
@@ -57,7 +57,7 @@ def test_the_compilation_can_be_left_out(inspected):
     rows = [line.split() for line in out.partition("sends  ")[2].partition("settings")[0].splitlines()[2:]]
     assert ["weights", "all-gather", "fsdp"] in [row[:3] for row in rows] and rows[-1][0] == "all"
     assert re.search(r"estimate       about [\d.]+ [KM]iB on each device", out)
-    assert "fsdp=8" in out and "settings" in out
+    assert "fsdp=8" in out
 
 
 def test_a_target_that_does_not_exist(inspected):

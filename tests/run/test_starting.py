@@ -102,7 +102,9 @@ def test_lengths_are_padded_to_the_buckets_and_each_compiles_once(experiment):
 def test_the_flag_for_buckets_turns_packing_off(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PANAX_CACHE", str(tmp_path))
-    assert main(["inspect", str(Path(tiny_recipe.__file__)), "--buckets", "16", "32"]) == 0
+    assert (
+        main(["inspect", str(Path(tiny_recipe.__file__)), "--buckets", "16", "32", "--settings", "--no-compile"]) == 0
+    )
     out = capsys.readouterr().out
     settings = json.loads(out[out.index("\n{") :])
     assert settings["data"]["buckets"] == [16, 32] and settings["data"]["packing"] is False

@@ -14,7 +14,7 @@ from ..checkpoint.commit import remove
 from ..checkpoint.converting import copy_checkpoint, export_tensors, import_tensors, refuse_pickled
 from ..checkpoint.manifest import FILE
 from ..core.errors import CheckpointError
-from ..metrics.console import plain_console
+from ..metrics.console import fitted, plain_console
 from ..run.description import differences
 from ..run.earlier import SETTINGS
 from ..stores import is_remote, join, open_store, shown_address
@@ -104,13 +104,12 @@ def ls(where: str) -> int:
 
 
 def _of_arrays(found: Checkpoint) -> list[str]:
-    """A line for each array: not cut to a terminal's width, for names are long and are searched for."""
+    """Two lines for each array, whose name is whole and on a line alone: it is searched for."""
     arrays = found.manifest.arrays
-    width = max(map(len, arrays), default=0)
-    lines = [f"{'array':{width}}  {'MB':>10}  {'chunks':>6}  dtype and shape"]
+    lines = ["array", f"  {'MB':>10}  {'chunks':>6}  dtype and shape"]
     for name, entry in arrays.items():
         dtype = entry.dtype if entry.key_impl is None else f"key ({entry.key_impl}) "
-        lines.append(f"{name:{width}}  {entry.nbytes / 1e6:10.3f}  {len(entry.chunks):6}  {dtype}{list(entry.shape)}")
+        lines += [name, f"  {entry.nbytes / 1e6:10.3f}  {len(entry.chunks):6}  {dtype}{list(entry.shape)}"]
     return lines
 
 
@@ -120,21 +119,21 @@ def verify(where: str) -> int:
     failed = False
     for each in found:
         if isinstance(each, CheckpointError):
-            print(f"DAMAGED  {each}")
+            print(fitted(f"DAMAGED  {each}", 9))
             failed = True
             continue
         started = time.perf_counter()
         problems = each.verify()
         speed = each.bytes_read / 1e6 / (time.perf_counter() - started)
         for problem in problems:
-            print(f"DAMAGED  {problem}")
+            print(fitted(f"DAMAGED  {problem}", 9))
         arrays, size = len(each.manifest.arrays), each.manifest.nbytes / 1e9
         verdict = (
             f"DAMAGED  {each.url}: {len(problems)} problems"
             if problems
             else f"whole    {each.url}: {arrays} arrays, {size:.3f} GB"
         )
-        print(f"{verdict}, {speed:.0f} MB/s")
+        print(fitted(f"{verdict}, {speed:.0f} MB/s", 9))
         failed |= bool(problems)
     return CheckpointError.exit_code if failed else 0
 
@@ -168,7 +167,7 @@ def diff(first: str, second: str) -> int:
             same += line is None
             lines += [] if line is None else [line]
     for line in lines:
-        print(line)
+        print(fitted(line))
     print(f"{same} arrays are bitwise the same; {len(lines)} differences")
     return 1 if lines else 0
 

@@ -17,20 +17,30 @@ from ..data import BytePairTokenizer, TextData
 from ..data.source import TEXT_AXES
 from ..kernels import choose_by_timing
 from ..mesh import Placement
-from ..metrics.console import plain_console
+from ..metrics.console import WIDTH, fitted, plain_console
 from ..plan import Hardware, TooLarge, parse_target, plan_step, target_devices, text_batch, walk_step
-from ..plan.report import aligned, plan_lines, size, walk_lines
+from ..plan.report import plan_lines, size, walk_lines
 from ..presets import lacks_data, with_blank_images
 from ..run import Experiment
 from ..run.automatic import with_chosen_mesh
 from ..run.description import describe
 from ..run.prepare import make_program, prepare
 from ..train.compiled import CompiledStep, needs_of
-from .overrides import experiment_from
+from .overrides import asks_for_help, experiment_from
 from .plugins import start_jax, unsaid
 from .recipes import built_in
 
 Say = Callable[[str], None]
+
+SETTINGS = "--settings"
+
+HELP = """\
+  --data PATH...    read these files, folders or globs of text
+  --target h100x64  for devices that are not here (v5p-128, ...)
+  --no-compile      as far as tracing tells, in a second or two
+  --settings        all settings too, with what was left open filled in
+  --mesh auto       choose the layout over the devices
+"""
 
 LESS = "Shard over more devices (--mesh.fsdp), or use --task.remat full, more --step.micro-batches or a smaller --data.batch-size"
 
@@ -55,15 +65,18 @@ class Subject:
 
 def inspect(arguments: Sequence[str]) -> int:
     """Print parameters, layout, bytes, FLOPs, settings, and the communication and memory of one compiled step."""
+    if asks_for_help(arguments, "inspect", HELP):
+        return 0
     if not arguments or arguments[0].startswith("-"):
         raise RecipeError(f"expected `panax inspect RECIPE`; the recipes are {', '.join(sorted(built_in()))}")
     console = plain_console()
 
     def say(line: str) -> None:
-        console.print(line, style="dim")
+        console.print(fitted(line), style="dim")
 
     warnings.showwarning = lambda message, *_: _warn(console, str(message))
-    rest, target, compiles = own_flags(arguments)
+    with_settings = SETTINGS in arguments
+    rest, target, compiles = own_flags([each for each in arguments if each != SETTINGS])
     if target is None:
         experiment = experiment_from(rest, "inspect")
         start_jax()
@@ -78,8 +91,9 @@ def inspect(arguments: Sequence[str]) -> int:
         print_walk(subject, batch, console)
         if compiles:
             print_step(subject, batch, console)
-    console.print("settings")
-    console.print_json(json.dumps(describe(_resolved(subject))))
+    if with_settings:
+        console.print("settings")
+        console.print_json(json.dumps(describe(_resolved(subject))))
     return 0
 
 
@@ -186,7 +200,7 @@ def print_walk(subject: Subject, batch: dict[str, Any], console: Console) -> Non
         console.print("traced         no: XLA partitions this task's program, so that only the compiled step tells")
         return
     for line in walk_lines(walk_step(subject.step, batch), _memory_limit(subject)):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(_fitted(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def print_step(subject: Subject, batch: dict[str, Any], console: Console) -> None:
@@ -197,15 +211,20 @@ def print_step(subject: Subject, batch: dict[str, Any], console: Console) -> Non
         _warn(console, f"{_name(subject)} can't hold the step: {error} {LESS}")
         return
     for line in subject.step.kernels_taken:
-        console.print(f"kernel         {line}", highlight=False, markup=False, soft_wrap=True)
+        console.print(_fitted(f"kernel         {line}"), highlight=False, markup=False, soft_wrap=True)
     limit = _memory_limit(subject)
     for line in plan_lines(plan, limit, _name(subject)):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(_fitted(line), highlight=False, markup=False, soft_wrap=True)
     if limit and plan.memory.total > limit:
         _warn(
             console,
             f"the step does not fit: {size(plan.memory.total)} on each device, where there are {size(limit)}. {LESS}",
         )
+
+
+def _fitted(line: str) -> str:
+    """A line behind its name; a table's own lines stay."""
+    return line if line.startswith("  ") else fitted(line, 15)
 
 
 def _name(subject: Subject) -> str:
@@ -223,7 +242,7 @@ def _memory_limit(subject: Subject) -> int | None:
 
 
 def _warn(console: Console, message: str) -> None:
-    console.print(f"warning: {message}", style="bold yellow", highlight=False, markup=False, soft_wrap=True)
+    console.print(fitted(f"warning: {message}"), style="bold yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def _resolved(subject: Subject) -> dict[str, Any]:
@@ -234,26 +253,26 @@ def _resolved(subject: Subject) -> dict[str, Any]:
 
 
 def _table(params: Any, axes: Any, shardings: Any, trainable: Any) -> list[str]:
-    """Aligned columns, never wrapped or cut off: names are there to be copied."""
-    rows = [("parameter", "shape", "axes", "layout", "bytes", "on each device")]
+    """Two lines for each parameter: its name and bytes, and its axes with the mesh axes that split them. Names are never cut."""
+    lines = [_row("parameter", "bytes", "on each device")]
     places = jax.tree.leaves(shardings)
     for (name, leaf, leaf_axes), place, free in zip(pair_axes(params, axes), places, jax.tree.leaves(trainable)):
-        layout = " ".join(
-            f"{axis}:{'·'.join((part,) if isinstance(part, str) else part)}"
-            for axis, part in zip(leaf_axes, getattr(place, "spec", ()))
-            if part
-        )
-        rows.append(
-            (
-                name if free else f"{name} (frozen)",
-                " ".join(map(str, leaf.shape)),
-                " ".join(axis or "-" for axis in leaf_axes),
-                layout or "replicated",
-                size(_leaf_bytes(leaf.shape, leaf.dtype)),
-                size(_leaf_bytes(place.shard_shape(leaf.shape), leaf.dtype)),
-            )
-        )
-    return aligned(rows, left=4)
+        spec = [*getattr(place, "spec", ()), *(None,) * leaf.ndim]
+        dims = [
+            f"{axis or '-'} {length}" + (f" ({'·'.join((part,) if isinstance(part, str) else part)})" if part else "")
+            for axis, length, part in zip(leaf_axes, leaf.shape, spec)
+        ]
+        whole, each = _leaf_bytes(leaf.shape, leaf.dtype), _leaf_bytes(place.shard_shape(leaf.shape), leaf.dtype)
+        lines += _row(name if free else f"{name} (frozen)", size(whole), size(each)).splitlines()
+        lines += fitted(f"  {' x '.join(dims) or 'one number'}", 4).splitlines()
+    return lines
+
+
+def _row(name: str, whole: str, each: str) -> str:
+    numbers = f"{whole:>10} {each:>14}"
+    return (
+        f"{name:{WIDTH - len(numbers)}}{numbers}" if len(name) < WIDTH - len(numbers) else f"{name}\n{numbers:>{WIDTH}}"
+    )
 
 
 def _leaf_bytes(shape: Sequence[int], dtype: Any) -> int:

@@ -98,13 +98,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     with_traceback = TRACEBACK in arguments
     arguments = [each for each in arguments if each != TRACEBACK]
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE, end="", file=sys.stdout if arguments else sys.stderr)
-        return 0 if arguments else 2
-    if arguments[0] in ("-V", "--version"):
-        print(f"panax {__version__}")
-        return 0
     try:
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            print(USAGE, end="", file=sys.stdout if arguments else sys.stderr)
+            sys.stdout.flush()
+            return 0 if arguments else 2
+        if arguments[0] in ("-V", "--version"):
+            print(f"panax {__version__}")
+            sys.stdout.flush()
+            return 0
         if arguments[0] not in COMMANDS:
             raise RecipeError(f"there is no command {arguments[0]!r}; {nearest(arguments[0], COMMANDS)}")
         leave_out_absent()

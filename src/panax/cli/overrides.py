@@ -9,10 +9,11 @@ import tyro
 
 from ..core import Task
 from ..core.errors import PanaxError, RecipeError
+from ..metrics.console import fitted
 from ..presets import lacks_data, preset
 from ..run import Experiment, on_data
 from .main import warn
-from .recipes import PRESET, find_recipe
+from .recipes import PRESET, built_in, find_recipe
 from .usual_names import check_names
 
 DATA = "--data"
@@ -35,6 +36,23 @@ class _Unsaid(Task):
 
 HELD = {"task": _Unsaid(), "data": None, "held_out": None}
 """Fields that may hold what no flag can say (another library's model, a loader), and what stands there while flags are read."""
+
+
+def asks_for_help(arguments: Sequence[str], command: str, own: str) -> bool:
+    """Print what a command takes, where it is asked for before a recipe is named; whether it was.
+
+    Args:
+        own: The command's own flags, a line each.
+    """
+    if arguments[:1] not in (["-h"], ["--help"]):
+        return False
+    print(
+        f"usage: panax {command} RECIPE [flags] [--field.sub value ...]\n\n"
+        f"RECIPE is one of {', '.join(sorted(built_in()))}; a published model,\n"
+        f"preset:NAME (`panax recipes` lists them); or a Python file of yours.\n\n{own}\n"
+        f"Every setting of a recipe is a flag: `panax {command} RECIPE --help` lists\nthem with their defaults."
+    )
+    return True
 
 
 def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
@@ -63,13 +81,18 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
     if any(flag.startswith("--data.buckets") for flag in expanded) and getattr(base.data, "packing", False):
         # Lengths vary only where documents are not packed.
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, packing=False))
+    if "--help" in flags or "-h" in flags:
+        # In paragraphs, which tyro would join.
+        for line in (inspect.getdoc(recipe) or "").splitlines():
+            print(fitted(line))
+        print()
     held = {name: value for name in HELD if not _in_words(value := getattr(base, name))}
     found = tyro.cli(
         Experiment,
         default=dataclasses.replace(base, **{field: HELD[field] for field in held}),
         args=expanded,
         prog=f"panax {command} {name}",
-        description=inspect.getdoc(recipe),
+        description="",
         config=(tyro.conf.AvoidSubcommands,),
     )
     return dataclasses.replace(found, **held)

@@ -13,12 +13,21 @@ from typing import Any
 from rich.console import Console
 
 from ..core.errors import RecipeError
-from ..metrics.console import plain_console, shown
+from ..metrics.console import fitted, plain_console, shown
 from ..presets import PARAMETERS
 from ..run import Experiment, Result, fit
-from .overrides import experiment_from
+from .overrides import asks_for_help, experiment_from
 from .plugins import start_jax
 from .recipes import built_in
+
+HELP = """\
+  --data PATH...    train on these files, folders or globs of text
+  --fresh           train from step 0; what is there is set aside
+  --accept-changes  resume with other settings or data
+  --fast-dev-run    two steps of everything, to see that it runs
+  --mesh auto       choose the layout over the devices
+  --traceback       show where an error came from
+"""
 
 SAMPLE_TOKENS = 96
 
@@ -28,13 +37,15 @@ HOW = {"fresh": "--fresh", "accept_changes": "--accept-changes", "fast_dev_run":
 
 def train(arguments: Sequence[str]) -> int:
     """Train a recipe's experiment, then show what came of it."""
+    if asks_for_help(arguments, "train", HELP):
+        return 0
     if not arguments or arguments[0].startswith("-"):
         raise RecipeError(f"expected `panax train RECIPE`; the recipes are {', '.join(sorted(built_in()))}")
     how = {name: flag in arguments for name, flag in HOW.items()}
     experiment = experiment_from([each for each in arguments if each not in HOW.values()], "train")
     start_jax()
     console = plain_console()
-    warnings.showwarning = lambda message, *_: console.print(f"warning: {message}", style="yellow")
+    warnings.showwarning = lambda message, *_: console.print(fitted(f"warning: {message}"), style="yellow")
 
     say, progress = shown(console)
     if how["fast_dev_run"]:
@@ -85,7 +96,7 @@ def show(result: Result, console: Console, *, kept: bool) -> None:
             lines.append(f"next          panax generate {where} --prompt {prompt!r}")
     console.print()
     for line in lines:
-        console.print(line)
+        console.print(fitted(line, 14))
 
 
 def _sample(result: Result) -> tuple[str, str] | None:

@@ -1,6 +1,7 @@
 """What a person sees while training: one line that moves, and one line for each report."""
 
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping
 
@@ -26,6 +27,23 @@ def plain_console() -> Console:
     return Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
+WIDTH = 80
+"""Columns that every line fits which can be broken."""
+
+
+def fitted(line: str, indent: int = 2) -> str:
+    """A line broken between words into lines of at most 80 columns; names and paths stay whole.
+
+    >>> print(fitted("note " + "word " * 16, 5))
+    note word word word word word word word word word word word word word word word
+         word
+    """
+    wrapper = textwrap.TextWrapper(
+        WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(wrapper.fill(part) for part in line.split("\n"))
+
+
 def shown(console: Console | None = None) -> tuple[Callable[[str], None], Tracker]:
     """(what takes a run's notes, what shows its progress): a bar in a terminal, a line that changes in a notebook, else lines."""
     console = console or plain_console()
@@ -33,7 +51,7 @@ def shown(console: Console | None = None) -> tuple[Callable[[str], None], Tracke
         return print, NotebookTracker()
 
     def say(line: str) -> None:
-        console.print(line, style="yellow" if line.startswith("warning: ") else "dim")
+        console.print(fitted(line), style="yellow" if line.startswith("warning: ") else "dim")
 
     return say, ConsoleTracker(console)
 
@@ -50,7 +68,7 @@ class ConsoleTracker(Tracker):
         self.num_steps = num_steps
         self._start = time.perf_counter()
         self._first = first_step
-        self.console.print(f"MFU divides by {peak.source}", style="dim", markup=False, highlight=False)
+        self.console.print(fitted(f"MFU divides by {peak.source}"), style="dim", markup=False, highlight=False)
         console = self.console
         self._progress = Progress(
             TextColumn("training"),
