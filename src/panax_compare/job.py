@@ -3,12 +3,13 @@
 import dataclasses
 import os
 import socket
+import sys
 from pathlib import Path
 
 import numpy as np
 
 RANK, PROCESSES, PORT = (f"PANAX_COMPARE_{name}" for name in ("RANK", "PROCESSES", "PORT"))
-LOOPBACK = "lo"
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 @dataclasses.dataclass(frozen=True)

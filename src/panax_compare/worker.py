@@ -179,7 +179,8 @@ def _peak_resident_bytes() -> int:
                     return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # KiB, and bytes on macOS.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _versions(modules: tuple[str, ...]) -> dict[str, str]:

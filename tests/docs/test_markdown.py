@@ -90,7 +90,7 @@ def commands_in(text: str, *, prompt: bool) -> list[list[str]]:
         words = shlex.split(part, comments=True)
         while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
             del words[0]
-        if words and words[0] == "panax":
+        if words and words[0].removeprefix(".venv/bin/") == "panax":
             found.append(words[1:])
     return found
 
@@ -144,9 +144,12 @@ def test_links_resolve(page):
 def test_readme_has_the_two_commands():
     blocks = [block.text.strip() for block in fences(ROOT / "README.md") if block.language == "bash"]
     assert blocks == [
-        "pip install -r requirements/run.txt && pip install --no-build-isolation -e . && panax train quickstart",
-        "pip install -r requirements/test.txt && pip install --no-build-isolation -e '.[test]' && pytest",
+        "python3 install.py && .venv/bin/panax train quickstart",
+        "python3 install.py test && .venv/bin/pytest",
     ]
+    # What a change must pass installs by the same commands, into an environment of its own.
+    steps = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert "python3 install.py test --venv .ci/venv\n" in steps and "$(python3 install.py --venv .ci/venv)" in steps
 
 
 def test_readme_lists_every_command():

@@ -8,7 +8,6 @@
 """
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -76,6 +75,8 @@ class MemoryFolder:
 
 def _marked(folder: Path) -> IO[str]:
     """The folder's mark, made where it is missing, under a lock that several processes of a job share."""
+    import fcntl
+
     mark = folder / MARK
     if not mark.exists() and any(folder.iterdir()):
         raise PermissionError(f"{folder} was not made by Panax: {MARK} is missing in it")
@@ -97,6 +98,8 @@ def _marked(folder: Path) -> IO[str]:
 
 def _remove_stale(copies: Path, run: str) -> None:
     """Remove the marked folders of runs that no job uses and that have been left as they are for a day."""
+    import fcntl
+
     for path in copies.iterdir():
         mark = path / MARK
         if path.name == run or not _RUN.fullmatch(path.name) or not is_own_folder(path) or not is_own_file(mark):

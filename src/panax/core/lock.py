@@ -1,6 +1,5 @@
 """A file that one process holds at a time."""
 
-import fcntl
 import os
 from pathlib import Path
 from typing import IO
@@ -13,6 +12,8 @@ def locked(path: str | Path) -> IO[bytes]:
         BlockingIOError: Another process has locked it.
         OSError: It can't be opened for writing, or is a link.
     """
+    import fcntl  # Absent on Windows, where `check_system` ends a run first.
+
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     file = os.fdopen(descriptor, "r+b", buffering=0)
     try:

@@ -1,9 +1,7 @@
 """Folders that nobody else can have put anything into: where a file is trusted, or removed, because of where it lies."""
 
 import functools
-import grp
 import os
-import pwd
 import stat
 from pathlib import Path
 
@@ -68,6 +66,9 @@ def _others_write(found: os.stat_result) -> bool:
 @functools.cache
 def _private_group() -> int | None:
     """The group that holds this user alone, as many systems make one for each user; None where there is no such group."""
+    import grp
+    import pwd
+
     try:
         user = pwd.getpwuid(os.geteuid())
         group = grp.getgrgid(user.pw_gid)

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..core import DataFacts, Source, Task
 from ..core.errors import RecipeError
+from ..core.system import check_system
 from ..data import ExampleData, IterableSource, TextData
 from ..data.text_bytes import bits_per_byte
 from ..data.tokenizer import Tokenizer
@@ -99,6 +100,7 @@ def as_source(data: Any, epochs: int | None = None) -> Source:
 
 def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any = None) -> Prepared:
     """Derive a run from an experiment. Raises whatever is wrong with it before anything is compiled."""
+    check_system()
     choose_by_timing(devices=devices)
     data = open_data(experiment, say)
     task, source = experiment.task.adapted(data.facts), data.train

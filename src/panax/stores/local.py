@@ -20,6 +20,8 @@ from .store import Buffer, Entry, MissingError, checked_path
 TEMPORARY = ".tmp"
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}" + re.escape(TEMPORARY))
 _WRITE_BYTES = 2**24
+_READ_BYTES = 2**30
+"""At most, at once: macOS refuses reads of 2 GiB."""
 
 
 class LocalStore:
@@ -78,7 +80,7 @@ class LocalStore:
             try:
                 done = 0
                 while done < len(target):
-                    count = os.preadv(descriptor, [target[done:]], start + done)
+                    count = os.preadv(descriptor, [target[done : done + _READ_BYTES]], start + done)
                     if count == 0:
                         raise StoreError(
                             f"{file} ends at byte {start + done}; expected {start} to {stop}: it is cut short"

@@ -1,0 +1,136 @@
+"""`install.py`: one sentence where it can't go on, nothing twice, and an old Python that can still read it."""
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+import pytest
+from pages import ROOT
+
+
+@pytest.fixture(scope="module")
+def install():
+    spec = importlib.util.spec_from_file_location("panax_install", ROOT / "install.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (((3, 9), "Linux", "x86_64", ["venv"]), "needs Python 3.11 or newer, and this is 3.9"),
+        (((3, 12), "Windows", "AMD64", ["venv"]), "on Windows, install WSL"),
+        (((3, 12), "Darwin", "x86_64", []), "Intel processor; use one with Apple silicon"),
+        (((3, 12), "Linux", "x86_64", ["ensurepip"]), "lacks ensurepip, .*run `sudo apt install python3.12-venv`"),
+        (((3, 11), "Linux", "aarch64", []), "^$"),
+        (((3, 14), "Darwin", "arm64", []), "^$"),
+    ],
+)
+def test_what_is_missing_is_one_sentence(install, given, expected):
+    said = install.refusal(*given)
+    assert re.search(expected, said) and "\n" not in said
+
+
+def test_an_old_python_can_read_it():
+    """No annotation, f-string, keyword-only argument or name of a new Python's: from 2.7 on it says what is wrong."""
+    tree = ast.parse((ROOT / "install.py").read_text(encoding="utf-8"), feature_version=(3, 7))
+    with open(ROOT / "install.py", "rb") as file:
+        assert all(token.string.isascii() for token in tokenize.tokenize(file.readline))
+    for node in ast.walk(tree):
+        assert not isinstance(node, ast.JoinedStr | ast.AnnAssign | ast.NamedExpr | ast.Nonlocal | ast.AsyncFunctionDef)
+        if isinstance(node, ast.FunctionDef):
+            given = node.args
+            assert node.returns is None and not given.kwonlyargs and not given.posonlyargs
+            assert all(each.annotation is None for each in given.args)
+        if isinstance(node, ast.Call):
+            # `print(a, file=b)` is a statement with a mistake to Python 2.
+            assert not (isinstance(node.func, ast.Name) and node.func.id == "print" and node.keywords)
+        if isinstance(node, ast.Raise):
+            assert node.cause is None
+
+
+def run(arguments: list[str], folder: Path, code: int = 0, **changes: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env={**os.environ, **changes}, capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+BACKEND = """
+import os, zipfile
+
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    name = "panax_jax-0-py3-none-any.whl"
+    files = {
+        "panax.pth": os.getcwd(),
+        "panax_jax-0.dist-info/METADATA": "Metadata-Version: 2.1\\nName: panax-jax\\nVersion: 0\\nProvides-Extra: test\\n",
+        "panax_jax-0.dist-info/WHEEL": "Wheel-Version: 1.0\\nGenerator: here\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+        "panax_jax-0.dist-info/entry_points.txt": "[console_scripts]\\npanax = panax:main\\n",
+    }
+    with zipfile.ZipFile(os.path.join(folder, name), "w") as wheel:
+        for path, text in files.items():
+            wheel.writestr(path, text)
+        wheel.writestr("panax_jax-0.dist-info/RECORD", "".join("%s,,\\n" % path for path in files))
+    return name
+"""
+
+
+@pytest.fixture
+def clone(tmp_path) -> Path:
+    """A project as small as can be, which takes nothing from an index."""
+    folder = tmp_path / "clone"
+    (folder / "requirements").mkdir(parents=True)
+    (folder / "install.py").write_text((ROOT / "install.py").read_text(encoding="utf-8"))
+    (folder / "backend.py").write_text(BACKEND)
+    (folder / "panax.py").write_text("def main():\n    print('it trains')\n")
+    (folder / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        '[project]\nname = "panax-jax"\nversion = "0"\n'
+    )
+    for kind in ("run", "test"):
+        (folder / f"requirements/{kind}.txt").write_text("# nothing\n")
+    return folder
+
+
+def test_it_ends_with_a_sentence_and_makes_nothing(clone):
+    without = "import runpy, sys; sys.modules['ensurepip'] = None; runpy.run_path('install.py', run_name='__main__')"
+    said = run(["-c", without], clone, 1)
+    assert said.startswith("install.py: this Python lacks ensurepip") and said.count("\n") == 1
+    assert run(["install.py", "everything"], clone, 1).startswith("usage: ")
+    (clone / ".venv").mkdir()
+    (clone / ".venv/mine").touch()
+    assert "is not a virtual environment; move it away" in run(["install.py"], clone, 1)
+    assert (clone / ".venv/mine").exists()
+
+
+@pytest.mark.slow
+def test_it_makes_an_environment_once_and_mends_it(clone):
+    """From no index."""
+    plain = {"PYTHONPATH": "", "PIP_NO_INDEX": "1", "PIP_USER": "1"}
+
+    def panax(where: Path) -> str:
+        script, environment = where / ".venv/bin/panax", {**os.environ, **plain}
+        return subprocess.run([script], env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert "making .venv" in run(["install.py", "test"], clone, **plain) and panax(clone) == "it trains\n"
+    for again in (["install.py"], ["install.py", "test"]):
+        assert run(again, clone, **plain) == ""
+    # Requirements that changed are installed; the environment stays.
+    (clone / "requirements/run.txt").write_text("# nothing yet\n")
+    (clone / ".venv/kept").touch()
+    assert "installing" in run(["install.py"], clone, **plain) and (clone / ".venv/kept").exists()
+    # What can't be installed is said, and tried again.
+    (clone / "requirements/run.txt").write_text("no-such-package-here==1\n")
+    assert "pip could not install requirements/run.txt; see above" in run(["install.py"], clone, 1, **plain)
+    (clone / "requirements/run.txt").write_text("# nothing\n")
+    # A folder that was moved holds scripts of the old place.
+    moved = clone.rename(clone.with_name("moved"))
+    assert "making .venv again" in run(["install.py"], moved, **plain) and panax(moved) == "it trains\n"
