@@ -34,7 +34,7 @@ class _Unsaid(Task):
     def parameter_axes(self, params: Any) -> Any: ...
 
 
-HELD = {"task": _Unsaid(), "data": None, "held_out": None}
+HELD = {"task": _Unsaid(), "data": None, "held_out": None, "hooks": (), "trackers": ()}
 """Fields that may hold what no flag can say (another library's model, a loader), and what stands there while flags are read."""
 
 
@@ -142,7 +142,8 @@ def _value_of(name: str, flags: Sequence[str]) -> str:
 def _in_words(value: Any) -> bool:
     """Whether flags can say a value: a configuration, not a loader, a list of batches or an array."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return all(_in_words(getattr(value, field.name)) for field in dataclasses.fields(value))
+        saved = [field.name for field in dataclasses.fields(value) if field.metadata.get("saved", True)]
+        return all(_in_words(getattr(value, name)) for name in saved)
     if isinstance(value, tuple):
         return all(map(_in_words, value))
     return value is None or isinstance(value, bool | int | float | str)

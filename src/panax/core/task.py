@@ -141,6 +141,13 @@ class Task(abc.ABC):
         """What its layers exchange whole over a mesh axis."""
         return ()
 
+    def layer_parameters(self, params: Params) -> Mapping[int, Mapping[str, tuple[str, int]]]:
+        """For each layer its parameters by their names in it: the name of the stacked array, and the layer's index there.
+
+        Empty, the default, where no array holds several layers.
+        """
+        return {}
+
     def watch(self) -> Watch | None:
         """What follows those of its metrics that are arrays, for one run; None, the default, where nothing reads them."""
         return None

@@ -33,6 +33,7 @@ def token_loss(
     *,
     soft_cap: float | None = None,
     z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
     vocab_size: int | None = None,
 ) -> TokenLoss:
     """Softmax cross-entropy of `hidden · tableᵀ`, and how many targets had the highest logit.
@@ -44,9 +45,10 @@ def token_loss(
         mask: Each token's weight; 0 leaves it out.
         soft_cap: Logits are squashed to ±soft_cap by a tanh (Gemma 2).
         z_loss: Weight of the squared log-partition that is added to the loss (PaLM, arXiv:2204.02311, section 5).
+        label_smoothing: The share of each target's probability that is spread evenly over the vocabulary.
         vocab_size: The table's rows from here on are padding and get probability 0.
     """
-    loss = _TokenLoss(soft_cap, z_loss, vocab_size, _vocab_axis(), current_target())
+    loss = _TokenLoss(soft_cap, z_loss, label_smoothing, vocab_size, _vocab_axis(), current_target())
     head = open_at_rest(table, "vocab embed", hidden.dtype)
     sums: tuple[jax.Array, jax.Array] = multiplied(loss, _Inputs(whole_sequence(hidden), targets, mask), head)
     return TokenLoss(*sums)
@@ -68,6 +70,7 @@ class _TokenLoss(Product):
 
     soft_cap: float | None
     z_loss: float
+    label_smoothing: float
     vocab_size: int | None
     vocab_axis: str | None
     target: Target

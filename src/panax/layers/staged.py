@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..core import Batch, Evaluation, Gradients, Task, logical_axes
+from ..core import Batch, Evaluation, Gradients, Task, logical_axes, named_leaves
 from ..core.errors import RecipeError
 from ..core.layout import axis_size
 from ..core.measures import Losses, Metrics
@@ -112,6 +112,17 @@ class StagedTask(Task):
     def with_stacks(self, params: Any, stacks: tuple[Stack, ...]) -> Any:
         """The model with other layers; () leaves what a pipeline has outside of its stages."""
         return dataclasses.replace(params, stacks=stacks)
+
+    def layer_parameters(self, params: Any) -> dict[int, dict[str, tuple[str, int]]]:
+        names = {id(leaf): name for name, leaf in named_leaves(params).items()}
+        found: dict[int, dict[str, tuple[str, int]]] = {}
+        for stack in self.stacks(params):
+            for place, block in enumerate(stack.blocks):
+                for name, leaf in named_leaves(block).items():
+                    for repeat in range(stack.repeats):
+                        layer = stack.first + repeat * len(stack.blocks) + place
+                        found.setdefault(layer, {})[name] = (names[id(leaf)], repeat)
+        return found
 
     def parameter_axes(self, params: Any) -> Any:
         return logical_axes(params)

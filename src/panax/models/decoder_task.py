@@ -21,7 +21,8 @@ from ..parallel.context import sequence_places
 from ..spmd import over_tokens, own_sequence
 from .decoder import Decoder, layer_state
 from .decoder_config import DecoderConfig
-from .sampling import sample
+from .own_metrics import TokenMetric, check_names, measured_by, own_metrics
+from .sampling import sample, whole_logits
 
 ComputeType = FloatType
 
@@ -34,6 +35,8 @@ class DecoderTask(Validated, StagedTask):
         compute_dtype: What activations and products are in; sums accumulate in float32.
         parameter_dtype: What parameters, gradients and moments are in.
         z_loss: Weight of the squared log-partition in the loss.
+        label_smoothing: In training, this much of each target's probability is spread over the whole vocabulary.
+        metrics: More metrics of evaluations, by name; see `TokenMetric`.
         pipeline: How a stage axis of the mesh is used.
         context_attention: How rows that are split over the context axis attend: by a ring of keys and values, or by exchanging
             heads for positions (Ulysses), which needs as many key-value heads on each device as the axis has devices. auto takes
@@ -45,6 +48,8 @@ class DecoderTask(Validated, StagedTask):
     parameter_dtype: ComputeType = "float32"
     remat: RematPolicy = "none"
     z_loss: float = 0.0
+    label_smoothing: float = 0.0
+    metrics: Mapping[str, TokenMetric] = own_metrics()
     pipeline: Pipeline = Pipeline()  # noqa: RUF009
     context_attention: ContextAttention = "auto"
 
@@ -53,6 +58,11 @@ class DecoderTask(Validated, StagedTask):
     batch_axes = MappingProxyType(
         dict.fromkeys(("tokens", "targets", "loss_mask", "segment", "position"), ("batch", "seq"))
     )
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise RecipeError(f"task.label_smoothing={self.label_smoothing}; expected a share in [0, 1)")
+        check_names(self.metrics)
 
     def adapted(self, facts: DataFacts) -> "DecoderTask":
         model, tokens = self.model, facts.vocab_size
@@ -128,11 +138,16 @@ class DecoderTask(Validated, StagedTask):
             mask,
             soft_cap=model.logit_soft_cap,
             z_loss=self.z_loss if train else 0.0,
+            label_smoothing=self.label_smoothing if train else 0.0,
             vocab_size=None if model.vocab_size == model.vocab_rows else model.vocab_size,
         )
         weight = mask.sum()
         losses = {"cross_entropy": Loss(sums.loss, weight)}
-        return losses, {"accuracy": Mean(sums.correct, weight), "tokens": Sum(weight)}
+        metrics = {"accuracy": Mean(sums.correct, weight), "tokens": Sum(weight)}
+        if self.metrics and not train:
+            logits = whole_logits(params, params.normalised(items))
+            metrics |= measured_by(self.metrics, logits, targets["targets"], mask)
+        return losses, metrics
 
     def layer_state(self, state: Any) -> Any:
         return layer_state(state)

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from ..core.errors import RecipeError
+from ..core.layout import current_layout
 from ..layers import Context
 from ..layers.stack import states_by_stack
-from ..spmd import contract
+from ..spmd import contract, whole_sequence
+from ..spmd.collectives import all_gather
 from .decoder import Decoder, layer_state
 
 
@@ -89,6 +91,19 @@ def _sample(
 
     _, tokens = jax.lax.scan(one, (logits, caches), jnp.arange(num_tokens))
     return tokens.T
+
+
+def whole_logits(model: Decoder, hidden: Float[Array, "batch residual embed"]) -> Float[Array, "batch seq vocab"]:
+    """All logits of this device's positions in float32, gathered where a mesh axis splits the vocabulary: in no gradient."""
+    hidden, table = jax.lax.stop_gradient((hidden, model.output_table))
+    logits = contract(
+        "batch seq embed, vocab embed -> batch seq vocab", whole_sequence(hidden), table, out_dtype=jnp.float32
+    )
+    layout = current_layout()
+    axes = () if layout is None else layout.compute(("vocab",))[0]
+    logits = all_gather(logits, axes, logits.ndim - 1)[..., : model.config.vocab_size]
+    cap = model.config.logit_soft_cap
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def logits_of(model: Decoder, hidden: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq vocab"]:

@@ -16,6 +16,7 @@ from ..layers import Context, Stack, StagedTask
 from ..parallel import Pipeline, RematPolicy
 from ..spmd import equal_shares
 from .decoder_task import ComputeType
+from .own_metrics import TokenMetric, check_names, measured_by, own_metrics
 from .vit import Vit, shared_context
 from .vit_config import VitConfig
 
@@ -34,6 +35,7 @@ class VitTask(Validated, StagedTask):
         compute_dtype: What activations and products are in; sums accumulate in float32.
         parameter_dtype: What parameters, gradients and moments are in.
         label_smoothing: In training, this much of each image's target is spread over all classes alike.
+        metrics: More metrics of evaluations, by name; see `TokenMetric`: here of the classes' scores, labels and weights.
     """
 
     model: VitConfig
@@ -41,6 +43,7 @@ class VitTask(Validated, StagedTask):
     parameter_dtype: ComputeType = "float32"
     remat: RematPolicy = "none"
     label_smoothing: float = 0.0
+    metrics: Mapping[str, TokenMetric] = own_metrics()
 
     pipeline: Pipeline = Pipeline()  # noqa: RUF009
 
@@ -51,6 +54,7 @@ class VitTask(Validated, StagedTask):
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:
             raise RecipeError(f"task.label_smoothing={self.label_smoothing}; expected a share in [0, 1)")
+        check_names(self.metrics)
 
     def adapted(self, facts: DataFacts) -> "VitTask":
         model, classes = self.model, facts.num_classes
@@ -111,7 +115,10 @@ class VitTask(Validated, StagedTask):
         if mixed is not None and share is not None:
             # Of a mixed image, the class with the larger share is right.
             label = jnp.where(share < 0.5, mixed, label)
-        return {"cross_entropy": Loss((surprise * mask).sum(), mask.sum())}, _metrics(scores, label, mask)
+        metrics = _metrics(scores, label, mask)
+        if not train:
+            metrics |= measured_by(self.metrics, scores.astype(jnp.float32), label, mask)
+        return {"cross_entropy": Loss((surprise * mask).sum(), mask.sum())}, metrics
 
 
 def class_surprise(
@@ -143,7 +150,7 @@ def _of_class(log_shares: jax.Array, label: jax.Array) -> jax.Array:
     return jnp.take_along_axis(log_shares, label[:, None], axis=-1, mode="fill")[:, 0]
 
 
-def _metrics(scores: jax.Array, label: jax.Array, mask: jax.Array) -> Metrics:
+def _metrics(scores: jax.Array, label: jax.Array, mask: jax.Array) -> dict[str, Any]:
     # Of scores that tie none is the answer: a model that has collapsed is not right.
     own = _of_class(scores, label)
     at_least = (scores >= own[:, None]).sum(axis=-1)

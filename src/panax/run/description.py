@@ -20,7 +20,8 @@ _LISTED = 32
 def describe(value: Any) -> Any:
     """A dataclass (and what it holds) as JSON values, each with its `type`; what JSON can't say is named (`opaque.py`)."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        saved = [field.name for field in dataclasses.fields(value) if field.metadata.get("saved", True)]
+        fields = {name: describe(getattr(value, name)) for name in saved}
         return {"type": type(value).__name__, **fields}
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}

@@ -115,6 +115,8 @@ def with_defaults(before: Mapping[str, Any], value: Any) -> dict[str, Any]:
     """Earlier settings, and the defaults of those that did not exist yet when they were saved."""
     filled = dict(before)
     for field in dataclasses.fields(value):
+        if not field.metadata.get("saved", True):
+            continue
         inner = getattr(value, field.name)
         if field.name not in before:
             if field.default is not dataclasses.MISSING:

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..core import Axes, Guard, Task, TrainState, named_leaves, pair_axes
-from ..core.errors import RecipeError
+from ..core import Axes, Guard, Task, TrainState, pair_axes
 from ..core.state import averages_of
 from ..kernels import Kernels
 from ..optim import Optimizer, optimizer_state_axes
+from .freezing import Rows, at_rest, freeze
 from .update import Scalars, StepConfig, evaluation_step, gradient_step, train_step
 
 
@@ -27,6 +27,7 @@ class Program:
         trainable: Like the parameters, true where gradients and moments exist.
         transformation: The optimizer for these parameters.
         kernels: Those that the recipe names.
+        resting: Of stacked parameters that train, the layers that are frozen.
     """
 
     task: Task
@@ -38,6 +39,7 @@ class Program:
     trainable: Any
     transformation: optax.GradientTransformation
     kernels: Kernels = Kernels()  # noqa: RUF009
+    resting: Rows | None = None
 
     @classmethod
     def create(
@@ -54,14 +56,14 @@ class Program:
 
         Args:
             num_steps: Length of the run, which the learning rate's decay ends with.
-            frozen: Prefixes of parameter names that are not trained.
+            frozen: Prefixes of parameter names that are not trained, or single layers; see `freeze`.
 
         Raises:
             RecipeError: A prefix in `frozen` matches no parameter.
         """
         params, model_state = jax.eval_shape(task.init, jax.random.key(0))
         parameter_axes = task.parameter_axes(params)
-        trainable = _trainable(params, frozen, task.frozen_parameters)
+        trainable, resting = freeze(params, frozen, task.frozen_parameters, task.layer_parameters(params))
         free = {
             name: (leaf.shape, axes)
             for (name, leaf, axes), keep in zip(pair_axes(params, parameter_axes), jax.tree.leaves(trainable))
@@ -72,7 +74,9 @@ class Program:
         create = partial(_initial_state, task, transformation, trainable, config.ema_decay is not None)
         abstract = jax.eval_shape(create, jax.random.key(0))
         axes = _state_axes(abstract, parameter_axes, task.state_axes(model_state), free, trainable)
-        return cls(task, optimizer, config, num_steps, abstract, axes, trainable, transformation, kernels or Kernels())
+        return cls(
+            task, optimizer, config, num_steps, abstract, axes, trainable, transformation, kernels or Kernels(), resting
+        )
 
     def initial_state(self, key: jax.Array, given: tuple[Any, Any] | None = None) -> TrainState:
         """Draw the whole state, or what there is besides `given` parameters and model state.
@@ -95,15 +99,17 @@ class Program:
             learning_rate=self.optimizer.reported_rate(self.num_steps),
             config=self.config,
             batch_axes=batch_axes,
+            resting=self.resting,
         )
 
     def gradients(
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
     ) -> Any:
         """The gradients of one batch, as a tree like the parameters with None where one is frozen."""
-        return gradient_step(
+        found = gradient_step(
             state, batch, task=self.task, trainable=self.trainable, config=self.config, batch_axes=batch_axes
-        ).gradients
+        )
+        return at_rest(found.gradients, self.resting)
 
     def evaluate(
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
@@ -139,21 +145,6 @@ def _state_axes(
     ]
     # Unflattened, not constructed: these leaves are no arrays.
     return jax.tree.structure(abstract).unflatten(leaves)
-
-
-def _trainable(params: Any, frozen: tuple[str, ...], fixed: tuple[str, ...]) -> Any:
-    names = list(named_leaves(params))
-    for prefix in frozen:
-        if not any(_within(name, prefix) for name in names):
-            raise RecipeError(f"frozen: {prefix!r} matches no parameter; the first ones are {', '.join(names[:5])}")
-    free = [name not in fixed and not any(_within(name, prefix) for prefix in frozen) for name in names]
-    if not any(free):
-        raise RecipeError("every parameter is frozen, so there is nothing to train; unfreeze some")
-    return jax.tree.unflatten(jax.tree.structure(params), free)
-
-
-def _within(name: str, prefix: str) -> bool:
-    return name == prefix or name.startswith(prefix.rstrip(".") + ".")
 
 
 def _initial_state(

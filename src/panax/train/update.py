@@ -15,6 +15,7 @@ from ..core.errors import RecipeError
 from ..core.logical import axes_of_rows
 from ..core.validated import Validated
 from ..kernels.precision import accumulation_dtype
+from .freezing import Rows, at_rest
 from .on_mesh import BatchAxes
 from .on_mesh import evaluation as evaluation_on_mesh
 from .on_mesh import gradients as gradients_on_mesh
@@ -85,6 +86,7 @@ def train_step(
     learning_rate: optax.Schedule | None,
     config: StepConfig,
     batch_axes: BatchAxes | None = None,
+    resting: Rows | None = None,
 ) -> tuple[TrainState, Scalars]:
     """Take one step.
 
@@ -96,12 +98,14 @@ def train_step(
         trainable: A tree of bools like the parameters.
         learning_rate: Step to rate, to be reported; None where the optimizer does not tell its own.
         batch_axes: The logical axes of each leaf of the batch; by default rows alone are split.
+        resting: Of stacked parameters, the layers that are frozen: they count in no norm, and no update moves them.
 
     Returns:
         The next state, and scalars: `loss`, each loss and metric by name, `gradient_norm`, `learning_rate`, `skipped`; and
         what checks of the data found (`Faults`), where the task makes any.
     """
     result = gradient_step(state, batch, task=task, trainable=trainable, config=config, batch_axes=batch_axes)
+    result = result._replace(gradients=at_rest(result.gradients, resting))
     loss = total_loss(result.losses)
     norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(accumulation_dtype(g.dtype)), result.gradients))
     applied = _is_applied(result, loss, norm, state.guard, config)
@@ -118,7 +122,7 @@ def train_step(
             scale = jnp.minimum(1.0, config.clip_norm / (norm + 1e-6))
             gradients = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
         updates, optimizer_state = transformation.update(gradients, state.optimizer_state, free)
-        params = optax.apply_updates(free, updates)
+        params = optax.apply_updates(free, at_rest(updates, resting))
         averaged = None
         if config.ema_decay is not None:
             averaged = _averaged(state.averaged, params, config.ema_decay, guard, state.step)

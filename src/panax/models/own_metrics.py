@@ -1,0 +1,56 @@
+"""Metrics that a user adds to a built-in task, computed in evaluations."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxtyping import Array, Float, Int
+
+from ..core import Mean
+from ..core.errors import RecipeError
+
+TokenMetric = Callable[[Float[Array, "*row class"], Int[Array, "*row"], Float[Array, "*row"]], Any]
+"""(scores in float32, targets, weights) to a value for each target; it is averaged by the weights over all held-out data.
+
+    def perplexity_free_margin(scores, targets, weights):
+        return jnp.max(scores, axis=-1) - jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
+
+The value of a target depends on its own scores alone, so the mean is the same on every mesh. A function that returns a pair gives
+each target's weight, too.
+"""
+
+RESERVED = ("loss", "accuracy", "accuracy_top5", "tokens", "images", "ema_decay", "bits_per_byte")
+
+
+def own_metrics() -> Any:
+    """A field of a task: not part of what a checkpoint says of its model, since functions are not kept in files."""
+    return dataclasses.field(default_factory=dict, compare=False, metadata={"saved": False})
+
+
+def check_names(metrics: Mapping[str, TokenMetric]) -> None:
+    """Raise a RecipeError where a name is taken."""
+    for name in metrics:
+        if name in RESERVED or name.startswith(("loss/", "experts/")):
+            raise RecipeError(f"task.metrics has {name!r}, which the task measures itself; give it another name")
+
+
+def measured_by(
+    metrics: Mapping[str, TokenMetric],
+    scores: Float[Array, "*row class"],
+    targets: Int[Array, "*row"],
+    weights: Float[Array, "*row"],
+) -> dict[str, Mean]:
+    """Each metric as a sum with its weight."""
+    found = {}
+    for name, function in metrics.items():
+        values = function(scores, targets, weights)
+        values, own = values if isinstance(values, tuple) else (values, weights)
+        for what, leaf in (("values", values), ("weights", own)):
+            if getattr(leaf, "shape", None) != targets.shape:
+                raise RecipeError(
+                    f"task.metrics[{name!r}] gives {what} of the shape {getattr(leaf, 'shape', type(leaf).__name__)}; expected "
+                    f"one for each target, {targets.shape}: leave the mean to the task"
+                )
+        values, own = values.astype(scores.dtype), own.astype(scores.dtype)
+        found[name] = Mean((values * own).sum(), own.sum())
+    return found
