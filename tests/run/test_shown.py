@@ -4,14 +4,18 @@ import dataclasses
 import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from panax import fit
-from panax.core import RecipeError
+from panax.core import DataError, RecipeError
+from panax.data import IterableSource
+from panax.data.first_batches import FirstBatches
 from panax.metrics import ConsoleTracker, Peak
 from panax.metrics.console import NotebookTracker
 from panax.optim import AdamW, Schedule
+from panax.run import EvaluateConfig
 
 VALUES = {"train/loss": 3.5, "memory/bytes": 2.0**30, "seconds/step": 0.1, "train/accuracy": 0.25}
 
@@ -79,3 +83,30 @@ def test_a_line_fits_its_width_and_says_what_takes_time():
     tracker.record(10, values)
     shown = wide.export_text()
     assert "27% data" in shown and "1.87 GiB" in shown and "expert load 0.50 to 1.50" in shown and "hooks" not in shown
+
+
+def test_a_model_learns_its_first_batches_by_heart(experiment, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fast = AdamW(schedule=Schedule(peak=2e-2, decay="constant"))
+    task = dataclasses.replace(experiment.task, model=dataclasses.replace(experiment.task.model, dropout=0.0))
+    heart = dataclasses.replace(
+        experiment,
+        task=task,
+        overfit_batches=1,
+        num_steps=60,
+        optimizer=fast,
+        directory="",
+        evaluate=EvaluateConfig(every=30),
+    )
+    lines: list[str] = []
+    assert heart.folder == "runs/tiny-overfit"
+    result = fit(dataclasses.replace(heart, num_steps=40), say=lines.append)
+    result = fit(heart, say=lines.append)
+    assert "training on the first 1 batches alone, and evaluating on them" in lines
+    assert "bits_per_byte" not in result.evaluation
+    # What is evaluated is what was trained on.
+    assert result.evaluation["loss"] < 2.0 and result.evaluation["loss"] < result.history["train/loss"].iloc[-1] + 0.05
+    with pytest.raises(DataError, match="overfit_batches=5, and the data has 2 batches; give less"):
+        list(FirstBatches(IterableSource([np.zeros((2, 2))] * 2, epochs=1), 5).batches())
+    with pytest.raises(RecipeError, match=r"overfit_batches=-1; expected 0 or more"):
+        dataclasses.replace(heart, overfit_batches=-1)

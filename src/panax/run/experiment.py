@@ -51,6 +51,8 @@ class Experiment(Validated):
         directory: Where checkpoints and logs go. Running the same command again resumes from there.
         log_every: Steps between two reports.
         profile: Write a profile of three steps from this one on; 0 for none.
+        overfit_batches: Train on this many first batches alone, again and again, and evaluate on them: a model that can't learn
+            them by heart has a mistake in it. 0 for all the data.
         debug: Run un-jitted on one device: breakpoints, prints and NaN checks work inside the model.
     """
 
@@ -74,6 +76,7 @@ class Experiment(Validated):
     directory: str = ""
     log_every: int = 10
     profile: int = 0
+    overfit_batches: int = 0
     debug: bool = False
 
     def __post_init__(self) -> None:
@@ -90,10 +93,10 @@ class Experiment(Validated):
             raise RecipeError(f"num_steps={self.num_steps}; expected 1 or more")
         if self.log_every < 1:
             raise RecipeError(f"log_every={self.log_every}; expected 1 or more")
-        if min(self.evaluate.every, self.evaluate.batches, self.profile) < 0:
+        if min(self.evaluate.every, self.evaluate.batches, self.profile, self.overfit_batches) < 0:
             raise RecipeError(
-                f"evaluate.every={self.evaluate.every}, evaluate.batches={self.evaluate.batches}, profile={self.profile}; "
-                f"expected 0 or more"
+                f"evaluate.every={self.evaluate.every}, evaluate.batches={self.evaluate.batches}, profile={self.profile}, "
+                f"overfit_batches={self.overfit_batches}; expected 0 or more"
             )
         if self.init and not self.init.startswith(("hf:", "checkpoint:")):
             raise RecipeError(
@@ -113,8 +116,9 @@ class Experiment(Validated):
 
     @property
     def folder(self) -> str:
-        """Where this run's checkpoints and logs are; a debugging run has a folder of its own."""
-        return self.directory or f"runs/{self.name}{'-debug' if self.debug else ''}"
+        """Where this run's checkpoints and logs are; a run that debugs or overfits has another one than the run itself."""
+        kind = f"{'-debug' if self.debug else ''}{'-overfit' if self.overfit_batches else ''}"
+        return self.directory or f"runs/{self.name}{kind}"
 
     def tried(self, folder: str) -> "Experiment":
         """Two steps of everything, an evaluation and a checkpoint after each, in a folder that is not the run's own."""

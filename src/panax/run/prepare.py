@@ -11,6 +11,7 @@ from ..core import DataFacts, Source, Task
 from ..core.errors import RecipeError
 from ..core.system import check_system
 from ..data import ExampleData, IterableSource, TextData
+from ..data.first_batches import FirstBatches
 from ..data.text_bytes import bits_per_byte
 from ..data.tokenizer import Tokenizer
 from ..kernels import choose_by_timing
@@ -67,6 +68,16 @@ def open_data(experiment: Experiment, say: Say) -> OpenedData:
     Raises:
         DataError: It can't be read, or holds nothing.
     """
+    opened = _opened(experiment, say)
+    if not experiment.overfit_batches:
+        return opened
+    say(f"training on the first {experiment.overfit_batches} batches alone, and evaluating on them")
+    first = FirstBatches(opened.train, experiment.overfit_batches)
+    # What is known of the held-out text is not of these batches.
+    return dataclasses.replace(opened, train=first, held_out=first.once, unigram_entropy=None, bytes_per_target=None)
+
+
+def _opened(experiment: Experiment, say: Say) -> OpenedData:
     data = experiment.data
     if isinstance(data, TextData):
         opened = data.open(

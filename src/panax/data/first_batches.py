@@ -1,0 +1,53 @@
+"""The first batches of a source again and again: can the model learn them by heart?"""
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Literal
+
+import numpy as np
+
+from panax.core.errors import DataError
+from panax.core.protocols import Axes, Position, Source, SourcedBatch
+
+
+class FirstBatches:
+    """The first `count` batches of a source, without an end; `once` gives each of them once.
+
+    >>> from panax.data import IterableSource
+    >>> first = FirstBatches(IterableSource([{"x": np.full(2, n)} for n in range(9)]), 2)
+    >>> [int(batch["x"][0]) for batch, _ in islice(first.batches(), 5)]
+    [0, 1, 0, 1, 0]
+    >>> [int(batch["x"][0]) for batch, _ in first.once.batches()]
+    [0, 1]
+    """
+
+    resume: Literal["exact", "replay"] = "exact"
+
+    def __init__(self, source: Source, count: int, *, endless: bool = True):
+        self._source, self._count, self._endless = source, count, endless
+        self._drawn: list[dict[str, np.ndarray]] = []
+
+    @property
+    def axes(self) -> Mapping[str, Axes]:
+        return self._source.axes
+
+    @property
+    def once(self) -> "FirstBatches":
+        """The same batches with an end."""
+        other = FirstBatches(self._source, self._count, endless=False)
+        # One list for both: a loader may give its batches only once.
+        other._drawn = self._drawn
+        return other
+
+    def batches(self, position: Position | None = None) -> Iterator[SourcedBatch]:
+        if position is not None and not isinstance(position.get("first_batches"), int):
+            raise DataError("the data's position is of another source; overfit_batches was not set before")
+        if len(self._drawn) < self._count:
+            self._drawn[:] = [batch for batch, _ in islice(self._source.batches(), self._count)]
+        if len(self._drawn) < self._count:
+            raise DataError(f"overfit_batches={self._count}, and the data has {len(self._drawn)} batches; give less")
+        number = 0 if position is None else int(position["first_batches"])
+        while self._endless or number < self._count:
+            batch = self._drawn[number % self._count]
+            number += 1
+            yield SourcedBatch(dict(batch), {"first_batches": number})
