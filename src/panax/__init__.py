@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from . import adapters, hooks
     from .core import Task, debugging
     from .presets import preset
-    from .run import Experiment, Result, compile_step, evaluate, fit, load, open_run
+    from .run import Experiment, Result, compile_step, evaluate, fit, load, open_run, sweep
     from .train import CompiledStep, Program
 
 __version__ = "0.1.1"
@@ -24,7 +24,7 @@ __getattr__ = lazily(
     {
         "core": ("Task", "debugging"),
         "presets": ("preset",),
-        "run": ("Experiment", "Result", "compile_step", "evaluate", "fit", "load", "open_run"),
+        "run": ("Experiment", "Result", "compile_step", "evaluate", "fit", "load", "open_run", "sweep"),
         "train": ("CompiledStep", "Program"),
     },
     rooms=("adapters", "hooks"),
@@ -36,5 +36,5 @@ readable_in("panax.parallel", "Pipeline")
 
 __all__ = [
     "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "compile_step", "debugging",
-    "evaluate", "fit", "hooks", "load", "open_run", "preset",
+    "evaluate", "fit", "hooks", "load", "open_run", "preset", "sweep",
 ]  # fmt: skip

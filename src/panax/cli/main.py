@@ -22,6 +22,8 @@ usage: panax COMMAND ...
                          holds; takes what train takes; nothing is trained
     [--target h100x64]     for devices that are not here
     [--no-compile]         as far as tracing tells
+  sweep RECIPE --SETTING A,B
+                         train with each value: one table, one chart
   data show RECIPE       what the model sees: the first batch, rows as text
   generate RUN           continue a text (--prompt TEXT) with a trained model
   evaluate RUN           its losses and metrics, on what it held out
@@ -53,6 +55,11 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from .train import train
 
         return train
+    if name == "sweep":
+        keep_freed_memory()
+        from .sweep import sweep
+
+        return sweep
     if name == "inspect":
         from .inspect import inspect
 
@@ -86,7 +93,7 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
     return recipes
 
 
-COMMANDS = ("train", "inspect", "data", "generate", "evaluate", "export", "checkpoint", "compare", "recipes")
+COMMANDS = ("train", "sweep", "inspect", "data", "generate", "evaluate", "export", "checkpoint", "compare", "recipes")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,6 +8,7 @@ from .on_data import on_data
 from .plain import PlainStep, compile_step
 from .prepare import prepare
 from .result import Result
+from .sweeping import Sweep, sweep
 from .trained import Trained
 from .trained import load_trained as load
 from .writing import continue_text
@@ -18,6 +19,7 @@ __all__ = [
     "PlainStep",
     "Result",
     "Run",
+    "Sweep",
     "Trained",
     "compile_step",
     "continue_text",
@@ -27,4 +29,5 @@ __all__ = [
     "on_data",
     "open_run",
     "prepare",
+    "sweep",
 ]

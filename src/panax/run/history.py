@@ -35,13 +35,14 @@ def read_history(folder: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-def table(rows: list[dict[str, Any]]) -> Any:
-    """Rows as a pandas DataFrame indexed by step, where pandas is installed; else as they are."""
+def table(rows: list[dict[str, Any]], index: str | None = "step") -> Any:
+    """Rows as a pandas DataFrame, indexed by step by default, where pandas is installed; else as they are."""
     try:
         import pandas
     except ImportError:
         return rows
-    return pandas.DataFrame(rows).set_index("step") if rows else pandas.DataFrame(rows)
+    found = pandas.DataFrame(rows)
+    return found if index is None or not rows else found.set_index(index)
 
 
 def _row(line: str, where: str) -> dict[str, Any]:

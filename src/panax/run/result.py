@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core import TrainState
+from ..core.errors import RecipeError, nearest
+from ..metrics.chart import Chart, Line, line_chart
 from .evaluating import evaluate_result
 from .history import read_history, table
 from .prepare import Prepared
@@ -36,6 +38,22 @@ class Result:
     def history(self) -> Any:
         """What the run has logged, earlier runs of the same command included: a pandas DataFrame, or rows without pandas."""
         return table(read_history(self.prepared.experiment.folder))
+
+    def plot(self, *names: str) -> Chart:
+        """A chart of what the run has logged, by default of its training and held-out loss; a notebook shows it.
+
+        Raises:
+            RecipeError: The run has logged nothing of that name.
+        """
+        rows = read_history(self.prepared.experiment.folder)
+        known = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
+        lines = []
+        for name in names or [name for name in ("train/loss", "evaluation/loss") if name in known]:
+            if name not in known:
+                raise RecipeError(f"the run has logged no {name!r}: {nearest(name, known)}")
+            points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+            lines.append(Line(name, [step for step, _ in points], [value for _, value in points]))
+        return line_chart(lines, "step")
 
     def __repr__(self) -> str:
         held_out = f", held-out loss {self.evaluation['loss']:.4f}" if "loss" in self.evaluation else ""
