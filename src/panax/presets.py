@@ -2,18 +2,18 @@
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .core.errors import DataError, RecipeError, nearest
-from .core.validated import Validated
 from .data import Arrays, BytePairTokenizer, ExampleData, ImageFolder, PretrainedTokenizer, TextData
 from .models import PRESETS, PUBLISHED_PARAMETERS, VIT_PRESETS, VIT_PUBLISHED_PARAMETERS, DecoderTask, VitTask
 from .optim import AdamW, Schedule
 from .run import EvaluateConfig, Experiment
+from .run.no_data import NoData
 from .run.on_data import on_data
 from .run.start import TOKENIZER
 from .run.trained import find_checkpoints
@@ -29,32 +29,7 @@ VOCABULARY = 32768
 """Of a tokenizer that is trained on the data, unless the model's is smaller."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NoData(Validated):
-    """Where a preset's data will be.
-
-    Attributes:
-        preset: Its name.
-    """
-
-    preset: str
-
-    def documents(self) -> Iterator[Any]:
-        raise self.refused()
-
-    def fingerprint(self) -> str:
-        raise self.refused()
-
-    def open(self, root: Path, max_bad_records: int) -> Any:
-        raise self.refused()
-
-    def refused(self) -> DataError:
-        """What to raise where data is needed."""
-        kind = "texts" if self.preset in PRESETS else "a folder of images, a folder in it for each class"
-        return DataError(
-            f"the preset {self.preset} comes without data; give {kind}: --data PATH, or "
-            f"panax.preset({self.preset!r}, data=PATH)"
-        )
+IMAGES = "a folder of images, a folder in it for each class"
 
 
 def preset(
@@ -124,7 +99,7 @@ def _texts(name: str, init: str) -> dict[str, Any]:
     model = PRESETS[name]
     tokenizer = _tokenizer_of(init) or BytePairTokenizer(vocab_size=min(VOCABULARY, model.vocab_size))
     length = min(MOST_TOKENS, model.max_length)
-    data = TextData(corpus=NoData(preset=name), tokenizer=tokenizer, sequence_length=length)
+    data = TextData(corpus=NoData(preset=name, kind="texts"), tokenizer=tokenizer, sequence_length=length)
     return {"task": DecoderTask(model=model, compute_dtype="bfloat16"), "data": data}
 
 
@@ -155,17 +130,11 @@ def _images(name: str, paths: Sequence[str | Path]) -> dict[str, Any]:
     model = dataclasses.replace(VIT_PRESETS[name], num_classes=0) if paths else VIT_PRESETS[name]
     if len(paths) > 1:
         raise RecipeError(f"{name} takes one folder of images; got {len(paths)} paths")
-    examples = ImageFolder(path=str(paths[0]), size=model.image_size) if paths else NoData(preset=name)
+    examples = ImageFolder(path=str(paths[0]), size=model.image_size) if paths else NoData(preset=name, kind=IMAGES)
     return {
         "task": VitTask(model=model, compute_dtype="bfloat16"),
         "data": ExampleData(examples=examples, held_out=0.02),
     }
-
-
-def lacks_data(experiment: Experiment) -> NoData | None:
-    """What stands in the place of an experiment's data; None where it has some."""
-    inside = getattr(experiment.data, "corpus", None) or getattr(experiment.data, "examples", None)
-    return inside if isinstance(inside, NoData) else None
 
 
 def with_blank_images(experiment: Experiment) -> Experiment:

@@ -10,7 +10,7 @@ from panax.cli.main import main
 from panax.cli.overrides import experiment_from
 from panax.core import RecipeError
 from panax.data import Jsonl, TextFiles
-from panax.models import PRESETS
+from panax.models import PRESETS, VIT_PRESETS, VitConfig
 
 RECIPE = str(Path(tiny_recipe.__file__))
 
@@ -53,7 +53,15 @@ def test_what_can_not_be_used_is_one_message(here, capsys, arguments, code, said
     assert err.startswith("panax: error: ") and said in err
 
 
-def test_a_preset_is_inspected_without_data(here, capsys):
+def test_a_preset_is_inspected_without_data(here, capsys, monkeypatch):
+    small = {"embed": 16, "num_layers": 1, "heads": 2, "ffn": 16}
+    monkeypatch.setitem(VIT_PRESETS, "vit_ti16", VitConfig(num_classes=10, image_size=8, patch=4, **small))
+    assert main(["inspect", "preset:vit_ti16", "--no-compile", "--data.batch-size", "8"]) == 0
+    assert "patches.w" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_published_sizes_are_inspected_without_data(here, capsys):
     assert main(["inspect", "preset:vit_ti16", "--no-compile", "--data.batch-size", "8"]) == 0
     assert "5,717,416 parameters" in capsys.readouterr().out
     assert main(["inspect", "preset:gpt2", "--no-compile", "--mesh.fsdp", "8"]) == 0

@@ -27,8 +27,9 @@ from panax.data import (
     TextFiles,
     TokenWriter,
 )
-from panax.models import VitConfig, VitTask
+from panax.models import DecoderConfig, DecoderTask, VitConfig, VitTask
 from panax.optim import AdamW, Schedule
+from panax.run.evaluating import open_whole
 from panax.train import StepConfig
 
 
@@ -40,7 +41,8 @@ def ran(tmp_path_factory):
         patch.chdir(folder)
         patch.setenv("PANAX_CACHE", str(folder / "cache"))
         (folder / "other.txt").write_text("def other(text):\n    return text.split()\n" * 30)
-        recipe = dataclasses.replace(tiny_recipe.tiny(), num_steps=7, step=StepConfig(ema_decay=0.5))
+        task = DecoderTask(model=DecoderConfig(max_length=64, embed=16, num_layers=1, heads=2, ffn=32))
+        recipe = dataclasses.replace(tiny_recipe.tiny(), task=task, num_steps=7, step=StepConfig(ema_decay=0.5))
         result = panax.fit(recipe, quiet=True)
         yield result
 
@@ -127,6 +129,14 @@ def test_what_can_not_be_evaluated_is_said(ran):
         panax.evaluate("nothing")
 
 
+def test_paths_are_read_as_the_runs_data_is_and_classes_are_the_same():
+    with pytest.raises(RecipeError, match="text or one folder of images; this run has ExampleData"):
+        open_whole("pictures", ExampleData(examples=Digits()), None)
+    opened = open_whole(ExampleData(examples=Digits(), batch_size=3, held_out=0.1), None, None)
+    assert opened.facts.num_classes == 10 and opened.held_out.num_batches == 1797 // 3
+
+
+@pytest.mark.slow
 def test_images(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = panax.Experiment(

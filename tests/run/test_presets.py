@@ -22,8 +22,9 @@ from panax.data import (
 from panax.layers import Rotary
 from panax.models import PRESETS, VIT_PRESETS, DecoderConfig, DecoderTask
 from panax.optim import AdamW, Schedule
-from panax.presets import PARAMETERS, lacks_data
+from panax.presets import PARAMETERS
 from panax.run import on_data
+from panax.run.no_data import lacks_data
 
 TINY = DecoderConfig(
     vocab_size=300, max_length=32, embed=16, num_layers=1, heads=2, kv_heads=1, head_dim=8, ffn=32, tied=False,
@@ -56,11 +57,17 @@ def test_an_unknown_name_is_answered_with_the_nearest():
         panax.preset("llama3-8b")
 
 
-def test_without_data_it_is_not_trained(here):
+def test_without_data_it_is_not_trained(here, monkeypatch):
+    def timed(*_, **__):
+        raise AssertionError("kernels are timed before the data is looked for")
+
+    monkeypatch.setattr("panax.run.fitting.choose_kernels", timed)
     with pytest.raises(
         DataError, match=r"the preset tiny_llama comes without data; give texts: --data PATH, or panax.preset\("
     ):
         panax.fit(panax.preset("tiny_llama"), quiet=True)
+    with pytest.raises(DataError, match="the preset vit_b16 comes without data; give a folder of images"):
+        panax.fit(panax.preset("vit_b16"), fast_dev_run=True)
 
 
 def test_it_trains_on_paths_from_scratch_and_from_weights(here):

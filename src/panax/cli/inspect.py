@@ -20,10 +20,11 @@ from ..mesh import Placement
 from ..metrics.console import WIDTH, fitted, plain_console
 from ..plan import Hardware, TooLarge, parse_target, plan_step, target_devices, text_batch, walk_step
 from ..plan.report import plan_lines, size, walk_lines
-from ..presets import lacks_data, with_blank_images
+from ..presets import with_blank_images
 from ..run import Experiment
 from ..run.automatic import with_chosen_mesh
 from ..run.description import describe
+from ..run.no_data import lacks_data
 from ..run.prepare import make_program, prepare
 from ..train.compiled import CompiledStep, needs_of
 from .overrides import asks_for_help, experiment_from

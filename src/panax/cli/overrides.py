@@ -10,8 +10,9 @@ import tyro
 from ..core import Task
 from ..core.errors import PanaxError, RecipeError
 from ..metrics.console import fitted
-from ..presets import lacks_data, preset
+from ..presets import preset
 from ..run import Experiment, on_data
+from ..run.no_data import lacks_data
 from .main import warn
 from .recipes import PRESET, built_in, find_recipe
 from .usual_names import check_names

@@ -18,6 +18,7 @@ from .experiment import Experiment
 from .interrupt import Interrupt
 from .keeping import Keeper
 from .loop import Run
+from .no_data import lacks_data
 from .prepare import Say, prepare
 from .report import Report
 from .result import Result
@@ -136,6 +137,9 @@ def _check(experiment: Any, function: str) -> None:
     if not isinstance(experiment, Experiment):
         call = f": call it, {function}({experiment.__name__}())" if inspect.isfunction(experiment) else ""
         raise RecipeError(f"{function} takes an Experiment, and this is a {type(experiment).__name__}{call}")
+    absent = lacks_data(experiment)
+    if absent is not None:
+        raise absent.refused()
 
 
 def _unsaid(line: str) -> None:
