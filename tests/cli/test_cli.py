@@ -60,7 +60,7 @@ def test_trains_and_ends_with_all_that_is_promised(here, capsys):
     assert code == 0
     assert "held-out loss" in out and "token frequencies alone give" in out
     assert "bits/byte" in out and "\nbits per byte " in out
-    assert "a sample of what the model writes after" in out
+    assert "a sample of what the model writes, after a prompt" in out
     assert "runs/tiny/checkpoints/step_00000010" in out
     assert "tensorboard --logdir runs/tiny/tensorboard" in out
     assert "panax generate runs/tiny --prompt" in out

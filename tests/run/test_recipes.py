@@ -7,6 +7,7 @@ import tiny_recipe
 
 from panax import fit
 from panax.models import active_parameters, count_parameters
+from panax_recipes.moe_dense import moe_dense
 from panax_recipes.moe_quickstart import moe_quickstart
 from panax_recipes.quickstart import quickstart
 
@@ -17,8 +18,8 @@ def of_recipe(experiment):
     return dataclasses.replace(experiment.task.model, vocab_size=VOCAB)
 
 
-def test_the_mixture_has_the_active_parameters_of_the_dense_quickstart():
-    dense, mixture = of_recipe(quickstart()), of_recipe(moe_quickstart())
+def test_the_mixture_has_the_active_parameters_of_the_dense_decoder():
+    dense, mixture = of_recipe(moe_dense()), of_recipe(moe_quickstart())
     # A router's weights and biases.
     routers = mixture.num_layers * (mixture.embed + 1) * mixture.feed_forward.experts
     assert active_parameters(mixture) == active_parameters(dense) + routers
@@ -27,7 +28,7 @@ def test_the_mixture_has_the_active_parameters_of_the_dense_quickstart():
 
 
 def test_nothing_but_the_feed_forward_differs():
-    dense, mixture = quickstart(), moe_quickstart()
+    dense, mixture = moe_dense(), moe_quickstart()
     model = dataclasses.replace(mixture.task.model, feed_forward=None)
     task = dataclasses.replace(mixture.task, model=model)
     assert dataclasses.replace(mixture, name=dense.name, task=task) == dense
@@ -45,7 +46,11 @@ def test_a_narrow_one_on_little_text_learns(recipe, cache, tmp_path):
             full,
             task=dataclasses.replace(full.task, model=model),
             data=dataclasses.replace(tiny.data, cache_dir=cache),
+            optimizer=dataclasses.replace(
+                full.optimizer, schedule=dataclasses.replace(full.optimizer.schedule, warmup_steps=5)
+            ),
             num_steps=30,
+            hooks=(),
             evaluate=tiny.evaluate,
             directory=str(tmp_path / "run"),
         ),

@@ -89,8 +89,8 @@ def show(result: Result, console: Console, *, kept: bool) -> None:
     sampled = _sample(result)
     if sampled is not None:
         prompt, text = sampled
-        console.print("\na sample of what the model writes after")
-        console.print(prompt, style="bold")
+        console.print("\na sample of what the model writes, after a prompt in bold")
+        console.print(prompt, style="bold", end="")
         console.print(text, style="cyan")
         if kept:
             lines.append(f"next          panax generate {where} --prompt {prompt!r}")
@@ -103,8 +103,10 @@ def _sample(result: Result) -> tuple[str, str] | None:
     task, data = result.prepared.task, result.prepared.data
     if data.tokenizer is None or not task.generates:
         return None
-    prompt = "def " if "Python" in type(_corpus(result.prepared.experiment)).__name__ else "The "
-    tokens = min(SAMPLE_TOKENS, (data.facts.sequence_length or SAMPLE_TOKENS) // 2)
+    # No space after the word: tokenizers keep a space with the word that follows.
+    prompt = "def" if "Python" in type(_corpus(result.prepared.experiment)).__name__ else "The"
+    length = data.facts.sequence_length or 2 * SAMPLE_TOKENS
+    tokens = min(SAMPLE_TOKENS, max(length // 2, length - 32))
     return prompt, result.generate(prompt, tokens=tokens)
 
 

@@ -16,6 +16,7 @@ from panax.core.errors import DataError
 from panax.core.validated import Validated
 
 from .files import BadRecordError, decode_utf8, each_here, file_marks, find_files, fingerprint, read_bytes
+from .python_definitions import definitions_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,9 +98,12 @@ class PythonLibrary(Validated):
 
     Attributes:
         include_tests: Also take the library's own tests, except the few that are on purpose not valid text.
+        definitions: Each function and class of a file's top level is a document, without docstrings and comments: 5,105 of
+            them in Python 3.11, 6 MB.
     """
 
     include_tests: bool = False
+    definitions: bool = False
 
     def documents(self) -> Iterator[Document]:
         for path in self._files():
@@ -107,13 +111,16 @@ class PythonLibrary(Validated):
             try:
                 # Python sources name their own encoding in the first two lines (PEP 263).
                 encoding, _ = tokenize.detect_encoding(BytesIO(source).readline)
-                yield Document(source.decode(encoding), where=str(path))
+                text = source.decode(encoding)
+                parts = list(definitions_of(text)) if self.definitions else [text]
+                yield from (Document(part, where=str(path)) for part in parts)
             except (SyntaxError, UnicodeDecodeError):
                 if not self.include_tests:
                     raise DataError(f"{path} is not valid Python text; repair this Python installation") from None
 
     def fingerprint(self) -> str:
-        return fingerprint("python_library", *file_marks(self._files()))
+        kind = ("definitions",) if self.definitions else ()
+        return fingerprint("python_library", *kind, *file_marks(self._files()))
 
     def _files(self) -> list[Path]:
         root = Path(sysconfig.get_path("stdlib"))

@@ -1,0 +1,60 @@
+"""The functions and classes of a Python source, without what explains them: code alone."""
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator
+
+_Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_LINE_END = re.compile(r"\r\n|\r|\n")
+"""As the parser counts lines: a form feed ends none, unlike for `str.splitlines`."""
+
+
+def definitions_of(source: str) -> Iterator[str]:
+    r"""Yield each function and class of the module's top level, without decorators, docstrings and lines of comments.
+
+    A docstring that is all there is of a body stays.
+
+    Raises:
+        SyntaxError: This Python can't parse the source.
+
+    >>> list(definitions_of('import os\n\nclass A:\n    "Say."\n\n    # Why.\n    x = 1\n\ndef f(): return 2\n'))
+    ['class A:\n    x = 1\n', 'def f(): return 2\n']
+    """
+    with warnings.catch_warnings():
+        # Escapes in strings that a later Python will not take are no concern of a reader.
+        warnings.simplefilter("ignore")
+        module = ast.parse(source)
+    lines = _LINE_END.split(source)
+    for number in _docstring_lines(module):
+        lines[number] = "#"
+    for node in module.body:
+        if isinstance(node, _Definition) and node.end_lineno is not None:
+            yield "".join(f"{line}\n" for line in _code(lines[node.lineno - 1 : node.end_lineno]))
+
+
+def _code(lines: list[str]) -> Iterator[str]:
+    """The lines but for comments, and the blank ones after them."""
+    left_out = False
+    for line in lines:
+        left_out = line.lstrip().startswith("#") or (left_out and not line.strip())
+        if not left_out:
+            yield line
+
+
+def _docstring_lines(module: ast.Module) -> Iterator[int]:
+    """The indices of the lines that docstrings stand on alone, of all functions and classes in each other."""
+    bodies = [node for node in module.body if isinstance(node, _Definition)]
+    while bodies:
+        body = bodies.pop().body
+        bodies += [node for node in body if isinstance(node, _Definition)]
+        first = body[0]
+        if (
+            len(body) > 1
+            and isinstance(first, ast.Expr)
+            and isinstance(first.value, ast.Constant)
+            and isinstance(first.value.value, str)
+            and first.end_lineno is not None
+            and first.end_lineno < body[1].lineno
+        ):
+            yield from range(first.lineno - 1, first.end_lineno)
