@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,10 +48,12 @@ def asks_for_help(arguments: Sequence[str], command: str, own: str) -> bool:
     """
     if arguments[:1] not in (["-h"], ["--help"]):
         return False
+    choices = (
+        f"RECIPE is one of {', '.join(sorted(built_in()))}; a published model, preset:NAME (`panax recipes` lists them); or a "
+        f"Python file of yours."
+    )
     print(
-        f"usage: panax {command} RECIPE [flags] [--field.sub value ...]\n\n"
-        f"RECIPE is one of {', '.join(sorted(built_in()))}; a published model,\n"
-        f"preset:NAME (`panax recipes` lists them); or a Python file of yours.\n\n{own}\n"
+        f"usage: panax {command} RECIPE [flags] [--field.sub value ...]\n\n{textwrap.fill(choices, 79)}\n\n{own}\n"
         f"Every setting of a recipe is a flag: `panax {command} RECIPE --help` lists\nthem with their defaults."
     )
     return True
