@@ -53,13 +53,15 @@ class Hooked:
 
     Attributes:
         wishes: What they have asked for.
-        failure: What one of them raised; no hook is called after that.
+        failure: What one of them raised; that hook is not called again. The others are, until the run ends: in a job of many
+            processes they may hold collectives that every process must enter.
     """
 
     def __init__(self, hooks: tuple[Hook, ...]):
         self._hooks = dict(_names(hooks))
         self.wishes = Wishes()
         self.failure: Failure | None = None
+        self._broken: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self._hooks)
@@ -83,8 +85,8 @@ class Hooked:
     def call(self, method: str, run: Running, *arguments: Any) -> None:
         """Call one method of each hook. A second Ctrl-C inside a hook counts as what it raised: the run saves first."""
         for name, hook in self._hooks.items():
-            if self.failure is not None:
-                return
+            if name in self._broken:
+                continue
             try:
                 getattr(hook, method)(run, *arguments)
             except (Exception, KeyboardInterrupt) as error:
@@ -105,13 +107,21 @@ class Hooked:
                     found[name] = state
         return found
 
-    def raise_failure(self, checkpoint: str) -> None:
+    def raise_failure(self, checkpoint: str, failed: bool) -> None:
         """Raise what a hook raised, now that the run has saved.
+
+        Args:
+            failed: Whether the processes have agreed that one did.
 
         Raises:
             TrainingError: Names the hook and the checkpoint.
         """
         if self.failure is None:
+            if failed:
+                raise TrainingError(
+                    f"a hook raised in another process, and the run was ended: its output says which\n"
+                    f"saved {checkpoint}; the same command resumes from there"
+                )
             return
         name, error = self.failure.hook, self.failure.error
         if isinstance(error, KeyboardInterrupt):
@@ -122,6 +132,7 @@ class Hooked:
         ) from error
 
     def _fail(self, name: str, method: str, step: int, error: BaseException) -> None:
+        self._broken.add(name)
         self.failure = self.failure or Failure(name, method, step, error)
         self.wishes.failed = True
 

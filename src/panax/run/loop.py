@@ -110,7 +110,7 @@ class Run:
         checkpoint = self._keeper.at_end(self.state, self.step, self._position, self._evaluation)
         self._hooked.call("at_end", self)
         self._report.account(self.step, self._position)
-        self._hooked.raise_failure(checkpoint)
+        self._hooked.raise_failure(checkpoint, self._failed)
         signal = None if self._interrupt.signal is None else self._interrupt.signal.name
         stopped = self._stopped if self.step < self.experiment.num_steps else ""
         self.result = Result(self.prepared, self.state, self.step, self._evaluation, checkpoint, signal, stopped)

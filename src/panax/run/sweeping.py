@@ -131,7 +131,7 @@ class Sweep:
 
 def sweep(
     experiment: Experiment,
-    settings: Mapping[str, Sequence[Any]],
+    settings: Mapping[str, Any],
     *,
     fresh: bool = False,
     accept_changes: bool = False,

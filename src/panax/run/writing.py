@@ -11,6 +11,15 @@ from ..core.errors import RecipeError
 from ..data.tokenizer import Tokenizer
 
 
+def _whole(leaf: jax.Array) -> np.ndarray:
+    """An array on the host, from the devices of all processes, each of which asks for it."""
+    if leaf.is_fully_addressable:
+        return np.asarray(leaf)
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+
+
 def continue_text(
     task: Task,
     params: Any,
@@ -46,7 +55,7 @@ def continue_text(
         raise RecipeError("the prompt is empty; give at least one character")
     # On one device, wherever it was trained: a single row has nothing to be split over. By way of the host, since moving
     # an array to a device that it is on already would leave the training mesh in its type.
-    params, state = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf), jax.devices()[0]), (params, state))
+    params, state = jax.tree.map(lambda leaf: jax.device_put(_whole(leaf), jax.local_devices()[0]), (params, state))
     rows = jnp.asarray([ids], jnp.int32)
     new = task.generate(params, state, rows, tokens, jax.random.key(seed), temperature=temperature, top_k=top_k)
     new = np.asarray(new)[0].tolist()
