@@ -70,7 +70,8 @@ class Recording(types.ModuleType):
 @pytest.fixture
 def wandb(monkeypatch):
     module = Recording("wandb")
-    module.api = types.SimpleNamespace(api_key="key")
+    module.known = True
+    module.login = lambda *, verify=True, prompt=True: not (prompt or verify) and module.known
     run = types.SimpleNamespace(**{name: module.called(name) for name in ("log", "define_metric", "finish")})
     module.init = module.called("init", run)
     for name in ("Settings", "Image", "Html", "Histogram"):
@@ -102,13 +103,26 @@ def test_weights_and_biases_gets_the_settings_the_id_and_every_kind(wandb, tmp_p
     assert next(arguments for name, arguments, _ in wandb.calls if name == "Html") == ("<pre>&lt;b&gt;</pre>",)
 
 
-def test_without_a_key_it_does_not_ask_for_one(wandb):
-    wandb.api.api_key = None
+def test_an_older_library_has_its_key_elsewhere(wandb):
+    wandb.login = lambda *, verify=True: pytest.fail("it would ask")
+    wandb.api = types.SimpleNamespace(api_key="")
+    with pytest.raises(RecipeError, match="no API key"):
+        WandbTracker().about(FACTS)
+    wandb.api.api_key = "key"
+    WandbTracker().about(FACTS)
+    assert any(name == "init" for name, *_ in wandb.calls)
+
+
+def test_without_a_key_it_does_not_ask_for_one(wandb, monkeypatch):
+    wandb.known = False
     with pytest.raises(RecipeError, match=r"no API key; run `wandb login`, or set WandbTracker\(mode='offline'\)"):
         WandbTracker().about(FACTS)
     tracker = WandbTracker(mode="offline")
     tracker.about(FACTS)
     assert any(name == "init" for name, *_ in wandb.calls)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with pytest.raises(RecipeError, match=r"mode is online and \$WANDB_MODE is offline; change one of them"):
+        WandbTracker(mode="online").about(FACTS)
     refused = WandbTracker()
     refused.record(1, {"train/loss": 1.0})
     refused.close()
@@ -126,19 +140,22 @@ def test_mlflow_gets_the_settings_the_id_and_names_that_it_takes(monkeypatch, kn
         "search_runs": [run] if known else [],
         "create_run": run,
     }
-    names = (*returns, "log_param", "log_metric", "log_text", "update_run", "set_terminated")
+    names = (*returns, "log_batch", "log_text", "update_run", "set_terminated")
     client = types.SimpleNamespace(**{name: module.called(name, returns.get(name)) for name in names})
+    module.entities = types.SimpleNamespace(Param=lambda *given: given, Metric=lambda *given: given)
     module.MlflowClient = module.called("MlflowClient", client)
     monkeypatch.setitem(sys.modules, "mlflow", module)
     tracker = MlflowTracker(experiment="e")
     tracker.about(FACTS)
-    parameters = [arguments[1:] for name, arguments, _ in module.calls if name == "log_param"]
-    assert parameters == ([] if known else [("seed", "1"), ("optimizer", "AdamW"), ("optimizer.peak", "0.1")])
+    parameters = [named["params"] for name, _, named in module.calls if name == "log_batch"]
+    assert parameters == ([] if known else [[("seed", "1"), ("optimizer", "AdamW"), ("optimizer.peak", "0.1")]])
     tracker.record(4, {"train/loss/cross_entropy": 1.5, "train/loss": float("nan")})
     tracker.text(4, "samples/0 def", "x = 1")
     tracker.close()
-    metrics = [(arguments, named) for name, arguments, named in module.calls if name == "log_metric"]
-    assert metrics == [(("r1", "train/loss.cross_entropy", 1.5), {"step": 4})]
+    run_id, [(name, value, milliseconds, step)] = [
+        arguments for name, arguments, _ in module.calls if name == "log_batch"
+    ][-1]
+    assert (run_id, name, value, step) == ("r1", "train/loss.cross_entropy", 1.5, 4) and milliseconds > 1.7e12
     assert ("log_text", ("r1", "x = 1", "samples/0 def/00000004.txt"), {}) in module.calls
     assert module.calls[-1] == ("set_terminated", ("r1",), {})
     search = next(arguments for name, arguments, _ in module.calls if name == "search_runs")

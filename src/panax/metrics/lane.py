@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from ..core.errors import PanaxError
+
 MOST_WAITING = 10_000
 """Calls that may wait; further ones are left out until there is room."""
 
@@ -98,4 +100,5 @@ class Lane:
 
 
 def _reason(error: BaseException) -> str:
-    return f"{error}" if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+    said = isinstance(error, PanaxError) or (isinstance(error, OSError) and error.strerror)
+    return f"{error}" if said else f"{type(error).__name__}: {error}"

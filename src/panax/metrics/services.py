@@ -2,9 +2,11 @@
 
 import csv
 import dataclasses
+import inspect
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,9 @@ from .facts import RunFacts
 from .heat_map import Picture, png
 from .histogram import Histogram
 from .trackers import Tracker
+
+MLFLOW_PARAMS = 100
+"""The most settings that MLflow takes at once."""
 
 
 def _imported(name: str, extra: str) -> Any:
@@ -101,8 +106,11 @@ class WandbTracker(Tracker):
 
     def about(self, run: RunFacts) -> None:
         self._wandb = _imported("wandb", "wandb")
-        mode = self.mode or os.environ.get("WANDB_MODE", "online")
-        if mode == "online" and not self._wandb.api.api_key:
+        around = os.environ.get("WANDB_MODE", "online")
+        mode = self.mode or around
+        if mode == "online" and around != "online":
+            raise RecipeError(f"WandbTracker.mode is online and $WANDB_MODE is {around}; change one of them")
+        if mode == "online" and not _has_key(self._wandb):
             # It would ask for one, and wait.
             raise RecipeError("Weights & Biases has no API key; run `wandb login`, or set WandbTracker(mode='offline')")
         self._run = self._wandb.init(
@@ -139,13 +147,22 @@ class WandbTracker(Tracker):
             self._run = None
 
 
+def _has_key(wandb: Any) -> bool:
+    """Whether Weights & Biases knows the user, without asking."""
+    if "prompt" in inspect.signature(wandb.login).parameters:
+        return wandb.login(prompt=False, verify=False)
+    # Its newer versions warn of this one; remove it when wandb>=0.31 is required.
+    return bool(wandb.api.api_key)
+
+
 @dataclasses.dataclass
 class MlflowTracker(Tracker):
     """A run in MLflow; a resumed run goes on in the same one.
 
     Attributes:
         experiment: The MLflow experiment, made where there is none of this name.
-        tracking_uri: The server's address or a folder; empty for what the environment says.
+        tracking_uri: The server's address, or a database file as `sqlite:///runs/mlflow.db`; empty for what the environment
+            says. A folder too, where $MLFLOW_ALLOW_FILE_STORE is true.
     """
 
     experiment: str = "panax"
@@ -154,6 +171,7 @@ class MlflowTracker(Tracker):
 
     def __post_init__(self) -> None:
         self._client: Any = None
+        self._metric: Any = None
         self._run_id = ""
 
     def about(self, run: RunFacts) -> None:
@@ -167,16 +185,19 @@ class MlflowTracker(Tracker):
             self._run_id = before[0].info.run_id
         else:
             self._run_id = client.create_run(place, run_name=run.name, tags={"panax.run_id": run.run_id}).info.run_id
-            for name, value in run.flat().items():
-                client.log_param(self._run_id, _plain(name), str(value)[:500])
+            params = [mlflow.entities.Param(_plain(name), str(value)[:500]) for name, value in run.flat().items()]
+            for first in range(0, len(params), MLFLOW_PARAMS):
+                client.log_batch(self._run_id, params=params[first : first + MLFLOW_PARAMS])
         client.update_run(self._run_id, status="RUNNING")
-        self._client = client
+        self._client, self._metric = client, mlflow.entities.Metric
 
     def record(self, step: int, values: Mapping[str, float]) -> None:
         if self._client is not None:
-            for name, value in values.items():
-                if math.isfinite(value):
-                    self._client.log_metric(self._run_id, _plain(name), float(value), step=step)
+            now = int(time.time() * 1000)
+            finite = {_plain(name): float(value) for name, value in values.items() if math.isfinite(value)}
+            self._client.log_batch(
+                self._run_id, [self._metric(name, value, now, step) for name, value in finite.items()]
+            )
 
     def picture(self, step: int, name: str, image: Picture) -> None:
         import tempfile
