@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from panax import fit
+from panax import evaluate, fit
 from panax.core import DataError, RecipeError
 from panax.data import IterableSource
 from panax.data.first_batches import FirstBatches
@@ -104,6 +104,7 @@ def test_a_model_learns_its_first_batches_by_heart(experiment, tmp_path, monkeyp
     result = fit(heart, say=lines.append)
     assert "training on the first 1 batches alone, and evaluating on them" in lines
     assert "bits_per_byte" not in result.evaluation
+    assert evaluate(heart.folder)["loss"] == pytest.approx(result.evaluation["loss"], rel=1e-5)
     # What is evaluated is what was trained on.
     assert result.evaluation["loss"] < 2.0 and result.evaluation["loss"] < result.history["train/loss"].iloc[-1] + 0.05
     with pytest.raises(DataError, match="overfit_batches=5, and the data has 2 batches; give less"):

@@ -199,10 +199,12 @@ def _held_out(trained: Trained, settings: Mapping[str, Any]) -> OpenedData:
             f"{trained.url} is of a run whose data can't be read from its settings ({kind[:60]}); give data: --data PATH, or in "
             f"Python a source or batches"
         )
+    few = settings.get("overfit_batches", 0)
+    experiment = Experiment(task=trained.task, data=like, overfit_batches=few if isinstance(few, int) else 0)
     if not isinstance(like, TextData):
-        return open_data(Experiment(task=trained.task, data=like), lambda line: None)
+        return open_data(experiment, lambda line: None)
     with _with_tokenizer(like, trained.tokenizer) as ours:
-        return open_data(Experiment(task=trained.task, data=ours), lambda line: None)
+        return open_data(dataclasses.replace(experiment, data=ours), lambda line: None)
 
 
 def _settings(trained: Trained) -> Mapping[str, Any]:
