@@ -82,6 +82,16 @@ def test_trains_as_the_trainer_does(tmp_path):
     assert evaluated["val_loss"] == pytest.approx(evaluated["loss"]) and evaluated["ones"] == 1.0
 
 
+def test_its_arguments_are_those_of_an_experiment():
+    arguments = fit_arguments(Plain(), example=EXAMPLE, num_steps=7, check=False)
+    experiment = panax.Experiment(**arguments, data=[np.ones((8, 4), np.float32)])
+    task, optimizer = arguments
+    assert (experiment.task, experiment.optimizer, experiment.num_steps) == (task, optimizer, 7)
+    assert {**arguments} == {"task": task, "optimizer": optimizer, "num_steps": 7}
+    with pytest.raises(KeyError):
+        arguments["data"]
+
+
 class Plain(lightning.LightningModule):
     """The least that there can be; without a validation step, and without a batch_idx."""
 

@@ -5,10 +5,11 @@ can't have, and hooks that nobody would call, are refused by name.
 """
 
 import contextlib
+import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -24,16 +25,33 @@ _WITHOUT_EFFECT = re.compile(
 """What a module may override: what is used here, what data replaces, and what has no part in training."""
 
 
-class Arguments(NamedTuple):
-    """What an experiment or `panax.compile_step` is given.
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """What `Experiment` or `panax.compile_step` is given: `Experiment(**fit_arguments(...), data=loader)`.
+
+    It unpacks as a pair too: `task, optimizer = fit_arguments(...)`.
 
     Attributes:
         optimizer: Steps as PyTorch's would; Lightning clips no gradients unless its Trainer is told to, so give
             `StepConfig(clip_norm=None)` for the same.
+        num_steps: Of the run, which the optimizer's schedule was made for.
     """
 
     task: AdaptedTask
     optimizer: TorchOptimizer
+    num_steps: int
+
+    def keys(self) -> tuple[str, ...]:
+        """The names of the arguments."""
+        return ("task", "optimizer", "num_steps")
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.keys():
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.task, self.optimizer))
 
 
 def fit_arguments(
@@ -46,7 +64,7 @@ def fit_arguments(
     sharding: Mapping[str, Axes] | None = None,
     check: bool = True,
 ) -> Arguments:
-    """The task and the optimizer of a `LightningModule`.
+    """The task, the optimizer and the length of the run of a `LightningModule`, as arguments of an `Experiment`.
 
     In evaluation `validation_step` is asked, where there is one. `batch_idx` is always 0.
 
@@ -76,7 +94,7 @@ def fit_arguments(
         configured = module.configure_optimizers()
     optimizer, scheduler, every = _configured(configured, steps_per_epoch)
     made = from_torch(optimizer, module, scheduler=scheduler, num_steps=num_steps, steps_per_update=every)
-    return Arguments(adapted, made)
+    return Arguments(adapted, made, num_steps)
 
 
 class _Trainer:
