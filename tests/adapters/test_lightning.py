@@ -12,6 +12,7 @@ from torch import nn
 import panax
 from panax.adapters.lightning import fit_arguments
 from panax.core.errors import RecipeError
+from panax.data.iterable import as_batch
 from panax.train import StepConfig
 
 UNCLIPPED = StepConfig(clip_norm=None)
@@ -90,6 +91,10 @@ def test_its_arguments_are_those_of_an_experiment():
     assert {**arguments} == {"task": task, "optimizer": optimizer, "num_steps": 7}
     with pytest.raises(KeyError):
         arguments["data"]
+    mixed = fit_arguments(Plain(), example=EXAMPLE, num_steps=7, check=False, compute_dtype="bfloat16")
+    for made, halved in ((arguments, False), (mixed, True)):
+        step = panax.compile_step(example=EXAMPLE, devices=jax.devices()[:1], **made)
+        assert ("bf16" in str(step.compiled.trace(as_batch(EXAMPLE)).jaxpr)) == halved
 
 
 class Plain(lightning.LightningModule):

@@ -62,6 +62,7 @@ def fit_arguments(
     steps_per_epoch: int | None = None,
     ignore: Iterable[str] = (),
     sharding: Mapping[str, Axes] | None = None,
+    compute_dtype: str = "float32",
     check: bool = True,
 ) -> Arguments:
     """The task, the optimizer and the length of the run of a `LightningModule`, as arguments of an `Experiment`.
@@ -75,6 +76,7 @@ def fit_arguments(
         steps_per_epoch: For a scheduler that counts epochs, as Lightning's do unless told.
         ignore: Hooks of the module that need not be called.
         sharding: Patterns of parameter names to logical axes.
+        compute_dtype: `bfloat16` runs the forward pass under `torch.autocast`, as the Trainer's `precision="bf16-mixed"` does.
         check: Compare loss and gradients with PyTorch's own on the example.
 
     Raises:
@@ -89,7 +91,7 @@ def fit_arguments(
             f"panax.compile_step, one step for each optimizer"
         )
     steps = _Steps(module, base, _Trainer(type(module).__name__, num_steps, steps_per_epoch))
-    adapted = torch_task(module, steps, example, sharding=sharding, check=check)
+    adapted = torch_task(module, steps, example, sharding=sharding, compute_dtype=compute_dtype, check=check)
     with _within(module, steps.trainer):
         configured = module.configure_optimizers()
     optimizer, scheduler, every = _configured(configured, steps_per_epoch)
