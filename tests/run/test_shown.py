@@ -13,11 +13,31 @@ from panax.core import DataError, RecipeError
 from panax.data import IterableSource
 from panax.data.first_batches import FirstBatches
 from panax.metrics import ConsoleTracker, Peak
-from panax.metrics.console import NotebookTracker
+from panax.metrics.console import NotebookTracker, shown
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig
+from panax.run.prepare import open_data
 
 VALUES = {"train/loss": 3.5, "memory/bytes": 2.0**30, "seconds/step": 0.1, "train/accuracy": 0.25}
+
+
+def test_what_is_read_is_told_once_where_it_is_quick(experiment, tmp_path):
+    data = dataclasses.replace(experiment.data, cache_dir=str(tmp_path / "cache"))
+    lines: list[str] = []
+    open_data(dataclasses.replace(experiment, data=data), lines.append)
+    assert len(lines) == 2 and lines[0] == "training the tokenizer: 5 documents"
+    assert lines[1].startswith("tokenising: 5 documents, ") and lines[1].endswith(" tokens")
+
+
+def test_a_note_is_styled_and_the_bar_under_it_is_not():
+    to = io.StringIO()
+    console = Console(file=to, force_terminal=True, color_system="standard", width=80, soft_wrap=True, markup=False)
+    say, progress = shown(console)
+    progress.begin(0, 4, Peak(1e12, "a guess"))
+    to.truncate(0)
+    say("warning: [odd]")
+    progress.close()
+    assert "\x1b[33mwarning: [odd]\x1b[0m" in to.getvalue() and "\x1b[33mtraining" not in to.getvalue()
 
 
 def test_a_run_shows_its_losses_and_nothing_by_choice(experiment, capsys):

@@ -45,9 +45,8 @@ def train(arguments: Sequence[str]) -> int:
     experiment = experiment_from([each for each in arguments if each not in HOW.values()], "train")
     start_jax()
     console = plain_console()
-    warnings.showwarning = lambda message, *_: console.print(fitted(f"warning: {message}"), style="yellow")
-
     say, progress = shown(console)
+    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
     if how["fast_dev_run"]:
         say(f"{experiment.name}: two steps of everything; nothing is kept")
     else:
@@ -57,12 +56,14 @@ def train(arguments: Sequence[str]) -> int:
         # The terminal may be what has gone.
         with contextlib.suppress(OSError):
             console.print(
-                f"stopped by {result.interrupted_by} after step {result.step} of {experiment.num_steps}; saved "
-                f"{result.checkpoint}\nthe same command again resumes from there"
+                fitted(
+                    f"stopped by {result.interrupted_by} after step {result.step} of {experiment.num_steps}; saved "
+                    f"{result.checkpoint}\nthe same command again resumes from there"
+                )
             )
         return 128 + signal.Signals[result.interrupted_by]
     if result.stopped:
-        console.print(f"stopped after step {result.step} of {experiment.num_steps}: {result.stopped}")
+        console.print(fitted(f"stopped after step {result.step} of {experiment.num_steps}: {result.stopped}"))
     show(result, console, kept=not how["fast_dev_run"])
     return 0
 

@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -27,6 +28,9 @@ from .tokens import LARGEST_VOCABULARY
 END_OF_DOCUMENT = "<|endoftext|>"
 _KNOWN_ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[EOS]", "[SEP]")
 _TEXTS_AT_ONCE = 256
+
+TOLD_SECONDS = 5.0
+"""From one report on how far reading has come to the next."""
 
 Progress = Callable[[str, int, int], None]
 """Called now and then with what is being done, and how many documents and tokens are done."""
@@ -155,13 +159,17 @@ class BytePairTokenizer(Validated):
 
 def _training_texts(documents: Iterator[Document], limit: int, progress: Progress | None) -> Iterator[list[str]]:
     size = count = 0
+    told = time.monotonic()
     while size < limit and (block := list(itertools.islice(documents, _TEXTS_AT_ONCE))):
         texts = [text for document in block for text in (document.text, document.prompt) if text]
         size += sum(map(len, texts))
         count += len(block)
         yield texts
-        if progress is not None:
+        if progress is not None and time.monotonic() - told >= TOLD_SECONDS:
             progress("training the tokenizer", count, 0)
+            told = time.monotonic()
+    if progress is not None:
+        progress("training the tokenizer", count, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,6 @@ from .trackers import Tracker
 
 _PER_SECOND = "_per_second"
 
-WIDTH = 80
-"""Columns of a report where there is no wider terminal."""
-
 _WORTH_SAYING = 0.1
 """A part of a step's time above this is shown beside it."""
 
@@ -28,7 +25,7 @@ def plain_console() -> Console:
 
 
 WIDTH = 80
-"""Columns that every line fits which can be broken."""
+"""Columns of what is shown: every line that can be broken fits them, and a report of a step where no terminal is wider."""
 
 
 def fitted(line: str, indent: int = 2) -> str:
@@ -51,7 +48,8 @@ def shown(console: Console | None = None) -> tuple[Callable[[str], None], Tracke
         return print, NotebookTracker()
 
     def say(line: str) -> None:
-        console.print(fitted(line), style="yellow" if line.startswith("warning: ") else "dim")
+        # Styled as a text: `style=` would be the bar's too, until it is drawn again.
+        console.print(Text(fitted(line), style="yellow" if line.startswith("warning: ") else "dim"))
 
     return say, ConsoleTracker(console)
 

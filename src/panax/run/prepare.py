@@ -81,7 +81,9 @@ def _opened(experiment: Experiment, say: Say) -> OpenedData:
     data = experiment.data
     if isinstance(data, TextData):
         opened = data.open(
-            progress=lambda what, documents, tokens: say(f"{what}: {documents:,} documents, {tokens:,} tokens")
+            progress=lambda what, documents, tokens: say(
+                f"{what}: {documents:,} documents" + (f", {tokens:,} tokens" if tokens else "")
+            )
         )
         for note in opened.notes:
             say(note)

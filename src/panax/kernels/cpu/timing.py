@@ -29,7 +29,7 @@ from panax.kernels.cpu.choice import DTYPES, WORKS, XLA, CpuKernels, Work, curre
 from panax.kernels.cpu.native import KERNELS, missing, processor, sources_digest
 from panax.kernels.product import product, sum_of_rows
 
-_SAID = {"product": "matmul", "attention": "attention", "row_sums": "row sums"}
+_SAID = {"product": "matmul", "attention": "partial attention", "row_sums": "row sums"}
 
 MARGIN = 1.05
 """How many times faster than XLA a candidate must be."""
