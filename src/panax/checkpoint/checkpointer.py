@@ -68,10 +68,10 @@ class CheckpointConfig(Validated):
     memory: MemoryConfig = dataclasses.field(default_factory=MemoryConfig)
 
     def __post_init__(self) -> None:
-        if self.keep_last < 1 or min(self.keep_best, self.every, self.keep_every, self.retries) < 0:
-            raise RecipeError(
-                f"{self}: expected keep_last >= 1 and every, keep_best, keep_every and retries of at least 0"
-            )
+        for name in ("keep_last", "keep_best", "every", "keep_every", "retries"):
+            least = int(name == "keep_last")
+            if getattr(self, name) < least:
+                raise RecipeError(f"checkpoint.{name}={getattr(self, name)}; expected {least} or more")
         if self.when_busy not in ("wait", "skip"):
             raise RecipeError(f"checkpoint.when_busy={self.when_busy!r}; expected wait or skip")
         if self.retry_seconds < 0 or self.commit_seconds <= 0:

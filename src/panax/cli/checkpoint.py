@@ -148,7 +148,9 @@ def _all(checkpointer: Checkpointer) -> list[Checkpoint | CheckpointError]:
             except CheckpointError as error:
                 found.append(error)
     if not found:
-        raise CheckpointError(f"{checkpointer.store.url} holds no checkpoint")
+        raise CheckpointError(
+            f"{checkpointer.store.url} holds no checkpoint; name a run's folder, like runs/quickstart"
+        )
     return found
 
 

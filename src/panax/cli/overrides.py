@@ -15,7 +15,7 @@ from ..presets import preset
 from ..run import Experiment, on_data
 from ..run.no_data import lacks_data
 from .main import warn
-from .recipes import PRESET, built_in, find_recipe
+from .recipes import PRESET, built_in, find_recipe, told
 from .usual_names import check_names
 
 DATA = "--data"
@@ -70,12 +70,14 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
     recipe = find_recipe(name)
     try:
         base = _preset(name, paths, _value_of("--init", flags)) if name.startswith(PRESET) else recipe()
-    except (TypeError, ValueError) as error:
-        if isinstance(error, PanaxError):
-            raise
-        raise RecipeError(f"the recipe {name!r} could not be built: {error}") from error
+    except PanaxError:
+        raise
+    except Exception as error:
+        raise RecipeError(
+            f"the recipe {name!r} could not be built: {told(error, inspect.getsourcefile(recipe) or '')}"
+        ) from error
     if not isinstance(base, Experiment):
-        raise RecipeError(f"the recipe {name!r} returned a {type(base).__name__}; expected an Experiment")
+        raise RecipeError(f"the recipe {name!r} returned a {type(base).__name__}; expected `return Experiment(...)`")
     if paths and not name.startswith(PRESET):
         base = on_data(base, *paths)
     check_names(flags)

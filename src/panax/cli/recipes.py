@@ -54,7 +54,9 @@ def find_recipe(name: str) -> Recipe:
     if source.endswith(".py"):
         path = Path(source)
         if not path.is_file():
-            raise RecipeError(f"there is no recipe file {source}")
+            raise RecipeError(
+                f"there is no recipe file {source} in {Path.cwd()}; `panax recipes` lists what comes with Panax"
+            )
         return _choose(_load(path), function, source)
     if function:
         try:
@@ -96,11 +98,18 @@ def _load(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise RecipeError(
-            f"the recipe file {path} can't be imported: {type(error).__name__}: {error} ({where.filename}, line {where.lineno})"
-        ) from error
+        advice = f"; install it for {sys.executable}" if isinstance(error, ModuleNotFoundError) else ""
+        raise RecipeError(f"the recipe file {path} can't be imported: {told(error, str(path))}{advice}") from error
     return module
+
+
+def told(error: BaseException, file: str) -> str:
+    """What went wrong in a recipe, and where: its own line rather than one that it came to."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    where = next((frame for frame in reversed(frames) if Path(frame.filename) == Path(file)), frames[-1])
+    return f"{type(error).__name__}: {error} ({where.filename}, line {where.lineno})"
 
 
 def _choose(module: ModuleType, function: str, source: str) -> Recipe:

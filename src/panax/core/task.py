@@ -83,6 +83,11 @@ class Task(abc.ABC):
     batch_axes: Mapping[str, Axes] = MappingProxyType({})
     """The logical axes of a batch's leaves, where a source knows less of them: one around a loader splits rows alone."""
 
+    @property
+    def leaf_ranges(self) -> Mapping[str, range]:
+        """What integer leaves of a batch may hold, such as labels: a number outside is an error before it is trained on."""
+        return {}
+
     unit: str = "examples"
     """What a row of a batch without positions is called where speed is reported."""
 

@@ -138,7 +138,8 @@ def _problem_of_tuple(value: Any, arguments: tuple[Any, ...]) -> str | None:
     if isinstance(value, str):
         return f"expected a tuple, and this is text: write ({value!r},)"
     if not isinstance(value, tuple):
-        return "expected a tuple"
+        alone = len(arguments) == 2 and arguments[1] is Ellipsis and _problem(value, arguments[0]) is None
+        return "expected a tuple, and this is one of its items: write (item,)" if alone else "expected a tuple"
     if len(arguments) == 2 and arguments[1] is Ellipsis:
         problems = (_problem(each, arguments[0]) for each in value)
     elif arguments and len(arguments) != len(value):

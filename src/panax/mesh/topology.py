@@ -31,6 +31,13 @@ class MeshShape(Validated):
     tensor: int = 1
     auto: bool = False
 
+    @classmethod
+    def hint_for(cls, value: object) -> str | None:
+        """What to write where something else is given in a mesh's place; None where that is not known."""
+        if isinstance(value, Mapping):
+            return f"write MeshShape({', '.join(f'{name}={size}' for name, size in value.items())})"
+        return None
+
     def __post_init__(self) -> None:
         given = [
             f"mesh.{field.name}" for field in dataclasses.fields(self) if getattr(self, field.name) != field.default

@@ -64,6 +64,10 @@ class DecoderTask(Validated, StagedTask):
             raise RecipeError(f"task.label_smoothing={self.label_smoothing}; expected a share in [0, 1)")
         check_names(self.metrics)
 
+    @property
+    def leaf_ranges(self) -> Mapping[str, range]:
+        return {"tokens": range(self.model.vocab_size)}
+
     def adapted(self, facts: DataFacts) -> "DecoderTask":
         model, tokens = self.model, facts.vocab_size
         if tokens is not None:

@@ -56,6 +56,10 @@ class VitTask(Validated, StagedTask):
             raise RecipeError(f"task.label_smoothing={self.label_smoothing}; expected a share in [0, 1)")
         check_names(self.metrics)
 
+    @property
+    def leaf_ranges(self) -> Mapping[str, range]:
+        return {"label": range(self.model.num_classes)}
+
     def adapted(self, facts: DataFacts) -> "VitTask":
         model, classes = self.model, facts.num_classes
         if classes is not None:

@@ -49,7 +49,7 @@ class Optimizer(Validated, abc.ABC):
             return "wrap the optax transformation: Optax(transformation=...)"
         if hasattr(value, "param_groups"):
             return "convert the PyTorch optimizer: panax.adapters.from_torch(...)"
-        return None
+        return "write AdamW(...), or another of panax.optim" if isinstance(value, str) else None
 
     @abc.abstractmethod
     def chain(self, learning_rate: optax.Schedule, decay: Any) -> optax.GradientTransformation:

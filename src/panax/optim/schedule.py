@@ -32,6 +32,8 @@ class Schedule(Validated):
     @classmethod
     def hint_for(cls, value: Any) -> str | None:
         """What to write where something else is given in a schedule's place; None where that is not known."""
+        if isinstance(value, int | float):
+            return f"write Schedule(peak={value})"
         return "wrap the function of the step: OwnSchedule(function=...)" if callable(value) else None
 
     def __post_init__(self) -> None:

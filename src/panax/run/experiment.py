@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import os
 from typing import Any
 
 from ..checkpoint import CheckpointConfig
@@ -88,6 +89,11 @@ class Experiment(Validated):
                 raise RecipeError(
                     f"{field} is the {'class' if inspect.isclass(value) else 'function'} {value.__name__}; expected what it "
                     f"gives: write {value.__name__}(...)"
+                )
+            if isinstance(value, str | os.PathLike):
+                raise RecipeError(
+                    f"{field}={str(value)!r} is a path; expected data: for texts write "
+                    f"TextData(corpus=panax.data.corpus_of({str(value)!r}))"
                 )
         if self.num_steps < 1:
             raise RecipeError(f"num_steps={self.num_steps}; expected 1 or more")

@@ -48,8 +48,9 @@ def continue_text(
     if not task.generates or tokenizer is None:
         lacks = "has no tokenizer" if task.generates else "does not generate"
         raise RecipeError(f"{type(task).__name__} {lacks}; a text model with its tokenizer continues a text")
-    if tokens < 1 or temperature < 0 or top_k < 0:
-        raise RecipeError(f"tokens={tokens}, temperature={temperature}, top_k={top_k}; expected at least 1, 0 and 0")
+    for name, value, least in (("tokens", tokens, 1), ("temperature", temperature, 0), ("top_k", top_k, 0)):
+        if value < least:
+            raise RecipeError(f"{name}={value}; expected {least} or more")
     ids = [*tokenizer.start_of_document, *tokenizer.encode(prompt)]
     if not ids:
         raise RecipeError("the prompt is empty; give at least one character")

@@ -20,7 +20,7 @@ from ..mesh.legality import Needs, check, fitted_rules, remarks
 from ..parallel.context import zigzag_order
 from ..spmd.checking import check_program
 from .program import Program
-from .sending import HeldRows, Sender, global_array, held_by
+from .sending import HeldRows, Sender, check_ranges, global_array, held_by
 from .update import Scalars
 
 Signature = tuple[tuple[str, tuple[int, ...], str], ...]
@@ -115,6 +115,9 @@ class CompiledStep:
 
         Args:
             held: Which rows of the global batch `batch` is; None: all of them.
+
+        Raises:
+            DataError: A label, or another number that names something, names nothing.
         """
         arrays = {name: np.asarray(leaf) for name, leaf in batch.items()}
         unknown = arrays.keys() ^ self.batch_axes.keys()
@@ -122,6 +125,7 @@ class CompiledStep:
             raise TrainingError(
                 f"the batch's leaves are {sorted(arrays)}, the source declares {sorted(self.batch_axes)}; make them agree"
             )
+        check_ranges(arrays, self.program.task.leaf_ranges)
         shapes = {
             name: jax.ShapeDtypeStruct(leaf.shape if held is None else (held.batch_size, *leaf.shape[1:]), leaf.dtype)
             for name, leaf in arrays.items()

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Sharding
 
+from ..core.errors import DataError
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeldRows:
@@ -34,6 +36,24 @@ class Sender(Protocol):
     def put(self, batch: Mapping[str, Any], held: HeldRows | None = None) -> dict[str, jax.Array]:
         """Send a batch, or only the rows `held` of it; returns at once."""
         ...
+
+
+def check_ranges(batch: Mapping[str, np.ndarray], ranges: Mapping[str, range]) -> None:
+    """See that integer leaves hold what the task knows; a label too large would be trained on as NaN.
+
+    Raises:
+        DataError: One holds another number.
+    """
+    for name, allowed in ranges.items():
+        leaf = batch.get(name)
+        if leaf is None or leaf.size == 0 or not np.issubdtype(leaf.dtype, np.integer):
+            continue
+        least, most = int(leaf.min()), int(leaf.max())
+        if least < allowed.start or most >= allowed.stop:
+            raise DataError(
+                f"the batch's leaf {name!r} holds {most if most >= allowed.stop else least}; this task takes {allowed.start} to "
+                f"{allowed.stop - 1}: mend the data, or give the task more of them"
+            )
 
 
 def held_by(devices: Collection[Any], sharding: Sharding, batch_size: int) -> HeldRows:

@@ -55,7 +55,10 @@ def _read_json(folder: Path) -> dict[str, Any]:
     try:
         raw = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{folder / CONFIG} can't be read: {error}") from error
+        reason = "it is missing" if isinstance(error, FileNotFoundError) else str(error)
+        raise CheckpointError(
+            f"{folder / CONFIG} can't be read: {reason}; expected a folder with {CONFIG} and model.safetensors"
+        ) from error
     if not isinstance(raw, dict):
         raise CheckpointError(f"{folder / CONFIG} holds a {type(raw).__name__}; expected an object")
     return raw
