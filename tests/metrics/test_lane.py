@@ -121,3 +121,19 @@ def events_in(data):
     while len(data) >= 12 and len(data) >= 16 + (length := struct.unpack("<Q", data[:8])[0]):
         yield event_pb2.Event.FromString(data[12 : 12 + length])
         data = data[16 + length :]
+
+
+def test_several_places_that_do_not_answer_are_given_up_side_by_side(monkeypatch):
+    never, warnings, waited = threading.Event(), [], []
+    lanes = [Lane(f"place {n}", warnings.append, close_seconds=30.0) for n in range(4)]
+    for lane in lanes:
+        lane.put(never.wait)
+    monkeypatch.setattr(threading.Thread, "join", lambda self, seconds: (waited.append(seconds), time.sleep(0.01)))
+    for lane in lanes:
+        lane.end()
+    for lane in lanes:
+        lane.close()
+    monkeypatch.undo()
+    # The time that is left is less for each: it began for all of them at once.
+    assert waited == sorted(waited, reverse=True) and waited[-1] <= waited[0] - 0.03 and len(warnings) == 4
+    never.set()

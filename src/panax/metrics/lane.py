@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +45,7 @@ class Lane:
         self._changed = threading.Condition()
         self._closed = self._failed = self._full = False
         self._lost = 0
+        self._since = 0.0
         self._thread: threading.Thread | None = None
         if threaded:
             # A daemon: a file system that does not answer must not keep the process.
@@ -66,14 +68,22 @@ class Lane:
         if full:
             self._warn(f"warning: {self._name} does not keep up: reports are left out; training goes on")
 
+    def end(self) -> None:
+        """Let the thread end after what has been put, without waiting for it; `close` waits."""
+        with self._changed:
+            if not self._closed:
+                self._closed, self._since = True, time.monotonic()
+            self._changed.notify_all()
+
     def close(self) -> None:
-        """Wait for what has been put, but not for long: a place that does not answer is given up, with a warning."""
+        """Wait for what has been put, but not for long: a place that does not answer is given up, with a warning.
+
+        Of several lanes, `end` each before the first is closed: their times then run side by side.
+        """
         if self._thread is None:
             return
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._thread.join(self._close_seconds)
+        self.end()
+        self._thread.join(max(0.0, self._since + self._close_seconds - time.monotonic()))
         left = len(self._calls) + self._thread.is_alive()
         if left:
             self._warn(f"warning: {self._name} does not answer: {left + self._lost} reports are lost")

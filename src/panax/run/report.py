@@ -200,6 +200,8 @@ class Report:
             self._end_profile()
         self._trackers.close()
         for lane in self._lanes:
+            lane.end()
+        for lane in self._lanes:
             lane.close()
 
     def _record(self, number: int, values: Mapping[str, float], position: Position | None) -> None:
