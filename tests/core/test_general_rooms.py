@@ -21,6 +21,7 @@ ENGLISH = {
     ("metrics/heat_map.py", "b"): "a letter",
     ("metrics/heat_map.py", "w"): "a letter",
     ("metrics/services.py", "w"): "how a file is opened",
+    ("run/sweeping.py", "w"): "how a file is opened",
     ("metrics/tensorboard.py", "experts"): "a group of figures in TensorBoard",
     ("parallel/remat.py", "attention"): "what attention gives, which models mark for rematerialisation",
     ("parallel/ring.py", "attention"): "a kind of work in the registry of kernels",
