@@ -22,6 +22,7 @@ from panax.hooks import EarlyStopping, Hook, TargetReached, TimeLimit
 from panax.metrics import ConsoleTracker, CsvTracker
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, prepare
+from panax.run.history import read_history
 from panax.run.interrupt import Interrupt
 from panax.run.keeping import Keeper
 from panax.run.loop import Run
@@ -71,7 +72,7 @@ def main() -> None:
         source = prepared.data.train.batches()
         ready = [step.put(next(source).batch) for _ in range(options.steps)]
         state, _ = step(step.init(0), ready[0])
-        ratios, first_seconds, second_seconds = [], [], []
+        ratios, cpu_ratios, first_seconds, second_seconds = [], [], [], []
         tracker = ConsoleTracker(Console(file=sink))
         with open_folder(prepared, lambda line: None) as checkpointer:
             checkpointer.save = lambda *arguments, **options: False  # saving is not part of a step
@@ -94,15 +95,17 @@ def main() -> None:
 
             first, second = (loop, loop_with_hooks) if options.hooks else (bare, loop)
             for block in range(options.blocks):
-                seconds = {}
+                seconds, cpu = {}, {}
                 # In turns, each going first as often as the other.
                 for work in (first, second) if block % 2 == 0 else (second, first):
-                    start = time.perf_counter()
+                    start, cpu_start = time.perf_counter(), time.process_time()
                     state = jax.block_until_ready(work(state))
-                    seconds[work] = time.perf_counter() - start
+                    seconds[work], cpu[work] = time.perf_counter() - start, time.process_time() - cpu_start
                 ratios.append(seconds[second] / seconds[first])
+                cpu_ratios.append(cpu[second] / cpu[first])
                 first_seconds.append(seconds[first] / options.steps)
                 second_seconds.append(seconds[second] / options.steps)
+        rows = read_history(folder)
     print(f"jax {jax.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(
         f"{first.__name__} {statistics.median(first_seconds) * 1e3:.1f} ms, "
@@ -113,6 +116,10 @@ def main() -> None:
         + " ".join(f"{ratio:.3f}" for ratio in ratios)
         + f"; median {statistics.median(ratios):.4f} (goal {1.005 if options.hooks else 1.02})"
     )
+    print(f"processor time: median ratio {statistics.median(cpu_ratios):.4f}")
+    if options.hooks:
+        shares = [row["seconds/hooks"] / row["seconds/step"] for row in rows if "seconds/hooks" in row]
+        print(f"hooks' own part of a step: {statistics.median(shares):.3%}, the most {max(shares):.3%}")
 
 
 if __name__ == "__main__":
