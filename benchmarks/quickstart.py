@@ -5,8 +5,8 @@
     python benchmarks/quickstart.py --recipe moe_dense --text definitions  trains what the recipe was before
 
 A sample is a prompt, `def` and `class` in turn, and what the model writes after it, cut off at 200 characters; seeds are 0, 1, 2
-and so on, the other settings those of `panax generate`. Where the model ends the document before that, the next seed is tried,
-and what is too short is only counted. Of each sample it says
+and so on, the temperature is that of the recipe's own samples, the other settings those of `panax generate`. Where the model ends
+the document before that, the next seed is tried, and what is too short is only counted. Of each sample it says
 
 - whether its whole lines are tokens: the line that the cut goes through is left out; of the others, Python's `tokenize` finds
   nothing wrong, and each bracket that closes is of the kind that was opened. What is still open at the cut, a bracket or a string
@@ -43,6 +43,9 @@ PROMPTS = ("def", "class")
 """Without a space: the tokenizer keeps a space with the word that follows it."""
 
 SAMPLES = 20
+TEMPERATURE = 0.9
+"""As the recipe's own samples."""
+
 CHARACTERS = 200
 COPIED_CHARACTERS = 30
 PASSED_OVER = "def __init__(self"
@@ -156,7 +159,7 @@ def samples_of(generate: Callable[..., str], number: int = SAMPLES) -> tuple[lis
         if len(whole) == number:
             break
         prompt = PROMPTS[len(whole) % len(PROMPTS)]
-        text = prompt + generate(prompt, tokens=CHARACTERS, seed=seed)
+        text = prompt + generate(prompt, tokens=CHARACTERS, seed=seed, temperature=TEMPERATURE)
         (whole if len(text) >= CHARACTERS else ended).append(text[:CHARACTERS])
     return whole, ended
 

@@ -30,7 +30,6 @@ ENGLISH = {
     ("parallel/ring_chunks.py", "blocks"): "a keyword of the kernels: which blocks a mask leaves",
     ("plan/auto.py", "experts"): "a kind of mesh: its axis `expert` is used",
     ("run/experiment.py", "class"): "of Python",
-    ("run/sweeping.py", "w"): "how a file is opened",
     ("spmd/__init__.py", "bias"): "a file of this room",
     ("spmd/marks.py", "shared"): "a state: each device has a share",
 }

@@ -65,7 +65,7 @@ def test_a_copied_span_is_found_whatever_its_white_space(judging):
 def test_what_ends_early_is_no_sample(judging):
     asked = []
 
-    def generate(prompt, *, tokens, seed):
+    def generate(prompt, *, tokens, seed, temperature):
         asked.append((prompt, seed))
         return " f(): pass\n" if seed % 3 == 0 else f" f{seed}():" + GOOD
 

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from ..core.errors import RecipeError
+from ..hooks import Samples
 from ..metrics.console import fitted, plain_console, shown
 from ..presets import PARAMETERS
 from ..run import Experiment, Result, fit
@@ -89,18 +90,19 @@ def show(result: Result, console: Console, *, kept: bool) -> None:
     lines += kept_lines if kept else ["it runs: data, steps, evaluation, saving; nothing of it was kept"]
     sampled = _sample(result)
     if sampled is not None:
-        prompt, text = sampled
+        prompt, text, flags = sampled
         console.print("\na sample of what the model writes, after a prompt in bold")
         console.print(prompt, style="bold", end="")
         console.print(text, style="cyan")
         if kept:
-            lines.append(f"next          panax generate {where} --prompt {prompt!r}")
+            lines.append(f"next          panax generate {where} --prompt {prompt!r}{flags}")
     console.print()
     for line in lines:
         console.print(fitted(line, 14))
 
 
-def _sample(result: Result) -> tuple[str, str] | None:
+def _sample(result: Result) -> tuple[str, str, str] | None:
+    """(a prompt, what follows it, the flags that `panax generate` needs for the same), drawn as the run's own samples are."""
     task, data = result.prepared.task, result.prepared.data
     if data.tokenizer is None or not task.generates:
         return None
@@ -108,7 +110,15 @@ def _sample(result: Result) -> tuple[str, str] | None:
     prompt = "def" if "Python" in type(_corpus(result.prepared.experiment)).__name__ else "The"
     length = data.facts.sequence_length or 2 * SAMPLE_TOKENS
     tokens = min(SAMPLE_TOKENS, max(length // 2, length - 32))
-    return prompt, result.generate(prompt, tokens=tokens)
+    own = next((hook for hook in result.prepared.experiment.hooks if isinstance(hook, Samples)), Samples())
+    usual = Samples()
+    flags = "".join(
+        f" --{name.replace('_', '-')} {getattr(own, name)}"
+        for name in ("temperature", "top_k")
+        if getattr(own, name) != getattr(usual, name)
+    )
+    text = result.generate(prompt, tokens=tokens, temperature=own.temperature, top_k=own.top_k)
+    return prompt, text, flags
 
 
 def _corpus(experiment: Experiment) -> Any:
