@@ -143,6 +143,7 @@ SLOW = frozenset(
         "docs/test_markdown.py::test_code_runs_and_commands_parse[docs/adapters-jax.md]",
         "docs/test_markdown.py::test_code_runs_and_commands_parse[docs/adapters.md]",
         "docs/test_markdown.py::test_code_runs_and_commands_parse[docs/communication.md]",
+        "docs/test_markdown.py::test_code_runs_and_commands_parse[docs/hooks.md]",
         "docs/test_markdown.py::test_code_runs_and_commands_parse[docs/models.md]",
         "docs/test_markdown.py::test_code_runs_and_commands_parse[docs/moe.md]",
         "docs/test_markdown.py::test_code_runs_and_commands_parse[docs/onnx.md]",
@@ -151,6 +152,7 @@ SLOW = frozenset(
         "docs/test_markdown.py::test_code_runs_and_commands_parse[docs/training.md]",
         "docs/test_markdown.py::test_code_runs_and_commands_parse[docs/vision.md]",
         "docs/test_markdown.py::test_the_log_has_the_fields_of_the_table",
+        "docs/test_readme.py::test_readme_from_top_to_bottom",
         "faults/test_fuzz.py::test_changed_files_give_a_value_or_a_refusal[arrow_stream]",
         "faults/test_fuzz.py::test_changed_files_give_a_value_or_a_refusal[arrow_zstd]",
         "faults/test_fuzz.py::test_changed_files_give_a_value_or_a_refusal[csv_gz]",
@@ -250,6 +252,7 @@ SLOW = frozenset(
         "train/test_ema.py::test_it_may_begin_and_end_in_the_middle_of_a_run",
         "train/test_ema.py::test_it_resumes_bitwise",
         "train/test_ema.py::test_the_average_is_what_is_exported_and_started_from",
+        "train/test_freezing.py::test_they_are_the_same_on_a_mesh[{'fsdp': 2, 'context': 2, 'tensor': 2}]",
         "train/test_step.py::test_evaluation_mode_is_without_dropout",
         "train/test_step.py::test_rematerialisation_changes_no_gradient",
     }
