@@ -82,7 +82,7 @@ def test_labels_are_smoothed_in_training_alone_and_metrics_are_the_users():
     [
         {"fsdp": 2, "context": 2, "tensor": 2},
         pytest.param({"stage": 3, "tensor": 2}, marks=pytest.mark.slow),
-        pytest.param({"replica": 2, "fsdp": 4}, marks=pytest.mark.slow),
+        pytest.param({"replica": 2, "fsdp": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
