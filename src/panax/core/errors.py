@@ -53,6 +53,12 @@ class TrainingError(PanaxError, RuntimeError):
     exit_code = 5
 
 
+class LaunchError(PanaxError, RuntimeError):
+    """Processes can't be placed, started or joined; or they failed more often than the policy allows."""
+
+    exit_code = 6
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A clause that names the known word closest to `name`, or lists them all.
 

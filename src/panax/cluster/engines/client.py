@@ -1,0 +1,180 @@
+"""An engine's own programs: run for an answer, or followed while agents run under them; and the address that nodes reach."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from ...core.errors import LaunchError
+
+ANSWER_SECONDS = 20.0
+"""For a client to answer: a wrong address is told within half a minute."""
+
+END_SECONDS = 10.0
+"""For a followed client to end with its agents, and again after each signal."""
+
+TAIL_LINES, TAIL_BYTES = 12, 4000
+"""Of a client's output, what a message repeats."""
+
+
+def require(program: str, advice: str, environment: Mapping[str, str]) -> str:
+    """The path of a program.
+
+    Raises:
+        LaunchError: It is not there.
+    """
+    found = shutil.which(program, path=environment.get("PATH"))
+    if found is None:
+        raise LaunchError(f"{program} is not on PATH; {advice}")
+    return found
+
+
+def answer(command: Sequence[str], environment: Mapping[str, str], *, given: str | None = None) -> str:
+    """What a client prints.
+
+    Args:
+        given: To its standard input.
+
+    Raises:
+        LaunchError: It failed, or gave no answer in time.
+    """
+    shown = " ".join(command[:3])
+    try:
+        run = subprocess.run(
+            command,
+            env=dict(environment),
+            input=given or "",
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ANSWER_SECONDS,
+            check=False,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(f"`{shown}` gave no answer in {ANSWER_SECONDS:.0f} s; is its server up?") from error
+    except OSError as error:
+        raise LaunchError(f"`{shown}` can't be run: {error}") from error
+    if run.returncode:
+        raise LaunchError(f"`{shown}` failed: {tail(run.stderr or run.stdout, 4) or f'exit code {run.returncode}'}")
+    return run.stdout
+
+
+def tail(text: str, most: int = TAIL_LINES) -> str:
+    """The last lines that say something, `most` of them."""
+    lines = [line.rstrip() for line in text[-TAIL_BYTES:].splitlines() if line.strip(" -=*\t")]
+    return "\n".join(lines[-most:])
+
+
+def tail_of(file: IO[bytes]) -> str:
+    """The last lines of a file that a process still writes; empty when it is closed.
+
+    It is read at a place: the process writes where its own handle stands, which is shared with this one.
+    """
+    if file.closed:
+        return ""
+    start = max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES)
+    return tail(os.pread(file.fileno(), TAIL_BYTES, start).decode(errors="replace"))
+
+
+class Followed:
+    """A client that runs while its agents do: mpirun, srun. Ctrl-C of the terminal is for the supervisor alone, not for it."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]):
+        self._name = command[0].rsplit("/", 1)[-1]
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._output.close()
+            raise LaunchError(f"{command[0]} can't be run: {error}") from error
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def failure(self) -> str:
+        """Why it has ended; empty while it runs."""
+        code = self._process.poll()
+        if code is None:
+            return ""
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return f"{self._name} ended {how}: {self.said() or 'it said nothing'}"
+
+    def said(self) -> str:
+        """Its last lines, and those of the agents that it forwards."""
+        return tail_of(self._output)
+
+    def close(self, seconds: float = END_SECONDS) -> None:
+        """Wait for it to end, as it does when its agents have; or else end it.
+
+        Args:
+            seconds: To wait before the first signal.
+        """
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            if number is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds if number is None else END_SECONDS)
+                break
+        self._output.close()
+
+
+def own_address(peer: str = "") -> str:
+    """The address of this machine that a peer reaches; without one, that of its default route. Nothing is sent.
+
+    >>> own_address("127.0.0.1")
+    '127.0.0.1'
+    """
+    # TEST-NET-3 stands for any machine that is not here.
+    for host in (peer, "203.0.113.1"):
+        if not host:
+            continue
+        with contextlib.suppress(OSError):
+            found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+            family, kind, protocol, _, where = found[0]
+            with socket.socket(family, kind, protocol) as opened:
+                opened.connect(where)
+                return str(opened.getsockname()[0])
+    with contextlib.suppress(OSError):
+        return socket.gethostbyname(socket.gethostname())
+    return "127.0.0.1"
+
+
+def is_here(host: str) -> bool:
+    """Whether a host's name or address is this machine's.
+
+    >>> is_here("localhost"), is_here("203.0.113.1")
+    (True, False)
+    """
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, where in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as opened:
+                opened.bind((where[0], 0))
+                return True
+    return False
+
+
+def wait_for(host: str, port: int, seconds: float) -> bool:
+    """Whether somebody listens there within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=5.0):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)

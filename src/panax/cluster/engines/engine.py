@@ -1,0 +1,113 @@
+"""What every engine does: it says whether it is there, what it would be given, and places one agent on each node."""
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from ...core.errors import LaunchError, nearest
+from .resources import Resources
+
+AGENT = (sys.executable, "-m", "panax.cluster.agent")
+"""What an engine starts on each node; the supervisor's address and the job's secret are in its environment."""
+
+ENGINES = {"ray": "Ray", "slurm": "Slurm", "mpi": "Mpi"}
+"""The class of each engine, in the module of its name."""
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """Agents that an engine has started."""
+
+    def failure(self) -> str:
+        """Why an agent can't come or has gone, as the engine tells it; empty while all is well."""
+        ...
+
+    def said(self) -> str:
+        """The last lines of the engine's client and of agents, for a message that says why none came."""
+        ...
+
+    def replace(self, node: int) -> None:
+        """Start another agent in the place of a node's, which has gone.
+
+        Raises:
+            LaunchError: The engine can't.
+        """
+        ...
+
+    def close(self) -> None:
+        """End everything that was started; calling it twice is harmless."""
+        ...
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Where a job runs."""
+
+    def check(self) -> None:
+        """See that the engine can take the job, as far as it tells without being given it.
+
+        Raises:
+            LaunchError: It isn't installed, can't be reached, or has less than what is asked for.
+        """
+        ...
+
+    def submission(self, command: Sequence[str], folder: Path) -> str:
+        """What the engine would be given, as text: a script, a manifest, a command line.
+
+        Args:
+            command: `panax launch` with its flags, for engines that run it again on their first node.
+            folder: The run's.
+        """
+        ...
+
+    def submits(self) -> bool:
+        """Whether a launch from here hands the job to a queue and ends: `submit`; otherwise it places agents now."""
+        ...
+
+    def submit(self, command: Sequence[str], folder: Path) -> str:
+        """Hand the job to the engine's queue.
+
+        Returns:
+            The job's name there.
+        """
+        ...
+
+    def secret(self) -> str:
+        """What the job's processes know of each other; new unless the engine has brought one."""
+        ...
+
+    def listen_address(self) -> tuple[str, int]:
+        """Where the supervisor must listen so that agents reach it: an address, and a port, where 0 is any."""
+        ...
+
+    def place(self, supervisor: str, secret: str) -> Placed:
+        """Start an agent on each node.
+
+        Args:
+            supervisor: Where it listens, as `host:port`.
+        """
+        ...
+
+
+def engine_of(
+    name: str, resources: Resources, *, agent: Sequence[str] = AGENT, environment: Mapping[str, str] = os.environ
+) -> Engine:
+    """The engine of a name.
+
+    Args:
+        agent: The command that it starts on each node.
+        environment: What it is started from.
+
+    Raises:
+        LaunchError: There is none of this name, or a field of `resources` has no effect there.
+    """
+    if name not in ENGINES:
+        raise LaunchError(f"there is no engine {name!r}; {nearest(name, ENGINES)}")
+    # An engine is imported when chosen: its client may not be installed.
+    module = importlib.import_module(f"{__package__}.{name}")
+    engine = getattr(module, ENGINES[name])(resources, agent=agent, environment=environment)
+    resources.check_used(name, module.USED)
+    return engine

@@ -1,0 +1,43 @@
+"""Which environment variables go from where a job is launched to its nodes, and what nodes are told beside them."""
+
+from collections.abc import Iterable, Mapping
+
+SUPERVISOR, SECRET, NODE = "PANAX_SUPERVISOR", "PANAX_SECRET", "PANAX_NODE"
+
+PASSED = (
+    "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "OMP_NUM_THREADS", "PATH", "PYTHONPATH", "SHELL", "TERM", "TMPDIR",
+    "TZ", "USER", "VIRTUAL_ENV", "CONDA_PREFIX", "SSL_CERT_FILE", "HF_HOME", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM",
+    "TF_CPP_MIN_LOG_LEVEL",
+)  # fmt: skip
+"""Names of variables that nodes get; keys and tokens are not among them, and are passed where a launch names them."""
+
+PREFIXES = ("JAX_", "XLA_", "PANAX_", "NCCL_", "LIBTPU_")
+
+OWN = frozenset({SUPERVISOR, SECRET, NODE, "PANAX_CONNECTION"})
+"""What a job's processes are told one by one."""
+
+NODE_VARIABLES = (NODE, "JOB_COMPLETION_INDEX", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_NODEID")
+"""Where an agent finds which of the job's nodes it is on; MPI before Slurm, whose allocation it may run in."""
+
+
+def passed_on(environment: Mapping[str, str], more: Iterable[str] = ()) -> dict[str, str]:
+    """The variables that nodes get.
+
+    >>> passed_on({"HOME": "/home/me", "AWS_SECRET_ACCESS_KEY": "x", "JAX_PLATFORMS": "cpu", "PANAX_SECRET": "y"})
+    {'HOME': '/home/me', 'JAX_PLATFORMS': 'cpu'}
+    """
+    wanted = {*PASSED, *more}
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if (name in wanted or name.startswith(PREFIXES)) and name not in OWN
+    }
+
+
+def node_number(environment: Mapping[str, str]) -> str:
+    """Which of the job's nodes an agent's environment says it is on; empty where it does not say.
+
+    >>> node_number({"SLURM_NODEID": "3"}), node_number({"PANAX_NODE": "1", "SLURM_NODEID": "0"}), node_number({})
+    ('3', '1', '')
+    """
+    return next((environment[name] for name in NODE_VARIABLES if environment.get(name, "").isdecimal()), "")

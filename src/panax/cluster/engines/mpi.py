@@ -1,0 +1,148 @@
+"""MPI: one `mpirun` starts one agent on each machine. Open MPI, and those with Hydra: MPICH, Intel MPI.
+
+Agents speak no MPI: mpirun is what starts a process on machines that MPI programs run on already.
+"""
+
+import os
+import secrets
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ...core.errors import LaunchError
+from .client import Followed, answer, is_here, own_address, require
+from .engine import AGENT
+from .environment import SECRET, SUPERVISOR, passed_on
+from .resources import Resources
+
+USED = frozenset({"hosts"})
+
+INSTALL = (
+    "install Open MPI (`apt install openmpi-bin`) or MPICH (`apt install mpich`), or load the cluster's module for it"
+)
+
+OF_MANAGERS = (
+    "COBALT_",
+    "FI_",
+    "HYDRA_",
+    "I_MPI_",
+    "LSB_",
+    "LSF_",
+    "OMPI_",
+    "PBS_",
+    "PE_",
+    "PMIX_",
+    "PRTE_",
+    "SGE_",
+    "SLURM_",
+    "UCX_",
+)
+"""Beginnings of variables by which mpirun is set, and learns which machines it was given."""
+
+AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+
+
+class Mpi:
+    """Agents under one `mpirun`."""
+
+    def __init__(
+        self, resources: Resources, *, agent: Sequence[str] = AGENT, environment: Mapping[str, str] = os.environ
+    ):
+        self._resources, self._agent = resources, tuple(agent)
+        self._passed = passed_on(environment, resources.env)
+        own = {name: value for name, value in environment.items() if name.startswith(OF_MANAGERS)}
+        self._environment = {**own, **self._passed}
+
+    def check(self) -> None:
+        mpirun = require("mpirun", INSTALL, self._environment)
+        hydra = self._is_hydra(mpirun)
+        missing = [name for name in AS_ROOT if self._environment.get(name) != "1"]
+        if os.geteuid() == 0 and not hydra and missing:
+            raise LaunchError(
+                f"Open MPI runs nothing as root unless told twice; run as another user, or set {' and '.join(missing)} to 1"
+            )
+        hosts = self._hosts
+        if hosts and len(hosts) < self._resources.nodes:
+            raise LaunchError(f"nodes={self._resources.nodes}, and hosts names {len(hosts)}: {', '.join(hosts)}")
+
+    def submission(self, command: Sequence[str], folder: Path) -> str:
+        return shlex.join(self._command())
+
+    def submits(self) -> bool:
+        return False
+
+    def submit(self, command: Sequence[str], folder: Path) -> str:
+        raise LaunchError("mpirun has no queue; it places processes now")
+
+    def secret(self) -> str:
+        return secrets.token_hex(32)
+
+    def listen_address(self) -> tuple[str, int]:
+        if self._resources.address:
+            return self._resources.address, 0
+        elsewhere = [host for host in self._hosts if not is_here(host)]
+        if elsewhere:
+            return own_address(elsewhere[0]), 0
+        return ("127.0.0.1" if self._hosts or self._resources.nodes == 1 else own_address()), 0
+
+    def place(self, supervisor: str, secret: str) -> "PlacedByMpi":
+        environment = {**self._environment, SUPERVISOR: supervisor, SECRET: secret}
+        return PlacedByMpi(Followed(self._command(), environment), self._resources.nodes)
+
+    @property
+    def _hosts(self) -> list[str]:
+        return [host for host in self._resources.hosts.split(",") if host]
+
+    def _is_hydra(self, mpirun: str) -> bool:
+        return (
+            "Open MPI" not in (version := answer([mpirun, "--version"], self._environment)) and "OpenRTE" not in version
+        )
+
+    def _command(self) -> list[str]:
+        """Names of variables alone: their values are mpirun's own environment, so that no list of processes shows them."""
+        mpirun = require("mpirun", INSTALL, self._environment)
+        nodes = str(self._resources.nodes)
+        names = [*self._passed, SUPERVISOR, SECRET]
+        hosts = ",".join(self._hosts[: self._resources.nodes])
+        if self._is_hydra(mpirun):
+            where = ["-hosts", hosts] if hosts else []
+            # An agent that is lost does not take the others with it.
+            return [
+                mpirun,
+                "-n",
+                nodes,
+                "-ppn",
+                "1",
+                *where,
+                "-disable-auto-cleanup",
+                "-genvlist",
+                ",".join(names),
+                *self._agent,
+            ]
+        where = ["--host", hosts] if hosts else []
+        exported = [word for name in names for word in ("-x", name)]
+        # What an agent starts may use all of its machine.
+        alone = ["--map-by", "ppr:1:node", "--bind-to", "none", "--enable-recovery"]
+        return [mpirun, "-n", nodes, *alone, *where, *exported, *self._agent]
+
+
+class PlacedByMpi:
+    """Agents under one `mpirun`; a machine that is lost can't be had again without ending it."""
+
+    def __init__(self, mpirun: Followed, nodes: int):
+        self._mpirun, self._nodes = mpirun, nodes
+
+    def failure(self) -> str:
+        found = self._mpirun.failure()
+        if found and self._nodes > 1:
+            found += f"\nexpected {self._nodes} machines: name them with hosts, or launch from an allocation that has as many"
+        return found
+
+    def said(self) -> str:
+        return self._mpirun.said()
+
+    def replace(self, node: int) -> None:
+        raise LaunchError(f"mpirun can't bring node {node} back; launch again, with other hosts if the machine is gone")
+
+    def close(self) -> None:
+        self._mpirun.close()

@@ -1,0 +1,205 @@
+"""Ray: a placement group with one bundle a node, and in each an actor that runs the node's agent.
+
+Ray's client is a process of its own (`ray_client.py`), so that a supervisor neither carries its threads and memory nor shows what
+it prints.
+"""
+
+import json
+import os
+import queue
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from ...core.errors import LaunchError
+from .client import own_address, tail_of
+from .engine import AGENT
+from .environment import NODE, SECRET, SUPERVISOR, passed_on
+from .resources import Resources
+
+USED = frozenset({"cpus"})
+
+CLIENT_SECONDS = 60.0
+"""For Ray's client to be imported, to connect and to place: it has shorter times for each."""
+
+END_SECONDS = 20.0
+"""For the client to end what it has started."""
+
+RESOURCE_OF = {"gpu": "GPU", "tpu": "TPU"}
+
+
+class Ray:
+    """Agents in actors of a cluster of which this machine is a node."""
+
+    def __init__(
+        self, resources: Resources, *, agent: Sequence[str] = AGENT, environment: Mapping[str, str] = os.environ
+    ):
+        self._resources, self._agent, self._environment = resources, tuple(agent), dict(environment)
+        self._passed = passed_on(environment, resources.env)
+        self._here = ""
+
+    def check(self) -> None:
+        client = Client(self._environment)
+        try:
+            self._here = client.ask({"do": "check", **self._asked})["here"]
+        finally:
+            client.close()
+
+    def submission(self, command: Sequence[str], folder: Path) -> str:
+        shown = ", ".join(f"{name}: {amount:g}" for name, amount in self._asked["bundle"].items())
+        names = ", ".join([*self._passed, SUPERVISOR, SECRET, NODE])
+        return (
+            f"placement group  {self._resources.nodes} bundles of {{{shown}}}, {self._asked['strategy']}\n"
+            f"in each          an actor that runs {' '.join(self._agent)}\n"
+            f"environment      {names}\n"
+        )
+
+    def submits(self) -> bool:
+        return False
+
+    def submit(self, command: Sequence[str], folder: Path) -> str:
+        raise LaunchError(
+            "Ray has no queue; launch on a node of the cluster, or by `ray job submit -- panax launch ...`"
+        )
+
+    def secret(self) -> str:
+        return secrets.token_hex(32)
+
+    def listen_address(self) -> tuple[str, int]:
+        if self._resources.address:
+            return self._resources.address, 0
+        if not self._here:
+            self.check()
+        # A cluster that was started on loopback has one machine, whatever its nodes are.
+        return self._here or own_address(), 0
+
+    def place(self, supervisor: str, secret: str) -> "PlacedByRay":
+        client = Client(self._environment)
+        environment = {**self._passed, SUPERVISOR: supervisor, SECRET: secret}
+        try:
+            client.ask({"do": "place", **self._asked, "agent": self._agent, "environment": environment})
+        except LaunchError:
+            client.close()
+            raise
+        return PlacedByRay(client, self._resources.nodes)
+
+    @property
+    def _asked(self) -> dict[str, Any]:
+        bundle = {"CPU": float(self._resources.cpus_per_node)}
+        if amount := self._resources.accelerators_per_node:
+            bundle[RESOURCE_OF[self._resources.accelerator]] = float(amount)
+        strategy = "STRICT_SPREAD" if self._resources.nodes > 1 else "STRICT_PACK"
+        return {"nodes": self._resources.nodes, "bundle": bundle, "strategy": strategy}
+
+
+class PlacedByRay:
+    """Agents in actors. Ray gives the bundle of a lost node to another one that has room, and an actor follows when asked."""
+
+    def __init__(self, client: "Client", nodes: int):
+        self._client, self._nodes = client, nodes
+        self._failed: dict[int, str] = {}
+
+    def failure(self) -> str:
+        for event in self._client.events():
+            if "failed" in event:
+                self._failed[event["failed"]] = event["why"]
+        if ended := self._client.ended():
+            return ended
+        return "\n".join(why for _, why in sorted(self._failed.items()))
+
+    def said(self) -> str:
+        return self._client.said()
+
+    def replace(self, node: int) -> None:
+        if not 0 <= node < self._nodes:
+            raise LaunchError(f"the job has nodes 0 to {self._nodes - 1}; there is no node {node}")
+        # What failed before is over; what the client tells of this node from now on is of the new agent.
+        self.failure()
+        self._failed.pop(node, None)
+        self._client.ask({"do": "replace", "node": node})
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Client:
+    """The process that speaks to Ray: JSON lines to its standard input and from its standard output."""
+
+    def __init__(self, environment: Mapping[str, str]):
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.ray_client"],
+            env={"RAY_USAGE_STATS_ENABLED": "0", **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._output,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def ask(self, what: dict[str, Any]) -> dict[str, Any]:
+        """Its answer.
+
+        Raises:
+            LaunchError: What it says is wrong, or that it has ended.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(what).encode() + b"\n")
+            self._process.stdin.flush()
+            found = self._answers.get(timeout=CLIENT_SECONDS)
+        except (OSError, queue.Empty):
+            found = None
+        if found is None:
+            raise LaunchError(self.ended() or f"Ray's client gave no answer in {CLIENT_SECONDS:.0f} s: {self.said()}")
+        if "error" in found:
+            raise LaunchError(found["error"])
+        return found
+
+    def events(self) -> list[dict[str, Any]]:
+        """What it has told since the last call."""
+        found = []
+        while not self._events.empty():
+            found.append(self._events.get())
+        return found
+
+    def ended(self) -> str:
+        """How it has ended; empty while it runs."""
+        if self._output.closed or self._process.poll() is None:
+            return ""
+        return f"Ray's client ended with exit code {self._process.returncode}: {self.said() or 'it said nothing'}"
+
+    def said(self) -> str:
+        """Its last lines."""
+        return tail_of(self._output)
+
+    def close(self) -> None:
+        """Let it end what it has started, and itself."""
+        if self._output.closed:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._output.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            found = json.loads(line)
+            (self._events if "failed" in found else self._answers).put(found)
+        self._answers.put(None)

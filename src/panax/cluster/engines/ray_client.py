@@ -1,0 +1,239 @@
+"""The process that speaks to Ray for a supervisor: `python -m panax.cluster.engines.ray_client` is one.
+
+It is asked by JSON lines on its standard input and answers by JSON lines on its standard output; when its input ends it ends
+what it has started. Ray's own connections are those of the cluster that it joins.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import IO, Any
+
+from ...core.errors import LaunchError
+from .client import tail
+from .environment import NODE
+
+INSTALL = "install it on every machine with `pip install ray`"
+
+START = "start a cluster with `ray start --head` here and `ray start --address=HOST:6379` on others, then launch on one of them"
+
+PLACE_SECONDS = 20.0
+"""For Ray to grant a placement group; where others use the cluster, the job has to come later."""
+
+END_SECONDS = 3.0
+"""For agents to end by themselves, as they do when the supervisor has parted with them."""
+
+LOOK_SECONDS = 0.2
+
+
+def joined() -> Any:
+    """The module `ray`, connected to the cluster of which this machine is a node.
+
+    Raises:
+        LaunchError: It is not installed, or there is no such cluster.
+    """
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError as error:
+        raise LaunchError(f"Ray is not installed here ({error}); {INSTALL}") from error
+    address = os.environ.get("RAY_ADDRESS", "auto")
+    if "://" in address:
+        raise LaunchError(f"RAY_ADDRESS={address!r} is for Ray's remote client; expected HOST:PORT: {START}")
+    if address not in ("auto", "local"):
+        _reach(address)
+    try:
+        ray.init(address="auto" if address == "local" else address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise LaunchError(f"no Ray cluster was found ({tail(str(error), 2)}); {START}") from error
+    return ray
+
+
+def check(ray: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """See that the cluster has room for a job when nobody else uses it, and where this machine is in it."""
+    bundle = asked["bundle"]
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    fitting = [had for had in alive if all(had.get(name, 0) >= amount for name, amount in bundle.items())]
+    if len(fitting) < asked["nodes"]:
+        have = "; ".join(", ".join(f"{had.get(name, 0):g} {name}" for name in bundle) for had in alive)
+        raise LaunchError(
+            f"the job needs {asked['nodes']} nodes with {_shown(bundle)} each; {len(fitting)} of the {len(alive)} nodes of the "
+            f"Ray cluster have as much ({have}). Ask for less with nodes, processes or cpus, or add machines with "
+            f"`ray start --address`"
+        )
+    return {"here": ray.util.get_node_ip_address()}
+
+
+class Agents:
+    """The placement group of a job and its actors."""
+
+    def __init__(self, ray: Any, asked: dict[str, Any]):
+        self._ray, self._bundle = ray, asked["bundle"]
+        self._agent, self._environment = asked["agent"], asked["environment"]
+        self._actors: dict[int, Any] = {}
+        self._ends: dict[Any, int] = {}
+        self._group = ray.util.placement_group([self._bundle] * asked["nodes"], strategy=asked["strategy"])
+        if not self._group.wait(PLACE_SECONDS):
+            ray.util.remove_placement_group(self._group)
+            free = {name: had for name, had in ray.available_resources().items() if name in ("CPU", "GPU", "TPU")}
+            raise LaunchError(
+                f"Ray did not grant {asked['nodes']} nodes with {_shown(self._bundle)} each in {PLACE_SECONDS:.0f} s; free in "
+                f"the whole cluster: {_shown(free)}. Launch again when other jobs have ended, or ask for less"
+            )
+        for node in range(asked["nodes"]):
+            self.start(node)
+
+    def start(self, node: int) -> None:
+        """Start a node's agent; in the place of the one before, if there is one."""
+        if node in self._actors:
+            self._ends = {end: of for end, of in self._ends.items() if of != node}
+            self._ray.kill(self._actors[node], no_restart=True)
+        strategy = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
+        others = {name: amount for name, amount in self._bundle.items() if name not in ("CPU", "GPU")}
+        actor = self._ray.remote(AgentActor).options(
+            num_cpus=self._bundle["CPU"],
+            num_gpus=self._bundle.get("GPU", 0),
+            resources=others or None,
+            max_restarts=0,
+            scheduling_strategy=strategy(self._group, placement_group_bundle_index=node),
+        )
+        self._actors[node] = actor.remote()
+        # A method's arguments go to the actor alone: the cluster keeps those of its creation.
+        self._ends[self._actors[node].run.remote(self._agent, {**self._environment, NODE: str(node)})] = node
+
+    def failed(self) -> list[tuple[int, str]]:
+        """Nodes whose agents have failed since the last call, and why."""
+        if not self._ends:
+            return []
+        ready, _ = self._ray.wait(list(self._ends), num_returns=len(self._ends), timeout=0)
+        found = [(self._ends.pop(end), self._why(end)) for end in ready]
+        return [(node, why) for node, why in found if why]
+
+    def close(self) -> None:
+        """End all of them."""
+        with contextlib.suppress(Exception):  # A cluster that has gone has nothing left to end.
+            if self._ends:
+                self._ray.wait(list(self._ends), num_returns=len(self._ends), timeout=END_SECONDS)
+            for actor in self._actors.values():
+                self._ray.kill(actor, no_restart=True)
+            self._ray.util.remove_placement_group(self._group)
+
+    def _why(self, end: Any) -> str:
+        """How an agent failed; empty where it ended as it was told."""
+        try:
+            code, said = self._ray.get(end)
+        except importlib.import_module("ray.exceptions").RayError as error:
+            return f"Ray has lost the node or its actor: {str(error).strip().splitlines()[0]}"
+        return f"the agent ended with exit code {code}: {said or 'it said nothing'}" if code else ""
+
+
+class AgentActor:
+    """Runs on a node, in one of Ray's own processes: it runs the agent as a process that ends with that one."""
+
+    def run(self, command: list[str], environment: dict[str, str]) -> tuple[int, str]:
+        """The agent's exit code and last lines."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.tether", *command],
+            # What Ray has set for this node stays, its devices among it.
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        lines: deque[bytes] = deque(maxlen=20)
+        reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
+        reader.start()
+        code = process.wait()
+        reader.join(1.0)
+        return code, tail(b"".join(lines).decode(errors="replace"), 4)
+
+
+def serve(asked: Callable[[float], str | None], tell: Callable[..., None]) -> None:
+    """Do what is asked until nothing can be asked any more.
+
+    Args:
+        asked: The next line within so many seconds: None if there is none, empty when there will be none.
+        tell: Writes an answer.
+    """
+    ray: Any = None
+    agents: Agents | None = None
+    try:
+        while (line := asked(LOOK_SECONDS)) != "":
+            if line is not None:
+                what = json.loads(line)
+                try:
+                    ray = ray or joined()
+                    if what["do"] == "check":
+                        tell(**check(ray, what))
+                    elif what["do"] == "place":
+                        agents = Agents(ray, what)
+                        tell(placed=True)
+                    elif agents is not None:
+                        agents.start(what["node"])
+                        tell(replaced=what["node"])
+                except LaunchError as error:
+                    tell(error=str(error))
+            if agents is not None:
+                for node, why in agents.failed():
+                    tell(failed=node, why=f"node {node}: {why}")
+    finally:
+        if agents is not None:
+            agents.close()
+        if ray is not None:
+            ray.shutdown()
+
+
+def main() -> None:
+    # What Ray prints goes with its errors.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    lines, ended = deque[str](), False
+    partial = b""
+
+    def asked(seconds: float) -> str | None:
+        nonlocal partial, ended
+        if not lines and not ended and select.select([0], [], [], seconds)[0]:
+            data = os.read(0, 1 << 20)
+            ended = not data
+            *whole, partial = (partial + data).split(b"\n")
+            lines.extend(line.decode() for line in whole)
+        return lines.popleft() if lines else "" if ended else None
+
+    def tell(**answer: Any) -> None:
+        # The supervisor may have gone; the next line that is asked for says so.
+        with contextlib.suppress(BrokenPipeError):
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+
+    serve(asked, tell)
+
+
+def _read(stream: IO[bytes], lines: deque[bytes]) -> None:
+    for line in stream:
+        lines.append(line[-1000:])
+
+
+def _shown(amounts: dict[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in amounts.items()) or "nothing"
+
+
+def _reach(address: str) -> None:
+    """See that somebody listens at the cluster's address: Ray itself waits long for nobody."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise LaunchError(f"RAY_ADDRESS={address!r}; expected HOST:PORT of the cluster's head, or auto")
+    try:
+        socket.create_connection((host, int(port)), timeout=5.0).close()
+    except OSError as error:
+        raise LaunchError(f"nobody answers at RAY_ADDRESS={address!r} ({error}); {START}") from error
+
+
+if __name__ == "__main__":
+    main()

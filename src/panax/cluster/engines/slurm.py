@@ -1,0 +1,241 @@
+"""Slurm: a batch script that launches again inside its allocation, where `srun` starts one agent on each node."""
+
+import os
+import re
+import secrets
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ...core.errors import LaunchError, nearest
+from .client import Followed, answer, own_address, require
+from .engine import AGENT
+from .environment import NODE, SECRET, SUPERVISOR, passed_on
+from .resources import SIGNAL_SECONDS, Resources, seconds_of
+
+USED = frozenset({"cpus", "memory", "time", "partition", "account", "constraint", "array"})
+
+INSTALL = "launch from a login node of the cluster, or install Slurm's client (`apt install slurm-client`)"
+
+LEAST_SECONDS = 300
+"""Of a time limit: Slurm's clock counts minutes, and the signal to save comes before the end."""
+
+_ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?")
+
+
+class Slurm:
+    """Outside of an allocation jobs are submitted; inside of one, agents are placed."""
+
+    def __init__(
+        self, resources: Resources, *, agent: Sequence[str] = AGENT, environment: Mapping[str, str] = os.environ
+    ):
+        if resources.time and seconds_of(resources.time) < LEAST_SECONDS:
+            raise LaunchError(
+                f"time={resources.time!r} is too short: Panax saves {SIGNAL_SECONDS} s before the limit, and Slurm counts "
+                f"whole minutes; use 00:05:00 or more"
+            )
+        if resources.array and not _ARRAY.fullmatch(resources.array):
+            raise LaunchError(f"array={resources.array!r}; expected indices as sbatch takes them: 0-3, 1,4,7 or 0-9%2")
+        if resources.accelerator == "tpu":
+            raise LaunchError("accelerator='tpu'; Slurm hands out GPUs and CPUs alone")
+        self._resources, self._agent, self._environment = resources, tuple(agent), dict(environment)
+        self._passed = passed_on(environment, resources.env)
+
+    def check(self) -> None:
+        if not self.submits():
+            require("srun", INSTALL, self._environment)
+            check_allocation(self._environment, self._resources.nodes)
+            return
+        require("sbatch", INSTALL, self._environment)
+        try:
+            found = answer(["sinfo", "--noheader", "--format=%P|%l|%D"], self._environment)
+        except LaunchError as error:
+            raise LaunchError(f"Slurm can't be asked; {INSTALL}\n{error}") from error
+        asked = self._resources
+        rows = [row.split("|") for row in found.splitlines()]
+        partitions = {row[0].rstrip("*"): row for row in rows if len(row) == 3}
+        name = asked.partition or next((row[0].rstrip("*") for row in rows if row[0].endswith("*")), "")
+        if not name:
+            raise LaunchError(f"the cluster has no default partition; choose one: {', '.join(partitions)}")
+        if name not in partitions:
+            raise LaunchError(f"Slurm has no partition {name!r}; {nearest(name, partitions)}")
+        nodes = sum(int(row[2]) for row in rows if row[0].rstrip("*") == name)
+        if asked.nodes > nodes:
+            raise LaunchError(f"nodes={asked.nodes}, and the partition {name} has {nodes}")
+        limit = partitions[name][1]
+        if asked.time and limit != "infinite" and seconds_of(asked.time) > seconds_of(_full(limit)):
+            raise LaunchError(f"time={asked.time!r} exceeds the limit of the partition {name}, which is {limit}")
+
+    def submission(self, command: Sequence[str], folder: Path) -> str:
+        return shlex.join(self._srun()) + "\n" if not self.submits() else self._script(command, folder)
+
+    def submits(self) -> bool:
+        return "SLURM_JOB_ID" not in self._environment
+
+    def submit(self, command: Sequence[str], folder: Path) -> str:
+        place = _place(folder)
+        # Slurm starts no job where its output can't be written, and says nothing.
+        place.mkdir(parents=True, exist_ok=True)
+        script = place / "slurm.sh"
+        script.write_text(self._script(command, folder), encoding="utf-8")
+        return answer(["sbatch", "--parsable", str(script)], self._environment).strip().split(";")[0]
+
+    def secret(self) -> str:
+        return secrets.token_hex(32)
+
+    def listen_address(self) -> tuple[str, int]:
+        """The port is any: tasks of an array may share a node."""
+        if self._resources.address:
+            return self._resources.address, 0
+        if self._resources.nodes == 1:
+            return "127.0.0.1", 0
+        here = self._environment.get("SLURMD_NODENAME", "")
+        other = next((host for host in self._hosts() if host != here), "")
+        found = re.search(
+            r"\bNodeAddr=(\S+)", answer(["scontrol", "--oneliner", "show", "node", other], self._environment)
+        )
+        return own_address(found.group(1) if found else other), 0
+
+    def place(self, supervisor: str, secret: str) -> "PlacedBySlurm":
+        environment = {**self._environment, SUPERVISOR: supervisor, SECRET: secret}
+        return PlacedBySlurm(self._srun(), environment, self._hosts())
+
+    def _hosts(self) -> list[str]:
+        nodes = self._environment["SLURM_JOB_NODELIST"]
+        return answer(["scontrol", "show", "hostnames", nodes], self._environment).split()
+
+    def _srun(self) -> list[str]:
+        """Names of variables alone: their values are srun's own environment, so that no list of processes shows them."""
+        names = ",".join([*self._passed, SUPERVISOR, SECRET, NODE])
+        nodes = str(self._resources.nodes)
+        # All that the job has on a node, also where other steps run; an agent that is lost leaves the others.
+        alone = ["--overlap", "--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=0", "--input=none", "--quiet"]
+        share = f"--cpus-per-task={self._resources.cpus_per_node}"
+        return ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", *alone, share, f"--export={names}", *self._agent]
+
+    def _script(self, command: Sequence[str], folder: Path) -> str:
+        asked = self._resources
+        task = "%A_%a" if asked.array else "%j"
+        # A percent sign begins what Slurm fills in.
+        output = str(_place(folder)).replace("%", "%%")
+        options = {
+            "job-name": f"panax-{_word(folder.name)}",
+            "nodes": asked.nodes,
+            "ntasks-per-node": 1,
+            "cpus-per-task": asked.cpus_per_node,
+            "gpus-per-node": asked.accelerators_per_node,
+            "mem": asked.memory,
+            "time": asked.time,
+            "partition": asked.partition,
+            "account": asked.account,
+            "constraint": asked.constraint,
+            "array": asked.array,
+            "chdir": os.getcwd(),
+            "output": f"{output}/slurm-{task}.out",
+            "open-mode": "append",
+            "signal": f"B:TERM@{SIGNAL_SECONDS}",
+            "export": ",".join(self._passed) or "NONE",
+        }
+        lines = [f"#SBATCH --{name}={_quoted(str(value))}" for name, value in options.items() if value]
+        words = [_argument(word) if asked.array else shlex.quote(word) for word in command]
+        return "\n".join(
+            [
+                "#!/bin/bash",
+                *lines,
+                "#SBATCH --requeue",
+                "# The first node's process launches the others'; its exit code is the job's.",
+                f"exec {' '.join(words)}",
+                "",
+            ]
+        )
+
+
+class PlacedBySlurm:
+    """Agents under `srun`, and one more srun for each that was replaced."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], hosts: Sequence[str]):
+        self._command, self._environment, self._hosts = list(command), dict(environment), list(hosts)
+        self._all = Followed(self._command, self._environment)
+        self._later: dict[int, Followed] = {}
+
+    def failure(self) -> str:
+        found = [each.failure() for each in (self._all, *self._later.values())]
+        # The step of all ends when agents that were replaced are the only ones that it had left.
+        if found[0] and self._later and not all(found[1:]):
+            found = found[1:]
+        return "\n".join(each for each in found if each)
+
+    def said(self) -> str:
+        return "\n".join(each for each in (one.said() for one in (self._all, *self._later.values())) if each)
+
+    def replace(self, node: int) -> None:
+        """Start an agent on the same machine: Slurm gives another one to a job that is queued again alone."""
+        if not 0 <= node < len(self._hosts):
+            raise LaunchError(f"the job has nodes 0 to {len(self._hosts) - 1}; there is no node {node}")
+        if node in self._later:
+            self._later[node].close(0.0)
+        one = [each for each in self._command if not each.startswith(("--nodes=", "--ntasks="))]
+        one[1:1] = ["--nodes=1", "--ntasks=1", f"--nodelist={self._hosts[node]}"]
+        self._later[node] = Followed(one, {**self._environment, NODE: str(node)})
+
+    def close(self) -> None:
+        for each in (self._all, *self._later.values()):
+            each.close()
+
+
+def check_allocation(environment: Mapping[str, str], nodes: int) -> None:
+    """See that an allocation has as many nodes as a job asks for, and that they are alike.
+
+    Raises:
+        LaunchError: It has not, or they are not.
+    """
+    if environment.get("SLURM_HET_SIZE", "1") != "1":
+        raise LaunchError("the allocation has several parts (a heterogeneous job); ask for one part of equal nodes")
+    had = int(environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES") or 1)
+    if had != nodes:
+        raise LaunchError(
+            f"nodes={nodes}, and the allocation {environment['SLURM_JOB_ID']} has {had}; use --nodes {had}"
+        )
+    cpus = environment.get("SLURM_JOB_CPUS_PER_NODE", "")
+    if "," in cpus:
+        raise LaunchError(
+            f"the allocation's nodes differ: {environment.get('SLURM_JOB_NODELIST', '')} have {cpus} processors; each node "
+            f"runs as many processes, so ask for equal ones with cpus or constraint"
+        )
+
+
+def requeue(environment: Mapping[str, str] = os.environ) -> bool:
+    """Queue this job again, for a supervisor that saved because its time was up; whether Slurm did."""
+    job = environment.get("SLURM_JOB_ID")
+    if job is None:
+        return False
+    try:
+        answer(["scontrol", "requeue", job], environment)
+    except LaunchError:
+        return False
+    return True
+
+
+def _place(folder: Path) -> Path:
+    return folder.absolute() / "job"
+
+
+def _word(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", text) or "run"
+
+
+def _quoted(value: str) -> str:
+    """A value of an option in a script's comment."""
+    if any(each in value for each in '\n\r"\\'):
+        raise LaunchError(f"a batch script can't hold {value!r}: it has a quote, a backslash or a line's end")
+    return f'"{value}"' if re.search(r"[\s#']", value) else value
+
+
+def _argument(word: str) -> str:
+    """An argument of the command, with the index of the array's task in the place of `%a`."""
+    return '"${SLURM_ARRAY_TASK_ID}"'.join(shlex.quote(part) if part else "" for part in word.split("%a")) or "''"
+
+
+def _full(limit: str) -> str:
+    """A time as sinfo writes it, with its hours."""
+    return limit if limit.count(":") == 2 else f"00:{limit}"

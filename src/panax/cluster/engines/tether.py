@@ -1,0 +1,45 @@
+"""A command that ends when its standard input does: `python -m panax.cluster.engines.tether COMMAND...`.
+
+An actor of Ray may be killed without being asked, and what it has started lives on; a pipe of the actor's ends with it.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+GRACE_SECONDS = 5.0
+"""Between SIGTERM and SIGKILL."""
+
+LOOK_SECONDS = 0.5
+"""Between looks at the command."""
+
+
+def follow(command: Sequence[str], tether: int = 0) -> int:
+    """Run a command while a pipe is open.
+
+    Args:
+        tether: The end of the pipe that is read.
+
+    Returns:
+        The command's exit code.
+    """
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    while process.poll() is None:
+        if select.select([tether], [], [], LOOK_SECONDS)[0] and not os.read(tether, 1024):
+            for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(seconds)
+                    break
+    return process.returncode
+
+
+if __name__ == "__main__":
+    code = follow(sys.argv[1:])
+    # As a shell says that a signal ended a command.
+    sys.exit(code if code >= 0 else 128 - code)

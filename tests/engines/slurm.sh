@@ -1,0 +1,101 @@
+#!/bin/bash
+# usage: tests/engines/slurm.sh start FOLDER   a Slurm cluster of two nodes, both this machine, on loopback; everything is in FOLDER
+#        tests/engines/slurm.sh stop FOLDER    ends it; FOLDER is removed
+#        tests/engines/slurm.sh down FOLDER N  kill -9 of node N (1 or 2) with all that runs there
+# As root. `export SLURM_CONF=FOLDER/slurm.conf` to use it.
+set -euo pipefail
+[ $# -ge 2 ] || { sed -n 2,5p "$0"; exit 2; }
+what=$1 folder=$(realpath -m "$2")
+NODES="1 2"
+
+free_ports() {
+    python3 -c "
+import socket
+opened = [socket.create_server(('127.0.0.1', 0)) for _ in range($1)]
+print(*(each.getsockname()[1] for each in opened))"
+}
+
+end() {
+    # What a pid file names, and all that it started.
+    local pid
+    pid=$(cat "$1" 2>/dev/null) || return 0
+    kill "$pid" 2>/dev/null || return 0
+    for _ in $(seq 50); do kill -0 "$pid" 2>/dev/null || return 0; sleep 0.1; done
+    kill -9 "$pid" 2>/dev/null || true
+}
+
+case $what in
+start)
+    [ "$(id -u)" = 0 ] || { echo "expected root: slurmd starts jobs as other users"; exit 1; }
+    for each in munged slurmctld slurmd srun; do
+        command -v $each >/dev/null || { echo "$each is missing; run tests/engines/install.sh slurm"; exit 1; }
+    done
+    [ ! -e "$folder" ] || { echo "$folder is there already; choose a new folder, or stop its cluster"; exit 1; }
+    mkdir -p "$folder"/{state,spool1,spool2}
+    chmod 755 "$folder"
+    read -r control one two <<<"$(free_ports 3)"
+    head -c 1024 /dev/urandom >"$folder/munge.key"
+    chmod 600 "$folder/munge.key"
+    cat >"$folder/slurm.conf" <<EOF
+ClusterName=panax
+SlurmctldHost=$(hostname -s)(127.0.0.1)
+SlurmctldPort=$control
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket=$folder/munge.socket
+CredType=cred/munge
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+ReturnToService=2
+SlurmdParameters=config_overrides
+SlurmctldTimeout=30
+SlurmdTimeout=20
+InactiveLimit=0
+KillWait=10
+SchedulerParameters=batch_sched_delay=0,sched_interval=5
+StateSaveLocation=$folder/state
+SlurmdSpoolDir=$folder/spool%n
+SlurmctldPidFile=$folder/slurmctld.pid
+SlurmdPidFile=$folder/slurmd%n.pid
+SlurmctldLogFile=$folder/slurmctld.log
+SlurmdLogFile=$folder/slurmd%n.log
+NodeName=panax1 NodeHostname=$(hostname -s) NodeAddr=127.0.0.1 Port=$one CPUs=2 RealMemory=2000 State=UNKNOWN
+NodeName=panax2 NodeHostname=$(hostname -s) NodeAddr=127.0.0.1 Port=$two CPUs=2 RealMemory=2000 State=UNKNOWN
+PartitionName=short Nodes=panax1,panax2 Default=YES MaxTime=01:00:00 DefaultTime=00:20:00 State=UP
+EOF
+    export SLURM_CONF=$folder/slurm.conf
+    (umask 022; munged --key-file="$folder/munge.key" --socket="$folder/munge.socket" --pid-file="$folder/munged.pid" \
+        --log-file="$folder/munged.log" --seed-file="$folder/munge.seed" --force >/dev/null 2>&1)
+    slurmctld >/dev/null
+    for n in $NODES; do slurmd -N "panax$n" >/dev/null; done
+    for _ in $(seq 100); do
+        [ "$(sinfo -h -o %T 2>/dev/null | sort -u)" != idle ] || { echo "export SLURM_CONF=$folder/slurm.conf"; exit 0; }
+        sleep 0.2
+    done
+    sinfo || true
+    tail -n 5 "$folder"/*.log
+    "$0" stop "$folder"
+    exit 1
+    ;;
+stop)
+    [ -e "$folder/slurm.conf" ] || { echo "$folder holds no cluster"; exit 1; }
+    export SLURM_CONF=$folder/slurm.conf
+    timeout 10 scancel --user="$(id -un)" 2>/dev/null || true
+    for _ in $(seq 50); do [ -n "$(timeout 5 squeue -h 2>/dev/null)" ] || break; sleep 0.2; done
+    for n in $NODES; do end "$folder/slurmdpanax$n.pid"; done
+    end "$folder/slurmctld.pid"
+    end "$folder/munged.pid"
+    rm -rf "$folder"
+    ;;
+down)
+    # The daemon, and the steps that it started: each has the folder's name and the node's in its command line or environment.
+    kill -9 "$(cat "$folder/slurmdpanax$3.pid")"
+    ;;
+*) sed -n 2,5p "$0"; exit 2 ;;
+esac
