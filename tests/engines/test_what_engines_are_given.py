@@ -66,10 +66,11 @@ def test_what_is_asked_for_is_checked(given, expected):
 @pytest.mark.parametrize("name", ENGINES)
 def test_engines_have_one_interface_and_refuse_what_they_do_not_use(name, clients):
     environment = clients()
-    assert isinstance(engine_of(name, Resources(), environment=environment), Engine)
+    needed = {"image": "x", "claim": "x"} if name == "kubernetes" else {}
+    assert isinstance(engine_of(name, Resources(**needed), environment=environment), Engine)
     other = "partition" if name != "slurm" else "hosts"
     with pytest.raises(LaunchError, match=f"{other}='x' has no effect on {name}; it takes "):
-        engine_of(name, Resources(**{other: "x"}), environment=environment)
+        engine_of(name, Resources(**needed, **{other: "x"}), environment=environment)
 
 
 def test_an_unknown_engine_is_named():
@@ -147,9 +148,9 @@ def test_the_batch_script(tmp_path, clients, monkeypatch):
         "partition": "big",
         "array": "0-3%1",
     }
-    command = ["panax", "launch", "my recipe.py", "--name", "try-%a", "--on", "slurm"]
+    arguments = ["launch", "my recipe.py", "--name", "try-%a", "--on", "slurm"]
     engine = slurm(given, clients())
-    text = engine.submission(command, tmp_path / "50%")
+    text = engine.submission(arguments, tmp_path / "50%")
     options = dict(
         line.removeprefix("#SBATCH --").partition("=")[::2] for line in text.splitlines() if "#SBATCH" in line
     )
@@ -164,12 +165,17 @@ def test_the_batch_script(tmp_path, clients, monkeypatch):
     words = subprocess.run(
         ["bash", "-c", last.replace("exec ", "printf '%s\\n' ")], env=environment, capture_output=True, text=True
     )
-    assert words.stdout.splitlines() == [word.replace("%a", "2") for word in command]
+    assert words.stdout.splitlines() == [
+        sys.executable,
+        "-m",
+        "panax",
+        *(word.replace("%a", "2") for word in arguments),
+    ]
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
 
 
 def test_a_job_that_is_no_array_keeps_its_percent_signs(clients):
-    assert slurm({}, clients()).submission(["a", "%a"], Path("x")).splitlines()[-1] == "exec a %a"
+    assert slurm({}, clients()).submission(["a", "%a"], Path("x")).splitlines()[-1].endswith("-m panax a %a")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +207,7 @@ def test_slurm_that_is_not_reached_or_has_no_default(clients):
 
 def test_submitting_writes_the_script_and_says_the_jobs_id(tmp_path, clients):
     engine = slurm({}, clients(sbatch=f"cat $2 > {tmp_path}/given; echo '42;cluster'"))
-    assert engine.submits() and engine.submit(["panax", "launch", "x"], tmp_path / "run") == "42"
+    assert engine.submits() and engine.submit(["launch", "x"], tmp_path / "run") == "42"
     assert (tmp_path / "given").read_text() == (tmp_path / "run/job/slurm.sh").read_text()
 
 

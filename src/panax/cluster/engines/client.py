@@ -107,9 +107,9 @@ class Followed:
         return self._process.pid
 
     def failure(self) -> str:
-        """Why it has ended; empty while it runs."""
+        """Why it has failed; empty while it runs, and where all agents ended as they were told."""
         code = self._process.poll()
-        if code is None:
+        if not code:
             return ""
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return f"{self._name} ended {how}: {self.said() or 'it said nothing'}"

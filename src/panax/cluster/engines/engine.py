@@ -13,7 +13,10 @@ from .resources import Resources
 AGENT = (sys.executable, "-m", "panax.cluster.agent")
 """What an engine starts on each node; the supervisor's address and the job's secret are in its environment."""
 
-ENGINES = {"ray": "Ray", "slurm": "Slurm", "mpi": "Mpi"}
+AGENTS_SECONDS = 25.0
+"""For agents to come where all of them are started at once."""
+
+ENGINES = {"ray": "Ray", "slurm": "Slurm", "mpi": "Mpi", "kubernetes": "Kubernetes"}
 """The class of each engine, in the module of its name."""
 
 
@@ -44,7 +47,13 @@ class Placed(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """Where a job runs."""
+    """Where a job runs.
+
+    Attributes:
+        agents_seconds: For agents to come, once they are placed.
+    """
+
+    agents_seconds: float
 
     def check(self) -> None:
         """See that the engine can take the job, as far as it tells without being given it.
@@ -54,11 +63,11 @@ class Engine(Protocol):
         """
         ...
 
-    def submission(self, command: Sequence[str], folder: Path) -> str:
+    def submission(self, arguments: Sequence[str], folder: Path) -> str:
         """What the engine would be given, as text: a script, a manifest, a command line.
 
         Args:
-            command: `panax launch` with its flags, for engines that run it again on their first node.
+            arguments: `launch` and what follows it on the command line, for engines that run it again on their first node.
             folder: The run's.
         """
         ...
@@ -67,7 +76,7 @@ class Engine(Protocol):
         """Whether a launch from here hands the job to a queue and ends: `submit`; otherwise it places agents now."""
         ...
 
-    def submit(self, command: Sequence[str], folder: Path) -> str:
+    def submit(self, arguments: Sequence[str], folder: Path) -> str:
         """Hand the job to the engine's queue.
 
         Returns:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...core.errors import LaunchError
 from .client import Followed, answer, is_here, own_address, require
-from .engine import AGENT
+from .engine import AGENT, AGENTS_SECONDS
 from .environment import SECRET, SUPERVISOR, passed_on
 from .resources import Resources
 
@@ -45,6 +45,8 @@ AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 class Mpi:
     """Agents under one `mpirun`."""
 
+    agents_seconds = AGENTS_SECONDS
+
     def __init__(
         self, resources: Resources, *, agent: Sequence[str] = AGENT, environment: Mapping[str, str] = os.environ
     ):
@@ -65,13 +67,13 @@ class Mpi:
         if hosts and len(hosts) < self._resources.nodes:
             raise LaunchError(f"nodes={self._resources.nodes}, and hosts names {len(hosts)}: {', '.join(hosts)}")
 
-    def submission(self, command: Sequence[str], folder: Path) -> str:
+    def submission(self, arguments: Sequence[str], folder: Path) -> str:
         return shlex.join(self._command())
 
     def submits(self) -> bool:
         return False
 
-    def submit(self, command: Sequence[str], folder: Path) -> str:
+    def submit(self, arguments: Sequence[str], folder: Path) -> str:
         raise LaunchError("mpirun has no queue; it places processes now")
 
     def secret(self) -> str:

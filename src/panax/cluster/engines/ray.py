@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from ...core.errors import LaunchError
 from .client import own_address, tail_of
-from .engine import AGENT
+from .engine import AGENT, AGENTS_SECONDS
 from .environment import NODE, SECRET, SUPERVISOR, passed_on
 from .resources import Resources
 
@@ -36,6 +36,8 @@ RESOURCE_OF = {"gpu": "GPU", "tpu": "TPU"}
 class Ray:
     """Agents in actors of a cluster of which this machine is a node."""
 
+    agents_seconds = AGENTS_SECONDS
+
     def __init__(
         self, resources: Resources, *, agent: Sequence[str] = AGENT, environment: Mapping[str, str] = os.environ
     ):
@@ -50,7 +52,7 @@ class Ray:
         finally:
             client.close()
 
-    def submission(self, command: Sequence[str], folder: Path) -> str:
+    def submission(self, arguments: Sequence[str], folder: Path) -> str:
         shown = ", ".join(f"{name}: {amount:g}" for name, amount in self._asked["bundle"].items())
         names = ", ".join([*self._passed, SUPERVISOR, SECRET, NODE])
         return (
@@ -62,7 +64,7 @@ class Ray:
     def submits(self) -> bool:
         return False
 
-    def submit(self, command: Sequence[str], folder: Path) -> str:
+    def submit(self, arguments: Sequence[str], folder: Path) -> str:
         raise LaunchError(
             "Ray has no queue; launch on a node of the cluster, or by `ray job submit -- panax launch ...`"
         )

@@ -4,12 +4,13 @@ import os
 import re
 import secrets
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...core.errors import LaunchError, nearest
 from .client import Followed, answer, own_address, require
-from .engine import AGENT
+from .engine import AGENT, AGENTS_SECONDS
 from .environment import NODE, SECRET, SUPERVISOR, passed_on
 from .resources import SIGNAL_SECONDS, Resources, seconds_of
 
@@ -25,6 +26,8 @@ _ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?")
 
 class Slurm:
     """Outside of an allocation jobs are submitted; inside of one, agents are placed."""
+
+    agents_seconds = AGENTS_SECONDS
 
     def __init__(
         self, resources: Resources, *, agent: Sequence[str] = AGENT, environment: Mapping[str, str] = os.environ
@@ -66,18 +69,18 @@ class Slurm:
         if asked.time and limit != "infinite" and seconds_of(asked.time) > seconds_of(_full(limit)):
             raise LaunchError(f"time={asked.time!r} exceeds the limit of the partition {name}, which is {limit}")
 
-    def submission(self, command: Sequence[str], folder: Path) -> str:
-        return shlex.join(self._srun()) + "\n" if not self.submits() else self._script(command, folder)
+    def submission(self, arguments: Sequence[str], folder: Path) -> str:
+        return shlex.join(self._srun()) + "\n" if not self.submits() else self._script(arguments, folder)
 
     def submits(self) -> bool:
         return "SLURM_JOB_ID" not in self._environment
 
-    def submit(self, command: Sequence[str], folder: Path) -> str:
+    def submit(self, arguments: Sequence[str], folder: Path) -> str:
         place = _place(folder)
         # Slurm starts no job where its output can't be written, and says nothing.
         place.mkdir(parents=True, exist_ok=True)
         script = place / "slurm.sh"
-        script.write_text(self._script(command, folder), encoding="utf-8")
+        script.write_text(self._script(arguments, folder), encoding="utf-8")
         return answer(["sbatch", "--parsable", str(script)], self._environment).strip().split(";")[0]
 
     def secret(self) -> str:
@@ -113,7 +116,7 @@ class Slurm:
         share = f"--cpus-per-task={self._resources.cpus_per_node}"
         return ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", *alone, share, f"--export={names}", *self._agent]
 
-    def _script(self, command: Sequence[str], folder: Path) -> str:
+    def _script(self, arguments: Sequence[str], folder: Path) -> str:
         asked = self._resources
         task = "%A_%a" if asked.array else "%j"
         # A percent sign begins what Slurm fills in.
@@ -137,7 +140,10 @@ class Slurm:
             "export": ",".join(self._passed) or "NONE",
         }
         lines = [f"#SBATCH --{name}={_quoted(str(value))}" for name, value in options.items() if value]
-        words = [_argument(word) if asked.array else shlex.quote(word) for word in command]
+        words = [
+            _argument(word) if asked.array else shlex.quote(word)
+            for word in (sys.executable, "-m", "panax", *arguments)
+        ]
         return "\n".join(
             [
                 "#!/bin/bash",
