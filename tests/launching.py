@@ -1,5 +1,6 @@
 """Starting several processes of one JAX job on loopback, and ending all of them."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -8,11 +9,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parent
+
+
+NOT_OURS = ("JAX_", "SLURM_", "OMPI_", "PMI_", "PANAX_", "RANK", "WORLD_SIZE", "MASTER_")
+"""Variables of whatever started the tests themselves."""
 
 
 def free_port() -> int:
@@ -23,14 +28,22 @@ def free_port() -> int:
 
 def environment(devices: int, folder: Path) -> dict[str, str]:
     """For a process of so many simulated devices, whose script is in `folder`; compiling takes most of its time."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "SLURM_", "OMPI_"))}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(NOT_OURS)}
     return kept | {
         "JAX_PLATFORMS": "cpu",
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0 "
         "--xla_llvm_disable_expensive_passes=true",
-        "PYTHONPATH": os.pathsep.join([str(folder), str(TESTS)]),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), str(TESTS), os.environ.get("PYTHONPATH")])),
     }
+
+
+@contextlib.contextmanager
+def one_job_at_a_time() -> Iterator[None]:
+    """Jobs of several processes wait for each other here: Gloo gives up when its peers are starved."""
+    with open(Path(tempfile.gettempdir()) / f"panax-test-jobs-{os.getuid()}", "w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        yield
 
 
 class Job:

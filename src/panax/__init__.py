@@ -13,6 +13,7 @@ from .core.readable import readable_in
 if TYPE_CHECKING:
     from . import adapters, hooks
     from .core import Task, debugging
+    from .core.joining import join
     from .presets import preset
     from .run import Experiment, Result, compile_step, evaluate, fit, load, open_run, sweep
     from .train import CompiledStep, Program
@@ -23,6 +24,7 @@ __getattr__ = lazily(
     __name__,
     {
         "core": ("Task", "debugging"),
+        "core.joining": ("join",),
         "presets": ("preset",),
         "run": ("Experiment", "Result", "compile_step", "evaluate", "fit", "load", "open_run", "sweep"),
         "train": ("CompiledStep", "Program"),
@@ -36,5 +38,5 @@ readable_in("panax.parallel", "Pipeline")
 
 __all__ = [
     "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "compile_step", "debugging",
-    "evaluate", "fit", "hooks", "load", "open_run", "preset", "sweep",
+    "evaluate", "fit", "hooks", "join", "load", "open_run", "preset", "sweep",
 ]  # fmt: skip

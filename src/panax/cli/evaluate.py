@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
+from ..core.joining import only_alone
 from ..run.trained import load_trained
 from .main import warn
 from .plugins import start_jax
@@ -11,6 +12,7 @@ from .plugins import start_jax
 def evaluate(arguments: Sequence[str]) -> int:
     """Print losses and metrics of a checkpoint, on what its run held out or on other data."""
     options = parser().parse_args(arguments)
+    only_alone("panax evaluate")
     start_jax()
     trained = load_trained(options.run, warn, newest=True)
     found = trained.evaluate(options.data, options.batches)

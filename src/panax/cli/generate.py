@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
+from ..core.joining import only_alone
 from ..run.trained import load_trained
 from .main import warn
 from .plugins import start_jax
@@ -18,6 +19,7 @@ def generate(arguments: Sequence[str]) -> int:
     parser.add_argument("--top-k", type=int, default=50, help="draw among the likeliest so many; 0: all (default: 50)")
     parser.add_argument("--seed", type=int, default=0, help="of the random draws (default: 0)")
     options = parser.parse_args(arguments)
+    only_alone("panax generate")
     start_jax()
     trained = load_trained(options.checkpoint, warn)
     print(

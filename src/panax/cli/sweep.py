@@ -4,6 +4,7 @@ import signal
 from collections.abc import Sequence
 
 from ..core.errors import RecipeError
+from ..core.joining import only_alone
 from ..metrics.console import plain_console
 from ..run.sweeping import CHART, TABLE, Sweep, combinations_of, run_trials
 from .overrides import experiment_from
@@ -39,6 +40,7 @@ def sweep(arguments: Sequence[str]) -> int:
         )
     # All are read before the first is trained: a mistake in the last one shows at once.
     trials = [(varied, experiment_from([name, *run], "train")) for varied, run in runs]
+    only_alone("panax sweep")
     start_jax()
     console = plain_console()
     found = run_trials(trials, fresh=fresh, accept_changes=accept)

@@ -13,6 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from ..core.errors import RecipeError
+from ..core.joining import join
+from ..core.processes import is_first
 from ..hooks import Samples
 from ..metrics.console import fitted, plain_console, shown
 from ..presets import PARAMETERS
@@ -44,8 +46,11 @@ def train(arguments: Sequence[str]) -> int:
         raise RecipeError(f"expected `panax train RECIPE`; the recipes are {', '.join(sorted(built_in()))}")
     how = {name: flag in arguments for name, flag in HOW.items()}
     experiment = experiment_from([each for each in arguments if each not in HOW.values()], "train")
+    join()
     start_jax()
     console = plain_console()
+    # The first process speaks for all.
+    console.quiet = not is_first()
     say, progress = shown(console)
     warnings.showwarning = lambda message, *_: say(f"warning: {message}")
     if how["fast_dev_run"]:

@@ -1,0 +1,201 @@
+"""Joining the processes of a job, however they were started."""
+
+import dataclasses
+import importlib.metadata
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Mapping
+
+from .errors import RecipeError, TrainingError
+from .membership import LOOPBACK, Membership, bracketed, membership, split_address
+from .roll_call import Roll, call_roll
+
+SECONDS = "PANAX_JOIN_SECONDS"
+"""The environment variable that says how long processes wait for each other."""
+
+SECRET = "PANAX_SECRET"
+"""The environment variable that holds the secret of a job, by which its processes know each other."""
+
+_USUAL_SECONDS = 60.0
+
+_joined: Membership | None = None
+
+
+def join(
+    coordinator: str | None = None,
+    *,
+    processes: int | None = None,
+    index: int | None = None,
+    bind: str | None = None,
+) -> Membership | None:
+    """Join the processes of a job, before JAX is used: from then on `jax.devices()` are those of all of them.
+
+    Without arguments the environment says what the job is: that of `panax launch`, torchrun, `srun`, or `mpirun`. A process
+    alone joins nothing. A second call changes nothing.
+
+        panax.join()
+        panax.join("node1:7733", processes=4, index=0)
+
+    Args:
+        coordinator: "host:port" of process 0, a port that is free there; the same in every process.
+        processes: How many there are.
+        index: Which one this is, from 0.
+        bind: The address at which process 0 listens; by default the one that the coordinator's host has.
+
+    Returns:
+        This process's place in the job; None for a process alone.
+
+    Raises:
+        RecipeError: The arguments or the environment contradict themselves, JAX runs already, or process 0 can't listen.
+        TrainingError: The other processes did not come within 60 seconds, or those that `PANAX_JOIN_SECONDS` says.
+    """  # fmt: skip
+    import jax
+
+    global _joined
+    place = _asked(coordinator, processes, index, bind)
+    if _joined is not None:
+        if place is not None and place != _joined:
+            raise RecipeError(f"this is {_joined} already, and can't become {place}; join once")
+        return _joined
+    if place is None or jax.distributed.is_initialized():
+        # Who calls jax.distributed.initialize has joined the processes by hand.
+        return None
+    _initialize(place)
+    _joined = place
+    return place
+
+
+def this_membership() -> Membership | None:
+    """This process's place in a job, as the environment of the process tells it."""
+    return membership(os.environ)
+
+
+def only_alone(what: str) -> None:
+    """See that this is a process alone.
+
+    Raises:
+        RecipeError: The environment says that it is one of several, each of which would do the same.
+    """
+    place = this_membership()
+    if place is not None:
+        raise RecipeError(f"{what} runs in one process, and this is {place}; run it once, without what starts several")
+
+
+def _asked(coordinator: str | None, processes: int | None, index: int | None, bind: str | None) -> Membership | None:
+    if coordinator is None and processes is None and index is None:
+        found = this_membership()
+        return found if found is None or bind is None else dataclasses.replace(found, bind=bind)
+    if coordinator is None or processes is None or index is None:
+        raise RecipeError("join takes a coordinator, processes and index together, or none of them")
+    if processes == 1 and index == 0:
+        return None
+    return Membership(coordinator=coordinator, processes=processes, index=index, bind=bind)
+
+
+def _initialize(place: Membership) -> None:
+    import jax
+
+    from .jax_internals import backend_runs
+
+    if backend_runs():
+        raise RecipeError(
+            f"this is {place}, and JAX has been used before the processes were joined; call panax.join() before anything "
+            f"that makes an array or asks for devices, at the top of the recipe's file"
+        )
+    seconds = join_seconds(os.environ)
+    address = listening_address(place) if place.index == 0 else place.coordinator
+    roll = Roll(place, _facts(), seconds, os.environ.get(SECRET, "").encode())
+    call_roll(roll, address)
+    if not os.environ.get("JAX_CPU_COLLECTIVES_IMPLEMENTATION"):
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        jax.distributed.initialize(
+            # What the host's name means elsewhere may not be where process 0 listens.
+            address if place.index == 0 and not _is_wildcard(address) else place.coordinator,
+            place.processes,
+            place.index,
+            local_device_ids=place.local_devices,
+            cluster_detection_method="deactivate",
+            initialization_timeout=max(1, round(seconds)),
+            coordinator_bind_address=address,
+        )
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise TrainingError(f"JAX could not join {place} at {place.coordinator}: {reason}") from error
+
+
+def join_seconds(environment: Mapping[str, str]) -> float:
+    """How long to wait for the other processes.
+
+    >>> join_seconds({"PANAX_JOIN_SECONDS": "5"})
+    5.0
+    """
+    text = environment.get(SECONDS) or str(_USUAL_SECONDS)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 86400:
+        raise RecipeError(f"{SECONDS} is {text!r}; expected seconds, 1 to 86400")
+    return seconds
+
+
+def listening_address(place: Membership) -> str:
+    """Where process 0 listens: loopback where the coordinator is there, else one address of this host, never all of them.
+
+    Raises:
+        RecipeError: The coordinator's name is not known here, or says nothing of this host's address.
+    """
+    host, port = split_address(place.coordinator, "the coordinator")
+    if place.bind is not None:
+        named = place.bind if place.bind.rpartition(":")[2].isdecimal() and place.bind.count(":") in (1,) else ""
+        if named or place.bind.startswith("["):
+            split_address(place.bind, "bind")
+            return place.bind
+        return f"{bracketed(place.bind)}:{port}"
+    if host in LOOPBACK:
+        return f"{'[::1]' if '::1' in host else '127.0.0.1'}:{port}"
+    try:
+        found = [entry[4][0] for entry in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)]
+    except OSError as error:
+        raise RecipeError(
+            f"the coordinator's host {host} is not known here ({error.strerror}); give its address, or set PANAX_BIND"
+        ) from error
+    addresses = [str(each).partition("%")[0] for each in found]
+    outside = [each for each in addresses if not ipaddress.ip_address(each).is_loopback]
+    if not outside and place.local_processes != place.processes:
+        # As where /etc/hosts gives 127.0.1.1 to the host's own name, which means another host elsewhere.
+        outside = _own_addresses()
+        if len(outside) != 1:
+            raise RecipeError(
+                f"the coordinator's name {host} is {addresses[0]} on its own host, which other hosts can't reach; set "
+                f"PANAX_BIND on process 0 to its address in the job's network: {', '.join(outside) or 'none is up here'}"
+            )
+    return f"{bracketed((outside or addresses)[0])}:{port}"
+
+
+def _own_addresses() -> list[str]:
+    """IPv4 addresses of this host's network interfaces but loopback."""
+    import psutil
+
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    found = [
+        each.address
+        for name in sorted(up)
+        for each in psutil.net_if_addrs().get(name, ())
+        if each.family == socket.AF_INET
+    ]
+    return [each for each in found if not ipaddress.ip_address(each).is_loopback]
+
+
+def _is_wildcard(address: str) -> bool:
+    return address.rpartition(":")[0] in ("0.0.0.0", "[::]")
+
+
+def _facts() -> dict[str, str]:
+    """What must be the same in all processes of a job."""
+    # Imported, it would be a room below this one.
+    version = sys.modules[__name__.partition(".")[0]].__version__
+    return {"panax": version, **{name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}}

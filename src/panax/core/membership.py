@@ -1,0 +1,337 @@
+"""Which process of a job this is, read from the environment variables of whatever started it."""
+
+import dataclasses
+import re
+import zlib
+from collections.abc import Mapping
+
+from .errors import RecipeError
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
+
+_FIRST_PORT, _PORTS = 65536 - 4096, 4096
+"""A job's port is taken from its number, in the ephemeral range, as JAX does."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Membership:
+    """This process's place in a job of several.
+
+    Attributes:
+        coordinator: "host:port" of process 0, where all processes meet.
+        processes: How many there are.
+        index: Which one this is, from 0.
+        local_index: Which one this is among those of its host; None where nothing says so.
+        local_processes: How many of them its host has; None where nothing says so.
+        bind: The address at which process 0 listens; None for the one that the coordinator's host has.
+        local_devices: The GPUs of this host that this process uses; None for all that it sees.
+        started_by: What started the processes, for messages.
+    """
+
+    coordinator: str
+    processes: int
+    index: int
+    local_index: int | None = None
+    local_processes: int | None = None
+    bind: str | None = None
+    local_devices: tuple[int, ...] | None = None
+    started_by: str = "by hand"
+
+    def __post_init__(self) -> None:
+        split_address(self.coordinator, "the coordinator")
+        if self.processes < 2:
+            raise RecipeError(f"processes={self.processes}; expected at least 2: a process alone joins nothing")
+        if not 0 <= self.index < self.processes:
+            raise RecipeError(
+                f"index={self.index} of processes={self.processes}; expected 0 to {self.processes - 1}, each once"
+            )
+
+    def __str__(self) -> str:
+        return f"process {self.index} of {self.processes} ({self.started_by})"
+
+
+def split_address(address: str, name: str) -> tuple[str, int]:
+    """The host and the port of "host:port".
+
+    >>> split_address("[fe80::1]:1234", "it")
+    ('[fe80::1]', 1234)
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or (":" in host and host[0] != "["):
+        raise RecipeError(f"{name} is {address!r}; expected host:port, as in node1:7733")
+    return host, int(port)
+
+
+def membership(environment: Mapping[str, str]) -> Membership | None:
+    """This process's place in a job, as the environment tells it; None for a process alone.
+
+    The sources, of which the first that is there counts: Panax's own variables, those of torchrun, of a Slurm step, of
+    Open MPI, and of MPICH or Intel MPI. `PANAX_COORDINATOR` alone gives the address to any of them.
+
+    Raises:
+        RecipeError: Variables are missing, contradict each other, or are not numbers.
+    """
+    found = _Variables(environment)
+    for source in (_panax, _torchrun, _slurm, _open_mpi, _pmi):
+        asked = source(found)
+        if asked is _ALONE:
+            return None
+        if isinstance(asked, Membership):
+            return asked
+    if "PANAX_COORDINATOR" in found:
+        raise RecipeError(
+            "PANAX_COORDINATOR is set, and nothing says which process this is; set PANAX_PROCESSES and PANAX_PROCESS too"
+        )
+    return None
+
+
+class _Alone:
+    """A job of one process."""
+
+
+_ALONE = _Alone()
+
+_Found = Membership | _Alone | None
+"""What a source says; None where it is not there."""
+
+
+class _Variables:
+    """Environment variables; an empty one is one that is not set."""
+
+    def __init__(self, environment: Mapping[str, str]):
+        self._values = {name: value.strip() for name, value in environment.items()}
+
+    def __contains__(self, name: str) -> bool:
+        return bool(self._values.get(name))
+
+    def text(self, name: str) -> str | None:
+        return self._values.get(name) or None
+
+    def number(self, name: str) -> int | None:
+        text = self.text(name)
+        if text is not None and not (text.isascii() and text.isdecimal()):
+            raise RecipeError(f"{name} is {text!r}; expected a whole number from 0")
+        return None if text is None else int(text)
+
+    def count_and_index(self, count: str, index: str) -> tuple[int, int] | None:
+        """How many processes there are, and which one this is; None where neither is said."""
+        processes, process = self.number(count), self.number(index)
+        if processes is None and process is None:
+            return None
+        if processes is None or process is None:
+            there, missing = (count, index) if process is None else (index, count)
+            raise RecipeError(f"{there} is set and {missing} is not; set both, or unset both for a process alone")
+        if processes < 1:
+            raise RecipeError(f"{count} is {processes}; expected at least 1")
+        if process >= processes:
+            raise RecipeError(f"{index} is {process}, and {count} is {processes}; expected 0 to {processes - 1}")
+        return processes, process
+
+    def devices(self, local_index: int | None, local_processes: int | None) -> tuple[int, ...] | None:
+        """One GPU for each process of a host, unless each is shown its own already."""
+        if local_index is None or local_processes is None or local_processes == 1:
+            return None
+        shown = self.text("CUDA_VISIBLE_DEVICES")
+        if shown is not None and len(shown.split(",")) < local_processes:
+            return None
+        return (local_index,)
+
+    def local(self, index: str, count: str | None) -> tuple[int | None, int | None]:
+        """Which process of its host this is, and how many the host has, as far as that is said."""
+        local_index, local_processes = self.number(index), None if count is None else self.number(count)
+        if local_index is not None and local_processes is not None and local_index >= local_processes:
+            raise RecipeError(
+                f"{index} is {local_index}, and {count} is {local_processes}; expected 0 to {local_processes - 1}"
+            )
+        return local_index, local_processes
+
+
+def _panax(found: _Variables) -> _Found:
+    place = found.count_and_index("PANAX_PROCESSES", "PANAX_PROCESS")
+    if place is None:
+        return None
+    if place[0] == 1:
+        return _ALONE
+    coordinator = found.text("PANAX_COORDINATOR")
+    if coordinator is None:
+        raise RecipeError("PANAX_PROCESSES is set and PANAX_COORDINATOR is not; set it to host:port of process 0")
+    split_address(coordinator, "PANAX_COORDINATOR")
+    # Whoever sets these variables shows each process its own devices.
+    return Membership(
+        coordinator=coordinator,
+        processes=place[0],
+        index=place[1],
+        local_index=found.number("PANAX_LOCAL_PROCESS"),
+        bind=found.text("PANAX_BIND"),
+        started_by="PANAX_PROCESS",
+    )
+
+
+def _torchrun(found: _Variables) -> _Found:
+    place = found.count_and_index("WORLD_SIZE", "RANK")
+    if place is None:
+        return None
+    if place[0] == 1:
+        return _ALONE
+    host, port = found.text("MASTER_ADDR"), found.number("MASTER_PORT")
+    given = found.text("PANAX_COORDINATOR")
+    if given is None and (host is None or port is None):
+        missing = "MASTER_ADDR" if host is None else "MASTER_PORT"
+        raise RecipeError(f"RANK and WORLD_SIZE are set and {missing} is not; set it to that of process 0")
+    local_index, local_processes = found.local("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    coordinator = given or f"{bracketed(host or '')}:{port}"
+    split_address(coordinator, "PANAX_COORDINATOR" if given else "MASTER_ADDR:MASTER_PORT")
+    return Membership(
+        coordinator=coordinator,
+        processes=place[0],
+        index=place[1],
+        local_index=local_index,
+        local_processes=local_processes,
+        local_devices=found.devices(local_index, local_processes),
+        bind=found.text("PANAX_BIND"),
+        started_by="RANK",
+    )
+
+
+def _slurm(found: _Variables) -> _Found:
+    # The shell of salloc and a batch script have the job's variables and no step, or one of a single task.
+    nodes = found.text("SLURM_STEP_NODELIST")
+    if nodes is None or "SLURM_PROCID" not in found:
+        return None
+    count = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in found else "SLURM_NTASKS"
+    place = found.count_and_index(count, "SLURM_PROCID")
+    if place is None or place[0] == 1:
+        return _ALONE
+    hosts = expand_nodes(nodes)
+    job = found.number("SLURM_JOB_ID")
+    if job is None:
+        raise RecipeError("SLURM_PROCID is set and SLURM_JOB_ID is not; start the processes by srun")
+    # Steps of one job may run at the same time.
+    step = found.number("SLURM_STEP_ID") or 0
+    host = hosts[0] if len(hosts) > 1 else "127.0.0.1"
+    local_index = found.number("SLURM_LOCALID")
+    local_processes = _local_tasks(found.text("SLURM_STEP_TASKS_PER_NODE"), found.number("SLURM_NODEID"))
+    return Membership(
+        coordinator=found.text("PANAX_COORDINATOR") or f"{host}:{_FIRST_PORT + (job * 7 + step) % _PORTS}",
+        processes=place[0],
+        index=place[1],
+        local_index=local_index,
+        local_processes=local_processes,
+        local_devices=found.devices(local_index, local_processes),
+        bind=found.text("PANAX_BIND"),
+        started_by="srun",
+    )
+
+
+def _open_mpi(found: _Variables) -> _Found:
+    place = found.count_and_index("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+    if place is None:
+        return None
+    if place[0] == 1:
+        return _ALONE
+    local_index, local_processes = found.local("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    coordinator = found.text("PANAX_COORDINATOR") or _address_of_mpirun(found, local_processes == place[0])
+    if coordinator is None:
+        raise RecipeError(
+            "Open MPI does not say where process 0 is; set PANAX_COORDINATOR to its host and a free port: "
+            "mpirun -x PANAX_COORDINATOR=HOST:PORT ..."
+        )
+    return Membership(
+        coordinator=coordinator,
+        processes=place[0],
+        index=place[1],
+        local_index=local_index,
+        local_processes=local_processes,
+        local_devices=found.devices(local_index, local_processes),
+        bind=found.text("PANAX_BIND"),
+        started_by="mpirun",
+    )
+
+
+def _address_of_mpirun(found: _Variables, one_host: bool) -> str | None:
+    """Where mpirun itself runs, which has process 0 by default. Open MPI 4 says so, not Open MPI 5.
+
+    What it says is like `1531576320.0;tcp://10.96.0.1,10.148.0.1:34911`.
+    """
+    said = found.text("OMPI_MCA_orte_hnp_uri")
+    job = found.text("PMIX_NAMESPACE") if said is None else said.partition(";")[0]
+    if job is None:
+        return None
+    port = _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS
+    if one_host:
+        return f"127.0.0.1:{port}"
+    host = re.search(r"tcp://([^,:;]+)|tcp6://\[([^,\]]+)", said or "")
+    return None if host is None else f"{bracketed(host.group(1) or host.group(2))}:{port}"
+
+
+def _pmi(found: _Variables) -> _Found:
+    place = found.count_and_index("PMI_SIZE", "PMI_RANK")
+    if place is None:
+        return None
+    if place[0] == 1:
+        return _ALONE
+    coordinator = found.text("PANAX_COORDINATOR")
+    if coordinator is None:
+        raise RecipeError(
+            "PMI_RANK is set, as by MPICH or Intel MPI, which don't say where process 0 is; set PANAX_COORDINATOR to its "
+            "host and a free port"
+        )
+    local_index, local_processes = found.local("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    return Membership(
+        coordinator=coordinator,
+        processes=place[0],
+        index=place[1],
+        local_index=local_index,
+        local_processes=local_processes,
+        local_devices=found.devices(local_index, local_processes),
+        bind=found.text("PANAX_BIND"),
+        started_by="PMI_RANK",
+    )
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands before a port.
+
+    >>> bracketed("fe80::1"), bracketed("node1")
+    ('[fe80::1]', 'node1')
+    """
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def expand_nodes(nodes: str) -> list[str]:
+    """The hosts of a list as Slurm writes it.
+
+    >>> expand_nodes("a[01-03,7],b1")
+    ['a01', 'a02', 'a03', 'a7', 'b1']
+    >>> expand_nodes("rack[1-2]n[08-09]-ib")
+    ['rack1n08-ib', 'rack1n09-ib', 'rack2n08-ib', 'rack2n09-ib']
+    """
+    hosts: list[str] = []
+    for part in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", nodes):
+        before, *rest = re.split(r"\[([^\]]*)\]", part)
+        named = [before]
+        for numbers, text in zip(rest[::2], rest[1::2]):
+            named = [f"{name}{number}{text}" for name in named for number in _numbers(numbers, nodes)]
+        hosts += named
+    if not hosts or nodes.count("[") != nodes.count("]"):
+        raise RecipeError(f"SLURM_STEP_NODELIST is {nodes!r}; expected a list of hosts, as in node[01-04]")
+    return hosts
+
+
+def _numbers(ranges: str, nodes: str) -> list[str]:
+    found: list[str] = []
+    for each in ranges.split(","):
+        first, _, last = each.partition("-")
+        last = last or first
+        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+            raise RecipeError(f"SLURM_STEP_NODELIST is {nodes!r}; expected a list of hosts, as in node[01-04]")
+        found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return found
+
+
+def _local_tasks(tasks_per_node: str | None, node: int | None) -> int | None:
+    """How many tasks a step has on its node of this number: "2(x3),1" is 2, 2, 2, 1."""
+    counts: list[int] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks_per_node or ""):
+        counts += [int(count)] * int(times or 1)
+    return counts[node] if node is not None and node < len(counts) else None

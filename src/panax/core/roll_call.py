@@ -1,0 +1,316 @@
+"""Before JAX joins the processes of a job: process 0 waits until all have come, and tells all of them how that ended.
+
+JAX ends a process by SIGABRT where another one does not come. Here each of them gets one message that says who is missing.
+Each line on a connection is a JSON object; process 0 speaks first:
+
+    process 0:  {"panax": 1, "nonce": N}
+    another:    {"index": 2, "processes": 4, "facts": {...}, "nonce": M, "proof": ...}
+    process 0:  {"error": "", "proof": ...}      when all have come, or time is up
+
+A proof is a keyed hash of both nonces with the job's secret, so that neither side takes a stranger for a process of its job.
+"""
+
+import dataclasses
+import hashlib
+import hmac
+import json
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .errors import RecipeError, TrainingError
+from .membership import Membership, split_address
+
+_PROTOCOL = 1
+_LONGEST_LINE = 16384
+_PAUSE_SECONDS = 0.05
+_LINGER_SECONDS = 2.0
+_GRACE_SECONDS = 5.0
+"""What process 0 may take longer than the others, whose time may have begun earlier."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Roll:
+    """What the processes of a job know before they meet.
+
+    Attributes:
+        place: This process.
+        facts: What must be the same in all of them, by name: versions.
+        seconds: How long to wait.
+        secret: Of the job; empty where nothing gives one.
+    """
+
+    place: Membership
+    facts: Mapping[str, str]
+    seconds: float
+    secret: bytes = b""
+
+    def proof(self, *parts: str) -> str:
+        return hmac.new(self.secret, "\n".join(parts).encode(), hashlib.sha256).hexdigest()
+
+
+def call_roll(roll: Roll, bind: str) -> None:
+    """Return when all processes of the job are there.
+
+    Args:
+        bind: "host:port" at which process 0 listens; it is free again afterwards.
+
+    Raises:
+        RecipeError: Process 0 can't listen there, or the processes don't agree on their number, versions or secret.
+        TrainingError: Not all came in time.
+    """
+    if roll.place.index == 0:
+        _Caller(roll, bind).wait()
+    else:
+        _answer(roll)
+
+
+@dataclasses.dataclass
+class _Peer:
+    """A connection to process 0."""
+
+    connection: socket.socket
+    host: str
+    nonce: str
+    received: bytes = b""
+    theirs: str = ""
+    index: int | None = None
+
+
+class _Caller:
+    """Process 0."""
+
+    def __init__(self, roll: Roll, bind: str):
+        self.roll, self.bind = roll, bind
+        self.peers: dict[int, _Peer] = {}
+        self.refused: list[str] = []
+        self.strays = 0
+        """Processes of this job that say what can't be."""
+
+    def wait(self) -> None:
+        deadline, others = time.monotonic() + self.roll.seconds, self.roll.place.processes - 1
+        error = ""
+        with selectors.DefaultSelector() as selector:
+            listener = self._listen()
+            selector.register(listener, selectors.EVENT_READ)
+            try:
+                while len(self.peers) + self.strays < others:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        error = error or self._missing()
+                        break
+                    for key, _ in selector.select(left):
+                        if key.fileobj is listener:
+                            self._greet(listener, selector)
+                        elif said := self._hear(key.data, selector):
+                            # Those that come a little later should hear it too.
+                            error, deadline = error or said, min(deadline, time.monotonic() + _LINGER_SECONDS)
+                if not error:
+                    error = "" if len(self.peers) == others else self._missing()
+            except BaseException as failure:
+                error = f"process 0 has ended: {type(failure).__name__}"
+                raise
+            finally:
+                # Closed before the others are told: what answers at this port from now on is JAX.
+                listener.close()
+                self._tell([key.data for key in selector.get_map().values() if key.data is not None], error)
+        if error:
+            raise TrainingError(error)
+
+    def _listen(self) -> socket.socket:
+        host, port = split_address(self.bind, "the address to listen at")
+        family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+        try:
+            listener = socket.create_server((host.strip("[]"), port), family=family, backlog=1024)
+        except OSError as error:
+            raise RecipeError(
+                f"process 0 can't listen at {self.bind} ({error.strerror or error}); choose a port that is free on its host, "
+                f"or set PANAX_BIND to an address of that host"
+            ) from error
+        listener.setblocking(False)
+        return listener
+
+    def _greet(self, listener: socket.socket, selector: selectors.BaseSelector) -> None:
+        try:
+            connection, address = listener.accept()
+        except OSError:  # gone again
+            return
+        connection.settimeout(_GRACE_SECONDS)
+        peer = _Peer(connection, str(address[0]), secrets.token_hex(16))
+        selector.register(connection, selectors.EVENT_READ, peer)
+        if not _send(connection, {"panax": _PROTOCOL, "nonce": peer.nonce}):
+            self._drop(peer, selector)
+
+    def _hear(self, peer: _Peer, selector: selectors.BaseSelector) -> str:
+        """What a process says; an error that ends the waiting, or ""."""
+        try:
+            data = peer.connection.recv(4096)
+        except OSError:
+            data = b""
+        peer.received += data
+        if not data or len(peer.received) > _LONGEST_LINE:
+            self._drop(peer, selector)
+            return ""
+        line, ended, _ = peer.received.partition(b"\n")
+        if not ended or peer.index is not None:
+            return ""
+        said = _parsed(line)
+        if not (isinstance(said.get("index"), int) and isinstance(said.get("nonce"), str)):
+            self._drop(peer, selector)
+            return ""
+        peer.theirs = said["nonce"]
+        expected = self.roll.proof("worker", peer.nonce, peer.theirs, str(said["index"]))
+        if not hmac.compare_digest(expected.encode(), str(said.get("proof")).encode()):
+            self.refused.append(peer.host)
+            self._drop(peer, selector)
+            return ""
+        error = self._disagreement(said, peer)
+        if error:
+            self.strays += 1
+        else:
+            peer.index = said["index"]
+            self.peers[said["index"]] = peer
+        return error
+
+    def _disagreement(self, said: Mapping[str, Any], peer: _Peer) -> str:
+        index, place = said["index"], self.roll.place
+        if said.get("processes") != place.processes:
+            return (
+                f"process {index} at {peer.host} says that there are {said.get('processes')} processes, process 0 says "
+                f"{place.processes}; start all of them with the same number"
+            )
+        if not 0 < index < place.processes or index in self.peers:
+            return (
+                f"two processes say that they are process {index}; give each its own number, 0 to {place.processes - 1}"
+            )
+        theirs = said.get("facts")
+        for name, mine in self.roll.facts.items():
+            other = theirs.get(name) if isinstance(theirs, dict) else None
+            if other != mine:
+                return (
+                    f"process {index} at {peer.host} has {name} {other or 'unknown'}, process 0 has {mine}; install "
+                    f"the same versions on all hosts"
+                )
+        return ""
+
+    def _drop(self, peer: _Peer, selector: selectors.BaseSelector) -> None:
+        selector.unregister(peer.connection)
+        peer.connection.close()
+        if peer.index is not None:
+            del self.peers[peer.index]
+
+    def _missing(self) -> str:
+        place = self.roll.place
+        absent = [str(index) for index in range(1, place.processes) if index not in self.peers]
+        shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
+        refused = f"; a process at {self.refused[0]} has another secret and was refused" if self.refused else ""
+        return (
+            f"{len(self.peers) + 1} of {place.processes} processes came to {place.coordinator} within "
+            f"{self.roll.seconds:g} s, missing: {shown}{refused}; see what the missing ones say, and that their hosts reach "
+            f"this address"
+        )
+
+    def _tell(self, peers: list[_Peer], error: str) -> None:
+        for peer in peers:
+            proof = self.roll.proof("coordinator", peer.nonce, peer.theirs, error)
+            _send(peer.connection, {"error": error, "proof": proof})
+        for peer in peers:
+            # Who closes first keeps the port busy for a minute: not this side.
+            peer.connection.settimeout(1.0)
+            try:
+                while peer.connection.recv(4096):
+                    pass
+            except OSError:
+                pass
+            peer.connection.close()
+
+
+def _answer(roll: Roll) -> None:
+    """Of another process than the first: come to process 0, and wait for its word."""
+    place, deadline = roll.place, time.monotonic() + roll.seconds
+    reason = "nothing answers there"
+    for connection in _connections(place.coordinator, deadline):
+        if isinstance(connection, str):
+            reason = connection
+            continue
+        with connection:
+            lines = _lines(connection, time.monotonic() + _GRACE_SECONDS)
+            said = _parsed(next(lines, b""))
+            if said.get("panax") != _PROTOCOL or not isinstance(said.get("nonce"), str):
+                reason = "what answers there is not process 0 of a job of Panax"
+                continue
+            mine = secrets.token_hex(16)
+            proof = roll.proof("worker", said["nonce"], mine, str(place.index))
+            hello = {"index": place.index, "processes": place.processes, "facts": dict(roll.facts), "nonce": mine}
+            _send(connection, {**hello, "proof": proof})
+            # Process 0 may have begun to wait later.
+            word = _parsed(next(_lines(connection, time.monotonic() + roll.seconds + _GRACE_SECONDS), b""))
+            error = word.get("error")
+            expected = roll.proof("coordinator", said["nonce"], mine, str(error))
+            if not isinstance(error, str) or not hmac.compare_digest(expected, str(word.get("proof"))):
+                reason = "process 0 ended the connection without a word: it has ended, or has another secret"
+                continue
+        if error:
+            raise TrainingError(error)
+        _until_jax_answers(place, deadline)
+        return
+    raise TrainingError(
+        f"process {place.index} of {place.processes} did not reach process 0 at {place.coordinator} within "
+        f"{roll.seconds:g} s: {reason}; see that process 0 runs, what it says, and that this host reaches that address"
+    )
+
+
+def _until_jax_answers(place: Membership, deadline: float) -> None:
+    """JAX would look once, and then wait a second before it looks again."""
+    for connection in _connections(place.coordinator, max(deadline, time.monotonic() + _GRACE_SECONDS)):
+        if isinstance(connection, socket.socket):
+            connection.close()
+            return
+
+
+def _connections(address: str, deadline: float) -> Iterator[socket.socket | str]:
+    """Connections to an address, one after the other until time is up; where one fails, why."""
+    host, port = split_address(address, "the coordinator")
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            yield socket.create_connection((host.strip("[]"), port), timeout=min(left, _GRACE_SECONDS))
+        except OSError as error:
+            yield (error.strerror or str(error)).lower()
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _lines(connection: socket.socket, deadline: float) -> Iterator[bytes]:
+    received = b""
+    while b"\n" not in received and len(received) <= _LONGEST_LINE:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        connection.settimeout(left)
+        try:
+            data = connection.recv(4096)
+        except OSError:
+            return
+        if not data:
+            return
+        received += data
+    yield received.partition(b"\n")[0]
+
+
+def _send(connection: socket.socket, said: Mapping[str, Any]) -> bool:
+    try:
+        connection.sendall(json.dumps(said).encode() + b"\n")
+    except OSError:
+        return False
+    return True
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """A line's object; an empty one where the line is something else."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

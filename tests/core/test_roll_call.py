@@ -1,0 +1,129 @@
+"""Process 0 waits for the others, and all of them learn how that ended. Each process is a thread."""
+
+import dataclasses
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from launching import free_port
+
+from panax.core import PanaxError, RecipeError
+from panax.core.membership import Membership
+from panax.core.roll_call import Roll, call_roll
+
+FACTS = {"jax": "1"}
+
+
+def job(processes: int, seconds: float = 10.0, **more) -> list[Roll]:
+    address = f"127.0.0.1:{free_port()}"
+    places = [Membership(coordinator=address, processes=processes, index=index) for index in range(processes)]
+    return [Roll(place, FACTS, seconds, **more) for place in places]
+
+
+def outcomes(rolls: list[Roll]) -> list[str]:
+    """The error of each process; "" where it goes on. What answers after the roll call is a server, as JAX's is."""
+
+    def one(roll: Roll) -> str:
+        address = roll.place.coordinator
+        try:
+            call_roll(roll, address)
+        except PanaxError as error:
+            return str(error)
+        if roll.place.index == 0:
+            host, port = address.split(":")
+            after = socket.create_server((host, int(port)))
+            served.append(after)
+        return ""
+
+    served: list[socket.socket] = []
+    with ThreadPoolExecutor(len(rolls)) as pool:
+        found = list(pool.map(one, rolls))
+    for each in served:
+        each.close()
+    return found
+
+
+def test_all_go_on_when_all_are_there_and_the_port_is_free_again():
+    rolls = job(6, secret=b"s")
+    for _ in range(2):
+        assert outcomes(rolls) == [""] * 6
+
+
+def test_who_is_missing_is_told_to_all_that_came():
+    first, second, _, fourth = outcomes_without(2)
+    assert first == second == fourth
+    assert "3 of 4 processes came" in first and "missing: 2;" in first
+
+
+def outcomes_without(index: int) -> list[str]:
+    rolls = job(4, seconds=1.0)
+    found = outcomes([roll for roll in rolls if roll.place.index != index])
+    return [*found[:index], "", *found[index:]]
+
+
+def test_process_0_that_does_not_come_is_named():
+    rolls = job(2, seconds=1.0)
+    [error] = outcomes(rolls[1:])
+    assert f"did not reach process 0 at {rolls[0].place.coordinator} within 1 s: connection refused" in error
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda roll: dataclasses.replace(roll, facts={"jax": "2"}), "has jax 2, process 0 has 1; install the same"),
+        (lambda roll: with_place(roll, index=1), "two processes say that they are process 1"),
+        (lambda roll: with_place(roll, processes=4), "there are 4 processes, process 0 says 3"),
+    ],
+)
+def test_processes_that_do_not_agree_end_at_once(change, said):
+    first, second, third = job(3)
+    start = time.monotonic()
+    found = outcomes([first, second, change(third)])
+    assert said in found[0] and found[0] in found[1:], found
+    assert time.monotonic() - start < 9
+
+
+def with_place(roll: Roll, **changes) -> Roll:
+    return dataclasses.replace(roll, place=dataclasses.replace(roll.place, **changes))
+
+
+def test_a_process_without_the_secret_is_refused_and_said():
+    first, second = job(2, seconds=1.0, secret=b"right")
+    found = outcomes([first, dataclasses.replace(second, secret=b"wrong")])
+    assert "a process at 127.0.0.1 has another secret" in found[0]
+    assert "has another secret" in found[1]
+
+
+def test_strangers_and_what_they_send_change_nothing():
+    rolls = job(2)
+    host, port = rolls[0].place.coordinator.split(":")
+
+    def disturb() -> None:
+        for text in (b"", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"index": "1"}\n', b"x" * 20000):
+            while True:
+                try:
+                    with socket.create_connection((host, int(port)), timeout=5) as connection:
+                        connection.sendall(text)
+                        break
+                except ConnectionRefusedError:
+                    time.sleep(0.01)
+                except OSError:  # thrown out while it still sends
+                    break
+        found.extend(outcomes(rolls[1:]))
+
+    found: list[str] = []
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    call_roll(rolls[0], rolls[0].place.coordinator)
+    with socket.create_server((host, int(port))):
+        thread.join(30)
+    assert found == [""]
+
+
+def test_a_port_in_use_is_one_message():
+    first, _ = job(2)
+    host, port = first.place.coordinator.split(":")
+    with socket.create_server((host, int(port))), pytest.raises(RecipeError, match=r"can't listen at .*choose a port"):
+        call_roll(first, first.place.coordinator)
