@@ -1,0 +1,146 @@
+"""A real Ray cluster of three nodes on this machine: agents in actors, a node that is lost, an actor that is killed."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from placing import AGENT, Supervised, ended, is_alive, until, with_token
+
+from panax.cluster.engines import Engine, Resources, engine_of
+from panax.core.errors import LaunchError
+
+pytestmark = pytest.mark.slow
+
+
+class Cluster:
+    """The process that holds the cluster."""
+
+    def __init__(self) -> None:
+        script = str(Path(__file__).with_name("ray_cluster.py"))
+        self._process = subprocess.Popen(
+            [sys.executable, script, "2"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+        assert self.address
+
+    def tell(self, line: str) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "done\n"
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    assert importlib.util.find_spec("ray"), "the test needs Ray: tests/engines/install.sh ray"
+    found = Cluster()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def ray(cluster):
+    def make(**asked) -> Engine:
+        return engine_of(
+            "ray", Resources(**asked), agent=AGENT, environment={**with_token(), "RAY_ADDRESS": cluster.address}
+        )
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (
+            {"nodes": 4, "processes": 4},
+            r"needs 4 nodes with 1 CPU each; 3 of the 3 nodes of the Ray cluster have as much",
+        ),
+        ({"processes": 3}, r"needs 1 nodes with 3 CPU each; 0 of the 3 nodes .* \(2 CPU; 2 CPU; 2 CPU\)"),
+        ({"accelerator": "gpu"}, r"with 1 CPU, 1 GPU each; 0 of the 3 nodes"),
+    ],
+)
+def test_what_the_cluster_does_not_have(ray, asked, expected):
+    with pytest.raises(LaunchError, match=expected):
+        ray(**asked).check()
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1:9", "nobody answers at RAY_ADDRESS='127.0.0.1:9'.*; start a cluster with `ray start --head`"),
+        ("ray://127.0.0.1:10001", "is for Ray's remote client; expected HOST:PORT"),
+        ("here", "RAY_ADDRESS='here'; expected HOST:PORT"),
+    ],
+)
+def test_no_cluster_is_there(address, expected):
+    with pytest.raises(LaunchError, match=expected):
+        engine_of("ray", Resources(), environment={**os.environ, "RAY_ADDRESS": address}).check()
+
+
+def test_a_lost_node_is_told_and_replaced_when_there_is_another(ray, cluster):
+    engine = ray(nodes=3, processes=3)
+    engine.check()
+    assert engine.listen_address() == ("127.0.0.2", 0)
+    with Supervised(engine) as supervised:
+        agents = supervised.come(3)
+        assert [agent.node for agent in agents] == ["0", "1", "2"] and {agent.token for agent in agents} == {"-"}
+        assert supervised.placed.failure() == ""
+        cluster.tell("lose")
+        until(supervised.placed.failure, "the lost node is told", 30.0)
+        found = supervised.placed.failure()
+        assert found.startswith("node ") and "Ray has lost the node or its actor" in found and found.count("\n") == 0
+        lost = int(found.removeprefix("node ").partition(":")[0])
+        # Its agent has gone with it, though nobody told it to; the others go on.
+        ended(agents[lost])
+        assert all(is_alive(agent.pid) for agent in agents if agent != agents[lost])
+        cluster.tell("gain")
+        supervised.placed.replace(lost)
+        assert supervised.placed.failure() == ""
+        (again,) = supervised.come(1, 60.0)
+        assert again.node == str(lost) and supervised.placed.failure() == ""
+    ended(*agents, again)
+
+
+def test_an_agent_that_fails_is_told_with_its_last_lines(ray):
+    engine = ray()
+    engine._agent = ("sh", "-c", "echo no module named panax >&2; exit 3")
+    with Supervised(engine) as supervised:
+        until(supervised.placed.failure, "the failure is told")
+        assert supervised.placed.failure() == "node 0: the agent ended with exit code 3: no module named panax"
+
+
+def test_agents_end_with_a_client_that_is_killed(ray):
+    """Kill -9 of the supervisor ends its client's input; kill -9 of the client itself is worse."""
+    with Supervised(ray(nodes=2, processes=2)) as supervised:
+        agents = supervised.come(2)
+        client = supervised.placed._client
+        os.kill(client._process.pid, signal.SIGKILL)
+        ended(*agents)
+        assert "Ray's client ended with exit code -9" in supervised.placed.failure()
+
+
+def test_a_cluster_that_is_busy_says_what_is_free(ray):
+    with Supervised(ray(nodes=3, processes=6)) as supervised:
+        supervised.come(3)
+        with pytest.raises(
+            LaunchError, match="Ray did not grant 1 nodes with 1 CPU each in 20 s; free in the whole cluster"
+        ):
+            ray().place("127.0.0.2:1", "s")
+
+
+def test_the_supervisors_process_does_not_hold_ray(ray):
+    ray().check()
+    assert "ray" not in sys.modules
