@@ -68,7 +68,7 @@ def ray(cluster):
             {"nodes": 4, "processes": 4},
             r"needs 4 nodes with 1 CPU each; 3 of the 3 nodes of the Ray cluster have as much",
         ),
-        ({"processes": 3}, r"needs 1 nodes with 3 CPU each; 0 of the 3 nodes .* \(2 CPU; 2 CPU; 2 CPU\)"),
+        ({"processes": 3}, r"needs one node with 3 CPU each; 0 of the 3 nodes .* \(2 CPU; 2 CPU; 2 CPU\)"),
         ({"accelerator": "gpu"}, r"with 1 CPU, 1 GPU each; 0 of the 3 nodes"),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_cluster_that_is_busy_says_what_is_free(ray):
     with Supervised(ray(nodes=3, processes=6)) as supervised:
         supervised.come(3)
         with pytest.raises(
-            LaunchError, match="Ray did not grant 1 nodes with 1 CPU each in 20 s; free in the whole cluster"
+            LaunchError, match="Ray did not grant one node with 1 CPU each in 20 s; free in the whole cluster"
         ):
             ray().place("127.0.0.2:1", "s")
 

@@ -302,6 +302,18 @@ def test_a_tethered_command_ends_with_its_parent():
         time.sleep(0.05)
 
 
+def test_a_tethered_command_ends_with_its_tether():
+    command = [sys.executable, "-m", "panax.cluster.engines.tether", "sh", "-c", "echo $$; exec sleep 60"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.kill()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_a_tethered_command_gives_its_exit_code():
     command = [sys.executable, "-m", "panax.cluster.engines.tether", "sh", "-c"]
     for script, code in (("exit 7", 7), ("kill -9 $$", 137)):

@@ -64,7 +64,7 @@ def check(ray: Any, asked: dict[str, Any]) -> dict[str, Any]:
     if len(fitting) < asked["nodes"]:
         have = "; ".join(", ".join(f"{had.get(name, 0):g} {name}" for name in bundle) for had in alive)
         raise LaunchError(
-            f"the job needs {asked['nodes']} nodes with {_shown(bundle)} each; {len(fitting)} of the {len(alive)} nodes of the "
+            f"the job needs {_nodes(asked)} with {_shown(bundle)} each; {len(fitting)} of the {len(alive)} nodes of the "
             f"Ray cluster have as much ({have}). Ask for less with nodes, processes or cpus, or add machines with "
             f"`ray start --address`"
         )
@@ -84,7 +84,7 @@ class Agents:
             ray.util.remove_placement_group(self._group)
             free = {name: had for name, had in ray.available_resources().items() if name in ("CPU", "GPU", "TPU")}
             raise LaunchError(
-                f"Ray did not grant {asked['nodes']} nodes with {_shown(self._bundle)} each in {PLACE_SECONDS:.0f} s; free in "
+                f"Ray did not grant {_nodes(asked)} with {_shown(self._bundle)} each in {PLACE_SECONDS:.0f} s; free in "
                 f"the whole cluster: {_shown(free)}. Launch again when other jobs have ended, or ask for less"
             )
         for node in range(asked["nodes"]):
@@ -222,6 +222,10 @@ def _read(stream: IO[bytes], lines: deque[bytes]) -> None:
 
 def _shown(amounts: dict[str, float]) -> str:
     return ", ".join(f"{amount:g} {name}" for name, amount in amounts.items()) or "nothing"
+
+
+def _nodes(asked: dict[str, Any]) -> str:
+    return "one node" if asked["nodes"] == 1 else f"{asked['nodes']} nodes"
 
 
 def _reach(address: str) -> None:

@@ -1,18 +1,23 @@
 """A command that ends when its standard input does: `python -m panax.cluster.engines.tether COMMAND...`.
 
-An actor of Ray may be killed without being asked, and what it has started lives on; a pipe of the actor's ends with it.
+An actor of Ray may be killed without being asked, and what it has started lives on; a pipe of the actor's ends with it. Ray also
+kills what a dead actor had started itself, which is this process: the command gets a signal from the kernel then.
 """
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 GRACE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL."""
+
+PR_SET_PDEATHSIG = 1
+"""Linux's number of the request for a signal at the parent's end."""
 
 LOOK_SECONDS = 0.5
 """Between looks at the command."""
@@ -27,7 +32,9 @@ def follow(command: Sequence[str], tether: int = 0) -> int:
     Returns:
         The command's exit code.
     """
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with(os.getpid())
+    )
     while process.poll() is None:
         if select.select([tether], [], [], LOOK_SECONDS)[0] and not os.read(tether, 1024):
             for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
@@ -37,6 +44,20 @@ def follow(command: Sequence[str], tether: int = 0) -> int:
                     process.wait(seconds)
                     break
     return process.returncode
+
+
+def _end_with(parent: int) -> Callable[[], None] | None:
+    """What a child does before its command so that it ends with its parent: Linux alone can."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGKILL)
+
+    return ask
 
 
 if __name__ == "__main__":
