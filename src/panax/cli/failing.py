@@ -5,6 +5,7 @@ import sys
 import traceback
 
 from ..core.errors import PanaxError
+from ..core.heartbeat import heartbeat
 
 TRACEBACK = "--traceback"
 
@@ -25,8 +26,11 @@ def said_and_done(error: BaseException, *, with_traceback: bool) -> int:
     if isinstance(error, KeyboardInterrupt):
         print("panax: stopped at once; the last checkpoint is whole", file=sys.stderr)
         return 130
-    print(f"panax: error: {message(error)}", file=sys.stderr)
-    return error.exit_code if isinstance(error, PanaxError) else 1
+    said = message(error)
+    code = error.exit_code if isinstance(error, PanaxError) else 1
+    heartbeat().error(error, said, code)
+    print(f"panax: error: {said}", file=sys.stderr)
+    return code
 
 
 def message(error: BaseException) -> str:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from .. import __version__
+from ..cluster.worker import guard
 from ..core.errors import RecipeError, nearest
 from .failing import TRACEBACK, said_and_done
 from .host_memory import keep_freed_memory
@@ -18,6 +19,11 @@ usage: panax COMMAND ...
     [--fresh]              start over, setting aside what is there
     [--accept-changes]     resume with other settings or data
     [--fast-dev-run]       two steps of everything, to see that it runs
+  launch RECIPE          train in several processes, started again if they fail
+    --processes N          in all
+    [--on slurm|ray|mpi|kubernetes] [--nodes M] [--dry-run]
+  status|logs|stop RUN   of a launched run: how it is, what its processes said;
+                         save and end it
   inspect RECIPE         parameters, layout, bytes, FLOPs; what a step sends and
                          holds; takes what train takes; nothing is trained
     [--target h100x64]     for devices that are not here
@@ -44,7 +50,7 @@ COMMAND --help` says more of a command, `panax --version` which version it is.
 An error is one message; with --traceback, a command shows where it came from.
 
 exit codes: 0 done, 1 error, 2 recipe or layout, 3 data, 4 checkpoint,
-5 training; after saving: 129 closed terminal, 130 Ctrl-C, 143 SIGTERM
+5 training, 6 launch; after saving: 129 closed terminal, 130 Ctrl-C, 143 SIGTERM
 """
 
 
@@ -84,6 +90,14 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from .checkpoint import checkpoint
 
         return checkpoint
+    if name == "launch":
+        from .launch import launch
+
+        return launch
+    if name in ("status", "stop", "logs"):
+        from . import jobs
+
+        return getattr(jobs, name)
     if name == "compare":
         from .compare import compare
 
@@ -93,7 +107,13 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
     return recipes
 
 
-COMMANDS = ("train", "sweep", "inspect", "data", "generate", "evaluate", "export", "checkpoint", "compare", "recipes")
+COMMANDS = (
+    "train", "launch", "status", "logs", "stop", "sweep", "inspect", "data", "generate", "evaluate", "export", "checkpoint",
+    "compare", "recipes",
+)  # fmt: skip
+
+SUPERVISING = ("launch", "status", "logs", "stop")
+"""Commands that hold no jax."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,7 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if arguments[0] not in COMMANDS:
             raise RecipeError(f"there is no command {arguments[0]!r}; {nearest(arguments[0], COMMANDS)}")
-        leave_out_absent()
+        guard()
+        if arguments[0] not in SUPERVISING:
+            leave_out_absent()
         with unsaid():
             command = _command(arguments[0])
         code = command(arguments[1:])

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from ..core.errors import RecipeError
+from ..core.heartbeat import heartbeat
 from ..core.joining import join
 from ..core.processes import is_first
 from ..hooks import Samples
@@ -46,8 +47,10 @@ def train(arguments: Sequence[str]) -> int:
         raise RecipeError(f"expected `panax train RECIPE`; the recipes are {', '.join(sorted(built_in()))}")
     how = {name: flag in arguments for name, flag in HOW.items()}
     experiment = experiment_from([each for each in arguments if each not in HOW.values()], "train")
+    heartbeat().phase("join")
     join()
     start_jax()
+    heartbeat().phase("prepare")
     console = plain_console()
     # The first process speaks for all.
     console.quiet = not is_first()

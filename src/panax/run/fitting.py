@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from ..core.errors import RecipeError
+from ..core.heartbeat import heartbeat
 from ..core.processes import is_first
 from ..metrics import Lane, Tracker
 from ..metrics.console import shown
@@ -123,13 +124,16 @@ def open_run(
             open_memory(prepared, checkpointer, said) as memory,
             Interrupt() as interrupt,
         ):
+            heartbeat().phase("restore")
             start = begin(prepared, checkpointer, memory, said, accept_changes=accept_changes)
             checkpointer.prepare(start.state)
             keeper = Keeper(experiment.checkpoint, checkpointer, memory, start.stored)
             run_id = checkpointer.run_name()
             with contextlib.closing(Report(prepared, start.step, trackers, said, told=told, run_id=run_id)) as report:
                 run = Run(prepared, start, keeper, report, interrupt, said)
+                heartbeat().phase("compile")
                 yield run
+                heartbeat().phase("end")
                 run.finish()
 
 

@@ -1,18 +1,19 @@
 """`Run`: the training loop. Short on purpose: everything it calls is a value, or a room of its own."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 
 from ..core import TrainState
 from ..core.errors import DataError, RecipeError
+from ..core.heartbeat import heartbeat
 from ..metrics import Histogram
 from ..metrics.heat_map import Picture
 from ..train import Scalars, evaluate_sent
 from .experiment import Experiment
-from .feed import feed
+from .feed import Fed, feed
 from .hooked import Hooked, Wishes
 from .interrupt import Interrupt
 from .keeping import Keeper, due
@@ -92,6 +93,7 @@ class Run:
             scalars: What the step yields, by name; they are read while the next step runs.
         """
         self.step += 1
+        heartbeat().step(self.step)
         self._position, self._evaluation = self._drawn, {}
         # Reads the scalars of the step before, while this one runs: the devices never wait for the loop.
         self._report.after_step(self.step, scalars, self.batch, self._position)
@@ -187,8 +189,15 @@ def judge(prepared: Prepared, state: TrainState, number: int, report: Report) ->
     report.flush()
     if prepared.data.held_out is None:
         return {}
+    heartbeat().phase("evaluate")
     most = prepared.experiment.evaluate.batches or None
     with contextlib.closing(feed(prepared.data.held_out, prepared.step, most=most)) as batches:
-        evaluation = prepared.data.judged(evaluate_sent(prepared.step, state, (batch for batch, _ in batches)))
+        evaluation = prepared.data.judged(evaluate_sent(prepared.step, state, _followed(batches)))
     report.evaluation(number, evaluation)
     return evaluation
+
+
+def _followed(batches: Iterable[Fed]) -> Iterator[dict[str, jax.Array]]:
+    for batch, _ in batches:
+        heartbeat().alive()
+        yield batch

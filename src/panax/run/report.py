@@ -10,6 +10,7 @@ import numpy as np
 
 from ..core import Faults, Position
 from ..core.errors import TrainingError
+from ..core.heartbeat import heartbeat
 from ..core.logical import Role, axis_of
 from ..core.processes import is_first
 from ..core.watching import Watched
@@ -32,6 +33,9 @@ from .description import describe
 from .prepare import Prepared, Say
 
 PROFILED_STEPS = 3
+
+WATCHED = ("train/loss", "speed/")
+"""Beginnings of the scalars that a supervisor shows while the job runs."""
 
 PICTURED_EVERY = 5
 """Records from one heat map to the next."""
@@ -218,6 +222,7 @@ class Report:
             record |= epochs_of(self._prepared.data.train, position)
         watched = Watched() if self._watch is None else self._watch.take()
         self._trackers.record(number, {**record, **watched.scalars})
+        self._tell_supervisor(number, record)
         for warning in watched.warnings:
             self._say(f"warning: step {number}: {warning}")
         if watched.heat_maps and (
@@ -228,6 +233,16 @@ class Report:
             for name, figures in watched.heat_maps.items():
                 self._trackers.picture(number, name, heat_map(figures))
             self._pictured = number
+
+    def _tell_supervisor(self, number: int, record: Mapping[str, float]) -> None:
+        """What a job's live view shows: the first process tells of the job, each of its own waiting for data."""
+        told = heartbeat()
+        if not told.supervised:
+            return
+        if is_first():
+            told.values(number, {name: value for name, value in record.items() if name.startswith(WATCHED)})
+        if record.get("seconds/step"):
+            told.facts(data_wait=round(record.get("seconds/data_stall", 0.0) / record["seconds/step"], 4))
 
     def _speed(self, per_second: float) -> dict[str, float]:
         """Tokens, or whatever else the task counts, a second; and what part of the devices' peak that is."""

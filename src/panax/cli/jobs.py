@@ -1,0 +1,143 @@
+"""`panax status`, `panax logs` and `panax stop`: of a run that `panax launch` has started, from the files in its folder."""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..cluster.child import log_of
+from ..cluster.record import JOB, STALE_SECONDS, STATUS, STOP, incidents, place_of, read
+from ..core.errors import LaunchError
+
+FOLLOW_SECONDS = 0.5
+WAIT_SECONDS = 660.0
+"""For a stopped job to have saved and ended."""
+
+
+def status(arguments: Sequence[str]) -> int:
+    """Say how a launched run is, or why it has ended."""
+    parser = argparse.ArgumentParser(prog="panax status", description="How a launched run is, or why it ended.")
+    parser.add_argument("run", help="its folder: runs/NAME")
+    place = place_of(parser.parse_args(arguments).run)
+    job, now = read(place / JOB), time.time()
+    if not (place / STATUS).is_file():
+        print(f"{job['name']}: launched {_ago(now - job['began'])} ago; nothing is known yet")
+        return 0
+    found = read(place / STATUS)
+    end = found.get("end")
+    step = f"step {found['step']:,} of {found['num_steps']:,}" if found["step"] >= 0 else "before the first step"
+    gone = end is None and now - found["at"] > STALE_SECONDS
+    state = "no longer supervised" if gone else found["state"]
+    print(f"{job['name']}: {state}, {step}, after {_ago(found['seconds'])}")
+    print(f"  {job['command']}")
+    values = {name.rpartition("/")[2]: value for name, value in found.get("values", {}).items()}
+    figures = [f"{name} {value:,.4g}" for name, value in values.items()]
+    print("  " + ", ".join([*figures, f"goodput {found['goodput']:.0%}", f"restarts {found['restarts']}"]))
+    if end is not None:
+        print(f"  ended with exit code {end['exit_code']}: {end['message']}")
+        if end.get("advice"):
+            print(f"  {end['advice']}")
+    elif gone:
+        print(
+            f"  the supervisor has not written for {_ago(now - found['at'])}; the same `panax launch` resumes the run"
+        )
+    for one in found["processes"]:
+        ended = "" if one["exit_code"] is None else f", exit code {one['exit_code']}"
+        print(f"  process {one['process']} on {one['host']}: {one['phase']}, step {one['step']}{ended}")
+    for one in incidents(place):
+        print(f"  incident at step {one['step']}: {one['cause']}: {one['message']}")
+    return 0
+
+
+def logs(arguments: Sequence[str]) -> int:
+    """Print what the processes of a launched run have said."""
+    parser = argparse.ArgumentParser(prog="panax logs", description="What the processes of a launched run have said.")
+    parser.add_argument("run", help="its folder: runs/NAME")
+    parser.add_argument("--process", type=int, help="of one process alone; without it, of each, its last lines")
+    parser.add_argument("--lines", type=int, default=20, help="the last ones of each (%(default)s)")
+    parser.add_argument("--follow", action="store_true", help="and what comes, until the job ends")
+    asked = parser.parse_args(arguments)
+    place = place_of(asked.run)
+    count = int(read(place / JOB)["processes"])
+    if asked.lines < 1:
+        raise LaunchError(f"--lines {asked.lines}; expected at least 1")
+    if asked.process is not None and not 0 <= asked.process < count:
+        raise LaunchError(f"--process {asked.process}: the job has {count}, from 0 to {count - 1}")
+    wanted = range(count) if asked.process is None else [asked.process]
+    seen: dict[int, int] = {}
+    for process in wanted:
+        path = log_of(place, process)
+        data = path.read_bytes() if path.is_file() else b""
+        seen[process] = len(data)
+        if asked.process is None:
+            print(f"== process {process}: {path}")
+        print("\n".join(data.decode(errors="replace").splitlines()[-asked.lines :]))
+    while asked.follow:
+        sys.stdout.flush()
+        over = _over(place)
+        for process in wanted:
+            seen[process] = _print_new(log_of(place, process), seen[process], process if len(seen) > 1 else None)
+        if over:
+            break
+        time.sleep(FOLLOW_SECONDS)
+    return 0
+
+
+def stop(arguments: Sequence[str]) -> int:
+    """Have a launched run save at one step in all processes, and end."""
+    parser = argparse.ArgumentParser(prog="panax stop", description="Save a launched run, and end it.")
+    parser.add_argument("run", help="its folder: runs/NAME")
+    place = place_of(parser.parse_args(arguments).run)
+    found = _status(place)
+    if "end" in found:
+        raise LaunchError(f"the job has ended already: {found['end']['message']}")
+    if time.time() - found.get("at", 0.0) > STALE_SECONDS:
+        raise LaunchError("no supervisor follows this job any more: it has ended, or its host is gone")
+    (place / STOP).touch()
+    print("asked it to save and to end; waiting for that", flush=True)
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        found = _status(place)
+        if "end" in found:
+            print(f"ended: {found['end']['message']}")
+            return 0
+        time.sleep(FOLLOW_SECONDS)
+    raise LaunchError(f"the job has not ended within {WAIT_SECONDS:.0f} s; see `panax status`, and its host")
+
+
+def _status(place: Path) -> dict[str, Any]:
+    return read(place / STATUS) if (place / STATUS).is_file() else {"at": read(place / JOB)["began"]}
+
+
+def _over(place: Path) -> bool:
+    found = _status(place)
+    return "end" in found or time.time() - found.get("at", 0.0) > STALE_SECONDS
+
+
+def _print_new(path: Path, seen: int, process: int | None) -> int:
+    if not path.is_file() or path.stat().st_size <= seen:
+        return seen
+    with open(path, "rb") as file:
+        file.seek(seen)
+        data = file.read()
+    whole = data[: data.rfind(b"\n") + 1]
+    mark = "" if process is None else f"{process}| "
+    for line in whole.decode(errors="replace").splitlines():
+        print(f"{mark}{line}")
+    return seen + len(whole)
+
+
+def _ago(seconds: float) -> str:
+    """Seconds in words.
+
+    >>> [_ago(5), _ago(125), _ago(7300)]
+    ['5 s', '2 min 5 s', '2 h 1 min']
+    """
+    seconds = max(seconds, 0)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"

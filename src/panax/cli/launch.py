@@ -1,0 +1,200 @@
+"""`panax launch`: the flags that say where a job runs; the rest is what `panax train` takes."""
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..cluster.engines import ENGINES, Engine, Resources, engine_of
+from ..cluster.job import Job, Policy, allowed_environment
+from ..cluster.launching import LOCAL
+from ..cluster.launching import launch as launched
+from ..cluster.view import View
+from ..core.errors import LaunchError, PanaxError, RecipeError, nearest
+
+USAGE = """\
+usage: panax launch RECIPE --processes N [--on ENGINE] [flags of panax train]
+
+Starts N processes, follows them, and starts them again from the last checkpoint
+when one fails. Ctrl-C saves and ends all of them. In the run's folder, job/ has
+what each process said; `panax status RUN` tells how it is.
+
+  --processes N     in all; each node runs as many (1)
+  --devices D       of each process; on CPU they are simulated
+  --on ENGINE       local, ray, slurm, mpi or kubernetes (local)
+  --nodes M         machines (1)
+  --dry-run         print what would be started or submitted, and end
+  --port P          of JAX's coordinator (any that is free)
+  --max-restarts R  then give up (20)
+  --stall-seconds S without a step, until it counts as hanging (300)
+  --start-seconds S the same before the first step (1800)
+  --save-seconds S  for the save when the job is stopped (600)
+  --quiet           show nothing but how it ended
+
+for engines, as each of them needs; docs/launch.md says which
+  --accelerator cpu|gpu|tpu   --cpus C   --memory 64G   --time HH:MM:SS
+  --partition P --account A --constraint F --array 0-3          Slurm
+  --hosts a,b                                                   MPI
+  --image I --namespace N --claim C --mount /runs --queue Q
+  --node-selector KEY=VALUE                                     Kubernetes
+  --env NAME (a variable that nodes get too)   --address A (the supervisor's)
+"""
+
+OWN = ("max_restarts", "stall_seconds", "start_seconds", "save_seconds")
+"""Fields of the policy that are flags."""
+
+PROBE_SECONDS = 600.0
+
+
+def launch(arguments: Sequence[str]) -> int:
+    """Start a job where the flags say, and follow it; or hand it to an engine's queue."""
+    if arguments[:1] in ([], ["-h"], ["--help"]):
+        print(USAGE, end="", file=sys.stdout if arguments else sys.stderr)
+        return 0 if arguments else 2
+    if arguments[0].startswith("-"):
+        raise RecipeError(f"expected `panax launch RECIPE`, and got {arguments[0]}; the recipe comes first")
+    own, rest = _read(arguments[1:])
+    if "--help" in rest or "-h" in rest:
+        print(USAGE)
+        return subprocess.run([sys.executable, "-m", "panax", "train", arguments[0], "--help"], check=False).returncode
+    resources = Resources(**{field.name: getattr(own, field.name) for field in dataclasses.fields(Resources)})
+    policy = Policy(**{name: getattr(own, name) for name in OWN})
+    engine = None if own.on == LOCAL else engine_of(own.on, resources)
+    if engine is None:
+        resources.check_used(LOCAL, frozenset({"nodes", "processes", "devices"}))
+    else:
+        engine.check()
+        policy = dataclasses.replace(policy, agents_seconds=engine.agents_seconds)
+    train = (arguments[0], *rest)
+    facts = probe(train)
+    job = Job(
+        arguments=train,
+        folder=Path(facts["folder"]),
+        name=facts["name"],
+        num_steps=facts["num_steps"],
+        processes=own.processes,
+        nodes=own.nodes,
+        devices=own.devices if own.accelerator == "cpu" else None,
+        port=own.port,
+        policy=policy,
+    )
+    if own.dry_run:
+        print(_submission(job, engine, arguments))
+        return 0
+    if engine is not None and engine.submits():
+        return _submit(job, engine, arguments, own.on)
+    view = View(job.num_steps, quiet=own.quiet)
+    return _ended(launched(job, engine, name=own.on, view=view), job)
+
+
+def probe(arguments: Sequence[str]) -> dict[str, Any]:
+    """The run's folder, name and steps; from another process, since telling takes jax.
+
+    Raises:
+        PanaxError: The recipe or its flags can't be used; the message has been said.
+    """
+    command = [sys.executable, "-m", "panax.cli.probe", *arguments]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(f"the recipe {arguments[0]!r} was not read within {PROBE_SECONDS:.0f} s") from error
+    from .probe import MARK
+
+    *_, line = [each for each in found.stdout.splitlines() if each.startswith(MARK)] or [""]
+    if found.returncode or not line:
+        said = found.stderr.strip().splitlines()
+        message = "\n".join(said[_start_of_error(said) :]).removeprefix(_ERROR)
+        raise _Refused(message or f"the recipe {arguments[0]!r} could not be read", found.returncode or 2)
+    sys.stderr.write(found.stderr)
+    return json.loads(line.removeprefix(MARK))
+
+
+_ERROR = "panax: error: "
+
+
+class _Refused(PanaxError):
+    """What another process has found wrong."""
+
+    def __init__(self, message: str, exit_code: int):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def _start_of_error(lines: Sequence[str]) -> int:
+    return next((number for number, line in enumerate(lines) if line.startswith(_ERROR)), 0)
+
+
+def _read(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The flags that say where, and the others."""
+    parser = argparse.ArgumentParser(prog="panax launch", add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--on", default=LOCAL)
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("--port", type=int)
+    for field in dataclasses.fields(Resources):
+        flag = f"--{field.name.replace('_', '-')}"
+        if isinstance(field.default, tuple):
+            parser.add_argument(flag, action="append", default=[])
+        elif isinstance(field.default, str):
+            parser.add_argument(flag, default=field.default)
+        else:
+            parser.add_argument(flag, type=int, default=field.default)
+    for name in OWN:
+        kind = type(getattr(Policy(), name))
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=getattr(Policy(), name))
+    try:
+        own, rest = parser.parse_known_args(list(flags))
+    except argparse.ArgumentError as error:
+        raise LaunchError(f"{error}; `panax launch --help` lists the flags") from error
+    for field in dataclasses.fields(Resources):
+        if isinstance(field.default, tuple):
+            setattr(own, field.name, tuple(getattr(own, field.name)))
+    if own.on not in (LOCAL, *ENGINES):
+        raise LaunchError(f"--on {own.on}: there is no such engine; {nearest(own.on, (LOCAL, *ENGINES))}")
+    if own.port is not None and not 0 < own.port < 65536:
+        raise LaunchError(f"--port {own.port}; expected 1 to 65535")
+    return own, rest
+
+
+def _submission(job: Job, engine: Engine | None, arguments: Sequence[str]) -> str:
+    if engine is not None:
+        return engine.submission(["launch", *arguments], job.folder)
+    environment = {**allowed_environment(), **job.environment()}
+    shown = " ".join(
+        f"{name}={shlex.quote(value)}" for name, value in environment.items() if name.startswith(("JAX", "XLA"))
+    )
+    where = f"PANAX_COORDINATOR=127.0.0.1:{job.port or 'PORT'} PANAX_PROCESSES={job.processes}"
+    return "\n".join(
+        f"{where} PANAX_PROCESS={index} {shown + ' ' if shown else ''}{shlex.join(job.command)}"
+        for index in range(job.processes)
+    )
+
+
+def _submit(job: Job, engine: Engine, arguments: Sequence[str], name: str) -> int:
+    job.place.mkdir(parents=True, exist_ok=True)
+    number = engine.submit(["launch", *arguments], job.folder)
+    run = os.path.relpath(job.folder)
+    print(
+        f"submitted to {name} as {number}\nwhen it runs: panax status {run}, panax logs {run} --follow, panax stop {run}"
+    )
+    return 0
+
+
+def _ended(code: int, job: Job) -> int:
+    """Say where a job that was not done left its words."""
+    if code == 0:
+        return 0
+    from ..cluster.record import STATUS, read
+
+    end = read(job.place / STATUS).get("end", {})
+    advice = f"\n{end['advice']}" if end.get("advice") else ""
+    run = os.path.relpath(job.folder)
+    kind = "panax" if code in (129, 130, 143) else "panax: error"
+    print(f"{kind}: {end.get('message', 'ended')}{advice}\nits words: panax logs {run}", file=sys.stderr)
+    return code

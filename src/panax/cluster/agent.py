@@ -1,0 +1,231 @@
+"""The agent of a node: starts its workers, follows them, and ends them with itself. `python -m panax.cluster.agent` is one.
+
+The engine starts an agent on each node, with the supervisor's address and the job's secret in the environment. It holds no jax.
+"""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import selectors
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from .channel import Channel, Message, Refused, connected
+from .child import Child
+from .engines.environment import SECRET, SUPERVISOR, node_number
+
+INHERITED = "PANAX_CONNECTION"
+"""The number of a connection that the supervisor has made itself, on this machine."""
+
+CONNECT_SECONDS = 25.0
+TICK_SECONDS = 0.5
+PACKAGES = ("panax-jax", "jax", "jaxlib", "equinox", "numpy")
+
+
+class Agent:
+    """The workers of one node, as the supervisor wishes.
+
+    It is told: `start` (workers), `signal`, `stacks`, `kill`, `port`, `end`. It tells: `hello`, `started`, `beats`, `lines` of
+    the job's first process, `exit`, `stacks`, `port`, `notice` (a signal that it got itself).
+    """
+
+    def __init__(self, channel: Channel):
+        self._channel = channel
+        self._children: dict[int, Child] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(channel, selectors.EVENT_READ, None)
+        self._lifeline, self._held = os.pipe()
+        self._beats: dict[int, Message] = {}
+        self._noticed = ""
+        self._ended = False
+
+    def run(self) -> None:
+        """Serve until the supervisor says so, or has gone; no worker is left then."""
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, self._notice)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        self._channel.send(hello=facts_of_node(self._channel))
+        try:
+            while not self._ended and not self._channel.closed:
+                self._turn()
+        finally:
+            self._kill()
+
+    def _turn(self) -> None:
+        if self._channel.behind:
+            self._channel.flush()
+        soon = self._channel.behind or any(child.watched_by_time for child in self._children.values())
+        for key, _ in self._selector.select(0.05 if soon else TICK_SECONDS):
+            if key.data is None:
+                for message in self._channel.received():
+                    self._told(message)
+        if self._noticed:
+            self._channel.send(notice=self._noticed)
+            self._noticed = ""
+        for index, child in list(self._children.items()):
+            for beat in child.beats():
+                self._beat(index, beat)
+            if child.first and (lines := child.new_lines()):
+                self._channel.send(lines=lines)
+            if child.silent:
+                self._unwatch(child.pipe)
+            if child.ended():
+                self._over(index, child)
+        if self._beats:
+            self._channel.send(beats={str(index): beat for index, beat in self._beats.items()})
+            self._beats = {}
+
+    def _told(self, message: Message) -> None:
+        for kind, content in message.items():
+            if kind == "start":
+                self._start(content)
+            elif kind == "signal":
+                for child in self._children.values():
+                    child.signal(signal.Signals[content])
+            elif kind == "stacks":
+                found = {str(index): child.stacks() for index, child in self._children.items()}
+                self._channel.send(stacks=found)
+            elif kind == "kill":
+                self._kill()
+            elif kind == "port":
+                self._channel.send(port=free_port(content))
+            elif kind == "end":
+                self._ended = True
+
+    def _start(self, what: dict[str, Any]) -> None:
+        """Start `count` workers, the first of which has the index `first` of all `processes`."""
+        pids = {}
+        for local in range(what["count"]):
+            index = what["first"] + local
+            environment = {
+                "PANAX_COORDINATOR": what["coordinator"],
+                "PANAX_PROCESSES": str(what["processes"]),
+                "PANAX_PROCESS": str(index),
+                "PANAX_LOCAL_PROCESS": str(local),
+                "PANAX_LOCAL_PROCESSES": str(what["count"]),
+                "PANAX_BIND": what["bind"],
+                "PANAX_ATTEMPT": str(what["attempt"]),
+                **what["environment"],
+            }
+            try:
+                child = Child(
+                    what["command"], environment, Path(what["folder"]), index, what["attempt"], self._lifeline
+                )
+            except OSError as error:
+                self._channel.send(exit={"process": index, "code": 126, "tail": [f"can't be started: {error}"]})
+                continue
+            self._children[index] = child
+            pids[str(index)] = child.pid
+            for descriptor in child.descriptors:
+                self._selector.register(descriptor, selectors.EVENT_READ, index)
+        self._channel.send(started=pids, at=time.time())
+
+    def _beat(self, index: int, beat: Message) -> None:
+        # Only what changes a phase or ends a worker is told line by line.
+        if any(name in beat for name in ("phase", "error", "facts")):
+            self._channel.send(beats={str(index): beat})
+        else:
+            self._beats[index] = {**self._beats.get(index, {}), **beat}
+
+    def _over(self, index: int, child: Child) -> None:
+        for descriptor in child.descriptors:
+            self._unwatch(descriptor)
+        for beat in child.beats():
+            self._beat(index, beat)
+        if child.first and (lines := child.new_lines(all_of_them=True)):
+            self._channel.send(lines=lines)
+        self._channel.send(exit={"process": index, "at": time.time(), **child.close()})
+        del self._children[index]
+
+    def _unwatch(self, descriptor: int) -> None:
+        # Known no more once the worker has closed its end.
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(descriptor)
+
+    def _kill(self) -> None:
+        for child in self._children.values():
+            child.kill()
+        for index, child in list(self._children.items()):
+            child.wait()
+            self._over(index, child)
+
+    def _notice(self, number: int, frame: object) -> None:
+        self._noticed = signal.Signals(number).name
+
+
+def facts_of_node(channel: Channel) -> dict[str, Any]:
+    """What the supervisor checks of a node before it starts anything there."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return {
+        "node": node_number(os.environ),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "cpus": usable_cpus(),
+        "address": channel.address,
+        "versions": versions,
+    }
+
+
+def usable_cpus() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_port(address: str) -> int:
+    """A port of an address that nobody uses now."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as opened:
+        opened.bind((address, 0))
+        return opened.getsockname()[1]
+
+
+def connection() -> Channel:
+    """The connection to the supervisor: inherited from it, or made now; it may begin to listen a moment later.
+
+    Raises:
+        OSError: Nobody listens there, or is of this job.
+    """
+    inherited = os.environ.pop(INHERITED, "")
+    if inherited:
+        os.set_inheritable(int(inherited), False)
+        return Channel(socket.socket(fileno=int(inherited)))
+    # Workers get neither.
+    address, secret = os.environ.pop(SUPERVISOR), os.environ.pop(SECRET)
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            return connected(address, secret, 5.0)
+        except Refused:
+            raise
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def main() -> int:
+    if not os.environ.get(INHERITED) and not (os.environ.get(SUPERVISOR) and os.environ.get(SECRET)):
+        print(
+            f"panax agent: expected {SUPERVISOR} and {SECRET} in the environment; `panax launch` sets them",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        channel = connection()
+    except OSError as error:
+        print(f"panax agent: can't reach the supervisor: {error}", file=sys.stderr)
+        return 6
+    Agent(channel).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

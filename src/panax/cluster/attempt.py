@@ -1,0 +1,161 @@
+"""One start of a job's processes, as the supervisor sees it: each worker's phase, step and end, and how long each phase took."""
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .diagnosis import Diagnosis, Ended, hanging
+from .job import Policy
+
+PHASES = ("start", "join", "prepare", "restore", "compile", "steps")
+"""On the way to the first step, in their order; a worker may leave some out."""
+
+
+@dataclasses.dataclass
+class Worker:
+    """A worker process.
+
+    Attributes:
+        step: The last one that it told; -1 before the first.
+        moved: When it last made progress, by the supervisor's monotonic clock.
+        entered: Phase to when it was entered first, in seconds since the epoch by the worker's clock.
+    """
+
+    process: int
+    node: int
+    host: str
+    moved: float
+    pid: int | None = None
+    phase: str = "start"
+    step: int = -1
+    entered: dict[str, float] = dataclasses.field(default_factory=dict)
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    error: dict[str, Any] | None = None
+    ended: Ended | None = None
+
+    def beat(self, beat: Mapping[str, Any], now: float) -> None:
+        """Take in what it told."""
+        self.moved = now
+        if isinstance(phase := beat.get("phase"), str):
+            self.phase = phase
+            self.entered.setdefault(phase, float(beat["at"]))
+        if isinstance(step := beat.get("step"), int):
+            if self.step < 0:
+                self.entered.setdefault("first step", float(beat["at"]))
+            self.step = step
+            if "phase" not in beat:
+                self.phase = "steps"
+        if isinstance(facts := beat.get("facts"), dict):
+            self.facts |= facts
+        if isinstance(error := beat.get("error"), dict):
+            self.error = error
+
+    def shown(self, now: float) -> dict[str, Any]:
+        """For the job's status."""
+        ended = None if self.ended is None else self.ended.code
+        return {
+            "process": self.process,
+            "host": self.host,
+            "pid": self.pid,
+            "phase": self.phase,
+            "step": self.step,
+            "quiet_seconds": round(now - self.moved, 1),
+            "exit_code": ended,
+            **self.facts,
+        }
+
+
+@dataclasses.dataclass
+class Attempt:
+    """The job's processes, started once.
+
+    Attributes:
+        began: When they were told to start, in seconds since the epoch.
+        values: What the first process told of the last step it reported.
+    """
+
+    number: int
+    workers: list[Worker]
+    began: float
+    first_step: int | None = None
+    values: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def beat(self, process: int, beat: Mapping[str, Any], now: float) -> None:
+        """Take in what a worker told."""
+        if not 0 <= process < len(self.workers):
+            return
+        self.workers[process].beat(beat, now)
+        if process == 0 and isinstance(values := beat.get("values"), dict):
+            self.values = {str(name): value for name, value in values.items() if isinstance(value, int | float)}
+        if self.first_step is None and self.step >= 0:
+            self.first_step = self.step
+
+    def over(self, end: Mapping[str, Any], host: str) -> None:
+        """Take in a worker's end, as its agent told it."""
+        worker = self.workers[int(end["process"])]
+        worker.ended = Ended(
+            worker.process,
+            host,
+            end.get("code"),
+            float(end.get("at", time.time())),
+            worker.error,
+            [str(line) for line in end.get("tail", ())],
+            bool(end.get("out_of_memory")),
+        )
+
+    def lost(self, node: int, host: str) -> None:
+        """Take in that a node has gone with its workers."""
+        for worker in self.workers:
+            if worker.node == node and worker.ended is None:
+                worker.ended = Ended(worker.process, host, None, time.time(), worker.error)
+
+    @property
+    def step(self) -> int:
+        """The step that all processes have taken; -1 before."""
+        return min(worker.step for worker in self.workers)
+
+    @property
+    def ends(self) -> list[Ended]:
+        return [worker.ended for worker in self.workers if worker.ended is not None]
+
+    @property
+    def running(self) -> bool:
+        return any(worker.ended is None for worker in self.workers)
+
+    def failed(self) -> bool:
+        """Whether a process has ended that should not have: stopping after a save is no failure."""
+        return any(end.code not in (0, *SAVED) for end in self.ends)
+
+    def stalled(self, now: float, policy: Policy) -> Worker | None:
+        """The worker that has come least far, where none makes progress any more; None while the job moves."""
+        alive = [worker for worker in self.workers if worker.ended is None]
+        # A worker that has ended while another does not is one that the other waits for.
+        limit = policy.stall_seconds if self.step >= 0 else policy.start_seconds
+        hung = [worker for worker in alive if now - worker.moved > limit]
+        return min(hung, key=lambda worker: (worker.step, worker.moved)) if hung else None
+
+    def hang(self, worker: Worker, now: float, stacks: Mapping[int, str]) -> Diagnosis:
+        """Why there is no progress."""
+        return hanging(worker.process, worker.host, now - worker.moved, worker.phase, stacks, ())
+
+    def entered(self, phase: str) -> float | None:
+        """When the last of all processes had entered a phase; None before."""
+        times = [worker.entered.get(phase) for worker in self.workers]
+        found = [each for each in times if each is not None]
+        return max(found) if len(found) == len(times) else None
+
+    def breakdown(self) -> dict[str, float]:
+        """Seconds of each phase on the way to the first step, until the last process had gone through it."""
+        parts, before = {}, self.began
+        names: Sequence[str] = [*PHASES[1:-1], "first step"]
+        for name, following in zip(["import", *names[:-1]], names, strict=True):
+            at = self.entered(following)
+            if at is not None:
+                parts[name] = round(max(at - before, 0.0), 3)
+                before = max(at, before)
+        return parts
+
+
+SAVED = (129, 130, 143)
+"""Exit codes of a process that was asked to end, has saved, and has ended."""

@@ -1,0 +1,197 @@
+"""One worker as its agent sees it: a process with a log, a pipe of beats, and a way to end it with all that it started."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..core.heartbeat import DESCRIPTOR
+from .worker import AGENT, LIFELINE, STACKS
+
+TAIL_LINES, TAIL_BYTES = 40, 16_000
+"""What is kept of a worker's last words."""
+
+LINES_BYTES = 32_000
+"""Of the first process's output, sent on at once."""
+
+STACKS_SECONDS = 1.5
+"""For a worker to write its stacks."""
+
+
+class Child:
+    """A worker process.
+
+    Attributes:
+        first: Whether it is the job's process 0, which writes what a job writes once.
+        pipe: Where its beats come from.
+        silent: Whether nobody holds the other end of that any more.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: dict[str, str],
+        folder: Path,
+        index: int,
+        attempt: int,
+        lifeline: int,
+    ):
+        self.first = index == 0
+        self._log, self._stacks = log_of(folder, index), stacks_of(folder, index, attempt)
+        for path in (self._log, self._stacks):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        self.pipe, self.silent, self._partial = reading, False, b""
+        own = {
+            DESCRIPTOR: str(writing),
+            LIFELINE: str(lifeline),
+            AGENT: str(os.getpid()),
+            STACKS: str(self._stacks),
+            "PYTHONUNBUFFERED": "1",
+        }
+        try:
+            with open(self._log, "ab") as log:
+                self._seen = log.tell()
+                log.write(f"== attempt {attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+                log.flush()
+                self._shown = log.tell()
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **environment, **own},
+                    pass_fds=(writing, lifeline),
+                    start_new_session=True,
+                )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        self._kills = _kills_of_memory()
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError, AttributeError):
+            # Readable when the process has ended; Linux only.
+            self._descriptor = os.pidfd_open(self._process.pid)  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What is readable when there is something new."""
+        return [self.pipe] + ([] if self._descriptor is None else [self._descriptor])
+
+    @property
+    def watched_by_time(self) -> bool:
+        """Whether its end has to be looked for, since the system does not tell it."""
+        return self._descriptor is None
+
+    def beats(self) -> list[dict[str, Any]]:
+        """What the worker has told since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self.pipe, 1 << 16):
+                self._partial += data
+            self.silent = True
+        *lines, self._partial = self._partial.split(b"\n")
+        found = []
+        for line in lines:
+            # A process that the worker started may write there too.
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return [each for each in found if isinstance(each, dict)]
+
+    def new_lines(self, *, all_of_them: bool = False) -> list[str]:
+        """What it has written since the last call: whole lines."""
+        with open(self._log, "rb") as file:
+            file.seek(self._shown)
+            data = file.read(LINES_BYTES)
+        whole = data if all_of_them else data[: data.rfind(b"\n") + 1]
+        self._shown += len(whole)
+        return whole.decode(errors="replace").splitlines()
+
+    def ended(self) -> bool:
+        """Whether the process has ended; it is not waited for."""
+        if sys.platform == "linux":
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            return found is not None
+        return self._process.poll() is not None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the worker alone: what it started is its own matter."""
+        if not self.ended():
+            os.kill(self.pid, number)
+
+    def stacks(self) -> str:
+        """The stacks of all its threads, as it writes them now; empty where it can't."""
+        before = self._stacks.stat().st_size if self._stacks.exists() else 0
+        self.signal(signal.SIGUSR1)
+        deadline = time.monotonic() + STACKS_SECONDS
+        text = ""
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            with open(self._stacks, "rb") as file:
+                file.seek(before)
+                found = file.read(TAIL_BYTES).decode(errors="replace")
+            if found and found == text:
+                break
+            text = found
+        return text
+
+    def kill(self) -> None:
+        """Kill -9 the worker and all that is in its group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Wait until the process has ended; it stays to be read with `close`."""
+        while not self.ended():
+            time.sleep(0.01)
+
+    def close(self) -> dict[str, Any]:
+        """The end of an ended process: its exit code (negative: a signal), its last lines, whether memory was the reason.
+
+        What it had started is ended too.
+        """
+        self.kill()
+        code = self._process.wait()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        return {
+            "code": code,
+            "tail": self._tail(),
+            "out_of_memory": code == -signal.SIGKILL and _kills_of_memory() > self._kills,
+        }
+
+    def _tail(self) -> list[str]:
+        with open(self._log, "rb") as file:
+            start = max(self._seen, file.seek(0, os.SEEK_END) - TAIL_BYTES)
+            file.seek(start)
+            text = file.read().decode(errors="replace")
+        return text.splitlines()[-TAIL_LINES:]
+
+
+def log_of(folder: Path, index: int) -> Path:
+    """Where a process's output goes, of all attempts."""
+    return folder / "logs" / f"process_{index:04d}.log"
+
+
+def stacks_of(folder: Path, index: int, attempt: int) -> Path:
+    """Where a process writes its stacks."""
+    return folder / "stacks" / f"attempt_{attempt:03d}_process_{index:04d}.txt"
+
+
+def _kills_of_memory() -> int:
+    """How often the kernel has killed a process for want of memory, since it started; 0 where it does not tell."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/vmstat", encoding="ascii") as file:
+        return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    return 0

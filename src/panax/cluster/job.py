@@ -1,0 +1,149 @@
+"""A job: what is launched, where, and what is done when it fails."""
+
+import dataclasses
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import LaunchError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What a supervisor does when a job fails or makes no progress.
+
+    Attributes:
+        max_restarts: Restarts of a run, at most.
+        max_without_progress: Failures in a row of which none has taken a step beyond the one before, at most.
+        backoff_seconds: Before a restart that follows a failure without progress; doubled each time, up to a minute.
+        stall_seconds: Without a step, a batch or a change of phase, until a worker counts as hanging.
+        start_seconds: The same before the first step, where compiling may take long.
+        agents_seconds: For the engine's nodes to be there, once it has granted them.
+        save_seconds: For the coordinated save when the job is stopped; what runs then is killed.
+    """
+
+    max_restarts: int = 20
+    max_without_progress: int = 3
+    backoff_seconds: float = 1.0
+    stall_seconds: float = 300.0
+    start_seconds: float = 1800.0
+    agents_seconds: float = 25.0
+    save_seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+                raise LaunchError(f"policy.{field.name}={value!r}; expected a number of at least 0")
+        if self.max_without_progress < 1:
+            raise LaunchError("policy.max_without_progress=0; expected at least 1: the first failure counts")
+
+
+TRAIN = (sys.executable, "-m", "panax", "train")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is launched.
+
+    Attributes:
+        arguments: As those of `panax train`: a recipe and its flags.
+        folder: The run's folder; the job's own files are in `job` there.
+        name: The run's.
+        num_steps: The steps of the run.
+        processes: In all.
+        nodes: That the processes are divided over.
+        devices: Simulated devices of each process on CPU; None: as the environment says.
+        port: Of JAX's coordinator; None: any that is free.
+        program: What each worker runs with the arguments.
+    """
+
+    arguments: tuple[str, ...]
+    folder: Path
+    name: str = ""
+    num_steps: int = 0
+    processes: int = 1
+    nodes: int = 1
+    devices: int | None = None
+    port: int | None = None
+    program: tuple[str, ...] = TRAIN
+    policy: Policy = Policy()
+
+    def __post_init__(self) -> None:
+        if self.processes < 1 or self.nodes < 1 or (self.devices is not None and self.devices < 1):
+            raise LaunchError(
+                f"--processes {self.processes}, --nodes {self.nodes}, --devices {self.devices}: expected at least 1 of each"
+            )
+        if self.processes % self.nodes:
+            raise LaunchError(
+                f"--processes {self.processes} is not divisible by --nodes {self.nodes}: each node gets as many processes; "
+                f"processes is the number in all"
+            )
+
+    @property
+    def command(self) -> list[str]:
+        """What a worker runs."""
+        return [*self.program, *self.arguments]
+
+    @property
+    def shown(self) -> str:
+        """The run as a person would type it."""
+        return shlex.join(["panax", "train", *self.arguments])
+
+    @property
+    def place(self) -> Path:
+        """Of the job's own files: logs, stacks, status, incidents."""
+        return self.folder / "job"
+
+    @property
+    def processes_per_node(self) -> int:
+        return self.processes // self.nodes
+
+    def environment(self) -> dict[str, str]:
+        """What workers get beside what tells them their place in the job."""
+        if self.devices is None:
+            return {}
+        flags = [
+            flag
+            for flag in os.environ.get("XLA_FLAGS", "").split()
+            if not flag.startswith("--xla_force_host_platform_device_count=")
+        ]
+        return {"XLA_FLAGS": " ".join([*flags, f"--xla_force_host_platform_device_count={self.devices}"])}
+
+
+ALLOWED = (
+    "CUDA_VISIBLE_DEVICES",
+    "HOSTNAME",
+    "JAX_PLATFORMS",
+    "LD_LIBRARY_PATH",
+    "NCCL_DEBUG",
+    "NCCL_IB_HCA",
+    "NCCL_SOCKET_IFNAME",
+    "OMP_NUM_THREADS",
+    "PANAX_CACHE",
+    "PATH",
+    "PYTHONPATH",
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NODELIST",
+    "TPU_NAME",
+    "VIRTUAL_ENV",
+    "XLA_FLAGS",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+)
+"""Environment variables that may be written to a report, a log or a manifest; no other one ever is."""
+
+
+def allowed_environment(environment: dict[str, str] | None = None) -> dict[str, str]:
+    """The variables that may be shown."""
+    environment = dict(os.environ) if environment is None else environment
+    return {name: environment[name] for name in ALLOWED if name in environment}
+
+
+def written(path: Path, value: Any) -> None:
+    """Write JSON in the place of a file, whole or not at all."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(value, indent=1), encoding="utf-8")
+    os.replace(beside, path)

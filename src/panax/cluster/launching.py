@@ -1,0 +1,45 @@
+"""`launch`: a job from its start to its end, on any engine."""
+
+import contextlib
+import secrets
+
+from .engines import Engine
+from .job import Job
+from .local import Local
+from .nodes import Nodes
+from .record import Record
+from .supervisor import Supervisor
+from .view import View
+
+LOCAL = "local"
+
+
+def launch(job: Job, engine: Engine | None = None, *, name: str = LOCAL, view: View | None = None) -> int:
+    """Start a job's processes, follow them, and start them again after a failure, as the job's policy says.
+
+    Args:
+        engine: Where; None: on this machine.
+        name: The engine's.
+
+    Returns:
+        The exit code, as that of `panax train`: of a job that is given up, that of the process that failed.
+
+    Raises:
+        LaunchError: Nodes or processes can't be had.
+    """
+    view = view or View(job.num_steps)
+    record = Record(job)
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(record.held())
+        record.begin(name)
+        secret = secrets.token_hex(32) if engine is None else engine.secret()
+        nodes = Nodes(secret)
+        if engine is None:
+            placed = Local(nodes, job.nodes)
+        else:
+            listening = nodes.listen(*engine.listen_address())
+            placed = engine.place(listening, secret)
+        # Agents end with their connection, then the engine sees to its own.
+        opened.callback(placed.close)
+        opened.callback(nodes.close)
+        return Supervisor(job, nodes, placed, record, view, secret).run()

@@ -1,0 +1,154 @@
+"""The supervisor's side of a job's agents: it lets them in, keeps them apart, and knows which has gone."""
+
+import contextlib
+import queue
+import selectors
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from ..core.errors import LaunchError
+from .channel import Channel, Message, Refused, accepted
+
+GREETINGS = 8
+"""Connections that may be greeted at one time: who does not know the secret takes a place for seconds at most."""
+
+
+class Node:
+    """An agent that has come: its connection, and what it said of its machine."""
+
+    def __init__(self, channel: Channel):
+        self.channel = channel
+        self.facts: dict[str, Any] = {}
+        self.number = -1
+
+    @property
+    def host(self) -> str:
+        return str(self.facts.get("host", "?"))
+
+    @property
+    def address(self) -> str:
+        return str(self.facts.get("address", ""))
+
+
+class Nodes:
+    """The agents of a job, by their number; 0 has the job's first process.
+
+    Attributes:
+        lost: Numbers of nodes whose agents have gone, and their hosts; the supervisor takes them out.
+    """
+
+    def __init__(self, secret: str):
+        self._secret = secret
+        self._selector = selectors.DefaultSelector()
+        self._listener: socket.socket | None = None
+        self._greeted: queue.SimpleQueue[Channel] = queue.SimpleQueue()
+        self._greeting = threading.BoundedSemaphore(GREETINGS)
+        self._coming: list[Node] = []
+        self.here: dict[int, Node] = {}
+        self.lost: dict[int, str] = {}
+        self.refused = 0
+
+    def listen(self, address: str, port: int = 0) -> str:
+        """Take agents that connect to this address; where they find it, host:port.
+
+        Args:
+            port: 0 for any that is free.
+
+        Raises:
+            LaunchError: The address is not one of this machine, or the port is in use.
+        """
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            self._listener = socket.create_server((address, port), family=family)
+        except OSError as error:
+            raise LaunchError(
+                f"can't listen at {address}:{port}: {error.strerror}; expected an address of this machine, and a free port"
+            ) from error
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        taken = self._listener.getsockname()[1]
+        return f"[{address}]:{taken}" if ":" in address else f"{address}:{taken}"
+
+    def take(self, channel: Channel) -> None:
+        """Take an agent whose connection the supervisor has made itself."""
+        node = Node(channel)
+        self._coming.append(node)
+        self._selector.register(channel, selectors.EVENT_READ, node)
+
+    def messages(self, seconds: float) -> Iterator[tuple[Node, Message]]:
+        """What agents tell within some seconds; it ends as soon as something came."""
+        for node in [*self._coming, *self.here.values()]:
+            if node.channel.behind:
+                node.channel.flush()
+        for key, _ in self._selector.select(seconds):
+            if key.data is None:
+                self._greet()
+                continue
+            node = key.data
+            for message in node.channel.received():
+                if "hello" in message and node in self._coming:
+                    self._welcome(node, message["hello"])
+                elif node.number >= 0:
+                    yield node, message
+            if node.channel.closed:
+                self._part_with(node)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.take(self._greeted.get_nowait())
+
+    def tell(self, number: int | None = None, **message: Any) -> None:
+        """Tell an agent, or all of them, something."""
+        for node in list(self.here.values()) if number is None else [self.here[number]]:
+            node.channel.send(**message)
+
+    def close(self) -> None:
+        """Part with all of them: each ends its workers, and itself."""
+        for node in [*self._coming, *self.here.values()]:
+            node.channel.send(end=True)
+            node.channel.close()
+        self._coming, self.here = [], {}
+        if self._listener is not None:
+            self._listener.close()
+        self._selector.close()
+
+    def _greet(self) -> None:
+        assert self._listener is not None
+        with contextlib.suppress(BlockingIOError, OSError):
+            connection, _ = self._listener.accept()
+            if not self._greeting.acquire(blocking=False):
+                connection.close()
+                return
+            threading.Thread(target=self._greeted_by, args=(connection,), daemon=True).start()
+
+    def _greeted_by(self, connection: socket.socket) -> None:
+        try:
+            self._greeted.put(accepted(connection, self._secret))
+        except (Refused, OSError):
+            self.refused += 1
+            connection.close()
+        finally:
+            self._greeting.release()
+
+    def _welcome(self, node: Node, facts: Any) -> None:
+        if not isinstance(facts, dict):
+            node.channel.close()
+            return
+        node.facts = facts
+        self._coming.remove(node)
+        asked = str(facts.get("node", ""))
+        number = int(asked) if asked.isdecimal() and int(asked) not in self.here else None
+        if number is None:
+            number = next(number for number in range(len(self.here) + 1) if number not in self.here)
+        node.number = number
+        self.here[number] = node
+
+    def _part_with(self, node: Node) -> None:
+        self._selector.unregister(node.channel)
+        node.channel.close()
+        if node in self._coming:
+            self._coming.remove(node)
+        if node.number >= 0:
+            self.lost[node.number] = node.host
+            del self.here[node.number]

@@ -1,0 +1,399 @@
+"""The supervisor: starts a job's processes by its agents, follows them, and starts them again after a failure, without jax."""
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from ..core.errors import LaunchError
+from .attempt import SAVED, Attempt, Worker
+from .diagnosis import Cause, Diagnosis, diagnose
+from .engines import Placed
+from .engines.environment import SECRET
+from .job import Job
+from .nodes import Node, Nodes
+from .record import Incident, Record, failed
+from .view import View
+
+TICK_SECONDS = 0.5
+SETTLE_SECONDS = 0.5
+"""After a failure: the other processes may tell which was first."""
+
+STATUS_SECONDS = 2.0
+STACKS_SECONDS = 4.0
+LONGEST_BACKOFF_SECONDS = 60.0
+
+
+class Supervisor:
+    """Follows one job to its end."""
+
+    def __init__(self, job: Job, nodes: Nodes, placed: Placed, record: Record, view: View, secret: str):
+        self._job, self._nodes, self._placed, self._record, self._view = job, nodes, placed, record, view
+        self._secret = secret
+        self._began = time.monotonic()
+        self._attempt: Attempt | None = None
+        self._asked: signal.Signals | None = None
+        self._stop_told = False
+        self._kill_now = False
+        self._restarts = 0
+        self._without_progress = 0
+        self._furthest = -1
+        self._productive = 0.0
+        self._incident: Incident | None = None
+        self._port: int | None = None
+        self._stacks: dict[int, str] = {}
+        self._status_at = 0.0
+        self._state = "placing"
+
+    def run(self) -> int:
+        """Follow the job until it is done, stopped or given up.
+
+        Returns:
+            The exit code, as that of `panax train`.
+
+        Raises:
+            LaunchError: Nodes do not come, or are not alike.
+        """
+        with self._signals():
+            try:
+                return self._followed()
+            except BaseException as error:
+                self._write_status({"exit_code": getattr(error, "exit_code", 1), "message": str(error) or repr(error)})
+                raise
+
+    def _followed(self) -> int:
+        while True:
+            self._await_nodes()
+            if self._asked is not None:
+                return self._over(128 + self._asked, f"stopped by {self._asked.name} before it began")
+            attempt = self._start()
+            diagnosis = self._follow(attempt)
+            if diagnosis is None:
+                return self._done(attempt)
+            self._fail(attempt, diagnosis)
+            if (reason := self._gives_up(diagnosis)) is not None:
+                return self._over(diagnosis.exit_code or 6, reason, diagnosis)
+            self._wait_before_restart()
+
+    def _await_nodes(self) -> None:
+        """Until each node's agent is here; a lost one is asked for again."""
+        self._state = "placing"
+        for number in list(self._nodes.lost):
+            del self._nodes.lost[number]
+            self._placed.replace(number)
+        deadline = time.monotonic() + self._job.policy.agents_seconds
+        while len(self._nodes.here) < self._job.nodes and self._asked is None:
+            self._pump(TICK_SECONDS)
+            if why := self._placed.failure():
+                raise LaunchError(why)
+            if time.monotonic() > deadline:
+                missing = [n for n in range(self._job.nodes) if n not in self._nodes.here]
+                refused = (
+                    f"; {self._nodes.refused} connections did not know the job's secret" if self._nodes.refused else ""
+                )
+                said = self._placed.said()
+                raise LaunchError(
+                    f"{len(self._nodes.here)} of {self._job.nodes} nodes came within {self._job.policy.agents_seconds:.0f} s "
+                    f"(missing: node {', '.join(map(str, missing))}){refused}; see that they can reach this host, and the "
+                    f"engine's own log" + (f":\n{said}" if said else "")
+                )
+        check_alike(list(self._nodes.here.values()), self._job)
+
+    def _start(self) -> Attempt:
+        number = 1 if self._attempt is None else self._attempt.number + 1
+        host = self._nodes.here[0].address or "127.0.0.1"
+        self._port = self._job.port
+        if self._port is None:
+            self._nodes.tell(0, port=host)
+            deadline = time.monotonic() + 10.0
+            while self._port is None and time.monotonic() < deadline and 0 in self._nodes.here:
+                self._pump(TICK_SECONDS)
+        now, share = time.monotonic(), self._job.processes_per_node
+        workers = [
+            Worker(
+                index,
+                index // share,
+                self._nodes.here[index // share].host if index // share in self._nodes.here else "?",
+                now,
+            )
+            for index in range(self._job.processes)
+        ]
+        self._attempt = attempt = Attempt(number, workers, time.time())
+        self._state, self._stop_told = "starting", False
+        for node in range(self._job.nodes):
+            if node in self._nodes.here:
+                self._nodes.tell(
+                    node,
+                    start={
+                        "attempt": number,
+                        "first": node * share,
+                        "count": share,
+                        "processes": self._job.processes,
+                        "command": self._job.command,
+                        # By the secret, workers know each other before JAX joins them.
+                        "environment": {**self._job.environment(), SECRET: self._secret},
+                        "folder": str(self._job.place.absolute()),
+                        "coordinator": f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}",
+                        "bind": self._nodes.here[node].address or "127.0.0.1",
+                    },
+                )
+        return attempt
+
+    def _follow(self, attempt: Attempt) -> Diagnosis | None:
+        """Until all processes have ended well (None), or something is wrong."""
+        saved_by = float("inf")
+        told = False
+        while attempt.running:
+            self._pump(TICK_SECONDS)
+            now = time.monotonic()
+            if attempt.first_step is not None and not told:
+                told = True
+                self._first_step(attempt)
+            if attempt.failed():
+                return self._settled(attempt)
+            if self._asked is None and self._record.stop_asked():
+                self._asked = signal.SIGTERM
+                self._view.say("asked to stop by `panax stop`")
+            if self._asked is not None and not self._stop_told:
+                self._stop_told, self._state = True, "stopping"
+                self._view.say(f"stopping by {self._asked.name}: all processes save at the same step, then end")
+                self._nodes.tell(signal="SIGTERM")
+                saved_by = now + self._job.policy.save_seconds
+            if self._kill_now or now > saved_by:
+                why = (
+                    "by a second signal" if self._kill_now else f"no save within {self._job.policy.save_seconds:.0f} s"
+                )
+                return Diagnosis(
+                    Cause.KILLED, f"ended at once: {why}; the last checkpoint is whole", 0, 128 + signal.SIGTERM
+                )
+            if (worker := attempt.stalled(now, self._job.policy)) is not None:
+                return attempt.hang(worker, now, self._ask_for_stacks())
+        return self._settled(attempt) if attempt.failed() else None
+
+    def _settled(self, attempt: Attempt) -> Diagnosis:
+        """Why it failed, when the other processes have had a moment to say so too."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while attempt.running and time.monotonic() < deadline:
+            self._pump(0.05)
+        return diagnose(attempt.ends)
+
+    def _ask_for_stacks(self) -> dict[int, str]:
+        self._stacks = {}
+        waited = set(self._nodes.here)
+        self._nodes.tell(stacks=True)
+        deadline = time.monotonic() + STACKS_SECONDS
+        while waited and time.monotonic() < deadline:
+            self._pump(0.1)
+            waited = {node for node in waited if not any(w.process in self._stacks for w in self._workers(node))}
+        return self._stacks
+
+    def _workers(self, node: int) -> list[Worker]:
+        return [] if self._attempt is None else [worker for worker in self._attempt.workers if worker.node == node]
+
+    def _fail(self, attempt: Attempt, diagnosis: Diagnosis) -> None:
+        """End what still runs, and book the failure."""
+        now, at = time.monotonic(), time.time()
+        step = attempt.step
+        last = [end.at for end in attempt.ends] or [at - (now - attempt.workers[diagnosis.process].moved)]
+        self._incident = failed(diagnosis, attempt.number, step, at)
+        self._incident.detect = max(round(at - min(last), 3), 0.0)
+        self._account(attempt)
+        self._state = "ending"
+        self._nodes.tell(kill=True)
+        deadline = now + 20.0
+        while attempt.running and time.monotonic() < deadline:
+            self._pump(0.1)
+        self._incident.teardown = round(time.monotonic() - now, 3)
+        self._record.incident(self._incident)
+        self._without_progress = 0 if step > self._furthest else self._without_progress + 1
+        self._furthest = max(self._furthest, step)
+        self._view.failure(diagnosis, step)
+
+    def _gives_up(self, diagnosis: Diagnosis) -> str | None:
+        """Why the job is not started again; None where it is."""
+        policy = self._job.policy
+        if self._asked is not None:
+            return f"stopped by {self._asked.name}, and not all of it was saved: {diagnosis.message}"
+        if not diagnosis.cause.retried:
+            return f"{diagnosis.message}"
+        if self._restarts >= policy.max_restarts:
+            return f"given up after {self._restarts} restarts: {diagnosis.message}"
+        if self._without_progress >= policy.max_without_progress:
+            return (
+                f"given up: {self._without_progress} starts in a row have not come beyond step {max(self._furthest, 0)}: "
+                f"{diagnosis.message}"
+            )
+        return None
+
+    def _wait_before_restart(self) -> None:
+        self._restarts += 1
+        seconds = 0.0
+        if self._without_progress:
+            doubled = self._job.policy.backoff_seconds * 2 ** (self._without_progress - 1)
+            seconds = min(doubled, LONGEST_BACKOFF_SECONDS)
+        self._state = "waiting"
+        self._view.say(f"restart {self._restarts}" + (f" in {seconds:.0f} s" if seconds else ""))
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self._asked is None:
+            self._pump(min(TICK_SECONDS, deadline - time.monotonic()))
+
+    def _first_step(self, attempt: Attempt) -> None:
+        self._state = "running"
+        self._view.first_step(attempt, time.monotonic() - self._began)
+        incident = self._incident
+        if incident is not None:
+            joined, restored, first = (attempt.entered(name) for name in ("prepare", "compile", "first step"))
+            failed_at = incident.at + (incident.teardown or 0.0)
+            if joined is not None:
+                incident.restart = round(joined - failed_at, 3)
+                if restored is not None:
+                    incident.restore = round(restored - joined, 3)
+                    incident.first_step = None if first is None else round(first - restored, 3)
+            self._record.incident(incident)
+            self._view.recovered(incident)
+            self._incident = None
+
+    def _account(self, attempt: Attempt) -> None:
+        """Book the time of the steps that this attempt took and no later one takes again: those up to the last save, at least.
+
+        A restarted attempt begins where the last checkpoint was, and says so by its first step.
+        """
+        self._productive = self._productive_until(attempt)
+
+    def _productive_until(self, attempt: Attempt) -> float:
+        first = attempt.entered("first step")
+        if first is None or attempt.first_step is None:
+            return self._productive
+        seconds = max(time.time() - first - min(time.monotonic() - worker.moved for worker in attempt.workers), 0.0)
+        taken = max(attempt.step - attempt.first_step, 1)
+        new = max(attempt.step - max(self._furthest, attempt.first_step), 0)
+        return self._productive + seconds * new / taken
+
+    def _done(self, attempt: Attempt) -> int:
+        self._account(attempt)
+        codes = {end.code for end in attempt.ends}
+        if self._asked is not None:
+            return self._over(128 + self._asked, f"stopped by {self._asked.name} after step {attempt.step}; saved")
+        if codes & set(SAVED):
+            code = max(code for code in codes if code)
+            return self._over(code, f"stopped by {signal.Signals(code - 128).name} after step {attempt.step}; saved")
+        return self._over(0, "done")
+
+    def _over(self, code: int, message: str, diagnosis: Diagnosis | None = None) -> int:
+        self._state = "ended"
+        end: dict[str, Any] = {"exit_code": code, "message": message}
+        if diagnosis is not None:
+            end |= {"cause": diagnosis.cause.value, "process": diagnosis.process, "advice": diagnosis.advice}
+            end["tail"] = list(diagnosis.tail)[-20:]
+        self._write_status(end)
+        self._view.over(code, message, diagnosis, self._restarts)
+        return code
+
+    def _pump(self, seconds: float) -> None:
+        """Take in what agents tell, for some seconds at most; show and write how the job is."""
+        now = time.monotonic()
+        for node, message in self._nodes.messages(seconds):
+            self._take(node, message)
+        if self._nodes.lost and self._attempt is not None:
+            for number, host in self._nodes.lost.items():
+                self._attempt.lost(number, host)
+        if now - self._status_at >= STATUS_SECONDS:
+            self._status_at = now
+            self._write_status()
+            if self._attempt is not None:
+                self._view.status(self._attempt, self._goodput(), self._state)
+
+    def _take(self, node: Node, message: dict[str, Any]) -> None:
+        attempt, now = self._attempt, time.monotonic()
+        for kind, content in message.items():
+            if kind == "port":
+                self._port = int(content)
+            elif kind == "notice":
+                self._view.say(f"{node.host} got {content}")
+                self._asked = self._asked or signal.SIGTERM
+            elif kind == "lines":
+                self._view.lines([str(line) for line in content])
+            elif kind == "stacks":
+                self._stacks |= {int(index): str(text) for index, text in content.items()}
+            elif attempt is None:
+                continue
+            elif kind == "started":
+                for index, pid in content.items():
+                    attempt.workers[int(index)].pid = int(pid)
+            elif kind == "beats":
+                for index, beat in content.items():
+                    attempt.beat(int(index), beat, now)
+            elif kind == "exit":
+                attempt.over(content, node.host)
+
+    def _goodput(self) -> float:
+        """The share of the time since the launch in which steps were taken that count."""
+        passed = time.monotonic() - self._began
+        productive = self._productive
+        if self._attempt is not None and self._state == "running":
+            productive = self._productive_until(self._attempt)
+        return min(productive / passed, 1.0) if passed > 0 else 0.0
+
+    def _write_status(self, end: dict[str, Any] | None = None) -> None:
+        attempt, now = self._attempt, time.monotonic()
+        self._record.status(
+            {
+                "state": self._state,
+                "name": self._job.name,
+                "num_steps": self._job.num_steps,
+                "seconds": round(now - self._began, 1),
+                "restarts": self._restarts,
+                "goodput": round(self._goodput(), 4),
+                "attempt": 0 if attempt is None else attempt.number,
+                "step": -1 if attempt is None else attempt.step,
+                "values": {} if attempt is None else attempt.values,
+                "breakdown": {} if attempt is None else attempt.breakdown(),
+                "processes": [] if attempt is None else [worker.shown(now) for worker in attempt.workers],
+                **({} if end is None else {"end": end}),
+            }
+        )
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """While it is entered, a signal asks for a coordinated save; a second Ctrl-C ends all at once."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self._asked is not None and number == signal.SIGINT:
+                self._kill_now = True
+            self._asked = self._asked or signal.Signals(number)
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def check_alike(nodes: list[Node], job: Job) -> None:
+    """See that hosts have the same versions, and processors for their processes.
+
+    Raises:
+        LaunchError: They don't; the message names who has what.
+    """
+    for package in sorted({name for node in nodes for name in node.facts.get("versions", {})}):
+        found: dict[str, list[str]] = {}
+        for node in nodes:
+            found.setdefault(node.facts.get("versions", {}).get(package, "missing"), []).append(node.host)
+        if len(found) > 1:
+            listed = "; ".join(
+                f"{version} on {', '.join(sorted(set(hosts)))}" for version, hosts in sorted(found.items())
+            )
+            raise LaunchError(f"the hosts have different versions of {package}: {listed}; install the same on all")
+    for node in nodes:
+        cpus = int(node.facts.get("cpus", 1))
+        if job.processes_per_node > MOST_PER_CPU * cpus:
+            raise LaunchError(
+                f"{job.processes_per_node} processes on {node.host}, which has {cpus} processors: they would starve each other; "
+                f"start at most {MOST_PER_CPU * cpus} (--processes), with several devices each"
+            )
+
+
+MOST_PER_CPU = 2

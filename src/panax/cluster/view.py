@@ -1,0 +1,118 @@
+"""What a person sees of a job that runs: what its first process says, what happens, and one line on how all of it is."""
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from typing import TextIO
+
+from .attempt import Attempt
+from .diagnosis import Diagnosis
+from .record import Incident
+
+QUIET_SECONDS = 30.0
+"""Between lines on how the job is, where the output is not a terminal."""
+
+TAIL_LINES = 8
+
+
+class View:
+    """Lines on a terminal, with a last one that changes; or on a file, with a line now and then."""
+
+    def __init__(self, num_steps: int, *, quiet: bool = False, out: TextIO | None = None):
+        self._num_steps, self._quiet = num_steps, quiet
+        self._out = sys.stderr if out is None else out
+        self._terminal = self._out.isatty()
+        self._shown_at = time.monotonic()
+        self._status = ""
+
+    def lines(self, lines: Sequence[str]) -> None:
+        """What the first process says, as `panax train` would say it here."""
+        if not self._quiet:
+            self._print(*lines)
+
+    def say(self, line: str) -> None:
+        """Something that happened to the job."""
+        if not self._quiet:
+            self._print(f"launch: {line}")
+
+    def status(self, attempt: Attempt, goodput: float, state: str) -> None:
+        """How the job is now."""
+        if self._quiet:
+            return
+        self._status = status_line(attempt, goodput, state, self._num_steps)
+        if self._terminal:
+            self._write(self._drawn())
+        elif time.monotonic() - self._shown_at >= QUIET_SECONDS:
+            self._shown_at = time.monotonic()
+            self._print(f"launch: {self._status}")
+
+    def first_step(self, attempt: Attempt, seconds: float) -> None:
+        """The first step has been taken; where the time went."""
+        parts = ", ".join(f"{name} {took:.1f}" for name, took in attempt.breakdown().items())
+        self.say(f"{len(attempt.workers)} processes; first step after {seconds:.1f} s ({parts})")
+
+    def failure(self, diagnosis: Diagnosis, step: int) -> None:
+        """A job has failed."""
+        after = f" after step {step}" if step >= 0 else " before the first step"
+        self.say(f"{diagnosis.cause.value}{after}: {diagnosis.message}")
+
+    def recovered(self, incident: Incident) -> None:
+        """It has taken a step again."""
+        names = ("detect", "teardown", "restart", "restore", "first_step")
+        parts = ((name.replace("_", " "), getattr(incident, name)) for name in names)
+        said = ", ".join(f"{name} {took:.1f}" for name, took in parts if took is not None)
+        self.say(f"trains again; seconds: {said}")
+
+    def over(self, code: int, message: str, diagnosis: Diagnosis | None, restarts: int) -> None:
+        """The job has ended: why, and what to do."""
+        self._status = ""
+        if diagnosis is not None and not self._quiet:
+            last = [f"  | {line}" for line in list(diagnosis.tail)[-TAIL_LINES:]]
+            self._print(*([f"last lines of process {diagnosis.process}:", *last] if last else []))
+        if code == 0:
+            self.say(message + (f", after {restarts} restarts" if restarts else ""))
+
+    def _print(self, *lines: str) -> None:
+        text = "".join(f"{line}\n" for line in lines)
+        self._write(f"\r\x1b[K{text}{self._drawn()}" if self._terminal else text)
+
+    def _drawn(self) -> str:
+        columns = shutil.get_terminal_size().columns
+        return f"\r\x1b[K{self._status[: columns - 1]}" if self._status else ""
+
+    def _write(self, text: str) -> None:
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except (OSError, ValueError):
+            # The terminal has gone; the job and its log go on.
+            self._quiet = True
+
+
+def status_line(attempt: Attempt, goodput: float, state: str, num_steps: int) -> str:
+    """One line on a job: step, loss, speed, goodput, who is slowest.
+
+    In a synchronous step all processes take equally long; the slowest is who waits longest for its own data.
+    """
+    values = attempt.values
+    parts = [state]
+    if attempt.step >= 0:
+        parts.append(f"step {attempt.step:,} of {num_steps:,}")
+    else:
+        phases = sorted({worker.phase for worker in attempt.workers})
+        parts.append(f"phase {'/'.join(phases)}")
+    for name, form in (
+        ("train/loss", "loss {:.4f}"),
+        ("speed/tokens_per_second", "{:,.0f} tokens/s"),
+        ("speed/examples_per_second", "{:,.0f} examples/s"),
+        ("speed/mfu", "MFU {:.1%}"),
+    ):
+        if name in values and not (name.endswith("examples_per_second") and "speed/tokens_per_second" in values):
+            parts.append(form.format(values[name]))
+    parts.append(f"goodput {goodput:.0%}")
+    waits = [(float(worker.facts.get("data_wait", 0.0)), worker.host) for worker in attempt.workers]
+    longest, host = max(waits)
+    if longest >= 0.05:
+        parts.append(f"slowest {host} ({longest:.0%} waiting for data)")
+    return " | ".join(parts)

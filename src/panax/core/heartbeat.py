@@ -1,0 +1,101 @@
+"""What a worker tells the supervisor that started it: its phase, its progress, and the error that ends it.
+
+Each is a line of JSON in a pipe that the worker inherits, so that no file and no port is needed. The worker never waits for a
+reader: a line that finds no room is left out, but for its error. A process that nobody supervises tells nothing.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+DESCRIPTOR = "PANAX_HEARTBEAT"
+"""The environment variable that holds the number of the inherited pipe."""
+
+SECONDS = 0.5
+"""The least time between two lines on progress: a pipe is not read for every step of a millisecond."""
+
+ROOM = 4000
+"""Bytes of a line, at most: a pipe takes 4096 at once or none."""
+
+
+class Heartbeat:
+    """The lines of one worker.
+
+    >>> read, write = os.pipe()
+    >>> beat = Heartbeat(write)
+    >>> beat.phase("join"); beat.step(1); beat.step(2)  # the second of two steps within half a second is not told
+    >>> [sorted(json.loads(line)) for line in os.read(read, 4096).splitlines()]
+    [['at', 'phase'], ['at', 'step']]
+    """
+
+    def __init__(self, descriptor: int | None):
+        self._descriptor = descriptor
+        self._told = 0.0
+        self._step: int | None = None
+        if descriptor is not None:
+            os.set_blocking(descriptor, False)
+
+    @property
+    def supervised(self) -> bool:
+        """Whether somebody listens."""
+        return self._descriptor is not None
+
+    def phase(self, name: str) -> None:
+        """Begin a phase: join, prepare, restore, compile, steps, evaluate, save, end."""
+        if self._descriptor is not None:
+            self._tell(phase=name, **({} if self._step is None else {"step": self._step}))
+
+    def step(self, number: int) -> None:
+        """Count a step that has been taken."""
+        self._step = number
+        if self._descriptor is not None and time.monotonic() - self._told >= SECONDS:
+            self._told = time.monotonic()
+            self._tell(step=number)
+
+    def alive(self) -> None:
+        """Say that something has moved on, though no step has been taken: a batch has come, or was evaluated."""
+        if self._descriptor is not None and time.monotonic() - self._told >= SECONDS:
+            self._told = time.monotonic()
+            self._tell()
+
+    def values(self, step: int, values: Mapping[str, float]) -> None:
+        """Figures of a step for whoever watches the job."""
+        if self._descriptor is not None:
+            self._told = time.monotonic()
+            self._tell(step=step, values=dict(values))
+
+    def facts(self, **facts: Any) -> None:
+        """What the supervisor should know of this process, as JSON values."""
+        if self._descriptor is not None:
+            self._tell(facts=facts)
+
+    def error(self, error: BaseException, message: str, exit_code: int) -> None:
+        """The error that ends this process."""
+        if self._descriptor is None:
+            return
+        os.set_blocking(self._descriptor, True)
+        kinds = [kind.__name__ for kind in type(error).__mro__[:-2]]
+        self._tell(error={"kinds": kinds[:6], "message": message[: ROOM // 2], "exit_code": exit_code})
+
+    def _tell(self, **said: Any) -> None:
+        line = json.dumps({"at": round(time.time(), 3), **said}).encode()
+        if len(line) >= ROOM:
+            line = json.dumps({"at": round(time.time(), 3), **dict.fromkeys(said)}).encode()
+        # A supervisor that has gone is noticed elsewhere; a full pipe is read in time, or never.
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._descriptor or 0, line + b"\n")
+
+
+@functools.cache
+def heartbeat() -> Heartbeat:
+    """The one of this process."""
+    given = os.environ.get(DESCRIPTOR, "")
+    if not given.isdecimal():
+        return Heartbeat(None)
+    # What this process starts is not the worker.
+    os.set_inheritable(int(given), False)
+    return Heartbeat(int(given))
