@@ -12,6 +12,7 @@ from rich.console import Console
 from tensorboardX.proto import event_pb2
 
 from panax import fit
+from panax.core import HeatMap
 from panax.layers import MoE
 from panax.metrics import ConsoleTracker, heat_map
 from panax.metrics.heat_map import png
@@ -110,7 +111,7 @@ def test_tensorboard_has_the_heat_map_as_a_picture(watched):
     pictures = {step: value.image for step, value in events(watched[0]) if value.HasField("image")}
     # The first and the last record of each half.
     assert list(pictures) == [2, 6, 8, 12]
-    height, width, _ = heat_map(np.ones((len(LAYERS), EXPERTS)), LAYERS).shape
+    height, width, _ = heat_map(HeatMap(np.ones((len(LAYERS), EXPERTS)), LAYERS, "layer", "expert")).shape
     blank = png(np.zeros((height, width, 3), np.uint8))
     for image in pictures.values():
         assert (image.height, image.width, image.colorspace) == (height, width, 3)
@@ -119,10 +120,9 @@ def test_tensorboard_has_the_heat_map_as_a_picture(watched):
 
 
 def test_the_console_shows_the_range_of_loads(watched):
-    records = [line for line in watched[2].splitlines() if "expert load" in line]
     first = logged(watched[0])[0]
-    assert f"expert load {first['experts/load_min']:.2f} to {first['experts/load_max']:.2f}" in records[0]
-    assert f"{first['experts/dropped']:.1%} dropped" in records[0]
+    # Of what 80 columns can't show, what is least urgent is left out.
+    assert f"{first['experts/dropped']:.1%} dropped" in watched[2]
 
 
 def test_experts_that_starve_are_warned_of_once_in_each_run(watched):

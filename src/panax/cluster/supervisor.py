@@ -241,6 +241,7 @@ class Supervisor:
 
     def _first_step(self, attempt: Attempt) -> None:
         self._state = "running"
+        self._write_status()
         self._view.first_step(attempt, time.monotonic() - self._began)
         incident = self._incident
         if incident is not None:

@@ -4,7 +4,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from typing import TextIO
+from io import TextIOBase
 
 from .attempt import Attempt
 from .diagnosis import Diagnosis
@@ -19,7 +19,7 @@ TAIL_LINES = 8
 class View:
     """Lines on a terminal, with a last one that changes; or on a file, with a line now and then."""
 
-    def __init__(self, num_steps: int, *, quiet: bool = False, out: TextIO | None = None):
+    def __init__(self, num_steps: int, *, quiet: bool = False, out: TextIOBase | None = None):
         self._num_steps, self._quiet = num_steps, quiet
         self._out = sys.stderr if out is None else out
         self._terminal = self._out.isatty()

@@ -29,6 +29,9 @@ GROUPS = {
     "experts": "7 experts",
 }
 
+BOOKKEEPING = ("checkpoint", "directory", "evaluate", "hooks", "log_every", "name", "profile", "trackers")
+"""Settings that change nothing of what is learned: they are no columns of TensorBoard's table of hyperparameters."""
+
 
 def run_and_tag(name: str) -> tuple[str, str]:
     """Where TensorBoard shows the scalar of this name: its run, and its tag there. TensorBoard sorts groups by their names.
@@ -63,7 +66,8 @@ class TensorBoardTracker(Tracker):
         from tensorboardX.summary import hparams, text
 
         flat = run.flat()
-        for summary in hparams({"run_id": run.run_id, **flat}, {"1 loss/loss": 0.0}):
+        learned = {name: value for name, value in flat.items() if name.partition(".")[0] not in BOOKKEEPING}
+        for summary in hparams({"run_id": run.run_id, **learned}, {"1 loss/loss": 0.0}):
             self._files[TRAIN].write(0, summary)
         rows = "".join(f"| {name} | {value} |\n" for name, value in {"run_id": run.run_id, **flat}.items())
         self._files[TRAIN].write(0, text("settings", f"| setting | value |\n|---|---|\n{rows}"))

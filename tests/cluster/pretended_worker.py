@@ -1,0 +1,79 @@
+"""A worker without jax: it tells what a training process tells, and ends as its first argument says.
+
+    python pretended_worker.py HOW [FOLDER]
+
+It counts its starts in FOLDER, so that a restarted one can do better.
+"""  # fmt: skip
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from panax.cluster.worker import guard
+from panax.core.errors import DataError, RecipeError
+from panax.core.heartbeat import heartbeat
+
+STEPS = 8
+
+
+def main() -> int:
+    guard()
+    how, folder = sys.argv[1], Path(sys.argv[2])
+    index, attempt = int(os.environ["PANAX_PROCESS"]), int(os.environ["PANAX_ATTEMPT"])
+    (folder / f"pid_{attempt}_{index}").write_text(str(os.getpid()))
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    beat = heartbeat()
+    for phase in ("join", "prepare", "restore", "compile"):
+        beat.phase(phase)
+    print(f"process {index} of {os.environ['PANAX_PROCESSES']} began", flush=True)
+    failing = index == 1 and (attempt == 1 or how.endswith("always"))
+    for step in range(1, STEPS + 1):
+        time.sleep(0.05)
+        beat.step(step)
+        if step == 4 and failing:
+            fail(how.removesuffix(" always"))
+        if how == "waits":
+            stopped.wait(60)
+        if stopped.is_set():
+            (folder / f"saved_{index}").write_text(str(step))
+            beat.phase("end")
+            return 143
+    if index == 0:
+        beat.values(STEPS, {"train/loss": 1.5})
+    beat.phase("end")
+    return 0
+
+
+def fail(how: str) -> None:
+    if how in ("SIGKILL", "SIGSEGV", "SIGABRT"):
+        if how != "SIGKILL":
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.kill(os.getpid(), signal.Signals[how])
+    if how == "hang":
+        time.sleep(3600)
+    if how == "GIL":
+        import ctypes
+
+        # Holds Python's lock: no Python of this process runs any more.
+        ctypes.PyDLL(None).sleep(3600)
+    known = {
+        "recipe": RecipeError("heads=12 is not divisible by tensor=8"),
+        "data": DataError("record 7 of a.txt is not text"),
+        "memory": RuntimeError("RESOURCE_EXHAUSTED: out of memory while trying to allocate 9 bytes"),
+        "device": RuntimeError("INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS"),
+        "program": KeyError("nothing"),
+    }
+    if how in known:
+        from panax.cli.failing import said_and_done
+
+        sys.exit(said_and_done(known[how], with_traceback=False))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
