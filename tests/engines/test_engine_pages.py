@@ -1,0 +1,81 @@
+"""The pages of the engines: what a command is shown to print is what it prints, and what they list is what there is."""
+
+import argparse
+import dataclasses
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from panax.cluster.engines import ENGINES, Resources, engine_of
+from panax.cluster.engines.kubernetes import PORT, name_of
+from panax.cluster.engines.resources import EVERYWHERE
+
+PAGES = Path(__file__).parents[2] / "docs/launch"
+
+CONSOLE = re.compile(r"^```console\n\$ panax (launch .*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^(?:\$ )?panax (launch (?:.*\\\n)*.*)$", re.MULTILINE)
+
+
+def resources_of(words: list[str]) -> tuple[str, Resources]:
+    """The engine and what is asked of it; flags that are no field are the run's."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("command")
+    parser.add_argument("recipe")
+    parser.add_argument("--on")
+    parser.add_argument("--dry-run", action="store_true")
+    for field in dataclasses.fields(Resources):
+        kind = (
+            {"action": "append"}
+            if isinstance(field.default, tuple)
+            else {"type": str if isinstance(field.default, str) else int}
+        )
+        parser.add_argument("--" + field.name.replace("_", "-"), default=field.default, **kind)
+    found = vars(parser.parse_args(words))
+    return found["on"], Resources(**{field.name: found[field.name] for field in dataclasses.fields(Resources)})
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_commands_are_of_the_page_s_engine(name, tmp_path):
+    text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    commands = COMMAND.findall(text)
+    assert commands
+    for command in commands:
+        on, resources = resources_of(shlex.split(command.replace("\\\n", " ").partition(" > ")[0]))
+        assert on == name
+        engine_of(on, resources, environment={"PATH": str(tmp_path)})
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINES if name != "kubernetes"])
+def test_what_a_dry_run_is_shown_to_print(name, tmp_path, monkeypatch):
+    (found,) = CONSOLE.findall((PAGES / f"{name}.md").read_text(encoding="utf-8"))
+    command, shown = found
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
+    mpirun.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", "/home/me/.venv/bin/python")
+    monkeypatch.setattr(os, "getcwd", lambda: "/home/me/work")
+    words = shlex.split(command)
+    agent = ("/home/me/.venv/bin/python", "-m", "panax.cluster.agent")
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/home/me", "LANG": "C.UTF-8", "HF_TOKEN": "x"}
+    on, resources = resources_of(words)
+    engine = engine_of(on, resources, agent=agent, environment=environment)
+    printed = engine.submission([word for word in words if word != "--dry-run"], Path("runs/quickstart"))
+    assert shown.strip() == printed.strip().replace(str(mpirun), "/usr/bin/mpirun")
+
+
+@pytest.mark.parametrize("name", ["slurm", "kubernetes"])
+def test_flags_that_are_listed_are_those_that_the_engine_takes(name):
+    text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    module = __import__(f"panax.cluster.engines.{name}", fromlist=["USED"])
+    rows = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `--"))
+    listed = {flag.replace("-", "_") for flag in re.findall(r"--([a-z-]+)", rows)}
+    assert listed - EVERYWHERE == module.USED
+
+
+def test_what_the_page_says_of_kubernetes():
+    text = (PAGES / "kubernetes.md").read_text(encoding="utf-8")
+    assert f"port {PORT} of" in text and f"generic {name_of(Path('runs/quickstart'))} " in text
