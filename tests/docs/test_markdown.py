@@ -17,6 +17,8 @@ import panax.cli.data
 import panax.cli.evaluate
 import panax.cli.export
 import panax.cli.generate
+import panax.cli.jobs
+import panax.cli.launch
 import panax.core.errors
 import panax_compare.command
 from panax.checkpoint import CheckpointConfig, MemoryConfig
@@ -109,6 +111,12 @@ def check_command(arguments: list[str], where: str) -> None:
         elif command == "data":
             options, flags = panax.cli.data.parser().parse_known_args(rest)
             experiment_from([options.recipe, *flags], "data show")
+        elif command == "launch":
+            own, flags = panax.cli.launch.own_flags(rest[1:])
+            panax.cli.launch.resources_of(own)
+            experiment_from([rest[0], *flags], "train")
+        elif command in ("status", "logs", "stop"):
+            panax.cli.jobs.parser_of(command).parse_args(rest)
         elif command == "checkpoint":
             panax.cli.checkpoint.parser().parse_args(rest)
         elif command == "compare":

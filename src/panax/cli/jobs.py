@@ -16,11 +16,27 @@ WAIT_SECONDS = 660.0
 """For a stopped job to have saved and ended."""
 
 
+ABOUT = {
+    "status": "How a launched run is, or why it ended.",
+    "logs": "What the processes of a launched run have said.",
+    "stop": "Save a launched run in all its processes at one step, and end it.",
+}
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """The flags of a command."""
+    parser = argparse.ArgumentParser(prog=f"panax {command}", description=ABOUT[command])
+    parser.add_argument("run", help="its folder: runs/NAME")
+    if command == "logs":
+        parser.add_argument("--process", type=int, help="of one process alone; without it, of each, its last lines")
+        parser.add_argument("--lines", type=int, default=20, help="the last ones of each (%(default)s)")
+        parser.add_argument("--follow", action="store_true", help="and what comes, until the job ends")
+    return parser
+
+
 def status(arguments: Sequence[str]) -> int:
     """Say how a launched run is, or why it has ended."""
-    parser = argparse.ArgumentParser(prog="panax status", description="How a launched run is, or why it ended.")
-    parser.add_argument("run", help="its folder: runs/NAME")
-    place = place_of(parser.parse_args(arguments).run)
+    place = place_of(parser_of("status").parse_args(arguments).run)
     job, now = read(place / JOB), time.time()
     if not (place / STATUS).is_file():
         print(f"{job['name']}: launched {_ago(now - job['began'])} ago; nothing is known yet")
@@ -53,12 +69,7 @@ def status(arguments: Sequence[str]) -> int:
 
 def logs(arguments: Sequence[str]) -> int:
     """Print what the processes of a launched run have said."""
-    parser = argparse.ArgumentParser(prog="panax logs", description="What the processes of a launched run have said.")
-    parser.add_argument("run", help="its folder: runs/NAME")
-    parser.add_argument("--process", type=int, help="of one process alone; without it, of each, its last lines")
-    parser.add_argument("--lines", type=int, default=20, help="the last ones of each (%(default)s)")
-    parser.add_argument("--follow", action="store_true", help="and what comes, until the job ends")
-    asked = parser.parse_args(arguments)
+    asked = parser_of("logs").parse_args(arguments)
     place = place_of(asked.run)
     count = int(read(place / JOB)["processes"])
     if asked.lines < 1:
@@ -87,9 +98,7 @@ def logs(arguments: Sequence[str]) -> int:
 
 def stop(arguments: Sequence[str]) -> int:
     """Have a launched run save at one step in all processes, and end."""
-    parser = argparse.ArgumentParser(prog="panax stop", description="Save a launched run, and end it.")
-    parser.add_argument("run", help="its folder: runs/NAME")
-    place = place_of(parser.parse_args(arguments).run)
+    place = place_of(parser_of("stop").parse_args(arguments).run)
     found = _status(place)
     if "end" in found:
         raise LaunchError(f"the job has ended already: {found['end']['message']}")

@@ -59,11 +59,11 @@ def launch(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     if arguments[0].startswith("-"):
         raise RecipeError(f"expected `panax launch RECIPE`, and got {arguments[0]}; the recipe comes first")
-    own, rest = _read(arguments[1:])
+    own, rest = own_flags(arguments[1:])
     if "--help" in rest or "-h" in rest:
         print(USAGE)
         return subprocess.run([sys.executable, "-m", "panax", "train", arguments[0], "--help"], check=False).returncode
-    resources = Resources(**{field.name: getattr(own, field.name) for field in dataclasses.fields(Resources)})
+    resources = resources_of(own)
     policy = Policy(**{name: getattr(own, name) for name in OWN})
     engine = None if own.on == LOCAL else engine_of(own.on, resources)
     if engine is None:
@@ -130,7 +130,7 @@ def _start_of_error(lines: Sequence[str]) -> int:
     return next((number for number, line in enumerate(lines) if line.startswith(_ERROR)), 0)
 
 
-def _read(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+def own_flags(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The flags that say where, and the others."""
     parser = argparse.ArgumentParser(prog="panax launch", add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--on", default=LOCAL)
@@ -160,6 +160,11 @@ def _read(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if own.port is not None and not 0 < own.port < 65536:
         raise LaunchError(f"--port {own.port}; expected 1 to 65535")
     return own, rest
+
+
+def resources_of(own: argparse.Namespace) -> Resources:
+    """What the flags ask an engine for."""
+    return Resources(**{field.name: getattr(own, field.name) for field in dataclasses.fields(Resources)})
 
 
 def _submission(job: Job, engine: Engine | None, arguments: Sequence[str]) -> str:

@@ -1,0 +1,15 @@
+"""Starting a job's processes on one machine or many, following them, and starting them again: a supervisor, agents, engines.
+
+Nothing here imports jax: it runs in the workers.
+"""
+
+from ..core.lazy import lazily
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "job": ("Job", "Policy"),
+        "launching": ("launch",),
+        "engines": ("Resources", "engine_of"),
+    },
+)

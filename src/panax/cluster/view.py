@@ -68,7 +68,9 @@ class View:
         """The job has ended: why, and what to do."""
         self._status = ""
         if diagnosis is not None and not self._quiet:
-            last = [f"  | {line}" for line in list(diagnosis.tail)[-TAIL_LINES:]]
+            # An error that a worker has told is the message; its lines would say it again.
+            told = any(diagnosis.message.rpartition(": ")[2] in line for line in diagnosis.tail)
+            last = [] if told else [f"  | {line}" for line in list(diagnosis.tail)[-TAIL_LINES:]]
             self._print(*([f"last lines of process {diagnosis.process}:", *last] if last else []))
         if code == 0:
             self.say(message + (f", after {restarts} restarts" if restarts else ""))
