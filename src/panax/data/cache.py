@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from panax.core.cache_directory import cache_directory as cache_directory
 from panax.core.errors import DataError
 
 try:
@@ -21,20 +22,6 @@ except ImportError:  # Windows has no flock; renaming alone keeps the entries wh
     fcntl = None
 
 Entry = TypeVar("Entry")
-
-
-def cache_directory(given: str | None = None) -> Path:
-    """Where to keep finished work: `given`, else $PANAX_CACHE, else `panax` in $XDG_CACHE_HOME or ~/.cache.
-
-    >>> cache_directory("/tmp/here").as_posix()
-    '/tmp/here'
-    """
-    if given is not None:
-        return Path(given).expanduser()
-    if named := os.environ.get("PANAX_CACHE"):
-        return Path(named).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "panax"
 
 
 def cached(root: Path, name: str, *, build: Callable[[Path], None], read: Callable[[Path], Entry]) -> Entry:

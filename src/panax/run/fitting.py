@@ -10,8 +10,10 @@ from typing import Any
 
 import jax
 
+from ..core.compiling import compile_once
 from ..core.errors import RecipeError
 from ..core.heartbeat import heartbeat
+from ..core.joining import this_membership
 from ..core.processes import is_first
 from ..metrics import Lane, Tracker
 from ..metrics.console import shown
@@ -115,6 +117,12 @@ def open_run(
         trackers = (progress, *trackers)
     with contextlib.closing(Lane("the console", threaded=not experiment.debug)) as told:
         said = functools.partial(told.put, say) if is_first() else _unsaid
+        place = this_membership()
+        if place is not None and jax.process_count() == 1:
+            said(
+                f"warning: this is {place}, and trains alone; call panax.join() before anything else to train together"
+            )
+        compile_once(said)
         choose_kernels(experiment, said, fresh=fresh)
         prepared = prepare(experiment, said, devices)
         for note in prepared.task.notes:

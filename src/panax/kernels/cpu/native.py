@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 
+from panax.core.processor import processor
 from panax.kernels.cache import is_whole, kernels_folder, put_whole
 
 SWITCH = "PANAX_MKL"
@@ -69,13 +70,6 @@ def missing(kernel: str, dtype: str) -> str | None:
 
 class _Absent(Exception):
     pass
-
-
-def processor() -> str:
-    """The machine's processors: their name and what they can do. A cache may be shared by unlike machines."""
-    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines() if Path("/proc/cpuinfo").exists() else []
-    found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
-    return f"{found.get('model name', 'unknown')}; {found.get('flags', '')}"
 
 
 def _library() -> ctypes.CDLL:

@@ -22,11 +22,12 @@ import numpy as np
 import xxhash
 
 from panax.core.processes import first_text, gather_texts, is_first
+from panax.core.processor import processor
 from panax.core.target import Target
 from panax.kernels.attention import attention
 from panax.kernels.cache import is_whole, kernels_folder, put_whole
 from panax.kernels.cpu.choice import DTYPES, WORKS, XLA, CpuKernels, Work, current, forced, is_chosen, trial, use
-from panax.kernels.cpu.native import KERNELS, missing, processor, sources_digest
+from panax.kernels.cpu.native import KERNELS, missing, sources_digest
 from panax.kernels.product import product, sum_of_rows
 
 _SAID = {"product": "matmul", "attention": "partial attention", "row_sums": "row sums"}

@@ -1,0 +1,18 @@
+"""Where Panax keeps finished work."""
+
+import os
+from pathlib import Path
+
+
+def cache_directory(given: str | None = None) -> Path:
+    """Where to keep finished work: `given`, else $PANAX_CACHE, else `panax` in $XDG_CACHE_HOME or ~/.cache.
+
+    >>> cache_directory("/tmp/here").as_posix()
+    '/tmp/here'
+    """
+    if given is not None:
+        return Path(given).expanduser()
+    if named := os.environ.get("PANAX_CACHE"):
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "panax"

@@ -1,0 +1,334 @@
+"""Compiling each program once: kept on disk for the next start, and by one process of a job for the others.
+
+Of a program that spans processes, the one with the first device compiles or reads it, and gives it to the others by JAX's
+coordination service. It always does, whether it found the program or not, so that nobody waits for what will not come.
+"""
+
+import dataclasses
+import hashlib
+import hmac
+import json
+import os
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from . import jax_internals as internals
+from .cache_directory import cache_directory
+from .errors import RecipeError
+from .joining import SECRET
+from .processor import processor
+from .program_files import ProgramFiles
+
+GIGABYTES = "PANAX_COMPILATION_CACHE_GB"
+"""The environment variable that bounds the folder of compiled programs; 0 turns it off."""
+
+_USUAL_GIGABYTES = 10.0
+_PART_BYTES = 1 << 20
+_ASK_MILLISECONDS = 5000
+_WAIT_SECONDS = 1200.0
+"""For a program that another process compiles; then each compiles its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compilations:
+    """What this process did for its programs since it began.
+
+    Attributes:
+        hits: Programs that it read from disk.
+        received: Programs that another process of the job gave it.
+        misses: Programs that it compiled.
+        seconds: Spent on all of them, waiting included.
+        longest: The programs that it compiled for the longest time: (name, seconds).
+    """
+
+    hits: int = 0
+    received: int = 0
+    misses: int = 0
+    seconds: float = 0.0
+    longest: tuple[tuple[str, float], ...] = ()
+
+
+class _Compiler:
+    """What JAX calls for each program."""
+
+    def __init__(self, files: ProgramFiles | None, say: Callable[[str], None]):
+        self.files, self.say = files, say
+        self.done = Compilations()
+        self._lock = threading.Lock()
+        self._published: set[str] = set()
+        self._alike: dict[int, bool] = {}
+        self._hits_of_jax = 0
+        jax.monitoring.register_event_listener(self._heard)
+
+    def __call__(
+        self,
+        backend: Any,
+        computation: Any,
+        devices: Any,
+        compile_options: Any,
+        host_callbacks: Any,
+        executable_devices: Any,
+        pgle_profiler: Any = None,
+    ) -> Any:
+        def by_jax() -> Any:
+            return internals.original(
+                backend, computation, devices, compile_options, host_callbacks, executable_devices, pgle_profiler
+            )
+
+        start, name = time.perf_counter(), str(computation.operation.attributes["sym_name"]).strip('"')
+        how = _Job(self, name, backend, computation, devices, compile_options, host_callbacks, executable_devices)
+        plain = internals.is_plain(backend, host_callbacks)
+        key = internals.key_of(computation, devices, compile_options, backend) if plain else None
+        found, kind = (by_jax(), "misses") if key is None else self._made(how, key, by_jax)
+        self._count(kind, name, time.perf_counter() - start)
+        return found
+
+    def _made(self, how: "_Job", key: str, by_jax: Callable[[], Any]) -> tuple[Any, str]:
+        processes = sorted({device.process_index for device in how.devices.flat})
+        client, mine = internals.coordination(), jax.process_index()
+        shared = client is not None and len(processes) > 1 and mine in processes
+        if shared and mine != processes[0] and self._is_alike(client, processes[0]):
+            found, _ = self._read(how, key)
+            if found is not None:
+                return found, "hits"
+            program = self._received(client, key)
+            found = None if program is None else self._loaded(how, program)
+            if program is not None and found is not None:
+                self._keep(key, program)
+                return found, "received"
+        gives, program = shared and mine == processes[0], None
+        try:
+            found, kind, program = self._own(how, key, by_jax)
+            return found, kind
+        finally:
+            # Also where it failed, or came from a cache of JAX.
+            if gives:
+                self._publish(client, key, program)
+
+    def _own(self, how: "_Job", key: str, by_jax: Callable[[], Any]) -> tuple[Any, str, bytes | None]:
+        """Read here, or compiled here and kept: the executable, which of both, and its bytes for others.
+
+        The bytes are those of a fresh executable. One that was loaded gives others on CPU, which lack functions (jax 0.10.2).
+        """
+        if self.files is None:
+            hits = self._hits_of_jax
+            found = by_jax()
+            return (found, "misses", found.serialize()) if self._hits_of_jax == hits else (found, "hits", None)
+        found, program = self._read(how, key)
+        if found is not None:
+            return found, "hits", program
+        found = how.compiled()
+        program = found.serialize()
+        self._keep(key, program)
+        return found, "misses", program
+
+    def _keep(self, key: str, program: bytes) -> None:
+        """On disk for the next start, unless another process of this host has done so."""
+        if self.files is None or self.files.has(key):
+            return
+        try:
+            self.files.put(key, zlib.compress(program, 1))
+        except OSError as error:
+            self.say(f"warning: compiled programs are not kept any more: {error}")
+            self.files = None
+
+    def _read(self, how: "_Job", key: str) -> tuple[Any, bytes | None]:
+        """The executable that is on disk, and its bytes."""
+        if self.files is None:
+            return None, None
+        damaged = self.files.damaged
+        try:
+            data = self.files.get(key)
+        except OSError as error:
+            self.say(f"warning: compiled programs are not read any more: {error}")
+            self.files = None
+            return None, None
+        if self.files.damaged > damaged:
+            self.say(f"warning: a compiled program was damaged on disk, and is compiled again: {how.name}")
+        if data is None:
+            return None, None
+        program = zlib.decompress(data)
+        found = self._loaded(how, program)
+        if found is None:
+            self.files.remove(key)
+        return found, program
+
+    def _loaded(self, how: "_Job", program: bytes) -> Any:
+        try:
+            return how.loaded(program)
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            self.say(f"warning: {how.name} could not be loaded, and is compiled again: {reason}")
+            return None
+
+    # What the processes of a job tell each other. Keys are written once, and read by any number of processes.
+
+    def _is_alike(self, client: Any, other: int) -> bool:
+        """Whether what another process compiles runs here and is what this process would compile."""
+        if other not in self._alike:
+            theirs = _asked(client, f"panax/kind/{other}", _WAIT_SECONDS)
+            self._alike[other] = theirs == kind_of_process().encode()
+        return self._alike[other]
+
+    def introduce(self) -> None:
+        """Tell the other processes of the job what this one's programs run on."""
+        client = internals.coordination()
+        if client is not None:
+            client.key_value_set_bytes(f"panax/kind/{jax.process_index()}", kind_of_process().encode())
+
+    def _publish(self, client: Any, key: str, program: bytes | None) -> None:
+        """Give a program to the others; None tells them to make their own."""
+        if key in self._published:
+            return
+        self._published.add(key)
+        data = b"" if program is None else zlib.compress(program, 1)
+        parts = [data[at : at + _PART_BYTES] for at in range(0, len(data), _PART_BYTES)]
+        for number, part in enumerate(parts):
+            client.key_value_set_bytes(f"panax/program/{key}/{number}", part)
+        said = {"parts": len(parts), "proof": _proof(key, data)}
+        client.key_value_set_bytes(f"panax/program/{key}", json.dumps(said).encode())
+
+    def _received(self, client: Any, key: str) -> bytes | None:
+        """A program that another process gives; None where it has none to give, or none came in time."""
+        said = _asked(client, f"panax/program/{key}", _WAIT_SECONDS)
+        if said is None:
+            self.say(f"warning: another process did not give a program within {_WAIT_SECONDS:g} s; it is compiled here")
+            return None
+        found = json.loads(said)
+        parts = [_asked(client, f"panax/program/{key}/{number}", 60.0) or b"" for number in range(found["parts"])]
+        data = b"".join(parts)
+        if not hmac.compare_digest(found["proof"], _proof(key, data)):
+            self.say("warning: a program from another process is not whole, or of another job; it is compiled here")
+            return None
+        return zlib.decompress(data) if data else None
+
+    def _heard(self, event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits":
+            self._hits_of_jax += 1
+
+    def _count(self, kind: str, name: str, seconds: float) -> None:
+        with self._lock:
+            done = self.done
+            longest = done.longest
+            if kind == "misses":
+                longest = tuple(sorted((*longest, (name, seconds)), key=lambda each: -each[1])[:8])
+            more: dict[str, Any] = {kind: getattr(done, kind) + 1}
+            self.done = dataclasses.replace(done, seconds=done.seconds + seconds, longest=longest, **more)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """A program to be made."""
+
+    compiler: _Compiler
+    name: str
+    backend: Any
+    computation: Any
+    devices: Any
+    options: Any
+    host_callbacks: Any
+    executable_devices: Any
+
+    def compiled(self) -> Any:
+        return internals.compiled(
+            self.backend, self.computation, self.executable_devices, self.options, self.host_callbacks
+        )
+
+    def loaded(self, program: bytes) -> Any:
+        return internals.loaded(self.backend, program, self.executable_devices, self.options)
+
+
+_compiler: _Compiler | None = None
+
+
+def compile_once(say: Callable[[str], None]) -> None:
+    """From now on keep compiled programs on disk, and compile those of several processes in one of them.
+
+    A cache that the user has chosen for JAX stays. A second call changes nothing.
+
+    Args:
+        say: Takes a line where the folder can't be used; the run goes on without it.
+    """
+    global _compiler
+    if _compiler is not None:
+        _compiler.say = say
+        return
+    files = _files(say)
+    if files is None and jax.process_count() == 1:
+        return
+    made = _Compiler(files, say)
+    if not internals.replace_compiling(made):
+        say(f"warning: compiled programs are not kept: JAX {jax.__version__} compiles in another way than Panax knows")
+        return
+    _compiler = made
+    made.introduce()
+
+
+def compilations() -> Compilations:
+    """What this process compiled, read and received so far; nothing where `compile_once` was not called."""
+    return Compilations() if _compiler is None else _compiler.done
+
+
+def max_bytes() -> int:
+    """How large the folder of compiled programs may become.
+
+    Raises:
+        RecipeError: `PANAX_COMPILATION_CACHE_GB` is not a number from 0.
+    """
+    text = os.environ.get(GIGABYTES) or str(_USUAL_GIGABYTES)
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < 1e6:
+        raise RecipeError(f"{GIGABYTES} is {text!r}; expected gigabytes, from 0 (off)")
+    return int(found * 1e9)
+
+
+def kind_of_process() -> str:
+    """What compiled programs depend on besides their text: the processor, the versions and XLA's flags."""
+    from importlib.metadata import version
+
+    panax = sys.modules[__name__.partition(".")[0]].__version__
+    flags = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")).split()
+    # How many devices are simulated is said by each program.
+    flags = sorted(flag for flag in flags if not flag.startswith("--xla_force_host_platform_device_count"))
+    parts = (processor(), panax, version("jax"), version("jaxlib"), *flags)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _files(say: Callable[[str], None]) -> ProgramFiles | None:
+    chosen = jax.config.values["jax_compilation_cache_dir"] or not jax.config.values["jax_enable_compilation_cache"]
+    bound = max_bytes()
+    if chosen or not bound:
+        return None
+    root = Path(cache_directory()) / "programs"
+    try:
+        return ProgramFiles(root, kind_of_process(), bound)
+    except OSError as error:
+        say(f"warning: compiled programs are not kept in {root}: {error}; choose another folder with $PANAX_CACHE")
+        return None
+
+
+def _asked(client: Any, key: str, seconds: float) -> bytes | None:
+    """A value of the coordination service, once it is there; None where it does not come."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            return client.blocking_key_value_get_bytes(key, _ASK_MILLISECONDS)
+        except jax.errors.JaxRuntimeError as error:
+            # Asked again in short turns, between which signals are handled.
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+    return None
+
+
+def _proof(key: str, data: bytes) -> str:
+    return hmac.new(os.environ.get(SECRET, "").encode(), key.encode() + b"\n" + data, hashlib.sha256).hexdigest()
