@@ -2,10 +2,14 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from panax.cluster.record import incidents
@@ -71,3 +75,51 @@ def test_a_recipe_that_one_host_does_not_have_is_not_tried_again(tmp_path):
     )
     assert found.returncode == 2 and "process 1 on" in found.stderr and "absent_here" in found.stderr
     assert len(found.stderr.splitlines()) < 12, found.stderr
+
+
+def test_what_listens_while_a_job_runs(tmp_path):
+    """The supervisor and its agent: nothing. JAX's coordinator: loopback. Gloo: the address of the host's own name."""
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "panax",
+        "launch",
+        RECIPE,
+        "--processes",
+        "2",
+        "--devices",
+        "1",
+        "--num-steps",
+        "2000",
+    ]
+    command += ["--directory", str(tmp_path), "--mesh.fsdp", "2", "--evaluate.every", "0", "--checkpoint.every", "1000"]
+    supervisor = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        status = tmp_path / "job/status.json"
+        deadline = time.monotonic() + 200
+        while not (status.is_file() and json.loads(status.read_text())["step"] >= 1):
+            assert supervisor.poll() is None and time.monotonic() < deadline
+            time.sleep(0.5)
+        workers = {one["pid"] for one in json.loads(status.read_text())["processes"]}
+        family = [psutil.Process(supervisor.pid), *psutil.Process(supervisor.pid).children(recursive=True)]
+        assert workers < {each.pid for each in family} and len(family) == 4
+        listening = {
+            each.pid: {
+                c.laddr.ip.removeprefix("::ffff:")
+                for c in each.net_connections("inet")
+                if c.status == psutil.CONN_LISTEN
+            }
+            for each in family
+        }
+    finally:
+        supervisor.send_signal(signal.SIGTERM)
+        assert supervisor.wait(120) == 143
+    own = {entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)}
+    for pid, addresses in listening.items():
+        assert (addresses <= {"127.0.0.1", *own}) if pid in workers else not addresses, listening
+    assert any("127.0.0.1" in addresses for addresses in listening.values()), "JAX's coordinator"
