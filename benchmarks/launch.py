@@ -62,7 +62,6 @@ def start(processes: int, cache: Path) -> dict[str, float]:
         where = ("--directory", folder, "--mesh.fsdp", str(processes))
         # One process alone is launched too, so that both are timed by the same clock and have the same devices.
         command = [sys.executable, "-m", "panax", "launch", str(RECIPE), *FLAGS, *where]
-        alone = processes == 1
         command += ["--processes", str(processes), "--devices", "1"]
         began = time.time()
         done = subprocess.run(command, env=environment(cache, 1), capture_output=True, text=True, check=False)
@@ -71,8 +70,9 @@ def start(processes: int, cache: Path) -> dict[str, float]:
         status = json.loads((Path(folder) / "job/status.json").read_text())
         cpu = [one["first_step_cpu_seconds"] for one in status["processes"]]
         wall = max(one["first_step_at"] for one in status["processes"]) - began
-        hits = {key: [one.get(key) for one in status["processes"]] for key in ("cache_hits", "cache_misses")}
-        return {"wall": wall, "cpu": statistics.median(cpu), "alone": alone, "breakdown": status["breakdown"], **hits}
+        kinds = ("programs_read", "programs_received", "programs_compiled")
+        programs = {kind: [one[kind] for one in status["processes"]] for kind in kinds}
+        return {"wall": wall, "cpu": statistics.median(cpu), "breakdown": status["breakdown"], **programs}
 
 
 def starts(processes: int, rounds: int) -> None:
@@ -87,14 +87,17 @@ def starts(processes: int, rounds: int) -> None:
         alone, together = found[1, kind], found[processes, kind]
         for what in ("wall", "cpu"):
             a, b = (statistics.median(each[what] for each in side) for side in (alone, together))
-            print(f"{kind}: {what} seconds to the first step: 1 process {a:.2f}, {processes} processes {b:.2f}, ratio {b / a:.2f}")
+            print(
+                f"{kind}: {what} seconds to the first step: 1 process {a:.2f}, {processes} processes {b:.2f}, ratio {b / a:.2f}"
+            )
 
 
 def supervise(processes: int, seconds: float) -> None:
     code = (
         "import sys; from pathlib import Path; from panax.cluster import Job, launch\n"
-        "job = Job(arguments=(), folder=Path(sys.argv[1]), processes=int(sys.argv[2]), num_steps=10**9, program=(sys.executable,\n"
-        "    '-c', sys.argv[3])); sys.exit(launch(job))"
+        "program = (sys.executable, '-c', sys.argv[3])\n"
+        "job = Job(arguments=(), folder=Path(sys.argv[1]), processes=int(sys.argv[2]), num_steps=10**9, program=program)\n"
+        "sys.exit(launch(job))"
     )
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nothing:
         command = [sys.executable, "-c", code, folder, str(processes), PRETENDED]

@@ -1,10 +1,13 @@
 """A job of processes that pretend to train: what the supervisor does about each way in which one of them ends."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -12,7 +15,9 @@ import pytest
 
 from panax.cluster.channel import Refused, accepted, connected
 from panax.cluster.diagnosis import Cause, Ended, diagnose, hanging
-from panax.cluster.job import Policy, allowed_environment
+from panax.cluster.job import Job, Policy, allowed_environment
+from panax.cluster.launching import launch
+from panax.cluster.view import View
 from panax.core.errors import LaunchError
 
 
@@ -171,10 +176,6 @@ def test_what_a_worker_has_started_ends_with_it(launched):
         "child = subprocess.Popen(['sleep', '300'])\n"
         "open(os.path.join(sys.argv[2], f'pid_child_{os.getpid()}'), 'w').write(str(child.pid))\n"
     )
-    from panax.cluster.job import Job
-    from panax.cluster.launching import launch
-    from panax.cluster.view import View
-
     job = Job(
         arguments=("x", str(launched.folder)),
         folder=launched.folder,
@@ -198,9 +199,6 @@ def test_nothing_secret_is_written(launched, monkeypatch):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_connection_needs_the_secret(known):
-    import socket
-    import threading
-
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         found = []
@@ -275,3 +273,105 @@ def test_more_processes_than_processors_can_bear(launched):
     with pytest.raises(LaunchError, match="they would starve each other"):
         launched.run("well", processes=2 * usable_cpus() + 2)
     assert launched.status["end"]["exit_code"] == 6
+
+
+class Elsewhere:
+    """An engine whose nodes come as a test wants; each is a thread that speaks as an agent does."""
+
+    agents_seconds = 1.0
+
+    def __init__(self, *facts, known: str = "secret"):
+        self.facts, self.known, self.channels = facts, known, []
+
+    def check(self): ...
+
+    def submission(self, arguments, folder):
+        return ""
+
+    def submits(self):
+        return False
+
+    def submit(self, arguments, folder):
+        return ""
+
+    def secret(self):
+        return "secret"
+
+    def listen_address(self):
+        return "127.0.0.1", 0
+
+    def place(self, supervisor, secret):
+        def come(facts):
+            with contextlib.suppress(OSError):
+                self.channels.append(channel := connected(supervisor, self.known, 5.0))
+                channel.send(hello=facts)
+
+        self.threads = [threading.Thread(target=come, args=(facts,)) for facts in self.facts]
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def failure(self):
+        return ""
+
+    def said(self):
+        return "the engine's own last line"
+
+    def replace(self, node): ...
+
+    def close(self):
+        for thread in self.threads:
+            thread.join()
+        for channel in self.channels:
+            channel.close()
+
+
+def node(host, **versions):
+    return {
+        "host": host,
+        "cpus": 8,
+        "address": "127.0.0.1",
+        "versions": {"python": "3.11.7", "jax": "0.10.2", **versions},
+    }
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (Elsewhere(node("a")), r"1 of 2 nodes came within 1 s \(missing: node 1\)(.|\n)*the engine's own last line"),
+        (Elsewhere(node("a"), node("b"), known="wrong"), "2 connections did not know the job's secret"),
+        (
+            Elsewhere(node("a"), node("b", jax="0.11.0")),
+            "the hosts have different versions of jax: 0.10.2 on a; 0.11.0 on b; install the same on all",
+        ),
+        (Elsewhere(node("a"), node("b") | {"cpus": 0}), "1 processes on b, which has 0 processors"),
+    ],
+    ids=["one never comes", "secret", "versions", "processors"],
+)
+def test_nodes_that_do_not_come_or_are_not_alike(launched, engine, message):
+    job = launched.job("well", processes=2, nodes=2, policy={"agents_seconds": 1.0})
+    with pytest.raises(LaunchError, match=message):
+        launch(job, engine, name="elsewhere", view=View(8, quiet=True))
+    assert launched.status["end"]["exit_code"] == 6
+
+
+def test_who_says_nothing_or_nonsense_holds_nobody_up(launched):
+    """Strangers at the supervisor's port, more than it greets at one time, while the job's own nodes come."""
+
+    class Besieged(Elsewhere):
+        def place(self, supervisor, secret):
+            host, _, port = supervisor.rpartition(":")
+            self.strangers = [socket.create_connection((host, int(port))) for _ in range(12)]
+            for stranger in self.strangers[:6]:
+                with contextlib.suppress(OSError):
+                    stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" * 9)
+            return super().place(supervisor, secret)
+
+    engine = Besieged(node("a"))
+    job = launched.job("well", processes=2, nodes=2, policy={"agents_seconds": 3.0})
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match="of 2 nodes came within 3 s"):
+        launch(job, engine, name="elsewhere", view=View(8, quiet=True))
+    assert time.monotonic() - began < 10
+    for stranger in engine.strangers:
+        stranger.close()

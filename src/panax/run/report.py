@@ -1,6 +1,7 @@
 """What a run tells while it goes on: scalars a step late, seconds by part, speed, memory, a profile when asked for."""
 
 import contextlib
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 
 from ..core import Faults, Position
+from ..core.compiling import compilations
 from ..core.errors import TrainingError
 from ..core.heartbeat import heartbeat
 from ..core.logical import Role, axis_of
@@ -94,6 +96,7 @@ class Report:
         self._kernels_said = 0
         self._profiling = False
         self._profiled: int | None = None
+        self._first_told = False
         self.clock = StepClock()
         self.peak = find_peak(prepared)
         self._trackers.about(RunFacts(experiment.name, run_id, experiment.folder, describe(experiment)))
@@ -154,6 +157,9 @@ class Report:
             return
         (number, scalars, position), self._pending = self._pending, None
         found = jax.device_get(dict(scalars))
+        if not self._first_told:
+            self._first_told = True
+            _tell_first_step()
         for name in [name for name, value in found.items() if isinstance(value, Faults)]:
             found.pop(name).refuse(f"the batch of step {number}")
         values = {name: float(value) for name, value in found.items() if np.ndim(value) == 0}
@@ -272,6 +278,18 @@ class Report:
 
 def _named(values: Mapping[str, float]) -> dict[str, float]:
     return {f"train/{name}": value for name, value in values.items() if name != "skipped_in_a_row"}
+
+
+def _tell_first_step() -> None:
+    """To a supervisor: when this process had taken its first step, what that took, and what had to be compiled."""
+    done = compilations()
+    heartbeat().facts(
+        first_step_at=round(time.time(), 3),
+        first_step_cpu_seconds=round(time.process_time(), 3),
+        programs_read=done.hits,
+        programs_received=done.received,
+        programs_compiled=done.misses,
+    )
 
 
 def find_peak(prepared: Prepared) -> Peak:
