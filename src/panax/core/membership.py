@@ -162,6 +162,7 @@ def _panax(found: _Variables) -> _Found:
         processes=place[0],
         index=place[1],
         local_index=found.number("PANAX_LOCAL_PROCESS"),
+        local_processes=found.number("PANAX_LOCAL_PROCESSES"),
         bind=found.text("PANAX_BIND"),
         started_by="PANAX_PROCESS",
     )

@@ -4,9 +4,11 @@ import contextlib
 import os
 import secrets
 import socket
+import sys
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,28 @@ def run_and_tag(name: str) -> tuple[str, str]:
     return TRAIN, f"{GROUPS[group]}/{rest}" if group in GROUPS and rest else name
 
 
+class _NoTorch:
+    """In one thread, torch is not found by an import; it takes seconds, and tensorboardX wants it for an annotation alone."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name == "torch" and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError("left out", name=name)
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """Unless it is imported already."""
+    finder = _NoTorch()
+    sys.meta_path.insert(0, finder)  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)  # pyright: ignore[reportArgumentType]
+
+
 class TensorBoardTracker(Tracker):
     """A run in TensorBoard, written without TensorFlow or torch.
 
@@ -60,6 +84,8 @@ class TensorBoardTracker(Tracker):
         Args:
             purge_step: Hide what an earlier run logged from this step on, after a resume.
         """
+        with _without_torch():
+            import tensorboardX  # noqa: F401
         self._files = {name: _EventFile(directory / name, purge_step) for name in (TRAIN, EVALUATION)}
 
     def about(self, run: RunFacts) -> None:
