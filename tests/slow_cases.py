@@ -104,6 +104,7 @@ SLOW = frozenset(
         "cli/test_cli.py::test_overrides_reach_the_experiment",
         "compare/test_same_work.py::test_a_work_is_read_as_it_was_made_and_the_same_parameters_decay_here_and_there[moe]",
         "compare/test_same_work.py::test_a_work_is_read_as_it_was_made_and_the_same_parameters_decay_here_and_there[vit]",
+        "contracts/test_hybrid_layouts.py::test_trains_like_one_device[hybrid-fsdp2\\xb7context2\\xb7tensor2]",
         "contracts/test_hybrid_layouts.py::test_trains_like_one_device[pure-stage2]",
         "contracts/test_latent_layouts.py::test_queries_from_the_residual_stream_itself_train_alike",
         "contracts/test_latent_layouts.py::test_trains_like_one_device[context2-ring]",

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from io import TextIOBase
@@ -14,6 +15,15 @@ QUIET_SECONDS = 30.0
 """Between lines on how the job is, where the output is not a terminal."""
 
 TAIL_LINES = 8
+COLUMNS = 80
+
+NOISE = (
+    "[Gloo] Rank ",
+    "preemption_notifier.cc",
+    "All log messages before absl::InitializeLog()",
+    "cudart_stub.cc",
+)
+"""Parts of lines by which libraries in C tell nothing that a person should do; they stay in the process's log."""
 
 
 class View:
@@ -29,12 +39,12 @@ class View:
     def lines(self, lines: Sequence[str]) -> None:
         """What the first process says, as `panax train` would say it here."""
         if not self._quiet:
-            self._print(*lines)
+            self._print(*(line for line in lines if not any(part in line for part in NOISE)))
 
     def say(self, line: str) -> None:
         """Something that happened to the job."""
         if not self._quiet:
-            self._print(f"launch: {line}")
+            self._print(*textwrap.wrap(f"launch: {line}", COLUMNS, subsequent_indent="  ", break_on_hyphens=False))
 
     def status(self, attempt: Attempt, goodput: float, state: str) -> None:
         """How the job is now."""
@@ -67,6 +77,8 @@ class View:
     def over(self, code: int, message: str, diagnosis: Diagnosis | None, restarts: int) -> None:
         """The job has ended: why, and what to do."""
         self._status = ""
+        if self._terminal and not self._quiet:
+            self._write("\r\x1b[K")
         if diagnosis is not None and not self._quiet:
             # An error that a worker has told is the message; its lines would say it again.
             told = any(diagnosis.message.rpartition(": ")[2] in line for line in diagnosis.tail)
