@@ -69,10 +69,13 @@ def fail(how: str) -> None:
         "device": RuntimeError("INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS"),
         "program": KeyError("nothing"),
     }
-    if how in known:
+    if how.removesuffix(", stays") in known:
         from panax.cli.failing import said_and_done
 
-        sys.exit(said_and_done(known[how], with_traceback=False))
+        code = said_and_done(known[how.removesuffix(", stays")], with_traceback=False)
+        if how.endswith(", stays"):
+            time.sleep(3600)
+        sys.exit(code)
 
 
 if __name__ == "__main__":

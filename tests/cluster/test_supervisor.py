@@ -77,6 +77,7 @@ def test_a_process_that_holds_the_lock_of_python_shows_its_stacks(launched):
         ("data", "data error", 3, "record 7 of a.txt is not text"),
         ("memory", "out of device memory", 1, "RESOURCE_EXHAUSTED"),
         ("program", "exception", 1, "KeyError"),
+        ("data, stays", "data error", 3, "record 7 of a.txt is not text"),
     ],
 )
 def test_what_would_come_again_is_not_tried_again(launched, how, cause, code, message):

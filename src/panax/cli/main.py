@@ -1,5 +1,6 @@
 """`panax`: the command line. One clear message and an exit code for everything that a user can cause."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -145,7 +146,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except (Exception, KeyboardInterrupt) as error:
-        return said_and_done(error, with_traceback=with_traceback)
+        code = said_and_done(error, with_traceback=with_traceback)
+        if _others_wait():
+            # At exit JAX would wait for the other processes, which may wait for this one.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        return code
+
+
+def _others_wait() -> bool:
+    joining = sys.modules.get("panax.core.joining")
+    return joining is not None and joining.is_joined()
 
 
 def warn(line: str) -> None:

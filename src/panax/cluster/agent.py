@@ -30,7 +30,7 @@ PACKAGES = ("panax-jax", "jax", "jaxlib", "equinox", "numpy")
 class Agent:
     """The workers of one node, as the supervisor wishes.
 
-    It is told: `start` (workers), `signal`, `stacks`, `kill`, `port`, `end`. It tells: `hello`, `started`, `beats`, `lines` of
+    It is told: `start` (workers), `signal`, `stacks`, `kill`, `port`, `end`. It tells: `hello`, `started`, `beat`, `lines` of
     the job's first process, `exit`, `stacks`, `port`, `notice` (a signal that it got itself).
     """
 
@@ -77,9 +77,9 @@ class Agent:
                 self._unwatch(child.pipe)
             if child.ended():
                 self._over(index, child)
-        if self._beats:
-            self._channel.send(beats={str(index): beat for index, beat in self._beats.items()})
-            self._beats = {}
+        for index, beat in self._beats.items():
+            self._tell_beat(index, beat)
+        self._beats = {}
 
     def _told(self, message: Message) -> None:
         for kind, content in message.items():
@@ -118,20 +118,29 @@ class Agent:
                     what["command"], environment, Path(what["folder"]), index, what["attempt"], self._lifeline
                 )
             except OSError as error:
-                self._channel.send(exit={"process": index, "code": 126, "tail": [f"can't be started: {error}"]})
+                end = {
+                    "process": index,
+                    "attempt": what["attempt"],
+                    "code": 126,
+                    "tail": [f"can't be started: {error}"],
+                }
+                self._channel.send(exit=end)
                 continue
             self._children[index] = child
             pids[str(index)] = child.pid
             for descriptor in child.descriptors:
                 self._selector.register(descriptor, selectors.EVENT_READ, index)
-        self._channel.send(started=pids, at=time.time())
+        self._channel.send(started={"attempt": what["attempt"], "of": pids})
 
     def _beat(self, index: int, beat: Message) -> None:
         # Only what changes a phase or ends a worker is told line by line.
         if any(name in beat for name in ("phase", "error", "facts")):
-            self._channel.send(beats={str(index): beat})
+            self._tell_beat(index, beat)
         else:
             self._beats[index] = {**self._beats.get(index, {}), **beat}
+
+    def _tell_beat(self, index: int, beat: Message) -> None:
+        self._channel.send(beat={**beat, "process": index, "attempt": self._children[index].attempt})
 
     def _over(self, index: int, child: Child) -> None:
         for descriptor in child.descriptors:
@@ -140,7 +149,8 @@ class Agent:
             self._beat(index, beat)
         if child.first and (lines := child.new_lines(all_of_them=True)):
             self._channel.send(lines=lines)
-        self._channel.send(exit={"process": index, "at": time.time(), **child.close()})
+        self._beats.pop(index, None)
+        self._channel.send(exit={"process": index, "attempt": child.attempt, "at": time.time(), **child.close()})
         del self._children[index]
 
     def _unwatch(self, descriptor: int) -> None:

@@ -32,6 +32,7 @@ class Worker:
     entered: dict[str, float] = dataclasses.field(default_factory=dict)
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     error: dict[str, Any] | None = None
+    error_at: float = float("inf")
     ended: Ended | None = None
 
     def beat(self, beat: Mapping[str, Any], now: float) -> None:
@@ -49,7 +50,7 @@ class Worker:
         if isinstance(facts := beat.get("facts"), dict):
             self.facts |= facts
         if isinstance(error := beat.get("error"), dict):
-            self.error = error
+            self.error, self.error_at = error, now
 
     def shown(self, now: float) -> dict[str, Any]:
         """For the job's status."""
@@ -123,6 +124,16 @@ class Attempt:
     def running(self) -> bool:
         return any(worker.ended is None for worker in self.workers)
 
+    def give_up_on_failed(self, now: float) -> None:
+        """Count a worker as ended that has told the error that ends it, and is still there a while later.
+
+        At its exit JAX may wait for the other processes, which wait for it.
+        """
+        for worker in self.workers:
+            if worker.ended is None and worker.error and now - worker.error_at > EXIT_SECONDS:
+                code = int(worker.error.get("exit_code") or 1)
+                worker.ended = Ended(worker.process, worker.host, code, time.time() - EXIT_SECONDS, worker.error)
+
     def failed(self) -> bool:
         """Whether a process has ended that should not have: stopping after a save is no failure."""
         return any(end.code not in (0, *SAVED) for end in self.ends)
@@ -156,6 +167,9 @@ class Attempt:
                 before = max(at, before)
         return parts
 
+
+EXIT_SECONDS = 2.0
+"""For a worker to end that has told its error."""
 
 SAVED = (129, 130, 143)
 """Exit codes of a process that was asked to end, has saved, and has ended."""

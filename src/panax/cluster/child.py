@@ -28,6 +28,7 @@ class Child:
     """A worker process.
 
     Attributes:
+        attempt: Of the job, that it belongs to.
         first: Whether it is the job's process 0, which writes what a job writes once.
         pipe: Where its beats come from.
         silent: Whether nobody holds the other end of that any more.
@@ -42,7 +43,7 @@ class Child:
         attempt: int,
         lifeline: int,
     ):
-        self.first = index == 0
+        self.first, self.attempt = index == 0, attempt
         self._log, self._stacks = log_of(folder, index), stacks_of(folder, index, attempt)
         for path in (self._log, self._stacks):
             path.parent.mkdir(parents=True, exist_ok=True)

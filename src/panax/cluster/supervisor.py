@@ -151,6 +151,7 @@ class Supervisor:
             if attempt.first_step is not None and not told:
                 told = True
                 self._first_step(attempt)
+            attempt.give_up_on_failed(now)
             if attempt.failed():
                 return self._settled(attempt)
             if self._asked is None and self._record.stop_asked():
@@ -318,14 +319,14 @@ class Supervisor:
                 self._view.lines([str(line) for line in content])
             elif kind == "stacks":
                 self._stacks |= {int(index): str(text) for index, text in content.items()}
-            elif attempt is None:
+            elif attempt is None or not isinstance(content, dict) or content.get("attempt") != attempt.number:
+                # Of workers that were given up before.
                 continue
             elif kind == "started":
-                for index, pid in content.items():
+                for index, pid in content["of"].items():
                     attempt.workers[int(index)].pid = int(pid)
-            elif kind == "beats":
-                for index, beat in content.items():
-                    attempt.beat(int(index), beat, now)
+            elif kind == "beat":
+                attempt.beat(int(content["process"]), content, now)
             elif kind == "exit":
                 attempt.over(content, node.host)
 

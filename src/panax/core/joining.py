@@ -67,6 +67,11 @@ def join(
     return place
 
 
+def is_joined() -> bool:
+    """Whether this process has joined others."""
+    return _joined is not None
+
+
 def this_membership() -> Membership | None:
     """This process's place in a job, as the environment of the process tells it."""
     return membership(os.environ)

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from ..core.axes import pair_axes
+from ..core.errors import LayoutError
 from ..core.layout import use_layout
 from ..core.protocols import Axes, RowOrder
 from ..core.target import Target, target_of
@@ -49,11 +50,20 @@ class Placement:
             needs: What the meshes must fit that an error proposes.
 
         Raises:
-            LayoutError: The shape does not fit the number of devices.
+            LayoutError: The shape does not fit the number of devices, or leaves a process of the job without any.
         """
         devices = jax.devices() if devices is None else list(devices)
         sizes = resolved(shape or MeshShape(), len(devices), needs, rules)
-        grid = device_grid(devices[: math.prod(sizes.values())], sizes)
+        taken = devices[: math.prod(sizes.values())]
+        idle = {device.process_index for device in devices} - {device.process_index for device in taken}
+        if idle:
+            shape_said = ", ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "of one device"
+            raise LayoutError(
+                f"the mesh {shape_said} takes {len(taken)} of {len(devices)} devices, and leaves none to process "
+                f"{', '.join(map(str, sorted(idle)))} of the job; set an axis to -1 for all that are left, or start fewer "
+                f"processes"
+            )
+        grid = device_grid(taken, sizes)
         return cls(Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES)), rules or Rules())
 
     @property
