@@ -49,6 +49,8 @@ for engines, as each of them needs; docs/launch.md says which
 OWN = ("max_restarts", "stall_seconds", "start_seconds", "save_seconds")
 """Fields of the policy that are flags."""
 
+DRY_RUN = "--dry-run"
+
 PROBE_SECONDS = 600.0
 
 
@@ -69,7 +71,8 @@ def launch(arguments: Sequence[str]) -> int:
     if engine is None:
         resources.check_used(LOCAL, frozenset({"nodes", "processes", "devices"}))
     else:
-        engine.check()
+        if not own.dry_run:
+            engine.check()
         policy = dataclasses.replace(policy, agents_seconds=engine.agents_seconds)
     train = (arguments[0], *rest)
     facts = probe(train)
@@ -134,7 +137,7 @@ def own_flags(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The flags that say where, and the others."""
     parser = argparse.ArgumentParser(prog="panax launch", add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--on", default=LOCAL)
-    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument(DRY_RUN, action="store_true")
     parser.add_argument("--quiet", action="store_true")
     parser.add_argument("--port", type=int)
     for field in dataclasses.fields(Resources):
@@ -169,7 +172,8 @@ def resources_of(own: argparse.Namespace) -> Resources:
 
 def _submission(job: Job, engine: Engine | None, arguments: Sequence[str]) -> str:
     if engine is not None:
-        return engine.submission(["launch", *arguments], job.folder)
+        again = [each for each in arguments if each != DRY_RUN]
+        return engine.submission(["launch", *again], job.folder)
     environment = {**allowed_environment(), **job.environment()}
     shown = " ".join(
         f"{name}={shlex.quote(value)}" for name, value in environment.items() if name.startswith(("JAX", "XLA"))

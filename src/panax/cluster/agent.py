@@ -23,6 +23,9 @@ INHERITED = "PANAX_CONNECTION"
 """The number of a connection that the supervisor has made itself, on this machine."""
 
 CONNECT_SECONDS = 25.0
+AGAIN = 75
+"""The exit code of an agent that nobody has told to end: an engine may start it again, and none takes it for done."""
+
 TICK_SECONDS = 0.5
 PACKAGES = ("panax-jax", "jax", "jaxlib", "equinox", "numpy")
 
@@ -44,8 +47,12 @@ class Agent:
         self._noticed = ""
         self._ended = False
 
-    def run(self) -> None:
-        """Serve until the supervisor says so, or has gone; no worker is left then."""
+    def run(self) -> bool:
+        """Serve until the supervisor says so, or has gone; no worker is left then.
+
+        Returns:
+            Whether the supervisor said so.
+        """
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, self._notice)
         for number in (signal.SIGINT, signal.SIGHUP):
@@ -56,6 +63,7 @@ class Agent:
                 self._turn()
         finally:
             self._kill()
+        return self._ended
 
     def _turn(self) -> None:
         if self._channel.behind:
@@ -232,9 +240,8 @@ def main() -> int:
         channel = connection()
     except OSError as error:
         print(f"panax agent: can't reach the supervisor: {error}", file=sys.stderr)
-        return 6
-    Agent(channel).run()
-    return 0
+        return AGAIN
+    return 0 if Agent(channel).run() else AGAIN
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ...core.errors import LaunchError
+from ..agent import AGAIN
 from .client import wait_for
 from .engine import AGENT
 from .environment import SUPERVISOR
@@ -49,7 +50,7 @@ def main() -> int:
     except LaunchError as error:
         print(f"panax: {error}", file=sys.stderr)
         # Not one of the codes that end a job for good: the first pod may come later.
-        return 75
+        return AGAIN
     os.execv(command[0], command)
 
 
