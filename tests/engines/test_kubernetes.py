@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from training import command, environment, equals, steps
 
 from panax.cluster.engines import Resources, engine_of
 from panax.cluster.engines.client import Followed
@@ -278,3 +279,44 @@ def test_the_first_pod_does_not_come(monkeypatch):
     monkeypatch.setattr("panax.cluster.engines.pod.FIRST_SECONDS", 0.1)
     with pytest.raises(LaunchError, match=r"the job's first pod did not listen at 127.0.0.1:9"):
         command_of(LAUNCH, {"JOB_COMPLETION_INDEX": "1", "PANAX_SUPERVISOR": "127.0.0.1:9"})
+
+
+@pytest.mark.slow
+def test_a_run_in_pods_is_that_of_one_process(alone, tmp_path):
+    """Each pod is a process here: its command, its environment and its folder are the manifest's."""
+    flags = (
+        "--on",
+        "kubernetes",
+        "--nodes",
+        "2",
+        "--processes",
+        "2",
+        "--devices",
+        "1",
+        "--image",
+        "x",
+        "--claim",
+        "runs",
+    )
+    words = command("launch", "pods", *steps(), *flags)[3:]
+    asked = Resources(nodes=2, processes=2, devices=1, image="x", claim="runs")
+    found = json.loads(engine_of("kubernetes", asked).submission(words, Path("runs/pods")))
+    (container,) = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    given = {each["name"]: each.get("value", "127.0.0.1") for each in container["env"]}
+    # Kubernetes' name service has a name of the first pod; this machine has none.
+    given["PANAX_SUPERVISOR"] = f"127.0.0.1:{given['PANAX_SUPERVISOR'].rpartition(':')[2]}"
+    env = (
+        environment(tmp_path, PANAX_SECRET="s" * 64, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}") | given
+    )
+    pods = []
+    for index in ("1", "0"):
+        with open(tmp_path / f"pod{index}", "w") as said:
+            own = env | {"JOB_COMPLETION_INDEX": index}
+            pods.append(subprocess.Popen(container["command"], cwd=tmp_path, env=own, stdout=said, stderr=said))
+    try:
+        codes = [pod.wait(200) for pod in pods]
+    finally:
+        for pod in pods:
+            pod.kill()
+    assert codes == [0, 0], (tmp_path / "pod0").read_text() + (tmp_path / "pod1").read_text()
+    equals(tmp_path / "runs/pods", alone)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from placing import AGENT, Supervised, ended, is_alive, until, with_token
+from training import command, environment, equals, run, steps
 
 from panax.cluster.engines import Engine, Resources, engine_of
 from panax.core.errors import LaunchError
@@ -24,8 +25,8 @@ sh -c "$*"
 
 
 @pytest.fixture(params=["openmpi", "mpich"])
-def mpi(request, tmp_path):
-    """Makes the engine; which mpirun it finds is the parameter."""
+def simulated(request, tmp_path) -> dict[str, str]:
+    """Variables with which mpirun is the parameter's, and reaches any host's name on this machine."""
     program = shutil.which(f"mpirun.{request.param}")
     assert program, "the test needs two kinds of mpirun: tests/engines/install.sh mpi"
     # Hydra finds its other programs beside itself.
@@ -33,8 +34,7 @@ def mpi(request, tmp_path):
     for path, script in ((tmp_path / "mpirun", f'#!/bin/sh\nexec {program} "$@"\n'), (shell, SHELL)):
         path.write_text(script)
         path.chmod(0o755)
-    environment = {
-        **with_token(),
+    return {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         # A folder of the tests' own may be too long for the sockets that Open MPI makes in it.
         "TMPDIR": "/tmp",
@@ -44,6 +44,12 @@ def mpi(request, tmp_path):
         "HYDRA_LAUNCHER": "ssh",
         "HYDRA_LAUNCHER_EXEC": str(shell),
     }
+
+
+@pytest.fixture
+def mpi(simulated):
+    """Makes the engine."""
+    environment = with_token() | simulated
 
     def make(**asked) -> Engine:
         return engine_of("mpi", Resources(address="127.0.0.1", **asked), agent=AGENT, environment=environment)
@@ -92,7 +98,7 @@ def _children(pid: int) -> str:
 
 
 # Hydra starts all agents on the one machine that it knows; the supervisor sees that they are of one host.
-@pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
+@pytest.mark.parametrize("simulated", ["openmpi"], indirect=True)
 def test_fewer_nodes_than_asked_for(mpi):
     placed = mpi(nodes=2, processes=2).place("127.0.0.1:1", "s")
     until(lambda: placed.failure(), "mpirun fails", 30.0)
@@ -101,3 +107,20 @@ def test_fewer_nodes_than_asked_for(mpi):
         and "expected 2 machines: name them with hosts" in placed.failure()
     )
     placed.close()
+
+
+@pytest.mark.parametrize(
+    "where", [(), ("--nodes", "2", "--hosts", "nodea,nodeb", "--address", "127.0.0.1")], ids=["one", "two"]
+)
+def test_a_run_by_mpirun_is_that_of_one_process(where, simulated, alone, tmp_path):
+    env = environment(tmp_path) | simulated
+    flags = ("--on", "mpi", "--processes", "2", "--devices", "1", *where)
+    run(command("launch", "mpi", *steps(), *flags), tmp_path, env)
+    equals(tmp_path / "runs/mpi", alone)
+
+
+def test_a_mistake_of_the_recipe_is_not_tried_again(simulated, tmp_path):
+    env = environment(tmp_path) | simulated
+    flags = ("--on", "mpi", "--processes", "2", "--devices", "1", "--task.model.heads", "3")
+    said = run(command("launch", "mpi", *steps(), *flags), tmp_path, env, code=2)
+    assert "heads" in said and "attempt 2" not in said

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from placing import AGENT, Supervised, ended, is_alive, until, with_token
+from training import command, environment, equals, losses, run, steps
 
 from panax.cluster.engines import Engine, Resources, engine_of
 from panax.core.errors import LaunchError
@@ -144,3 +145,44 @@ def test_a_cluster_that_is_busy_says_what_is_free(ray):
 def test_the_supervisors_process_does_not_hold_ray(ray):
     ray().check()
     assert "ray" not in sys.modules
+
+
+def test_a_run_on_ray_is_that_of_one_process(cluster, alone, tmp_path):
+    env = environment(tmp_path, RAY_ADDRESS=cluster.address)
+    flags = ("--on", "ray", "--nodes", "2", "--processes", "2", "--devices", "1")
+    run(command("launch", "ray", *steps(), *flags), tmp_path, env)
+    equals(tmp_path / "runs/ray", alone)
+
+
+def test_a_run_goes_on_elsewhere_when_a_node_is_lost(cluster, tmp_path):
+    env = environment(tmp_path, RAY_ADDRESS=cluster.address)
+    flags = (
+        "--on",
+        "ray",
+        "--nodes",
+        "3",
+        "--processes",
+        "3",
+        "--devices",
+        "1",
+        "--mesh.fsdp",
+        "1",
+        "--checkpoint.every",
+        "10",
+    )
+    words = [*command("launch", "ray", *steps(400), *flags), "--data.batch-size", "6"]
+    with (
+        open(tmp_path / "said", "w") as said,
+        subprocess.Popen(words, cwd=tmp_path, env=env, stdout=said, stderr=said) as launch,
+    ):
+        try:
+            metrics = tmp_path / "runs/ray/metrics.jsonl"
+            until(lambda: metrics.exists() and max(losses(tmp_path / "runs/ray"), default=0) >= 30, "steps", 120.0)
+            cluster.tell("lose")
+            before = max(losses(tmp_path / "runs/ray"))
+            cluster.tell("gain")
+            assert launch.wait(200) == 0, (tmp_path / "said").read_text()
+        finally:
+            launch.kill()
+    text = (tmp_path / "said").read_text()
+    assert max(losses(tmp_path / "runs/ray")) == 400 > before and "launch: done" in text

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from placing import AGENT, Supervised, ended, is_alive, until, with_token
+from training import command, environment, equals, losses, run, steps
 
 from panax.cluster.engines import Engine, Resources, engine_of
 from panax.core.errors import LaunchError
@@ -178,3 +179,42 @@ def test_a_job_is_told_to_save_and_runs_again_when_it_is_queued_again(submitted)
     answer("scancel", "--batch", "--signal=TERM", job)
     until(lambda: job_is(job, "FAILED"), "the job ends")
     assert "ExitCode=143:0" in answer("scontrol", "show", "job", job) and log.read_text().endswith("saved\n")
+
+
+TWO = ("--on", "slurm", "--nodes", "2", "--processes", "2", "--devices", "1", "--time", "00:20:00")
+
+
+def submit(words: list[str], folder: Path, env: dict[str, str]) -> str:
+    said = run(words, folder, env)
+    job = re.search(r"submitted to slurm as (\d+)", said)
+    assert job, said
+    return job.group(1)
+
+
+def test_a_run_on_slurm_is_that_of_one_process(conf, slurm, alone, tmp_path):
+    env = environment(tmp_path, SLURM_CONF=str(conf))
+    job = submit(command("launch", "slurm", *steps(), *TWO), tmp_path, env)
+    log = tmp_path / f"runs/slurm/job/slurm-{job}.out"
+    until(lambda: job_is(job, "COMPLETED") or job_is(job, "FAILED"), "the job ends", 150.0)
+    assert job_is(job, "COMPLETED"), log.read_text()
+    equals(tmp_path / "runs/slurm", alone)
+
+
+def test_a_run_saves_before_its_time_is_up_and_resumes_when_submitted_again(conf, slurm, tmp_path):
+    env = environment(tmp_path, SLURM_CONF=str(conf))
+    words = command("launch", "slurm", *steps(100_000), *TWO, "--checkpoint.every", "100_000")
+    folder = tmp_path / "runs/slurm"
+    job = submit(words, tmp_path, env)
+    until(lambda: (folder / "metrics.jsonl").exists() and len(losses(folder)) > 3, "steps", 120.0)
+    answer("scancel", "--batch", "--signal=TERM", job)
+    until(lambda: job_is(job, "FAILED"), "the job ends", 60.0)
+    assert "ExitCode=143:0" in answer("scontrol", "show", "job", job)
+    saved = max(int(path.name.removeprefix("step_")) for path in (folder / "checkpoints").glob("step_*"))
+    last = max(losses(folder))
+    again = submit(words, tmp_path, env)
+    until(lambda: max(losses(folder)) > max(saved, last), "it resumes", 120.0)
+    assert f"{saved}" in (folder / f"job/slurm-{again}.out").read_text()
+    # By hand, as a person would: all of it ends, and nothing is left.
+    answer("scancel", again)
+    until(lambda: job_is(again, "CANCELLED"), "the job ends", 60.0)
+    until(lambda: not answer("squeue", "-h"), "Slurm has no job", 60.0)
