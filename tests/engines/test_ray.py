@@ -123,6 +123,13 @@ def test_an_agent_that_fails_is_told_with_its_last_lines(ray):
         assert supervised.placed.failure() == "node 0: the agent ended with exit code 3: no module named panax"
 
 
+def test_a_folder_that_a_node_does_not_have_is_told(ray, monkeypatch):
+    monkeypatch.setattr(os, "getcwd", lambda: "/no/such/folder")
+    with Supervised(ray()) as supervised:
+        until(supervised.placed.failure, "the failure is told")
+        assert "/no/such/folder is not a folder on " in supervised.placed.failure()
+
+
 def test_agents_end_with_a_client_that_is_killed(ray):
     """Kill -9 of the supervisor ends its client's input; kill -9 of the client itself is worse."""
     with Supervised(ray(nodes=2, processes=2)) as supervised:

@@ -84,7 +84,9 @@ class Ray:
         client = Client(self._environment)
         environment = {**self._passed, SUPERVISOR: supervisor, SECRET: secret}
         try:
-            client.ask({"do": "place", **self._asked, "agent": self._agent, "environment": environment})
+            client.ask(
+                {"do": "place", **self._asked, "agent": self._agent, "environment": environment, "folder": os.getcwd()}
+            )
         except LaunchError:
             client.close()
             raise

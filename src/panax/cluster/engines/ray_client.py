@@ -76,7 +76,7 @@ class Agents:
 
     def __init__(self, ray: Any, asked: dict[str, Any]):
         self._ray, self._bundle = ray, asked["bundle"]
-        self._agent, self._environment = asked["agent"], asked["environment"]
+        self._agent, self._environment, self._folder = asked["agent"], asked["environment"], asked["folder"]
         self._actors: dict[int, Any] = {}
         self._ends: dict[Any, int] = {}
         self._group = ray.util.placement_group([self._bundle] * asked["nodes"], strategy=asked["strategy"])
@@ -106,7 +106,8 @@ class Agents:
         )
         self._actors[node] = actor.remote()
         # A method's arguments go to the actor alone: the cluster keeps those of its creation.
-        self._ends[self._actors[node].run.remote(self._agent, {**self._environment, NODE: str(node)})] = node
+        environment = {**self._environment, NODE: str(node)}
+        self._ends[self._actors[node].run.remote(self._agent, environment, self._folder)] = node
 
     def failed(self) -> list[tuple[int, str]]:
         """Nodes whose agents have failed since the last call, and why."""
@@ -137,12 +138,15 @@ class Agents:
 class AgentActor:
     """Runs on a node, in one of Ray's own processes: it runs the agent as a process that ends with that one."""
 
-    def run(self, command: list[str], environment: dict[str, str]) -> tuple[int, str]:
-        """The agent's exit code and last lines."""
+    def run(self, command: list[str], environment: dict[str, str], folder: str) -> tuple[int, str]:
+        """The agent's exit code and last lines; it runs in the folder in which the job was launched."""
+        if not os.path.isdir(folder):
+            return 1, f"{folder} is not a folder on {socket.gethostname()}; launch in one that all nodes see"
         process = subprocess.Popen(
             [sys.executable, "-m", f"{__package__}.tether", *command],
             # What Ray has set for this node stays, its devices among it.
             env={**os.environ, **environment},
+            cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
