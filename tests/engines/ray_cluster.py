@@ -25,7 +25,7 @@ if __name__ == "__main__":
     print(cluster.address, flush=True)
     for line in sys.stdin:
         if line == "lose\n":
-            cluster.remove_node(nodes.pop(), allow_graceful=False)
+            cluster.remove_node(nodes.pop(0), allow_graceful=False)
         else:
             nodes.append(cluster.add_node(num_cpus=cpus, node_ip_address=address))
         print("done", flush=True)

@@ -1,6 +1,7 @@
 """A real Ray cluster of three nodes on this machine: agents in actors, a node that is lost, an actor that is killed."""
 
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -163,33 +164,23 @@ def test_a_run_on_ray_is_that_of_one_process(cluster, alone, tmp_path):
 
 def test_a_run_goes_on_elsewhere_when_a_node_is_lost(cluster, tmp_path):
     env = environment(tmp_path, RAY_ADDRESS=cluster.address)
-    flags = (
-        "--on",
-        "ray",
-        "--nodes",
-        "3",
-        "--processes",
-        "3",
-        "--devices",
-        "1",
-        "--mesh.fsdp",
-        "1",
-        "--checkpoint.every",
-        "10",
-    )
-    words = [*command("launch", "ray", *steps(400), *flags), "--data.batch-size", "6"]
-    with (
-        open(tmp_path / "said", "w") as said,
-        subprocess.Popen(words, cwd=tmp_path, env=env, stdout=said, stderr=said) as launch,
-    ):
-        try:
-            metrics = tmp_path / "runs/ray/metrics.jsonl"
-            until(lambda: metrics.exists() and max(losses(tmp_path / "runs/ray"), default=0) >= 30, "steps", 120.0)
-            cluster.tell("lose")
-            before = max(losses(tmp_path / "runs/ray"))
-            cluster.tell("gain")
-            assert launch.wait(200) == 0, (tmp_path / "said").read_text()
-        finally:
-            launch.kill()
+    flags = ("--on", "ray", "--nodes", "2", "--processes", "2", "--devices", "1", "--checkpoint.every", "10")
+    folder = tmp_path / "runs/ray"
+    # Both nodes that are left take part.
+    cluster.tell("lose")
+    with open(tmp_path / "said", "w") as said:
+        words = command("launch", "ray", *steps(1500), *flags)
+        launch = subprocess.Popen(words, cwd=tmp_path, env=env, stdout=said, stderr=said)
+    try:
+        until(lambda: (folder / "metrics.jsonl").exists() and max(losses(folder), default=0) >= 30, "steps", 120.0)
+        cluster.tell("gain")
+        cluster.tell("lose")
+        before = max(losses(folder))
+        cluster.tell("gain")
+        assert launch.wait(200) == 0, (tmp_path / "said").read_text()
+    finally:
+        launch.kill()
+        launch.wait()
     text = (tmp_path / "said").read_text()
-    assert max(losses(tmp_path / "runs/ray")) == 400 > before and "launch: done" in text
+    assert max(losses(folder)) == 1500 > before and "launch: done" in text
+    assert "lost host after step" in text and json.loads((folder / "job/status.json").read_text())["restarts"] == 1
