@@ -1,14 +1,12 @@
 """`Run`: the training loop. Short on purpose: everything it calls is a value, or a room of its own."""
 
 import contextlib
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 
 from ..core import TrainState
-from ..core.compiling import compilations
 from ..core.errors import DataError, RecipeError
 from ..core.heartbeat import heartbeat
 from ..metrics import Histogram
@@ -44,7 +42,6 @@ class Run:
         self, prepared: Prepared, start: Start, keeper: Keeper, report: Report, interrupt: Interrupt, say: Say
     ):
         self.prepared, self.state, self.step = prepared, start.state, start.step
-        self._first = start.step
         self.batch: dict[str, jax.Array] = {}
         self.result: Result | None = None
         self.say = say
@@ -97,8 +94,6 @@ class Run:
         """
         self.step += 1
         heartbeat().step(self.step)
-        if self.step == self._first + 1:
-            heartbeat().facts(compilations=dataclasses.asdict(compilations()))
         self._position, self._evaluation = self._drawn, {}
         # Reads the scalars of the step before, while this one runs: the devices never wait for the loop.
         self._report.after_step(self.step, scalars, self.batch, self._position)

@@ -1,6 +1,8 @@
 """What a run tells while it goes on: scalars a step late, seconds by part, speed, memory, a profile when asked for."""
 
 import contextlib
+import dataclasses
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +16,7 @@ from ..core.compiling import compilations
 from ..core.errors import TrainingError
 from ..core.heartbeat import heartbeat
 from ..core.logical import Role, axis_of
-from ..core.processes import is_first
+from ..core.processes import first_text, is_first
 from ..core.watching import Watched
 from ..metrics import (
     ConsoleTracker,
@@ -293,7 +295,14 @@ def _tell_first_step() -> None:
 
 
 def find_peak(prepared: Prepared) -> Peak:
-    """The peak of the devices that this run uses, in the dtype it computes in."""
+    """The peak of the devices that this run uses, in the dtype it computes in.
+
+    The first process finds it for all: processes of one host that measured at the same time would slow each other down.
+    """
     placement = getattr(prepared.step, "placement", None)
     devices = [jax.devices()[0]] if placement is None else list(placement.devices.devices.flat)
-    return peak_of(devices, getattr(prepared.task, "compute_dtype", "float32"))
+    found = peak_of(devices, getattr(prepared.task, "compute_dtype", "float32")) if is_first() else None
+    if jax.process_count() == 1 and found is not None:
+        return found
+    told = first_text("" if found is None else json.dumps(dataclasses.asdict(found)))
+    return Peak(**json.loads(told))
