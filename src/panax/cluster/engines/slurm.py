@@ -210,18 +210,6 @@ def check_allocation(environment: Mapping[str, str], nodes: int) -> None:
         )
 
 
-def requeue(environment: Mapping[str, str] = os.environ) -> bool:
-    """Queue this job again, for a supervisor that saved because its time was up; whether Slurm did."""
-    job = environment.get("SLURM_JOB_ID")
-    if job is None:
-        return False
-    try:
-        answer(["scontrol", "requeue", job], environment)
-    except LaunchError:
-        return False
-    return True
-
-
 def _place(folder: Path) -> Path:
     return folder.absolute() / "job"
 
