@@ -13,10 +13,12 @@ import time
 import psutil
 import pytest
 
-from panax.cluster.channel import Refused, accepted, connected
+from panax.cluster.channel import Channel, Refused, accepted, connected
 from panax.cluster.diagnosis import Cause, Ended, diagnose, hanging
 from panax.cluster.job import Job, Policy, allowed_environment
 from panax.cluster.launching import launch
+from panax.cluster.nodes import Node
+from panax.cluster.supervisor import check_alike
 from panax.cluster.view import View
 from panax.core.errors import LaunchError
 
@@ -376,3 +378,16 @@ def test_who_says_nothing_or_nonsense_holds_nobody_up(launched):
     assert time.monotonic() - began < 10
     for stranger in engine.strangers:
         stranger.close()
+
+
+def test_each_process_of_a_node_takes_as_many_gpus(launched):
+    job, (mine, theirs) = launched.job("well", processes=3), socket.socketpair()
+    with mine, theirs:
+        machine = Node(Channel(mine))
+        machine.facts = node("a") | {"gpus": 4}
+        with pytest.raises(
+            LaunchError, match="3 processes on a, which has 4 GPUs for them: each takes as many; start 1, 2, 4 on"
+        ):
+            check_alike([machine], job)
+        machine.facts["gpus"] = 6
+        check_alike([machine], job)

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .accelerators import gpus_of, visible_gpus
 from .channel import Channel, Message, Refused, connected
 from .child import Child
 from .engines.environment import SECRET, SUPERVISOR, node_number
@@ -108,7 +109,7 @@ class Agent:
 
     def _start(self, what: dict[str, Any]) -> None:
         """Start `count` workers, the first of which has the index `first` of all `processes`."""
-        pids = {}
+        pids, gpus = {}, visible_gpus()
         for local in range(what["count"]):
             index = what["first"] + local
             environment = {
@@ -119,6 +120,7 @@ class Agent:
                 "PANAX_LOCAL_PROCESSES": str(what["count"]),
                 "PANAX_BIND": what["bind"],
                 "PANAX_ATTEMPT": str(what["attempt"]),
+                **gpus_of(local, what["count"], gpus),
                 **what["environment"],
             }
             try:
@@ -188,6 +190,7 @@ def facts_of_node(channel: Channel) -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "cpus": usable_cpus(),
+        "gpus": len(visible_gpus()),
         "address": channel.address,
         "versions": versions,
     }

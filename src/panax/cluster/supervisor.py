@@ -390,7 +390,12 @@ def check_alike(nodes: list[Node], job: Job) -> None:
             )
             raise LaunchError(f"the hosts have different versions of {package}: {listed}; install the same on all")
     for node in nodes:
-        cpus = int(node.facts.get("cpus", 1))
+        cpus, gpus = int(node.facts.get("cpus", 1)), int(node.facts.get("gpus", 0))
+        if gpus and (job.processes_per_node > gpus or gpus % job.processes_per_node):
+            raise LaunchError(
+                f"{job.processes_per_node} processes on {node.host}, which has {gpus} GPUs for them: each takes as many; start "
+                f"{', '.join(str(n) for n in range(1, gpus + 1) if gpus % n == 0)} on a node, or set JAX_PLATFORMS=cpu"
+            )
         if job.processes_per_node > MOST_PER_CPU * cpus:
             raise LaunchError(
                 f"{job.processes_per_node} processes on {node.host}, which has {cpus} processors: they would starve each other; "
