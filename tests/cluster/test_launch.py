@@ -123,3 +123,23 @@ def test_what_listens_while_a_job_runs(tmp_path):
     for pid, addresses in listening.items():
         assert (addresses <= {"127.0.0.1", *own}) if pid in workers else not addresses, listening
     assert any("127.0.0.1" in addresses for addresses in listening.values()), "JAX's coordinator"
+
+
+def test_a_worker_that_never_comes_is_named(tmp_path):
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(
+        "import os, time, tiny_recipe\n"
+        "from panax import Experiment\n"
+        "if os.environ.get('PANAX_PROCESS') == '1':\n    time.sleep(600)\n"
+        "def mine() -> Experiment:\n    return tiny_recipe.tiny()\n"
+    )
+    began = time.monotonic()
+    where = ("--processes", "2", "--devices", "1", "--directory", str(tmp_path / "run"))
+    found = panax("launch", str(recipe), *where, seconds=100)
+    assert found.returncode == 5 and "missing: 1" in found.stderr and "process 0 on" in found.stderr, found.stderr
+    assert time.monotonic() - began < 60
+    assert read_status(tmp_path / "run")["end"]["cause"] == "processes did not join"
+
+
+def read_status(folder: Path) -> dict:
+    return json.loads((folder / "job/status.json").read_text())

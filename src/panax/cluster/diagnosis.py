@@ -24,12 +24,20 @@ class Cause(enum.Enum):
     COLLECTIVE = "stuck collective"
     STALLED_DATA = "stalled data"
     PEER = "lost connection to a peer"
+    MISSING = "processes did not join"
     EXCEPTION = "exception"
 
     @property
     def retried(self) -> bool:
         """Whether the same job, started again, may well go on: what it is told to do is not at fault."""
-        return self not in (Cause.USER, Cause.DATA, Cause.NON_FINITE, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
+        return self not in (
+            Cause.USER,
+            Cause.DATA,
+            Cause.NON_FINITE,
+            Cause.OUT_OF_MEMORY,
+            Cause.MISSING,
+            Cause.EXCEPTION,
+        )
 
 
 ADVICE = {
@@ -47,6 +55,7 @@ ADVICE = {
     Cause.COLLECTIVE: "all processes wait for each other: look for the one whose stacks differ, and at the network",
     Cause.STALLED_DATA: "the stacks show which source does not answer",
     Cause.PEER: "see the network between the hosts",
+    Cause.MISSING: "see what the missing ones said, and that hosts reach each other; PANAX_JOIN_SECONDS gives them more time",
     Cause.EXCEPTION: "mend the program; `panax logs RUN` has the traceback's end, --traceback all of it",
 }
 """What to do about each."""
@@ -54,6 +63,7 @@ ADVICE = {
 _OF_KIND = {
     "DataError": Cause.DATA,
     "StoreError": Cause.STORE,
+    "JoinError": Cause.MISSING,
     "TrainingError": Cause.NON_FINITE,
     "PanaxError": Cause.USER,
     "MemoryError": Cause.OUT_OF_MEMORY,

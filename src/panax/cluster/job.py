@@ -42,6 +42,9 @@ class Policy:
             raise LaunchError("policy.max_without_progress=0; expected at least 1: the first failure counts")
 
 
+JOIN, JOIN_SECONDS = "PANAX_JOIN_SECONDS", 25
+"""For the processes that an agent has started to join; the variable gives them more."""
+
 TRAIN = (sys.executable, "-m", "panax", "train")
 
 
@@ -104,14 +107,16 @@ class Job:
 
     def environment(self) -> dict[str, str]:
         """What workers get beside what tells them their place in the job."""
+        # Whoever does not come within these seconds of the first one does not come.
+        joining = {JOIN: os.environ.get(JOIN) or str(JOIN_SECONDS)}
         if self.devices is None:
-            return {}
+            return joining
         flags = [
             flag
             for flag in os.environ.get("XLA_FLAGS", "").split()
             if not flag.startswith("--xla_force_host_platform_device_count=")
         ]
-        return {"XLA_FLAGS": " ".join([*flags, f"--xla_force_host_platform_device_count={self.devices}"])}
+        return joining | {"XLA_FLAGS": " ".join([*flags, f"--xla_force_host_platform_device_count={self.devices}"])}
 
 
 ALLOWED = (

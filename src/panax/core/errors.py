@@ -53,6 +53,10 @@ class TrainingError(PanaxError, RuntimeError):
     exit_code = 5
 
 
+class JoinError(TrainingError):
+    """The processes of a job did not all come, or are not alike."""
+
+
 class LaunchError(PanaxError, RuntimeError):
     """Processes can't be placed, started or joined; or they failed more often than the policy allows."""
 

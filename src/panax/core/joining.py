@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Mapping
 
-from .errors import RecipeError, TrainingError
+from .errors import JoinError, RecipeError
 from .membership import LOOPBACK, Membership, bracketed, membership, split_address
 from .roll_call import Roll, call_roll
 
@@ -49,7 +49,7 @@ def join(
 
     Raises:
         RecipeError: The arguments or the environment contradict themselves, JAX runs already, or process 0 can't listen.
-        TrainingError: The other processes did not come within 60 seconds, or those that `PANAX_JOIN_SECONDS` says.
+        JoinError: The other processes did not come within 60 seconds, or those that `PANAX_JOIN_SECONDS` says.
     """  # fmt: skip
     import jax
 
@@ -128,7 +128,7 @@ def _initialize(place: Membership) -> None:
         )
     except Exception as error:
         reason = str(error).partition("\n")[0]
-        raise TrainingError(f"JAX could not join {place} at {place.coordinator}: {reason}") from error
+        raise JoinError(f"JAX could not join {place} at {place.coordinator}: {reason}") from error
 
 
 def join_seconds(environment: Mapping[str, str]) -> float:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .errors import RecipeError, TrainingError
+from .errors import JoinError, RecipeError
 from .membership import Membership, split_address
 
 _PROTOCOL = 1
@@ -60,7 +60,7 @@ def call_roll(roll: Roll, bind: str) -> None:
 
     Raises:
         RecipeError: Process 0 can't listen there, or the processes don't agree on their number, versions or secret.
-        TrainingError: Not all came in time.
+        JoinError: Not all came in time.
     """
     if roll.place.index == 0:
         _Caller(roll, bind).wait()
@@ -118,7 +118,7 @@ class _Caller:
                 listener.close()
                 self._tell([key.data for key in selector.get_map().values() if key.data is not None], error)
         if error:
-            raise TrainingError(error)
+            raise JoinError(error)
 
     def _listen(self) -> socket.socket:
         host, port = split_address(self.bind, "the address to listen at")
@@ -254,10 +254,10 @@ def _answer(roll: Roll) -> None:
                 reason = "process 0 ended the connection without a word: it has ended, or has another secret"
                 continue
         if error:
-            raise TrainingError(error)
+            raise JoinError(error)
         _until_jax_answers(place, deadline)
         return
-    raise TrainingError(
+    raise JoinError(
         f"process {place.index} of {place.processes} did not reach process 0 at {place.coordinator} within "
         f"{roll.seconds:g} s: {reason}; see that process 0 runs, what it says, and that this host reaches that address"
     )
