@@ -25,7 +25,7 @@ class Launched:
         policy = Policy(**{"stall_seconds": 2.0, "backoff_seconds": 0.05, **settings.pop("policy", {})})
         settings = {"processes": 2, "num_steps": 8, "name": "pretended", **settings}
         return Job(
-            arguments=(how, str(self.folder)),
+            arguments=(how, str(self.folder), *settings.pop("more", ())),
             folder=self.folder,
             program=(sys.executable, str(WORKER)),
             policy=policy,

@@ -24,13 +24,18 @@ def main() -> int:
     how, folder = sys.argv[1], Path(sys.argv[2])
     index, attempt = int(os.environ["PANAX_PROCESS"]), int(os.environ["PANAX_ATTEMPT"])
     (folder / f"pid_{attempt}_{index}").write_text(str(os.getpid()))
+    (folder / f"arguments_{attempt}_{index}").write_text(" ".join(sys.argv))
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     beat = heartbeat()
+    failing = index == 1 and (attempt == 1 or how.endswith("always"))
     for phase in ("join", "prepare", "restore", "compile"):
+        if how == "early" and attempt == 1 and phase == "restore":
+            if failing:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
         beat.phase(phase)
     print(f"process {index} of {os.environ['PANAX_PROCESSES']} began", flush=True)
-    failing = index == 1 and (attempt == 1 or how.endswith("always"))
     for step in range(1, STEPS + 1):
         time.sleep(0.05)
         beat.step(step)

@@ -101,6 +101,22 @@ def test_restarts_are_counted(launched):
     assert launched.status["end"]["message"].startswith("given up after 0 restarts: process 1 on")
 
 
+def test_a_fresh_start_is_fresh_once(launched):
+    """Started again after a failure, by the supervisor or by the engine, a run goes on from its own checkpoints."""
+
+    def commands():
+        return [path.read_text() for path in sorted(launched.folder.glob("arguments_*_0"))]
+
+    assert launched.run("SIGKILL", more=("--fresh",), submission="one") == 0
+    assert ["--fresh" in each for each in commands()] == [True, False]
+    assert launched.run("SIGKILL", more=("--fresh",), submission="one") == 0
+    assert ["--fresh" in each for each in commands()] == [False, False]
+    assert launched.run("SIGKILL", more=("--fresh",), submission="another") == 0
+    assert ["--fresh" in each for each in commands()] == [True, False]
+    assert launched.run("early", more=("--fresh",), submission="third") == 0
+    assert ["--fresh" in each for each in commands()] == [True, True]
+
+
 def started(launched, how: str) -> subprocess.Popen:
     """A supervisor in a process of its own, once its workers take steps."""
     code = (

@@ -64,6 +64,10 @@ def status(arguments: Sequence[str]) -> int:
         print(f"  process {one['process']} on {one['host']}: {one['phase']}, step {one['step']}{ended}")
     for one in incidents(place):
         print(f"  incident at step {one['step']}: {one['cause']}: {one['message']}")
+        parts = ("detect", "teardown", "restart", "restore", "first_step")
+        seconds = [f"{part.replace('_', ' ')} {one[part]:.1f}" for part in parts if one.get(part) is not None]
+        if seconds:
+            print(f"    seconds: {', '.join(seconds)}")
     return 0
 
 

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import os
+import secrets
 import shlex
 import subprocess
 import sys
@@ -51,6 +52,9 @@ OWN = ("max_restarts", "stall_seconds", "start_seconds", "save_seconds")
 
 DRY_RUN = "--dry-run"
 
+SUBMISSION = "--submission"
+"""Given by Panax itself to a job that an engine may start again: --fresh counts for its first start."""
+
 PROBE_SECONDS = 600.0
 
 
@@ -86,6 +90,7 @@ def launch(arguments: Sequence[str]) -> int:
         devices=own.devices if own.accelerator == "cpu" else None,
         port=own.port,
         policy=policy,
+        submission=own.submission,
     )
     if own.dry_run:
         print(_submission(job, engine, arguments))
@@ -140,6 +145,7 @@ def own_flags(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(DRY_RUN, action="store_true")
     parser.add_argument("--quiet", action="store_true")
     parser.add_argument("--port", type=int)
+    parser.add_argument(SUBMISSION, default="")
     for field in dataclasses.fields(Resources):
         flag = f"--{field.name.replace('_', '-')}"
         if isinstance(field.default, tuple):
@@ -180,14 +186,14 @@ def _submission(job: Job, engine: Engine | None, arguments: Sequence[str]) -> st
     )
     where = f"PANAX_COORDINATOR=127.0.0.1:{job.port or 'PORT'} PANAX_PROCESSES={job.processes}"
     return "\n".join(
-        f"{where} PANAX_PROCESS={index} {shown + ' ' if shown else ''}{shlex.join(job.command)}"
+        f"{where} PANAX_PROCESS={index} {shown + ' ' if shown else ''}{shlex.join(job.command())}"
         for index in range(job.processes)
     )
 
 
 def _submit(job: Job, engine: Engine, arguments: Sequence[str], name: str) -> int:
     job.place.mkdir(parents=True, exist_ok=True)
-    number = engine.submit(["launch", *arguments], job.folder)
+    number = engine.submit(["launch", *arguments, SUBMISSION, secrets.token_hex(8)], job.folder)
     run = os.path.relpath(job.folder)
     print(
         f"submitted to {name} as {number}\nwhen it runs: panax status {run}, panax logs {run} --follow, panax stop {run}"

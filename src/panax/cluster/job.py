@@ -45,6 +45,9 @@ class Policy:
 JOIN, JOIN_SECONDS = "PANAX_JOIN_SECONDS", 25
 """For the processes that an agent has started to join; the variable gives them more."""
 
+FRESH = "--fresh"
+"""The flag by which a run starts over: of all starts of one job, the first one alone."""
+
 TRAIN = (sys.executable, "-m", "panax", "train")
 
 
@@ -62,6 +65,7 @@ class Job:
         devices: Simulated devices of each process on CPU; None: as the environment says.
         port: Of JAX's coordinator; None: any that is free.
         program: What each worker runs with the arguments.
+        submission: What tells this job from others of its folder, where an engine may start it again.
     """
 
     arguments: tuple[str, ...]
@@ -73,6 +77,7 @@ class Job:
     devices: int | None = None
     port: int | None = None
     program: tuple[str, ...] = TRAIN
+    submission: str = ""
     policy: Policy = Policy()
 
     def __post_init__(self) -> None:
@@ -86,10 +91,13 @@ class Job:
                 f"processes is the number in all"
             )
 
-    @property
-    def command(self) -> list[str]:
-        """What a worker runs."""
-        return [*self.program, *self.arguments]
+    def command(self, *, begun: bool = False) -> list[str]:
+        """What a worker runs.
+
+        Args:
+            begun: This job has set aside what an earlier run left: started again, it goes on from its own checkpoints.
+        """
+        return [*self.program, *(each for each in self.arguments if not (begun and each == FRESH))]
 
     @property
     def shown(self) -> str:

@@ -15,6 +15,8 @@ from .diagnosis import Diagnosis
 from .job import Job, allowed_environment, written
 
 PLACE, JOB, STATUS, INCIDENTS, STOP, LOCK = "job", "job.json", "status.json", "incidents.jsonl", "stop", "lock"
+BEGUN = "begun"
+"""Holds the submission of the job that has begun the run last."""
 
 STALE_SECONDS = 20.0
 """A status that is older is of a supervisor that has gone, or can't write."""
@@ -100,6 +102,16 @@ class Record:
         """Add an incident; the last line of one attempt's failure is the one that holds."""
         with contextlib.suppress(OSError), open(self._place / INCIDENTS, "a", encoding="utf-8") as file:
             file.write(json.dumps({"began": time.time(), **dataclasses.asdict(incident)}) + "\n")
+
+    def begun(self) -> bool:
+        """Whether this very job has begun its run before."""
+        path = self._place / BEGUN
+        return bool(self._job.submission) and path.is_file() and path.read_text() == self._job.submission
+
+    def has_begun(self) -> None:
+        """Say that the run has begun: what an earlier one left is set aside, if it was to be."""
+        with contextlib.suppress(OSError):
+            (self._place / BEGUN).write_text(self._job.submission, encoding="utf-8")
 
     def stop_asked(self) -> bool:
         """Whether `panax stop` wants the job to end."""

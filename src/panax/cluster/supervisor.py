@@ -43,6 +43,7 @@ class Supervisor:
         self._productive = 0.0
         self._incident: Incident | None = None
         self._port: int | None = None
+        self._begun = record.begun()
         self._stacks: dict[int, str] = {}
         self._status_at = 0.0
         self._state = "placing"
@@ -131,7 +132,7 @@ class Supervisor:
                         "first": node * share,
                         "count": share,
                         "processes": self._job.processes,
-                        "command": self._job.command,
+                        "command": self._job.command(begun=self._begun),
                         # By the secret, workers know each other before JAX joins them.
                         "environment": {**self._job.environment(), SECRET: self._secret},
                         "folder": str(self._job.place.absolute()),
@@ -148,6 +149,10 @@ class Supervisor:
         while attempt.running:
             self._pump(TICK_SECONDS)
             now = time.monotonic()
+            # The phase follows the setting aside of what an earlier run left.
+            if not self._begun and attempt.workers[0].entered.keys() & {"restore", "first step"}:
+                self._begun = True
+                self._record.has_begun()
             if attempt.first_step is not None and not told:
                 told = True
                 self._first_step(attempt)
