@@ -43,6 +43,8 @@ def main() -> int:
             fail(how.removesuffix(" always"))
         if how == "waits":
             stopped.wait(60)
+        if how == "ignores":
+            time.sleep(60)
         if stopped.is_set():
             (folder / f"saved_{index}").write_text(str(step))
             beat.phase("end")

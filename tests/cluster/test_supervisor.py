@@ -13,6 +13,7 @@ import time
 import psutil
 import pytest
 
+import panax.cluster.nodes
 from panax.cluster.channel import Channel, Refused, accepted, connected
 from panax.cluster.diagnosis import Cause, Ended, diagnose, hanging
 from panax.cluster.job import Job, Policy, allowed_environment
@@ -407,3 +408,49 @@ def test_each_process_of_a_node_takes_as_many_gpus(launched):
             check_alike([machine], job)
         machine.facts["gpus"] = 6
         check_alike([machine], job)
+
+
+def test_an_agent_that_says_nothing_is_a_lost_host(launched, monkeypatch):
+    monkeypatch.setattr(panax.cluster.nodes, "SILENT_SECONDS", 3.0)
+    stopped = []
+
+    def hold() -> None:
+        while not (launched.folder / "job/status.json").exists() or launched.status["step"] < 1:
+            time.sleep(0.05)
+        [agent] = [each for each in psutil.Process().children() if "panax.cluster.agent" in each.cmdline()]
+        stopped.append(agent.pid)
+        agent.suspend()
+        while not launched.incidents or launched.status["attempt"] < 2:
+            time.sleep(0.05)
+        (launched.folder / "job/stop").touch()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert launched.run("waits", policy={"stall_seconds": 60.0}) == 143
+    thread.join()
+    assert launched.incidents[0]["cause"] == "lost host"
+    assert gone([*stopped, *launched.pids()])
+
+
+def test_a_second_ctrl_c_ends_at_once(launched):
+    supervisor = started(launched, "ignores")
+    supervisor.send_signal(signal.SIGINT)
+    time.sleep(1.0)
+    assert supervisor.poll() is None
+    supervisor.send_signal(signal.SIGINT)
+    assert supervisor.wait(15) == 130
+    assert "ended at once: by a second signal" in launched.status["end"]["message"]
+    assert gone(launched.pids())
+
+
+def test_under_nohup_a_closed_terminal_changes_nothing(launched):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        supervisor = started(launched, "waits")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    supervisor.send_signal(signal.SIGHUP)
+    time.sleep(1.0)
+    assert supervisor.poll() is None
+    supervisor.terminate()
+    assert supervisor.wait(15) == 143

@@ -28,6 +28,13 @@ AGAIN = 75
 """The exit code of an agent that nobody has told to end: an engine may start it again, and none takes it for done."""
 
 TICK_SECONDS = 0.5
+STACKS_SECONDS = 1.0
+"""For workers to write their stacks."""
+
+PING_SECONDS = 2.0
+SILENT_SECONDS = 60.0
+"""Without a word from a supervisor on another machine, until it counts as gone: a network may fail without a word."""
+
 PACKAGES = ("panax-jax", "jax", "jaxlib", "equinox", "numpy")
 
 
@@ -47,6 +54,7 @@ class Agent:
         self._beats: dict[int, Message] = {}
         self._noticed = ""
         self._ended = False
+        self._heard = self._pinged = time.monotonic()
 
     def run(self) -> bool:
         """Serve until the supervisor says so, or has gone; no worker is left then.
@@ -72,8 +80,10 @@ class Agent:
         soon = self._channel.behind or any(child.watched_by_time for child in self._children.values())
         for key, _ in self._selector.select(0.05 if soon else TICK_SECONDS):
             if key.data is None:
+                self._heard = time.monotonic()
                 for message in self._channel.received():
                     self._told(message)
+        self._ping(time.monotonic())
         if self._noticed:
             self._channel.send(notice=self._noticed)
             self._noticed = ""
@@ -90,6 +100,14 @@ class Agent:
             self._tell_beat(index, beat)
         self._beats = {}
 
+    def _ping(self, now: float) -> None:
+        if now - self._pinged >= PING_SECONDS:
+            self._pinged = now
+            self._channel.send(ping=True)
+        # One on this machine that is held (Ctrl-Z) goes on later, and its end is seen at once.
+        if self._channel.remote and now - self._heard > SILENT_SECONDS:
+            self._channel.closed = True
+
     def _told(self, message: Message) -> None:
         for kind, content in message.items():
             if kind == "start":
@@ -98,14 +116,20 @@ class Agent:
                 for child in self._children.values():
                     child.signal(signal.Signals[content])
             elif kind == "stacks":
-                found = {str(index): child.stacks() for index, child in self._children.items()}
-                self._channel.send(stacks=found)
+                self._channel.send(stacks=self._stacks())
             elif kind == "kill":
                 self._kill()
             elif kind == "port":
                 self._channel.send(port=free_port(content))
             elif kind == "end":
                 self._ended = True
+
+    def _stacks(self) -> dict[str, str]:
+        """What all workers show of themselves, asked at one time."""
+        for child in self._children.values():
+            child.ask_for_stacks()
+        time.sleep(STACKS_SECONDS)
+        return {str(index): child.stacks() for index, child in self._children.items()}
 
     def _start(self, what: dict[str, Any]) -> None:
         """Start `count` workers, the first of which has the index `first` of all `processes`."""

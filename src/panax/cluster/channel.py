@@ -31,7 +31,7 @@ class Channel:
         self._to_send = b""
         self.closed = False
         connection.setblocking(False)
-        if connection.family in (socket.AF_INET, socket.AF_INET6):
+        if self.remote:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def fileno(self) -> int:
@@ -42,6 +42,11 @@ class Channel:
         """This end's address, where it has one."""
         name = self._connection.getsockname()
         return name[0] if isinstance(name, tuple) else "127.0.0.1"
+
+    @property
+    def remote(self) -> bool:
+        """Whether the other end may be on another machine."""
+        return self._connection.family in (socket.AF_INET, socket.AF_INET6)
 
     @property
     def behind(self) -> bool:

@@ -20,9 +20,6 @@ TAIL_LINES, TAIL_BYTES = 40, 16_000
 LINES_BYTES = 32_000
 """Of the first process's output, sent on at once."""
 
-STACKS_SECONDS = 1.5
-"""For a worker to write its stacks."""
-
 
 class Child:
     """A worker process.
@@ -77,6 +74,7 @@ class Child:
             raise
         finally:
             os.close(writing)
+        self._stacks_seen = 0
         self._kills = _kills_of_memory()
         self._descriptor: int | None = None
         with contextlib.suppress(OSError, AttributeError):
@@ -132,21 +130,18 @@ class Child:
         if not self.ended():
             os.kill(self.pid, number)
 
-    def stacks(self) -> str:
-        """The stacks of all its threads, as it writes them now; empty where it can't."""
-        before = self._stacks.stat().st_size if self._stacks.exists() else 0
+    def ask_for_stacks(self) -> None:
+        """Have it write the stacks of all its threads."""
+        self._stacks_seen = self._stacks.stat().st_size if self._stacks.exists() else 0
         self.signal(signal.SIGUSR1)
-        deadline = time.monotonic() + STACKS_SECONDS
-        text = ""
-        while time.monotonic() < deadline:
-            time.sleep(0.1)
-            with open(self._stacks, "rb") as file:
-                file.seek(before)
-                found = file.read(TAIL_BYTES).decode(errors="replace")
-            if found and found == text:
-                break
-            text = found
-        return text
+
+    def stacks(self) -> str:
+        """What it has written of them since; empty where it can't, or has never guarded itself."""
+        if not self._stacks.exists():
+            return ""
+        with open(self._stacks, "rb") as file:
+            file.seek(self._stacks_seen)
+            return file.read(TAIL_BYTES).decode(errors="replace")
 
     def kill(self) -> None:
         """Kill -9 the worker and all that is in its group."""

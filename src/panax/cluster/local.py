@@ -12,8 +12,8 @@ from .engines import AGENT
 from .engines.environment import NODE
 from .nodes import Nodes
 
-END_SECONDS = 25.0
-"""For an agent to end its workers."""
+END_SECONDS, GONE_SECONDS = 25.0, 2.0
+"""For an agent to end its workers; and where it has parted with the supervisor before."""
 
 
 class Local:
@@ -32,7 +32,8 @@ class Local:
         return ""
 
     def replace(self, node: int) -> None:
-        self._end(self._agents.pop(node))
+        # Its connection has ended, so that it has too, or hangs.
+        self._end(self._agents.pop(node), GONE_SECONDS)
         self._begin(node)
 
     def close(self) -> None:
@@ -55,9 +56,9 @@ class Local:
             )
         self._nodes.take(Channel(ours))
 
-    def _end(self, agent: subprocess.Popen[bytes]) -> None:
+    def _end(self, agent: subprocess.Popen[bytes], seconds: float = END_SECONDS) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            agent.wait(END_SECONDS)
+            agent.wait(seconds)
             return
         agent.kill()
         agent.wait()

@@ -5,11 +5,15 @@ import queue
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 from ..core.errors import LaunchError
 from .channel import Channel, Message, Refused, accepted
+
+SILENT_SECONDS = 30.0
+"""Without a word from an agent, which says one every two seconds, until its host counts as lost."""
 
 GREETINGS = 8
 """Connections that may be greeted at one time: who does not know the secret takes a place for seconds at most."""
@@ -22,6 +26,7 @@ class Node:
         self.channel = channel
         self.facts: dict[str, Any] = {}
         self.number = -1
+        self.heard = time.monotonic()
 
     @property
     def host(self) -> str:
@@ -87,6 +92,7 @@ class Nodes:
                 self._greet()
                 continue
             node = key.data
+            node.heard = time.monotonic()
             for message in node.channel.received():
                 if "hello" in message and node in self._coming:
                     self._welcome(node, message["hello"])
@@ -97,6 +103,14 @@ class Nodes:
         with contextlib.suppress(queue.Empty):
             while True:
                 self.take(self._greeted.get_nowait())
+
+    def ping(self) -> None:
+        """Let agents know that the supervisor is there, and part with those that have said nothing for long."""
+        now = time.monotonic()
+        for node in list(self.here.values()):
+            node.channel.send(ping=True)
+            if now - node.heard > SILENT_SECONDS:
+                self._part_with(node)
 
     def tell(self, number: int | None = None, **message: Any) -> None:
         """Tell an agent, or all of them, something."""

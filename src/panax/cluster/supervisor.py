@@ -172,7 +172,10 @@ class Supervisor:
                     "by a second signal" if self._kill_now else f"no save within {self._job.policy.save_seconds:.0f} s"
                 )
                 return Diagnosis(
-                    Cause.KILLED, f"ended at once: {why}; the last checkpoint is whole", 0, 128 + signal.SIGTERM
+                    Cause.KILLED,
+                    f"ended at once: {why}; the last checkpoint is whole",
+                    0,
+                    128 + (self._asked or signal.SIGTERM),
                 )
             if (worker := attempt.stalled(now, self._job.policy)) is not None:
                 return attempt.hang(worker, now, self._ask_for_stacks())
@@ -308,6 +311,7 @@ class Supervisor:
                 self._attempt.lost(number, host)
         if now - self._status_at >= STATUS_SECONDS:
             self._status_at = now
+            self._nodes.ping()
             self._write_status()
             if self._attempt is not None:
                 self._view.status(self._attempt, self._goodput(), self._state)
@@ -371,7 +375,10 @@ class Supervisor:
                 self._kill_now = True
             self._asked = self._asked or signal.Signals(number)
 
-        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        # SIGHUP stays ignored where it is, as under `nohup`.
+        numbers = [n for n in taken if not (n == signal.SIGHUP and signal.getsignal(n) is signal.SIG_IGN)]
+        before = {number: signal.signal(number, handle) for number in numbers}
         try:
             yield
         finally:
