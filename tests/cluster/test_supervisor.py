@@ -18,7 +18,7 @@ from panax.cluster.channel import Channel, Refused, accepted, connected
 from panax.cluster.diagnosis import Cause, Ended, diagnose, hanging
 from panax.cluster.job import Job, Policy, allowed_environment
 from panax.cluster.launching import launch
-from panax.cluster.nodes import Node
+from panax.cluster.nodes import Node, Nodes
 from panax.cluster.supervisor import check_alike
 from panax.cluster.view import View
 from panax.core.errors import LaunchError
@@ -454,3 +454,25 @@ def test_under_nohup_a_closed_terminal_changes_nothing(launched):
     assert supervisor.poll() is None
     supervisor.terminate()
     assert supervisor.wait(15) == 143
+
+
+def test_of_two_agents_of_one_node_the_later_one_counts():
+    pairs = [socket.socketpair() for _ in range(3)]
+    nodes = Nodes("secret", 1)
+    channels = []
+    for mine, theirs in pairs:
+        nodes.take(Channel(mine))
+        channels.append(Channel(theirs))
+    for number, channel in zip(("0", "0", "1"), channels, strict=True):
+        channel.send(hello=node("a") | {"node": number, "pid": len(nodes.here)})
+        for _ in nodes.messages(0.1):
+            raise AssertionError("nothing but greetings was sent")
+    assert nodes.complete and list(nodes.here) == [0] and nodes.lost == {0: "a"}
+    for channel in (channels[0], channels[2]):
+        channel.received()
+        assert channel.closed
+    channels[1].received()
+    assert not channels[1].closed
+    nodes.close()
+    for channel in channels:
+        channel.close()

@@ -33,7 +33,7 @@ def launch(job: Job, engine: Engine | None = None, *, name: str = LOCAL, view: V
         opened.enter_context(record.held())
         record.begin(name)
         secret = secrets.token_hex(32) if engine is None else engine.secret()
-        nodes = Nodes(secret)
+        nodes = Nodes(secret, job.nodes)
         if engine is None:
             placed = Local(nodes, job.nodes)
         else:

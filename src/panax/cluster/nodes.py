@@ -26,6 +26,7 @@ class Node:
         self.channel = channel
         self.facts: dict[str, Any] = {}
         self.number = -1
+        self.parted = False
         self.heard = time.monotonic()
 
     @property
@@ -44,8 +45,8 @@ class Nodes:
         lost: Numbers of nodes whose agents have gone, and their hosts; the supervisor takes them out.
     """
 
-    def __init__(self, secret: str):
-        self._secret = secret
+    def __init__(self, secret: str, count: int):
+        self._secret, self._count = secret, count
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
         self._greeted: queue.SimpleQueue[Channel] = queue.SimpleQueue()
@@ -92,6 +93,8 @@ class Nodes:
                 self._greet()
                 continue
             node = key.data
+            if node.parted:
+                continue
             node.heard = time.monotonic()
             for message in node.channel.received():
                 if "hello" in message and node in self._coming:
@@ -146,19 +149,38 @@ class Nodes:
             self._greeting.release()
 
     def _welcome(self, node: Node, facts: Any) -> None:
+        self._coming.remove(node)
         if not isinstance(facts, dict):
-            node.channel.close()
+            self._part_with(node)
             return
         node.facts = facts
-        self._coming.remove(node)
         asked = str(facts.get("node", ""))
-        number = int(asked) if asked.isdecimal() and int(asked) not in self.here else None
-        if number is None:
-            number = next(number for number in range(len(self.here) + 1) if number not in self.here)
+        free = [number for number in range(self._count) if number not in self.here]
+        number = int(asked) if asked.isdecimal() else free[0] if free else self._count
+        if number >= self._count:
+            # More than the job has.
+            self._part_with(node)
+            return
+        if number in self.here:
+            # The engine has started another one: the connection of the one before has ended without a word.
+            self._part_with(self.here[number])
         node.number = number
         self.here[number] = node
 
+    @property
+    def complete(self) -> bool:
+        """Whether all of the job's nodes are here."""
+        return len(self.here) == self._count
+
+    def drop(self, number: int) -> None:
+        """Part with an agent that does not do what it is told."""
+        if number in self.here:
+            self._part_with(self.here[number])
+
     def _part_with(self, node: Node) -> None:
+        if node.parted:
+            return
+        node.parted = True
         self._selector.unregister(node.channel)
         node.channel.close()
         if node in self._coming:

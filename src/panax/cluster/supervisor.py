@@ -21,6 +21,9 @@ TICK_SECONDS = 0.5
 SETTLE_SECONDS = 0.5
 """After a failure: the other processes may tell which was first."""
 
+PORT_SECONDS = 10.0
+"""For the first node's agent to find a port: it has nothing else to do then."""
+
 STATUS_SECONDS = 2.0
 STACKS_SECONDS = 4.0
 LONGEST_BACKOFF_SECONDS = 60.0
@@ -83,9 +86,10 @@ class Supervisor:
         self._state = "placing"
         for number in list(self._nodes.lost):
             del self._nodes.lost[number]
-            self._placed.replace(number)
+            if number not in self._nodes.here:
+                self._placed.replace(number)
         deadline = time.monotonic() + self._job.policy.agents_seconds
-        while len(self._nodes.here) < self._job.nodes and self._asked is None:
+        while not self._nodes.complete and self._asked is None:
             self._pump(TICK_SECONDS)
             if why := self._placed.failure():
                 raise LaunchError(why)
@@ -104,13 +108,15 @@ class Supervisor:
 
     def _start(self) -> Attempt:
         number = 1 if self._attempt is None else self._attempt.number + 1
-        host = self._nodes.here[0].address or "127.0.0.1"
+        host = self._nodes.here[0].address or "127.0.0.1" if 0 in self._nodes.here else "127.0.0.1"
         self._port = self._job.port
-        if self._port is None:
+        if self._port is None and 0 in self._nodes.here:
             self._nodes.tell(0, port=host)
-            deadline = time.monotonic() + 10.0
+            deadline = time.monotonic() + PORT_SECONDS
             while self._port is None and time.monotonic() < deadline and 0 in self._nodes.here:
                 self._pump(TICK_SECONDS)
+            if self._port is None:
+                self._nodes.drop(0)
         now, share = time.monotonic(), self._job.processes_per_node
         workers = [
             Worker(
