@@ -145,7 +145,7 @@ def _print_new(path: Path, seen: int, process: int | None) -> int:
 def _ago(seconds: float) -> str:
     """Seconds in words.
 
-    >>> [_ago(5), _ago(125), _ago(7300)]
+    >>> [_ago(5.0), _ago(125.0), _ago(7300.0)]
     ['5 s', '2 min 5 s', '2 h 1 min']
     """
     seconds = max(seconds, 0)

@@ -15,6 +15,7 @@ from ..core.errors import RecipeError
 from ..core.heartbeat import heartbeat
 from ..core.joining import this_membership
 from ..core.processes import is_first
+from ..core.system import check_system
 from ..metrics import Lane, Tracker
 from ..metrics.console import shown
 from .experiment import Experiment
@@ -122,6 +123,7 @@ def open_run(
             said(
                 f"warning: this is {place}, and trains alone; call panax.join() before anything else to train together"
             )
+        check_system()
         compile_once(said)
         choose_kernels(experiment, said, fresh=fresh)
         prepared = prepare(experiment, said, devices)

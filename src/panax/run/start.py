@@ -18,7 +18,6 @@ from ..core.errors import CheckpointError, DamagedError
 from ..core.lock import locked
 from ..core.processes import first_text, is_first
 from ..core.state import averages_of
-from ..core.system import check_system
 from ..kernels import TimedKernels, choose_by_timing, timed_kernels_in_force
 from ..stores import open_store
 from .description import describe
@@ -60,10 +59,8 @@ def choose_kernels(experiment: Experiment, say: Say, *, fresh: bool) -> None:
     Every process of the job calls it, before anything is traced.
 
     Raises:
-        PanaxError: This system lacks what a run takes.
         StoreError: The place of the checkpoints can't be read.
     """
-    check_system()
     recorded = ""
     with agreeing():
         if is_first() and not fresh:
