@@ -122,10 +122,10 @@ class PlacedByRay:
     def replace(self, node: int) -> None:
         if not 0 <= node < self._nodes:
             raise LaunchError(f"the job has nodes 0 to {self._nodes - 1}; there is no node {node}")
-        # What failed before is over; what the client tells of this node from now on is of the new agent.
+        self._client.ask({"do": "replace", "node": node})
+        # What the client told of this node before its answer is of the agent that is gone: Ray may see its end late.
         self.failure()
         self._failed.pop(node, None)
-        self._client.ask({"do": "replace", "node": node})
 
     def close(self) -> None:
         self._client.close()

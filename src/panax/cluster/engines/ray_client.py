@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import IO, Any
@@ -30,6 +31,9 @@ PLACE_SECONDS = 20.0
 
 END_SECONDS = 3.0
 """For agents to end by themselves, as they do when the supervisor has parted with them."""
+
+PATIENCE_SECONDS, AGAIN_SECONDS = 20.0, 1.0
+"""For Ray to move a lost node's bundle, and between two starts of its agent until then."""
 
 LOOK_SECONDS = 0.2
 
@@ -79,6 +83,8 @@ class Agents:
         self._agent, self._environment, self._folder = asked["agent"], asked["environment"], asked["folder"]
         self._actors: dict[int, Any] = {}
         self._ends: dict[Any, int] = {}
+        self._again: dict[int, float] = {}
+        self._patience: dict[int, float] = {}
         self._group = ray.util.placement_group([self._bundle] * asked["nodes"], strategy=asked["strategy"])
         if not self._group.wait(PLACE_SECONDS):
             ray.util.remove_placement_group(self._group)
@@ -110,12 +116,28 @@ class Agents:
         self._ends[self._actors[node].run.remote(self._agent, environment, self._folder)] = node
 
     def failed(self) -> list[tuple[int, str]]:
-        """Nodes whose agents have failed since the last call, and why."""
+        """Nodes whose agents have failed since the last call, and why.
+
+        Ray may learn later than the supervisor that a node is gone: what is started in its place begins there, and is started
+        again until Ray has moved the bundle.
+        """
+        now = time.monotonic()
+        for node in [node for node, due in self._again.items() if now >= due]:
+            del self._again[node]
+            self.start(node)
         if not self._ends:
             return []
         ready, _ = self._ray.wait(list(self._ends), num_returns=len(self._ends), timeout=0)
-        found = [(self._ends.pop(end), self._why(end)) for end in ready]
-        return [(node, why) for node, why in found if why]
+        found = [(node, why) for end in ready for node in [self._ends.pop(end)] if (why := self._why(end))]
+        late = {node for node, _ in found if now < self._patience.get(node, 0.0)}
+        self._again |= dict.fromkeys(late, now + AGAIN_SECONDS)
+        return [(node, why) for node, why in found if node not in late]
+
+    def replace(self, node: int) -> None:
+        """Start an agent in the place of one that is gone."""
+        self._patience[node] = time.monotonic() + PATIENCE_SECONDS
+        self._again.pop(node, None)
+        self.start(node)
 
     def close(self) -> None:
         """End all of them."""
@@ -180,7 +202,7 @@ def serve(asked: Callable[[float], str | None], tell: Callable[..., None]) -> No
                         agents = Agents(ray, what)
                         tell(placed=True)
                     elif agents is not None:
-                        agents.start(what["node"])
+                        agents.replace(what["node"])
                         tell(replaced=what["node"])
                 except LaunchError as error:
                     tell(error=str(error))
