@@ -103,7 +103,7 @@ def test_restarts_are_counted(launched):
 
 
 def test_a_fresh_start_is_fresh_once(launched):
-    """Started again after a failure, by the supervisor or by the engine, a run goes on from its own checkpoints."""
+    """Started again after a failure, by the supervisor or by the engine, a run resumes from its own checkpoints."""
 
     def commands():
         return [path.read_text() for path in sorted(launched.folder.glob("arguments_*_0"))]

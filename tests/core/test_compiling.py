@@ -22,7 +22,7 @@ class Kept:
         self.compiler = compiling._Compiler(self.files, self.said.append)
 
     def run(self, device: int = 0):
-        """(what a program gives, hits, misses), compiled or read anew."""
+        """(what a program gives, hits, misses), compiled or read by a fresh process's means."""
         jax.clear_caches()
         before = self.compiler.done
         found = jax.jit(lambda x: jnp.sin(x) @ x.T)(jax.device_put(INPUT, jax.devices()[device]))

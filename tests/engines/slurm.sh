@@ -7,6 +7,7 @@ set -euo pipefail
 [ $# -ge 2 ] || { sed -n 2,5p "$0"; exit 2; }
 what=$1 folder=$(realpath -m "$2")
 NODES="1 2"
+MARK=.started-by-panax-tests
 
 free_ports() {
     python3 -c "
@@ -32,6 +33,7 @@ start)
     done
     [ ! -e "$folder" ] || { echo "$folder is there already; choose a new folder, or stop its cluster"; exit 1; }
     mkdir -p "$folder"/{state,spool1,spool2}
+    : >"$folder/$MARK"
     chmod 755 "$folder"
     read -r control one two <<<"$(free_ports 3)"
     head -c 1024 /dev/urandom >"$folder/munge.key"
@@ -84,7 +86,8 @@ EOF
     exit 1
     ;;
 stop)
-    [ -e "$folder/slurm.conf" ] || { echo "$folder holds no cluster"; exit 1; }
+    # Another cluster's folder has a slurm.conf too: nothing is ended or removed that was not started here.
+    [ -e "$folder/$MARK" ] || { echo "$folder does not hold a cluster that this script has started"; exit 1; }
     export SLURM_CONF=$folder/slurm.conf
     timeout 10 scancel --user="$(id -un)" 2>/dev/null || true
     for _ in $(seq 50); do [ -n "$(timeout 5 squeue -h 2>/dev/null)" ] || break; sleep 0.2; done

@@ -57,7 +57,7 @@ def test_what_a_dry_run_is_shown_to_print(name, tmp_path, monkeypatch):
     mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
     mpirun.chmod(0o755)
     monkeypatch.setattr(sys, "executable", "/home/me/.venv/bin/python")
-    monkeypatch.setattr(os, "getcwd", lambda: "/home/me/work")
+    monkeypatch.setattr(os, "getcwd", lambda: "/home/me/models")
     words = shlex.split(command)
     agent = ("/home/me/.venv/bin/python", "-m", "panax.cluster.agent")
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/home/me", "LANG": "C.UTF-8", "HF_TOKEN": "x"}

@@ -114,7 +114,7 @@ def test_what_a_launch_names_is_passed_too(clients):
 def test_mpi_sees_what_is_wrong_before_it_starts(clients, monkeypatch):
     environment = clients(mpirun=OPEN_MPI)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    with pytest.raises(LaunchError, match=r"Open MPI runs nothing as root unless told twice; .*OMPI_ALLOW_RUN_AS_ROOT"):
+    with pytest.raises(LaunchError, match=r"Open MPI refuses to run as root by default; .*OMPI_ALLOW_RUN_AS_ROOT"):
         engine_of("mpi", Resources(), environment=environment).check()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(LaunchError, match="nodes=2, and hosts names 1: a"):

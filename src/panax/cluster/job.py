@@ -95,7 +95,7 @@ class Job:
         """What a worker runs.
 
         Args:
-            begun: This job has set aside what an earlier run left: started again, it goes on from its own checkpoints.
+            begun: This job has set aside what an earlier run left: started again, it resumes from its own checkpoints.
         """
         return [*self.program, *(each for each in self.arguments if not (begun and each == FRESH))]
 

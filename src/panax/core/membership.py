@@ -136,6 +136,26 @@ class _Variables:
             return None
         return (local_index,)
 
+    def member(
+        self, place: tuple[int, int], coordinator: str, local: tuple[int | None, int | None], started_by: str
+    ) -> Membership:
+        """This process's place, where whatever started it does not say which devices it takes.
+
+        Args:
+            place: How many processes there are, and which one this is.
+            local: Which one this is among those of its host, and how many the host has.
+        """
+        return Membership(
+            coordinator=coordinator,
+            processes=place[0],
+            index=place[1],
+            local_index=local[0],
+            local_processes=local[1],
+            local_devices=self.devices(*local),
+            bind=self.text("PANAX_BIND"),
+            started_by=started_by,
+        )
+
     def local(self, index: str, count: str | None) -> tuple[int | None, int | None]:
         """Which process of its host this is, and how many the host has, as far as that is said."""
         local_index, local_processes = self.number(index), None if count is None else self.number(count)
@@ -182,16 +202,7 @@ def _torchrun(found: _Variables) -> _Found:
     local_index, local_processes = found.local("LOCAL_RANK", "LOCAL_WORLD_SIZE")
     coordinator = given or f"{bracketed(host or '')}:{port}"
     split_address(coordinator, "PANAX_COORDINATOR" if given else "MASTER_ADDR:MASTER_PORT")
-    return Membership(
-        coordinator=coordinator,
-        processes=place[0],
-        index=place[1],
-        local_index=local_index,
-        local_processes=local_processes,
-        local_devices=found.devices(local_index, local_processes),
-        bind=found.text("PANAX_BIND"),
-        started_by="RANK",
-    )
+    return found.member(place, coordinator, (local_index, local_processes), "RANK")
 
 
 def _slurm(found: _Variables) -> _Found:
@@ -212,15 +223,11 @@ def _slurm(found: _Variables) -> _Found:
     host = hosts[0] if len(hosts) > 1 else "127.0.0.1"
     local_index = found.number("SLURM_LOCALID")
     local_processes = _local_tasks(found.text("SLURM_STEP_TASKS_PER_NODE"), found.number("SLURM_NODEID"))
-    return Membership(
-        coordinator=found.text("PANAX_COORDINATOR") or f"{host}:{_FIRST_PORT + (job * 7 + step) % _PORTS}",
-        processes=place[0],
-        index=place[1],
-        local_index=local_index,
-        local_processes=local_processes,
-        local_devices=found.devices(local_index, local_processes),
-        bind=found.text("PANAX_BIND"),
-        started_by="srun",
+    return found.member(
+        place,
+        found.text("PANAX_COORDINATOR") or f"{host}:{_FIRST_PORT + (job * 7 + step) % _PORTS}",
+        (local_index, local_processes),
+        "srun",
     )
 
 
@@ -237,16 +244,7 @@ def _open_mpi(found: _Variables) -> _Found:
             "Open MPI does not say where process 0 is; set PANAX_COORDINATOR to its host and a free port: "
             "mpirun -x PANAX_COORDINATOR=HOST:PORT ..."
         )
-    return Membership(
-        coordinator=coordinator,
-        processes=place[0],
-        index=place[1],
-        local_index=local_index,
-        local_processes=local_processes,
-        local_devices=found.devices(local_index, local_processes),
-        bind=found.text("PANAX_BIND"),
-        started_by="mpirun",
-    )
+    return found.member(place, coordinator, (local_index, local_processes), "mpirun")
 
 
 def _address_of_mpirun(found: _Variables, one_host: bool) -> str | None:
@@ -278,16 +276,7 @@ def _pmi(found: _Variables) -> _Found:
             "host and a free port"
         )
     local_index, local_processes = found.local("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    return Membership(
-        coordinator=coordinator,
-        processes=place[0],
-        index=place[1],
-        local_index=local_index,
-        local_processes=local_processes,
-        local_devices=found.devices(local_index, local_processes),
-        bind=found.text("PANAX_BIND"),
-        started_by="PMI_RANK",
-    )
+    return found.member(place, coordinator, (local_index, local_processes), "PMI_RANK")
 
 
 def bracketed(host: str) -> str:

@@ -61,7 +61,7 @@ class Mpi:
         missing = [name for name in AS_ROOT if self._environment.get(name) != "1"]
         if os.geteuid() == 0 and not hydra and missing:
             raise LaunchError(
-                f"Open MPI runs nothing as root unless told twice; run as another user, or set {' and '.join(missing)} to 1"
+                f"Open MPI refuses to run as root by default; run as another user, or set {' and '.join(missing)} to 1"
             )
         hosts = self._hosts
         if hosts and len(hosts) < self._resources.nodes:
