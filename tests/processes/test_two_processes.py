@@ -1,6 +1,7 @@
 """Two processes of four devices each train as one device does; they speak over loopback alone."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -36,6 +37,8 @@ def test_trains_as_one_device_does(index, alone, tmp_path):
     np.testing.assert_allclose(many["losses"], alone["losses"], rtol=TOLERANCE)
     np.testing.assert_allclose(many["gradient_norm"], alone["gradient_norm"], rtol=10 * TOLERANCE)
     np.testing.assert_allclose(many["held_out"], alone["held_out"], rtol=TOLERANCE)
+    if hasattr(os, "SCHED_BATCH"):
+        assert [each["policies"] for each in found] == [[os.SCHED_BATCH]] * PROCESSES
     # The slowest axis spans the processes.
     spans = found[0]["processes"]
     assert spans[0]["fsdp"] == 2

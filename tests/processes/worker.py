@@ -5,6 +5,7 @@ python worker.py ADDRESS PROCESSES INDEX '{"fsdp": 8}' ...: the first mesh train
 
 import dataclasses
 import json
+import os
 from typing import Any
 
 import jax
@@ -24,6 +25,8 @@ def main() -> None:
     first, *others = (json.loads(sizes) for sizes in join_job())
     spans = [processes_along_axes(Placement.create(MeshShape(**(ONE | sizes)))) for sizes in others]
     found = {"trained": trained(first), "processes": spans}
+    if hasattr(os, "SCHED_BATCH"):
+        found["policies"] = sorted({os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")})
     print(json.dumps({"local": jax.local_device_count(), "all": jax.device_count(), **found}), flush=True)
 
 

@@ -13,6 +13,7 @@ from ..core.axes import pair_axes
 from ..core.errors import LayoutError
 from ..core.layout import use_layout
 from ..core.protocols import Axes, RowOrder
+from ..core.scheduling import run_in_batches
 from ..core.target import Target, target_of
 from .devices import device_grid
 from .legality import Needs, resolved
@@ -64,6 +65,8 @@ class Placement:
                 f"processes"
             )
         grid = device_grid(taken, sizes)
+        if jax.process_count() > 1 and not target_of(taken[0]).traits.own_memory:
+            run_in_batches()
         return cls(Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES)), rules or Rules())
 
     @property
