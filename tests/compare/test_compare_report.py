@@ -10,7 +10,7 @@ from comparing import COMPILED, EAGER, MACHINE, OWN, column, comparison
 from panax_compare.columns import COLUMNS
 from panax_compare.published import FLAWS, Published, variants
 from panax_compare.report import write_report
-from panax_compare.report.plots import Bar, bars, lines
+from panax_compare.report.plots import ColumnBar, bars, lines
 from panax_compare.report.published import answers, write_published
 from panax_compare.sources import length_of, lines_of, text_of
 
@@ -81,7 +81,7 @@ def test_an_interrupted_comparison_says_what_is_missing(tmp_path):
 
 
 def test_plots_hold_their_values():
-    drawn = bars([Bar("a", "A", 2.0, 1.0, 3.0, "two"), Bar("b", "B", 4.0, 4.0, 4.0, "four")], "s")
+    drawn = bars([ColumnBar("a", "A", 2.0, 1.0, 3.0, "two"), ColumnBar("b", "B", 4.0, 4.0, 4.0, "four")], "s")
     widths = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', drawn)]
     assert widths[1] == pytest.approx(2 * widths[0], rel=0.01)
     assert "nothing to draw" in lines({"a": ("A", [0.0])}, "step", logarithmic=True)

@@ -1,15 +1,37 @@
 """What is measured of a run, and where it is shown."""
 
-from .clock import StepClock
-from .console import ConsoleTracker
-from .facts import RunFacts
+from typing import TYPE_CHECKING
+
+from ..core.lazy import lazily
+
+# Not lazily: the module and the function share a name.
 from .heat_map import heat_map
-from .histogram import Histogram
-from .lane import Lane
-from .services import CsvTracker, MlflowTracker, WandbTracker
-from .tensorboard import TensorBoardTracker
-from .throughput import Peak, memory_in_use_bytes, peak_of
-from .trackers import JsonlTracker, Tracker, Trackers
+
+if TYPE_CHECKING:
+    from .clock import StepClock
+    from .console import ConsoleTracker
+    from .facts import RunFacts
+    from .histogram import Histogram
+    from .lane import Lane
+    from .services import CsvTracker, MlflowTracker, WandbTracker
+    from .tensorboard import TensorBoardTracker
+    from .throughput import Peak, memory_in_use_bytes, peak_of
+    from .trackers import JsonlTracker, Tracker, Trackers
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "clock": ("StepClock",),
+        "console": ("ConsoleTracker",),
+        "facts": ("RunFacts",),
+        "histogram": ("Histogram",),
+        "lane": ("Lane",),
+        "services": ("CsvTracker", "MlflowTracker", "WandbTracker"),
+        "tensorboard": ("TensorBoardTracker",),
+        "throughput": ("Peak", "memory_in_use_bytes", "peak_of"),
+        "trackers": ("JsonlTracker", "Tracker", "Trackers"),
+    },
+)
 
 __all__ = [
     "ConsoleTracker", "CsvTracker", "Histogram", "JsonlTracker", "Lane", "MlflowTracker", "Peak", "RunFacts", "StepClock",

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..core import TrainState
 from ..core.errors import RecipeError, nearest
-from ..metrics.chart import Chart, Line, line_chart
+from ..metrics.page.lines import Chart, Line, line_chart
 from .evaluating import evaluate_result
 from .history import read_history, table
 from .prepare import Prepared

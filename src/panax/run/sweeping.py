@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import PanaxError, RecipeError, nearest
-from ..metrics.chart import Chart, Line, line_chart
 from ..metrics.console import shown
+from ..metrics.page.lines import Chart, Line, line_chart
 from ..stores import join
 from .experiment import Experiment
 from .fitting import fit

@@ -2,6 +2,8 @@
 
 import json
 
+from panax.metrics.page.blocks import Block, Code, Paragraph, Picture, Points, Section, Table
+
 from ..columns import COLUMNS, DISTRIBUTED
 from ..formatting import percent, rate, ratio, seconds, size
 from ..questions import answers
@@ -9,8 +11,7 @@ from ..results import Comparison
 from ..settings import PRECISIONS
 from ..sources import length_of, text_of
 from ..verdict import Row, allowed_apart, peak_of, rows_of, verdict
-from .blocks import Block, Code, Paragraph, Picture, Points, Section, Table
-from .plots import Bar, bars, lines
+from .plots import ColumnBar, bars, lines
 
 
 def sections_of(comparison: Comparison) -> list[Section]:
@@ -151,7 +152,7 @@ def _plots(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
     timed = [row for row in rows if row.seconds is not None]
     if timed:
         steps = [
-            Bar(
+            ColumnBar(
                 row.name,
                 row.title,
                 row.seconds or 0,
@@ -195,7 +196,7 @@ def _plots(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
     held = [row for row in rows if row.peak_bytes]
     if held:
         memory = [
-            Bar(row.name, row.title, (row.peak_bytes or 0) / 2**30, 0, 0, size(row.peak_bytes), not row.compared)
+            ColumnBar(row.name, row.title, (row.peak_bytes or 0) / 2**30, 0, 0, size(row.peak_bytes), not row.compared)
             for row in held
         ]
         found.append(Picture("memory", bars(memory, "GiB"), f"Peak memory: {_of_what(comparison)}."))

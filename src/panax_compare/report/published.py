@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+from panax.metrics.page.blocks import Code, Paragraph, Picture, Points, Section, Table
+from panax.metrics.page.html import page
+from panax.metrics.page.markdown import markdown, table
+
 from ..formatting import seconds
 from ..published import FLAWS, SIDES, Published, variants
 from ..sources import text_of
-from .blocks import Code, Paragraph, Picture, Points, Section, Table
-from .html import page
-from .markdown import markdown, table
-from .plots import Bar, bars
+from .plots import ColumnBar, bars
 from .writing import MARKDOWN, PAGE, PLOTS
 
 DISTINCT = 0.1
@@ -81,7 +82,7 @@ def _picture(published: Published) -> str:
     found = [(variant, ratio) for variant in _shown(published) if (ratio := published.ratio(variant.name)) is not None]
     return bars(
         [
-            Bar("panax" if not variant.flaws else "plain_jax", variant.title, ratio, 0, 0, f"{ratio:.2f}")
+            ColumnBar("panax" if not variant.flaws else "plain_jax", variant.title, ratio, 0, 0, f"{ratio:.2f}")
             for variant, ratio in found
         ],
         "JAX's time by PyTorch's",

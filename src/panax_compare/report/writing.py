@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from panax.metrics.page.blocks import Picture, Table
+from panax.metrics.page.html import page
+from panax.metrics.page.markdown import markdown, table
+
 from ..results import Comparison
-from .blocks import Picture, Table
 from .content import sections_of, title_of
-from .html import page
-from .markdown import markdown, table
 
 PAGE, MARKDOWN, PLOTS = "report.html", "report.md", "plots"
 

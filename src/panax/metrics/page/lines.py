@@ -1,0 +1,256 @@
+"""A chart of lines as SVG, for a notebook, a file or a page. Text takes the colour of the page."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+
+from .blocks import Mark
+from .svg import COLOURS, logarithmic_ticks, number, svg, text, ticks
+
+WIDTH, HEIGHT = 760, 300
+MOST_MARKED = 40
+"""A line of more points has no circles on them."""
+
+MOST_POINTS = 800
+"""A line of more points is thinned out: of each stretch its least and its greatest value are drawn."""
+
+Points = Float64[np.ndarray, "point 2"]
+Values = Sequence[float | int] | Float64[np.ndarray, " point"]
+
+
+class Line(NamedTuple):
+    """One line of a chart.
+
+    Attributes:
+        x: Where its points are, in rising order; as many as of `y`. A point that is not finite leaves a gap.
+        colour: Empty takes the next one of the page's; a page in the dark changes those alone.
+        dashes: As SVG's `stroke-dasharray`; empty for none.
+        marked: Whether few points have circles.
+    """
+
+    title: str
+    x: Values
+    y: Values
+    colour: str = ""
+    dashes: str = ""
+    marked: bool = True
+
+
+class Chart:
+    """A picture as SVG; a notebook shows it.
+
+    Attributes:
+        svg: Its source.
+    """
+
+    def __init__(self, svg: str):
+        self.svg = svg
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def __repr__(self) -> str:
+        return "Chart: a notebook shows it; chart.save('loss.svg') writes it"
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file."""
+        Path(path).write_text(self.svg, encoding="utf-8")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plane:
+    """Where values lie in the picture."""
+
+    x: tuple[float | int, float | int]
+    y: tuple[float | int, float | int]
+    left: float | int
+    right: float | int
+    top: float | int
+    bottom: float | int
+    logarithmic: bool
+
+    def across(self, x: float | int) -> float | int:
+        first, last = self.x
+        return self.left + (self.right - self.left) * ((x - first) / (last - first) if last > first else 0.0)
+
+    def up(self, y: float | int) -> float | int:
+        low, high = self.y
+        value = math.log10(y) if self.logarithmic else y
+        return self.bottom - (self.bottom - self.top) * (value - low) / (high - low)
+
+
+def line_chart(
+    lines: Sequence[Line],
+    x_label: str,
+    *,
+    logarithmic: bool = False,
+    width: int = WIDTH,
+    height: int = HEIGHT,
+    titles_above: bool = False,
+    marks: Sequence[Mark] = (),
+    readable: bool = False,
+    most_points: int = MOST_POINTS,
+) -> Chart:
+    """Lines with their titles beside them.
+
+    Args:
+        logarithmic: Of the y axis; values that are not above 0 leave a gap.
+        titles_above: The titles stand above the lines, and a single one is left out.
+        marks: Places on the x axis, drawn as upright lines.
+        readable: The picture holds its figures, which a page reads out where the reader points.
+        most_points: That a line keeps; a longer one is thinned out.
+    """
+    kept = [thinned(_points(line, logarithmic), most_points) for line in lines]
+    finite = [found[np.isfinite(found[:, 1])] for found in kept]
+    together = np.concatenate(finite) if finite else np.zeros((0, 2))
+    if not len(together):
+        return Chart(svg(40, [text(16, 24, "nothing to draw", faint=True)], width))
+    head = _titles_above(lines, width) if titles_above else []
+    left, right = (52, width - 26) if titles_above else (70, width - 170)
+    plane = _plane(together, logarithmic, left, right, 14 + 20 * len(head), height - 48)
+    parts = [*_grid(plane, x_label, height)]
+    for row, titles in enumerate(head):
+        parts += [_title(x, 14 + 20 * row, lines[n], n) for n, x in titles]
+    for mark in marks:
+        parts.append(_mark(plane, mark))
+    for row, (line, found) in enumerate(zip(lines, kept)):
+        parts.append(_line(plane, line, found, row, readable))
+        if not titles_above:
+            parts.append(_title(right + 14, plane.top + 8 + row * 20, line, row))
+    whole = height if titles_above else max(height, int(plane.top) + 20 * len(lines) + 12)
+    return Chart(svg(whole, parts, width, _scale(plane) if readable else ""))
+
+
+def thinned(points: Points, most: int) -> Float64[np.ndarray, "kept 2"]:
+    """At most about `most` points of a line: of each stretch the least and the greatest value, and a gap where it has one."""
+    if len(points) <= most:
+        return points
+    keep = {0, len(points) - 1}
+    for stretch in np.array_split(np.arange(len(points)), max(most // 2, 1)):
+        values = points[stretch, 1]
+        finite = np.isfinite(values)
+        if finite.any():
+            keep.add(int(stretch[np.argmin(np.where(finite, values, np.inf))]))
+            keep.add(int(stretch[np.argmax(np.where(finite, values, -np.inf))]))
+        if not finite.all():
+            keep.add(int(stretch[np.argmin(finite)]))
+    return points[sorted(keep)]
+
+
+def _points(line: Line, logarithmic: bool) -> Points:
+    x, y = np.asarray(line.x, np.float64), np.asarray(line.y, np.float64)
+    count = min(len(x), len(y))
+    points = np.stack([x[:count], y[:count]], axis=1)
+    points = points[np.isfinite(points[:, 0])]
+    lacking = ~np.isfinite(points[:, 1]) | ((points[:, 1] <= 0) if logarithmic else False)
+    return np.where(np.stack([np.zeros_like(lacking), lacking], axis=1), np.nan, points)
+
+
+def _plane(
+    points: Points, logarithmic: bool, left: float | int, right: float | int, top: float | int, bottom: float | int
+) -> _Plane:
+    values = np.log10(points[:, 1]) if logarithmic else points[:, 1]
+    low, high = float(values.min()), float(values.max())
+    margin = (high - low) * 0.08 or max(abs(high) * 0.01, 1e-3)
+    low, high = (0.0 if 0 <= low < margin * 2 and not logarithmic else low - margin), high + margin
+    return _Plane(
+        (float(points[:, 0].min()), float(points[:, 0].max())), (low, high), left, right, top, bottom, logarithmic
+    )
+
+
+def _grid(plane: _Plane, x_label: str, height: int) -> Iterator[str]:
+    low, high = plane.y
+    for value in logarithmic_ticks(10**low, 10**high) if plane.logarithmic else ticks(low, high, 5):
+        y = plane.up(value)
+        yield f'<path d="M{plane.left} {y:.1f}H{plane.right}" stroke="currentColor" stroke-opacity="0.12"/>'
+        yield text(plane.left - 8, y + 4, number(value), anchor="end", faint=True)
+    for x in ticks(*plane.x, most=max(2, int((plane.right - plane.left) / 70))):
+        yield text(plane.across(x), plane.bottom + 18, number(x), anchor="middle", faint=True)
+    yield text((plane.left + plane.right) / 2, height - 8, x_label, anchor="middle", faint=True)
+
+
+def _colour(line: Line, row: int) -> str:
+    return (
+        f'stroke="{line.colour}"'
+        if line.colour
+        else f'class="s{row % len(COLOURS)}" stroke="{COLOURS[row % len(COLOURS)]}"'
+    )
+
+
+def _line(plane: _Plane, line: Line, found: Points, row: int, readable: bool) -> str:
+    """A path with its gaps; points that stand alone between them, and those of a short line, are circles."""
+    colour = _colour(line, row)
+    path, circles, run = [], [], []
+    alone_too = line.marked and np.isfinite(found[:, 1]).sum() <= MOST_MARKED
+    for x, y in [*found.tolist(), (0.0, math.nan)]:
+        if math.isfinite(y):
+            run.append(f"{plane.across(x):.1f} {plane.up(y):.1f}")
+            continue
+        if len(run) > 1:
+            path.append("M" + "L".join(run))
+        if len(run) == 1 or alone_too:
+            circles += run
+        run = []
+    data = ""
+    if readable:
+        told = " ".join(f"{x:.7g},{y:.5g}" for x, y in found.tolist() if math.isfinite(y))
+        data = f' data-title="{escape(line.title)}" data-points="{told}"'
+    dash = f' stroke-dasharray="{line.dashes}"' if line.dashes else ""
+    dots = "".join(f'<circle cx="{a}" cy="{b}" r="2.6"/>' for a, b in (point.split() for point in circles))
+    return (
+        f'<g {colour} stroke-width="2" fill="none"{data}><path d="{"".join(path)}" stroke-linejoin="round"{dash}/>{dots}</g>'
+        if path
+        else f'<g {colour} stroke-width="2" fill="none"{data}>{dots}</g>'
+    )
+
+
+def _title(x: float | int, y: float | int, line: Line, row: int) -> str:
+    dash = f' stroke-dasharray="{line.dashes}"' if line.dashes else ""
+    return f'<path d="M{x:.1f} {y:.1f}h22" {_colour(line, row)} stroke-width="2"{dash}/>' + text(
+        x + 28, y + 4, line.title
+    )
+
+
+LETTER = 6.9
+"""How wide a letter is on average, in pixels."""
+
+
+def _titles_above(lines: Sequence[Line], width: int) -> list[list[tuple[int, float | int]]]:
+    """Rows of (number of a line, where its title begins); none where one line speaks for itself."""
+    if len(lines) < 2:
+        return []
+    rows: list[list[tuple[int, float | int]]] = [[]]
+    x = 10.0
+    for n, line in enumerate(lines):
+        wide = 44 + LETTER * len(line.title)
+        if rows[-1] and x + wide > width:
+            rows.append([])
+            x = 10.0
+        rows[-1].append((n, x))
+        x += wide
+    return rows
+
+
+def _mark(plane: _Plane, mark: Mark) -> str:
+    if not plane.x[0] <= mark.at <= plane.x[1]:
+        return ""
+    x = plane.across(mark.at)
+    drawn = (
+        f'<g class="mark" stroke="#c0392b"><title>{escape(mark.text)}</title>'
+        f'<path d="M{x:.1f} {plane.top - 4:.1f}V{plane.bottom:.1f}" stroke-width="1.2" stroke-dasharray="3 3"/>'
+        f'<circle cx="{x:.1f}" cy="{plane.top - 4:.1f}" r="4" fill="#c0392b"/></g>'
+    )
+    return f'<a href="#{escape(mark.anchor)}">{drawn}</a>' if mark.anchor else drawn
+
+
+def _scale(plane: _Plane) -> str:
+    """What a page needs to find the figures below a pointer."""
+    of_x = f"{plane.x[0]:.9g},{plane.x[1]:.9g},{plane.left:.1f},{plane.right:.1f}"
+    of_y = f"{plane.y[0]:.9g},{plane.y[1]:.9g},{plane.bottom:.1f},{plane.top:.1f}"
+    return f' class="curve" data-x="{of_x}" data-y="{of_y}"{" data-logarithmic=1" if plane.logarithmic else ""}'

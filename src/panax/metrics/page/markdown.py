@@ -1,0 +1,57 @@
+"""A page as Markdown: pictures are files beside it."""
+
+from collections.abc import Sequence
+
+from .blocks import Block, Card, Choice, Code, Fold, Grid, Paragraph, Picture, Points, Section, Strips, Table, Tiles
+
+
+def markdown(title: str, sections: Sequence[Section]) -> str:
+    """The whole page. What is folded away on the HTML page is left out."""
+    parts = [f"# {title}"]
+    for section in sections:
+        parts += [f"## {section.title}"] if section.title else []
+        parts += [text for block in section.blocks if (text := _block(block))]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(block: Table) -> str:
+    """Rows of a Markdown table."""
+    head, *rows = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in block.rows]
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Paragraph():
+            return block.text
+        case Points():
+            return _points(block.items)
+        case Table():
+            return table(block)
+        case Picture():
+            return f"![{block.caption or block.title}](plots/{block.name}.svg)"
+        case Code():
+            return "" if block.title else _fence(block)
+        case Tiles():
+            return _points([" ".join(filter(None, (f"{each.label}: {each.value}", each.note))) for each in block.items])
+        case Strips():
+            return _points([" ".join(filter(None, (f"{name}:", figure))) for _, name, figure in block.legend])
+        case Card():
+            facts = _points([f"{name}: {value}" for name, value in block.facts])
+            return "\n\n".join([f"### {block.title}", facts, *filter(None, map(_block, block.blocks))])
+        case Grid():
+            return "\n\n".join(filter(None, map(_block, block.blocks)))
+        case Choice():
+            return "\n\n".join(filter(None, map(_block, block.ways[0][1])))
+        case Fold():
+            return ""
+
+
+def _points(items: Sequence[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)
+
+
+def _fence(block: Code) -> str:
+    prompt = "$ " if block.language == "console" else ""
+    return f"```{block.language}\n{prompt}{block.text.rstrip()}\n```"

@@ -1,0 +1,139 @@
+"""The page builder: whole, self-contained, escaped, and curves that keep what they thin out."""
+
+import math
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+
+from panax.metrics.page.blocks import (
+    Card,
+    Choice,
+    Code,
+    Fold,
+    Grid,
+    Mark,
+    Paragraph,
+    Part,
+    Picture,
+    Points,
+    Section,
+    Strip,
+    Strips,
+    Table,
+    Tile,
+    Tiles,
+)
+from panax.metrics.page.html import page
+from panax.metrics.page.lines import Line, line_chart, thinned
+from panax.metrics.page.markdown import markdown
+from panax.metrics.page.svg import logarithmic_ticks, number, ticks
+
+VOID = {"meta", "path", "circle", "line", "input"}
+BAD = "<script>alert('x')</script>\"&"
+
+
+class Balanced(HTMLParser):
+    """Collects what the page would fetch, its anchors and ids; fails on tags that don't close each other."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.tags.append(tag)
+        self.ids += [found["id"]] if "id" in found else []
+        if tag == "a":
+            self.links.append(found["href"])
+        else:
+            self.fetched += [found[name] for name in ("src", "href") if name in found]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        assert tag in VOID, tag
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, tag
+
+
+def everything(words: str) -> list[Section]:
+    curve = line_chart(
+        [Line(words, [1, 2, 3], [3.0, 2.0, 1.0])], words, marks=[Mark(2, "1", words, "card")], readable=True
+    )
+    strip = Strip(words, (Part(0.5, 2, words), Part(0.5, -1, words)), words, (Mark(0.5, "1", words, "card"),))
+    table = Table(((words, words), (words, words)))
+    blocks = (
+        Paragraph(words), Points((words,)), table, Picture("p", curve.svg, words, words), Code(words), Code(words, title=words),
+        Tiles((Tile(words, words, words, "bad"),)), Strips((strip,), ((2, words, words),)),
+        Card("card", words, ((words, words),), (Paragraph(words),)), Grid((table,)), Fold(words, (table,)),
+        Choice("way", ((words, (table,)), (words, (table,)))),
+    )  # fmt: skip
+    return [Section("", blocks), Section(words, ())]
+
+
+def test_every_block_is_escaped_and_closed():
+    found = Balanced(page(BAD, everything(BAD)))
+    assert found.tags.count("script") == 1, "the page's own alone"
+    assert found.fetched == [] and set(found.links) == {"#card"} and found.ids.count("card") == 1
+    assert found.tags == Balanced(page("x", everything("x"))).tags
+
+
+def test_markdown_holds_what_is_not_folded():
+    text = markdown("Title", everything("words"))
+    assert text.count("| words | words |") == 6 and "### words" in text and "![words](plots/p.svg)" in text
+
+
+def test_a_page_without_curves_has_no_script():
+    assert "<script" not in page("x", [Section("y", (Paragraph("z"),))])
+
+
+def test_thinning_keeps_extremes_ends_and_gaps():
+    values = np.sin(np.arange(100_000) / 50)
+    values[[123, 77_777]] = 9.0, -9.0
+    values[50_000:50_010] = np.nan
+    points = np.stack([np.arange(100_000.0), values], axis=1)
+    kept = thinned(points, 400)
+    assert len(kept) < 1300 and np.isnan(kept[:, 1]).sum() >= 1
+    assert {0.0, 123.0, 77_777.0, 99_999.0} <= set(kept[:, 0].tolist())
+    assert (np.diff(kept[:, 0]) > 0).all()
+    assert thinned(points[:300], 400) is not None and len(thinned(points[:300], 400)) == 300
+
+
+def test_values_that_are_not_finite_are_gaps():
+    drawn = line_chart([Line("a", [1, 2, 3, 4, 5], [1.0, 2.0, math.nan, 4.0, 5.0])], "step").svg
+    assert re.search(r'<path d="M[\d. L]+M[\d. L]+" stroke-linejoin', drawn)
+    alone = line_chart([Line("a", [1, 2, 3], [1.0, math.inf, 3.0], marked=False)], "step").svg
+    assert alone.count("<circle") == 2 and "nan" not in alone and "inf" not in alone
+    assert "nothing to draw" in line_chart([Line("a", [1], [math.nan])], "step").svg
+    assert "nothing to draw" in line_chart([], "step").svg
+
+
+def test_one_point_huge_values_and_flat_lines_are_drawn():
+    for y in ([5.0], [5.0, 5.0], [1e300, -1e300], [1e-300, 1e-299], [0.0, 0.0], [-1e15, -1e15 + 1]):
+        for logarithmic in (False, True):
+            drawn = line_chart([Line("a", range(len(y)), y)], "step", logarithmic=logarithmic, readable=True).svg
+            assert "nan" not in drawn and "inf" not in drawn
+
+
+def test_ticks_are_round_and_few():
+    for low, high in ((0.0, 1.0), (3.0, 3.0), (-5.0, 1e9), (1e-12, 2e-12), (99.999, 100.001), (1e15, 1e15 + 4)):
+        assert len(ticks(low, high)) <= 11
+        assert all(low - abs(high - low) * 1e-6 <= tick <= high + abs(high - low) * 1e-6 for tick in ticks(low, high))
+    assert all(2 <= len(logarithmic_ticks(low, high)) <= 13 for low, high in ((1e-12, 1e12), (0.9, 1.1), (1.0, 1000.0)))
+    assert number(112_000) == "112k" and number(-0.5) == "-0.5"
+
+
+def test_the_page_needs_no_jax():
+    program = "import sys, panax, panax.metrics.page.html; assert 'jax' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
