@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .core import Task, debugging
     from .core.joining import join
     from .presets import preset
-    from .run import Experiment, Result, compile_step, evaluate, fit, load, open_run, sweep
+    from .run import Experiment, Result, check, compile_step, evaluate, fit, load, open_run, sweep
     from .train import CompiledStep, Program
 
 __version__ = "0.1.1"
@@ -26,7 +26,7 @@ __getattr__ = lazily(
         "core": ("Task", "debugging"),
         "core.joining": ("join",),
         "presets": ("preset",),
-        "run": ("Experiment", "Result", "compile_step", "evaluate", "fit", "load", "open_run", "sweep"),
+        "run": ("Experiment", "Result", "check", "compile_step", "evaluate", "fit", "load", "open_run", "sweep"),
         "train": ("CompiledStep", "Program"),
     },
     rooms=("adapters", "hooks"),
@@ -37,6 +37,6 @@ readable_in("panax.layers", "Rotary", "RotaryScaling", "YarnScaling", "Latent", 
 readable_in("panax.parallel", "Pipeline")
 
 __all__ = [
-    "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "compile_step", "debugging",
+    "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "check", "compile_step", "debugging",
     "evaluate", "fit", "hooks", "join", "load", "open_run", "preset", "sweep",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ import jax
 import pytest
 from pages import PAGES, ROOT, anchors, fences, name_of, prose, relative_links, table_rows
 
+import panax.cli.check
 import panax.cli.checkpoint
 import panax.cli.data
 import panax.cli.evaluate
@@ -26,6 +27,7 @@ from panax.cli.inspect import own_flags
 from panax.cli.main import COMMANDS, main
 from panax.cli.overrides import experiment_from
 from panax.cli.recipes import built_in, find_recipe
+from panax.cli.train import NO_SETTINGS
 from panax.kernels import registry
 from panax.mesh import MESH_AXES
 from panax.models import PRESETS, PUBLISHED_PARAMETERS, DecoderConfig
@@ -114,7 +116,10 @@ def check_command(arguments: list[str], where: str) -> None:
         elif command == "launch":
             own, flags = panax.cli.launch.own_flags(rest[1:])
             panax.cli.launch.resources_of(own)
-            experiment_from([rest[0], *flags], "train")
+            experiment_from([rest[0], *(flag for flag in flags if flag not in NO_SETTINGS)], "train")
+        elif command == "check":
+            flags = panax.cli.check.own_flags(rest)[1]
+            experiment_from(flags, "check") if flags else None
         elif command in ("status", "logs", "stop"):
             panax.cli.jobs.parser_of(command).parse_args(rest)
         elif command == "checkpoint":

@@ -5,28 +5,31 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from rich.console import Console
 
-from ..core import DataFacts, Task, pair_axes
+from ..core import Task, pair_axes
 from ..core.errors import RecipeError
-from ..data import BytePairTokenizer, TextData
-from ..data.source import TEXT_AXES
+from ..data import TextData
 from ..kernels import choose_by_timing
 from ..mesh import Placement
 from ..metrics.console import WIDTH, fitted, plain_console
-from ..plan import Hardware, TooLarge, parse_target, plan_step, target_devices, text_batch, walk_step
+from ..plan import Hardware, StepCost, TooLarge, parse_target, plan_step, target_devices, text_batch, walk_step
+from ..plan.profile import HardwareProfile, ProfileError, newest_profile, profiles_folder, read_profile
 from ..plan.report import plan_lines, size, walk_lines
+from ..plan.roofline import DataSheet, Measured, step_time, time_lines
 from ..presets import with_blank_images
 from ..run import Experiment
-from ..run.automatic import with_chosen_mesh
+from ..run.checking import profile_in
 from ..run.description import describe
 from ..run.no_data import lacks_data
-from ..run.prepare import make_program, prepare
-from ..train.compiled import CompiledStep, needs_of
+from ..run.prepare import prepare
+from ..run.sketch import sketched
+from ..train.compiled import CompiledStep
 from .overrides import asks_for_help, experiment_from
 from .plugins import start_jax, unsaid
 from .recipes import built_in
@@ -35,13 +38,20 @@ Say = Callable[[str], None]
 
 SETTINGS = "--settings"
 
+HARDWARE = "--hardware"
+"""Takes the file of a profile; `--profile` is a setting of runs."""
+
 HELP = """\
   --data PATH...    read these files, folders or globs of text
+  --hardware FILE   a step's time by what `panax check` measured
   --target h100x64  for devices that are not here (v5p-128, ...)
   --no-compile      as far as tracing tells, in a second or two
   --settings        all settings too, with what was left open filled in
   --mesh auto       choose the layout over the devices
 """
+
+TPU_KINDS = {"v5e": ("tpu v5 lite", "tpu v5e"), "v5p": ("tpu v5", "tpu v5p"), "v6e": ("tpu v6 lite", "tpu v6e")}
+"""A target's kind to what JAX calls its devices, where that is not a part of the name."""
 
 LESS = "Shard over more devices (--mesh.fsdp), or use --task.remat full, more --step.micro-batches or a smaller --data.batch-size"
 
@@ -77,7 +87,8 @@ def inspect(arguments: Sequence[str]) -> int:
 
     warnings.showwarning = lambda message, *_: _warn(console, str(message))
     with_settings = SETTINGS in arguments
-    rest, target, compiles = own_flags([each for each in arguments if each != SETTINGS])
+    rest, target, compiles, profile = own_flags([each for each in arguments if each != SETTINGS])
+    given = None if profile is None else (read_profile(profile), Path(profile))
     if target is None:
         experiment = experiment_from(rest, "inspect")
         start_jax()
@@ -89,7 +100,7 @@ def inspect(arguments: Sequence[str]) -> int:
     print_parameters(subject, console)
     if isinstance(subject.step, CompiledStep):
         batch = subject.batch()
-        print_walk(subject, batch, console)
+        print_walk(subject, batch, console, given)
         if compiles:
             print_step(subject, batch, console)
     if with_settings:
@@ -98,19 +109,21 @@ def inspect(arguments: Sequence[str]) -> int:
     return 0
 
 
-def own_flags(arguments: Sequence[str]) -> tuple[list[str], Hardware | None, bool]:
-    """The arguments without `--target` and `--no-compile`, and what those say."""
-    rest, target, compiles = [], None, True
+def own_flags(arguments: Sequence[str]) -> tuple[list[str], Hardware | None, bool, str | None]:
+    """The arguments without `--target`, `--no-compile` and `--hardware`, and what those say."""
+    rest, target, compiles, profile = [], None, True, None
     remaining = iter(arguments)
     for argument in remaining:
         name, equals, value = argument.partition("=")
         if name == "--target":
             target = parse_target(value if equals else next(remaining, ""))
+        elif name == HARDWARE:
+            profile = value if equals else next(remaining, "")
         elif argument == "--no-compile":
             compiles = False
         else:
             rest.append(argument)
-    return rest, target, compiles
+    return rest, target, compiles, profile
 
 
 def _attached(experiment: Experiment, say: Say) -> Subject:
@@ -132,41 +145,14 @@ def _attached(experiment: Experiment, say: Say) -> Subject:
 def _elsewhere(experiment: Experiment, target: Hardware | None, devices: list[Any], say: Say) -> Subject:
     """For a target, or without data: text is not tokenised, since its batches' shapes are known, and a vocabulary is the task's
     or the tokenizer's."""
-    data = experiment.data
-    if not isinstance(data, TextData):
-        experiment = experiment if lacks_data(experiment) is None else with_blank_images(experiment)
-        prepared = prepare(experiment, say, devices)
-        return Subject(
-            experiment,
-            prepared.task,
-            prepared.step,
-            lambda: dict(next(prepared.data.train.batches()).batch),
-            None,
-            target,
-        )
-    try:
-        task = experiment.task.adapted(DataFacts(None, data.sequence_length))
-    except RecipeError:
-        if not isinstance(data.tokenizer, BytePairTokenizer):
-            raise
-        say(f"the corpus is not read: the vocabulary is taken as its tokenizer's most, {data.tokenizer.vocab_size}")
-        task = experiment.task.adapted(DataFacts(data.tokenizer.vocab_size, data.sequence_length))
-    axes = TEXT_AXES
-    experiment, task = with_chosen_mesh(
+    found = sketched(
         experiment,
-        task,
-        make_program,
-        lambda: text_batch(data),
-        axes,
         devices,
         say,
         None if target is None else target.memory_bytes,
         None if target is None else target.devices_per_fast_domain,
     )
-    program = make_program(experiment, task)
-    placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program))
-    step = CompiledStep(program, placement, axes)
-    return Subject(experiment, task, step, lambda: text_batch(data), data.sequence_length, target)
+    return Subject(found.experiment, found.task, found.step, found.batch, found.sequence_length, target)
 
 
 def print_parameters(subject: Subject, console: Console) -> None:
@@ -195,13 +181,55 @@ def print_parameters(subject: Subject, console: Console) -> None:
         console.print(f"compute        {flops:,.0f} FLOPs for {of} forward and backward pass")
 
 
-def print_walk(subject: Subject, batch: dict[str, Any], console: Console) -> None:
-    """Trace the training step; print what it will take, as far as its trace tells."""
+def print_walk(
+    subject: Subject, batch: dict[str, Any], console: Console, profile: tuple[HardwareProfile, Path] | None = None
+) -> None:
+    """Trace the training step; print what it will take, as far as its trace tells.
+
+    Args:
+        profile: What was measured of the hardware, with its file; None to look for one.
+    """
     if not subject.task.names_axes and subject.step.placement.devices.size > 1:
         console.print("traced         no: XLA partitions this task's program, so that only the compiled step tells")
         return
-    for line in walk_lines(walk_step(subject.step, batch), _memory_limit(subject)):
+    cost = walk_step(subject.step, batch)
+    for line in [*walk_lines(cost, _memory_limit(subject)), *_times(subject, cost, profile)]:
         console.print(_fitted(line), highlight=False, markup=False, soft_wrap=True)
+
+
+def _times(subject: Subject, cost: StepCost, given: tuple[HardwareProfile, Path] | None) -> list[str]:
+    """A step's time by what was measured of the devices, else by their data sheets; nothing where there is neither."""
+    placement, target = subject.step.placement, subject.target
+    if given is not None:
+        _check_profile(subject, *given)
+    elif target is None:
+        folders = [profile_in(subject.experiment.folder), *sorted(profiles_folder().glob("*.json"))]
+        given = newest_profile(placement.devices.devices.flat[0].device_kind, placement.sizes, folders)
+    if given is not None:
+        profile, path = given
+        source = f"what was measured on {profile.made[:10]} on {len(profile.places)} x {profile.device_kind}: {path}"
+        return time_lines(step_time(cost, Measured(profile, placement.sizes)), source)
+    if target is None:
+        return []
+    source = (
+        f"the data sheet of {target.kind}, which no program reaches; give --hardware FILE, which `panax check` makes"
+    )
+    return time_lines(step_time(cost, DataSheet(target, placement.sizes)), source)
+
+
+def _check_profile(subject: Subject, profile: HardwareProfile, path: Path) -> None:
+    """See that a profile is of the kind of devices that a step is for."""
+    if subject.target is None:
+        kind = subject.step.placement.devices.devices.flat[0].device_kind
+        fits = kind == profile.device_kind
+    else:
+        kind = subject.target.kind
+        fits = kind in profile.device_kind.lower() or profile.device_kind.lower() in TPU_KINDS.get(kind, ())
+    if not fits:
+        raise ProfileError(
+            f"{path} is the profile of {profile.device_kind}, and the step is for {kind}; run `panax check` there, or leave "
+            f"{HARDWARE} out"
+        )
 
 
 def print_step(subject: Subject, batch: dict[str, Any], console: Console) -> None:

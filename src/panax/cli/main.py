@@ -19,6 +19,7 @@ usage: panax COMMAND ...
     [--field.sub value]    with another value of any setting
     [--fresh]              start over, setting aside what is there
     [--accept-changes]     resume with other settings or data
+    [--check]              measure the hardware first; stop if something is odd
     [--fast-dev-run]       two steps of everything, to see that it runs
   launch RECIPE          train in several processes, started again if they fail
     --processes N          in all
@@ -29,6 +30,8 @@ usage: panax COMMAND ...
                          holds; takes what train takes; nothing is trained
     [--target h100x64]     for devices that are not here
     [--no-compile]         as far as tracing tells
+  check [RECIPE]         measure devices, links, clocks and disks before a run, and
+                         name what is odd; a profile that inspect reads
   sweep RECIPE --SETTING A,B
                          train with each value: one table, one chart
   data show RECIPE       what the model sees: the first batch, rows as text
@@ -71,6 +74,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from .inspect import inspect
 
         return inspect
+    if name == "check":
+        from .check import check_hardware
+
+        return check_hardware
     if name == "data":
         from .data import data
 
@@ -109,8 +116,8 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 
 
 COMMANDS = (
-    "train", "launch", "status", "logs", "stop", "sweep", "inspect", "data", "generate", "evaluate", "export", "checkpoint",
-    "compare", "recipes",
+    "train", "launch", "status", "logs", "stop", "sweep", "inspect", "check", "data", "generate", "evaluate", "export",
+    "checkpoint", "compare", "recipes",
 )  # fmt: skip
 
 SUPERVISING = ("launch", "status", "logs", "stop")

@@ -19,8 +19,8 @@ def main() -> int:
         leave_out_absent()
         with unsaid():
             from .overrides import experiment_from
-            from .train import HOW
-        experiment = experiment_from([each for each in sys.argv[1:] if each not in HOW.values()], "train")
+            from .train import NO_SETTINGS
+        experiment = experiment_from([each for each in sys.argv[1:] if each not in NO_SETTINGS], "train")
         if "--fast-dev-run" in sys.argv[1:]:
             from ..core.errors import RecipeError
 

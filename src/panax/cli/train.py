@@ -19,7 +19,9 @@ from ..core.processes import is_first
 from ..hooks import Samples
 from ..metrics.console import fitted, plain_console, shown
 from ..presets import PARAMETERS
-from ..run import Experiment, Result, fit
+from ..run import Experiment, Result, check, fit
+from ..run.automatic import Say
+from ..run.checking import profile_in
 from .overrides import asks_for_help, experiment_from
 from .plugins import start_jax
 from .recipes import built_in
@@ -28,6 +30,8 @@ HELP = """\
   --data PATH...    train on these files, folders or globs of text
   --fresh           train from step 0; what is there is set aside
   --accept-changes  resume with other settings or data
+  --check           measure the hardware first, and stop where something is odd
+  --check=warn      say it, and train
   --fast-dev-run    two steps of everything, to see that it runs
   --mesh auto       choose the layout over the devices
   --traceback       show where an error came from
@@ -39,6 +43,13 @@ HOW = {"fresh": "--fresh", "accept_changes": "--accept-changes", "fast_dev_run":
 """Flags that say how a run begins: they are no part of the experiment."""
 
 
+CHECK = ("--check", "--check=warn")
+"""Flags of a check before the run: the first stops where something is found."""
+
+NO_SETTINGS = (*HOW.values(), *CHECK)
+"""Flags of `panax train` alone."""
+
+
 def train(arguments: Sequence[str]) -> int:
     """Train a recipe's experiment, then show what came of it."""
     if asks_for_help(arguments, "train", HELP):
@@ -46,7 +57,7 @@ def train(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         raise RecipeError(f"expected `panax train RECIPE`; the recipes are {', '.join(sorted(built_in()))}")
     how = {name: flag in arguments for name, flag in HOW.items()}
-    experiment = experiment_from([each for each in arguments if each not in HOW.values()], "train")
+    experiment = experiment_from([each for each in arguments if each not in NO_SETTINGS], "train")
     heartbeat().phase("join")
     join()
     start_jax()
@@ -60,6 +71,8 @@ def train(arguments: Sequence[str]) -> int:
         say(f"{experiment.name}: two steps of everything; nothing is kept")
     else:
         say(f"{experiment.name}: {experiment.num_steps} steps in {experiment.folder}")
+    if any(flag in arguments for flag in CHECK):
+        check_first(experiment, say, strict=CHECK[0] in arguments)
     result = fit(experiment, say=say, trackers=(progress,), **how)
     if result.interrupted_by is not None:
         # The terminal may be what has gone.
@@ -75,6 +88,19 @@ def train(arguments: Sequence[str]) -> int:
         console.print(fitted(f"stopped after step {result.step} of {experiment.num_steps}: {result.stopped}"))
     show(result, console, kept=not how["fast_dev_run"])
     return 0
+
+
+def check_first(experiment: Experiment, say: Say, *, strict: bool) -> None:
+    """Measure the hardware in the processes that are about to train on it, and keep its profile in the run's folder.
+
+    Raises:
+        CheckError: `strict`, and something is odd.
+    """
+    say("measuring devices, links, clocks and disks")
+    found = check(experiment, save=profile_in(experiment.folder), strict=strict)
+    for each in found.findings:
+        say(f"warning: {each}")
+    say(f"checked in {found.profile.seconds:.0f} s: {len(found.findings) or 'no'} finding(s); profile in {found.kept}")
 
 
 def show(result: Result, console: Console, *, kept: bool) -> None:

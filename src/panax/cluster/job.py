@@ -45,8 +45,8 @@ class Policy:
 JOIN, JOIN_SECONDS = "PANAX_JOIN_SECONDS", 25
 """For the processes that an agent has started to join; the variable gives them more."""
 
-FRESH = "--fresh"
-"""The flag by which a run starts over: of all starts of one job, the first one alone."""
+FIRST_START = ("--fresh", "--check", "--check=warn")
+"""Flags of `panax train` that count for the first of all starts of one job alone: a run starts over, hardware is checked."""
 
 TRAIN = (sys.executable, "-m", "panax", "train")
 
@@ -97,7 +97,7 @@ class Job:
         Args:
             begun: This job has set aside what an earlier run left: started again, it resumes from its own checkpoints.
         """
-        return [*self.program, *(each for each in self.arguments if not (begun and each == FRESH))]
+        return [*self.program, *(each for each in self.arguments if not (begun and each in FIRST_START))]
 
     @property
     def shown(self) -> str:

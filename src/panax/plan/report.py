@@ -107,3 +107,17 @@ def size(count: int) -> str:
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]
     return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that fits it.
+
+    >>> duration(0.00021), duration(0.012), duration(3.2), duration(600.0)
+    ('210 µs', '12 ms', '3.2 s', '10 min')
+    """
+    if seconds >= 90:
+        return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
+        if seconds * factor >= 1 or unit == "µs":
+            return f"{seconds * factor:.3g} {unit}" if seconds * factor < 100 else f"{seconds * factor:.0f} {unit}"
+    raise AssertionError("the last unit takes all")

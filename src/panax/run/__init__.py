@@ -1,5 +1,6 @@
 """The place where everything meets: an experiment, and the loop that trains it."""
 
+from .checking import check
 from .evaluating import evaluate
 from .experiment import EvaluateConfig, Experiment
 from .fitting import fit, open_run
@@ -21,6 +22,7 @@ __all__ = [
     "Run",
     "Sweep",
     "Trained",
+    "check",
     "compile_step",
     "continue_text",
     "evaluate",

@@ -1,0 +1,125 @@
+"""How long a step takes at least: what it multiplies, moves and sends, over what the devices can do."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from ..mesh.rules import MESH_AXES, MeshAxes
+from .profile import HardwareProfile
+from .report import duration
+from .targets import Hardware
+from .walk import StepCost
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What a profile says, for a mesh.
+
+    Attributes:
+        matrix_flops: FLOP/s of one device.
+        memory_bandwidth: Bytes a second of one device.
+    """
+
+    profile: HardwareProfile
+    mesh: Mapping[str, int]
+
+    @property
+    def matrix_flops(self) -> float:
+        return self.profile.matrix_flops
+
+    @property
+    def memory_bandwidth(self) -> float:
+        return self.profile.memory_bandwidth
+
+    def of_collective(self, kind: str, axes: MeshAxes) -> tuple[float, float] | None:
+        """(bytes a second that each device sends, seconds of latency); None where it was not measured."""
+        found = self.profile.collective(kind, axes)
+        if found is None or found.ways != math.prod(self.mesh[axis] for axis in axes):
+            return None
+        return found.bandwidth, found.latency_seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSheet:
+    """What the makers say of hardware that is not here, in the terms of `Measured`; nobody publishes latencies."""
+
+    hardware: Hardware
+    mesh: Mapping[str, int]
+
+    @property
+    def matrix_flops(self) -> float:
+        return self.hardware.chip.peak_flops
+
+    @property
+    def memory_bandwidth(self) -> float:
+        return self.hardware.chip.memory_bandwidth
+
+    def of_collective(self, kind: str, axes: MeshAxes) -> tuple[float, float] | None:
+        # Devices are counted off along the last axis first: an axis reaches as far as itself and all after it.
+        first = min(MESH_AXES.index(axis) for axis in axes)
+        reach = math.prod(self.mesh.get(axis, 1) for axis in MESH_AXES[first:])
+        chip = self.hardware.chip
+        return chip.fast_bandwidth if reach <= self.hardware.devices_per_fast_domain else chip.slow_bandwidth, 0.0
+
+
+Speeds = Measured | DataSheet
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """A lower bound of a step's time on each device, in seconds, by what it goes to.
+
+    Attributes:
+        multiplying: Its matrix multiplications at the devices' rate.
+        state: Reading and writing its state once.
+        sending: All of its collectives, none of which hides behind anything.
+        unknown: Mesh axes of which nobody knows the speed; they are not in `sending`.
+    """
+
+    multiplying: float
+    state: float
+    sending: float
+    unknown: tuple[MeshAxes, ...] = ()
+
+    @property
+    def hidden(self) -> float:
+        """Where all communication hides behind the rest, or the rest behind it."""
+        return max(self.multiplying + self.state, self.sending)
+
+    @property
+    def in_turn(self) -> float:
+        """Where nothing hides."""
+        return self.multiplying + self.state + self.sending
+
+
+def step_time(cost: StepCost, speeds: Speeds) -> StepTime:
+    """The time of a traced step."""
+    sending, unknown = 0.0, {}
+    for one in cost.traffic:
+        found = speeds.of_collective(one.kind, one.axes)
+        if found is None:
+            unknown[one.axes] = None
+            continue
+        bandwidth, latency = found
+        sending += one.wire_bytes / bandwidth + one.times.expected * latency
+    return StepTime(
+        cost.work.flops / speeds.matrix_flops, 2 * cost.arguments / speeds.memory_bandwidth, sending, tuple(unknown)
+    )
+
+
+def time_lines(time: StepTime, source: str) -> list[str]:
+    """A step's time in words.
+
+    Args:
+        source: Whose figures these are.
+    """
+    lines = [
+        f"time           at least {duration(time.hidden)} a step where communication hides, {duration(time.in_turn)} where none "
+        f"does: {duration(time.multiplying)} of matrix multiplications, {duration(time.state)} to read and write the state once, "
+        f"{duration(time.sending)} of communication",
+        f"by             {source}",
+    ]
+    if time.unknown:
+        over = ", ".join("·".join(axes) for axes in time.unknown)
+        lines.append(f"  without what is sent over {over}, whose speed was not measured")
+    return lines

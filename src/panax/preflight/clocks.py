@@ -1,0 +1,49 @@
+"""How far the clocks of a job's processes are apart, from barriers that all of them pass together.
+
+No process leaves a barrier before the last one has entered it. So for each barrier there is a moment that lies between entering
+and leaving on every process's clock, which bounds the difference of any two clocks from both sides. Several barriers in a row
+narrow the bounds to about one round trip to the coordinator, whatever the number of processes.
+"""
+
+import itertools
+import time
+from collections.abc import Sequence
+
+from ..core.jax_internals import coordination
+
+BARRIERS = 12
+
+_SECONDS = 120
+"""For the others to come to a barrier."""
+
+_numbers = itertools.count()
+
+Passage = tuple[float, float]
+"""When a process entered a barrier and when it left it, by its own clock."""
+
+
+def passages() -> list[Passage]:
+    """Enter several barriers with all other processes; empty for a process alone."""
+    client = coordination()
+    if client is None:
+        return []
+    check, found = next(_numbers), []
+    for number in range(BARRIERS):
+        entered = time.time()
+        client.wait_at_barrier(f"panax-check-{check}-{number}", _SECONDS * 1000)
+        found.append((entered, time.time()))
+    return found
+
+
+def offset_of(passed: Sequence[Passage], reference: Sequence[Passage]) -> tuple[float, float]:
+    """How far a clock is ahead of a reference, and by how much that may be wrong, in seconds.
+
+    >>> offset_of([(10.0, 10.2), (11.1, 11.3)], [(0.1, 0.2), (1.0, 1.2)])
+    (10.0, 0.1)
+    """
+    low = max((entered - left for (entered, _), (_, left) in zip(passed, reference)), default=0.0)
+    high = min((left - entered for (_, left), (entered, _) in zip(passed, reference)), default=0.0)
+    if low > high:
+        # A clock was set between two barriers: no one offset explains both.
+        low, high = high, low
+    return round((low + high) / 2, 6), round((high - low) / 2, 6)

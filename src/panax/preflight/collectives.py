@@ -1,0 +1,168 @@
+"""What the collectives of a step do over each mesh axis: their latency and their bandwidth."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from ..core.processes import gather_ints
+from ..mesh.rules import MeshAxes
+from ..plan.traffic import Traffic
+from .devices import seconds_of
+
+FIRST_BYTES = 2**18
+"""Sent first; how long that takes says how much more can be sent in time."""
+
+LARGEST_BYTES = {"cpu": 2**22}
+_LARGEST_ELSEWHERE = 2**28
+
+SECONDS = 0.15
+"""At most, for one execution of a large collective, by what the first one took."""
+
+DEFAULT_KINDS = ("all-gather", "reduce-scatter", "all-reduce")
+"""Where no recipe says what is sent."""
+
+_MEASURED_AS = {"ragged-all-to-all": "all-to-all", "collective-broadcast": "all-gather"}
+"""Kinds that don't run everywhere, and the one whose way through the network is theirs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """A kind of collective over some mesh axes that a run will use.
+
+    Attributes:
+        kind: As in `plan.collectives.KINDS`.
+        sent_bytes: What each device sends in one execution, about.
+    """
+
+    kind: str
+    axes: MeshAxes
+    sent_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveFigures:
+    """As one process saw it.
+
+    Attributes:
+        sent_bytes: What each device sent in a large one.
+        small_seconds: The fastest that sends next to nothing.
+        large_seconds: The fastest large one.
+    """
+
+    kind: str
+    axes: MeshAxes
+    ways: int
+    sent_bytes: int
+    small_seconds: float
+    large_seconds: float
+
+
+def uses_of(traffic: Iterable[Traffic]) -> list[Use]:
+    """What a step sends, by kind and axes; the size is that of the messages which carry most of the bytes."""
+    found: dict[tuple[str, MeshAxes], list[Traffic]] = {}
+    for one in traffic:
+        found.setdefault((_MEASURED_AS.get(one.kind, one.kind), one.axes), []).append(one)
+    return [
+        Use(kind, axes, max(parts, key=lambda part: part.wire_bytes).sent)
+        for (kind, axes), parts in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))
+    ]
+
+
+def default_uses(sizes: Mapping[str, int]) -> list[Use]:
+    """The usual collectives over each axis above size 1."""
+    return [Use(kind, (axis,), 2**24) for axis, size in sizes.items() if size > 1 for kind in DEFAULT_KINDS]
+
+
+def measure_collective(mesh: Mesh, use: Use) -> CollectiveFigures:
+    """Time one kind of collective over some axes; all processes of the mesh call this together."""
+    ways = math.prod(mesh.shape[axis] for axis in use.axes)
+    platform = mesh.devices.flat[0].platform
+    largest = min(max(use.sent_bytes, FIRST_BYTES), LARGEST_BYTES.get(platform, _LARGEST_ELSEWHERE))
+    small, _ = _timed(mesh, use, ways, 0)
+    seconds, sent = _timed(mesh, use, ways, FIRST_BYTES)
+    # The same in every process: the slowest of them decides.
+    slowest = int(gather_ints(min(round(seconds * 1e6), 2**31 - 1)).max()) / 1e6
+    affordable = int(FIRST_BYTES * SECONDS / max(slowest, 1e-6))
+    if min(largest, affordable) > 2 * FIRST_BYTES:
+        # A power of two, so that few programs are compiled.
+        seconds, sent = _timed(mesh, use, ways, 1 << (min(largest, affordable).bit_length() - 1))
+    return CollectiveFigures(use.kind, use.axes, ways, sent, small, seconds)
+
+
+def _timed(mesh: Mesh, use: Use, ways: int, sent: int) -> tuple[float, int]:
+    """(the seconds of the fastest of several, the bytes that a device sends)."""
+    elements = _elements(use.kind, ways, sent)
+    spec = P(mesh.axis_names)
+    program = jax.jit(
+        jax.shard_map(
+            lambda x: _collective(use.kind, use.axes, ways, x),
+            mesh=mesh,
+            in_specs=spec,
+            out_specs=spec,
+            check_vma=False,
+        )
+    )
+    x = filled(mesh, elements)
+    return min(seconds_of(program, x)), _sent(use.kind, ways, 4 * elements)
+
+
+def filled(mesh: Mesh, elements: int) -> jax.Array:
+    """An array with so many numbers on each device of a mesh."""
+    sharding = NamedSharding(mesh, P(mesh.axis_names))
+    part = np.zeros(elements, np.float32)
+    return jax.make_array_from_callback((mesh.size * elements,), sharding, lambda _: part)
+
+
+def _collective(kind: str, axes: MeshAxes, ways: int, x: jax.Array) -> jax.Array:
+    if kind == "all-gather":
+        return lax.all_gather(x, axes, axis=0, tiled=True)
+    if kind == "reduce-scatter":
+        return lax.psum_scatter(x, axes, scatter_dimension=0, tiled=True)
+    if kind == "all-reduce":
+        return lax.psum(x, axes)
+    if kind == "all-to-all":
+        return lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True)
+    assert kind == "collective-permute", kind
+    return lax.ppermute(x, axes, [(i, (i + 1) % ways) for i in range(ways)])
+
+
+def _elements(kind: str, ways: int, sent: int) -> int:
+    """Numbers of four bytes on each device, of which it sends so many bytes; a multiple of `ways` where they are divided."""
+    if kind == "collective-permute":
+        return max(1, sent // 4)
+    if kind == "all-gather":
+        return max(1, sent // (4 * (ways - 1)))
+    whole = sent * ways // (ways - 1) // (2 if kind == "all-reduce" else 1)
+    return max(1, whole // (4 * ways)) * ways
+
+
+def _sent(kind: str, ways: int, block_bytes: int) -> int:
+    """What a device sends of a block, counted as a ring sends it: see `plan.traffic`."""
+    if kind == "collective-permute":
+        return block_bytes
+    if kind == "all-gather":
+        return block_bytes * (ways - 1)
+    return (2 if kind == "all-reduce" else 1) * block_bytes * (ways - 1) // ways
+
+
+def slowest_of(figures: Sequence[Sequence[Any]]) -> list[CollectiveFigures]:
+    """Of each collective what the slowest process saw: a step waits for it.
+
+    Args:
+        figures: Of each process, the same collectives in the same order.
+    """
+    return [
+        dataclasses.replace(
+            each[0],
+            small_seconds=max(one.small_seconds for one in each),
+            large_seconds=max(one.large_seconds for one in each),
+        )
+        for each in zip(*figures)
+    ]

@@ -1,0 +1,121 @@
+"""Who else uses this host's cores: other programs, and other machines on the same hardware."""
+
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+_STAT = Path("/proc/stat")
+
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """What the system has counted until now, in seconds.
+
+    Attributes:
+        busy: Of all cores together, all programs; None where the system does not tell.
+        stolen: What the hypervisor gave to other machines.
+        own: Of this process.
+        programs: Process number to (name, seconds) of each process that is seen.
+    """
+
+    at: float
+    cores: int
+    busy: float | None
+    stolen: float
+    own: float
+    programs: dict[int, tuple[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """Between two moments, as one process saw it.
+
+    Attributes:
+        seconds: Between them.
+        busy: Of the host's cores, by all programs, in seconds of a core; None where the system does not tell.
+        own: Of that, this process's.
+        programs: The busiest ones (process number, name, seconds), at most ten.
+    """
+
+    pid: int
+    seconds: float
+    cores: int
+    busy: float | None
+    stolen: float
+    own: float
+    programs: list[tuple[int, str, float]]
+
+
+def moment() -> Moment:
+    """Look now."""
+    import psutil
+
+    busy, stolen = _busy_and_stolen()
+    programs = {}
+    for each in psutil.process_iter(["pid", "name", "cpu_times"]):
+        times = each.info["cpu_times"]
+        if times is not None:
+            programs[each.info["pid"]] = (each.info["name"] or "?", times.user + times.system)
+    return Moment(time.monotonic(), os.cpu_count() or 1, busy, stolen, time.process_time(), programs)
+
+
+def usage(before: Moment, after: Moment) -> Usage:
+    """What was used between two moments."""
+    used = []
+    for pid, (name, seconds) in after.programs.items():
+        name_before, seconds_before = before.programs.get(pid, (name, 0.0))
+        if name_before == name and pid != os.getpid():
+            used.append((pid, name, seconds - seconds_before))
+    used.sort(key=lambda each: -each[2])
+    busy = None if after.busy is None or before.busy is None else after.busy - before.busy
+    return Usage(
+        os.getpid(),
+        after.at - before.at,
+        after.cores,
+        busy,
+        after.stolen - before.stolen,
+        after.own - before.own,
+        [each for each in used[:10] if each[2] > 0],
+    )
+
+
+def stolen_cores(here: Sequence[Usage]) -> tuple[float, str]:
+    """How many cores of a host others took, and the program that took most, as far as it is seen.
+
+    Args:
+        here: What each of the job's processes on that host saw.
+
+    >>> mine = Usage(7, 2.0, 4, 5.0, 0.0, 3.0, [(9, "backup", 1.8)])
+    >>> stolen_cores([mine])
+    (1.0, 'backup (process 9)')
+    """
+    known = [each for each in here if each.busy is not None and each.seconds > 0]
+    if not known:
+        return 0.0, ""
+    # They look at about the same time; the one that looked longest saw what all of them did.
+    widest = max(known, key=lambda each: each.seconds)
+    own = sum(each.own for each in here)
+    others = max(0.0, (widest.busy or 0.0) - own)
+    jobs = {each.pid for each in here}
+    names = [(seconds, name, pid) for pid, name, seconds in widest.programs if pid not in jobs]
+    cores = (others + widest.stolen) / widest.seconds
+    if widest.stolen > others:
+        by = "other machines on the same hardware (steal time)"
+    elif names and names[0][0] > 0.3 * others:
+        by = f"{names[0][1]} (process {names[0][2]})"
+    else:
+        by = "programs that this process does not see, or many small ones"
+    return round(cores, 3), by
+
+
+def _busy_and_stolen() -> tuple[float | None, float]:
+    """Seconds that all cores have worked, and that the hypervisor has taken; None where the system does not tell."""
+    if not _STAT.exists():
+        return None, 0.0
+    numbers = [int(each) for each in _STAT.read_text(encoding="ascii").partition("\n")[0].split()[1:]]
+    user, nice, system, _, _, irq, softirq, steal, *_ = [*numbers, *[0] * 8]
+    return (user + nice + system + irq + softirq) / _TICKS, steal / _TICKS

@@ -1,0 +1,103 @@
+"""What each device does: the rate of its matrix multiplications and the bandwidth of its memory."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+REPEATS = 7
+"""Of each measurement; the fastest counts. On two busy cores the fastest of 7 came within 10 % of the fastest of 50."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How large the work is that is timed.
+
+    Attributes:
+        rows: Of the square matrices.
+        dtype: Of their entries.
+        chain: Multiplications in one program, so that starting it does not count.
+        memory_bytes: Of the array that is copied, far above any cache.
+    """
+
+    rows: int
+    dtype: str
+    chain: int
+    memory_bytes: int
+
+
+SIZES = {"cpu": Size(1024, "float32", 1, 128 * 2**20)}
+
+ACCELERATOR = Size(8192, "bfloat16", 8, 2**30)
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceFigures:
+    """Of one device.
+
+    Attributes:
+        index: JAX's number of it.
+        matrix_flops: FLOP/s, the fastest.
+        memory_bandwidth: Bytes a second, read and written, the fastest.
+        slowest_ratio: Of the time of the slowest multiplication to that of the fastest.
+    """
+
+    index: int
+    matrix_flops: float
+    memory_bandwidth: float
+    slowest_ratio: float
+
+
+def size_for(platform: str) -> Size:
+    return SIZES.get(platform, ACCELERATOR)
+
+
+def measured_devices() -> list[Any]:
+    """This process's devices that are measured: all of them, but one where they are simulated and share the host's cores."""
+    local = jax.local_devices()
+    return local[:1] if local[0].platform == "cpu" else local
+
+
+def measure_device(device: Any) -> DeviceFigures:
+    """Time matrix multiplications, then copies of a large array, on one device."""
+    size = size_for(device.platform)
+    with jax.default_device(device):
+        a = jnp.full((size.rows, size.rows), 1 / size.rows, size.dtype)
+
+        def multiplied(x: jax.Array) -> jax.Array:
+            for _ in range(size.chain):
+                x = jnp.matmul(x, a, preferred_element_type=jnp.float32).astype(a.dtype)
+            return x
+
+        times = seconds_of(jax.jit(multiplied), a)
+        flops = 2 * size.rows**3 * size.chain / min(times)
+        ratio = max(times) / min(times)
+        # In place: new memory would be given by the system page by page, which costs more than the copy.
+        x = jnp.zeros((size.memory_bytes // 4,), jnp.float32)
+        copies = seconds_in_place(jax.jit(lambda x: x + 1, donate_argnums=0), x)
+    return DeviceFigures(device.id, flops, 2 * size.memory_bytes / min(copies), ratio)
+
+
+def seconds_of(program: Callable[..., Any], *arguments: Any, repeats: int = REPEATS) -> list[float]:
+    """How long each of several executions takes, after one that compiles and one that warms up."""
+    for _ in range(2):
+        jax.block_until_ready(program(*arguments))
+    found = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(program(*arguments))
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def seconds_in_place(program: Callable[[jax.Array], jax.Array], x: jax.Array) -> list[float]:
+    """The same, each execution with the result of the one before."""
+    found = []
+    for _ in range(2 + REPEATS):
+        start = time.perf_counter()
+        x = jax.block_until_ready(program(x))
+        found.append(time.perf_counter() - start)
+    return found[2:]

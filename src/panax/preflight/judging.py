@@ -1,0 +1,339 @@
+"""What is wrong with the hardware: plain functions from a profile's figures to findings.
+
+Like is compared with like: each device with the other devices, each link with the other links of its kind, each host with the
+other hosts. What the others do is the upper quartile of them (of latencies the lower): with three hosts, one that is slow makes
+four of six links slow, and their median would be slow too. Without a comparison a figure is named only where no working cluster
+has it.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+from ..plan.profile import DeviceRates, DiskRates, HardwareProfile, LinkRates, ProcessFacts
+from ..plan.report import duration
+from ..plan.targets import CHIPS
+from .versions import odd_ones
+
+DEVICE_RATIO, CPU_RATIO = 1.25, 2.5
+"""A device is slow if the others are so many times faster."""
+
+LINK_RATIO, CPU_LINK_RATIO = 2.0, 4.0
+"""The same of a link's bandwidth. Loopback between processes on two busy cores varied by 2.3."""
+
+LATENCY_RATIO, LATENCY_SECONDS = 4.0, 2e-3
+"""A link's latency is high if it is so many times that of the others, and so much above it: one time slice of a busy core."""
+
+LEAST_BANDWIDTH, MOST_LATENCY = 12.5e6, 10e-3
+"""100 Mbit/s, and 10 ms: no network that joins the hosts of one job is slower."""
+
+PEAK_SHARE = 0.4
+"""A device that does less of its data sheet's rate in large multiplications is slow, though all of them are."""
+
+CLOCK_SECONDS = 0.1
+"""Clocks that NTP keeps are within 10 ms."""
+
+DISK_RATIO, LEAST_DISK = 4.0, 20e6
+"""A disk is slow if the other hosts' are so many times faster, or below 20 MB/s: a single hard disk writes 100."""
+
+STOLEN_CORES, STOLEN_SHARE = 0.5, 1 / 32
+"""Others may use half a core, or this share of the host's cores: its own services and monitoring."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something that is wrong.
+
+    Attributes:
+        kind: link, device, cores, clock, disk or version.
+        where: The host, process, device or link.
+        said: What was measured there, and what was expected.
+        advice: What to do.
+    """
+
+    kind: str
+    where: str
+    said: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.where}: {self.said}; {self.advice}"
+
+
+def findings_of(profile: HardwareProfile) -> list[Finding]:
+    """All that is wrong, what matters most first."""
+    return [
+        *slow_links(profile),
+        *slow_devices(profile),
+        *stolen(profile),
+        *slow_disks(profile),
+        *odd_clocks(profile),
+        *odd_versions(profile),
+    ]
+
+
+def process_name(profile: HardwareProfile, index: int) -> str:
+    """How a process is called: by its host where that has no other, by its number where there is one host."""
+    hosts = {each.index: each.host for each in profile.processes}
+    if len(hosts) == 1:
+        return f"host {hosts[index]}"
+    if len(set(hosts.values())) == len(hosts):
+        return f"host {hosts[index]} (process {index})"
+    return f"process {index} on host {hosts[index]}"
+
+
+def usual(others: Iterable[float], *, best: Callable[..., float] = max) -> float | None:
+    """What others do: the quartile on the better side; None where there are none.
+
+    >>> usual([1.0, 8.0, 9.0, 10.0]), usual([3.0], best=min), usual([])
+    (9.0, 3.0, None)
+    """
+    ordered = sorted(others, reverse=best is max)
+    return ordered[len(ordered) // 4] if ordered else None
+
+
+# --- links
+
+
+def slow_links(profile: HardwareProfile) -> list[Finding]:
+    """Links that are slow beside the others of their kind; a host all of whose links are slow is named instead of them."""
+    found = []
+    for between_hosts in (True, False):
+        links = [
+            link
+            for link in profile.links
+            if (profile.places[link.source].host != profile.places[link.target].host) is between_hosts
+        ]
+        slow = [link for link in links if _problem_of(profile, link, links)]
+        found += _named(profile, links, slow)
+    return found
+
+
+def _problem_of(profile: HardwareProfile, link: LinkRates, links: Sequence[LinkRates]) -> str:
+    others = [each for each in links if each is not link]
+    bandwidth = usual(each.bandwidth for each in others)
+    latency = usual((each.latency_seconds for each in others), best=min)
+    ratio = CPU_LINK_RATIO if profile.platform == "cpu" else LINK_RATIO
+    problems = []
+    if bandwidth is not None and link.bandwidth * ratio < bandwidth:
+        problems.append(
+            f"{rate(link.bandwidth)}, where other links carry {rate(bandwidth)}, {bandwidth / link.bandwidth:.0f} times more"
+        )
+    elif link.bandwidth < LEAST_BANDWIDTH:
+        problems.append(f"{rate(link.bandwidth)}, below the {rate(LEAST_BANDWIDTH)} of any usable network")
+    if latency is not None and link.latency_seconds > max(LATENCY_RATIO * latency, latency + LATENCY_SECONDS):
+        problems.append(f"latency {duration(link.latency_seconds)}, where other links have {duration(latency)}")
+    elif link.latency_seconds > MOST_LATENCY:
+        problems.append(f"latency {duration(link.latency_seconds)}, above {duration(MOST_LATENCY)}")
+    return ", and ".join(problems)
+
+
+def _named(profile: HardwareProfile, links: Sequence[LinkRates], slow: Sequence[LinkRates]) -> list[Finding]:
+    found, rest = [], list(slow)
+    processes = {each.process for each in profile.places}
+    for process in sorted(processes):
+        out = [link for link in links if profile.places[link.source].process == process]
+        back = [link for link in links if profile.places[link.target].process == process]
+        for all_of, does in (([*out, *back], "sends and receives at"), (out, "sends at"), (back, "receives at")):
+            neighbours = {profile.places[end].process for link in all_of for end in (link.source, link.target)} - {
+                process
+            }
+            if len(neighbours) >= 2 and all(link in rest for link in all_of):
+                worst = min(all_of, key=lambda link: link.bandwidth)
+                said = f"{does} {_problem_of(profile, worst, links)}"
+                found.append(Finding("link", process_name(profile, process), f"{said} ({_axes(all_of)})", _NETWORK))
+                rest = [link for link in rest if link not in all_of]
+                break
+    while rest:
+        link = rest.pop(0)
+        reverse = next((each for each in rest if (each.source, each.target) == (link.target, link.source)), None)
+        if reverse is not None:
+            rest.remove(reverse)
+        both = [link, *([reverse] if reverse else [])]
+        worst = min(both, key=lambda each: each.bandwidth)
+        where = f"{_end(profile, link.source)} {'and' if reverse else 'to'} {_end(profile, link.target)}"
+        said = f"{_problem_of(profile, worst, links)} ({_axes(both)})"
+        found.append(Finding("link", where, said, _NETWORK))
+    return found
+
+
+_NETWORK = (
+    "look at the network card, cable and switch port between them (ethtool, ibstat, nvidia-smi topo -m), and at what else "
+    "uses them, or leave a host out"
+)
+
+
+def _axes(links: Iterable[LinkRates]) -> str:
+    names = dict.fromkeys(axis for link in links for axis in link.axes)
+    return f"mesh axis {', '.join(names)}" if len(names) == 1 else f"mesh axes {', '.join(names)}"
+
+
+def _end(profile: HardwareProfile, place: int) -> str:
+    process = profile.places[place].process
+    several = sum(each.process == process for each in profile.places) > 1 and profile.platform != "cpu"
+    return f"{process_name(profile, process)}{f', device {place} of the mesh' if several else ''}"
+
+
+# --- devices and cores
+
+
+def slow_devices(profile: HardwareProfile) -> list[Finding]:
+    """Devices whose multiplications or memory are slow beside the others', or beside their data sheet."""
+    found = []
+    ratio = CPU_RATIO if profile.platform == "cpu" else DEVICE_RATIO
+    peak = next((chip.peak_flops for kind, chip in CHIPS.items() if kind in profile.device_kind.lower()), None)
+    for device in profile.devices:
+        others = [each for each in profile.devices if each is not device]
+        flops = usual(each.matrix_flops for each in others)
+        memory = usual(each.memory_bandwidth for each in others)
+        said = []
+        if flops is not None and device.matrix_flops * ratio < flops:
+            said.append(
+                f"multiplies matrices at {flop_rate(device.matrix_flops)}, where others reach {flop_rate(flops)}"
+            )
+        elif peak is not None and device.matrix_flops < PEAK_SHARE * peak:
+            share = f"{device.matrix_flops / peak:.0%} of the {flop_rate(peak)} of its data sheet"
+            said.append(f"multiplies matrices at {flop_rate(device.matrix_flops)}, {share}")
+        if memory is not None and device.memory_bandwidth * ratio < memory:
+            said.append(f"copies memory at {rate(device.memory_bandwidth)}, where others reach {rate(memory)}")
+        if said:
+            found.append(Finding("device", _device(profile, device), ", and ".join(said), _device_advice(profile)))
+    return found
+
+
+def _device(profile: HardwareProfile, device: DeviceRates) -> str:
+    name = process_name(profile, device.process)
+    return name if profile.platform == "cpu" else f"{device.name} of {name}"
+
+
+def _device_advice(profile: HardwareProfile) -> str:
+    if profile.platform == "cpu":
+        return "see what else runs there (top), how many cores the process may use (taskset -p, cgroups), and the clock rate"
+    return "look at its temperature, power limit, clocks and errors (nvidia-smi -q, dmesg), or leave the host out"
+
+
+def stolen(profile: HardwareProfile) -> list[Finding]:
+    """Hosts whose cores others use."""
+    found, seen = [], set()
+    for each in profile.processes:
+        limit = max(STOLEN_CORES, STOLEN_SHARE * each.cores)
+        if each.host not in seen and each.stolen_cores > limit:
+            said = f"other programs use {each.stolen_cores:.1f} of its {each.cores} cores, most of it {each.stolen_by}"
+            found.append(Finding("cores", f"host {each.host}", said, "end them, or give the run its own cores"))
+        seen.add(each.host)
+    return found
+
+
+# --- disks, clocks, versions
+
+
+def slow_disks(profile: HardwareProfile) -> list[Finding]:
+    """Places where one host, or all of them, write or read slowly."""
+    found = []
+    for disk in profile.disks:
+        others = [each for each in profile.disks if each.place == disk.place and each is not disk]
+        said = []
+        for does, bandwidth, theirs in (
+            ("writes", disk.write_bandwidth, usual(each.write_bandwidth for each in others)),
+            ("reads", disk.read_bandwidth, usual(each.read_bandwidth for each in others)),
+        ):
+            if theirs is not None and bandwidth * DISK_RATIO < theirs:
+                said.append(f"{does} {rate(bandwidth)}, where other hosts reach {rate(theirs)}")
+            elif bandwidth < LEAST_DISK:
+                said.append(f"{does} {rate(bandwidth)}, below {rate(LEAST_DISK)}: {_time_of(disk, bandwidth)}")
+        if said:
+            advice = "see what else uses it (iostat -x), its quota and its mount, or keep checkpoints elsewhere"
+            found.append(Finding("disk", f"{disk.place} on host {disk.host}", ", and ".join(said), advice))
+    return found
+
+
+def _time_of(disk: DiskRates, bandwidth: float) -> str:
+    return f"10 GB take {duration(10e9 / bandwidth)}"
+
+
+def odd_clocks(profile: HardwareProfile) -> list[Finding]:
+    """Processes whose clock is not that of the others."""
+    offsets = {each.index: each.clock_offset_seconds for each in profile.processes}
+    if len(offsets) < 2:
+        return []
+    middle = statistics.median(offsets.values())
+    found, seen = [], set()
+    advice = (
+        "have NTP or chrony set it (timedatectl, chronyc tracking): logs and signed requests to stores depend on it"
+    )
+    if len(offsets) == 2:
+        first, second = profile.processes[:2]
+        apart = second.clock_offset_seconds - first.clock_offset_seconds
+        if abs(apart) > CLOCK_SECONDS + second.clock_error_seconds:
+            where = f"{process_name(profile, first.index)} and {process_name(profile, second.index)}"
+            said = (
+                f"the second one's clock is {_ahead(apart, second)} the first one's, and two can't tell which is right"
+            )
+            return [Finding("clock", where, said, advice)]
+        return []
+    for each in profile.processes:
+        off = each.clock_offset_seconds - middle
+        if abs(off) > CLOCK_SECONDS + each.clock_error_seconds:
+            # All processes of a host have its clock.
+            key = (each.host, round(off / CLOCK_SECONDS))
+            if key not in seen:
+                said = f"its clock is {_ahead(off, each)} the others'"
+                found.append(Finding("clock", process_name(profile, each.index), said, advice))
+            seen.add(key)
+    return found
+
+
+def _ahead(offset: float, facts: ProcessFacts) -> str:
+    way = "ahead of" if offset > 0 else "behind"
+    return f"{duration(abs(offset))} (± {duration(max(facts.clock_error_seconds, 1e-5))}) {way}"
+
+
+def odd_versions(profile: HardwareProfile) -> list[Finding]:
+    """Versions and settings that are not the same everywhere."""
+    found = []
+    names = dict.fromkeys(name for each in profile.processes for name in each.versions)
+    for name in names:
+        values = {each.index: each.versions.get(name, "missing") for each in profile.processes}
+        if len(set(values.values())) == 1:
+            continue
+        most, odd = odd_ones(values)
+        advice = f"make {name} the same everywhere: results and speed may differ, or programs not fit each other"
+        if most is None:
+            said = "; ".join(f"{value} on {_several(profile, who)}" for value, who in odd.items())
+            found.append(Finding("version", name, said, advice))
+        for value, who in odd.items() if most is not None else ():
+            found.append(Finding("version", _several(profile, who), f"{name} is {value}, elsewhere {most}", advice))
+    return found
+
+
+def _several(profile: HardwareProfile, processes: Sequence[int]) -> str:
+    shown = ", ".join(process_name(profile, index) for index in processes[:4])
+    return shown if len(processes) <= 4 else f"{shown} and {len(processes) - 4} more"
+
+
+# --- figures in words
+
+
+def rate(bytes_per_second: float) -> str:
+    """Bytes a second in the unit that fits.
+
+    >>> rate(12.5e6), rate(450e9)
+    ('12.5 MB/s', '450 GB/s')
+    """
+    return _in_units(bytes_per_second, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
+
+
+def flop_rate(flops: float) -> str:
+    """The same for a device's work.
+
+    >>> flop_rate(989e12)
+    '989 TFLOP/s'
+    """
+    return _in_units(flops, ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"))
+
+
+def _in_units(value: float, units: Sequence[str]) -> str:
+    place = 0
+    while value >= 999.5 and place < len(units) - 1:
+        value, place = value / 1000, place + 1
+    return f"{value:.3g} {units[place]}"

@@ -1,0 +1,155 @@
+"""Which link is slow: each device sends to its neighbours along each mesh axis, there and back.
+
+An axis of n devices has n pairs of neighbours in a ring, each with two directions. They exchange in rounds: in one round a
+process takes part in one exchange at most, so that its clock times that exchange alone, and exchanges that share no process run
+at the same time. The number of rounds depends on how many neighbours a process has, not on how many processes there are.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from ..core.processes import gather_ints
+from ..mesh.rules import MeshAxes
+from .collectives import filled
+
+REPEATS = 10
+
+SIZES = {"cpu": (2**18, 2**21)}
+"""Bytes of the large message, tried in this order, by platform: the last for which the slowest link is quick enough."""
+
+_SIZES_ELSEWHERE = (2**18, 2**22, 2**26)
+
+SECONDS = 0.02
+"""Of the slowest link: where an exchange takes longer, no larger message is sent."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """Two devices that are neighbours along some mesh axes, by their places in the mesh's order; one direction."""
+
+    source: int
+    target: int
+    axes: MeshAxes
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkFigures:
+    """Of one direction of one link, as the process that sends saw it.
+
+    Attributes:
+        small_seconds: Half of the fastest small message there and back.
+        large_seconds: The fastest large message there, with a small one back.
+    """
+
+    source: int
+    target: int
+    axes: MeshAxes
+    sent_bytes: int
+    small_seconds: float
+    large_seconds: float
+
+
+def links_of(shape: Sequence[tuple[str, int]], processes: Sequence[int], *, between_processes: bool) -> list[Link]:
+    """The neighbours along each axis of a mesh, once for each pair of devices, or of processes.
+
+    Args:
+        shape: The mesh axes with their sizes.
+        processes: Of each device, in the mesh's order.
+        between_processes: Leave out neighbours in one process, and count a pair of processes once, as for simulated devices.
+
+    >>> [(link.source, link.target) for link in links_of([("fsdp", 3)], [0, 1, 2], between_processes=True)]
+    [(0, 1), (1, 2), (2, 0)]
+    """
+    places = np.arange(len(processes)).reshape([size for _, size in shape])
+    found: dict[tuple[int, int], Link] = {}
+    for dim, (axis, size) in enumerate(shape):
+        if size == 1:
+            continue
+        following = np.roll(places, -1, axis=dim)
+        for source, target in zip(places.ravel().tolist(), following.ravel().tolist()):
+            ends = (processes[source], processes[target]) if between_processes else (source, target)
+            if ends[0] == ends[1]:
+                continue
+            key = (min(ends), max(ends))
+            if key not in found:
+                found[key] = Link(source, target, (axis,))
+            elif axis not in found[key].axes:
+                found[key] = dataclasses.replace(found[key], axes=(*found[key].axes, axis))
+    return list(found.values())
+
+
+def rounds_of(links: Sequence[Link], processes: Sequence[int]) -> list[list[Link]]:
+    """The links in rounds, in each of which a process has one at most.
+
+    >>> ring = [Link(0, 1, ()), Link(1, 2, ()), Link(2, 3, ()), Link(3, 0, ())]
+    >>> [[(link.source, link.target) for link in each] for each in rounds_of(ring, [0, 1, 2, 3])]
+    [[(0, 1), (2, 3)], [(1, 2), (3, 0)]]
+    """
+    rounds: list[list[Link]] = []
+    taken: list[set[int]] = []
+    for link in links:
+        ends = {processes[link.source], processes[link.target]}
+        at = next((number for number, each in enumerate(taken) if not ends & each), len(rounds))
+        if at == len(rounds):
+            rounds.append([])
+            taken.append(set())
+        rounds[at].append(link)
+        taken[at] |= ends
+    return rounds
+
+
+def measure_links(mesh: Mesh) -> list[LinkFigures]:
+    """What this process saw of the links from its devices; all processes of the mesh call this together."""
+    devices = mesh.devices.ravel()
+    processes = [device.process_index for device in devices]
+    simulated = devices[0].platform == "cpu"
+    links = links_of(list(mesh.shape.items()), processes, between_processes=simulated)
+    flat = Mesh(devices, ("device",))
+    sizes = SIZES.get(devices[0].platform, _SIZES_ELSEWHERE)
+    rounds = [
+        directed
+        for each in rounds_of(links, processes)
+        for directed in (each, [dataclasses.replace(one, source=one.target, target=one.source) for one in each])
+    ]
+    small = [_timed(flat, each, 4) for each in rounds]
+    large, sent = small, 4
+    for size in sizes:
+        large, sent = [_timed(flat, each, size) for each in rounds], size
+        mine = max((seconds for seconds in large if seconds is not None), default=0.0)
+        if int(gather_ints(min(round(mine * 1e6), 2**31 - 1)).max()) / 1e6 > SECONDS:
+            break
+    me = jax.process_index()
+    return [
+        LinkFigures(link.source, link.target, link.axes, sent, quick / 2, slow)
+        for each, quick, slow in zip(rounds, small, large)
+        for link in each
+        if processes[link.source] == me and quick is not None and slow is not None
+    ]
+
+
+def _timed(flat: Mesh, links: Sequence[Link], size: int) -> float | None:
+    """The seconds of the fastest exchange of the link that begins in this process; None where none does."""
+    there = [(link.source, link.target) for link in links]
+    back = [(target, source) for source, target in there]
+
+    def exchange(x: jax.Array) -> jax.Array:
+        return lax.ppermute(lax.ppermute(x, "device", there)[:1], "device", back)
+
+    program = jax.jit(jax.shard_map(exchange, mesh=flat, in_specs=P("device"), out_specs=P("device"), check_vma=False))
+    x = filled(flat, math.ceil(size / 4))
+    program(x).block_until_ready()
+    best = math.inf
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        program(x).block_until_ready()
+        best = min(best, time.perf_counter() - start)
+    devices = flat.devices.ravel()
+    return best if any(devices[link.source].process_index == jax.process_index() for link in links) else None

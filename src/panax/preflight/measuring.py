@@ -1,0 +1,192 @@
+"""All measurements, one after the other, in every process at the same time; their figures become one profile in all of them."""
+
+import dataclasses
+import datetime
+import json
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+from jax.sharding import Mesh
+
+from ..core.errors import StoreError
+from ..core.processes import gather_ints, gather_texts
+from ..plan.profile import (
+    CollectiveRates,
+    DeviceRates,
+    DiskRates,
+    HardwareProfile,
+    LinkRates,
+    Place,
+    ProcessFacts,
+)
+from .clocks import offset_of, passages
+from .collectives import CollectiveFigures, Use, default_uses, measure_collective, slowest_of
+from .cores import Usage, moment, stolen_cores, usage
+from .devices import DeviceFigures, measure_device, measured_devices, size_for
+from .disks import DiskFigures, measure_disk
+from .judging import Finding
+from .links import LinkFigures, measure_links
+from .versions import host_name, versions_here
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """What one process measured."""
+
+    host: str
+    passages: list[tuple[float, float]]
+    devices: list[DeviceFigures]
+    collectives: list[CollectiveFigures]
+    links: list[LinkFigures]
+    disks: list[DiskFigures]
+    unwritable: list[tuple[str, str]]
+    usage: Usage
+    versions: dict[str, str]
+
+    def text(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def of(cls, text: str) -> "_Found":
+        found = json.loads(text)
+        return cls(
+            host=found["host"],
+            passages=[tuple(each) for each in found["passages"]],
+            devices=[DeviceFigures(**each) for each in found["devices"]],
+            collectives=[CollectiveFigures(**each | {"axes": tuple(each["axes"])}) for each in found["collectives"]],
+            links=[LinkFigures(**each | {"axes": tuple(each["axes"])}) for each in found["links"]],
+            disks=[DiskFigures(**each) for each in found["disks"]],
+            unwritable=[tuple(each) for each in found["unwritable"]],
+            usage=Usage(**found["usage"] | {"programs": [tuple(each) for each in found["usage"]["programs"]]}),
+            versions=found["versions"],
+        )
+
+
+def measure(
+    mesh: Mesh, uses: Sequence[Use] | None, places: Sequence[str], version: str, say: Say
+) -> tuple[HardwareProfile, list[Finding]]:
+    """Measure the devices of a mesh, what is between them, and some places; every process of the job calls this together.
+
+    Args:
+        uses: The collectives to measure; None for the usual ones.
+        places: Folders and stores, each of which one process of every host writes to.
+        version: Panax's.
+
+    Returns:
+        The same profile in every process, and the places that can't be written.
+    """
+    start = time.perf_counter()
+    host, index = host_name(), jax.process_index()
+    hosts = gather_texts(host)
+    say("clocks and versions")
+    passed, versions = passages(), versions_here(version, jax.local_devices()[0])
+    # Together: what one process does before the others begin would count as another program's.
+    gather_ints(0)
+    before = moment()
+    say("devices")
+    devices = [measure_device(device) for device in measured_devices()]
+    several = mesh.size > 1
+    wanted = list(default_uses(mesh.shape) if uses is None else uses) if several else []
+    collectives, links = [], []
+    for number, use in enumerate(wanted):
+        say(f"{use.kind} over {'·'.join(use.axes)} ({number + 1} of {len(wanted)})")
+        collectives.append(measure_collective(mesh, use))
+    if several:
+        say("links")
+        links = measure_links(mesh)
+    gather_ints(0)
+    used = usage(before, moment())
+    disks, unwritable = [], []
+    for place in places if hosts.index(host) == index else ():
+        say(f"{place}")
+        try:
+            disks.append(measure_disk(place))
+        except (StoreError, OSError) as error:
+            # The others wait for this process's figures: an error here is a finding, too.
+            unwritable.append((place, str(error)))
+    mine = _Found(host, passed, devices, collectives, links, disks, unwritable, used, versions)
+    found = [_Found.of(text) for text in gather_texts(mine.text())]
+    profile = _profile(mesh, found, time.perf_counter() - start)
+    broken = [
+        Finding("disk", f"{place} on host {each.host}", text, "the run could not save there; correct that first")
+        for each in found
+        for place, text in each.unwritable
+    ]
+    return profile, broken
+
+
+def _profile(mesh: Mesh, found: Sequence[_Found], seconds: float) -> HardwareProfile:
+    first = mesh.devices.flat[0]
+    return HardwareProfile(
+        made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        platform=first.platform,
+        device_kind=first.device_kind,
+        matrix_dtype=size_for(first.platform).dtype,
+        mesh=dict(mesh.shape.items()),
+        places=tuple(
+            Place(process=each.process_index, host=found[each.process_index].host) for each in mesh.devices.flat
+        ),
+        devices=tuple(
+            DeviceRates(
+                name=f"{first.device_kind}:{device.index}",
+                process=process,
+                host=each.host,
+                matrix_flops=device.matrix_flops,
+                memory_bandwidth=device.memory_bandwidth,
+                slowest_ratio=device.slowest_ratio,
+            )
+            for process, each in enumerate(found)
+            for device in each.devices
+        ),
+        collectives=tuple(_collective(each) for each in slowest_of([each.collectives for each in found])),
+        links=tuple(
+            LinkRates(
+                axes=link.axes,
+                source=link.source,
+                target=link.target,
+                sent_bytes=link.sent_bytes,
+                latency_seconds=link.small_seconds,
+                bandwidth=link.sent_bytes / _beyond(link.large_seconds, 2 * link.small_seconds),
+            )
+            for each in found
+            for link in each.links
+        ),
+        disks=tuple(DiskRates(host=each.host, **dataclasses.asdict(disk)) for each in found for disk in each.disks),
+        processes=tuple(_facts(found, index) for index in range(len(found))),
+        seconds=round(seconds, 2),
+    )
+
+
+def _collective(figures: CollectiveFigures) -> CollectiveRates:
+    return CollectiveRates(
+        kind=figures.kind,
+        axes=figures.axes,
+        ways=figures.ways,
+        sent_bytes=figures.sent_bytes,
+        latency_seconds=figures.small_seconds,
+        bandwidth=figures.sent_bytes / _beyond(figures.large_seconds, figures.small_seconds),
+    )
+
+
+def _beyond(large: float, small: float) -> float:
+    """What the bytes of a large message took; where that is hardly more than latency, at least half of it."""
+    return max(large - small, large / 2)
+
+
+def _facts(found: Sequence[_Found], index: int) -> ProcessFacts:
+    mine = found[index]
+    offset, error = offset_of(mine.passages, found[0].passages) if index else (0.0, 0.0)
+    cores, by = stolen_cores([each.usage for each in found if each.host == mine.host])
+    return ProcessFacts(
+        index=index,
+        host=mine.host,
+        clock_offset_seconds=offset,
+        clock_error_seconds=error,
+        cores=mine.usage.cores,
+        stolen_cores=cores,
+        stolen_by=by,
+        versions=mine.versions,
+    )

@@ -1,0 +1,168 @@
+"""What a pre-flight check ends with: figures as short tables, what is wrong, and where the profile is kept."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..plan.profile import HardwareProfile
+from ..plan.report import aligned, duration
+from .judging import Finding, flop_rate, process_name, rate
+
+MOST_ROWS = 8
+"""Of a table; of more devices, links or disks the slowest are shown."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Preflight:
+    """What a check measured and found.
+
+    Attributes:
+        profile: All figures.
+        findings: What is wrong; empty on healthy hardware.
+        kept: The file that has the profile; None where none was written by this process.
+    """
+
+    profile: HardwareProfile
+    findings: tuple[Finding, ...]
+    kept: Path | None = None
+
+    @property
+    def healthy(self) -> bool:
+        return not self.findings
+
+    def __str__(self) -> str:
+        return "\n".join([*figure_lines(self.profile), *finding_lines(self)])
+
+    def to_json(self) -> str:
+        """Findings and profile, for programs."""
+        found = [dataclasses.asdict(each) for each in self.findings]
+        whole = {"healthy": self.healthy, "findings": found, "kept": str(self.kept) if self.kept else None}
+        return json.dumps(whole | {"profile": json.loads(self.profile.to_json())}, indent=1)
+
+    def save(self, path: str | Path) -> None:
+        """Write the profile; see `HardwareProfile.save`."""
+        self.profile.save(path)
+
+
+def figure_lines(profile: HardwareProfile) -> list[str]:
+    """The figures, a table for each kind of thing."""
+    return [
+        *_head(profile),
+        *_devices(profile),
+        *_collectives(profile),
+        *_links(profile),
+        *_disks(profile),
+        *_rest(profile),
+    ]
+
+
+def finding_lines(result: Preflight) -> list[str]:
+    """What is wrong, a paragraph each, or that nothing is."""
+    if not result.findings:
+        return ["", "healthy: no finding"]
+    count = len(result.findings)
+    lines = ["", f"{count} finding{'s' if count > 1 else ''}"]
+    for each in result.findings:
+        lines += [f"  {each.kind:8} {each.where}", f"           {each.said}", f"           -> {each.advice}"]
+    return lines
+
+
+def _head(profile: HardwareProfile) -> Iterator[str]:
+    mesh = " · ".join(f"{axis}={size}" for axis, size in profile.mesh.items() if size > 1) or "one device"
+    processes, hosts = len(profile.processes), len(profile.hosts)
+    yield (
+        f"checked        {len(profile.places)} x {profile.device_kind}, {processes} process{'es' if processes > 1 else ''} on "
+        f"{hosts} host{'s' if hosts > 1 else ''}, in {profile.seconds:.0f} s"
+    )
+    yield f"mesh           {mesh}"
+
+
+def _devices(profile: HardwareProfile) -> Iterator[str]:
+    simulated = profile.platform == "cpu"
+    chosen = sorted(profile.devices, key=lambda each: each.matrix_flops)[:MOST_ROWS]
+    rows = [("device", f"matrices ({profile.matrix_dtype})", "memory")]
+    for each in sorted(chosen, key=lambda each: (each.process, each.name)):
+        where = process_name(profile, each.process)
+        name = f"{each.name.rpartition(':')[0]} of {where}" if simulated else f"{each.name} of {where}"
+        rows.append((name, flop_rate(each.matrix_flops), rate(each.memory_bandwidth)))
+    yield from _table(rows, 1, len(profile.devices) - len(chosen))
+
+
+def _collectives(profile: HardwareProfile) -> Iterator[str]:
+    if not profile.collectives:
+        return
+    rows: list[tuple[str, ...]] = [("axis", "collective", "latency", "bandwidth", "of")]
+    rows += [
+        (
+            "·".join(each.axes),
+            f"{each.kind} of {each.ways}",
+            duration(each.latency_seconds),
+            rate(each.bandwidth),
+            _size(each.sent_bytes),
+        )
+        for each in profile.collectives
+    ]
+    yield from _table(rows, 2, 0)
+
+
+def _links(profile: HardwareProfile) -> Iterator[str]:
+    if not profile.links:
+        return
+    chosen = sorted(profile.links, key=lambda each: each.bandwidth)[:MOST_ROWS]
+    rows = [("link", "axis", "latency", "bandwidth")]
+    for each in sorted(chosen, key=lambda each: (each.source, each.target)):
+        source, target = profile.places[each.source], profile.places[each.target]
+        ends = f"{source.process} -> {target.process}"
+        if source.process == target.process:
+            ends = f"device {each.source} -> {each.target}"
+        elif source.host != target.host:
+            ends = f"{source.host} ({source.process}) -> {target.host} ({target.process})"
+        else:
+            ends = f"process {ends}"
+        rows.append((ends, "·".join(each.axes), duration(each.latency_seconds), rate(each.bandwidth)))
+    yield from _table(rows, 2, len(profile.links) - len(chosen))
+
+
+def _disks(profile: HardwareProfile) -> Iterator[str]:
+    if not profile.disks:
+        return
+    chosen = sorted(profile.disks, key=lambda each: each.write_bandwidth)[:MOST_ROWS]
+    rows = [("place", "host", "writes", "reads")]
+    rows += [(each.place, each.host, rate(each.write_bandwidth), rate(each.read_bandwidth)) for each in chosen]
+    yield from _table(rows, 2, len(profile.disks) - len(chosen))
+
+
+def _rest(profile: HardwareProfile) -> Iterator[str]:
+    yield ""
+    if len(profile.processes) > 1:
+        offsets = [each.clock_offset_seconds for each in profile.processes]
+        error = max(each.clock_error_seconds for each in profile.processes)
+        apart = max(offsets) - min(offsets)
+        known = (
+            f"within {duration(apart + 2 * error)}"
+            if apart < 2 * error
+            else f"{duration(apart)} apart (± {duration(error)})"
+        )
+        yield f"clocks         {known}"
+    by_host = {each.host: each for each in profile.processes}
+    most = max(by_host.values(), key=lambda each: each.stolen_cores)
+    on = f" on {most.host}" if len(by_host) > 1 else ""
+    yield f"others         {most.stolen_cores:.2f} of {most.cores} cores are used by other programs{on}"
+    versions = next(iter(profile.processes)).versions
+    named = ("python", "panax", "jax", "jaxlib", "numpy", "driver")
+    said = ", ".join(f"{name} {versions[name]}" for name in named if name in versions)
+    alike = all(each.versions == versions for each in profile.processes)
+    several = len(profile.processes) > 1
+    yield f"versions       {said}{'' if not several else ', and all else alike' if alike else '; not alike, see below'}"
+
+
+def _table(rows: Sequence[tuple[str, ...]], left: int, hidden: int) -> Iterator[str]:
+    yield ""
+    yield from aligned(rows, left)
+    if hidden:
+        yield f"and {hidden} more, none of them slower"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.3g} MiB" if count >= 2**20 else f"{count / 2**10:.3g} KiB"

@@ -1,0 +1,82 @@
+"""What a process runs: libraries, driver, kernel, processor."""
+
+import importlib.metadata
+import os
+import platform
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core.processor import processor
+
+LIBRARIES = ("jax", "jaxlib", "numpy", "equinox", "optax", "obstore")
+"""What every run computes with, in the order in which it is said."""
+
+PLUGINS = re.compile(r"(jax[-_](cuda|rocm).*|libtpu|nvidia[-_](nccl|cudnn|cublas|cuda[-_]runtime).*)", re.IGNORECASE)
+"""Distributions that bring a platform to JAX."""
+
+SETTINGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NCCL_PROTO", "NCCL_ALGO", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
+"""Environment variables that change what a program does on a device."""
+
+
+def host_name() -> str:
+    """This host's name, by which findings call it."""
+    return socket.gethostname()
+
+
+def versions_here(panax_version: str, device: Any) -> dict[str, str]:
+    """Name to version of all that should be the same in each process.
+
+    Args:
+        device: One of JAX's.
+    """
+    found = {"panax": panax_version, "python": platform.python_version()}
+    found |= {name: _version_of(name) for name in LIBRARIES}
+    for each in importlib.metadata.distributions():
+        name = str(each.metadata["Name"] or "").lower()
+        if PLUGINS.fullmatch(name):
+            # Of two of one name the first is imported.
+            found.setdefault(name, each.version)
+    found["device"] = str(device.device_kind)
+    found["backend"] = " ".join(str(device.client.platform_version).split())[:120]
+    if driver := _driver():
+        found["driver"] = driver
+    found["kernel"] = platform.release()
+    found["processor"] = processor().partition(";")[0]
+    found |= {name: value for name in SETTINGS if (value := os.environ.get(name))}
+    return found
+
+
+def _version_of(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+def _driver() -> str:
+    """The version of NVIDIA's driver; empty where there is none."""
+    file = Path("/proc/driver/nvidia/version")
+    if not file.exists():
+        return ""
+    found = re.search(r"\d+\.\d+(\.\d+)?", file.read_text(errors="replace"))
+    return found.group(0) if found else "unknown"
+
+
+def odd_ones(values: Mapping[int, str]) -> tuple[str | None, dict[str, list[int]]]:
+    """What most processes have, and the others' values with their processes; the former is None where no value is most common.
+
+    >>> odd_ones({0: "1", 1: "2", 2: "1"})
+    ('1', {'2': [1]})
+    >>> odd_ones({0: "1", 1: "2"})
+    (None, {'1': [0], '2': [1]})
+    """
+    groups: dict[str, list[int]] = {}
+    for process, value in values.items():
+        groups.setdefault(value, []).append(process)
+    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+    if len(ordered) > 1 and len(ordered[0][1]) == len(ordered[1][1]):
+        return None, groups
+    return ordered[0][0], dict(ordered[1:])

@@ -1,0 +1,119 @@
+"""`check`: measure and judge the hardware that a run would use, before it starts."""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from ..core.errors import PanaxError, RecipeError
+from ..core.processes import first_text, is_first
+from ..mesh import MeshShape, Placement
+from ..plan.profile import HardwareProfile, kept_at
+from ..plan.walk import walk_step
+from ..preflight import Preflight, Use, findings_of, measure, uses_of
+from ..train.compiled import CompiledStep
+from .automatic import Say
+from .experiment import Experiment
+from .sketch import sketched
+from .start import place_of_checkpoints
+
+USUAL_PLACE = "runs"
+"""Where runs are kept by default."""
+
+
+class CheckError(PanaxError):
+    """A check that had to pass has found something."""
+
+    exit_code = 6
+
+
+def check(
+    experiment: Experiment | None = None,
+    *,
+    mesh: MeshShape | None = None,
+    places: Sequence[str] = (),
+    save: str | Path | None = None,
+    strict: bool = False,
+    say: Say = lambda line: None,
+) -> Preflight:
+    """Measure each device, mesh axis, link, clock and disk, compare them with each other, and name what is odd.
+
+    Every process of a job calls this together, before it trains; it takes seconds. What was measured is kept in Panax's cache,
+    where `panax inspect` finds it, or in `save`.
+
+    Args:
+        experiment: What will be trained: its mesh, and the collectives of its step with the sizes of their messages, are
+            measured, and the disks that its folder and checkpoints are on. None: the usual collectives over `mesh`.
+        mesh: Without an experiment; by default all devices along `fsdp`.
+        places: Further folders or stores to write to and read from.
+        save: A file for the profile, in place of the cache.
+        strict: Raise where something is found.
+        say: Takes what is measured now, a line at a time.
+
+    Returns:
+        The same in every process: print it, or look at `findings` and `profile`.
+
+    Raises:
+        CheckError: `strict`, and something was found.
+        PanaxError: The experiment or the mesh can't be used here.
+    """
+    if experiment is not None and mesh is not None:
+        raise RecipeError("check takes an experiment, which has a mesh, or a mesh; give one of them")
+    uses: list[Use] | None = None
+    if experiment is None:
+        placement = Placement.create(mesh)
+        chosen = [USUAL_PLACE] if not places else []
+    else:
+        placement, uses = _of_run(experiment, say)
+        chosen = [experiment.folder]
+        if experiment.checkpoint.directory:
+            chosen.append(place_of_checkpoints(experiment))
+    version = sys.modules[__name__.partition(".")[0]].__version__
+    wanted = list(dict.fromkeys([*chosen, *map(str, places)]))
+    profile, broken = measure(placement.mesh, uses, wanted, version, say)
+    result = Preflight(profile, (*findings_of(profile), *broken))
+    result = dataclasses.replace(result, kept=_keep(profile, save))
+    if strict and result.findings:
+        raise CheckError(said(result))
+    return result
+
+
+def said(result: Preflight) -> str:
+    """What a check has found, as one message."""
+    count = len(result.findings)
+    lines = [f"the check has {count} finding{'s' if count > 1 else ''}, and nothing was started:"]
+    return "\n".join([*lines, *(f"  {each}" for each in result.findings)])
+
+
+def profile_in(folder: str | Path) -> Path:
+    """The file of a run's folder that has the profile of the devices on which it was checked."""
+    return Path(folder) / "hardware.json"
+
+
+def _of_run(experiment: Experiment, say: Say) -> tuple[Placement, list[Use] | None]:
+    """The mesh of a run, and what its step sends over it; None where only the compiled step would tell."""
+    found = sketched(experiment, jax.devices(), say)
+    if not isinstance(found.step, CompiledStep):
+        return Placement.create(devices=jax.devices()[:1]), None
+    placement = found.step.placement
+    if not found.task.names_axes or placement.devices.size == 1:
+        return placement, None
+    return placement, uses_of(walk_step(found.step, found.batch()).traffic)
+
+
+def _keep(profile: HardwareProfile, save: str | Path | None) -> Path | None:
+    """Write the profile where it is looked for; the file, in every process."""
+    failed, path = "", Path(save).expanduser() if save is not None else kept_at(profile)
+    if is_first():
+        try:
+            profile.save(path)
+        except OSError as error:
+            if save is not None:
+                failed = f"the profile can't be written to {path}: {error.strerror or error}"
+            path = None
+    if failed := first_text(failed):
+        raise CheckError(failed)
+    kept = first_text("" if path is None else str(path))
+    return Path(kept) if kept else None

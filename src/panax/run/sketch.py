@@ -1,0 +1,78 @@
+"""An experiment's step with the shapes of its batches, as far as they are known without reading a corpus."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ..core import DataFacts, Task
+from ..core.errors import RecipeError
+from ..data import BytePairTokenizer, TextData
+from ..data.source import TEXT_AXES
+from ..mesh import Placement
+from ..plan.step import text_batch
+from ..train.compiled import CompiledStep, needs_of
+from .automatic import Say, with_chosen_mesh
+from .experiment import Experiment
+from .no_data import lacks_data
+from .prepare import make_program, prepare
+
+
+@dataclasses.dataclass(frozen=True)
+class Sketch:
+    """What a run would train, and with which step.
+
+    Attributes:
+        task: With what the recipe left open filled in.
+        step: Not compiled.
+        batch: Shapes of a training batch.
+        sequence_length: Of a row of text; None for other data.
+    """
+
+    experiment: Experiment
+    task: Task
+    step: Any
+    batch: Callable[[], dict[str, Any]]
+    sequence_length: int | None = None
+
+
+def sketched(
+    experiment: Experiment,
+    devices: list[Any],
+    say: Say,
+    memory_bytes: int | None = None,
+    fast_domain: int | None = None,
+) -> Sketch:
+    """An experiment's step on some devices. Text is not tokenised, since its batches' shapes are known, and a vocabulary is the
+    task's or the tokenizer's.
+
+    Args:
+        devices: Attached ones, or those of a target.
+        memory_bytes: Of each device, where it can't be asked.
+        fast_domain: Devices that the fast network joins; by default as the target's traits say.
+
+    Raises:
+        PanaxError: The experiment does not fit the devices, or its data can't be opened.
+    """
+    data = experiment.data
+    if not isinstance(data, TextData):
+        if lacks_data(experiment) is not None:
+            # Presets are made of experiments, so that they are imported after them.
+            from ..presets import with_blank_images
+
+            experiment = with_blank_images(experiment)
+        prepared = prepare(experiment, say, devices)
+        return Sketch(experiment, prepared.task, prepared.step, lambda: dict(next(prepared.data.train.batches()).batch))
+    try:
+        task = experiment.task.adapted(DataFacts(None, data.sequence_length))
+    except RecipeError:
+        if not isinstance(data.tokenizer, BytePairTokenizer):
+            raise
+        say(f"the corpus is not read: the vocabulary is taken as its tokenizer's most, {data.tokenizer.vocab_size}")
+        task = experiment.task.adapted(DataFacts(data.tokenizer.vocab_size, data.sequence_length))
+    experiment, task = with_chosen_mesh(
+        experiment, task, make_program, lambda: text_batch(data), TEXT_AXES, devices, say, memory_bytes, fast_domain
+    )
+    program = make_program(experiment, task)
+    placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program))
+    step = CompiledStep(program, placement, TEXT_AXES)
+    return Sketch(experiment, task, step, lambda: text_batch(data), data.sequence_length)
