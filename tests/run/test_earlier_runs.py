@@ -12,6 +12,7 @@ import tiny_recipe
 from panax import fit
 from panax.checkpoint import Checkpointer
 from panax.core import CheckpointError, DataError, RecipeError, named_leaves
+from panax.metrics.goodput import read_life
 from panax.optim import Optax, Schedule, Sgd
 from panax.run import EvaluateConfig
 from panax.run.description import describe
@@ -61,8 +62,10 @@ def test_a_finished_run_is_not_another_ones_result(finished):
     folder = Path(experiment.folder)
     assert Checkpointer(folder / "checkpoints" / "before-1").steps() == [4]
     assert {path.name for path in (folder / "before-1").iterdir()} == {
-        "metrics.jsonl", "tensorboard", "data_account.json",
+        "metrics.jsonl", "tensorboard", "data_account.json", "goodput.jsonl", "sessions.jsonl",
     }  # fmt: skip
+    *refused, last = read_life(folder / "before-1").sessions
+    assert last.end.startswith("refused: CheckpointError") and not any(each.failed for each in (*refused, last))
     assert any("before-1" in line for line in lines)
     steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)

@@ -17,6 +17,7 @@ from panax.checkpoint import Checkpointer
 from panax.core import CheckpointError, DataError, LayoutError, RecipeError, TrainingError, named_leaves
 from panax.mesh import MeshShape
 from panax.metrics import Tracker
+from panax.metrics.goodput import read_life
 from panax.optim import AdamW, Schedule
 from panax.run.report import Report
 from panax.train import StepConfig
@@ -123,6 +124,18 @@ def test_a_signal_saves_and_the_same_command_goes_on_bitwise(experiment, undistu
     assert second.step == 30
     assert_same_state(second.state, undisturbed[0].state)
     assert second.evaluation == undisturbed[0].evaluation
+    life = read_life(experiment.folder)
+    assert [each.end for each in life.sessions] == [f"stopped by {number.name}", "done"]
+    assert (life.sessions[1].first_step, life.sessions[1].last_step) == (first.step, 30)
+    assert sum(life.seconds.values()) == pytest.approx(life.wall_seconds)
+    assert life.seconds["lost work"] == life.seconds["restart"] == 0 < life.seconds["training"]
+    lines = [json.loads(line) for line in Path(experiment.folder, "metrics.jsonl").read_text().splitlines()]
+    # What is logged as the run ends lacks only the way out.
+    assert lines[-1]["goodput/training_seconds"] == pytest.approx(life.seconds["training"], abs=0.01)
+    assert lines[-1]["goodput/compile_seconds"] == pytest.approx(life.seconds["compile"], abs=0.01)
+    facts = [json.loads(line) for line in Path(experiment.folder, "sessions.jsonl").read_text().splitlines()]
+    assert [each["first_step"] for each in facts] == [0, first.step]
+    assert facts[0]["run_id"] == facts[1]["run_id"] and facts[0]["devices"]["platform"] == "cpu"
 
 
 def test_resumes_bitwise_from_a_periodic_checkpoint(experiment, undisturbed, monkeypatch):
@@ -140,6 +153,11 @@ def test_resumes_bitwise_from_a_periodic_checkpoint(experiment, undisturbed, mon
         fit(experiment, say=quiet)
     assert Checkpointer(Path(experiment.folder) / "checkpoints").latest() == 15
     assert_same_state(fit(experiment, say=quiet).state, undisturbed[0].state)
+    life = read_life(experiment.folder)
+    crashed, second = life.sessions
+    assert crashed.end.startswith("error: Crash") and crashed.failed and second.end == "done"
+    assert (crashed.lost_steps, second.first_step) == (4, 15) and 0 < crashed.lost_seconds < life.seconds["training"]
+    assert 0 < crashed.restart_seconds == life.seconds["restart"]
 
 
 def test_a_finished_run_trains_no_further(undisturbed):

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ..core.beginning import count_from_the_process
 from ..core.errors import RecipeError
 from ..core.heartbeat import heartbeat
 from ..core.joining import join
@@ -52,6 +53,7 @@ NO_SETTINGS = (*HOW.values(), *CHECK)
 
 def train(arguments: Sequence[str]) -> int:
     """Train a recipe's experiment, then show what came of it."""
+    count_from_the_process()
     if asks_for_help(arguments, "train", HELP):
         return 0
     if not arguments or arguments[0].startswith("-"):

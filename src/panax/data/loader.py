@@ -54,6 +54,11 @@ class Prefetched(Generic[Item]):
             self.seconds_waited += time.perf_counter() - started
         return item
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the next item would be waited for."""
+        return self._ahead.is_empty
+
     def _gives_up(self) -> bool:
         given_up = self.gives_up is not None and self.gives_up()
         self._is_awaited = self._is_awaited and not given_up
@@ -99,6 +104,10 @@ class _Ahead:
         self._changed = threading.Condition()
         self._stopped = False
         self._end: BaseException | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._items
 
     def wait_for_room(self) -> bool:
         """Wait until there is room for an item; false when nobody wants one any more."""

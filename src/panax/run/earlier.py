@@ -10,11 +10,13 @@ from ..checkpoint import Checkpoint, step_of
 from ..checkpoint.record import FOLDER as RECORD
 from ..core import Position
 from ..core.errors import CheckpointError, DataError
+from ..metrics.goodput import FILE as LEDGER
 from ..stores import is_remote
 from .account import ACCOUNT
 from .description import describe, differences
 from .experiment import Experiment
 from .prepare import Prepared, Say
+from .session import FACTS
 
 SETTINGS = "experiment.json"
 """The name under which a checkpoint holds the settings of its run."""
@@ -147,7 +149,7 @@ def set_aside(experiment: Experiment, say: Say) -> None:
             f"address, or remove them with `panax checkpoint rm` and its folder {RECORD}/"
         )
     checkpoints = Path(where).expanduser() if where else folder / "checkpoints"
-    found = [folder / name for name in ("metrics.jsonl", "metrics.csv", "tensorboard", ACCOUNT)]
+    found = [folder / name for name in ("metrics.jsonl", "metrics.csv", "tensorboard", ACCOUNT, LEDGER, FACTS)]
     try:
         _move(folder, [path for path in found if path.exists()], say)
         _move(checkpoints, [*_of_checkpoints(checkpoints)], say)

@@ -26,6 +26,7 @@ from .no_data import lacks_data
 from .prepare import Say, prepare
 from .report import Report
 from .result import Result
+from .session import open_ledger
 from .start import begin, choose_kernels, open_folder, open_memory
 
 
@@ -131,6 +132,7 @@ def open_run(
             said(f"{experiment.name}: {note}")
         with (
             open_folder(prepared, said, fresh=fresh) as checkpointer,
+            open_ledger(prepared, said) as ledger,
             open_memory(prepared, checkpointer, said) as memory,
             Interrupt() as interrupt,
         ):
@@ -139,7 +141,9 @@ def open_run(
             checkpointer.prepare(start.state)
             keeper = Keeper(experiment.checkpoint, checkpointer, memory, start.stored)
             run_id = checkpointer.run_name()
-            with contextlib.closing(Report(prepared, start.step, trackers, said, told=told, run_id=run_id)) as report:
+            with contextlib.closing(
+                Report(prepared, start.step, trackers, said, ledger, told=told, run_id=run_id)
+            ) as report:
                 run = Run(prepared, start, keeper, report, interrupt, said)
                 heartbeat().phase("compile")
                 yield run

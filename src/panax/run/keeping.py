@@ -28,6 +28,11 @@ class Keeper:
     stored: int | None = None
     of_hooks: Callable[[], Mapping[str, Any]] = dict
 
+    def is_due(self, number: int, *, asked: bool = False) -> bool:
+        """Whether anything is kept after step `number`."""
+        copies = self.memory is not None and due(self.config.memory.every, number)
+        return asked or copies or due(self.config.every, number)
+
     def after_step(
         self,
         state: TrainState,

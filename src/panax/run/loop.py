@@ -62,11 +62,13 @@ class Run:
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         """The batches of the steps that are left; `after_step` is to be called after each."""
         report, interrupt = self._report, self._interrupt
+        report.ledger.begin_steps(self.step)
         with contextlib.closing(feed(self.prepared.data.train, self.prepared.step, self._position)) as batches:
             batches.gives_up = interrupt.gives_up_waiting
             while not self._ended and not interrupt.due(self.step):
                 report.before_step(self.step)
-                with report.clock.measure("data_stall"):
+                late = report.waiting_for_data() if batches.is_late else contextlib.nullcontext()
+                with report.clock.measure("data_stall"), late:
                     drawn = next(batches, None)
                 if drawn is None and interrupt.gives_up_waiting():
                     return
@@ -84,6 +86,7 @@ class Run:
         """Take the experiment's own step; returns its scalars before the devices are done."""
         with self._report.clock.measure("dispatch"):
             self.state, scalars = self.prepared.step(self.state, batch)
+        self._report.compiled()
         return scalars
 
     def after_step(self, scalars: Scalars) -> None:
@@ -100,21 +103,29 @@ class Run:
         wishes = self._called("after_step", due(self.experiment.log_every, self.step))
         if (due(self.experiment.evaluate.every, self.step) or wishes.evaluate) and not self._ended:
             wishes.save |= self._judge().save
-        if not self._ended:
-            with self._report.clock.measure("save"):
+        if not self._ended and self._keeper.is_due(self.step, asked=wishes.save):
+            self._report.settle()
+            with self._report.clock.measure("save"), self._report.ledger.during("checkpoint wait"):
                 self._keeper.after_step(self.state, self.step, self._position, self._evaluation, asked=wishes.save)
+            self._report.ledger.mark(self.step, saved=True)
 
     def finish(self) -> Result:
         """Evaluate, unless the run was cut off; save; tell how it ended."""
         self._report.flush()
         if (self._stopped or self.step == self.experiment.num_steps) and not self._failed and not self._evaluation:
             self._judge()
-        checkpoint = self._keeper.at_end(self.state, self.step, self._position, self._evaluation)
+        ledger = self._report.ledger
+        ledger.mark(self.step)
+        with ledger.during("checkpoint wait"):
+            checkpoint = self._keeper.at_end(self.state, self.step, self._position, self._evaluation)
+        ledger.switch("start")
         self._hooked.call("at_end", self)
         self._report.account(self.step, self._position)
         self._hooked.raise_failure(checkpoint, self._failed)
         signal = None if self._interrupt.signal is None else self._interrupt.signal.name
         stopped = self._stopped if self.step < self.experiment.num_steps else ""
+        left = f"stopped by {signal}" if signal else f"stopped: {stopped or 'the loop was left'}"
+        self._report.end(self.step, "done" if self.step == self.experiment.num_steps else left)
         self.result = Result(self.prepared, self.state, self.step, self._evaluation, checkpoint, signal, stopped)
         return self.result
 
@@ -138,8 +149,11 @@ class Run:
         return wishes
 
     def _judge(self) -> Wishes:
-        self._evaluation = judge(self.prepared, self.state, self.step, self._report)
-        return self._called("after_evaluation", True, self._evaluation) if self._evaluation else Wishes()
+        self._report.flush()
+        with self._report.ledger.during("evaluation"):
+            self._evaluation = judge(self.prepared, self.state, self.step, self._report)
+            self._report.compiled()
+            return self._called("after_evaluation", True, self._evaluation) if self._evaluation else Wishes()
 
     # What a hook sees and may ask for; see `panax.hooks.Running`.
 
@@ -186,7 +200,6 @@ class Run:
 
 def judge(prepared: Prepared, state: TrainState, number: int, report: Report) -> Mapping[str, float]:
     """Evaluate on the held-out data; empty where there is none."""
-    report.flush()
     if prepared.data.held_out is None:
         return {}
     heartbeat().phase("evaluate")

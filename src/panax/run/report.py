@@ -32,9 +32,11 @@ from ..metrics import (
     memory_in_use_bytes,
     peak_of,
 )
+from ..metrics.ledger import Ledger
 from .account import account_of, epochs_of, lines_of, write_account
 from .description import describe
 from .prepare import Prepared, Say
+from .session import record_facts
 
 PROFILED_STEPS = 3
 
@@ -50,6 +52,7 @@ class Report:
 
     Attributes:
         clock: Measures the parts of a step.
+        ledger: Books the seconds of the run.
         peak: What model FLOPs utilisation divides by.
     """
 
@@ -59,6 +62,7 @@ class Report:
         first_step: int,
         trackers: tuple[Tracker, ...],
         say: Say,
+        ledger: Ledger,
         *,
         told: Lane | None = None,
         run_id: str = "",
@@ -66,6 +70,7 @@ class Report:
         """
         Args:
             trackers: More places for what the run reports. Each is called by its own thread.
+            ledger: Where the session's seconds are booked.
             told: Calls `say`, and a tracker that shows progress where `say` shows its lines.
             run_id: What trackers are told; a resumed run keeps it.
         """
@@ -73,6 +78,7 @@ class Report:
         folder = Path(experiment.folder)
         self._prepared = prepared
         self._say = say
+        self.ledger = ledger
         named = [
             (str(folder / "metrics.jsonl"), JsonlTracker(folder / "metrics.jsonl")),
             (str(folder / "tensorboard"), TensorBoardTracker(folder / "tensorboard", first_step + 1)),
@@ -94,7 +100,7 @@ class Report:
         self._latest: dict[str, float] = {}
         self._counted = 0
         self._length: int | None = None
-        self._compiled = 0.0
+        self._compiled = self._booked = 0.0
         self._kernels_said = 0
         self._profiling = False
         self._profiled: int | None = None
@@ -103,6 +109,7 @@ class Report:
         self.peak = find_peak(prepared)
         self._trackers.about(RunFacts(experiment.name, run_id, experiment.folder, describe(experiment)))
         self._trackers.begin(first_step, prepared.experiment.num_steps, self.peak)
+        record_facts(prepared, run_id, first_step, self._lanes[0] if self._lanes else None)
 
     def before_step(self, number: int) -> None:
         """Start or end the profile, if this is its step."""
@@ -140,6 +147,23 @@ class Report:
         with self.clock.measure("device"):
             self.flush()
         self._pending = (number, scalars, position)
+        self.ledger.mark(number)
+
+    def waiting_for_data(self) -> contextlib.AbstractContextManager[None]:
+        """Around a wait for a batch: books it as such, but for what the devices were busy meanwhile."""
+        scalars = {} if self._pending is None else self._pending[1]
+        return self.ledger.waiting(lambda: jax.block_until_ready(scalars))
+
+    def settle(self) -> None:
+        """Wait until the devices are done: what follows needs the state, and this wait is the step's."""
+        if self._pending is not None:
+            jax.block_until_ready(self._pending[1])
+
+    def compiled(self) -> None:
+        """Book what was traced and compiled since the last call, so far spent on something else, as compiling."""
+        seconds, self._booked = self._booked, getattr(self._prepared.step, "compile_seconds", 0.0)
+        if self._booked > seconds:
+            self.ledger.move(self._booked - seconds, "compile")
 
     def _say_kernels(self) -> None:
         """Say which kernels the programs run that were compiled since the last time."""
@@ -206,6 +230,15 @@ class Report:
         for line in lines_of(parts):
             self._say(line)
 
+    def end(self, number: int, word: str) -> None:
+        """Record what the run's time was spent on, up to here.
+
+        Args:
+            word: How the session ends.
+        """
+        self.ledger.word = word
+        self._trackers.record(number, self.ledger.scalars())
+
     def close(self) -> None:
         if self._profiling and self._profiled is not None:
             self._profiled += 1
@@ -229,7 +262,7 @@ class Report:
         if position is not None:
             record |= epochs_of(self._prepared.data.train, position)
         watched = Watched() if self._watch is None else self._watch.take()
-        self._trackers.record(number, {**record, **watched.scalars})
+        self._trackers.record(number, {**record, **watched.scalars, **self.ledger.scalars()})
         self._tell_supervisor(number, record)
         for warning in watched.warnings:
             self._say(f"warning: step {number}: {warning}")

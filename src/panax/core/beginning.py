@@ -1,0 +1,25 @@
+"""When a process's turn at a run began: with the process, where the command line or a supervisor started it for that."""
+
+import time
+
+from .heartbeat import heartbeat
+
+_counts = heartbeat().supervised
+_asked = False
+
+
+def count_from_the_process() -> None:
+    """Count the first run of this process from the process's own beginning: what Python and its imports took is the run's."""
+    global _counts
+    _counts = True
+
+
+def take_beginning() -> float:
+    """When the run that begins now did, in seconds since the epoch. A second run of a process begins when this is asked."""
+    global _asked
+    if _asked or not _counts:
+        return time.time()
+    import psutil
+
+    _asked = True
+    return psutil.Process().create_time()

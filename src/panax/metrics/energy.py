@@ -1,0 +1,104 @@
+"""The energy that a run's devices use, where they tell it: NVIDIA's by NVML, processors by Linux's counters of packages."""
+
+import contextlib
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+POWERCAP = Path("/sys/class/powercap")
+
+
+class EnergyMeter:
+    """Joules of some counters since the last time they were taken.
+
+    >>> joules = iter([5.0, 7.5, 8.0])
+    >>> meter = EnergyMeter(lambda: next(joules), "a test")
+    >>> meter.take(), meter.take()
+    ({'joules': 2.5, 'joules_of': 'a test'}, {'joules': 0.5, 'joules_of': 'a test'})
+    """
+
+    def __init__(self, read: Callable[[], float], of: str):
+        """
+        Args:
+            read: The joules so far; it never goes back.
+            of: Which devices it tells of, for a person.
+        """
+        self._read, self._of = read, of
+        self._last = read()
+
+    def take(self) -> dict[str, Any]:
+        """Joules since the last call, and what of; nothing where the counters have gone."""
+        with contextlib.suppress(OSError, ValueError):
+            now = self._read()
+            used, self._last = now - self._last, now
+            return {"joules": round(used, 3), "joules_of": self._of}
+        return {}
+
+
+def energy_of(platform: str) -> EnergyMeter | None:
+    """A meter of this host's devices of a platform, as jax names it; None where nothing tells."""
+    return _of_gpus() if platform == "gpu" else _of_packages() if platform == "cpu" else None
+
+
+def _of_packages(where: Path = POWERCAP) -> EnergyMeter | None:
+    """Of the host's processor packages; on most systems only root may read them."""
+    counters: list[_Wrapping] = []
+    with contextlib.suppress(OSError, ValueError):
+        for package in sorted(where.glob("intel-rapl:[0-9]*")):
+            # `intel-rapl:0:1` is a part of `intel-rapl:0`.
+            if package.name.count(":") == 1 and (package / "name").read_text().startswith("package"):
+                counters.append(_Wrapping(package))
+    if not counters:
+        return None
+    name = "processor package" if len(counters) == 1 else f"{len(counters)} processor packages"
+    return EnergyMeter(
+        lambda: sum(counter.joules() for counter in counters), f"the first host's {name}, other programs included"
+    )
+
+
+class _Wrapping:
+    """One counter of microjoules, which begins again at 0 after its range."""
+
+    def __init__(self, package: Path):
+        self._file = package / "energy_uj"
+        self._range = int((package / "max_energy_range_uj").read_text())
+        self._before, self._wrapped = int(self._file.read_text()), 0
+
+    def joules(self) -> float:
+        now = int(self._file.read_text())
+        if now < self._before:
+            self._wrapped += self._range
+        self._before = now
+        return (self._wrapped + now) / 1e6
+
+
+def _of_gpus() -> EnergyMeter | None:
+    """Of the GPUs that this process may use, by NVML; None without its Python package, or on cards that don't count."""
+    try:
+        pynvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = [str(n) for n in range(pynvml.nvmlDeviceGetCount())] if visible is None else visible.split(",")
+        handles = [_handle(pynvml, name.strip()) for name in names if name.strip()]
+
+        def joules() -> float:
+            try:
+                return sum(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles) / 1e3
+            except pynvml.NVMLError as error:
+                raise OSError(str(error)) from error
+
+        count = f"{len(handles)} GPUs" if len(handles) > 1 else "a GPU"
+        return EnergyMeter(joules, f"{count} of the first process") if handles else None
+    except pynvml.NVMLError:
+        return None
+
+
+def _handle(pynvml: Any, name: str) -> Any:
+    if name.isdecimal():
+        return pynvml.nvmlDeviceGetHandleByIndex(int(name))
+    return pynvml.nvmlDeviceGetHandleByUUID(name)

@@ -1,0 +1,311 @@
+"""What a run's life was spent on: every second booked once, over all of its sessions. Read from the run's ledger; no jax.
+
+A session is one process's turn at the run, from its start to its end or death. See `Ledger`, which writes what is read here.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import DataError
+
+FILE = "goodput.jsonl"
+
+KINDS: tuple[str, ...] = (
+    "training", "start", "compile", "data wait", "checkpoint wait", "evaluation", "lost work", "restart", "idle",
+)  # fmt: skip
+"""What a second is spent on.
+
+training: steps that are part of the result. start: a session's way to its first step, and its way out. compile: tracing and
+compiling. data wait: the devices had nothing to do. checkpoint wait: the loop waited for a copy or for the store. evaluation:
+on held-out data, hooks and samples included where they follow it. lost work: steps that were taken again later, with their
+waits. restart: from a failure until the steps go on. idle: nobody was at it.
+"""
+
+_OF_STEPS = ("training", "data wait", "checkpoint wait", "evaluation")
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A line of the ledger.
+
+    Attributes:
+        begin: In seconds since the epoch, as `end`.
+        step: Steps taken at its end; None before the session had restored any.
+        seconds: By kind; their sum is `end - begin`.
+        gap: Of a session's first interval: what lies between the session before and this one was spent on.
+        word: How the session ended, with its last interval; empty else.
+        joules: What the devices that tell it have used; None where none does.
+        joules_of: Which devices those are.
+    """
+
+    session: int
+    begin: float
+    end: float
+    step: int | None
+    seconds: Mapping[str, float]
+    gap: str = ""
+    word: str = ""
+    joules: float | None = None
+    joules_of: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """One process's turn at the run.
+
+    Attributes:
+        first_step: Steps that were taken when it went on; None if it did not come so far, as `last_step`.
+        end: "done", "stopped by SIGTERM" and the like, "refused: ..." by a mistake in its settings, "error: ..."; empty where it
+            ended without a word, or goes on.
+        lost_steps: Of its steps, those that a later session took again.
+        lost_seconds: What those took.
+        restart_seconds: From its end until the next session's first step, if it failed.
+        idle_seconds: From its end until the next session began, if nobody was at it.
+    """
+
+    number: int
+    began: float
+    ended: float
+    first_step: int | None
+    last_step: int | None
+    end: str
+    seconds: Mapping[str, float]
+    lost_steps: int = 0
+    lost_seconds: float = 0.0
+    restart_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    joules: float | None = None
+    joules_of: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended by an error or without a word. The last one may also be alive."""
+        return self.end == "" or self.end.startswith("error")
+
+
+@dataclasses.dataclass(frozen=True)
+class Life:
+    """A run's life so far.
+
+    Attributes:
+        seconds: By kind; their sum is `wall_seconds`.
+        spans: What was done from when to when, without a gap. Inside of an interval of the ledger, about ten seconds, the order
+            is not known.
+    """
+
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
+    sessions: tuple[Session, ...] = ()
+    spans: tuple[tuple[str, float, float], ...] = ()
+
+    @property
+    def wall_seconds(self) -> float:
+        """From the first session's beginning to the last one's end."""
+        return self.sessions[-1].ended - self.sessions[0].began if self.sessions else 0.0
+
+    @property
+    def goodput(self) -> float:
+        """The part of the time that went into steps of the result; time in which nobody was at it is not counted."""
+        whole = self.wall_seconds - self.seconds["idle"]
+        return self.seconds["training"] / whole if whole > 0 else 0.0
+
+
+def read_life(folder: str | Path) -> Life:
+    """The life of the run in a folder; an empty one where it has no ledger.
+
+    Raises:
+        DataError: The ledger can't be read.
+    """
+    return life_of(read_intervals(folder))
+
+
+def read_intervals(folder: str | Path) -> list[Interval]:
+    """The lines of a run's ledger, oldest first; one that was cut short by a crash is left out.
+
+    Raises:
+        DataError: It can't be read.
+    """
+    path = Path(folder) / FILE
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DataError(f"can't read {path}: {error}; it is the run's ledger, which its owner can read") from error
+    found: list[Interval] = []
+    for line in lines:
+        interval = _interval(line)
+        # Sessions follow each other, and so do their intervals: anything else is not of this ledger.
+        if interval is not None and (
+            not found or (interval.session >= found[-1].session and interval.begin >= found[-1].end - 0.01)
+        ):
+            found.append(interval)
+    return found
+
+
+def _interval(line: str) -> Interval | None:
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        said = json.loads(line)
+        begin, end, step = float(said["from"]), float(said["to"]), said["step"]
+        seconds = {str(kind): float(value) for kind, value in said["seconds"].items()}
+        usable = all(map(math.isfinite, (begin, end, *seconds.values()))) and set(seconds) <= set(KINDS)
+        if usable and end >= begin and (step is None or type(step) is int) and type(said["session"]) is int:
+            joules = said.get("joules")
+            return Interval(
+                said["session"], begin, end, step, seconds,
+                said["gap"] if said.get("gap") in KINDS else "",
+                str(said.get("end", "")),
+                float(joules) if joules is not None else None,
+                str(said.get("joules_of", "")),
+            )  # fmt: skip
+    return None
+
+
+def life_of(intervals: Sequence[Interval], resumed_at: int | None = None) -> Life:
+    """The life that the lines of a ledger tell.
+
+    Args:
+        resumed_at: The steps with which a further session begins, if one does.
+    """
+    groups: dict[int, list[Interval]] = {}
+    for interval in intervals:
+        groups.setdefault(interval.session, []).append(interval)
+    totals = dict.fromkeys(KINDS, 0.0)
+    sessions: list[Session] = []
+    spans: list[tuple[str, float, float]] = []
+    kept = math.inf if resumed_at is None else resumed_at
+    # From the last one back: what a session's steps are worth depends on where later ones went on.
+    for number, lines in reversed(groups.items()):
+        session, own_spans = _session(number, lines, kept)
+        if sessions:
+            session, between = _with_gap(session, sessions[-1], groups[sessions[-1].number][0].gap)
+            spans = [*own_spans, *between, *spans]
+            for kind, begin, end in between:
+                totals[kind] += end - begin
+        else:
+            spans = own_spans
+        for kind, seconds in session.seconds.items():
+            totals[kind] += seconds
+        sessions.append(session)
+        kept = min(kept, math.inf if session.first_step is None else session.first_step)
+    return Life(totals, tuple(reversed(sessions)), tuple(_merged(spans)))
+
+
+def _session(
+    number: int, lines: Sequence[Interval], kept: int | float
+) -> tuple[Session, list[tuple[str, float, float]]]:
+    """A session, of whose steps those beyond `kept` were lost."""
+    totals: dict[str, float] = {}
+    spans: list[tuple[str, float, float]] = []
+    before: int | None = None
+    first: int | None = None
+    word = lines[-1].word
+    for line in lines:
+        seconds, share = dict(line.seconds), _lost_share(before, line.step, kept, failed=not word or "error" in word)
+        if share:
+            # At the very step that is kept, what was done besides training is kept too: its checkpoint, for one.
+            kinds = _OF_STEPS if line.step != kept else _OF_STEPS[:1]
+            lost = {kind: share * seconds[kind] for kind in kinds if kind in seconds}
+            seconds |= {kind: seconds[kind] - value for kind, value in lost.items()}
+            seconds["lost work"] = seconds.get("lost work", 0.0) + sum(lost.values())
+        at = line.begin
+        scale = (line.end - line.begin) / whole if (whole := sum(seconds.values())) > 0 else 0.0
+        for kind in KINDS:
+            # Rounded when written: the parts of an interval are its length.
+            value = seconds.get(kind, 0.0) * scale
+            if value > 0:
+                totals[kind] = totals.get(kind, 0.0) + value
+                spans.append((kind, at, at + value))
+                at += value
+        first = line.step if first is None else first
+        before = line.step
+    joules = [line.joules for line in lines if line.joules is not None]
+    return Session(
+        number, lines[0].begin, lines[-1].end, first, before, word, totals,
+        lost_steps=0 if before is None else int(max(0, before - max(kept, first or 0))),
+        lost_seconds=totals.get("lost work", 0.0),
+        joules=sum(joules) if joules else None,
+        joules_of=next((line.joules_of for line in lines if line.joules_of), ""),
+    ), spans  # fmt: skip
+
+
+def _lost_share(before: int | None, after: int | None, kept: int | float, *, failed: bool) -> float:
+    """Which part of an interval's steps, from `before` to `after`, is beyond `kept`."""
+    if before is None or after is None or after < kept:
+        return 0.0
+    if before >= kept and after > before:
+        return 1.0
+    if after == before:
+        # No step was finished: work on one that a failed session did not finish, or beyond what is kept.
+        return 1.0 if before > kept or (before == kept and failed) else 0.0
+    return max(0.0, after - kept) / (after - before)
+
+
+def _with_gap(session: Session, following: Session, gap: str) -> tuple[Session, list[tuple[str, float, float]]]:
+    seconds = following.began - session.ended
+    restart = (seconds if gap == "restart" else 0.0) + following.seconds.get("restart", 0.0)
+    found = dataclasses.replace(
+        session,
+        restart_seconds=restart if session.failed else 0.0,
+        idle_seconds=0.0 if gap == "restart" else seconds,
+    )
+    return found, [(gap or "idle", session.ended, following.began)] if seconds > 0 else []
+
+
+def _merged(spans: Iterable[tuple[str, float, float]]) -> Iterable[tuple[str, float, float]]:
+    last: tuple[str, float, float] | None = None
+    for span in spans:
+        if last is not None and span[0] == last[0]:
+            last = (last[0], last[1], span[2])
+            continue
+        if last is not None:
+            yield last
+        last = span
+    if last is not None:
+        yield last
+
+
+def described(life: Life) -> str:
+    """One line for a person: the goodput, and what the rest went into, largest first.
+
+    >>> described(Life({**dict.fromkeys(KINDS, 0.0), "training": 90.0, "compile": 6.0, "start": 4.0},
+    ...     (Session(1, 0.0, 100.0, 0, 10, "done", {}),)))
+    'goodput 90 % of 1 min 40 s: compile 6.0 s, start 4.0 s'
+    """
+    rest = sorted(((life.seconds[kind], kind) for kind in KINDS[1:] if life.seconds[kind] >= 0.05), reverse=True)
+    spent = ", ".join(f"{kind} {readable_seconds(seconds)}" for seconds, kind in rest)
+    whole = life.wall_seconds - life.seconds["idle"]
+    return f"goodput {life.goodput:.0%} of {readable_seconds(whole)}".replace("%", " %") + (
+        f": {spent}" if spent else ""
+    )
+
+
+def readable_seconds(seconds: float) -> str:
+    """A duration in at most two units.
+
+    >>> [readable_seconds(each) for each in (0.14, 9.96, 75, 3660, 200000)]
+    ['0.1 s', '10 s', '1 min 15 s', '1 h 1 min', '2 d 7 h']
+    """
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, below, size in (("d", "h", 86400), ("h", "min", 3600), ("min", "s", 60)):
+        if whole >= size:
+            rest = whole % size // {"d": 3600, "h": 60, "min": 1}[unit]
+            return f"{whole // size} {unit}" + (f" {rest} {below}" if rest else "")
+    return f"{whole} s"
+
+
+def as_scalars(life: Mapping[str, float]) -> dict[str, Any]:
+    """Seconds by kind as a run's log names them.
+
+    >>> as_scalars({"training": 3.0, "data wait": 1.0, "idle": 5.0})
+    {'goodput/training_seconds': 3.0, 'goodput/data_wait_seconds': 1.0, 'goodput/idle_seconds': 5.0, 'goodput/fraction': 0.75}
+    """
+    named = {f"goodput/{kind.replace(' ', '_')}_seconds": round(seconds, 3) for kind, seconds in life.items()}
+    whole = sum(life.values()) - life.get("idle", 0.0)
+    return {**named, "goodput/fraction": round(life.get("training", 0.0) / whole, 5) if whole > 0 else 0.0}

@@ -1,0 +1,151 @@
+"""One process's turn at a run: the ledger of its seconds, and what it ran on, in the run's folder."""
+
+import contextlib
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..core.axes import named_leaves
+from ..core.beginning import take_beginning
+from ..core.compiling import compilations
+from ..core.errors import PanaxError
+from ..core.processes import gather_texts, is_first
+from ..core.processor import processor
+from ..metrics import Lane
+from ..metrics.energy import energy_of
+from ..metrics.goodput import described, read_life
+from ..metrics.ledger import Ledger
+from .description import describe
+from .prepare import Prepared, Say
+
+FACTS = "sessions.jsonl"
+
+_PACKAGES = (
+    "panax-jax",
+    "jax",
+    "jaxlib",
+    "numpy",
+    "equinox",
+    "optax",
+    "libtpu",
+    "jax-cuda12-plugin",
+    "jax-cuda13-plugin",
+)
+_GIT_SECONDS = 2.0
+_MOST_ARRAYS = 200
+
+
+@contextlib.contextmanager
+def open_ledger(prepared: Prepared, say: Say) -> Iterator[Ledger]:
+    """The ledger of this session; when it has ended, a line says what the run's time was spent on.
+
+    In processes but the first nothing is written.
+    """
+    experiment = prepared.experiment
+    folder = Path(experiment.folder) if is_first() else None
+    attempt = os.environ.get("PANAX_ATTEMPT", "")
+    with contextlib.closing(
+        Lane(str(Path(experiment.folder) / "goodput.jsonl"), say, threaded=not experiment.debug)
+    ) as lane:
+        ledger = Ledger(
+            folder,
+            take_beginning(),
+            attempt=int(attempt) if attempt.isdecimal() else 1,
+            compiled=lambda: compilations().seconds,
+            put=lane.put,
+            energy=energy_of(jax.local_devices()[0].platform) if is_first() else None,
+        )
+        try:
+            yield ledger
+        except BaseException as error:
+            # A mistake that is found before the first step is not a failure to come back from.
+            how = "refused" if isinstance(error, PanaxError) and not ledger.has_begun else "error"
+            ledger.close(f"{how}: {type(error).__name__}: {error}")
+            raise
+        ledger.close()
+    if folder is not None:
+        say(described(read_life(folder)))
+
+
+def record_facts(prepared: Prepared, run_id: str, step: int, lane: Lane | None) -> None:
+    """Add a line on this session to the run's folder: settings, layout, devices, hosts, versions. Every process calls it.
+
+    Nothing of the environment's variables is kept.
+
+    Args:
+        lane: Writes it; None in processes but the first.
+    """
+    hosts = gather_texts(socket.gethostname())
+    if lane is None:
+        return
+    experiment, placement = prepared.experiment, getattr(prepared.step, "placement", None)
+    devices = [jax.devices()[0]] if placement is None else list(placement.devices.devices.flat)
+    params = named_leaves(prepared.step.program.abstract.params)
+    shardings = named_leaves(prepared.step.shardings.params)
+    facts = {
+        "at": round(time.time(), 3),
+        "run_id": run_id,
+        "name": experiment.name,
+        "first_step": step,
+        "num_steps": experiment.num_steps,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "settings": describe(experiment),
+        "mesh": {axis: size for axis, size in getattr(placement, "sizes", {}).items() if size > 1},
+        "devices": {"count": len(devices), "kind": devices[0].device_kind, "platform": devices[0].platform},
+        "processes": jax.process_count(),
+        "hosts": sorted(set(hosts)),
+        "parameters": sum(leaf.size for leaf in params.values()),
+        "layout": [
+            f"{name} {list(leaf.shape)} {_split(shardings[name])}" for name, leaf in list(params.items())[:_MOST_ARRAYS]
+        ],
+        "versions": _versions(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": f"{processor().split(';')[0]}, {os.cpu_count()} threads",
+    }
+    lane.put(_write, Path(experiment.folder) / FACTS, facts)
+
+
+def _split(sharding: Any) -> str:
+    """Which mesh axes an array is split over."""
+    axes = [axis for dim in getattr(sharding, "spec", ()) if dim for axis in ((dim,) if isinstance(dim, str) else dim)]
+    return "split over " + ", ".join(axes) if axes else "whole"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _write(path: Path, facts: Mapping[str, Any]) -> None:
+    line = json.dumps({**facts, "git": _commit(Path.cwd())}) + "\n"
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(line)
+
+
+def _commit(folder: Path) -> dict[str, Any] | None:
+    """The commit that a folder is at, and whether files differ from it; None outside of a repository, or without git."""
+
+    def git(*arguments: str) -> str:
+        # What a repository's own settings would start is not started.
+        command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True).stdout.strip()
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(git("--no-optional-locks", "status", "--porcelain", "-uno"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
