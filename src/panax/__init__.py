@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from . import adapters, hooks
     from .core import Task, debugging
     from .core.joining import join
+    from .metrics.report import report
     from .presets import preset
     from .run import Experiment, Result, check, compile_step, evaluate, fit, load, open_run, sweep
     from .train import CompiledStep, Program
@@ -25,6 +26,7 @@ __getattr__ = lazily(
     {
         "core": ("Task", "debugging"),
         "core.joining": ("join",),
+        "metrics.report": ("report",),
         "presets": ("preset",),
         "run": ("Experiment", "Result", "check", "compile_step", "evaluate", "fit", "load", "open_run", "sweep"),
         "train": ("CompiledStep", "Program"),
@@ -38,5 +40,5 @@ readable_in("panax.parallel", "Pipeline")
 
 __all__ = [
     "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "check", "compile_step", "debugging",
-    "evaluate", "fit", "hooks", "join", "load", "open_run", "preset", "sweep",
+    "evaluate", "fit", "hooks", "join", "load", "open_run", "preset", "report", "sweep",
 ]  # fmt: skip

@@ -111,6 +111,10 @@ TYPED = [
     ("train preset:gpt2", 3, "preset gpt2 comes without data; give texts: --data PATH"),
     ("data show", 2, "arguments are required: recipe"),
     ("data show quikstart", 2, "did you mean 'quickstart'"),
+    ("report runs", 3, "runs is not a run's folder: .*; there are runs/tiny"),
+    ("report runs/tyni", 3, "no such folder; there are runs/tiny"),
+    ("report runs/tiny --rate -1", 2, "rate=-1.0; expected the price of a device-hour"),
+    ("report runs/tiny runs/tiny", 2, "runs/tiny is given twice"),
     ("compare resnet", 2, "'resnet' can't be compared; known: decoder, moe"),
     ("inspect R --target h1000x8", 2, r"no target 'h1000x8'; did you mean 'h100'\? \(a target is h100x64"),
     # Flags.

@@ -21,6 +21,8 @@ ENGLISH = {
     ("metrics/heat_map.py", "b"): "a letter",
     ("metrics/heat_map.py", "w"): "a letter",
     ("metrics/services.py", "w"): "how a file is opened",
+    ("metrics/report/curves.py", "d"): "how an array keeps its numbers",
+    ("metrics/goodput.py", "d"): "days",
     ("run/sweeping.py", "w"): "how a file is opened",
     ("metrics/tensorboard.py", "experts"): "a group of figures in TensorBoard",
     ("parallel/remat.py", "attention"): "what attention gives, which models mark for rematerialisation",

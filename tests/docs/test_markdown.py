@@ -20,6 +20,7 @@ import panax.cli.export
 import panax.cli.generate
 import panax.cli.jobs
 import panax.cli.launch
+import panax.cli.report
 import panax.core.errors
 import panax_compare.command
 from panax.checkpoint import CheckpointConfig, MemoryConfig
@@ -122,6 +123,8 @@ def check_command(arguments: list[str], where: str) -> None:
             experiment_from(flags, "check") if flags else None
         elif command in ("status", "logs", "stop"):
             panax.cli.jobs.parser_of(command).parse_args(rest)
+        elif command == "report":
+            panax.cli.report.parser().parse_args(rest)
         elif command == "checkpoint":
             panax.cli.checkpoint.parser().parse_args(rest)
         elif command == "compare":

@@ -42,6 +42,8 @@ usage: panax COMMAND ...
   checkpoint ls|verify|diff|convert|rm
                          what is saved, is it whole, what differs; to
                          safetensors or another store
+  report RUN [RUN...]    one page about a run, or several side by side: curves,
+    [--rate PRICE]         time, incidents, cost
   compare vit|decoder|moe|recipe:NAME
                          the same training in PyTorch, plain JAX, Flax and
                          here, side by side: a report
@@ -106,6 +108,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from . import jobs
 
         return getattr(jobs, name)
+    if name == "report":
+        from .report import report
+
+        return report
     if name == "compare":
         from .compare import compare
 
@@ -117,10 +123,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 
 COMMANDS = (
     "train", "launch", "status", "logs", "stop", "sweep", "inspect", "check", "data", "generate", "evaluate", "export",
-    "checkpoint", "compare", "recipes",
+    "checkpoint", "report", "compare", "recipes",
 )  # fmt: skip
 
-SUPERVISING = ("launch", "status", "logs", "stop")
+SUPERVISING = ("launch", "status", "logs", "stop", "report")
 """Commands that hold no jax."""
 
 

@@ -23,7 +23,7 @@ class Points:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Cells as text; the first row heads the columns.
+    """Cells as text; the first row heads the columns, and is left out where it is empty.
 
     Attributes:
         marked: The row, counted from the first below the heading, that stands out.

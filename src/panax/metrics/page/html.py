@@ -140,7 +140,8 @@ def _table(block: Table) -> str:
         lines.append(f"<tr{kind}>{''.join(f'<td>{_words(cell)}</td>' for cell in row)}</tr>")
     wide = ' class="wide"' if len(head) > 5 else ' class="pairs"' if len(head) == 2 else ""
     headings = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    return f'<div class="scroll"><table{wide}><thead><tr>{headings}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+    head_row = f"<thead><tr>{headings}</tr></thead>" if any(head) else ""
+    return f'<div class="scroll"><table{wide}>{head_row}<tbody>{"".join(lines)}</tbody></table></div>'
 
 
 def _words(text: str) -> str:

@@ -20,6 +20,9 @@ MOST_MARKED = 40
 MOST_POINTS = 800
 """A line of more points is thinned out: of each stretch its least and its greatest value are drawn."""
 
+LARGEST = 1e300
+"""Of two values beyond it, not even the difference can be told."""
+
 Points = Float64[np.ndarray, "point 2"]
 Values = Sequence[float | int] | Float64[np.ndarray, " point"]
 
@@ -148,7 +151,7 @@ def _points(line: Line, logarithmic: bool) -> Points:
     count = min(len(x), len(y))
     points = np.stack([x[:count], y[:count]], axis=1)
     points = points[np.isfinite(points[:, 0])]
-    lacking = ~np.isfinite(points[:, 1]) | ((points[:, 1] <= 0) if logarithmic else False)
+    lacking = ~(np.abs(points[:, 1]) < LARGEST) | ((points[:, 1] <= 0) if logarithmic else False)
     return np.where(np.stack([np.zeros_like(lacking), lacking], axis=1), np.nan, points)
 
 

@@ -18,7 +18,8 @@ h3 { font-size: 15px; margin: 0 0 6px; }
 p { max-width: 78ch; margin: 10px 0; overflow-wrap: anywhere; }
 p.lead { font-size: 19px; line-height: 1.5; } p.faint { color: var(--soft); font-size: 14.5px; }
 ul { padding-left: 20px; max-width: 100ch; } li { margin: 4px 0; color: var(--soft); font-size: 14.5px; }
-.scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 10px; margin: 12px 0; }
+.scroll { overflow: auto; max-height: 680px; background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+  margin: 12px 0; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
 th { text-align: left; font-weight: 600; color: var(--soft); font-size: 12.5px; vertical-align: bottom; }
 th, td { padding: 9px 12px; border-bottom: 1px solid var(--line); vertical-align: top; }
@@ -35,10 +36,10 @@ pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); 
 code { font-family: ui-monospace, SFMono-Regular, Menlo, monospace; font-size: .92em; }
 details { margin: 8px 0; } summary { cursor: pointer; color: var(--accent); font-weight: 600; font-size: 14.5px; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(132px, 1fr)); gap: 12px; margin: 20px 0; }
-.tile { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px 14px; min-width: 0; }
-.tile b { display: block; font-size: 20px; line-height: 1.25; font-weight: 650; overflow-wrap: anywhere;
+.tile { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px; min-width: 0; }
+.tile b { display: block; font-size: 19px; line-height: 1.25; font-weight: 650; overflow-wrap: anywhere;
   font-variant-numeric: tabular-nums; }
-.tile span { color: var(--soft); font-size: 12.5px; display: block; }
+.tile span { color: var(--soft); font-size: 12.5px; display: block; overflow-wrap: anywhere; }
 .good { color: var(--accent); } .bad { color: var(--bad); } .busy { color: var(--busy); }
 .strips { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px 18px; margin: 12px 0; }
 .strip { margin: 8px 0 12px; } .strip p { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 16px;
@@ -65,7 +66,8 @@ details { margin: 8px 0; } summary { cursor: pointer; color: var(--accent); font
 .mark { stroke: var(--bad); } .mark circle, circle.mark { fill: var(--bad); } a:hover .mark { stroke-width: 2; }
 @media (max-width: 560px) { main { padding: 24px 14px 60px; } h1 { font-size: 25px; } .tiles { gap: 8px;
   grid-template-columns: repeat(auto-fit, minmax(132px, 1fr)); } .tile b { font-size: 18px; } .strips, .card { padding: 12px; } }
-@media print { body { background: #fff; } details { display: block; } figure, .card, .tile { break-inside: avoid; } }
+@media print { body { background: #fff; } details { display: block; } .scroll { max-height: none; }
+  figure, .card, .tile { break-inside: avoid; } }
 """
     + "".join(
         f".s{n} {{ stroke: var(--p{n}); }} .f{n} {{ fill: var(--p{n}); background: var(--p{n}); }} " for n in range(8)

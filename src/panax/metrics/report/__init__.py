@@ -1,0 +1,5 @@
+"""A run, or several side by side, as one page, from the files in their folders: no jax, no device, no network."""
+
+from .writing import report
+
+__all__ = ["report"]

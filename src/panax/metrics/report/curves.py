@@ -1,0 +1,109 @@
+"""What a run has logged, by name: read in one pass, a line that was cut short left out."""
+
+import bisect
+import json
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+
+LARGEST_STEP = 2**53
+
+
+class Curve(NamedTuple):
+    """The values of one name, as they went the last time that each step was taken; `y` is NaN where one was not finite."""
+
+    x: array
+    y: array
+
+    @property
+    def last(self) -> float | int | None:
+        """The last finite value."""
+        return next((value for value in reversed(self.y) if np.isfinite(value)), None)
+
+    @property
+    def median(self) -> float | int | None:
+        """Of the finite values."""
+        values = np.frombuffer(self.y, np.float64)
+        values = values[np.isfinite(values)]
+        return float(np.median(values)) if len(values) else None
+
+
+def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
+    """(curves by name, how many lines could not be read) of a run's log, which may be one that is being written."""
+    curves: dict[str, Curve] = {}
+    unread = last = 0
+    with open(path, "rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            row = _row(line)
+            if row is None:
+                unread += 1
+                continue
+            step = row.pop("step")
+            if step < last:
+                # These steps were taken again.
+                for curve in curves.values():
+                    keep = bisect.bisect_right(curve.x, step)
+                    del curve.x[keep:], curve.y[keep:]
+            last = step
+            for name, value in row.items():
+                if value is not None and type(value) not in (int, float):
+                    continue
+                curve = curves.get(name)
+                if curve is None:
+                    curve = curves[name] = Curve(array("d"), array("d"))
+                found = float("nan") if value is None else _float(value)
+                if curve.x and curve.x[-1] == step:
+                    curve.y[-1] = found
+                else:
+                    curve.x.append(step)
+                    curve.y.append(found)
+    return {name: curve for name, curve in curves.items() if len(curve.x)}, unread
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or type(row.get("step")) is not int or not 0 <= row["step"] <= LARGEST_STEP:
+        return None
+    return row
+
+
+def _float(value: float | int) -> float | int:
+    try:
+        return float(value)
+    except OverflowError:
+        return float("nan")
+
+
+class StepTimes(NamedTuple):
+    """When steps were taken, in seconds since the run began.
+
+    Attributes:
+        measured: By the run's ledger of time; else it is the sum of the steps' own seconds.
+    """
+
+    steps: Float64[np.ndarray, " anchor"]
+    seconds: Float64[np.ndarray, " anchor"]
+    measured: bool
+
+    def at(self, steps: Any) -> Float64[np.ndarray, " step"]:
+        """The times of these steps."""
+        return np.interp(np.asarray(steps, np.float64), self.steps, self.seconds)
+
+
+def clock_of_steps(curves: Mapping[str, Curve]) -> StepTimes | None:
+    """A clock from `seconds/step`, which is the mean of the steps since the line before."""
+    curve = curves.get("seconds/step")
+    if curve is None:
+        return None
+    steps, each = np.frombuffer(curve.x, np.float64), np.nan_to_num(np.frombuffer(curve.y, np.float64))
+    passed = np.cumsum(np.diff(steps, prepend=0.0) * each)
+    return StepTimes(np.concatenate([[0.0], steps]), np.concatenate([[0.0], passed]), False)

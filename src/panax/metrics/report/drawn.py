@@ -1,0 +1,241 @@
+"""The drawings of a run's page: strips of where time went, and curves."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..page.blocks import Mark, Part, Picture, Strip
+from ..page.lines import Line, line_chart
+from .figures import HELD_OUT, LOSS, MEMORY, MFU, RunFigures, speed_curves
+from .incidents import Mishap
+from .reading import RunFiles
+from .wording import duration, moment, percent
+
+KINDS = {
+    "training": 2,
+    "start": 5,
+    "compile": 0,
+    "data wait": 4,
+    "checkpoint wait": 7,
+    "evaluation": 3,
+    "lost work": 1,
+    "restart": 6,
+    "idle": -1,
+}
+"""What a run's time goes into, in the order of the bar, each with the number of its colour."""
+
+OTHER_COLOUR = 6
+WIDTH, HEIGHT = 460, 240
+POINTS_IN_ALL = 900
+"""That the lines of one chart share."""
+
+UNITS = ((2 * 86400.0, 86400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
+
+
+class Drawn(NamedTuple):
+    """A chart: the names of its curves with what they are called, and what its values are multiplied by."""
+
+    title: str
+    names: tuple[tuple[str, str], ...]
+    scale: float | int = 1.0
+    logarithmic_beyond: float | int | None = None
+    """The ratio of greatest to least value that makes the axis logarithmic; None: never."""
+
+
+def charts_of(runs: Sequence[RunFiles], *, apart: bool) -> list[Drawn]:
+    """The charts for what these runs have logged.
+
+    Args:
+        apart: Training and evaluation are charts of their own, so that a line is a run.
+    """
+    known = {name for run in runs for name in run.curves}
+    units = list(dict.fromkeys(unit for run in runs for unit, _ in speed_curves(run)))
+    pairs = [("Loss", (LOSS, HELD_OUT), 8.0), ("Accuracy", ("train/accuracy", "evaluation/accuracy"), None)]
+    found: list[Drawn] = []
+    for title, names, beyond in pairs:
+        called = [(name, word) for name, word in zip(names, ("training", "held out")) if name in known]
+        if apart:
+            found += [Drawn(f"{title}, {word}", ((name, ""),), 1.0, beyond) for name, word in called]
+        elif called:
+            found.append(Drawn(title, tuple(called), 1.0, beyond))
+    for unit in units:
+        found.append(Drawn(f"{unit.capitalize()} per second", ((f"speed/{unit}_per_second", ""),)))
+    for title, name, scale, beyond in (
+        ("MFU, %", MFU, 100.0, None),
+        ("Gradient norm", "train/gradient_norm", 1.0, 20.0),
+        ("Learning rate", "train/learning_rate", 1.0, None),
+        ("Memory in use, GiB", MEMORY, 2.0**-30, None),
+    ):
+        if name in known:
+            found.append(Drawn(title, ((name, ""),), scale, beyond))
+    return found
+
+
+def other_charts(runs: Sequence[RunFiles], drawn: Sequence[Drawn], most: int = 24) -> list[Drawn]:
+    """Charts of whatever else has more than one value, each alone."""
+    done = {name for chart in drawn for name, _ in chart.names}
+    names = dict.fromkeys(name for run in runs for name, curve in run.curves.items() if len(curve.x) > 1)
+    return [Drawn(name, ((name, ""),)) for name in names if name not in done][:most]
+
+
+def curve_picture(
+    chart: Drawn, found: Sequence[RunFigures], *, by_time: bool = False, points: int = POINTS_IN_ALL
+) -> Picture:
+    """One chart of one run or several, by step or by the time since each run began."""
+    lines: list[Line] = []
+    several = len(found) > 1
+    unit, divisor = "step", 1.0
+    if by_time:
+        longest = max((_seconds(run) for run in found), default=0.0)
+        divisor, unit = next((size, name) for least, size, name in UNITS if longest >= least)
+        unit = f"{unit} since the run began"
+    for row, figures in enumerate(found):
+        for name, word in chart.names:
+            curve = figures.run.curves.get(name)
+            times = figures.run.times
+            if curve is None or (by_time and times is None):
+                # An empty line keeps the colours of the others.
+                lines.append(Line(figures.run.name if several else word, (), ()))
+                continue
+            steps = np.frombuffer(curve.x, np.float64)
+            x = times.at(steps) / divisor if by_time and times is not None else steps
+            y = np.frombuffer(curve.y, np.float64) * chart.scale
+            dashes = ("", "9 4", "2 4")[row // 8 % 3]
+            lines.append(Line(figures.run.name if several else word or chart.title, x, y, dashes=dashes))
+    marks = [] if several else _marks(found[0], by_time, divisor)
+    picture = line_chart(
+        lines,
+        unit,
+        logarithmic=_logarithmic(lines, chart.logarithmic_beyond),
+        width=WIDTH,
+        height=HEIGHT,
+        titles_above=True,
+        marks=marks,
+        readable=True,
+        most_points=max(points // max(len(lines), 1), 120),
+    )
+    return Picture(chart.title, picture.svg, title=chart.title)
+
+
+def _seconds(figures: RunFigures) -> float | int:
+    """How long a run's steps took from first to last; 0 where nothing tells."""
+    times = figures.run.times
+    return float(times.seconds[-1]) if times is not None and len(times.seconds) else 0.0
+
+
+def _logarithmic(lines: Sequence[Line], beyond: float | int | None) -> bool:
+    if beyond is None:
+        return False
+    values = np.concatenate([np.asarray(line.y, np.float64) for line in lines])
+    values = values[np.isfinite(values)]
+    return len(values) > 0 and bool(values.min() > 0) and bool(values.max() / values.min() > beyond)
+
+
+def _marks(figures: RunFigures, by_time: bool, divisor: float | int) -> list[Mark]:
+    found = []
+    life = figures.run.life
+    for n, mishap in enumerate(figures.mishaps, start=1):
+        at = mishap.step
+        if by_time:
+            at = None if life is None else (mishap.at - life.sessions[0].began) / divisor
+        if at is not None:
+            found.append(Mark(at, str(n), marked(n, mishap), anchor_of(n)))
+    return found
+
+
+def marked(n: int, mishap: Mishap) -> str:
+    """What a mark of an incident says."""
+    step = "" if mishap.step is None else f" at step {mishap.step:,}"
+    return f"incident {n}{step}: {mishap.cause}"
+
+
+def anchor_of(n: int, row: int = 0) -> str:
+    """The address of an incident's card on its page."""
+    return f"incident-{row}-{n}"
+
+
+def colour_of(kind: str) -> int:
+    """The colour of a kind of time."""
+    return KINDS.get(kind, OTHER_COLOUR)
+
+
+def kinds_of(figures: RunFigures) -> list[str]:
+    """The kinds of time that a run has spent, in the order of the bar."""
+    life = figures.run.life
+    if life is None:
+        return []
+    spent = [kind for kind, seconds in life.seconds.items() if seconds > 0]
+    return sorted(spent, key=lambda kind: list(KINDS).index(kind) if kind in KINDS else len(KINDS))
+
+
+def goodput_strip(figures: RunFigures, title: str, longest: float | int | None = None) -> Strip | None:
+    """Where a run's time went, idle time left out; None where no ledger tells."""
+    life = figures.run.life
+    if life is None:
+        return None
+    kinds = [kind for kind in kinds_of(figures) if kind != "idle"]
+    whole = sum(life.seconds[kind] for kind in kinds)
+    if whole <= 0:
+        return None
+    parts = tuple(
+        Part(
+            life.seconds[kind] / whole,
+            colour_of(kind),
+            f"{kind}: {duration(life.seconds[kind])}, {percent(life.seconds[kind] / whole)}",
+        )
+        for kind in kinds
+    )
+    length = min(whole / longest, 1.0) if longest else 1.0
+    return Strip(title, parts, f"goodput {percent(figures.goodput)} of {duration(whole)}", length=length)
+
+
+def timeline(figures: RunFigures, title: str, row: int = 0) -> Strip | None:
+    """A run's life from its begin to its end, with its incidents; None where no ledger tells."""
+    life = figures.run.life
+    if life is None or not life.spans:
+        return None
+    first, last = life.spans[0][1], max(until for _, _, until in life.spans)
+    whole = last - first
+    if whole <= 0:
+        return None
+    parts = tuple(
+        Part((until - since) / whole, colour_of(kind), f"{kind}: {duration(until - since)} from {moment(since)}")
+        for kind, since, until in _merged(life.spans, whole)
+    )
+    marks = tuple(
+        Mark(min(max((mishap.at - first) / whole, 0.0), 1.0), str(n), marked(n, mishap), anchor_of(n, row))
+        for n, mishap in enumerate(figures.mishaps, start=1)
+    )
+    return Strip(title, parts, f"{moment(first)} to {moment(last)}", marks)
+
+
+MOST_SPANS = 400
+
+
+def _merged(
+    spans: Sequence[tuple[str, float | int, float | int]], whole: float | int
+) -> list[tuple[str, float | int, float | int]]:
+    """Neighbours of one kind as one; where there are very many, a slice of time takes the kind that fills most of it."""
+    joined: list[tuple[str, float | int, float | int]] = []
+    for kind, since, until in spans:
+        if joined and joined[-1][0] == kind:
+            joined[-1] = (kind, joined[-1][1], until)
+        elif until > since:
+            joined.append((kind, since, until))
+    if len(joined) <= MOST_SPANS:
+        return joined
+    first, slice_seconds = joined[0][1], whole / MOST_SPANS
+    filled: list[dict[str, float | int]] = [{} for _ in range(MOST_SPANS)]
+    for kind, since, until in joined:
+        n = int((since - first) / slice_seconds)
+        while n < MOST_SPANS and first + n * slice_seconds < until:
+            begin, end = first + n * slice_seconds, first + (n + 1) * slice_seconds
+            filled[n][kind] = filled[n].get(kind, 0.0) + max(min(until, end) - max(since, begin), 0.0)
+            n += 1
+    sliced = [
+        (max(kinds, key=lambda kind: kinds[kind]), first + n * slice_seconds, first + (n + 1) * slice_seconds)
+        for n, kinds in enumerate(filled)
+        if kinds
+    ]
+    return _merged(sliced, whole)

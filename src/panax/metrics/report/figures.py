@@ -1,0 +1,124 @@
+"""The figures of a run that stand at the top: its state, losses, speed, time, cost."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from .costs import DeviceHours, Rate, device_hours_of
+from .curves import Curve
+from .incidents import Mishap, mishaps_of
+from .reading import RunFiles, number, text
+from .wording import plain
+
+LOSS, HELD_OUT, MFU, MEMORY = "train/loss", "evaluation/loss", "speed/mfu", "memory/bytes"
+PER_SECOND = "_per_second"
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """How a run is.
+
+    Attributes:
+        word: "done", "running", "stopped", "failed", "died" or "unknown".
+        detail: In a few words, why it is thought so.
+        tone: As of `Tile`.
+    """
+
+    word: str
+    detail: str
+    tone: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFigures:
+    """What was found out of one run; computed once, shown in several places.
+
+    Attributes:
+        goodput: The share of the time, idle time left out, that went into steps that count; None where no ledger tells.
+        wall_seconds: From the first session's begin to the last one's end.
+        speed: (what is counted, how many a second): the median.
+    """
+
+    run: RunFiles
+    state: State
+    mishaps: Sequence[Mishap]
+    device_hours: DeviceHours | None
+    goodput: float | int | None
+    wall_seconds: float | int | None
+    speed: tuple[str, float | int] | None
+
+    def last(self, name: str) -> float | int | None:
+        """The last finite value of a curve."""
+        curve = self.run.curves.get(name)
+        return None if curve is None else curve.last
+
+    def median(self, name: str) -> float | int | None:
+        """The median of a curve."""
+        curve = self.run.curves.get(name)
+        return None if curve is None else curve.median
+
+    def price(self, rate: Rate) -> str:
+        """Of all device-hours."""
+        return "" if self.device_hours is None else rate.price(self.device_hours.total)
+
+
+def figures_of(run: RunFiles) -> RunFigures:
+    """A run's figures."""
+    life = run.life
+    speeds = speed_curves(run)
+    speed = next(((unit, median) for unit, curve in speeds if (median := curve.median) is not None), None)
+    return RunFigures(
+        run=run,
+        state=state_of(run),
+        mishaps=mishaps_of(run),
+        device_hours=device_hours_of(run),
+        goodput=None if life is None else life.goodput,
+        wall_seconds=_wall(run),
+        speed=speed,
+    )
+
+
+def speed_curves(run: RunFiles) -> list[tuple[str, Curve]]:
+    """(what is counted, the curve of how many a second)."""
+    return [
+        (name.removeprefix("speed/").removesuffix(PER_SECOND), curve)
+        for name, curve in run.curves.items()
+        if name.startswith("speed/") and name.endswith(PER_SECOND)
+    ]
+
+
+def _wall(run: RunFiles) -> float | int | None:
+    if run.life is not None:
+        return run.life.wall_seconds
+    seconds = number(run.status, "seconds")
+    if seconds is None and run.times is not None and len(run.times.seconds):
+        return float(run.times.seconds[-1])
+    return seconds
+
+
+def state_of(run: RunFiles) -> State:
+    """How a run is: by what holds it, by its newest session, else by its supervisor."""
+    if run.alive:
+        return State("running", "it goes on, and this page shows it as it was when it was written", "busy")
+    if run.life is not None and run.life.sessions[-1].end:
+        return _ended(run.life.sessions[-1].end)
+    end = run.status.get("end")
+    if isinstance(end, Mapping):
+        code, message = number(end, "exit_code"), text(end, "message")
+        if code == 0:
+            return State("done", "its supervisor says so", "good")
+        stopped = code in (129, 130, 143)
+        return State(
+            "stopped" if stopped else "failed", plain(message.removeprefix("stopped ")), "busy" if stopped else "bad"
+        )
+    if run.life is not None or run.status:
+        return State("died", "its last session ended without a word", "bad")
+    said = "" if run.last_step is None else f"; its log ends at step {run.last_step:,}"
+    return State("unknown", f"there is no goodput.jsonl, which tells how a session ended{said}", "")
+
+
+def _ended(end: str) -> State:
+    if end == "done":
+        return State("done", "all steps are taken", "good")
+    if end.startswith("error"):
+        return State("failed", plain(end.removeprefix("error:").strip()), "bad")
+    return State("stopped", plain(end.removeprefix("stopped").strip(" :")), "busy")

@@ -1,0 +1,112 @@
+"""What went wrong in a run: the supervisor's incidents and the ledger's sessions, told once."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..goodput import Session
+from .reading import Facts, RunFiles, number, text
+
+PHASES = ("detect", "teardown", "restart", "restore", "first_step")
+UNSAID = "no word"
+TAIL_LINES = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Mishap:
+    """A session that did not end as it should.
+
+    Attributes:
+        at: When, in seconds since the epoch.
+        step: The last one taken before.
+        lost_steps, lost_seconds: That were taken again later, and what they had taken; None where no ledger tells.
+        restart_seconds: From its end to the first step of the next session; None where there was no next one.
+        idle_seconds: Of the time after it, those in which nobody was at the run.
+        phases: Seconds of each part of going on, as the supervisor measured them.
+        device_hours: Of the devices, in work that was lost and in going on; None where it is not known.
+        tail: The last lines of the process that failed first.
+    """
+
+    at: float | int
+    step: int | None
+    cause: str
+    message: str
+    lost_steps: int | None = None
+    lost_seconds: float | int | None = None
+    restart_seconds: float | int | None = None
+    idle_seconds: float | int = 0.0
+    phases: Mapping[str, float | int] = dataclasses.field(default_factory=dict)
+    device_hours: float | int | None = None
+    process: int | None = None
+    tail: Sequence[str] = ()
+
+
+def mishaps_of(run: RunFiles) -> list[Mishap]:
+    """Every incident of a run, oldest first."""
+    sessions = list(run.life.sessions) if run.life is not None else []
+    left = {session.number: session for session in sessions if not _ended_well(session)}
+    found = []
+    for one in run.incidents:
+        at = number(one, "at") or 0.0
+        before = [session for session in left.values() if session.began <= at]
+        # The next session may count from the very moment of the failure: the one that ended nearest to it is meant.
+        session = min(before, key=lambda session: abs(session.ended - at), default=None)
+        if session is not None:
+            del left[session.number]
+        found.append(_recorded(run, one, at, session))
+    newest = sessions[-1].number if sessions else None
+    for session in left.values():
+        if session.end or session.number != newest or not run.alive:
+            found.append(_unrecorded(run, session))
+    return sorted(found, key=lambda mishap: mishap.at)
+
+
+def _ended_well(session: Session) -> bool:
+    return bool(session.end) and not session.end.startswith("error")
+
+
+def _recorded(run: RunFiles, one: Facts, at: float | int, session: Session | None) -> Mishap:
+    step, process = number(one, "step"), number(one, "process")
+    tail = one.get("tail")
+    return Mishap(
+        at=at,
+        step=None if step is None or step < 0 else int(step),
+        cause=text(one, "cause") or "unknown",
+        message=text(one, "message"),
+        phases={name: seconds for name in PHASES if (seconds := number(one, name)) is not None},
+        process=None if process is None else int(process),
+        tail=[str(line) for line in tail[-TAIL_LINES:]] if isinstance(tail, list) else (),
+        **_cost(run, session),
+    )
+
+
+def _unrecorded(run: RunFiles, session: Session) -> Mishap:
+    end = session.end or ""
+    return Mishap(
+        at=session.ended,
+        step=session.last_step,
+        cause="error" if end else UNSAID,
+        message=end.removeprefix("error:").strip()
+        or "The process ended without a word: it was killed, or its host is gone. No supervisor followed it.",
+        **_cost(run, session),
+    )
+
+
+def _cost(run: RunFiles, session: Session | None) -> dict[str, Any]:
+    if session is None or run.life is None:
+        return {}
+    after = next((each for each in run.life.sessions if each.number > session.number), None)
+    devices, later = run.devices(session), None if after is None else run.devices(after)
+    hours = None
+    if devices is not None and (after is None or later is not None):
+        gap = (
+            0.0 if after is None or session.idle_seconds else min(after.began - session.ended, session.restart_seconds)
+        )
+        hours = ((session.lost_seconds + gap) * devices + (session.restart_seconds - gap) * (later or 0)) / 3600
+    return {
+        "lost_steps": session.lost_steps,
+        "lost_seconds": session.lost_seconds,
+        "restart_seconds": None if after is None else session.restart_seconds,
+        "idle_seconds": session.idle_seconds,
+        "device_hours": hours,
+    }

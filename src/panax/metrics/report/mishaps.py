@@ -1,0 +1,98 @@
+"""The incidents of a run as cards, each with its cause and its cost."""
+
+from collections.abc import Iterator
+
+from ..page.blocks import Block, Card, Code, Fold, Paragraph, Table
+from .costs import Rate
+from .drawn import anchor_of
+from .figures import RunFigures
+from .incidents import Mishap
+from .wording import duration, hours, moment, plain
+
+PHASE_WORDS = {
+    "detect": "detection",
+    "teardown": "teardown",
+    "restart": "restart",
+    "restore": "restore",
+    "first_step": "first step",
+}
+
+
+SHOWN_WHOLE = 3
+"""More incidents than that are a table first, and their cards are folded away."""
+
+
+def incidents_known(found: RunFigures) -> bool:
+    """Whether the run's files tell of incidents at all."""
+    return bool(found.mishaps) or found.run.life is not None or bool(found.run.job)
+
+
+def incident_blocks(found: RunFigures, rate: Rate, *, row: int = 0, of: str = "") -> Iterator[Block]:
+    """A card for each incident; or one line that says why there is none.
+
+    Args:
+        row: The run's number on a page of several.
+        of: The run's name on a page of several.
+    """
+    if not found.mishaps:
+        known = incidents_known(found)
+        said = "There was none." if known else "None is known: without goodput.jsonl and job/, a run does not tell."
+        yield Paragraph(said, faint=not known)
+        return
+    if found.run.life is None:
+        yield Paragraph("What was lost is not known: there is no goodput.jsonl.", faint=True)
+    cards = tuple(_card(mishap, n, rate, row, of) for n, mishap in enumerate(found.mishaps, start=1))
+    if len(cards) <= SHOWN_WHOLE:
+        yield from cards
+        return
+    yield _table(found, rate, of)
+    yield Fold(f"Each of the {len(cards)} with its message and last lines", cards)
+
+
+def _table(found: RunFigures, rate: Rate, of: str) -> Table:
+    heads = (of or "incident", "when", "step", "cause", "steps lost", "until it trained again", "device-hours")
+    rows: list[tuple[str, ...]] = [(*heads, *(("price",) if rate.per_hour is not None else ()))]
+    for n, mishap in enumerate(found.mishaps, start=1):
+        price = (rate.price(mishap.device_hours),) if rate.per_hour is not None else ()
+        step = "" if mishap.step is None else f"{mishap.step:,}"
+        lost = "" if mishap.lost_steps is None else f"{mishap.lost_steps:,}"
+        when, again = moment(mishap.at), duration(mishap.restart_seconds)
+        rows.append((str(n), when, step, mishap.cause, lost, again, hours(mishap.device_hours), *price))
+    lost = [mishap.device_hours for mishap in found.mishaps if mishap.device_hours is not None]
+    if lost:
+        price = (rate.price(sum(lost)),) if rate.per_hour is not None else ()
+        rows.append(("in all", "", "", "", "", "", hours(sum(lost)), *price))
+    return Table(tuple(rows), marked=len(rows) - 2 if lost else None)
+
+
+def _card(mishap: Mishap, n: int, rate: Rate, row: int, of: str) -> Card:
+    at = "" if mishap.step is None else f" at step {mishap.step:,}"
+    facts = [("when", moment(mishap.at))]
+    if mishap.process is not None:
+        facts.append(("process", str(mishap.process)))
+    if mishap.lost_steps is not None:
+        facts.append(("steps lost", f"{mishap.lost_steps:,}"))
+        facts.append(("work lost", duration(mishap.lost_seconds) or "none"))
+        facts.append(
+            (
+                "until it trained again",
+                "it did not" if mishap.restart_seconds is None else duration(mishap.restart_seconds),
+            )
+        )
+    hours_lost = mishap.device_hours
+    if hours_lost is not None:
+        price = rate.price(hours_lost)
+        facts.append(("cost", f"{hours(hours_lost)} device-hours" + (f", {price}" if price else "")))
+    elif mishap.lost_steps is not None:
+        facts.append(("cost", "not known without sessions.jsonl"))
+    blocks: list[Block] = []
+    if mishap.phases:
+        parts = [f"{PHASE_WORDS[name]} {duration(seconds)}" for name, seconds in mishap.phases.items()]
+        facts.append(("going on took", ", ".join(parts)))
+    if mishap.message:
+        blocks.append(Paragraph(plain(mishap.message)))
+    if mishap.tail:
+        who = "" if mishap.process is None else f" of process {mishap.process}"
+        blocks.append(Code("\n".join(mishap.tail), title=f"Last lines{who}"))
+    label = f"{of}: incident {n}" if of else f"Incident {n}"
+    return Card(anchor_of(n, row), f"{label}{at}: {mishap.cause}", tuple(facts), tuple(blocks))

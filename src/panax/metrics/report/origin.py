@@ -1,0 +1,144 @@
+"""Where a run comes from: its layout, its environment, and what it takes to run it again."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..facts import RunFacts
+from ..page.blocks import Block, Code, Fold, Paragraph, Table
+from .reading import Facts, RunFiles, mapping, number, text
+from .wording import plain
+
+NO_SESSIONS = "is not known: the run's folder has no sessions.jsonl, which a run of an older Panax has not written"
+
+
+def layout_blocks(run: RunFiles) -> Iterator[Block]:
+    """The mesh, and how parameters lie on it."""
+    facts = run.facts
+    if not facts:
+        yield Paragraph(f"The layout {NO_SESSIONS}.", faint=True)
+        return
+    mesh = mapping(facts, "mesh")
+    rows = [("", "")]
+    shape = ", ".join(f"{axis} {plain(size)}" for axis, size in mesh.items()) or "one device"
+    rows.append(("mesh", shape))
+    parameters = number(facts, "parameters")
+    if parameters is not None:
+        rows.append(("parameters", f"{parameters:,.0f}"))
+    earlier = [mapping(one, "mesh") for one in run.sessions[:-1]]
+    if changed := [plain(before) or "one device" for before in earlier if dict(before) != dict(mesh)]:
+        rows.append(("mesh of earlier sessions", ", ".join(dict.fromkeys(changed))))
+    yield Table(tuple(rows))
+    lines = facts.get("layout")
+    if isinstance(lines, list) and lines:
+        yield Code("\n".join(str(line) for line in lines), title=f"How {len(lines):,} arrays lie on the mesh")
+
+
+def environment_of(run: RunFiles) -> dict[str, str]:
+    """What a run ran on and with, by name."""
+    facts = run.facts
+    devices = mapping(facts, "devices")
+    found = {
+        "devices": " x ".join(filter(None, (plain(devices.get("count")), plain(devices.get("kind"))))),
+        "platform": plain(devices.get("platform")),
+        "processes": plain(facts.get("processes")),
+        "hosts": plain(facts.get("hosts")),
+        "processor": plain(facts.get("processor")),
+        "system": plain(facts.get("system")),
+        "Python": plain(facts.get("python")),
+        **{str(name): plain(version) for name, version in mapping(facts, "versions").items()},
+        "launched by": text(run.job, "engine"),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def environment_blocks(run: RunFiles) -> Iterator[Block]:
+    """Devices, hosts, versions."""
+    found = environment_of(run)
+    if run.facts:
+        yield Table((("", ""), *found.items()))
+    else:
+        yield Paragraph(f"The environment {NO_SESSIONS}.", faint=True)
+    variables = mapping(run.job, "environment")
+    if variables:
+        yield Fold(
+            "Environment variables", (Table((("name", "value"), *((str(k), plain(v)) for k, v in variables.items()))),)
+        )
+
+
+def settings_of(run: RunFiles) -> dict[str, str]:
+    """The newest session's settings by their dotted names, as the command line takes them."""
+    settings = mapping(run.facts, "settings")
+    try:
+        flat = RunFacts(run.name, "", str(run.folder), settings).flat()
+    except RecursionError:
+        return {}
+    return {name: plain(value) for name, value in flat.items()}
+
+
+def reproduce_blocks(run: RunFiles) -> Iterator[Block]:
+    """The command, the settings with those of the command line first, the commit, the seed, the data."""
+    facts = run.facts
+    command = facts.get("command")
+    if isinstance(command, list) and command:
+        words = [str(word) for word in command]
+        # As `python -m panax` calls itself.
+        yield Code(f"$ {shlex.join(['panax', *words[1:]] if words[0] == '__main__.py' else words)}", "console")
+    elif launched := text(run.job, "command"):
+        yield Code(f"$ {launched}", "console")
+    else:
+        yield Paragraph(f"The command {NO_SESSIONS}.", faint=True)
+    settings = settings_of(run)
+    rows: list[tuple[str, str]] = [("", "")]
+    if facts:
+        rows.append(("commit", _commit(facts)))
+        rows.append(("seed", settings.get("seed") or "not among the settings"))
+        versions = mapping(facts, "versions")
+        rows.append(("versions", plain(versions)))
+        rows.append(("run id", text(facts, "run_id") or "none"))
+    rows.append(("folder", str(run.folder)))
+    rows.append(("data", _data(run.account)))
+    yield Table(tuple(rows))
+    if settings:
+        given = _given(command if isinstance(command, list) else [])
+        first = [(name, value) for name, value in settings.items() if _is_given(name, given)]
+        rest = [(name, value) for name, value in settings.items() if not _is_given(name, given)]
+        if first:
+            yield Paragraph("Settings that the command gives:")
+            yield Table((("setting", "value"), *first))
+        yield Fold(f"{'The other' if first else 'All'} {len(rest):,} settings", (Table((("setting", "value"), *rest)),))
+
+
+def _commit(facts: Facts) -> str:
+    git = mapping(facts, "git")
+    commit = text(git, "commit")
+    if not commit:
+        return "not known: the program was not run from a git checkout"
+    return f"`{commit}`" + (", with changes that were not committed" if git.get("dirty") else "")
+
+
+def _data(account: Mapping[str, Any]) -> str:
+    parts = mapping(account, "parts")
+    if not parts:
+        return "no account: the run has not ended, or its source does not count its documents"
+    told = []
+    for name, part in parts.items():
+        if not isinstance(part, Mapping):
+            continue
+        epochs, documents = number(part, "epochs"), number(part, "documents")
+        label = f"{name}: " if name else ""
+        told.append(f"{label}{epochs or 0:.2f} epochs over {documents or 0:,.0f} documents")
+    return plain(told) + f", after step {plain(account.get('step'))}"
+
+
+def _given(command: list[Any]) -> set[str]:
+    """The dotted names of the settings that a command line gives."""
+    return {
+        str(word)[2:].partition("=")[0].replace("-", "_")
+        for word in command
+        if str(word).startswith("--") and len(str(word)) > 2
+    }
+
+
+def _is_given(name: str, given: set[str]) -> bool:
+    return name in given or any(name.startswith(f"{one}.") for one in given)

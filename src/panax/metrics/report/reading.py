@@ -1,0 +1,315 @@
+"""A run's folder: what its files tell, and why something is lacking. They are another program's output, perhaps cut short."""
+
+import bisect
+import dataclasses
+import json
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import DataError
+from ..goodput import Life, Session, read_life
+from .curves import Curve, StepTimes, clock_of_steps, read_curves
+
+LOG, LEDGER, SESSIONS, ACCOUNT = "metrics.jsonl", "goodput.jsonl", "sessions.jsonl", "data_account.json"
+JOB, STATUS, INCIDENTS = "job/job.json", "job/status.json", "job/incidents.jsonl"
+ANY = (LOG, LEDGER, SESSIONS, JOB)
+"""A folder that has none of them is not a run's."""
+
+HELD = ".lock"
+"""Locked by the process that trains, for as long as it lives."""
+
+FRESH_SECONDS, FRESH_STEPS = 90.0, 5
+"""Files that have not changed for so long, and for so many steps, are not those of a run that goes on."""
+
+SUPERVISED_SECONDS = 20.0
+"""A supervisor writes more often than that."""
+
+Facts = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFiles:
+    """What a run's files tell.
+
+    Attributes:
+        name: The run's, made distinct where several runs of a report share it.
+        sessions: Of `sessions.jsonl`, oldest first.
+        said: Of them, those of the ledger's sessions, by number.
+        counts: How many devices the ledger's sessions had, by number; where that is not known, it is missing.
+        life: Of the ledger of time; None where the run has kept none.
+        times: When steps were taken; None where nothing tells.
+        energy: (joules, what was measured); None where the devices don't tell.
+        job, status: Of the supervisor; empty where the run was not launched by one.
+        incidents: That the supervisor has recorded, oldest first.
+        alive: Whether the run goes on.
+        unread: For each file with lines that could not be read, how many.
+    """
+
+    folder: Path
+    name: str
+    curves: Mapping[str, Curve]
+    sessions: Sequence[Facts]
+    said: Mapping[int, Facts]
+    counts: Mapping[int, int]
+    life: Life | None
+    times: StepTimes | None
+    energy: tuple[float | int, str] | None
+    job: Facts
+    status: Facts
+    incidents: Sequence[Facts]
+    account: Facts
+    alive: bool
+    unread: Mapping[str, int]
+
+    @property
+    def facts(self) -> Facts:
+        """What the newest session says of itself."""
+        return self.sessions[-1] if self.sessions else {}
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that is known to have been taken."""
+        found = [int(curve.x[-1]) for curve in self.curves.values()]
+        if self.life is not None and self.life.sessions:
+            found += [session.last_step for session in self.life.sessions[-1:] if session.last_step is not None]
+        if not found and (step := number(self.status, "step")) is not None and step >= 0:
+            found.append(int(step))
+        return max(found, default=None)
+
+    @property
+    def num_steps(self) -> int | None:
+        """The steps that the run is to take."""
+        found = number(self.facts, "num_steps") or number(self.status, "num_steps")
+        return None if found is None else int(found)
+
+    def session(self, session: Session) -> Facts:
+        """What a session says of itself; empty where it ended before it had said anything."""
+        return self.said.get(session.number, {})
+
+    def devices(self, session: Session) -> int | None:
+        """How many devices a session had; where it has not said so, as many as the one before it."""
+        return self.counts.get(session.number)
+
+
+def read_run(folder: str | Path) -> RunFiles:
+    """Read a run's folder.
+
+    Raises:
+        DataError: It is not a run's; or a file can't be read.
+    """
+    path = Path(folder)
+    _check(path)
+    unread: dict[str, int] = {}
+    try:
+        curves: dict[str, Curve] = {}
+        if (path / LOG).is_file():
+            curves, unread[LOG] = read_curves(path / LOG)
+        sessions, unread[SESSIONS] = _lines(path / SESSIONS)
+        ledger, unread[LEDGER] = _lines(path / LEDGER)
+        incidents, unread[INCIDENTS] = _lines(path / INCIDENTS)
+        life = read_life(path) if ledger else None
+    except OSError as error:
+        raise DataError(f"can't read the run in {path}: {error}; see that its files may be read") from error
+    if life is not None and not life.sessions:
+        life = None
+    job, status = _object(path / JOB), _object(path / STATUS)
+    newest = sessions[-1] if sessions else {}
+    said = _said(sessions, life)
+    name = next((text(facts, "name") for facts in (newest, job) if text(facts, "name")), path.resolve().name)
+    return RunFiles(
+        folder=path,
+        name=name,
+        curves=curves,
+        sessions=sessions,
+        said=said,
+        counts=_counts(said, life),
+        life=life,
+        times=_times(ledger, life) if life is not None else clock_of_steps(curves),
+        energy=_energy(life),
+        job=job,
+        status=status,
+        incidents=_last_of_each(incidents),
+        account=_object(path / ACCOUNT),
+        alive=_alive(path, curves, life, newest, status),
+        unread={name: count for name, count in unread.items() if count},
+    )
+
+
+def number(facts: Facts, name: str) -> float | int | None:
+    """A finite number of a file; None where there is none."""
+    value = facts.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+        return None
+    return value
+
+
+def text(facts: Facts, name: str) -> str:
+    """A text of a file; empty where there is none."""
+    value = facts.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def mapping(facts: Facts, name: str) -> Facts:
+    """An object of a file; empty where there is none."""
+    value = facts.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _alive(path: Path, curves: Mapping[str, Curve], life: Life | None, facts: Facts, status: Facts) -> bool:
+    """Whether a run goes on, by its lock; by its supervisor; where the lock may be another host's, by its files' age."""
+    if _held(path / HELD):
+        return True
+    written = number(status, "at") or 0.0
+    if "end" not in status and time.time() - written < SUPERVISED_SECONDS:
+        return True
+    ended = "end" in status or (life is not None and life.sessions[-1].end != "")
+    if ended or ((path / HELD).is_file() and facts.get("hosts") == [socket.gethostname()]):
+        return False
+    found = max((path / name).stat().st_mtime for name in (LOG, LEDGER, SESSIONS, JOB) if (path / name).is_file())
+    step = curves["seconds/step"].median if "seconds/step" in curves else None
+    return time.time() - found < max(FRESH_SECONDS, FRESH_STEPS * (step or 0.0))
+
+
+def _held(path: Path) -> bool:
+    """Whether a process on this host has a file locked."""
+    try:
+        import fcntl
+    except ImportError:
+        return False
+    try:
+        with open(path, "rb") as file:
+            # Shared, for the moment of asking: two readers don't hinder each other.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _check(path: Path) -> None:
+    if not path.is_dir():
+        what = "it is a file" if path.exists() else "there is no such folder"
+        raise DataError(f"expected a run's folder, as runs/NAME, and got {path}: {what}{_runs_in(path.parent)}")
+    if not any((path / name).is_file() for name in ANY):
+        raise DataError(
+            f"{path} is not a run's folder: it has none of {', '.join(ANY)}; give the folder that `panax train` or `panax "
+            f"launch` has written, as runs/NAME{_runs_in(path)}"
+        )
+
+
+def _runs_in(path: Path) -> str:
+    """A clause that names runs that are near."""
+    try:
+        found = sorted(
+            str(each) for each in path.iterdir() if each.is_dir() and any((each / name).is_file() for name in ANY)
+        )
+    except OSError:
+        return ""
+    return f"; there are {', '.join(found[:8])}{' and more' if len(found) > 8 else ''}" if found else ""
+
+
+def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """(the objects in a file's lines, how many whole lines could not be read); a last line that is cut short is left out."""
+    found: list[dict[str, Any]] = []
+    unread = 0
+    if not path.is_file():
+        return found, unread
+    with open(path, "rb") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if isinstance(row, dict):
+                found.append(row)
+            elif line.endswith(b"\n") and line.strip():
+                unread += 1
+    return found, unread
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _last_of_each(incidents: Sequence[Facts]) -> list[Facts]:
+    """The newest line of each incident: the supervisor writes a second one when it knows what going on took."""
+    found: dict[tuple[float | int, float | int], Facts] = {}
+    for one in incidents:
+        at = number(one, "at")
+        if at is not None:
+            found[at, number(one, "attempt") or 0] = one
+    return [found[key] for key in sorted(found)]
+
+
+def _said(facts: Sequence[Facts], life: Life | None) -> dict[int, Facts]:
+    """What each session says of itself, found by its number, or by its time."""
+    sessions = life.sessions if life is not None else ()
+    begins = [session.began for session in sessions]
+    found: dict[int, Facts] = {}
+    for one in facts:
+        at, named = number(one, "at"), number(one, "session")
+        n = -1 if at is None else bisect.bisect_right(begins, at) - 1
+        if n >= 0 and named in (None, sessions[n].number):
+            found.setdefault(sessions[n].number, one)
+    return found
+
+
+def _counts(said: Mapping[int, Facts], life: Life | None) -> dict[int, int]:
+    """The number of devices of each session; one that has not said so had as many as the one before it."""
+    found: dict[int, int] = {}
+    last: int | None = None
+    for session in life.sessions if life is not None else ():
+        if session.number in said:
+            count = number(mapping(said[session.number], "devices"), "count")
+            last = None if count is None or count < 1 else int(count)
+        if last is not None:
+            found[session.number] = last
+    return found
+
+
+def _anchors(ledger: Sequence[Facts], life: Life) -> Iterator[tuple[float | int, float | int]]:
+    """(step, when it had been taken), session by session."""
+    lines: dict[int, list[tuple[float | int, float | int]]] = {session.number: [] for session in life.sessions}
+    for line in ledger:
+        of, step, until = (number(line, name) for name in ("session", "step", "to"))
+        if of in lines and step is not None and until is not None:
+            lines[int(of)].append((step, until))
+    for session in life.sessions:
+        if session.first_step is not None:
+            yield session.first_step, session.began
+        yield from lines[session.number]
+
+
+def _times(ledger: Sequence[Facts], life: Life) -> StepTimes | None:
+    steps: list[float | int] = []
+    seconds: list[float | int] = []
+    began = life.sessions[0].began
+    for step, at in _anchors(ledger, life):
+        while steps and steps[-1] > step:
+            # Taken again: the last time counts.
+            steps.pop()
+            seconds.pop()
+        steps.append(step)
+        seconds.append(at - began)
+    return StepTimes(np.asarray(steps, np.float64), np.asarray(seconds, np.float64), True) if steps else None
+
+
+def _energy(life: Life | None) -> tuple[float | int, str] | None:
+    told = [session for session in life.sessions if session.joules is not None] if life is not None else []
+    if not told:
+        return None
+    of = (
+        ", ".join(dict.fromkeys(session.joules_of for session in told if session.joules_of))
+        or "devices that are not named"
+    )
+    return sum(session.joules or 0.0 for session in told), of

@@ -1,0 +1,223 @@
+"""The page of one run: what is seen in twenty seconds first, then all that is known."""
+
+from ..goodput import Session
+from ..page.blocks import Block, Fold, Grid, Paragraph, Section, Strips, Table, Tile, Tiles
+from .costs import Rate
+from .drawn import charts_of, colour_of, curve_picture, goodput_strip, kinds_of, other_charts, timeline
+from .figures import HELD_OUT, LOSS, MFU, RunFigures, figures_of
+from .mishaps import incident_blocks, incidents_known
+from .origin import environment_blocks, layout_blocks, reproduce_blocks
+from .reading import RunFiles, mapping
+from .wording import duration, energy, hours, loss_of, moment, percent, plain
+
+GIVE_RATE = "give --rate for a price"
+NO_LEDGER = (
+    "Where the time went is not known: this run's folder has no goodput.jsonl; a run keeps one from the version of Panax that "
+    "has `panax report` on."
+)
+
+
+def sections_of(run: RunFiles, rate: Rate) -> list[Section]:
+    """All of the page, in order."""
+    found = figures_of(run)
+    return [
+        Section("", (*_lead(found), tiles(found, rate), *_time_bars(found))),
+        Section("Incidents", tuple(incident_blocks(found, rate))),
+        Section("Curves", _curves(found)),
+        Section("Time and cost", _costs(found, rate)),
+        Section("Sessions", _sessions(found)),
+        Section("Layout", tuple(layout_blocks(run))),
+        Section("Environment", tuple(environment_blocks(run))),
+        Section("How to reproduce it", tuple(reproduce_blocks(run))),
+    ]
+
+
+def _lead(found: RunFigures) -> tuple[Block, ...]:
+    run = found.run
+    said = [f"{found.state.word.capitalize()}: {found.state.detail}.", on_what(run)]
+    blocks: list[Block] = [Paragraph(" ".join(filter(None, said)))]
+    if run.unread:
+        lines = ", ".join(f"{count:,} of {name}" for name, count in run.unread.items())
+        blocks.append(Paragraph(f"Lines that could not be read are left out: {lines}.", faint=True))
+    return tuple(blocks)
+
+
+def on_what(run: RunFiles) -> str:
+    """The devices and processes of the newest session, in a sentence."""
+    devices = mapping(run.facts, "devices")
+    count, kind = devices.get("count"), devices.get("kind")
+    if count is None:
+        return ""
+    processes = run.facts.get("processes")
+    at = f" in {plain(processes)} processes" if isinstance(processes, int) and processes > 1 else ""
+    return f"On {plain(count)} x {plain(kind)}{at}."
+
+
+def tiles(found: RunFigures, rate: Rate) -> Tiles:
+    """The figures that are looked for first."""
+    run = found.run
+    step, of = run.last_step, run.num_steps
+    steps = "no step yet" if step is None else f"step {step:,}" + (f" of {of:,}" if of else "")
+    loss, held_out = found.last(LOSS), found.last(HELD_OUT)
+    main, note = (held_out, "held out") if held_out is not None else (loss, "training")
+    if held_out is not None and loss is not None:
+        note = f"held out; training {loss_of(loss)}"
+    unit, speed = found.speed or ("", None)
+    mfu = found.median(MFU)
+    cost = found.device_hours
+    count, known = len(found.mishaps), incidents_known(found)
+    causes = ", ".join(dict.fromkeys(mishap.cause for mishap in found.mishaps))
+    return Tiles(
+        (
+            Tile("State", found.state.word, steps, found.state.tone),
+            Tile(
+                "Loss at the end",
+                loss_of(main) or "—",
+                note if main is not None else "none was logged",
+            ),
+            Tile(
+                "Throughput",
+                "—" if speed is None else f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}",
+                "none was logged" if speed is None else f"{unit}/s, median" + (f"; MFU {percent(mfu)}" if mfu else ""),
+            ),
+            Tile(
+                "Goodput",
+                percent(found.goodput) or "—",
+                "of the time" if found.goodput is not None else "no goodput.jsonl",
+            ),
+            Tile("Time", duration(found.wall_seconds, brief=True) or "—", _time_note(found)),
+            Tile(
+                "Device-hours",
+                "—" if cost is None else hours(cost.total),
+                "not known" if cost is None else found.price(rate) or GIVE_RATE,
+            ),
+            Tile("Incidents", str(count), plain(causes), "bad" if count else "good")
+            if known
+            else Tile("Incidents", "—", "not known"),
+        )
+    )
+
+
+def _time_note(found: RunFigures) -> str:
+    life = found.run.life
+    if life is None:
+        return "" if found.wall_seconds is None else "in steps alone" if not found.run.status else "since the launch"
+    count = len(life.sessions)
+    return f"in {count} sessions" if count > 1 else "in one session"
+
+
+def legend_of(found: RunFigures, *, figures: bool = True) -> tuple[tuple[int, str, str], ...]:
+    """The kinds of time that a run has spent."""
+    life = found.run.life
+    if life is None:
+        return ()
+    return tuple((colour_of(kind), kind, duration(life.seconds[kind]) if figures else "") for kind in kinds_of(found))
+
+
+def _time_bars(found: RunFigures) -> tuple[Block, ...]:
+    strips = [strip for strip in (goodput_strip(found, "Where the time went"), timeline(found, "When")) if strip]
+    return (Strips(tuple(strips), legend_of(found)),) if strips else (Paragraph(NO_LEDGER, faint=True),)
+
+
+def _curves(found: RunFigures) -> tuple[Block, ...]:
+    if not found.run.curves:
+        return (
+            Paragraph(
+                "There are no curves: metrics.jsonl is missing or empty; a run writes it from its first report on.",
+                faint=True,
+            ),
+        )
+    drawn = charts_of([found.run], apart=False)
+    blocks: list[Block] = [Grid(tuple(curve_picture(chart, [found]) for chart in drawn))]
+    said = "Of many points the least and the greatest of each stretch are drawn; values that are not finite are gaps."
+    if found.mishaps:
+        said += " Dashed lines are incidents."
+    blocks.append(Paragraph(said, faint=True))
+    if others := other_charts([found.run], drawn):
+        pictures = tuple(curve_picture(chart, [found], points=240) for chart in others)
+        blocks.append(Fold(f"{len(pictures)} more curves", (Grid(pictures),)))
+    return tuple(blocks)
+
+
+def _costs(found: RunFigures, rate: Rate) -> tuple[Block, ...]:
+    life, cost = found.run.life, found.device_hours
+    if life is None:
+        return (Paragraph(NO_LEDGER, faint=True),)
+    whole = sum(life.seconds.values())
+    heads = (
+        "spent on",
+        "time",
+        "share",
+        "device-hours",
+        *((f"at {rate.per_hour:g} {rate.currency}",) if rate.per_hour is not None else ()),
+    )
+    rows: list[tuple[str, ...]] = [heads]
+    for kind in kinds_of(found):
+        spent = None if cost is None else cost.by_kind.get(kind, 0.0)
+        price = (rate.price(spent),) if rate.per_hour is not None else ()
+        rows.append((kind, duration(life.seconds[kind]), percent(life.seconds[kind] / whole), hours(spent), *price))
+    total = None if cost is None else cost.total
+    price = (rate.price(total),) if rate.per_hour is not None else ()
+    rows.append(("in all", duration(whole), "", hours(total), *price))
+    blocks: list[Block] = [Table(tuple(rows), marked=len(rows) - 2)]
+    if cost is None:
+        blocks.append(
+            Paragraph(
+                "Device-hours are not known: sessions.jsonl does not tell how many devices each session had.",
+                faint=True,
+            )
+        )
+    else:
+        blocks.append(
+            Paragraph(
+                "Device-hours are devices times time, restarts included; idle time counts none. "
+                + (
+                    f"A device-hour is counted at {rate.per_hour:g} {rate.currency}."
+                    if rate.per_hour is not None
+                    else "No price: give --rate, the price of a device-hour."
+                ),
+                faint=True,
+            )
+        )
+    blocks.append(_energy(found))
+    return tuple(blocks)
+
+
+def _energy(found: RunFigures) -> Block:
+    if found.run.energy is None:
+        return Paragraph("Energy is not known: no device has told it.", faint=True)
+    joules, of = found.run.energy
+    return Paragraph(f"**Energy:** {energy(joules)}, of {of}.")
+
+
+def _sessions(found: RunFigures) -> tuple[Block, ...]:
+    life = found.run.life
+    if life is None:
+        return (Paragraph("How often the run was begun is not known without goodput.jsonl.", faint=True),)
+    rows = [
+        ("session", "began", "for", "steps", "devices", "ended", "steps lost", "work lost", "until it trained again")
+    ]
+    for session in life.sessions:
+        devices = mapping(found.run.session(session), "devices")
+        count = found.run.devices(session)
+        newest = session is life.sessions[-1]
+        rows.append(
+            (
+                str(session.number),
+                moment(session.began),
+                duration(session.ended - session.began),
+                _steps(session),
+                f"{count} x {plain(devices.get('kind'))}" if count else "",
+                plain(session.end) or (found.state.word if newest else "without a word"),
+                f"{session.lost_steps:,}" if session.lost_steps else "",
+                duration(session.lost_seconds) if session.lost_seconds else "",
+                duration(session.restart_seconds) if session.restart_seconds else "",
+            )
+        )
+    return (Table(tuple(rows)),)
+
+
+def _steps(session: Session) -> str:
+    if session.first_step is None or session.last_step is None:
+        return "none"
+    return f"{session.first_step:,} to {session.last_step:,}"
