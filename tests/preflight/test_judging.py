@@ -65,7 +65,7 @@ def test_devices_that_are_all_slow_are_named_by_their_data_sheet():
 
 def test_a_stolen_core_is_named_once_for_a_host():
     profile = with_one(healthy(4, one_host=True), "processes", lambda each: True, stolen_cores=1.0, stolen_by="backup")
-    assert "1.0 of its 8 cores, most of it backup" in only(profile).said
+    assert "1.0 of its 8 cores: backup" in only(profile).said
 
 
 def test_a_slow_disk_is_named():

@@ -121,7 +121,7 @@ class ProcessFacts(Validated):
         clock_error_seconds: By how much that may be wrong.
         cores: Of the host, as the system counts them.
         stolen_cores: How many of them other programs and other machines took while this was measured.
-        stolen_by: The program that took most, as far as the process can see.
+        stolen_by: The programs that took most, as far as the process can see.
         versions: Name to version: libraries, driver, kernel, processor.
     """
 

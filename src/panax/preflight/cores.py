@@ -6,6 +6,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from .versions import host_name
+
+NAMED_CORES = 0.1
+"""A program that uses less of a core is not named."""
+
 _STAT = Path("/proc/stat")
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
@@ -35,6 +40,7 @@ class Usage:
     """Between two moments, as one process saw it.
 
     Attributes:
+        machine: The kernel that counted; containers with names of their own may share one.
         seconds: Between them.
         busy: Of the host's cores, by all programs, in seconds of a core; None where the system does not tell.
         own: Of that, this process's.
@@ -42,6 +48,7 @@ class Usage:
     """
 
     pid: int
+    machine: str
     seconds: float
     cores: int
     busy: float | None
@@ -74,6 +81,7 @@ def usage(before: Moment, after: Moment) -> Usage:
     busy = None if after.busy is None or before.busy is None else after.busy - before.busy
     return Usage(
         os.getpid(),
+        _machine(),
         after.at - before.at,
         after.cores,
         busy,
@@ -84,14 +92,14 @@ def usage(before: Moment, after: Moment) -> Usage:
 
 
 def stolen_cores(here: Sequence[Usage]) -> tuple[float, str]:
-    """How many cores of a host others took, and the program that took most, as far as it is seen.
+    """How many cores of a machine others took, and the programs that took most, each with its cores, as far as they are seen.
 
     Args:
-        here: What each of the job's processes on that host saw.
+        here: What each of the job's processes on that machine saw.
 
-    >>> mine = Usage(7, 2.0, 4, 5.0, 0.0, 3.0, [(9, "backup", 1.8)])
+    >>> mine = Usage(7, "a", 2.0, 4, 5.0, 0.0, 3.0, [(9, "backup", 1.8)])
     >>> stolen_cores([mine])
-    (1.0, 'backup (process 9)')
+    (1.0, 'backup (process 9): 0.9')
     """
     known = [each for each in here if each.busy is not None and each.seconds > 0]
     if not known:
@@ -101,15 +109,25 @@ def stolen_cores(here: Sequence[Usage]) -> tuple[float, str]:
     own = sum(each.own for each in here)
     others = max(0.0, (widest.busy or 0.0) - own)
     jobs = {each.pid for each in here}
-    names = [(seconds, name, pid) for pid, name, seconds in widest.programs if pid not in jobs]
+    names = [
+        f"{name} (process {pid}): {seconds / widest.seconds:.1f}"
+        for pid, name, seconds in widest.programs
+        if pid not in jobs and seconds > NAMED_CORES * widest.seconds
+    ]
     cores = (others + widest.stolen) / widest.seconds
     if widest.stolen > others:
         by = "other machines on the same hardware (steal time)"
-    elif names and names[0][0] > 0.3 * others:
-        by = f"{names[0][1]} (process {names[0][2]})"
+    elif names:
+        by = ", ".join(names[:3])
     else:
         by = "programs that this process does not see, or many small ones"
     return round(cores, 3), by
+
+
+def _machine() -> str:
+    """A name of the kernel that runs, the same in all of its containers."""
+    file = Path("/proc/sys/kernel/random/boot_id")
+    return file.read_text(encoding="ascii").strip() if file.exists() else host_name()
 
 
 def _busy_and_stolen() -> tuple[float | None, float]:

@@ -20,7 +20,7 @@ from ..core.processes import gather_ints
 from ..mesh.rules import MeshAxes
 from .collectives import filled
 
-REPEATS = 10
+REPEATS = 20
 
 SIZES = {"cpu": (2**18, 2**21)}
 """Bytes of the large message, tried in this order, by platform: the last for which the slowest link is quick enough."""

@@ -179,7 +179,7 @@ def _beyond(large: float, small: float) -> float:
 def _facts(found: Sequence[_Found], index: int) -> ProcessFacts:
     mine = found[index]
     offset, error = offset_of(mine.passages, found[0].passages) if index else (0.0, 0.0)
-    cores, by = stolen_cores([each.usage for each in found if each.host == mine.host])
+    cores, by = stolen_cores([each.usage for each in found if each.usage.machine == mine.usage.machine])
     return ProcessFacts(
         index=index,
         host=mine.host,

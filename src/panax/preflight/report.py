@@ -129,6 +129,7 @@ def _disks(profile: HardwareProfile) -> Iterator[str]:
         return
     chosen = sorted(profile.disks, key=lambda each: each.write_bandwidth)[:MOST_ROWS]
     rows = [("place", "host", "writes", "reads")]
+    chosen = sorted(chosen, key=lambda each: (each.place, each.host))
     rows += [(each.place, each.host, rate(each.write_bandwidth), rate(each.read_bandwidth)) for each in chosen]
     yield from _table(rows, 2, len(profile.disks) - len(chosen))
 
