@@ -14,8 +14,8 @@ from .blocks import Mark
 from .svg import COLOURS, logarithmic_ticks, number, svg, text, ticks
 
 WIDTH, HEIGHT = 760, 300
-MOST_MARKED = 40
-"""A line of more points has no circles on them."""
+MARK_PIXELS = 19
+"""A line has circles on its points where each has so much of the picture's width."""
 
 MOST_POINTS = 800
 """A line of more points is thinned out: of each stretch its least and its greatest value are drawn."""
@@ -169,7 +169,7 @@ def _plane(
 
 def _grid(plane: _Plane, x_label: str, height: int) -> Iterator[str]:
     low, high = plane.y
-    for value in logarithmic_ticks(10**low, 10**high) if plane.logarithmic else ticks(low, high, 5):
+    for value in logarithmic_ticks(10**low, 10**high) if plane.logarithmic else ticks(low, high, 6):
         y = plane.up(value)
         yield f'<path d="M{plane.left} {y:.1f}H{plane.right}" stroke="currentColor" stroke-opacity="0.12"/>'
         yield text(plane.left - 8, y + 4, number(value), anchor="end", faint=True)
@@ -190,7 +190,7 @@ def _line(plane: _Plane, line: Line, found: Points, row: int, readable: bool) ->
     """A path with its gaps; points that stand alone between them, and those of a short line, are circles."""
     colour = _colour(line, row)
     path, circles, run = [], [], []
-    alone_too = line.marked and np.isfinite(found[:, 1]).sum() <= MOST_MARKED
+    alone_too = line.marked and np.isfinite(found[:, 1]).sum() * MARK_PIXELS <= plane.right - plane.left
     for x, y in [*found.tolist(), (0.0, math.nan)]:
         if math.isfinite(y):
             run.append(f"{plane.across(x):.1f} {plane.up(y):.1f}")
