@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import time
 
 import pytest
 import tiny_recipe
@@ -17,6 +18,7 @@ from panax.preflight import Finding, devices, disks
 from panax.preflight.clocks import offset_of
 from panax.preflight.links import links_of, rounds_of
 from panax.run import checking
+from panax.stores import LocalStore
 
 RECIPE = tiny_recipe.__file__
 
@@ -54,12 +56,26 @@ def test_a_runs_own_collectives_are_measured_and_nothing_else_is_left(here, caps
     assert not any(kind == "all-to-all" for kind, _ in over)
     # Simulated devices have no links.
     assert profile.links == ()
-    # `inspect` finds it.
-    assert main(["inspect", RECIPE, "--mesh.fsdp", "2", "--mesh.tensor", "2", "--no-compile"]) == 0
+
+
+@pytest.mark.slow
+def test_inspect_finds_the_profile_and_says_a_steps_time(capsys):
+    layout = ["--mesh.fsdp", "2", "--mesh.tensor", "2"]
+    assert main(["check", RECIPE, *layout]) == 0
+    capsys.readouterr()
+    assert main(["inspect", RECIPE, *layout, "--no-compile"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "time at least" in said and f"what was measured on {profile.made[:10]} on 4 x cpu" in said
+    assert "time at least" in said and "on 4 x cpu: " in said and "was not measured" not in said
+    # Of another mesh, what was measured of the devices counts; axes that were not are named.
+    assert main(["inspect", RECIPE, "--mesh.fsdp", "4", "--no-compile"]) == 0
+    assert "without what is sent over fsdp" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_profile_that_cant_be_used_is_one_message(here, capsys):
+    assert main(["inspect", RECIPE, "--no-compile", "--hardware", "missing.json"]) == 2
+    assert "the hardware profile missing.json can't be read: No such file" in capsys.readouterr().err
     healthy(2, "gpu", "NVIDIA H100").save("other.json")
-    assert main(["inspect", RECIPE, "--no-compile", "--hardware", "other.json"]) == 2
+    assert main(["inspect", RECIPE, "--no-compile", "--hardware=other.json"]) == 2
     assert "other.json is the profile of NVIDIA H100, and the step is for cpu" in capsys.readouterr().err
 
 
@@ -146,3 +162,29 @@ def test_a_clocks_offset_is_bounded_from_both_sides():
 def test_a_profile_is_a_frozen_value():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Finding("a", "b", "c", "d").kind = "x"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_ctrl_c_leaves_no_file(here, monkeypatch):
+    def interrupted(*arguments):
+        assert list(here.glob("panax-check-*/bytes"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalStore, "read_into", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        disks.measure_disk(str(here))
+    assert files(here) == []
+
+
+def test_to_a_slow_store_no_more_than_the_first_file_is_written(here, monkeypatch):
+    written = []
+
+    def slowly(store, path, parts):
+        written.append(sum(map(len, parts)))
+        time.sleep(0.5)
+        write(store, path, parts)
+
+    write = LocalStore.write
+    monkeypatch.setattr(LocalStore, "write", slowly)
+    found = disks.measure_disk("below/here")
+    assert written == [disks.FIRST_BYTES] and found.write_bandwidth < disks.FIRST_BYTES / 0.5
+    assert files(here) == []

@@ -97,6 +97,8 @@ def inspect(arguments: Sequence[str]) -> int:
         with unsaid():
             devices = target_devices(target)
         subject = _elsewhere(experiment_from(rest, "inspect"), target, devices, say)
+    if given is not None:
+        _check_profile(subject, *given)
     print_parameters(subject, console)
     if isinstance(subject.step, CompiledStep):
         batch = subject.batch()
@@ -200,9 +202,7 @@ def print_walk(
 def _times(subject: Subject, cost: StepCost, given: tuple[HardwareProfile, Path] | None) -> list[str]:
     """A step's time by what was measured of the devices, else by their data sheets; nothing where there is neither."""
     placement, target = subject.step.placement, subject.target
-    if given is not None:
-        _check_profile(subject, *given)
-    elif target is None:
+    if given is None and target is None:
         folders = [profile_in(subject.experiment.folder), *sorted(profiles_folder().glob("*.json"))]
         given = newest_profile(placement.devices.devices.flat[0].device_kind, placement.sizes, folders)
     if given is not None:
