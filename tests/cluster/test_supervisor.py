@@ -38,7 +38,10 @@ def test_a_job_that_goes_well(launched):
     assert launched.run("well", processes=3) == 0
     assert launched.status["state"] == "ended" and launched.status["end"] == {"exit_code": 0, "message": "done"}
     assert [one["step"] for one in launched.status["processes"]] == [8, 8, 8]
-    assert launched.status["values"] == {"train/loss": 1.5} and launched.status["goodput"] > 0
+    assert (
+        launched.status["values"] == {"train/loss": 1.5, "goodput/fraction": 0.75}
+        and launched.status["goodput"] == 0.75
+    )
     assert set(launched.status["breakdown"]) == {"import", "join", "prepare", "restore", "compile"}
     assert "process 0 of 3 began" in launched.out.getvalue()
     assert (launched.folder / "job/logs/process_0002.log").read_text().endswith("process 2 of 3 began\n")

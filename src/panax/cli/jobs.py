@@ -50,7 +50,9 @@ def status(arguments: Sequence[str]) -> int:
     print(f"  {job['command']}")
     values = {name.rpartition("/")[2]: value for name, value in found.get("values", {}).items()}
     figures = [f"{name} {value:,.4g}" for name, value in values.items()]
-    print("  " + ", ".join([*figures, f"goodput {found['goodput']:.0%}", f"restarts {found['restarts']}"]))
+    if isinstance(found.get("goodput"), float):
+        figures.append(f"goodput {found['goodput']:.0%}")
+    print("  " + ", ".join([*figures, f"restarts {found['restarts']}"]))
     if end is not None:
         print(f"  ended with exit code {end['exit_code']}: {end['message']}")
         if end.get("advice"):

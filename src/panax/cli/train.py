@@ -18,6 +18,7 @@ from ..core.heartbeat import heartbeat
 from ..core.joining import join
 from ..core.processes import is_first
 from ..hooks import Samples
+from ..metrics import PrometheusTracker, Tracker
 from ..metrics.console import fitted, plain_console, shown
 from ..presets import PARAMETERS
 from ..run import Experiment, Result, check, fit
@@ -33,6 +34,8 @@ HELP = """\
   --accept-changes  resume with other settings or data
   --check           measure the hardware first, and stop where something is odd
   --check=warn      say it, and train
+  --prometheus PORT  let a Prometheus server read all figures, at this host's
+                    loopback (or at ADDRESS:PORT)
   --fast-dev-run    two steps of everything, to see that it runs
   --mesh auto       choose the layout over the devices
   --traceback       show where an error came from
@@ -43,6 +46,8 @@ SAMPLE_TOKENS = 96
 HOW = {"fresh": "--fresh", "accept_changes": "--accept-changes", "fast_dev_run": "--fast-dev-run"}
 """Flags that say how a run begins: they are no part of the experiment."""
 
+
+PROMETHEUS = "--prometheus"
 
 CHECK = ("--check", "--check=warn")
 """Flags of a check before the run: the first stops where something is found."""
@@ -58,6 +63,7 @@ def train(arguments: Sequence[str]) -> int:
         return 0
     if not arguments or arguments[0].startswith("-"):
         raise RecipeError(f"expected `panax train RECIPE`; the recipes are {', '.join(sorted(built_in()))}")
+    arguments, endpoint = _without_endpoint(list(arguments))
     how = {name: flag in arguments for name, flag in HOW.items()}
     experiment = experiment_from([each for each in arguments if each not in NO_SETTINGS], "train")
     heartbeat().phase("join")
@@ -75,7 +81,7 @@ def train(arguments: Sequence[str]) -> int:
         say(f"{experiment.name}: {experiment.num_steps} steps in {experiment.folder}")
     if any(flag in arguments for flag in CHECK):
         check_first(experiment, say, strict=CHECK[0] in arguments)
-    result = fit(experiment, say=say, trackers=(progress,), **how)
+    result = fit(experiment, say=say, trackers=(progress, *endpoint), **how)
     if result.interrupted_by is not None:
         # The terminal may be what has gone.
         with contextlib.suppress(OSError):
@@ -90,6 +96,18 @@ def train(arguments: Sequence[str]) -> int:
         console.print(fitted(f"stopped after step {result.step} of {experiment.num_steps}: {result.stopped}"))
     show(result, console, kept=not how["fast_dev_run"])
     return 0
+
+
+def _without_endpoint(arguments: list[str]) -> tuple[list[str], tuple[Tracker, ...]]:
+    """The other arguments, and the tracker that `--prometheus` asks for."""
+    for number, each in enumerate(arguments):
+        flag, equals, value = each.partition("=")
+        if flag == PROMETHEUS:
+            rest = arguments[number + 1 :]
+            if not equals:
+                value, *rest = rest or [""]
+            return arguments[:number] + rest, (PrometheusTracker.at(value),)
+    return arguments, ()
 
 
 def check_first(experiment: Experiment, say: Say, *, strict: bool) -> None:

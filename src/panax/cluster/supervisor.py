@@ -43,7 +43,7 @@ class Supervisor:
         self._restarts = 0
         self._without_progress = 0
         self._furthest = -1
-        self._productive = 0.0
+        self._goodput: float | None = None
         self._incident: Incident | None = None
         self._port: int | None = None
         self._begun = record.begun()
@@ -214,7 +214,6 @@ class Supervisor:
         last = [end.at for end in attempt.ends] or [at - (now - attempt.workers[diagnosis.process].moved)]
         self._incident = failed(diagnosis, attempt.number, step, at)
         self._incident.detect = max(round(at - min(last), 3), 0.0)
-        self._account(attempt)
         self._state = "ending"
         self._nodes.tell(kill=True)
         deadline = now + 20.0
@@ -271,24 +270,7 @@ class Supervisor:
             self._view.recovered(incident)
             self._incident = None
 
-    def _account(self, attempt: Attempt) -> None:
-        """Book the time of the steps that this attempt took and no later one takes again: those up to the last save, at least.
-
-        A restarted attempt begins where the last checkpoint was, and says so by its first step.
-        """
-        self._productive = self._productive_until(attempt)
-
-    def _productive_until(self, attempt: Attempt) -> float:
-        first = attempt.entered("first step")
-        if first is None or attempt.first_step is None:
-            return self._productive
-        seconds = max(time.time() - first - min(time.monotonic() - worker.moved for worker in attempt.workers), 0.0)
-        taken = max(attempt.step - attempt.first_step, 1)
-        new = max(attempt.step - max(self._furthest, attempt.first_step), 0)
-        return self._productive + seconds * new / taken
-
     def _done(self, attempt: Attempt) -> int:
-        self._account(attempt)
         codes = {end.code for end in attempt.ends}
         if self._asked is not None:
             return self._over(128 + self._asked, f"stopped by {self._asked.name} after step {attempt.step}; saved")
@@ -320,7 +302,7 @@ class Supervisor:
             self._nodes.ping()
             self._write_status()
             if self._attempt is not None:
-                self._view.status(self._attempt, self._goodput(), self._state)
+                self._view.status(self._attempt, self._goodput, self._state)
 
     def _take(self, node: Node, message: dict[str, Any]) -> None:
         attempt, now = self._attempt, time.monotonic()
@@ -342,16 +324,10 @@ class Supervisor:
                     attempt.workers[int(index)].pid = int(pid)
             elif kind == "beat":
                 attempt.beat(int(content["process"]), content, now)
+                # Told of the whole run, earlier attempts and jobs included.
+                self._goodput = attempt.values.get("goodput/fraction", self._goodput)
             elif kind == "exit":
                 attempt.over(content, node.host)
-
-    def _goodput(self) -> float:
-        """The share of the time since the launch in which steps were taken that count."""
-        passed = time.monotonic() - self._began
-        productive = self._productive
-        if self._attempt is not None and self._state == "running":
-            productive = self._productive_until(self._attempt)
-        return min(productive / passed, 1.0) if passed > 0 else 0.0
 
     def _write_status(self, end: dict[str, Any] | None = None) -> None:
         attempt, now = self._attempt, time.monotonic()
@@ -362,7 +338,7 @@ class Supervisor:
                 "num_steps": self._job.num_steps,
                 "seconds": round(now - self._began, 1),
                 "restarts": self._restarts,
-                "goodput": round(self._goodput(), 4),
+                "goodput": self._goodput,
                 "attempt": 0 if attempt is None else attempt.number,
                 "step": -1 if attempt is None else attempt.step,
                 "values": {} if attempt is None else attempt.values,

@@ -46,7 +46,7 @@ class View:
         if not self._quiet:
             self._print(*textwrap.wrap(f"launch: {line}", COLUMNS, subsequent_indent="  ", break_on_hyphens=False))
 
-    def status(self, attempt: Attempt, goodput: float, state: str) -> None:
+    def status(self, attempt: Attempt, goodput: float | None, state: str) -> None:
         """How the job is now."""
         if self._quiet:
             return
@@ -104,7 +104,7 @@ class View:
             self._quiet = True
 
 
-def status_line(attempt: Attempt, goodput: float, state: str, num_steps: int) -> str:
+def status_line(attempt: Attempt, goodput: float | None, state: str, num_steps: int) -> str:
     """One line on a job: step, loss, speed, goodput, who is slowest.
 
     In a synchronous step all processes take equally long; the slowest is who waits longest for its own data.
@@ -124,7 +124,8 @@ def status_line(attempt: Attempt, goodput: float, state: str, num_steps: int) ->
     ):
         if name in values and not (name.endswith("examples_per_second") and "speed/tokens_per_second" in values):
             parts.append(form.format(values[name]))
-    parts.append(f"goodput {goodput:.0%}")
+    if goodput is not None:
+        parts.append(f"goodput {goodput:.0%}")
     waits = [(float(worker.facts.get("data_wait", 0.0)), worker.host) for worker in attempt.workers]
     longest, host = max(waits)
     if longest >= 0.05:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .facts import RunFacts
     from .histogram import Histogram
     from .lane import Lane
+    from .prometheus import PrometheusTracker
     from .services import CsvTracker, MlflowTracker, WandbTracker
     from .tensorboard import TensorBoardTracker
     from .throughput import Peak, memory_in_use_bytes, peak_of
@@ -26,6 +27,7 @@ __getattr__ = lazily(
         "facts": ("RunFacts",),
         "histogram": ("Histogram",),
         "lane": ("Lane",),
+        "prometheus": ("PrometheusTracker",),
         "services": ("CsvTracker", "MlflowTracker", "WandbTracker"),
         "tensorboard": ("TensorBoardTracker",),
         "throughput": ("Peak", "memory_in_use_bytes", "peak_of"),
@@ -34,6 +36,6 @@ __getattr__ = lazily(
 )
 
 __all__ = [
-    "ConsoleTracker", "CsvTracker", "Histogram", "JsonlTracker", "Lane", "MlflowTracker", "Peak", "RunFacts", "StepClock",
-    "TensorBoardTracker", "Tracker", "Trackers", "WandbTracker", "heat_map", "memory_in_use_bytes", "peak_of",
+    "ConsoleTracker", "CsvTracker", "Histogram", "JsonlTracker", "Lane", "MlflowTracker", "Peak", "PrometheusTracker", "RunFacts",
+    "StepClock", "TensorBoardTracker", "Tracker", "Trackers", "WandbTracker", "heat_map", "memory_in_use_bytes", "peak_of",
 ]  # fmt: skip

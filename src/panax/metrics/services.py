@@ -21,7 +21,12 @@ MLFLOW_PARAMS = 100
 """The most settings that MLflow takes at once."""
 
 
-def _imported(name: str, extra: str) -> Any:
+def imported(name: str, extra: str) -> Any:
+    """A library that is installed only where it is used.
+
+    Raises:
+        RecipeError: It is not installed; says how it is.
+    """
     import importlib
 
     try:
@@ -105,7 +110,7 @@ class WandbTracker(Tracker):
         self._run: Any = None
 
     def about(self, run: RunFacts) -> None:
-        self._wandb = _imported("wandb", "wandb")
+        self._wandb = imported("wandb", "wandb")
         around = os.environ.get("WANDB_MODE", "online")
         mode = self.mode or around
         if mode == "online" and around != "online":
@@ -175,7 +180,7 @@ class MlflowTracker(Tracker):
         self._run_id = ""
 
     def about(self, run: RunFacts) -> None:
-        mlflow = _imported("mlflow", "mlflow")
+        mlflow = imported("mlflow", "mlflow")
         client = mlflow.MlflowClient(tracking_uri=self.tracking_uri or None)
         found = client.get_experiment_by_name(self.experiment)
         place = client.create_experiment(self.experiment) if found is None else found.experiment_id

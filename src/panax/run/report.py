@@ -40,7 +40,7 @@ from .session import record_facts
 
 PROFILED_STEPS = 3
 
-WATCHED = ("train/loss", "speed/")
+WATCHED = ("train/loss", "speed/", "goodput/fraction")
 """Beginnings of the scalars that a supervisor shows while the job runs."""
 
 PICTURED_EVERY = 5
@@ -237,7 +237,9 @@ class Report:
             word: How the session ends.
         """
         self.ledger.word = word
-        self._trackers.record(number, self.ledger.scalars())
+        spent = self.ledger.scalars()
+        self._trackers.record(number, spent)
+        self._tell_supervisor(number, {**self._latest, **spent})
 
     def close(self) -> None:
         if self._profiling and self._profiled is not None:
@@ -262,7 +264,8 @@ class Report:
         if position is not None:
             record |= epochs_of(self._prepared.data.train, position)
         watched = Watched() if self._watch is None else self._watch.take()
-        self._trackers.record(number, {**record, **watched.scalars, **self.ledger.scalars()})
+        record |= self.ledger.scalars()
+        self._trackers.record(number, {**record, **watched.scalars})
         self._tell_supervisor(number, record)
         for warning in watched.warnings:
             self._say(f"warning: step {number}: {warning}")
