@@ -26,8 +26,12 @@ def main() -> int:
     (folder / f"pid_{attempt}_{index}").write_text(str(os.getpid()))
     (folder / f"arguments_{attempt}_{index}").write_text(" ".join(sys.argv))
     stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     beat = heartbeat()
+    if how == "prepares":
+        # As a process that imports: it takes no signals yet.
+        beat.phase("prepare")
+        time.sleep(60)
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     failing = index == 1 and (attempt == 1 or how.endswith("always"))
     for phase in ("join", "prepare", "restore", "compile"):
         if how == "early" and attempt == 1 and phase == "restore":

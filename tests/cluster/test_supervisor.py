@@ -121,8 +121,8 @@ def test_a_fresh_start_is_fresh_once(launched):
     assert ["--fresh" in each for each in commands()] == [True, True]
 
 
-def started(launched, how: str) -> subprocess.Popen:
-    """A supervisor in a process of its own, once its workers take steps."""
+def started(launched, how: str, phase: str = "steps") -> subprocess.Popen:
+    """A supervisor in a process of its own, once its workers take steps, or are in another phase."""
     code = (
         "import sys, pathlib; sys.path.insert(0, sys.argv[1]); from conftest import Launched, WORKER\n"
         "from panax.cluster.launching import launch\n"
@@ -136,11 +136,13 @@ def started(launched, how: str) -> subprocess.Popen:
         process = subprocess.Popen([sys.executable, "-c", code, here, str(launched.folder), how], stderr=file)
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        if (launched.folder / "job/status.json").exists() and launched.status["step"] >= 1:
-            return process
+        if (launched.folder / "job/status.json").exists():
+            workers = launched.status["processes"]
+            if workers and all(one["phase"] == phase for one in workers):
+                return process
         time.sleep(0.1)
     process.kill()
-    raise AssertionError(f"no step was taken: {said.read_text()}")
+    raise AssertionError(f"no {phase}: {said.read_text()}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -150,6 +152,14 @@ def test_a_signal_saves_in_all_processes_and_ends(launched, number):
     assert supervisor.wait(15) == 128 + number
     assert {path.name for path in launched.folder.glob("saved_*")} == {"saved_0", "saved_1"}
     assert launched.status["end"]["message"].startswith(f"stopped by {number.name} after step")
+
+
+def test_a_signal_before_the_first_step_loses_nothing_and_is_no_failure(launched):
+    supervisor = started(launched, "prepares", phase="prepare")
+    supervisor.send_signal(signal.SIGTERM)
+    assert supervisor.wait(15) == 143
+    assert launched.status["end"]["message"] == "stopped by SIGTERM before a first step; checkpoints are as they were"
+    assert not launched.incidents and gone(launched.pids())
 
 
 def test_a_second_job_of_one_folder_is_refused_and_stop_ends_the_first(launched, capsys):

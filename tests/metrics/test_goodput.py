@@ -51,8 +51,6 @@ def session(
             ledger.mark(step, saved=True)
     if word:
         ledger.close(word)
-    else:
-        ledger.switch("training")
     return ledger
 
 
@@ -137,6 +135,8 @@ def test_the_time_between_sessions(tmp_path, clock, word, attempt, gap, start):
 
 def test_a_killed_process_leaves_all_but_its_last_second(tmp_path, clock):
     ledger = session(tmp_path, clock, 0, 3)
+    # Steps alone, with nothing between them, are written too.
+    assert (read_life(tmp_path).wall_seconds, read_life(tmp_path).sessions[0].last_step) == (5.0, 3)
     clock(5.0)
     ledger.switch("evaluation")
     clock(0.5)

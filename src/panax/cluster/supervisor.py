@@ -76,6 +76,13 @@ class Supervisor:
             diagnosis = self._follow(attempt)
             if diagnosis is None:
                 return self._done(attempt)
+            if self._asked is not None and attempt.step < 0 and diagnosis.cause is Cause.KILLED:
+                # Before a process can save, it does not take signals.
+                self._end(attempt)
+                return self._over(
+                    128 + self._asked,
+                    f"stopped by {self._asked.name} before a first step; checkpoints are as they were",
+                )
             self._fail(attempt, diagnosis)
             if (reason := self._gives_up(diagnosis)) is not None:
                 return self._over(diagnosis.exit_code or 6, reason, diagnosis)
@@ -214,16 +221,20 @@ class Supervisor:
         last = [end.at for end in attempt.ends] or [at - (now - attempt.workers[diagnosis.process].moved)]
         self._incident = failed(diagnosis, attempt.number, step, at)
         self._incident.detect = max(round(at - min(last), 3), 0.0)
-        self._state = "ending"
-        self._nodes.tell(kill=True)
-        deadline = now + 20.0
-        while attempt.running and time.monotonic() < deadline:
-            self._pump(0.1)
+        self._end(attempt)
         self._incident.teardown = round(time.monotonic() - now, 3)
         self._record.incident(self._incident)
         self._without_progress = 0 if step > self._furthest else self._without_progress + 1
         self._furthest = max(self._furthest, step)
         self._view.failure(diagnosis, step)
+
+    def _end(self, attempt: Attempt) -> None:
+        """Kill what still runs."""
+        self._state = "ending"
+        self._nodes.tell(kill=True)
+        deadline = time.monotonic() + 20.0
+        while attempt.running and time.monotonic() < deadline:
+            self._pump(0.1)
 
     def _gives_up(self, diagnosis: Diagnosis) -> str | None:
         """Why the job is not started again; None where it is."""

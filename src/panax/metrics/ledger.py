@@ -160,6 +160,8 @@ class Ledger:
         self._step = step
         if self._since - self._from >= (_SAVED_SECONDS if saved else INTERVAL_SECONDS):
             self._next()
+        elif self._since - self._written >= WRITTEN_SECONDS:
+            self._write()
 
     def scalars(self) -> dict[str, float]:
         """The seconds of the whole run so far, by kind, as its log names them, and the goodput."""
