@@ -76,7 +76,7 @@ def _recorded(run: RunFiles, one: Facts, at: float | int, session: Session | Non
         phases={name: seconds for name in PHASES if (seconds := number(one, name)) is not None},
         process=None if process is None else int(process),
         tail=[str(line) for line in tail[-TAIL_LINES:]] if isinstance(tail, list) else (),
-        **_cost(run, session),
+        **_cost(run, session, step),
     )
 
 
@@ -88,11 +88,11 @@ def _unrecorded(run: RunFiles, session: Session) -> Mishap:
         cause="error" if end else UNSAID,
         message=end.removeprefix("error:").strip()
         or "The process ended without a word: it was killed, or its host is gone. No supervisor followed it.",
-        **_cost(run, session),
+        **_cost(run, session, session.last_step),
     )
 
 
-def _cost(run: RunFiles, session: Session | None) -> dict[str, Any]:
+def _cost(run: RunFiles, session: Session | None, step: int | float | None) -> dict[str, Any]:
     if session is None or run.life is None:
         return {}
     after = next((each for each in run.life.sessions if each.number > session.number), None)
@@ -103,8 +103,12 @@ def _cost(run: RunFiles, session: Session | None) -> dict[str, Any]:
             0.0 if after is None or session.idle_seconds else min(after.began - session.ended, session.restart_seconds)
         )
         hours = ((session.lost_seconds + gap) * devices + (session.restart_seconds - gap) * (later or 0)) / 3600
+    lost = session.lost_steps
+    if step is not None and after is not None and after.first_step is not None:
+        # A supervisor hears of steps of the last second, which the ledger of a killed process lacks.
+        lost = max(lost, int(step) - after.first_step)
     return {
-        "lost_steps": session.lost_steps,
+        "lost_steps": lost,
         "lost_seconds": session.lost_seconds,
         "restart_seconds": None if after is None else session.restart_seconds,
         "idle_seconds": session.idle_seconds,
