@@ -24,13 +24,13 @@ from .plugins import start_jax
 USAGE = """\
 usage: panax check [RECIPE] [flags of panax train]
 
-Measures each device, mesh axis, link, clock and disk, and the versions on every
-host, compares them, and names what is odd. With a recipe: the mesh, collectives,
+Measures each device, mesh axis, link, clock and disk, each host's versions,
+compares them, and names what is odd. With a recipe: the mesh, collectives,
 message sizes and disks of that run. Started in several processes, as `panax
 train` is, it measures what is between them.
 
-  --mesh.fsdp N ...  without a recipe: sizes of mesh axes (all devices along fsdp)
-  --place PLACE      write to and read from this folder or store too (repeatable)
+  --mesh.fsdp N ...  without a recipe: sizes of mesh axes (all along fsdp)
+  --place PLACE      write to and read from this place too (repeatable)
   --save FILE        keep the profile there, in place of Panax's cache
   --strict           exit with 6 where something is found
   --json             findings and all figures as JSON

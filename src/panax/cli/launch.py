@@ -30,8 +30,8 @@ what each process said; `panax status RUN` tells how it is.
   --devices D       of each process; on CPU they are simulated
   --on ENGINE       local, ray, slurm, mpi or kubernetes (local)
   --nodes M         machines (1)
-  --check           measure the hardware in these processes before the first start;
-                    stop where something is odd (--check=warn: say it, and train)
+  --check           measure the hardware in these processes first; stop where
+                    something is odd (--check=warn: say it, and train)
   --dry-run         print what would be started or submitted, and end
   --port P          of JAX's coordinator (any that is free)
   --max-restarts R  then give up (20)

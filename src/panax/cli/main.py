@@ -30,7 +30,7 @@ usage: panax COMMAND ...
                          holds; takes what train takes; nothing is trained
     [--target h100x64]     for devices that are not here
     [--no-compile]         as far as tracing tells
-  check [RECIPE]         measure devices, links, clocks and disks before a run, and
+  check [RECIPE]         measure devices, links, clocks and disks first, and
                          name what is odd; a profile that inspect reads
   sweep RECIPE --SETTING A,B
                          train with each value: one table, one chart

@@ -287,7 +287,7 @@ def described(life: Life) -> str:
 def readable_seconds(seconds: float) -> str:
     """A duration in at most two units.
 
-    >>> [readable_seconds(each) for each in (0.14, 9.96, 75, 3660, 200000)]
+    >>> [readable_seconds(each) for each in (0.14, 9.96, 75.0, 3660.0, 200000.0)]
     ['0.1 s', '10 s', '1 min 15 s', '1 h 1 min', '2 d 7 h']
     """
     if seconds < 9.95:
