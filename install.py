@@ -1,7 +1,8 @@
 """Makes Panax's environment in .venv, so that nothing of the system's Python changes. Run it again at any time.
 
-    python3 install.py            what training takes
-    python3 install.py test       what the tests take too
+    python3 install.py                   what training takes
+    python3 install.py --extra cuda13    the same for NVIDIA GPUs; or cuda12, tpu, or any extra of pyproject.toml, repeated
+    python3 install.py test              what the tests take too
 
 What is there already is left as it is. pip reads its own configuration. Nothing here needs a new Python to be parsed, so that
 an old one can say what is wrong.
@@ -16,8 +17,11 @@ import sys
 ROOT = os.path.dirname(os.path.realpath(__file__))
 OLDEST = (3, 11)
 
-KINDS = {"run": (".", ("run",)), "test": (".[test]", ("test", "run"))}
-"""What can be installed: the project with its extras, and the kinds that it holds."""
+KINDS = {"run": ((), ("run",)), "test": (("test",), ("test", "run"))}
+"""What can be installed: the project's extras, and the kinds that it holds."""
+
+ONE_OF = ("cuda12", "cuda13", "tpu")
+"""Extras of which an environment takes one."""
 
 
 def refusal(version, system, machine, modules):
@@ -64,10 +68,26 @@ class Environment:
     def __init__(self, folder):
         self.folder = os.path.abspath(folder)
         self.python = os.path.join(self.folder, "bin", "python")
+        self.named_extras = os.path.join(self.folder, "panax-extras.txt")
 
     def stamp(self, kind):
         """The file that says what was installed."""
         return os.path.join(self.folder, "panax-" + kind + ".txt")
+
+    def extras(self):
+        """The extras that were asked for so far: where requirements change, these are installed again too."""
+        return read(self.named_extras).split()
+
+    def with_held(self, extras):
+        """Extras, and those that it has. It ends with a sentence where they exclude each other."""
+        every = sorted(set(self.extras()) | set(extras))
+        clash = [each for each in every if each in ONE_OF]
+        if len(clash) > 1:
+            sys.exit(
+                "install.py: %s exclude each other, and %s would have both; make another environment with --venv DIR"
+                % (" and ".join(clash), shown(self.folder))
+            )
+        return every
 
     def wanted(self):
         """What a stamp must hold: which clone was installed, and with what."""
@@ -91,11 +111,14 @@ class Environment:
         script = read(os.path.join(self.folder, "bin", "activate"))
         return self.folder not in script and os.path.realpath(self.folder) not in script
 
-    def ready(self, kind):
-        """Whether all that `kind` takes is there."""
+    def ready(self, kind, extras=()):
+        """Whether all that `kind` and extras take is there."""
         held = [each for each in KINDS if kind in KINDS[each][1]]
         return (
-            any(read(self.stamp(each)) == self.wanted() for each in held) and not self.moved() and self.works("panax")
+            any(read(self.stamp(each)) == self.wanted() for each in held)
+            and set(extras) <= set(self.extras())
+            and not self.moved()
+            and self.works("panax")
         )
 
     def make(self):
@@ -110,18 +133,25 @@ class Environment:
             say("making %s with Python %s" % (shown(self.folder), platform.python_version()))
         run([sys.executable, "-m", "venv", "--clear", self.folder], "could not make %s" % self.folder)
 
-    def install(self, kind):
-        """Install what `kind` takes, with its stamp written last."""
+    def install(self, kind, extras=()):
+        """Install what `kind` and extras take, with its stamp written last."""
         for each in KINDS:
             if os.path.exists(self.stamp(each)):
                 os.remove(self.stamp(each))
+        # Written first: should pip fail, the same command without extras still brings them.
+        with open(self.named_extras, "w") as file:
+            file.write("".join(each + "\n" for each in extras))
         requirements = os.path.join("requirements", kind + ".txt")
         count = sum("==" in line and not line.startswith((" ", "#")) for line in read(requirements).split("\n"))
         say("installing the %d packages of %s; this takes minutes where they must be fetched" % (count, requirements))
         pip = [self.python, "-m", "pip", "install", "--quiet"]
         advice = "pip could not install %s; see above what it says, then run the same command again" % requirements
         run(pip + ["-r", requirements], advice)
-        run(pip + ["--no-build-isolation", "-e", KINDS[kind][0]], advice)
+        every = ",".join(KINDS[kind][0] + tuple(extras))
+        if extras:
+            say("installing %s; pip chooses versions by pyproject.toml" % " and ".join(extras))
+            advice = advice.replace(requirements, "%s and .[%s]" % (requirements, every))
+        run(pip + ["--no-build-isolation", "-e", ".[%s]" % every if every else "."], advice)
         with open(self.stamp(kind), "w") as file:
             file.write(self.wanted())
 
@@ -151,27 +181,48 @@ def shown(path):
     return os.path.relpath(path, ROOT) if path.startswith(ROOT + os.sep) else path
 
 
+def known_extras():
+    """The names in pyproject.toml that `--extra` takes."""
+    # From Python 3.11 on, as this is only asked where Panax can be installed.
+    import tomllib
+
+    with open(os.path.join(ROOT, "pyproject.toml"), "rb") as file:
+        project = tomllib.load(file)["project"]
+    return sorted(set(project.get("optional-dependencies", {})) - set(KINDS))
+
+
+def values_of(flag, arguments):
+    """What stands after each `flag`, and the arguments without them."""
+    values, rest = [], list(arguments)
+    while flag in rest[:-1]:
+        at = rest.index(flag)
+        values.append(rest[at + 1])
+        del rest[at : at + 2]
+    return values, rest
+
+
 def main(arguments):
-    usage = "usage: python3 install.py [run|test] [--venv DIR]"
+    usage = "usage: python3 install.py [run|test] [--extra NAME]... [--venv DIR]"
     if "-h" in arguments or "--help" in arguments:
         print(usage)
         return 0
     refused = refusal(sys.version_info[:2], platform.system(), platform.machine(), missing_modules())
     if refused:
         sys.exit("install.py: " + refused)
-    folder = os.path.join(ROOT, ".venv")
-    if "--venv" in arguments[:-1]:
-        at = arguments.index("--venv")
-        folder = arguments[at + 1]
-        arguments = arguments[:at] + arguments[at + 2 :]
+    folders, arguments = values_of("--venv", arguments)
+    extras, arguments = values_of("--extra", arguments)
     kind = arguments[0] if arguments else "run"
-    if kind not in KINDS or len(arguments) > 1:
+    if kind not in KINDS or len(arguments) > 1 or len(folders) > 1:
         sys.exit(usage)
-    environment = Environment(folder)
+    for each in extras:
+        if each not in known_extras():
+            sys.exit("install.py: there is no extra %r; choose from %s" % (each, ", ".join(known_extras())))
+    environment = Environment(folders[0] if folders else os.path.join(ROOT, ".venv"))
+    extras = environment.with_held(extras)
     os.chdir(ROOT)
-    if not environment.ready(kind):
+    if not environment.ready(kind, extras):
         environment.make()
-        environment.install(kind)
+        environment.install(kind, extras)
         say("ready: `. %s/bin/activate` puts panax on this terminal's path" % shown(environment.folder))
     return 0
 

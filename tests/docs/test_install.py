@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tokenize
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,54 @@ def test_it_makes_an_environment_once_and_mends_it(clone):
     # A folder that was moved holds scripts of the old place.
     moved = clone.rename(clone.with_name("moved"))
     assert "making .venv again" in run(["install.py"], moved, **plain) and panax(moved) == "it trains\n"
+
+
+def test_extras_are_those_of_the_project(clone):
+    """An unknown one, and two of which an environment takes one, are a sentence; nothing is made."""
+    with open(clone / "pyproject.toml", "a") as file:
+        file.write('[project.optional-dependencies]\ncuda12 = []\ncuda13 = []\ntest = []\nray = ["ray"]\n')
+    assert "no extra 'cuda'; choose from cuda12, cuda13, ray\n" in run(["install.py", "--extra", "cuda"], clone, 1)
+    both = ["install.py", "--extra", "cuda12", "--extra", "cuda13"]
+    assert "cuda12 and cuda13 exclude each other, and .venv would have both" in run(both, clone, 1)
+    assert run(["install.py", "--extra"], clone, 1).startswith("usage: ")
+    assert not (clone / ".venv").exists()
+
+
+@pytest.mark.slow
+def test_an_extra_is_installed_and_kept(clone):
+    """From no index: the extra is a package in a folder, which pip must find to go on."""
+    plain = {"PYTHONPATH": "", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(clone / "wheels")}
+    project, backend = clone / "pyproject.toml", clone / "backend.py"
+    project.write_text(project.read_text() + '[project.optional-dependencies]\ncuda12 = ["gpus"]\ncuda13 = []\n')
+    more = "test\\nProvides-Extra: cuda12\\nRequires-Dist: gpus; extra == 'cuda12'"
+    backend.write_text(backend.read_text().replace("Provides-Extra: test", f"Provides-Extra: {more}"))
+
+    def stored(name: str) -> None:
+        (clone / "wheels").mkdir(exist_ok=True)
+        with zipfile.ZipFile(clone / f"wheels/{name}-1-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}.py", "")
+            wheel.writestr(f"{name}-1.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+            wheel.writestr(
+                f"{name}-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
+            wheel.writestr(f"{name}-1.dist-info/RECORD", "")
+
+    def has(name: str) -> bool:
+        return (
+            subprocess.run([clone / ".venv/bin/python", "-c", f"import {name}"], env=plain, stderr=-3).returncode == 0
+        )
+
+    assert "making .venv" in run(["install.py"], clone, **plain)
+    # What can't be fetched is asked for again by the next command, with or without the flag.
+    said = run(["install.py", "--extra", "cuda12"], clone, 1, **plain)
+    assert "installing cuda12; pip chooses" in said and "install requirements/run.txt and .[cuda12]; see above" in said
+    stored("gpus")
+    assert "installing cuda12" in run(["install.py"], clone, **plain) and has("gpus")
+    for again in (["install.py"], ["install.py", "--extra", "cuda12"]):
+        assert run(again, clone, **plain) == ""
+    assert "cuda12 and cuda13 exclude each other" in run(["install.py", "--extra", "cuda13"], clone, 1, **plain)
+    # Where requirements change, the extra comes along; so it does where the environment is made again.
+    (clone / "requirements/run.txt").write_text("# nothing yet\n")
+    assert "installing cuda12" in run(["install.py"], clone, **plain)
+    (clone / ".venv/bin/python").unlink()
+    assert "making .venv again" in run(["install.py"], clone, **plain) and has("gpus")

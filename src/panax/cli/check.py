@@ -2,6 +2,8 @@
 
 import argparse
 import contextlib
+import ctypes
+import os
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -49,12 +51,13 @@ def check_hardware(arguments: Sequence[str]) -> int:
         experiment = experiment_from(rest, "check")
     else:
         mesh = _mesh(rest)
-    join()
-    start_jax()
-    console = plain_console()
-    console.quiet = not is_first()
-    with _saying(console, quiet=own.json) as say:
-        result = check(experiment, mesh=mesh, places=own.place, save=own.save, say=say)
+    with _own_output() if own.json else contextlib.nullcontext():
+        join()
+        start_jax()
+        console = plain_console()
+        console.quiet = not is_first()
+        with _saying(console, quiet=own.json) as say:
+            result = check(experiment, mesh=mesh, places=own.place, save=own.save, say=say)
     if is_first():
         if own.json:
             print(result.to_json())
@@ -90,6 +93,29 @@ def _mesh(flags: Sequence[str]) -> MeshShape:
             f"{strange[0]} is not a flag of `panax check` without a recipe; put the recipe first: panax check RECIPE {strange[0]}"
         )
     return MeshShape(**vars(found))
+
+
+@contextlib.contextmanager
+def _own_output() -> Iterator[None]:
+    """What libraries write to standard output meanwhile goes to standard error; Gloo says there whom it has connected to."""
+    try:
+        kept = os.dup(1)
+    except OSError:
+        # Standard output is closed.
+        yield
+        return
+    sys.stdout.flush()
+    try:
+        os.dup2(2, 1)
+        try:
+            yield
+        finally:
+            # C keeps lines back where nobody watches.
+            ctypes.CDLL(None).fflush(None)
+            sys.stdout.flush()
+            os.dup2(kept, 1)
+    finally:
+        os.close(kept)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ def record_facts(prepared: Prepared, run_id: str, step: int, lane: Lane | None) 
         "name": experiment.name,
         "first_step": step,
         "num_steps": experiment.num_steps,
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": _command(sys.argv),
         "settings": describe(experiment),
         "mesh": {axis: size for axis, size in getattr(placement, "sizes", {}).items() if size > 1},
         "devices": {"count": len(devices), "kind": devices[0].device_kind, "platform": devices[0].platform},
@@ -114,6 +114,19 @@ def record_facts(prepared: Prepared, run_id: str, step: int, lane: Lane | None) 
         "processor": f"{processor().split(';')[0]}, {os.cpu_count()} threads",
     }
     lane.put(_write, Path(experiment.folder) / FACTS, facts)
+
+
+def _command(words: Sequence[str]) -> list[str]:
+    """The words that started this process, as a person types them; `python -m panax` is `panax`.
+
+    >>> _command(["/opt/lib/python3.12/site-packages/panax/__main__.py", "train", "gpt2"])
+    ['panax', 'train', 'gpt2']
+    >>> _command(["/home/me/app/__main__.py", "--fast"])
+    ['__main__.py', '--fast']
+    """
+    program = Path(words[0])
+    module = program.parent.name == __name__.partition(".")[0] and program.name == "__main__.py"
+    return ["panax" if module else program.name, *words[1:]]
 
 
 def _split(sharding: Any) -> str:

@@ -81,9 +81,7 @@ def reproduce_blocks(run: RunFiles) -> Iterator[Block]:
     facts = run.facts
     command = facts.get("command")
     if isinstance(command, list) and command:
-        words = [str(word) for word in command]
-        # As `python -m panax` calls itself.
-        yield Code(f"$ {shlex.join(['panax', *words[1:]] if words[0] == '__main__.py' else words)}", "console")
+        yield Code(f"$ {shlex.join(str(word) for word in command)}", "console")
     elif launched := text(run.job, "command"):
         yield Code(f"$ {launched}", "console")
     else:
