@@ -16,6 +16,7 @@ from ..mesh import MeshShape
 from ..mesh.rules import MESH_AXES
 from ..metrics.console import fitted, plain_console
 from ..preflight import Preflight
+from ..preflight.full import part_lines
 from ..preflight.report import figure_lines, finding_lines
 from ..run import Experiment, check
 from ..run.automatic import Say
@@ -35,6 +36,11 @@ train` is, it measures what is between them.
   --place PLACE      write to and read from this place too (repeatable)
   --save FILE        keep the profile there, in place of Panax's cache
   --strict           exit with 6 where something is found
+  --full             also, in one process and some minutes: every kernel against
+                     its definition, steps on each kind of layout, a checkpoint,
+                     a benchmark; one dated page about it. Exits with 1 where a
+                     part fails
+  --output FILE      that page (of --full; FILE must be new)
   --json             findings and all figures as JSON
 """
 
@@ -57,13 +63,17 @@ def check_hardware(arguments: Sequence[str]) -> int:
         console = plain_console()
         console.quiet = not is_first()
         with _saying(console, quiet=own.json) as say:
-            result = check(experiment, mesh=mesh, places=own.place, save=own.save, say=say)
+            result = check(
+                experiment, mesh=mesh, places=own.place, save=own.save, full=own.full, output=own.output, say=say
+            )
     if is_first():
         if own.json:
             print(result.to_json())
         else:
             show(result, console)
-    return CheckError.exit_code if own.strict and result.findings else 0
+    if own.strict and result.findings:
+        return CheckError.exit_code
+    return 1 if result.full is not None and result.full.failed else 0
 
 
 def own_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -73,6 +83,8 @@ def own_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--save")
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--output")
     try:
         return parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
@@ -135,6 +147,10 @@ def show(result: Preflight, console: Console) -> None:
     for number, line in enumerate(finding_lines(result)):
         style = "bold yellow" if result.findings and number == 1 else "green" if not result.findings else None
         console.print(fitted(line, 11) if line.startswith("   ") else line, style=style)
+    if result.full is not None:
+        for line in part_lines(result.full):
+            console.print(fitted(line, len(line) - len(line.lstrip()) or 15))
+        console.print(f"\nfull check     {result.page}")
     if result.kept is not None:
         console.print(f"\nprofile        {result.kept}")
         console.print(

@@ -32,6 +32,8 @@ usage: panax COMMAND ...
     [--no-compile]         as far as tracing tells
   check [RECIPE]         measure devices, links, clocks and disks first, and
                          name what is odd; a profile that inspect reads
+    [--full]               and run every kernel, layouts, a checkpoint and a
+                           benchmark on this device
   sweep RECIPE --SETTING A,B
                          train with each value: one table, one chart
   data show RECIPE       what the model sees: the first batch, rows as text

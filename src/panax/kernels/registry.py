@@ -100,6 +100,11 @@ def kernels_of(work: str, target: Target | None = None) -> list[Kernel]:
     return [kernel for kernel in found if target is None or _is_for(kernel, target)]
 
 
+def works() -> tuple[str, ...]:
+    """The kinds of work that have kernels."""
+    return tuple(_kernels)
+
+
 def choose(
     work: str,
     case: Any,

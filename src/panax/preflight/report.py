@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..plan.profile import HardwareProfile
 from ..plan.report import aligned, duration
+from .full import FullCheck, part_lines
 from .judging import Finding, flop_rate, process_name, rate
 
 MOST_ROWS = 8
@@ -21,23 +22,31 @@ class Preflight:
         profile: All figures.
         findings: What is wrong; empty on healthy hardware.
         kept: The file that has the profile; None where none was written by this process.
+        full: What a full check ran besides; None where none was asked for.
+        page: The file that has the full check.
     """
 
     profile: HardwareProfile
     findings: tuple[Finding, ...]
     kept: Path | None = None
+    full: FullCheck | None = None
+    page: Path | None = None
 
     @property
     def healthy(self) -> bool:
-        return not self.findings
+        return not self.findings and not (self.full and self.full.failed)
 
     def __str__(self) -> str:
-        return "\n".join([*figure_lines(self.profile), *finding_lines(self)])
+        full = [] if self.full is None else part_lines(self.full)
+        return "\n".join([*figure_lines(self.profile), *finding_lines(self), *full])
 
     def to_json(self) -> str:
         """Findings and profile, for programs."""
         found = [dataclasses.asdict(each) for each in self.findings]
         whole = {"healthy": self.healthy, "findings": found, "kept": str(self.kept) if self.kept else None}
+        if self.full is not None:
+            parts = [dataclasses.asdict(each) | {"outcome": each.outcome.value} for each in self.full.parts]
+            whole |= {"full": dataclasses.asdict(self.full) | {"parts": parts}, "page": str(self.page)}
         return json.dumps(whole | {"profile": json.loads(self.profile.to_json())}, indent=1)
 
     def save(self, path: str | Path) -> None:

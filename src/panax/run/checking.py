@@ -1,6 +1,7 @@
 """`check`: measure and judge the hardware that a run would use, before it starts."""
 
 import dataclasses
+import datetime
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +10,13 @@ import jax
 
 from ..core.errors import PanaxError, RecipeError
 from ..core.processes import first_text, is_first
+from ..core.target import target_of
 from ..mesh import MeshShape, Placement
 from ..plan.profile import HardwareProfile, kept_at
 from ..plan.walk import walk_step
 from ..preflight import Preflight, Use, findings_of, measure, uses_of
+from ..preflight.full import chip_name, full_check, markdown, refuse_several, result_file, write_result
+from ..preflight.report import figure_lines, finding_lines
 from ..train.compiled import CompiledStep
 from .automatic import Say
 from .experiment import Experiment
@@ -36,6 +40,8 @@ def check(
     places: Sequence[str] = (),
     save: str | Path | None = None,
     strict: bool = False,
+    full: bool = False,
+    output: str | Path | None = None,
     say: Say = lambda line: None,
 ) -> Preflight:
     """Measure each device, mesh axis, link, clock and disk, compare them with each other, and name what is odd.
@@ -49,18 +55,28 @@ def check(
         mesh: Without an experiment; by default all devices along `fsdp`.
         places: Further folders or stores to write to and read from.
         save: A file for the profile, in place of the cache.
-        strict: Raise where something is found.
+        strict: Raise where something is found, or a part of a full check fails.
+        full: Also run every kernel against its definition, a few steps on each kind of layout, a checkpoint and a benchmark, in
+            this one process, and write a page about all of it.
+        output: The new file for that page; by default a dated one in `benchmarks/results`, or here where there is none.
         say: Takes what is measured now, a line at a time.
 
     Returns:
         The same in every process: print it, or look at `findings` and `profile`.
 
     Raises:
-        CheckError: `strict`, and something was found.
+        CheckError: `strict`, and something was found or failed.
         PanaxError: The experiment or the mesh can't be used here.
     """
     if experiment is not None and mesh is not None:
         raise RecipeError("check takes an experiment, which has a mesh, or a mesh; give one of them")
+    if output is not None and not full:
+        raise RecipeError("output has no effect without full: only a full check writes a page; give --full too, or leave it out")
+    target, page = target_of(jax.local_devices()[0]), None
+    if full:
+        refuse_several()
+        # Before minutes of work: a file that is there is not written over.
+        page = result_file(output, datetime.datetime.now(datetime.UTC).date().isoformat(), target.platform, chip_name())
     uses: list[Use] | None = None
     if experiment is None:
         placement = Placement.create(mesh)
@@ -75,16 +91,23 @@ def check(
     profile, broken = measure(placement.mesh, uses, wanted, version, say)
     result = Preflight(profile, (*findings_of(profile), *broken))
     result = dataclasses.replace(result, kept=_keep(profile, save))
-    if strict and result.findings:
+    if page is not None:
+        found = full_check(version, say)
+        checked = [*figure_lines(profile), *finding_lines(result)]
+        write_result(page, markdown(found, checked))
+        result = dataclasses.replace(result, full=found, page=page)
+    if strict and not result.healthy:
         raise CheckError(said(result))
     return result
 
 
 def said(result: Preflight) -> str:
     """What a check has found, as one message."""
-    count = len(result.findings)
-    lines = [f"the check has {count} finding{'s' if count > 1 else ''}, and nothing was started:"]
-    return "\n".join([*lines, *(f"  {each}" for each in result.findings)])
+    count, failed = len(result.findings), result.full.failed if result.full else ()
+    parts = f", {len(failed)} part{'s' if len(failed) > 1 else ''} of the full check failed" if failed else ""
+    lines = [f"the check has {count} finding{'s' if count != 1 else ''}{parts}, and nothing was started:"]
+    lines += [f"  {each}" for each in result.findings]
+    return "\n".join([*lines, *(f"  {each.group}: {each.name}: {each.why.partition(chr(10))[0]}" for each in failed)])
 
 
 def profile_in(folder: str | Path) -> Path:

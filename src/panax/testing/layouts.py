@@ -1,7 +1,6 @@
 """The contract of layouts: a task trains on every mesh that it supports as it does on one device."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -39,7 +38,9 @@ class TaskReport:
     left_out: Mapping[str, str]
 
 
-class _Trained(NamedTuple):
+class Trained(NamedTuple):
+    """The parameters before and after a few steps, the first gradient, and the losses."""
+
     first: dict[str, np.ndarray]
     gradient: dict[str, np.ndarray]
     last: dict[str, np.ndarray]
@@ -71,25 +72,76 @@ def check_task(
         AssertionError: A layout trains otherwise, with the tensor and the distance; or no layout fits.
         LayoutError: A sum over devices is forgotten.
     """
-    batch = {name: np.asarray(leaf) for name, leaf in batch.items()}
-    axes = task.axes_of(axes or axes_of_rows(batch))
-    tolerance = _tolerance(task, batch, axes) if tolerance is None else tolerance
-    devices = len(jax.devices())
-    compiled = functools.partial(_compiled, task, axes)
-    alone = functools.cache(lambda count: _trained(compiled({}, None, count), batch))
+    comparison = LayoutComparison(task, batch, axes=axes, rules=rules, tolerance=tolerance)
+    devices = len(comparison.devices)
     compared: list[str] = []
     left_out: dict[str, str] = {}
     for sizes in _layouts(task, devices) if layouts is None else layouts:
-        name = " · ".join(f"{axis}={size}" for axis, size in sizes.items())
-        reason = _unfit(task, batch, axes, sizes, rules, devices)
+        reason = comparison.unfit(sizes)
         if reason is not None:
-            left_out[name] = reason
+            left_out[layout_name(sizes)] = reason
             continue
-        count = 2 if sizes.get("stage", 1) > 1 else 1
-        _compare(name, _trained(compiled(sizes, rules, count), batch), alone(count), tolerance)
-        compared.append(name)
+        comparison.compare(sizes)
+        compared.append(layout_name(sizes))
     assert compared, f"no layout fits the task and the batch on {devices} devices, so nothing was compared: {left_out}"
-    return TaskReport(tolerance, tuple(compared), left_out)
+    return TaskReport(comparison.tolerance, tuple(compared), left_out)
+
+
+class LayoutComparison:
+    """A task and a batch, whose training on one device is compared with that on several, a layout at a time.
+
+    Attributes:
+        tolerance: Relative, of a tensor's norm and of a loss.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        batch: Mapping[str, Any],
+        *,
+        axes: Mapping[str, Axes] | None = None,
+        rules: Rules | None = None,
+        tolerance: float | None = None,
+        devices: Sequence[Any] | None = None,
+    ) -> None:
+        """Arguments as `check_task`; `devices` are all of JAX's by default."""
+        self._task, self._rules = task, rules
+        self._batch = {name: np.asarray(leaf) for name, leaf in batch.items()}
+        self._axes = task.axes_of(axes or axes_of_rows(self._batch))
+        self.tolerance = _tolerance(task, self._batch, self._axes) if tolerance is None else tolerance
+        self.devices = tuple(jax.devices() if devices is None else devices)
+        self._alone: dict[int, Trained] = {}
+
+    def alone(self, micro_batches: int) -> "Trained":
+        """What a few steps on one device do, with so many micro-batches."""
+        if micro_batches not in self._alone:
+            self._alone[micro_batches] = _trained(self._compiled({}, None, micro_batches), self._batch)
+        return self._alone[micro_batches]
+
+    def unfit(self, sizes: Mapping[str, int]) -> str | None:
+        """Why a layout can't be, of what can be said without tracing; None where it can."""
+        return _unfit(self._task, self._batch, self._axes, sizes, self._rules, len(self.devices))
+
+    def compare(self, sizes: Mapping[str, int]) -> None:
+        """Train on a layout that fits.
+
+        Raises:
+            AssertionError: It trains otherwise than one device, with the tensor and the distance.
+            LayoutError: A sum over devices is forgotten.
+        """
+        count = 2 if sizes.get("stage", 1) > 1 else 1
+        trained = _trained(self._compiled(sizes, self._rules, count), self._batch)
+        _compare(layout_name(sizes), trained, self.alone(count), self.tolerance)
+
+    def _compiled(self, sizes: Mapping[str, int], rules: Rules | None, micro_batches: int) -> CompiledStep:
+        shape = MeshShape(**{axis: sizes.get(axis, 1) for axis in MESH_AXES})  # pyright: ignore[reportArgumentType]
+        placement = Placement.create(shape, rules, devices=self.devices[: math.prod(sizes.values())])
+        return CompiledStep(_program(self._task, micro_batches), placement, self._axes)
+
+
+def layout_name(sizes: Mapping[str, int]) -> str:
+    """The mesh axes of a layout with their sizes; empty for one device."""
+    return " · ".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
 def _layouts(task: Task, devices: int) -> Iterator[dict[str, int]]:
@@ -130,15 +182,7 @@ def _program(task: Task, micro_batches: int) -> Program:
     return Program.create(task, Optax(transformation=keeping), num_steps=STEPS, config=config)
 
 
-def _compiled(
-    task: Task, axes: Mapping[str, Axes], sizes: Mapping[str, int], rules: Rules | None, micro_batches: int
-) -> CompiledStep:
-    shape = MeshShape(**{axis: sizes.get(axis, 1) for axis in MESH_AXES})  # pyright: ignore[reportArgumentType]
-    placement = Placement.create(shape, rules, devices=jax.devices()[: math.prod(sizes.values())])
-    return CompiledStep(_program(task, micro_batches), placement, axes)
-
-
-def _trained(step: CompiledStep, batch: Mapping[str, np.ndarray]) -> _Trained:
+def _trained(step: CompiledStep, batch: Mapping[str, np.ndarray]) -> Trained:
     state, losses = step.init(0), []
     first, gradient, seconds = _host(state.params), {}, 0.0
     for number in range(STEPS):
@@ -147,14 +191,14 @@ def _trained(step: CompiledStep, batch: Mapping[str, np.ndarray]) -> _Trained:
         if number == 0:
             gradient, seconds = _host(state.optimizer_state["gradient"]), step.compile_seconds
     assert step.compile_seconds == seconds, "the second step compiled again; the state's shapes or shardings change"
-    return _Trained(first, gradient, _host(state.params), losses)
+    return Trained(first, gradient, _host(state.params), losses)
 
 
 def _host(tree: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(leaf) for name, leaf in named_leaves(tree).items()}
 
 
-def _compare(layout: str, many: _Trained, one: _Trained, tolerance: float) -> None:
+def _compare(layout: str, many: Trained, one: Trained, tolerance: float) -> None:
     for name, leaf in one.first.items():
         assert np.array_equal(many.first[name], leaf), (
             f"{layout}: the first {name} depends on the mesh; draw it by its name"

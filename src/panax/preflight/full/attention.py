@@ -1,0 +1,220 @@
+"""Kernels for attention, whole, in parts, over devices and of traced PyTorch models, against `reference_attention`."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from ...kernels import AttentionCase, Kernel, attention
+from ...kernels.attention_blockwise import blockwise_attention
+from ...kernels.attention_mask import MaskRule
+from ...kernels.attention_reference import reference_attention
+from ...kernels.product import MatmulCase
+from ...parallel.context import zigzag_order
+from ...parallel.context_choice import ContextCase
+from .comparing import defined, here, made_by, precise, refuse_beyond, worst_share
+from .parts import Figures, LeftOut
+from .sizes import Sizes
+
+NAMES = ("output", "gradient by q", "gradient by k", "gradient by v")
+BATCH, WAYS = 2, 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a case of attention differs in."""
+
+    causal: bool = True
+    window: int | None = None
+    soft_cap: float | None = None
+    packed: bool = False
+
+    @property
+    def static(self) -> dict[str, Any]:
+        return {"causal": self.causal, "window": self.window, "soft_cap": self.soft_cap}
+
+
+PLAIN = Options()
+VARIANTS = (PLAIN, Options(window=37, soft_cap=5.0, packed=True), Options(causal=False))
+
+
+def check_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
+    """A kernel for "attention"."""
+
+    def case(options: Options) -> AttentionCase:
+        return AttentionCase(
+            batch=BATCH, query_seq=sizes.positions, key_seq=sizes.positions, heads=sizes.heads, kv_heads=sizes.heads // 4,
+            head_dim=sizes.head_dim, dtype=dtype, packed=options.packed, **options.static,
+        )  # fmt: skip
+
+    target = here()
+    run = functools.partial(attention, target=target, implementation=kernel.name)
+
+    def attend(options: Options) -> Callable[..., Any]:
+        return lambda q, k, v, segments: run(q, k, v, segments=segments, **options.static)
+
+    return _compared(kernel, dtype, sizes, [case(each) for each in VARIANTS], VARIANTS, attend, {})
+
+
+def check_partial_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
+    """A kernel for "partial attention", in `blockwise_attention`."""
+    cases = [MatmulCase(dtype=dtype, large=True, local=True)] * len(VARIANTS)
+
+    def attend(options: Options) -> Callable[..., Any]:
+        return functools.partial(
+            blockwise_attention,
+            mask=MaskRule(causal=options.causal, window=options.window),
+            soft_cap=options.soft_cap,
+            scale=_scale(sizes),
+            target=here(),
+        )
+
+    return _compared(kernel, dtype, sizes, cases, VARIANTS, attend, {kernel.work: kernel.name})
+
+
+def check_adapted_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
+    """A kernel for "adapted attention": its halves, one after the other."""
+    from ...adapters.torch.lowering.attention import AdaptedCase
+
+    variants = (PLAIN, Options(causal=False))
+    case = AdaptedCase(MatmulCase(dtype=dtype, large=True, local=True), masked=False)
+
+    def halves(options: Options, q: Any, k: Any, v: Any, d_out: Any) -> tuple[Any, ...]:
+        q, k, v, d_out = (x.swapaxes(1, 2) for x in (q, k, v, d_out))
+        scale = _scale(sizes)
+        out, normaliser = kernel.run.forward(q, k, v, options.causal, None, scale)
+        gradients = kernel.run.backward(d_out, q, k, v, out, normaliser, options.causal, None, scale)
+        return tuple(x.swapaxes(1, 2) for x in (out, *gradients))
+
+    def whole(options: Options) -> Callable[..., Any]:
+        return lambda q, k, v, d_out, segments: halves(options, q, k, v, d_out)
+
+    return _compared(kernel, dtype, sizes, [case] * len(variants), variants, whole, {}, with_gradients=False)
+
+
+def check_context_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
+    """A kernel for "context attention": rows split over two devices."""
+    devices = jax.local_devices()[:WAYS]
+    if len(devices) < WAYS:
+        raise LeftOut(f"it takes {WAYS} devices, and there is 1")
+    # As many key-value heads as devices, or there is nothing to exchange.
+    kv_heads = max(sizes.heads // 4, WAYS)
+    case = ContextCase(heads=sizes.heads, kv_heads=kv_heads, axis_size=WAYS)
+    target = dataclasses.replace(here(), devices=WAYS)
+    refuse_beyond(kernel, [case], target)
+    mesh = jax.make_mesh((WAYS,), ("context",), axis_types=(AxisType.Auto,), devices=devices)
+    options = VARIANTS[1]
+    arrays = inputs(sizes, dtype, kv_heads)
+    segments = documents(sizes.positions)
+    order = zigzag_order(sizes.positions, WAYS)
+
+    def on_device(q: Any, k: Any, v: Any, d_out: Any, segments: Any) -> tuple[Any, ...]:
+        axis = {"axis_name": "context", "axis_size": WAYS, "order": "zigzag"}
+        attend = lambda q, k, v: kernel.run(q, k, v, segments, **axis, target=target, **options.static)  # noqa: E731
+        out, pull = jax.vjp(attend, q, k, v)
+        return out, *pull(d_out)
+
+    rows = P(None, "context")
+    split = jax.shard_map(on_device, mesh=mesh, in_specs=(rows,) * 5, out_specs=(rows,) * 4, check_vma=False)
+    with precise(dtype):
+        found = jax.jit(split)(*(np.asarray(x)[:, order] for x in (*arrays, segments)))
+    found = [np.asarray(x.astype(jnp.float32))[:, np.argsort(order)] for x in found]
+    wanted = _definition(options, arrays, segments, sizes)
+    share = worst_share(NAMES, found, wanted, _allowed(wanted, dtype, sizes))
+    return {"of the allowed error": f"{share:.0%}", "devices": str(WAYS)}
+
+
+def inputs(sizes: Sizes, dtype: str, kv_heads: int | None = None) -> tuple[np.ndarray, ...]:
+    """q, k, v and the cotangent of the output."""
+    generator = np.random.default_rng(0)
+    heads = sizes.heads, kv_heads or sizes.heads // 4, kv_heads or sizes.heads // 4, sizes.heads
+    shapes = [(BATCH, sizes.positions, number, sizes.head_dim) for number in heads]
+    return tuple(generator.normal(size=shape).astype(np.float32).astype(jnp.dtype(dtype)) for shape in shapes)
+
+
+def documents(positions: int) -> np.ndarray:
+    """Two packed rows; the first ends in padding, the second has some inside."""
+    first = [1] * (positions // 2 + 3) + [2] * (positions - positions // 2 - 3 - 5) + [0] * 5
+    second = [1] * 9 + [0] * 2 + [3] * (positions - 11)
+    return np.asarray([first, second], np.int32)
+
+
+def _compared(
+    kernel: Kernel,
+    dtype: str,
+    sizes: Sizes,
+    cases: Sequence[Any],
+    variants: Sequence[Options],
+    attend: Callable[[Options], Callable[..., Any]],
+    named: dict[str, str],
+    *,
+    with_gradients: bool = True,
+) -> Figures:
+    """Compare each variant that the kernel can do with its definition.
+
+    Args:
+        attend: Gives a function of q, k, v and segments; without `with_gradients` also of the cotangent, before the segments, and
+            it returns the gradients too.
+        named: As for `made_by`.
+    """
+    able = refuse_beyond(kernel, cases, here())
+    worst, figures = 0.0, {}
+    for number in able:
+        options = variants[number]
+        arrays = inputs(sizes, dtype)
+        segments = documents(sizes.positions) if options.packed else None
+        function = attend(options)
+
+        def run(q: Any, k: Any, v: Any, d_out: Any, *segments: Any, function: Callable[..., Any] = function) -> Any:
+            held = segments[0] if segments else None
+            if not with_gradients:
+                return function(q, k, v, d_out, held)
+            out, pull = jax.vjp(lambda q, k, v: function(q, k, v, held), q, k, v)
+            return out, *pull(d_out)
+
+        given = (*arrays, segments) if segments is not None else arrays
+        found, made = made_by(kernel, run, given, dtype, named=named)
+        wanted = _definition(options, arrays, segments, sizes)
+        worst = max(worst, worst_share(NAMES, found, wanted, _allowed(wanted, dtype, sizes)))
+        # The first one that it can do is the plain one, whose time is comparable.
+        figures = figures or made
+    return {"of the allowed error": f"{worst:.0%}", "cases": f"{len(able)} of {len(variants)}", **figures}
+
+
+def _definition(
+    options: Options, arrays: Sequence[np.ndarray], segments: np.ndarray | None, sizes: Sizes
+) -> tuple[np.ndarray, ...]:
+    """The output and gradients by `reference_attention`, in float32 for the same rounded inputs."""
+
+    @jax.jit
+    def run(q: Any, k: Any, v: Any, d_out: Any) -> tuple[Any, ...]:
+        mask = MaskRule(causal=options.causal, window=options.window)
+        held = None if segments is None else jnp.asarray(segments)
+        fixed = {"mask": mask, "soft_cap": options.soft_cap, "scale": _scale(sizes)}
+        out, pull = jax.vjp(lambda q, k, v: reference_attention(q, k, v, held, **fixed), q, k, v)
+        return out, *pull(d_out)
+
+    with defined():
+        return tuple(np.asarray(x) for x in run(*(np.asarray(x, np.float32) for x in arrays)))
+
+
+def _allowed(wanted: Sequence[np.ndarray], dtype: str, sizes: Sizes) -> list[float]:
+    """What rounding may make of an entry: a sum of n products of rounded factors, each off by four roundings of the largest.
+
+    Independent errors grow as the root of n: positions times the heads of a group. In 16 bits sums are kept in float32, so that
+    the four roundings remain.
+    """
+    terms = sizes.positions * max(4, sizes.heads // WAYS)
+    units = 4 * math.sqrt(terms) if dtype == "float32" else 4
+    return [units * float(jnp.finfo(dtype).eps) * float(np.abs(each).max()) for each in wanted]
+
+
+def _scale(sizes: Sizes) -> float:
+    return 1 / math.sqrt(sizes.head_dim)

@@ -1,0 +1,140 @@
+"""How a kernel's numbers are made on the device, and compared with those of its definition."""
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...core.target import Target, target_of
+from ...kernels import Kernel, use_kernels
+from ...plan.report import duration
+from .parts import Differs, Figures, LeftOut
+
+CUSTOM = frozenset({"cudnn", "pallas", "triton", "megablox", "c", "mkl"})
+"""Panax's kernels that are custom calls in a compiled program: without one, something else would have run."""
+
+PARTITIONING = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement")
+"""Custom calls that are marks for XLA."""
+
+REPEATS = 3
+
+
+def here() -> Target:
+    """The target of the device that the parts run on."""
+    return target_of(jax.local_devices()[0])
+
+
+@contextlib.contextmanager
+def defined() -> Iterator[None]:
+    """Compute a definition: on the host's processor where JAX has it, with whole products."""
+    try:
+        device = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        # JAX_PLATFORMS names the accelerator alone.
+        device = jax.local_devices()[0]
+    with jax.default_device(device), jax.default_matmul_precision("highest"):
+        yield
+
+
+def precise(dtype: str) -> contextlib.AbstractContextManager[Any]:
+    """Multiply float32 operands with whole products, where a device would shorten them by default."""
+    return jax.default_matmul_precision("highest") if dtype == "float32" else contextlib.nullcontext()
+
+
+def made_by(
+    kernel: Kernel,
+    function: Callable[..., Any],
+    arrays: Sequence[Any],
+    dtype: str,
+    *,
+    named: Mapping[str, str] | None = None,
+) -> tuple[tuple[np.ndarray, ...], Figures]:
+    """Compile and run a function for the first device, and see that it ran the kernel there.
+
+    Float32 operands are multiplied with whole products, so that rounding alone can make a difference.
+
+    Args:
+        dtype: Of the operands.
+        named: Kinds of work that the kernel is named for while the function is traced.
+
+    Returns:
+        The outputs in float32 or wider, and how long a run takes.
+
+    Raises:
+        Differs: Another kernel ran, or another device.
+    """
+    device, names = jax.local_devices()[0], named or {}
+    arrays = [jax.device_put(each, device) for each in arrays]
+    with precise(dtype), use_kernels(names) as taken:
+        compiled = jax.jit(function).lower(*arrays).compile()
+    for work in names:
+        noted = [line for line, of in taken.items() if of == work]
+        if not any(f"runs {kernel.name!r}" in line for line in noted):
+            raise Differs(f"{work} was to run {kernel.name!r}; what was traced ran {'; '.join(noted) or 'none of it'}")
+    calls = sorted({*re.findall(r'custom_call_target="([^"]+)"', compiled.as_text())} - {*PARTITIONING})
+    if kernel.name in CUSTOM and kernel.platforms and not calls:
+        raise Differs(f"{kernel.name!r} was named, and the compiled program has no custom call: something else would run")
+    outputs = jax.block_until_ready(compiled(*arrays))
+    for each in jax.tree.leaves(outputs):
+        if {other.platform for other in each.devices()} != {device.platform}:
+            raise Differs(f"the result is on {each.devices()}, expected {device}")
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(*arrays))
+        times.append(time.perf_counter() - start)
+    wide = tuple(np.asarray(each.astype(jnp.float32)) for each in jax.tree.leaves(outputs))
+    figures = {"run": duration(min(times))}
+    if kernel.platforms and calls:
+        figures["calls"] = ", ".join(calls)
+    return wide, figures
+
+
+def worst_share(
+    names: Sequence[str],
+    found: Sequence[np.ndarray],
+    wanted: Sequence[np.ndarray],
+    allowed: Sequence[Any],
+) -> float:
+    """The largest distance from the definition as a share of what is allowed.
+
+    Args:
+        allowed: For each array, a number or an array of its shape.
+
+    Raises:
+        Differs: It is above 1, or not finite; the message names the array.
+    """
+    worst = 0.0
+    for name, left, right, most in zip(names, found, wanted, allowed, strict=True):
+        if left.shape != right.shape:
+            raise Differs(f"{name} has shape {left.shape}; its definition has {right.shape}")
+        distance = np.abs(np.asarray(left, np.float64) - np.asarray(right, np.float64))
+        share = distance / np.maximum(np.asarray(most, np.float64), np.finfo(np.float64).tiny)
+        largest = float(share.max(initial=0.0))
+        if not largest <= 1.0:
+            bad = int((~(share <= 1.0)).sum())
+            raise Differs(
+                f"{name} is {float(distance.max()):.3g} from its definition, {largest:.3g} times what rounding may make, in "
+                f"{bad:,} of {distance.size:,} entries"
+            )
+        worst = max(worst, largest)
+    return worst
+
+
+def refuse_beyond(kernel: Kernel, cases: Sequence[Any], target: Target) -> list[int]:
+    """The numbers of the cases that a kernel can do.
+
+    Raises:
+        LeftOut: It can do none of them, or something that it needs is missing here; the message says what.
+    """
+    if missing := kernel.missing():
+        raise LeftOut(missing)
+    limits = [kernel.limit(case, target) for case in cases]
+    if all(limits):
+        raise LeftOut("; ".join(dict.fromkeys(str(limit) for limit in limits)))
+    return [number for number, limit in enumerate(limits) if not limit]

@@ -1,0 +1,182 @@
+"""A part for every kernel of every kind of work that the registry has for the device that is here, in each dtype."""
+
+import functools
+import importlib.util
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ...kernels import Kernel, kernels_of
+from ...kernels.grouped import GroupedCase, Groups, aligned_rows, choose_tile
+from ...kernels.product import MatmulCase, product, sum_of_rows
+from ...kernels.registry import works
+from .attention import check_adapted_attention, check_attention, check_context_attention, check_partial_attention
+from .comparing import here, made_by, refuse_beyond, worst_share
+from .parts import Case, Figures, LeftOut
+from .scanned import others
+from .sizes import Sizes
+
+DTYPES = ("float32", "bfloat16")
+
+Check = Callable[[Kernel, str, Sizes], Figures]
+
+_ROUNDING = 2.0**-23
+
+
+def kernel_cases(sizes: Sizes) -> list[Case]:
+    """One part for each kernel of each kind of work on this platform and each dtype; what is for other platforms is not named."""
+    found = []
+    with_torch = _load_adapted()
+    for work in works():
+        check = CHECKS.get(work, _undefined)
+        for kernel in kernels_of(work, here()):
+            for dtype in DTYPES:
+                run = functools.partial(check, kernel, dtype, sizes)
+                found.append(Case("kernel", f"{work}, {kernel.name}, {dtype}", run))
+    if not with_torch:
+        found.append(Case("kernel", "adapted attention", _without_torch))
+    return [*found, *others(sizes)]
+
+
+def _load_adapted() -> bool:
+    """Register the kernels of traced PyTorch models, where there is PyTorch."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    importlib.import_module("panax.adapters.torch.lowering.attention")
+    return True
+
+
+def _without_torch() -> Figures:
+    raise LeftOut("PyTorch is not installed (the extra `torch`), and its kernels are for traced PyTorch models")
+
+
+def _undefined(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
+    raise LeftOut(f"no definition of {kernel.work!r} is known here to compare it with")
+
+
+def check_grouped(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
+    """A kernel for "grouped matmul": rows times their groups' matrices, those transposed, and the sums over rows."""
+    target, count, width = here(), 8, sizes.width
+    # A group without rows, one of a single row, one that has most of them.
+    shares = [0, 1, sizes.rows // 2, sizes.rows // 16, 3, sizes.rows // 8]
+    counts = [*shares, sizes.rows // 16, sizes.rows - sum(shares) - sizes.rows // 16]
+    tile = choose_tile(target, rows=sizes.rows, groups=count)
+    refuse_beyond(kernel, [GroupedCase(tile=tile, dtype=dtype)], target)
+    total = aligned_rows(sizes.rows, count, tile)
+    numbers = np.asarray(counts, np.int32)
+    starts = np.concatenate([[0], np.cumsum(-(-numbers // tile) * tile)])[:-1]
+    generator = np.random.default_rng(0)
+    x, y = (_zeroed(generator, total, width, starts, numbers) for _ in range(2))
+    x, y, w = (_rounded(each, dtype) for each in (x, y, generator.normal(size=(count, width, width))))
+
+    def run(x: Any, y: Any, w: Any, numbers: Any) -> tuple[Any, ...]:
+        groups = Groups(sizes=numbers, rows=total, tile=tile)
+        forward = kernel.run.product(x, w, groups, transposed=False, out_dtype=jnp.float32)
+        back = kernel.run.product(y, w, groups, transposed=True, out_dtype=jnp.float32)
+        # The rows of unused tiles are anything.
+        used = (jnp.arange(total) < groups.used_tiles * tile)[:, None]
+        outer = kernel.run.outer(x, y, groups, out_dtype=jnp.float32)
+        return jnp.where(used, forward, 0.0), jnp.where(used, back, 0.0), outer
+
+    found, figures = made_by(kernel, run, (x, y, w, numbers), dtype)
+    wide = [np.zeros((total, width)), np.zeros((total, width)), np.zeros((count, width, width))]
+    sums = [np.zeros_like(each) for each in wide]
+    x, y, w = (np.asarray(each, np.float64) for each in (x, y, w))
+    for group, (start, size) in enumerate(zip(starts, numbers)):
+        rows = slice(start, start + size)
+        for into, left, right, matrix in ((wide, x, y, w), (sums, np.abs(x), np.abs(y), np.abs(w))):
+            into[0][rows] = left[rows] @ matrix[group]
+            into[1][rows] = right[rows] @ matrix[group].T
+            into[2][group] = left[rows].T @ right[rows]
+    terms = (width, width, sizes.rows)
+    allowed = [_allowed(each, number) for each, number in zip(sums, terms)]
+    share = worst_share(("product", "transposed product", "sum over rows"), found, wide, allowed)
+    return {"of the allowed error": f"{share:.0%}", "rows": f"{sizes.rows} in tiles of {tile}", **figures}
+
+
+def check_matmul(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
+    """A kernel for "matmul": two matrices, each as it is and transposed."""
+    refuse_beyond(kernel, [MatmulCase(dtype=dtype, large=True, local=True)], here())
+    generator = np.random.default_rng(0)
+    a = _rounded(generator.normal(size=(sizes.rows, sizes.width)), dtype)
+    b = _rounded(generator.normal(size=(sizes.width, sizes.rows // 2)), dtype)
+
+    def run(a: Any, b: Any) -> tuple[Any, ...]:
+        found = []
+        for turned in ((False, False), (False, True), (True, False), (True, True)):
+            left, right = a.T if turned[0] else a, b.T if turned[1] else b
+            if kernel.run is None:  # XLA's own
+                letters = f"{'ba' if turned[0] else 'ab'},{'cb' if turned[1] else 'bc'}->ac"
+                found.append(product(letters, left, right, jnp.float32))
+            else:
+                found.append(kernel.run(left, right, turned))
+        return tuple(found)
+
+    found, figures = made_by(kernel, run, (a, b), dtype, named=_named(kernel))
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    allowed = _allowed(np.abs(a) @ np.abs(b), sizes.width)
+    names = ("product", "of b transposed", "of a transposed", "of both transposed")
+    share = worst_share(names, found, [a @ b] * 4, [allowed] * 4)
+    return {"of the allowed error": f"{share:.0%}", **figures}
+
+
+def check_row_sums(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
+    """A kernel for "row sums"."""
+    refuse_beyond(kernel, [MatmulCase(dtype=dtype, large=True, local=True)], here())
+    x = _rounded(np.random.default_rng(0).normal(size=(sizes.rows, sizes.width)), dtype)
+    found, figures = made_by(kernel, kernel.run or sum_of_rows, (x,), dtype, named=_named(kernel))
+    wide = np.asarray(x, np.float64)
+    share = worst_share(("sum",), found, [wide.sum(0)], [_allowed(np.abs(wide).sum(0), sizes.rows)])
+    return {"of the allowed error": f"{share:.0%}", **figures}
+
+
+def check_wall(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
+    """A kernel for "wall": what goes in comes out, bit by bit."""
+    if kernel.run is None:
+        raise LeftOut("XLA's own is nothing at all, so that there is nothing to run")
+    refuse_beyond(kernel, [MatmulCase(dtype=dtype, large=True, local=True)], here())
+    x = _rounded(np.random.default_rng(0).normal(size=(sizes.rows, sizes.width)), dtype)
+    found, figures = made_by(kernel, kernel.run, (x,), dtype)
+    worst_share(("value",), found, [np.asarray(x, np.float32)], [0.0])
+    return {"of the allowed error": "bitwise", **figures}
+
+
+CHECKS: dict[str, Check] = {
+    "attention": check_attention,
+    "partial attention": check_partial_attention,
+    "context attention": check_context_attention,
+    "adapted attention": check_adapted_attention,
+    "grouped matmul": check_grouped,
+    "matmul": check_matmul,
+    "row sums": check_row_sums,
+    "wall": check_wall,
+}
+"""Kind of work to what compares one of its kernels with its definition."""
+
+
+def _named(kernel: Kernel) -> dict[str, str]:
+    """What names a kernel that is no function, which is XLA's own: else timing might have found another one faster."""
+    return {kernel.work: kernel.name} if kernel.run is None else {}
+
+
+def _allowed(magnitudes: np.ndarray, terms: int) -> np.ndarray:
+    """What rounding in float32 may make of sums of so many terms, from the sums of the terms' magnitudes.
+
+    Products of 8-bit mantissas are exact in float32, so that it is the same for operands in bfloat16.
+    """
+    return magnitudes * _ROUNDING * (2 + math.sqrt(terms))
+
+
+def _rounded(x: np.ndarray, dtype: str) -> np.ndarray:
+    return x.astype(np.float32).astype(jnp.dtype(dtype))
+
+
+def _zeroed(generator: Any, total: int, width: int, starts: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Random rows where groups have some, zeros in the gaps after them."""
+    rows = np.zeros((total, width), np.float32)
+    for start, size in zip(starts, numbers):
+        rows[start : start + size] = generator.normal(size=(size, width))
+    return rows

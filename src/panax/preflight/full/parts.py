@@ -1,0 +1,113 @@
+"""What a full check is made of: parts that pass, fail or are left out, each with its reason and figures."""
+
+import dataclasses
+import enum
+import time
+from collections.abc import Callable, Mapping
+
+Figures = Mapping[str, str]
+"""Name to a value with its unit."""
+
+MOST_CHARACTERS = 4000
+"""Of an error that is kept: a compiler's may be a whole program."""
+
+
+class Outcome(enum.Enum):
+    """How a part ended; the value is what a person reads."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    LEFT_OUT = "left out"
+
+
+class LeftOut(Exception):
+    """A part can't be run here; the message says why."""
+
+
+class Differs(Exception):
+    """Something ran, and gave other numbers than its definition."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One part, before it runs.
+
+    Attributes:
+        group: "kernel", "layout", "checkpoint" or "benchmark".
+        run: Returns the figures; raises LeftOut, or whatever goes wrong.
+    """
+
+    group: str
+    name: str
+    run: Callable[[], Figures]
+
+    def __str__(self) -> str:
+        return f"{self.group}: {self.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One part, after it ran.
+
+    Attributes:
+        why: The error of a part that failed, or the reason why it was left out; else empty.
+        seconds: That it took, compilation included.
+    """
+
+    group: str
+    name: str
+    outcome: Outcome
+    why: str
+    figures: Figures
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class FullCheck:
+    """All parts of one full check.
+
+    Attributes:
+        day: YYYY-MM-DD, when it began.
+        platform: JAX's name of it: "cpu", "gpu", "tpu" or a plug-in's.
+        chip: What the device is called.
+        facts: What it ran on and with: name to value.
+        seconds: That all of it took.
+    """
+
+    day: str
+    platform: str
+    chip: str
+    facts: Mapping[str, str]
+    parts: tuple[Part, ...]
+    seconds: float
+
+    @property
+    def failed(self) -> tuple[Part, ...]:
+        return tuple(part for part in self.parts if part.outcome is Outcome.FAILED)
+
+    def count(self, outcome: Outcome) -> int:
+        return sum(part.outcome is outcome for part in self.parts)
+
+    def said(self) -> str:
+        """How many parts passed, failed and were left out, in words."""
+        return ", ".join(f"{self.count(each)} {each.value}" for each in Outcome)
+
+
+def run_case(case: Case) -> Part:
+    """Run a part; an error is kept as its result, so that the other parts go on."""
+    start = time.perf_counter()
+    figures: Figures = {}
+    outcome, why = Outcome.PASSED, ""
+    try:
+        figures = case.run()
+    except LeftOut as reason:
+        outcome, why = Outcome.LEFT_OUT, str(reason)
+    except Exception as error:
+        outcome, why = Outcome.FAILED, _said(error)
+    return Part(case.group, case.name, outcome, why, figures, time.perf_counter() - start)
+
+
+def _said(error: Exception) -> str:
+    text = str(error).strip() or "without a message"
+    said = text if isinstance(error, Differs) else f"{type(error).__name__}: {text}"
+    return said if len(said) <= MOST_CHARACTERS else f"{said[:MOST_CHARACTERS]} [...]"

@@ -1,0 +1,91 @@
+"""All parts of a full check, one after the other, on the devices of this process."""
+
+import datetime
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from ...core.errors import RecipeError
+from ...core.processor import processor
+from ...core.target import target_of
+from ..versions import versions_here
+from .kernels import kernel_cases
+from .layouts import layout_cases
+from .parts import Case, FullCheck, run_case
+from .sizes import Sizes, sizes_for
+from .training import training_cases
+
+Say = Callable[[str], None]
+
+
+def cases(sizes: Sizes | None = None, folder: Path = Path()) -> list[Case]:
+    """All parts for the device that is here.
+
+    Args:
+        sizes: By default those for its platform.
+        folder: Where the checkpoint is written and removed.
+    """
+    sizes = sizes or sizes_for(jax.local_devices()[0].platform)
+    return [*kernel_cases(sizes), *layout_cases(), *training_cases(sizes, folder)]
+
+
+def full_check(
+    version: str,
+    say: Say = lambda line: None,
+    *,
+    sizes: Sizes | None = None,
+    folder: Path = Path(),
+    only: Callable[[Case], bool] = lambda case: True,
+) -> FullCheck:
+    """Run every part; one that fails is kept with its error, and the others go on.
+
+    Args:
+        version: Panax's.
+        say: Takes what runs now, a line at a time.
+        only: Which parts to run.
+
+    Raises:
+        RecipeError: There are several processes; each part is of one.
+    """
+    refuse_several()
+    start, day = time.perf_counter(), datetime.datetime.now(datetime.UTC).date().isoformat()
+    device, found = jax.local_devices()[0], []
+    chosen = [each for each in cases(sizes, folder) if only(each)]
+    for number, case in enumerate(chosen):
+        say(f"{case} ({number + 1} of {len(chosen)})")
+        found.append(run_case(case))
+    facts = {"devices": f"{jax.local_device_count()} x {device.device_kind}", **versions_here(version, device)}
+    return FullCheck(
+        day=day,
+        platform=target_of(device).platform,
+        chip=chip_name(),
+        facts=facts,
+        parts=tuple(found),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def refuse_several() -> None:
+    """See that this process is alone.
+
+    Raises:
+        RecipeError: It is one of several.
+    """
+    if jax.process_count() > 1:
+        raise RecipeError(
+            f"--full runs in one process, and this job has {jax.process_count()}; run `panax check --full` alone on a host of "
+            f"each kind"
+        )
+
+
+def chip_name() -> str:
+    """The chip as a part of a file's name: its architecture, or what a CPU calls itself."""
+    device = jax.local_devices()[0]
+    name = target_of(device).architecture
+    if not name:
+        name = processor().partition(";")[0] if device.platform == "cpu" else device.device_kind
+    words = re.sub(r"\((r|tm|c)\)|\bcpu\b|\bprocessor\b|@.*", " ", name.lower())
+    return "-".join(re.findall(r"[a-z0-9.]+", words))[:40] or "unknown"

@@ -1,0 +1,222 @@
+"""A checkpoint from device memory, and a benchmark of as many layers as fit, with AdamW on the devices that are here."""
+
+import dataclasses
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...checkpoint import CheckpointConfig, Checkpointer, restore
+from ...core import named_leaves
+from ...data.source import TEXT_AXES, TEXT_LEAVES
+from ...mesh import MeshShape, Placement
+from ...metrics.throughput import measure_product, peak_of
+from ...models import DecoderConfig, DecoderTask
+from ...optim import AdamW, Schedule
+from ...plan.report import duration
+from ...plan.walk import walk_step
+from ...train import CompiledStep, Program
+from ..devices import measured_devices
+from ..judging import flop_rate, rate
+from .parts import Case, Differs, Figures, LeftOut
+from .sizes import Sizes
+
+DTYPE = "bfloat16"
+"""Of the benchmark's activations on accelerators; parameters and moments are float32."""
+
+LEAST_KEPT = 0.85
+"""Where the layers that should fit do not, this share of them is tried next."""
+
+
+def training_cases(sizes: Sizes, folder: Path) -> list[Case]:
+    """The checkpoint, written to a folder below this one that is removed again, and the benchmark."""
+    return [
+        Case("checkpoint", "save, train on, restore", lambda: check_checkpoint(sizes, folder)),
+        Case("benchmark", sizes.trained_as, lambda: benchmark(sizes)),
+    ]
+
+
+def check_checkpoint(sizes: Sizes, folder: Path) -> Figures:
+    """Save a state while it is on the devices, take a step, and restore: bitwise what it was.
+
+    Raises:
+        Differs: A leaf is another one than was saved.
+    """
+    step, batch = _step(sizes.saved, "float32", 2, 64, steps=2)
+    state, _ = step(step.init(0), step.put(batch))
+    wanted = _words(state)
+    size = sum(leaf.nbytes for leaf in wanted.values())
+    free = shutil.disk_usage(folder).free
+    if free < 2 * size:
+        raise LeftOut(f"the state takes {size / 2**20:,.0f} MiB, and {folder} has {free / 2**20:,.0f} MiB free")
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
+    with tempfile.TemporaryDirectory(prefix="panax-check-", dir=folder) as place:
+        checkpointer = Checkpointer(place, CheckpointConfig(retries=0), say=lambda line: None)
+        checkpointer.prepare(state)
+        start = time.perf_counter()
+        checkpointer.save(state, 1, {})
+        copied = time.perf_counter() - start
+        # The arrays that were saved are donated: what is written must not depend on them.
+        state, _ = step(state, step.put(batch))
+        jax.block_until_ready(state)
+        checkpointer.finish()
+        written = time.perf_counter() - start
+        start = time.perf_counter()
+        again = jax.block_until_ready(restore(checkpointer.open(1), abstract, step.shardings))
+        read = time.perf_counter() - start
+    found = _words(again)
+    odd = [name for name, leaf in wanted.items() if not np.array_equal(leaf, found[name])]
+    if odd:
+        raise Differs(f"{len(odd)} of {len(wanted)} arrays are not bitwise what was saved, such as {odd[0]}")
+    return {
+        "size": f"{size / 2**20:,.0f} MiB",
+        "copied to the host": f"{duration(copied)} ({rate(size / copied)})",
+        "written": f"{duration(written)} ({rate(size / written)})",
+        "restored": f"{duration(read)} ({rate(size / read)})",
+    }
+
+
+def benchmark(sizes: Sizes) -> Figures:
+    """Train as many layers as fit, and time steps.
+
+    Raises:
+        LeftOut: Not one layer fits.
+        Differs: The loss is not finite, or does not fall on one batch.
+    """
+    devices = measured_devices()
+    dtype = "float32" if devices[0].platform == "cpu" else DTYPE
+    rows = sizes.rows_per_device * len(devices)
+    free = _free_bytes(devices[0], sizes.memory_share)
+    layers = largest(sizes.trained.num_layers, lambda count: _needed(_cut(sizes, count), dtype, rows, sizes) <= free)
+    if sizes.seconds is not None:
+        layers = min(layers, _in_time(sizes, dtype, rows))
+    if layers == 0:
+        raise LeftOut(f"one layer of {sizes.trained_as} does not fit into {free / 2**30:.1f} GiB")
+    planned = layers
+    while True:
+        try:
+            return _timed(_cut(sizes, layers), dtype, rows, sizes, planned)
+        except RuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error) or layers == 1:
+                raise
+            layers = max(1, min(layers - 1, int(LEAST_KEPT * layers)))
+
+
+def largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that fits, where all below it do; 0 where none does.
+
+    >>> largest(32, lambda count: count <= 11), largest(4, lambda count: True), largest(4, lambda count: False)
+    (11, 4, 0)
+    """
+    low, high = 0, most + 1
+    if fits(most):
+        return most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _timed(model: DecoderConfig, dtype: str, rows: int, sizes: Sizes, planned: int) -> Figures:
+    devices = measured_devices()
+    step, batch = _step(model, dtype, rows, sizes.tokens, steps=sizes.steps + 2)
+    sent = step.put(batch)
+    state, losses, seconds = step.init(0), [], []
+    for _ in range(sizes.steps + 2):
+        start = time.perf_counter()
+        state, scalars = step(state, sent)
+        losses.append(float(scalars["loss"]))
+        jax.block_until_ready(state)
+        seconds.append(time.perf_counter() - start)
+    if not all(np.isfinite(losses)) or not losses[-1] < losses[0]:
+        raise Differs(f"the losses on one batch are {losses}; expected finite ones that fall")
+    # The first one compiles, the second one warms up.
+    median = float(np.median(seconds[2:]))
+    tokens = rows * sizes.tokens
+    flops = DecoderTask(model=model).flops_per_token(sizes.tokens) * tokens
+    peak = peak_of(devices, dtype)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(step.program.abstract.params))
+    figures = {
+        "layers": f"{model.num_layers} of {sizes.trained.num_layers}",
+        "parameters": f"{parameters / 1e6:,.0f} million",
+        "batch": f"{rows} rows of {sizes.tokens} tokens, {dtype}, remat full",
+        "step": f"{duration(median)} (median of {sizes.steps}; {duration(min(seconds[2:]))} to {duration(max(seconds[2:]))})",
+        "tokens": f"{tokens / median:,.0f} a second",
+        "rate": flop_rate(flops / median),
+        "MFU": f"{flops / median / peak.flops_per_second:.1%} of {peak.source}",
+        "loss": f"{losses[0]:.3f} -> {losses[-1]:.3f}",
+        "compiled in": duration(step.compile_seconds),
+    }
+    used = [stats.get("peak_bytes_in_use", 0) for each in devices if (stats := each.memory_stats())]
+    if any(used):
+        figures["peak memory since the start"] = f"{max(used) / 2**30:.1f} GiB"
+    figures["planned memory"] = f"{_needed(model, dtype, rows, sizes) / 2**30:.2f} GiB on each device"
+    if planned != model.num_layers:
+        figures["note"] = f"{planned} layers were planned, and did not fit"
+    return figures
+
+
+def _cut(sizes: Sizes, layers: int) -> DecoderConfig:
+    return dataclasses.replace(sizes.trained, num_layers=layers)
+
+
+def _needed(model: DecoderConfig, dtype: str, rows: int, sizes: Sizes) -> int:
+    """Bytes of a step on each device, read from its trace."""
+    step, batch = _step(model, dtype, rows, sizes.tokens, steps=1)
+    return walk_step(step, batch).memory
+
+
+def _in_time(sizes: Sizes, dtype: str, rows: int) -> int:
+    """How many layers' steps take the seconds that there are, at half the rate of matrix multiplications; at least 1."""
+    assert sizes.seconds is not None
+    affordable = sizes.seconds * measure_product(dtype) / 2
+    tokens = rows * sizes.tokens * (sizes.steps + 2)
+
+    def fits(count: int) -> bool:
+        # A third more for what is computed again.
+        return 4 / 3 * tokens * DecoderTask(model=_cut(sizes, count)).flops_per_token(sizes.tokens) <= affordable
+
+    return max(1, largest(sizes.trained.num_layers, fits))
+
+
+def _free_bytes(device: Any, share: float) -> float:
+    """Of a device's memory; of the host's, shared by all, where it has none that tells."""
+    stats = device.memory_stats() or {}
+    if "bytes_limit" in stats:
+        return share * (stats["bytes_limit"] - stats.get("bytes_in_use", 0))
+    import psutil
+
+    return share * psutil.virtual_memory().available
+
+
+def _step(
+    model: DecoderConfig, dtype: str, rows: int, tokens: int, *, steps: int
+) -> tuple[CompiledStep, dict[str, np.ndarray]]:
+    """A step of a decoder with its state sharded over the devices, and a batch of random tokens."""
+    devices = measured_devices()
+    rows = -(-rows // len(devices)) * len(devices)
+    task = DecoderTask(model=model, compute_dtype=dtype, remat="full")  # pyright: ignore[reportArgumentType]
+    optimizer = AdamW(schedule=Schedule(peak=1e-3, decay="constant"))
+    program = Program.create(task, optimizer, num_steps=steps)
+    placement = Placement.create(MeshShape(fsdp=len(devices)), devices=devices)
+    generator = np.random.default_rng(0)
+    values = generator.integers(0, model.vocab_size, (rows, tokens + 1))
+    positions = np.broadcast_to(np.arange(tokens), (rows, tokens))
+    ones = np.ones((rows, tokens))
+    leaves = (values[:, :-1], values[:, 1:], ones, ones, positions)
+    batch = {name: leaf.astype(kind) for (name, kind), leaf in zip(TEXT_LEAVES.items(), leaves, strict=True)}
+    return CompiledStep(program, placement, TEXT_AXES), batch
+
+
+def _words(tree: Any) -> dict[str, np.ndarray]:
+    """Every leaf on the host; of a random key its words."""
+
+    def host(leaf: Any) -> np.ndarray:
+        return np.asarray(jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+
+    return {name: host(leaf) for name, leaf in named_leaves(tree).items()}

@@ -1,0 +1,121 @@
+"""What a full check ends with: a table for a person, and one dated Markdown file."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ...core.errors import RecipeError
+from ...plan.report import aligned, duration
+from .parts import FullCheck, Outcome, Part
+
+RESULTS = Path("benchmarks/results")
+"""Where results are kept, where the current folder has it."""
+
+
+def part_lines(result: FullCheck) -> list[str]:
+    """The parts as a table, then what failed and why, then what was left out and why."""
+    head = f"full check     {result.platform} ({result.chip}), in {duration(result.seconds)}: {result.said()}"
+    rows = [(part.group, part.name, part.outcome.value, duration(part.seconds)) for part in result.parts]
+    lines = ["", head, "", *aligned([("part", "", "", "took"), *rows], left=3)]
+    for part in result.parts:
+        if part.group == "benchmark" and part.figures:
+            lines += ["", *(f"{name:<14} {value}" for name, value in part.figures.items())]
+    for title, outcome in (("failed", Outcome.FAILED), ("left out", Outcome.LEFT_OUT)):
+        chosen = [part for part in result.parts if part.outcome is outcome]
+        if chosen:
+            lines += ["", title, *(line for part in chosen for line in _with_reason(part))]
+    return lines
+
+
+def _with_reason(part: Part) -> Iterator[str]:
+    first, *rest = part.why.splitlines() or [""]
+    yield f"  {part.group}: {part.name}"
+    yield f"           {first}"
+    if rest:
+        yield f"           and {len(rest)} more lines, in the file"
+
+
+def markdown(result: FullCheck, checked: Sequence[str], command: str = "panax check --full") -> str:
+    """The whole as a page.
+
+    Args:
+        checked: Lines of the usual check: figures and findings.
+        command: What was run.
+    """
+    device = f"{result.platform}, {result.chip}"
+    lines = [
+        f"# Full check on {device}, {result.day}",
+        "",
+        f"`{command}` took {duration(result.seconds)} for its {len(result.parts)} parts: {result.said()}.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {_cell(name)} | {_cell(value)} |" for name, value in result.facts.items()),
+        "",
+        "## Parts",
+        "",
+        "| part | | | took | figures |",
+        "|---|---|---|---|---|",
+    ]
+    for part in result.parts:
+        said = "; ".join(f"{name}: {value}" for name, value in part.figures.items())
+        if part.outcome is Outcome.LEFT_OUT:
+            said = part.why
+        elif part.outcome is Outcome.FAILED:
+            said = "see below"
+        cells = (part.group, part.name, part.outcome.value, duration(part.seconds), said)
+        lines.append(f"| {' | '.join(map(_cell, cells))} |")
+    if result.failed:
+        lines += ["", "## What failed"]
+        for part in result.failed:
+            lines += ["", f"### {part.group}: {part.name}", "", *_block(part.why)]
+    lines += ["", "## Figures of the hardware", "", *_block("\n".join(checked).strip())]
+    return "\n".join(lines) + "\n"
+
+
+def result_file(output: str | Path | None, day: str, platform: str, chip: str) -> Path:
+    """Where the page goes: a file that is not there yet.
+
+    Args:
+        output: What a person asks for; None: a dated name, numbered where there is one of that day.
+
+    Raises:
+        RecipeError: The file that is asked for is there, or its folder is not.
+    """
+    if output is not None:
+        path = Path(output).expanduser()
+        if path.exists():
+            raise RecipeError(f"--output {path}: it is there already; name another file, or remove it")
+        if not path.parent.is_dir():
+            raise RecipeError(f"--output {path}: the folder {path.parent} is missing; make it, or name another file")
+        return path
+    folder = RESULTS if RESULTS.is_dir() else Path()
+    stem = f"{day}-check-{platform}-{chip}"
+    names = [stem, *(f"{stem}-{number}" for number in range(2, 1000))]
+    return next(path for name in names if not (path := folder / f"{name}.md").exists())
+
+
+def write_result(path: Path, text: str) -> None:
+    """Write a page to a file that must be new.
+
+    Raises:
+        RecipeError: It is there, or can't be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise RecipeError(f"{path} was written by another program meanwhile; name another file with --output") from error
+    except OSError as error:
+        raise RecipeError(f"{path} can't be written: {error.strerror or error}; name another file with --output") from error
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _block(text: str) -> list[str]:
+    """A block of code whose fence is longer than any in it."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return [f"{fence}text", text, fence]
