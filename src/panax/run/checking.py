@@ -71,7 +71,9 @@ def check(
     if experiment is not None and mesh is not None:
         raise RecipeError("check takes an experiment, which has a mesh, or a mesh; give one of them")
     if output is not None and not full:
-        raise RecipeError("output has no effect without full: only a full check writes a page; give --full too, or leave it out")
+        raise RecipeError(
+            "output has no effect without full: only a full check writes a page; give --full too, or leave it out"
+        )
     target, page = target_of(jax.local_devices()[0]), None
     if full:
         refuse_several()

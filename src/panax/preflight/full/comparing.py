@@ -76,9 +76,11 @@ def made_by(
         noted = [line for line, of in taken.items() if of == work]
         if not any(f"runs {kernel.name!r}" in line for line in noted):
             raise Differs(f"{work} was to run {kernel.name!r}; what was traced ran {'; '.join(noted) or 'none of it'}")
-    calls = sorted({*re.findall(r'custom_call_target="([^"]+)"', compiled.as_text())} - {*PARTITIONING})
+    calls = sorted({*re.findall(r'custom_call_target="([^"]+)"', compiled.as_text() or "")} - {*PARTITIONING})
     if kernel.name in CUSTOM and kernel.platforms and not calls:
-        raise Differs(f"{kernel.name!r} was named, and the compiled program has no custom call: something else would run")
+        raise Differs(
+            f"{kernel.name!r} was named, and the compiled program has no custom call: something else would run"
+        )
     outputs = jax.block_until_ready(compiled(*arrays))
     for each in jax.tree.leaves(outputs):
         if {other.platform for other in each.devices()} != {device.platform}:

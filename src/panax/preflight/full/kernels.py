@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from ...core.target import Target
 from ...kernels import Kernel, kernels_of
 from ...kernels.grouped import GroupedCase, Groups, aligned_rows, choose_tile
 from ...kernels.product import MatmulCase, product, sum_of_rows
@@ -26,13 +27,17 @@ Check = Callable[[Kernel, str, Sizes], Figures]
 _ROUNDING = 2.0**-23
 
 
-def kernel_cases(sizes: Sizes) -> list[Case]:
-    """One part for each kernel of each kind of work on this platform and each dtype; what is for other platforms is not named."""
+def kernel_cases(sizes: Sizes, target: Target | None = None) -> list[Case]:
+    """One part for each kernel of each kind of work for a platform, and each dtype.
+
+    Args:
+        target: Whose kernels are named; by default this process's device, on which alone the parts can run.
+    """
     found = []
     with_torch = _load_adapted()
     for work in works():
         check = CHECKS.get(work, _undefined)
-        for kernel in kernels_of(work, here()):
+        for kernel in kernels_of(work, target or here()):
             for dtype in DTYPES:
                 run = functools.partial(check, kernel, dtype, sizes)
                 found.append(Case("kernel", f"{work}, {kernel.name}, {dtype}", run))

@@ -10,7 +10,7 @@ import jax
 
 from ...core.errors import RecipeError
 from ...core.processor import processor
-from ...core.target import target_of
+from ...core.target import Target, target_of
 from ..versions import versions_here
 from .kernels import kernel_cases
 from .layouts import layout_cases
@@ -21,15 +21,16 @@ from .training import training_cases
 Say = Callable[[str], None]
 
 
-def cases(sizes: Sizes | None = None, folder: Path = Path()) -> list[Case]:
+def cases(sizes: Sizes | None = None, folder: Path = Path(), target: Target | None = None) -> list[Case]:
     """All parts for the device that is here.
 
     Args:
+        target: Whose parts are named, by default that device's; the parts of another can't run here.
         sizes: By default those for its platform.
         folder: Where the checkpoint is written and removed.
     """
-    sizes = sizes or sizes_for(jax.local_devices()[0].platform)
-    return [*kernel_cases(sizes), *layout_cases(), *training_cases(sizes, folder)]
+    sizes = sizes or sizes_for((target or target_of(jax.local_devices()[0])).platform)
+    return [*kernel_cases(sizes, target), *layout_cases(), *training_cases(sizes, folder)]
 
 
 def full_check(

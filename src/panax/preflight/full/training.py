@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ...checkpoint import CheckpointConfig, Checkpointer, restore
@@ -217,6 +218,6 @@ def _words(tree: Any) -> dict[str, np.ndarray]:
     """Every leaf on the host; of a random key its words."""
 
     def host(leaf: Any) -> np.ndarray:
-        return np.asarray(jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+        return np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
 
     return {name: host(leaf) for name, leaf in named_leaves(tree).items()}

@@ -104,9 +104,13 @@ def write_result(path: Path, text: str) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        raise RecipeError(f"{path} was written by another program meanwhile; name another file with --output") from error
+        raise RecipeError(
+            f"{path} was written by another program meanwhile; name another file with --output"
+        ) from error
     except OSError as error:
-        raise RecipeError(f"{path} can't be written: {error.strerror or error}; name another file with --output") from error
+        raise RecipeError(
+            f"{path} can't be written: {error.strerror or error}; name another file with --output"
+        ) from error
 
 
 def _cell(text: str) -> str:

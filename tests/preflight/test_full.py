@@ -1,0 +1,214 @@
+"""`panax check --full` on CPU: what it finds, what it writes, and how the whole of it ends."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from panax.cli.main import main
+from panax.core import RecipeError
+from panax.kernels import registry
+from panax.kernels.registry import Kernel, kernels_of, register, works
+from panax.preflight import full
+from panax.preflight.full import Case, Differs, LeftOut, Outcome, cases, kernels, run_case, running, training
+from panax.preflight.full.comparing import here, made_by, refuse_beyond, worst_share
+from panax.preflight.full.layouts import LAYOUTS, MIXTURE_LAYOUTS
+from panax.run import checking
+
+SMALL = dataclasses.replace(full.CPU, positions=64, heads=4, head_dim=8, rows=128, width=32)
+
+
+@pytest.fixture(autouse=True)
+def current(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PANAX_CACHE", str(tmp_path / "cache"))
+    # PyTorch takes seconds to import.
+    monkeypatch.setattr(kernels, "_load_adapted", lambda: False)
+    return tmp_path
+
+
+@pytest.fixture
+def with_torch(current, monkeypatch):
+    monkeypatch.setattr(kernels, "_load_adapted", load_adapted)
+
+
+load_adapted = kernels._load_adapted
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """A kernel for row sums that is off by a thousandth, registered while the test runs."""
+    monkeypatch.setattr(registry, "_kernels", {work: list(found) for work, found in registry._kernels.items()})
+    register(Kernel(work="row sums", name="broken", run=lambda x: 1.001 * x.astype(jnp.float32).sum(axis=0)))
+    yield
+    registry._chosen.cache_clear()
+
+
+def test_every_kernel_for_this_platform_is_a_part():
+    names = {case.name for case in kernels.kernel_cases(SMALL)}
+    for work in works():
+        assert work in kernels.CHECKS
+        for kernel in kernels_of(work, here()):
+            assert {f"{work}, {kernel.name}, {dtype}" for dtype in ("float32", "bfloat16")} <= names
+    assert not any("cudnn" in name or "megablox" in name for name in names)
+    groups = [case.group for case in cases(SMALL)]
+    assert groups.count("layout") == len(LAYOUTS) + len(MIXTURE_LAYOUTS)
+    assert groups[-2:] == ["checkpoint", "benchmark"]
+
+
+def test_a_broken_kernel_is_named_and_the_others_go_on(broken, current):
+    found = full.full_check("1.0", sizes=SMALL, only=lambda case: case.name.startswith("row sums"))
+    by_name = {part.name: part for part in found.parts}
+    assert [part.name for part in found.failed] == ["row sums, broken, float32", "row sums, broken, bfloat16"]
+    assert "sum is " in found.failed[0].why and "times what rounding may make" in found.failed[0].why
+    assert by_name["row sums, xla, float32"].outcome is Outcome.PASSED
+    text = full.markdown(found, ["figures"])
+    assert "### kernel: row sums, broken, float32" in text and "1 x" not in text.splitlines()[0]
+    assert "row sums, broken, float32" in "\n".join(full.part_lines(found))
+    assert full.write_result(full.result_file(None, *key(found)), text) is None
+    assert [path.name for path in current.glob("*.md")] == [f"{found.day}-check-cpu-{found.chip}.md"]
+
+
+def key(found):
+    return found.day, found.platform, found.chip
+
+
+def test_errors_reasons_and_interrupts():
+    def raising(error):
+        def run():
+            raise error
+
+        return run_case(Case("kernel", "x", run))
+
+    crashed = raising(RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS\n" + "x" * 10000))
+    assert crashed.outcome is Outcome.FAILED and crashed.why.startswith("RuntimeError: CUDA_ERROR")
+    assert len(crashed.why) < 5000
+    assert raising(LeftOut("it takes 2 devices")).outcome is Outcome.LEFT_OUT
+    assert raising(Differs("off by 3")).why == "off by 3"
+    with pytest.raises(KeyboardInterrupt):
+        raising(KeyboardInterrupt())
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([1.0, np.nan], "1 of 2 entries"),
+        ([1.0, 2.1], "times what rounding may make"),
+        ([[1.0, 2.0]], r"shape \(1, 2\); its definition has \(2,\)"),
+    ],
+)
+def test_what_is_not_the_definition_is_refused(found, said):
+    with pytest.raises(Differs, match=said):
+        worst_share(["out"], [np.asarray(found)], [np.asarray([1.0, 2.0])], [0.05])
+    assert worst_share(["out"], [np.asarray([1.0, 2.025])], [np.asarray([1.0, 2.0])], [0.05]) == pytest.approx(0.5)
+
+
+def test_a_kernel_that_silently_is_another_one_is_found():
+    x = np.ones((8, 8), np.float32)
+    # By its name it is Panax's custom call for CPUs; what it compiles to is XLA's own sum.
+    impostor = Kernel(work="row sums", name="c", platforms=("cpu",), run=lambda x: x.sum(axis=0))
+    with pytest.raises(Differs, match="has no custom call: something else would run"):
+        made_by(impostor, impostor.run, (x,), "float32")
+    named = next(kernel for kernel in kernels_of("matmul") if kernel.run is None)
+    with pytest.raises(Differs, match=r"was to run 'xla'; what was traced ran none of it"):
+        made_by(named, lambda x: x, (x,), "float32", named={"matmul": "xla"})
+    absent = dataclasses.replace(impostor, missing=lambda: "no compiler here")
+    with pytest.raises(LeftOut, match="no compiler here"):
+        refuse_beyond(absent, [None], here())
+
+
+def test_results_are_never_written_over(current):
+    day = ("2030-01-02", "gpu", "h100")
+    assert str(full.result_file(None, *day)) == "2030-01-02-check-gpu-h100.md"
+    (current / "benchmarks/results").mkdir(parents=True)
+    first = full.result_file(None, *day)
+    assert str(first) == "benchmarks/results/2030-01-02-check-gpu-h100.md"
+    full.write_result(first, "mine")
+    assert full.result_file(None, *day).name == "2030-01-02-check-gpu-h100-2.md"
+    with pytest.raises(RecipeError, match="written by another program meanwhile"):
+        full.write_result(first, "other")
+    with pytest.raises(RecipeError, match="it is there already"):
+        full.result_file(first, *day)
+    with pytest.raises(RecipeError, match="the folder none is missing"):
+        full.result_file("none/page.md", *day)
+    assert first.read_text() == "mine"
+
+
+def test_a_cell_breaks_no_table():
+    part = full.Part("kernel", "a|b", Outcome.LEFT_OUT, "one\ntwo | three ```", {}, 1.0)
+    failed = dataclasses.replace(part, outcome=Outcome.FAILED)
+    result = full.FullCheck("2030-01-02", "tpu", "v5e", {"x": "1\n2"}, (part, failed), 2.0)
+    text = full.markdown(result, [])
+    assert "| kernel | a\\|b | left out | 1 s | one two \\| three ``` |" in text
+    assert "````text" in text and "| x | 1 2 |" in text
+
+
+def test_as_many_layers_as_fit():
+    asked = []
+
+    def fits(count):
+        asked.append(count)
+        return count <= 19
+
+    assert training.largest(32, fits) == 19 and len(asked) <= 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ful"], "--ful is not a flag"),
+        (["--fu"], "--fu is not a flag"),
+        (["--full=yes"], "ignored explicit argument"),
+        (["--output", "page.md"], "output has no effect without full"),
+        (["--full", "--output", "there.md"], "it is there already"),
+    ],
+)
+def test_half_a_flag_and_flags_without_effect(arguments, said, current, capsys, monkeypatch):
+    monkeypatch.setattr(checking, "full_check", lambda *arguments, **options: pytest.fail("it was run"))
+    (current / "there.md").write_text("mine")
+    assert main(["check", *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert (current / "there.md").read_text() == "mine"
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """A full check of two parts, with small sizes before it."""
+    from panax.preflight import devices, disks
+
+    monkeypatch.setattr(disks, "LARGEST_BYTES", 2**22)
+    monkeypatch.setitem(devices.SIZES, "cpu", devices.Size(128, "float32", 1, 2**20))
+    some = [Case("kernel", "good", lambda: {"error": "0%"}), Case("kernel", "bad", lambda: 1 / 0)]
+    monkeypatch.setattr(running, "cases", lambda *arguments: some)
+    return some
+
+
+def test_the_command_writes_a_page_and_tells_by_its_exit_code(quick, current, capsys):
+    one = ["check", "--mesh.fsdp", "1", "--full"]
+    assert main([*one, "--output", "page.md"]) == 1
+    said = capsys.readouterr().out
+    assert "1 passed, 1 failed, 0 left out" in said and "ZeroDivisionError" in said and "page.md" in said
+    assert max(map(len, said.partition("\nprofile ")[0].splitlines())) <= 80
+    page = (current / "page.md").read_text()
+    assert "ZeroDivisionError: division by zero" in page and "matrices (float32)" in page and "| jax |" in page
+    assert main([*one, "--json", "--output", "json.md"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [part["outcome"] for part in found["full"]["parts"]] == ["passed", "failed"] and not found["healthy"]
+    del quick[1]
+    assert main(one) == 0
+    assert len(list(current.glob("*-check-cpu-*.md"))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_whole_on_eight_simulated_devices(with_torch):
+    found = full.full_check("1.0")
+    assert not found.failed, [f"{part.name}: {part.why}" for part in found.failed]
+    assert all(part.figures if part.outcome is Outcome.PASSED else part.why for part in found.parts)
+    passed = {f"{part.group}: {part.name}" for part in found.parts if part.outcome is Outcome.PASSED}
+    layouts = {name for name in passed if name.startswith("layout: ")}
+    assert len(layouts) == len(LAYOUTS) + len(MIXTURE_LAYOUTS)
+    assert {"kernel: context attention, ring, float32", "kernel: adapted attention, whole scores, float32"} <= passed
+    assert "checkpoint: save, train on, restore" in passed and "benchmark: " + full.CPU.trained_as in passed
