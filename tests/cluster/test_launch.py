@@ -143,3 +143,52 @@ def test_a_worker_that_never_comes_is_named(tmp_path):
 
 def read_status(folder: Path) -> dict:
     return json.loads((folder / "job/status.json").read_text())
+
+
+FOUND = """\
+from panax.preflight import Finding
+from panax.run import checking
+import tiny_recipe
+
+checking.findings_of = lambda profile: [Finding("clock", "host b", "its clock is 3 s ahead", "have NTP set it")]
+
+def odd() -> "panax.Experiment":
+    return tiny_recipe.tiny()
+"""
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_job_is_checked_before_its_first_step(tmp_path, strict):
+    recipe, run = tmp_path / "odd.py", tmp_path / "run"
+    recipe.write_text("import panax\n" + FOUND)
+    flag = "--check" if strict else "--check=warn"
+    found = panax(
+        "launch",
+        str(recipe),
+        flag,
+        "--processes",
+        "2",
+        "--devices",
+        "1",
+        "--directory",
+        str(run),
+        "--mesh.fsdp",
+        "2",
+        *STEPS,
+    )
+    said = found.stderr
+    assert (run / "hardware.json").exists(), said
+    assert said.count("its clock is 3 s ahead") == 1, said
+    if not strict:
+        assert found.returncode == 0 and len(losses(run)) == 8, said
+        return
+    assert found.returncode == 6 and not (run / "metrics.jsonl").exists(), said
+    assert "leave its host out" in said and "user error" not in said and "change what the message says" not in said
+    assert "launch: trains again" not in said and "Traceback" not in said
+    end = json.loads((run / "job/status.json").read_text())["end"]
+    assert end["cause"] == "hardware check" and "its clock is 3 s ahead" in end["message"]
+    quiet = panax(
+        "launch", str(recipe), flag, "--quiet", "--processes", "1", "--devices", "2", "--directory", str(run), "--mesh.fsdp",
+        "2", *STEPS,
+    )  # fmt: skip
+    assert quiet.returncode == 6 and quiet.stderr.count("its clock is 3 s ahead") == 1, quiet.stderr

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import accelerators
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -212,3 +213,12 @@ def test_the_whole_on_eight_simulated_devices(with_torch):
     assert len(layouts) == len(LAYOUTS) + len(MIXTURE_LAYOUTS)
     assert {"kernel: context attention, ring, float32", "kernel: adapted attention, whole scores, float32"} <= passed
     assert "checkpoint: save, train on, restore" in passed and "benchmark: " + full.CPU.trained_as in passed
+
+
+def test_each_part_on_an_accelerator_has_a_test_case_where_it_is_asked_for():
+    assert accelerators.named("gpu", "not slow and not gpu and not tpu") == []
+    for platform, own in (("gpu", {"cudnn", "pallas", "triton"}), ("tpu", {"pallas", "megablox"})):
+        names = accelerators.named(platform, platform)
+        taken = {name.split(", ")[1] for name in names if name.startswith("kernel: ") and name.count(", ") == 2}
+        assert own <= taken and not {"c", "mkl"} & taken and len(set(names)) == len(names)
+        assert f"benchmark: {full.ACCELERATOR.trained_as}" in names

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..cluster.diagnosis import Cause
 from ..cluster.engines import ENGINES, Engine, Resources, engine_of
 from ..cluster.job import Job, Policy, allowed_environment
 from ..cluster.launching import LOCAL
@@ -100,7 +101,7 @@ def launch(arguments: Sequence[str]) -> int:
     if engine is not None and engine.submits():
         return _submit(job, engine, arguments, own.on)
     view = View(job.num_steps, quiet=own.quiet)
-    return _ended(launched(job, engine, name=own.on, view=view), job)
+    return _ended(launched(job, engine, name=own.on, view=view), job, view)
 
 
 def probe(arguments: Sequence[str]) -> dict[str, Any]:
@@ -203,8 +204,8 @@ def _submit(job: Job, engine: Engine, arguments: Sequence[str], name: str) -> in
     return 0
 
 
-def _ended(code: int, job: Job) -> int:
-    """Say where a job that was not done left its words."""
+def _ended(code: int, job: Job, view: View) -> int:
+    """Say why a job was not done and where it left its words."""
     if code == 0:
         return 0
     from ..cluster.record import STATUS, read
@@ -213,5 +214,8 @@ def _ended(code: int, job: Job) -> int:
     advice = f"\n{end['advice']}" if end.get("advice") else ""
     run = os.path.relpath(job.folder)
     kind = "panax" if code in (129, 130, 143) else "panax: error"
-    print(f"{kind}: {end.get('message', 'ended')}{advice}\nits words: panax logs {run}", file=sys.stderr)
+    said = end.get("message", "ended")
+    if end.get("cause") == Cause.CHECK.value and view.has_said(said):
+        said = "the hardware check has failed, as said above"
+    print(f"{kind}: {said}{advice}\nits words: panax logs {run}", file=sys.stderr)
     return code

@@ -11,6 +11,7 @@ class Cause(enum.Enum):
     """The kinds of ends; the value is what a person reads."""
 
     USER = "user error"
+    CHECK = "hardware check"
     DATA = "data error"
     NON_FINITE = "training error"
     OUT_OF_MEMORY = "out of device memory"
@@ -32,6 +33,7 @@ class Cause(enum.Enum):
         """Whether the same job, started again, may well go on: what it is told to do is not at fault."""
         return self not in (
             Cause.USER,
+            Cause.CHECK,
             Cause.DATA,
             Cause.NON_FINITE,
             Cause.OUT_OF_MEMORY,
@@ -42,6 +44,7 @@ class Cause(enum.Enum):
 
 ADVICE = {
     Cause.USER: "change what the message says, and launch again",
+    Cause.CHECK: "do what each finding says, or leave its host out, and launch again; --check=warn trains all the same",
     Cause.DATA: "mend or leave out that data, and launch again",
     Cause.NON_FINITE: "look at the curves before that step; a lower rate, clipping or other data may help",
     Cause.OUT_OF_MEMORY: "use more --step.micro-batches, --task.remat full, a smaller batch, or shard over more devices",
@@ -61,6 +64,7 @@ ADVICE = {
 """What to do about each."""
 
 _OF_KIND = {
+    "CheckError": Cause.CHECK,
     "DataError": Cause.DATA,
     "StoreError": Cause.STORE,
     "JoinError": Cause.MISSING,

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from io import TextIOBase
 
 from .attempt import Attempt
-from .diagnosis import Diagnosis
+from .diagnosis import Cause, Diagnosis
 from .record import Incident
 
 QUIET_SECONDS = 30.0
 """Between lines on how the job is, where the output is not a terminal."""
+
+ERROR = "panax: error: "
+"""What a command's last message begins with."""
 
 TAIL_LINES = 8
 COLUMNS = 80
@@ -35,11 +38,20 @@ class View:
         self._terminal = self._out.isatty()
         self._shown_at = time.monotonic()
         self._status = ""
+        self._said: set[str] = set()
 
     def lines(self, lines: Sequence[str]) -> None:
         """What the first process says, as `panax train` would say it here."""
         if not self._quiet:
-            self._print(*(line for line in lines if not any(part in line for part in NOISE)))
+            shown = [line for line in lines if not any(part in line for part in NOISE)]
+            self._said.update(line.strip() for line in shown if line.startswith((ERROR, "  ")))
+            self._print(*shown)
+
+    def has_said(self, message: str) -> bool:
+        """Whether the first process has shown all of an error's lines, however its first one begins."""
+        first, *rest = message.splitlines() or [""]
+        told = [line.removeprefix(ERROR) for line in self._said]
+        return any(line and first.endswith(line) for line in told) and all(line.strip() in self._said for line in rest)
 
     def say(self, line: str) -> None:
         """Something that happened to the job."""
@@ -64,6 +76,9 @@ class View:
 
     def failure(self, diagnosis: Diagnosis, step: int) -> None:
         """A job has failed."""
+        if diagnosis.cause is Cause.CHECK:
+            # A list of findings: it is said once, by the first process or at the end.
+            return
         after = f" after step {step}" if step >= 0 else " before the first step"
         self.say(f"{diagnosis.cause.value}{after}: {diagnosis.message}")
 

@@ -1,0 +1,34 @@
+"""Each part of `panax check --full` on a GPU; skipped where there is none."""
+
+import os
+
+import accelerators
+import pytest
+
+from panax.cluster.accelerators import visible_gpus
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(4000)]
+
+
+def is_here() -> bool:
+    return bool(visible_gpus({key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"}))
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    if not is_here():
+        pytest.skip("this machine has no GPU")
+    return accelerators.full_check(tmp_path_factory.mktemp("full"), "gpu")
+
+
+def pytest_generate_tests(metafunc):
+    if "name" in metafunc.fixturenames:
+        metafunc.parametrize("name", accelerators.named("gpu", metafunc.config.option.markexpr))
+
+
+def test_part(parts, name):
+    accelerators.judge(parts[name])
+
+
+def test_no_part_is_without_a_case(parts):
+    assert sorted(parts) == sorted(accelerators.named("gpu", ""))
