@@ -269,6 +269,9 @@ def test_the_first_cause_is_named():
     raised = Ended(1, "b", 3, 1.2, {"kinds": ["DataError", "PanaxError"], "message": "bad", "exit_code": 3})
     assert diagnose([peer, aborted, raised]).cause is Cause.DATA
     assert diagnose([peer, aborted]).cause is Cause.PEER
+    odd = {"kinds": ["CheckError", "PanaxError"], "message": "the check has 1 finding", "exit_code": 6}
+    found = diagnose([peer, Ended(1, "b", 6, 2.0, odd)])
+    assert found.cause is Cause.CHECK and not found.cause.retried and found.exit_code == 6
     assert diagnose([peer, Ended(1, "b", None, 2.0)]).message == "b is gone, and process 1 with it"
     assert diagnose([Ended(1, "b", -9, 2.0, out_of_memory=True)]).cause is Cause.HOST_MEMORY
 

@@ -164,7 +164,7 @@ def _unfit(
     """Why a layout can't be, of what can be said without tracing."""
     count = math.prod(sizes.values())
     if count > devices:
-        return f"it takes {count} devices, and there are {devices}"
+        return f"it takes {count} devices, and there {'is' if devices == 1 else 'are'} {devices}"
     micro_batches = 2 if sizes.get("stage", 1) > 1 else 1
     leaves = tuple((f"batch leaf {name!r}", axes[name], leaf.shape) for name, leaf in batch.items())
     needs = needs_of(_program(task, micro_batches))

@@ -141,7 +141,7 @@ def check_row_sums(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
 def check_wall(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
     """A kernel for "wall": what goes in comes out, bit by bit."""
     if kernel.run is None:
-        raise LeftOut("XLA's own is nothing at all, so that there is nothing to run")
+        raise LeftOut("XLA has no wall, so that there is nothing to run")
     refuse_beyond(kernel, [MatmulCase(dtype=dtype, large=True, local=True)], here())
     x = _rounded(np.random.default_rng(0).normal(size=(sizes.rows, sizes.width)), dtype)
     found, figures = made_by(kernel, kernel.run, (x,), dtype)

@@ -14,21 +14,28 @@ RESULTS = Path("benchmarks/results")
 def part_lines(result: FullCheck) -> list[str]:
     """The parts as a table, then what failed and why, then what was left out and why."""
     head = f"full check     {result.platform} ({result.chip}), in {duration(result.seconds)}: {result.said()}"
-    rows = [(part.group, part.name, part.outcome.value, duration(part.seconds)) for part in result.parts]
+    rows = [(part.group, part.name, part.outcome.value, _took(part)) for part in result.parts]
     lines = ["", head, "", *aligned([("part", "", "", "took"), *rows], left=3)]
     for part in result.parts:
         if part.group == "benchmark" and part.figures:
             lines += ["", *(f"{name:<14} {value}" for name, value in part.figures.items())]
     for title, outcome in (("failed", Outcome.FAILED), ("left out", Outcome.LEFT_OUT)):
-        chosen = [part for part in result.parts if part.outcome is outcome]
-        if chosen:
-            lines += ["", title, *(line for part in chosen for line in _with_reason(part))]
+        reasons: dict[str, list[Part]] = {}
+        for part in result.parts:
+            if part.outcome is outcome:
+                reasons.setdefault(part.why, []).append(part)
+        if reasons:
+            lines += ["", title, *(line for why, parts in reasons.items() for line in _with_reason(why, parts))]
     return lines
 
 
-def _with_reason(part: Part) -> Iterator[str]:
-    first, *rest = part.why.splitlines() or [""]
-    yield f"  {part.group}: {part.name}"
+def _took(part: Part) -> str:
+    return "" if part.outcome is Outcome.LEFT_OUT else duration(part.seconds)
+
+
+def _with_reason(why: str, parts: Sequence[Part]) -> Iterator[str]:
+    first, *rest = why.splitlines() or [""]
+    yield f"  {'; '.join(f'{part.group}: {part.name}' for part in parts)}"
     yield f"           {first}"
     if rest:
         yield f"           and {len(rest)} more lines, in the file"
@@ -62,7 +69,7 @@ def markdown(result: FullCheck, checked: Sequence[str], command: str = "panax ch
             said = part.why
         elif part.outcome is Outcome.FAILED:
             said = "see below"
-        cells = (part.group, part.name, part.outcome.value, duration(part.seconds), said)
+        cells = (part.group, part.name, part.outcome.value, _took(part), said)
         lines.append(f"| {' | '.join(map(_cell, cells))} |")
     if result.failed:
         lines += ["", "## What failed"]
