@@ -156,6 +156,30 @@ def test_as_many_layers_as_fit():
     assert training.largest(32, fits) == 19 and len(asked) <= 7
 
 
+def test_layers_that_do_not_fit_are_tried_with_fewer(monkeypatch):
+    tried = []
+
+    def timed(model, *rest):
+        tried.append(model.num_layers)
+        if len(tried) < 3:
+            raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return {"layers": str(model.num_layers)}
+
+    sizes = dataclasses.replace(full.CPU, trained=dataclasses.replace(full.CPU.trained, num_layers=32), seconds=None)
+    monkeypatch.setattr(training, "_timed", timed)
+    monkeypatch.setattr(training, "_free_bytes", lambda device, share: 60.0)
+    monkeypatch.setattr(training.Needed, "of", lambda *arguments: training.Needed(without=20.0, each=3.0))
+    figures = training.benchmark(sizes)
+    assert tried == [13, 11, 9] and "13 layers were planned" in figures["note"]
+    monkeypatch.setattr(training, "_free_bytes", lambda device, share: 22.0)
+    with pytest.raises(LeftOut, match=r"one layer of .* takes"):
+        training.benchmark(sizes)
+    monkeypatch.setattr(training, "_free_bytes", lambda device, share: 60.0)
+    monkeypatch.setattr(training, "_timed", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        training.benchmark(sizes)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -20,7 +20,7 @@ from ...metrics.throughput import measure_product, peak_of
 from ...models import DecoderConfig, DecoderTask
 from ...optim import AdamW, Schedule
 from ...plan.report import duration
-from ...plan.walk import walk_step
+from ...plan.step import plan_step
 from ...train import CompiledStep, Program
 from ..devices import measured_devices
 from ..judging import flop_rate, rate
@@ -29,6 +29,9 @@ from .sizes import Sizes
 
 DTYPE = "bfloat16"
 """Of the benchmark's activations on accelerators; parameters and moments are float32."""
+
+FEW_LAYERS = (1, 3)
+"""Compiled to see what a layer takes."""
 
 LEAST_KEPT = 0.85
 """Where the layers that should fit do not, this share of them is tried next."""
@@ -93,19 +96,56 @@ def benchmark(sizes: Sizes) -> Figures:
     dtype = "float32" if devices[0].platform == "cpu" else DTYPE
     rows = sizes.rows_per_device * len(devices)
     free = _free_bytes(devices[0], sizes.memory_share)
-    layers = largest(sizes.trained.num_layers, lambda count: _needed(_cut(sizes, count), dtype, rows, sizes) <= free)
+    needed = Needed.of(sizes, dtype, rows)
+    layers = largest(sizes.trained.num_layers, lambda count: needed.bytes_of(count) <= free)
+    if layers == 0:
+        raise LeftOut(
+            f"one layer of {sizes.trained_as} takes {needed.bytes_of(1) / 2**30:.1f} GiB, and there are {free / 2**30:.1f} GiB"
+        )
     if sizes.seconds is not None:
         layers = min(layers, _in_time(sizes, dtype, rows))
-    if layers == 0:
-        raise LeftOut(f"one layer of {sizes.trained_as} does not fit into {free / 2**30:.1f} GiB")
     planned = layers
     while True:
         try:
-            return _timed(_cut(sizes, layers), dtype, rows, sizes, planned)
+            figures = _timed(_cut(sizes, layers), dtype, rows, sizes)
+            memory = f"{needed.bytes_of(layers) / 2**30:.2f} of {free / 2**30:.2f} GiB on each device, by the compiler"
+            note = {} if layers == planned else {"note": f"{planned} layers were planned, and did not fit"}
+            return {**figures, "planned memory": memory, **note}
         except RuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error) or layers == 1:
                 raise
             layers = max(1, min(layers - 1, int(LEAST_KEPT * layers)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Needed:
+    """Bytes of a step on each device, as its compiler arranges them for a few layers; further layers take as much each.
+
+    Attributes:
+        without: Of no layer: embedding, head, and what one layer's gradient takes for the moment.
+        each: Of a layer.
+    """
+
+    without: float
+    each: float
+
+    @classmethod
+    def of(cls, sizes: Sizes, dtype: str, rows: int) -> "Needed":
+        """Compile steps of few layers.
+
+        Raises:
+            TooLarge: The compiler finds that even these don't fit.
+        """
+        few, more = FEW_LAYERS
+        bytes_of = {}
+        for count in FEW_LAYERS:
+            step, batch = _step(_cut(sizes, count), dtype, rows, sizes.tokens, steps=1)
+            bytes_of[count] = plan_step(step, batch).memory.total
+        each = (bytes_of[more] - bytes_of[few]) / (more - few)
+        return cls(bytes_of[few] - few * each, each)
+
+    def bytes_of(self, layers: int) -> float:
+        return self.without + layers * self.each
 
 
 def largest(most: int, fits: Callable[[int], bool]) -> int:
@@ -123,7 +163,7 @@ def largest(most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _timed(model: DecoderConfig, dtype: str, rows: int, sizes: Sizes, planned: int) -> Figures:
+def _timed(model: DecoderConfig, dtype: str, rows: int, sizes: Sizes) -> Figures:
     devices = measured_devices()
     step, batch = _step(model, dtype, rows, sizes.tokens, steps=sizes.steps + 2)
     sent = step.put(batch)
@@ -156,20 +196,11 @@ def _timed(model: DecoderConfig, dtype: str, rows: int, sizes: Sizes, planned: i
     used = [stats.get("peak_bytes_in_use", 0) for each in devices if (stats := each.memory_stats())]
     if any(used):
         figures["peak memory since the start"] = f"{max(used) / 2**30:.1f} GiB"
-    figures["planned memory"] = f"{_needed(model, dtype, rows, sizes) / 2**30:.2f} GiB on each device"
-    if planned != model.num_layers:
-        figures["note"] = f"{planned} layers were planned, and did not fit"
     return figures
 
 
 def _cut(sizes: Sizes, layers: int) -> DecoderConfig:
     return dataclasses.replace(sizes.trained, num_layers=layers)
-
-
-def _needed(model: DecoderConfig, dtype: str, rows: int, sizes: Sizes) -> int:
-    """Bytes of a step on each device, read from its trace."""
-    step, batch = _step(model, dtype, rows, sizes.tokens, steps=1)
-    return walk_step(step, batch).memory
 
 
 def _in_time(sizes: Sizes, dtype: str, rows: int) -> int:
