@@ -34,7 +34,7 @@ def resources_of(words: list[str]) -> tuple[str, Resources]:
             else {"type": str if isinstance(field.default, str) else int}
         )
         parser.add_argument("--" + field.name.replace("_", "-"), default=field.default, **kind)
-    found = vars(parser.parse_args(words))
+    found = vars(parser.parse_known_args(words)[0])
     return found["on"], Resources(**{field.name: found[field.name] for field in dataclasses.fields(Resources)})
 
 
@@ -65,6 +65,22 @@ def test_what_a_dry_run_is_shown_to_print(name, tmp_path, monkeypatch):
     engine = engine_of(on, resources, agent=agent, environment=environment)
     printed = engine.submission([word for word in words if word != "--dry-run"], Path("runs/quickstart"))
     assert shown.strip() == printed.strip().replace(str(mpirun), "/usr/bin/mpirun")
+
+
+def test_lines_that_kubernetes_is_shown_to_be_given():
+    """In their order, with others between them where the page has dots."""
+    text = (PAGES / "kubernetes.md").read_text(encoding="utf-8")
+    on, resources = resources_of(
+        words := shlex.split(COMMAND.findall(text)[0].replace("\\\n", " ").partition(" > ")[0])
+    )
+    engine = engine_of(on, resources, environment={"PATH": ""})
+    printed = engine.submission([word for word in words if word != "--dry-run"], Path("runs/quickstart"))
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    parts = shown.strip().removesuffix("...").split("...\n")
+    assert len(parts) > 2
+    for part in parts:
+        _, found, printed = printed.partition(part.strip("\n"))
+        assert found, part
 
 
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])

@@ -48,7 +48,9 @@ def status(arguments: Sequence[str]) -> int:
     state = "no longer supervised" if gone else found["state"]
     print(f"{job['name']}: {state}, {step}, after {_ago(found['seconds'])}")
     print(f"  {job['command']}")
-    values = {name.rpartition("/")[2]: value for name, value in found.get("values", {}).items()}
+    # Goodput is told below, as the ledger has it.
+    reported = {name: value for name, value in found.get("values", {}).items() if not name.startswith("goodput/")}
+    values = {name.rpartition("/")[2]: value for name, value in reported.items()}
     figures = [f"{name} {value:,.4g}" for name, value in values.items()]
     if isinstance(found.get("goodput"), float):
         figures.append(f"goodput {found['goodput']:.0%}")
