@@ -1,0 +1,64 @@
+"""How each cell of the fault matrix ends: a fault of some kind, in some phase, in one of four nodes. Written before its runner.
+
+A cell that turns out to end otherwise is changed here alone, in a commit of its own that says why. Faults come from outside the
+job (signals, namespaces, an agent that is killed and not given back), or from a hook of the recipe that recovery never reads.
+"""
+
+import dataclasses
+from typing import Literal
+
+PHASES = ("start", "forward", "optimizer", "data", "save", "restore", "teardown")
+"""start: until the first step has been compiled. forward: in the compiled step, before its gradients are summed. teardown: from
+the last step on."""
+
+BEFORE_STEPS = ("start", "restore")
+"""Phases in which a process does not take signals yet, and in which it may take long to make progress."""
+
+Outcome = Literal["same", "shrunk", "saved", "stopped"]
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """How a cell ends.
+
+    Attributes:
+        outcome: same: the run goes on at the same layout to its end, bitwise as an undisturbed one. shrunk: it goes on with three
+            nodes, bitwise as one that was told to change there. saved: all processes save at one step and the job ends; the same
+            command again ends as `same`. stopped: the job ends within 60 seconds with this cause, the worker's last lines and
+            what to do.
+        cause: Of the incident, or of the end; empty where nothing is booked.
+    """
+
+    outcome: Outcome
+    cause: str = ""
+
+
+def expected() -> dict[tuple[str, str], End]:
+    """Of each kind and phase."""
+    found = {}
+    for phase in PHASES:
+        for kind, cause in (("SIGKILL", "killed"), ("SIGSEGV", "crashed"), ("SIGABRT", "crashed")):
+            found[kind, phase] = End("same", cause)
+        # A stopped process, and one whose thread never gives Python's lock back, look alike from outside.
+        for kind in ("SIGSTOP", "hang with the lock"):
+            found[kind, phase] = End("same", "hang")
+        for kind in ("SIGTERM", "SIGINT"):
+            found[kind, phase] = End("same", "killed") if phase in BEFORE_STEPS else End("saved")
+        found["exception", phase] = End("stopped", "exception")
+        found["out of memory", phase] = End("stopped", "out of device memory")
+        # A thread that draws batches is waited for only where a batch is missing.
+        found["hang in data", phase] = End("same", "stalled data")
+        # An agent that nobody hears for 30 seconds has gone, though its workers wait in a collective.
+        found["partition", phase] = End("shrunk", "lost host")
+        found["slow link", phase] = End("same")
+        found["lost node", phase] = End("shrunk", "lost host")
+    for phase in ("forward", "optimizer"):
+        # Only a step has values to corrupt; a checked one.
+        found["corrupted value", phase] = End("same", "corrupted")
+    # Nobody knows a smaller layout before the whole job has drawn its first batch.
+    found["partition", "start"] = End("stopped", "processes did not join")
+    found["lost node", "start"] = End("stopped", "lost host")
+    # The run has all its steps, and whoever ends then has nothing to save.
+    for kind in ("hang in data", "slow link"):
+        found[kind, "teardown"] = End("same")
+    return found
