@@ -72,6 +72,14 @@ def is_joined() -> bool:
     return _joined is not None
 
 
+def processes_of_this_host() -> int:
+    """How many processes of the job run on this host, as far as whatever started them says; 1 where it does not."""
+    if _joined is None:
+        return 1
+    on_loopback = split_address(_joined.coordinator, "coordinator")[0] in LOOPBACK
+    return _joined.local_processes or (_joined.processes if on_loopback else 1)
+
+
 def this_membership() -> Membership | None:
     """This process's place in a job, as the environment of the process tells it."""
     return membership(os.environ)
