@@ -1,0 +1,190 @@
+"""A simulation as a page: what matters first, curves over the interval and over the number of devices, what it rests on."""
+
+import dataclasses
+import math
+import os
+from pathlib import Path
+
+from ...core.errors import DataError
+from ...metrics.page.blocks import (
+    Block,
+    Grid,
+    Paragraph,
+    Part,
+    Picture,
+    Points,
+    Section,
+    Strip,
+    Strips,
+    Table,
+    Tile,
+    Tiles,
+)
+from ...metrics.page.html import page
+from ...metrics.page.lines import Line, line_chart
+from ...metrics.report.drawn import HEIGHT, WIDTH, colour_of
+from ...metrics.report.wording import duration, percent
+from .fleet import SECONDS_PER_DAY
+from .model import FEWER, Forecast, best_every, forecast
+from .shown import SHOWN_KINDS, advice, interval_in_words, theory_in_words, times_of
+from .simulation import COUNTS, Simulation
+
+POINTS = 60
+FEWER_COLOUR = 5
+
+
+def write_page(found: Simulation, output: str | Path) -> Path:
+    """Write the page.
+
+    Raises:
+        DataError: It can't be written.
+    """
+    place = Path(output)
+    beside = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        beside.write_text(page(_title(found), sections_of(found)), encoding="utf-8", errors="replace")
+        os.replace(beside, place)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise DataError(
+            f"can't write the page to {place}: {error.strerror or error}; give another file as output"
+        ) from error
+    return place
+
+
+def _title(found: Simulation) -> str:
+    of = f" of {Path(found.run).name}" if found.run else ""
+    return f"Goodput{of} on {found.fleet.devices:,} devices"
+
+
+def sections_of(found: Simulation) -> list[Section]:
+    """All of the page, in order."""
+    return [
+        Section("", (Paragraph(advice(found), lead=True), _tiles(found), _strips(found))),
+        Section("How often to save, on how many devices", (Grid((*_by_interval(found), _by_devices(found))),)),
+        Section("Numbers of devices", (_table_of_devices(found),)),
+        Section("Intervals", (_table_of_intervals(found),)),
+        Section("Stage times", (Table((("stage", "time", "from"), *times_of(found))),)),
+        Section("Assumed", (Points(found.assumptions),)),
+    ]
+
+
+def _tiles(found: Simulation) -> Tiles:
+    now, best, lives = found.now, found.best, found.lives
+    between = now.seconds_between_failures
+    tone = "good" if now.goodput >= 0.9 else "busy" if now.advances else "bad"
+    spread = f"{percent(lives.low)} to {percent(lives.high)} in nine of ten lives"
+    return Tiles(
+        (
+            Tile("Goodput", percent(now.goodput), spread if now.advances else "the run never advances", tone),
+            Tile("At the best interval", percent(best.goodput), interval_in_words(best)),
+            Tile(
+                "Interval by theory", theory_in_words(found) if math.isfinite(found.theory) else "—", "Young and Daly"
+            ),
+            Tile("ETTR", percent(now.ettr), "the run makes progress"),
+            Tile("Failures", f"{now.failures_per_day:.3g}", "a day"),
+            Tile("Between failures", duration(between) or "—", "on average"),
+            Tile(
+                "A failure costs", duration(now.recovery + now.lost_per_failure, brief=True), "recovery and lost work"
+            ),
+        )
+    )
+
+
+def _colour(kind: str) -> int:
+    return FEWER_COLOUR if kind == FEWER else colour_of(kind)
+
+
+def _strips(found: Simulation) -> Block:
+    kinds = [kind for kind in SHOWN_KINDS if found.now.shares.get(kind, 0) > 0 or found.best.shares.get(kind, 0) > 0]
+    strips = tuple(
+        Strip(
+            title,
+            tuple(
+                Part(each.shares[kind], _colour(kind), f"{kind}: {percent(each.shares[kind])}")
+                for kind in kinds
+                if each.shares.get(kind, 0) > 0
+            ),
+            f"goodput {percent(each.goodput)}, {interval_in_words(each)}",
+        )
+        for title, each in (("Now", found.now), ("At the best interval", found.best))
+    )
+    return Strips(strips, tuple((_colour(kind), kind, percent(found.now.shares.get(kind, 0.0))) for kind in kinds))
+
+
+def _by_interval(found: Simulation) -> tuple[Picture, Picture]:
+    stages, fleet = found.stages, found.fleet
+    unit = stages.copy_every or 1
+    most = max(int((fleet.days * SECONDS_PER_DAY - stages.stall) / (unit * stages.step_with_waits)), 1)
+    low, high = max(found.best.every / unit / 10, 1), min(max(found.best.every, stages.every) / unit * 3, most)
+    counts = sorted({round(low + (max(high, low) - low) * n / POINTS) for n in range(POINTS + 1)})
+    made = [forecast(dataclasses.replace(stages, every=count * unit), fleet) for count in counts]
+    minutes = [each.interval / 60 for each in made]
+    below = f"minutes between checkpoints, on {fleet.devices:,} devices"
+    lost = [
+        Line(kind, minutes, [100 * each.shares[kind] for each in made], marked=False)
+        for kind in ("lost work", "checkpoint wait")
+    ]
+    goodput = [Line("goodput", minutes, [100 * each.goodput for each in made], marked=False)]
+    return (
+        _picture("Goodput by interval, %", goodput, below),
+        _picture("What the interval costs, % of the time", lost, below),
+    )
+
+
+def _by_devices(found: Simulation) -> Picture:
+    host, most = found.fleet.devices_per_host, max(COUNTS[-1], found.fleet.devices)
+    counts = sorted({max(round(most * n / POINTS / host), 2) * host for n in range(POINTS + 1)})
+    now: list[Forecast] = []
+    best: list[Forecast] = []
+    for count in counts:
+        fleet = dataclasses.replace(found.fleet, devices=count)
+        now.append(forecast(found.stages, fleet))
+        best.append(forecast(dataclasses.replace(found.stages, every=best_every(found.stages, fleet)), fleet))
+    lines = [
+        Line(title, counts, [100 * each.goodput for each in made], marked=False)
+        for title, made in (("at the present interval", now), ("at the best for each", best))
+    ]
+    return _picture("Goodput by number of devices, %", lines, "devices")
+
+
+def _picture(title: str, lines: list[Line], below: str) -> Picture:
+    drawn = line_chart(lines, below, width=WIDTH, height=HEIGHT, titles_above=True, readable=True)
+    return Picture(title, drawn.svg, title=title)
+
+
+def _table_of_devices(found: Simulation) -> Table:
+    rows: list[tuple[str, ...]] = [
+        ("devices", "failures a day", "between failures", "goodput", "best goodput", "best interval")
+    ]
+    marked = None
+    for now, best in found.by_devices:
+        if now.devices == found.fleet.devices:
+            marked = len(rows) - 1
+        between = duration(now.seconds_between_failures)
+        interval = interval_in_words(best) if best.advances else "none: it never advances"
+        rows.append(
+            (
+                f"{now.devices:,}",
+                f"{now.failures_per_day:.3g}",
+                between,
+                percent(now.goodput),
+                percent(best.goodput),
+                interval,
+            )
+        )
+    return Table(tuple(rows), marked=marked)
+
+
+def _table_of_intervals(found: Simulation) -> Table:
+    rows: list[tuple[str, ...]] = [("checkpoint every", "steps", "goodput", "checkpoint wait", "lost work", "")]
+    marked = None
+    for each in found.by_interval:
+        notes = [word for word, at in (("now", found.now), ("best", found.best)) if at.every == each.every]
+        if "now" in notes:
+            marked = len(rows) - 1
+        waiting, lost = percent(each.shares["checkpoint wait"]), percent(each.shares["lost work"])
+        rows.append(
+            (duration(each.interval), f"{each.every:,}", percent(each.goodput), waiting, lost, ", ".join(notes))
+        )
+    return Table(tuple(rows), marked=marked)

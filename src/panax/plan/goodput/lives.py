@@ -1,0 +1,219 @@
+"""Lives of a run, failure by failure, from a seeded random generator.
+
+The closed form is compared with them, and they say how far one run differs from the next.
+"""
+
+import dataclasses
+import heapq
+import math
+
+import numpy as np
+
+from ...core.errors import RecipeError
+from .fleet import SECONDS_PER_DAY, Fleet, check_together
+from .stages import StageTimes
+
+MOST_LIVES = 10_000
+MOST_FAILURES = 30_000
+"""In all lives together: lives with more are shorter than the run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lives:
+    """What several simulated lives came to.
+
+    Attributes:
+        count: How many.
+        days: How long each lasts: as long as the run, but no longer than there are 30,000 failures in all lives together.
+        goodput: Their mean.
+        standard_error: Of the mean.
+        low, high: A life in twenty is below, one in twenty is above.
+        restart: The mean share of the time from failures to the next steps.
+        failures_per_day: The mean.
+    """
+
+    count: int
+    days: float
+    goodput: float
+    standard_error: float
+    low: float
+    high: float
+    restart: float
+    failures_per_day: float
+
+
+def live_many(stages: StageTimes, fleet: Fleet, *, count: int = 64, seed: int = 0) -> Lives:
+    """Simulate lives of a run.
+
+    Args:
+        count: From 2.
+
+    Raises:
+        RecipeError: The interval is longer than the run; or the count or the seed can't be used.
+    """
+    check_together(stages, fleet)
+    if isinstance(count, bool) or not isinstance(count, int) or not 2 <= count <= MOST_LIVES:
+        raise RecipeError(f"lives={count!r}: expected a whole number from 2 to {MOST_LIVES}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise RecipeError(f"seed={seed!r}: expected a whole number from 0")
+    # Where hundreds of failures come before the first checkpoint, nothing is lost by a shorter life.
+    rate = fleet.failures_per_second
+    end = min(fleet.days * SECONDS_PER_DAY, MOST_FAILURES / count / rate if rate else math.inf)
+    lives = [_Life(stages, fleet, end, np.random.default_rng([seed, number])) for number in range(count)]
+    for life in lives:
+        life.run()
+    goodput = np.array([life.goodput for life in lives])
+    low, high = np.quantile(goodput, (0.05, 0.95))
+    return Lives(
+        count=count,
+        days=end / SECONDS_PER_DAY,
+        goodput=float(goodput.mean()),
+        standard_error=float(goodput.std(ddof=1) / math.sqrt(count)),
+        low=float(low),
+        high=float(high),
+        restart=float(np.mean([life.restarting / life.now for life in lives])),
+        failures_per_day=float(np.mean([life.failures / life.now * SECONDS_PER_DAY for life in lives])),
+    )
+
+
+class _Life:
+    """One life. Positions are steps; `kept` is what the store would restore, `copied` what memory would."""
+
+    def __init__(self, stages: StageTimes, fleet: Fleet, end: float, random: np.random.Generator):
+        self.stages, self.fleet, self.random, self.end = stages, fleet, random, end
+        self.recovery, self.destroys = fleet.recovery(stages), fleet.destroys_copies(stages)
+        self.unit = stages.copy_every or stages.every
+        self.now = self.restarting = 0.0
+        self.position = self.kept = self.copied = self.failures = 0
+        self.pending: tuple[int, float] | None = None
+        self.away = 0
+        self.returning: list[float] = []
+        self.fails_at = self._next_failure()
+        self.stops_at = self._next_stop()
+
+    @property
+    def goodput(self) -> float:
+        return self.position * self.stages.step / self.now
+
+    def run(self) -> None:
+        while self.now < self.end:
+            self._skip_whole_cycles()
+            self._skip_copies()
+            if not self._train_one_unit():
+                self._recover()
+
+    def _next_failure(self) -> float:
+        rate = self.fleet.failures_per_second
+        return self.now + self.random.exponential(1 / rate) if rate else math.inf
+
+    def _next_stop(self) -> float:
+        rate = self.fleet.planned_stops_per_day / SECONDS_PER_DAY
+        return self.now + self.random.exponential(1 / rate) if rate else math.inf
+
+    def _passes(self, seconds: float) -> bool:
+        """Let time pass; False where something fails first."""
+        if self.now + seconds > self.fails_at:
+            self._commit_until(self.fails_at)
+            self.now = self.fails_at
+            return False
+        self.now += seconds
+        return True
+
+    def _commit_until(self, moment: float) -> None:
+        if self.pending is not None and self.pending[1] <= moment:
+            self.kept, self.pending = self.pending[0], None
+
+    def _train_one_unit(self) -> bool:
+        stages = self.stages
+        speed = 1 - self.away * self.fleet.devices_per_host / self.fleet.devices
+        if not self._passes(self.unit * stages.step_with_waits / max(speed, 1e-3)):
+            return False
+        if stages.copy_every:
+            if not self._passes(stages.copy_stall):
+                return False
+            self.copied = self.position + self.unit
+        self.position += self.unit
+        return self._save() if self.position % stages.every == 0 else True
+
+    def _save(self) -> bool:
+        if self.pending is not None and not self._passes(max(self.pending[1] - self.now, 0.0)):
+            return False
+        self._commit_until(self.now)
+        if not self._passes(self.stages.stall):
+            return False
+        self.pending = (self.position, self.now + self.stages.commit)
+        self._commit_until(self.now)
+        if self.stops_at <= self.now:
+            self.pending, self.kept = None, self.position
+            pause = self.fleet.planned(self.stages)
+            # Nothing of the run is there to fail meanwhile.
+            self.now, self.fails_at = self.now + pause, self.fails_at + pause
+            self.stops_at = self._next_stop()
+        return self._grow()
+
+    def _grow(self) -> bool:
+        """Take back the hosts that have come back."""
+        before = self.now
+        back = 0
+        while self.returning and self.returning[0] <= self.now:
+            heapq.heappop(self.returning)
+            back += 1
+        if not back:
+            return True
+        # What is in flight is finished first, as in any planned stop.
+        self.pending, self.kept = None, self.position
+        self.away -= back
+        passed = self._passes(self.fleet.planned(self.stages, of_recovery=True))
+        self.restarting += self.now - before
+        return passed
+
+    def _recover(self) -> None:
+        began = self.now
+        destroyed = self._fail()
+        while not self._passes(self.recovery) and self.now < self.end:
+            destroyed |= self._fail()
+        self.position = self.copied = self.copied if self.stages.copy_every and not destroyed else self.kept
+        self.restarting += self.now - began
+
+    def _fail(self) -> bool:
+        """Count a failure; whether it destroyed the copies."""
+        self.failures += 1
+        self.pending = None
+        self.fails_at = self._next_failure()
+        if self.fleet.shrinks and (self.away + 2) * self.fleet.devices_per_host <= self.fleet.devices:
+            self.away += 1
+            heapq.heappush(self.returning, self.now + self.fleet.replacement)
+        return bool(self.random.random() < self.destroys) if self.stages.copy_every else False
+
+    def _skip_copies(self) -> None:
+        """Up to the last copy before the next checkpoint nothing is new either."""
+        unit = self.unit * self.stages.step_with_waits + self.stages.copy_stall
+        left = (self.stages.every - self.position % self.stages.every) // self.unit - 1
+        if self.away or left <= 0:
+            return
+        count = min(int((min(self.fails_at, self.end) - self.now) / unit), left)
+        if count > 0:
+            self.now += count * unit
+            self.position += count * self.unit
+            self.copied = self.position
+            self._commit_until(self.now)
+
+    def _skip_whole_cycles(self) -> None:
+        """From one checkpoint to the next nothing is new until something fails, stops or comes back."""
+        stages = self.stages
+        if self.away or self.position % stages.every or self.position != (self.pending or (self.kept, 0.0))[0]:
+            return
+        units = stages.every // self.unit
+        work = stages.interval + units * stages.copy_stall
+        # In its steady state, one cycle waits for the commit of the one before.
+        cycle = max(work, stages.commit if self.pending else 0.0) + stages.stall
+        count = int((min(self.fails_at, self.stops_at, self.end) - self.now) / cycle) - 1
+        if count <= 0 or (self.pending is None and stages.commit > 0):
+            return
+        self.now += count * cycle
+        self.position += count * stages.every
+        self.copied = self.position
+        if self.pending is None:
+            self.kept = self.position
+        else:
+            self.kept, self.pending = self.position - stages.every, (self.position, self.now + stages.commit)

@@ -1,0 +1,227 @@
+"""The closed form: what the time of a run goes into on average, and the checkpoint interval that wastes least.
+
+Failures come at a constant rate `rate`. After each one the run recovers, which takes R seconds, or longer where something
+fails meanwhile; then it trains until the next failure. With w seconds of work between checkpoints that stall it for d seconds
+and are committed c seconds later, the number of checkpoints committed between two failures is geometric; with T = w + d its
+mean is
+
+    exp(-rate * c) / (exp(rate * T) - 1),
+
+and the mean time from one recovery's end to the next one's is exp(rate * R) / rate. Without c this is Daly's model.
+
+Source: J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps (2006). Differs: the commit is
+asynchronous; a failure before it falls back to the checkpoint before.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from .fleet import SECONDS_PER_DAY, Fleet, check_together
+from .stages import StageTimes
+
+FEWER = "fewer devices"
+PRODUCTIVE = ("training", "data wait", "evaluation", FEWER)
+LEAST_CHECKPOINTS = 0.5
+"""A run that commits fewer of them than that in all its days does not advance."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """What a run's time goes into, on average.
+
+    Attributes:
+        devices: How many there are.
+        every: Steps between two checkpoints.
+        interval: Seconds of work between them.
+        shares: Of the run's time, by the kinds of its ledger (`metrics.goodput.KINDS`); they add up to 1. "fewer devices" is
+            what the devices that were missing would have done. Planned stops are "start".
+        failures_per_day: Expected ones.
+        recovery: Seconds from a failure to the first step after it.
+        lost_per_failure: Seconds of work that a failure costs, on average.
+        advances: Whether at least one checkpoint is expected to be committed in the whole run; `goodput` is 0 where not.
+    """
+
+    devices: int
+    every: int
+    interval: float
+    shares: Mapping[str, float]
+    failures_per_day: float
+    recovery: float
+    lost_per_failure: float
+    advances: bool
+
+    @property
+    def goodput(self) -> float:
+        """The share of the time that goes into steps of the result."""
+        return self.shares["training"]
+
+    @property
+    def ettr(self) -> float:
+        """Effective training time ratio: the share of the time in which the run makes progress, on however many devices."""
+        return sum(self.shares[kind] for kind in PRODUCTIVE)
+
+    @property
+    def seconds_between_failures(self) -> float:
+        """Mean time between failures; infinite where nothing fails."""
+        return SECONDS_PER_DAY / self.failures_per_day if self.failures_per_day else math.inf
+
+
+def forecast(stages: StageTimes, fleet: Fleet) -> Forecast:
+    """The average of a run's life.
+
+    Exact for failures at a constant rate, where there are no copies in memory and the run does not shrink. Both are counted to
+    first order; the tests compare them with simulated lives.
+
+    Raises:
+        RecipeError: The interval is longer than the run, or planned stops take all the time.
+    """
+    check_together(stages, fleet)
+    rate, recovery = fleet.failures_per_second, fleet.recovery(stages)
+    training_time = _exp(-rate * recovery)
+    steps, waits, lost = (_with_copies if stages.copy_every else _without_copies)(stages, fleet)
+    shares = {
+        "training": steps * stages.step,
+        "start": 0.0,
+        "data wait": steps * stages.data_wait,
+        "checkpoint wait": waits,
+        "evaluation": steps * stages.evaluation,
+        "lost work": lost,
+        "restart": 1.0 - training_time,
+        FEWER: 0.0,
+    }
+    if fleet.shrinks:
+        _shrink(shares, stages, fleet, rate * training_time)
+    planned = fleet.planned_stops_per_day * fleet.planned(stages) / SECONDS_PER_DAY
+    shares = {kind: share * (1 - planned) for kind, share in shares.items()}
+    shares["start"] += planned
+    advances = steps * (1 - planned) * fleet.days * SECONDS_PER_DAY >= LEAST_CHECKPOINTS * stages.every
+    if not advances:
+        kept = (*PRODUCTIVE, "checkpoint wait")
+        shares["lost work"] += sum(shares[kind] for kind in kept)
+        shares |= dict.fromkeys(kept, 0.0)
+    return Forecast(
+        devices=fleet.devices,
+        every=stages.every,
+        interval=stages.interval,
+        shares=shares,
+        failures_per_day=rate * SECONDS_PER_DAY,
+        recovery=recovery,
+        lost_per_failure=shares["lost work"] / rate if rate else 0.0,
+        advances=advances,
+    )
+
+
+def _exp(power: float) -> float:
+    return math.exp(max(power, -745.0))
+
+
+def _without_copies(stages: StageTimes, fleet: Fleet) -> tuple[float, float, float]:
+    """(steps that are kept, their checkpoints' stalls in seconds, seconds of lost work), each in a second of the run."""
+    rate = fleet.failures_per_second
+    work, commit = stages.interval, stages.commit
+    held_up = max(commit - work, 0.0)
+    first, cycle = work + stages.stall, work + stages.stall + held_up
+    if rate * cycle < 1e-12:
+        return stages.every / cycle, (cycle - work) / cycle, 0.0
+    training_time = _exp(-rate * fleet.recovery(stages))
+    # The first checkpoint after a recovery waits for no other one.
+    one = _exp(-rate * (commit + first))
+    kept = one / -math.expm1(-rate * cycle)
+    checkpoints = rate * training_time * kept
+    waits = checkpoints * (cycle - work) - rate * training_time * one * held_up
+    return checkpoints * stages.every, waits, max(training_time - checkpoints * work - waits, 0.0)
+
+
+def _with_copies(stages: StageTimes, fleet: Fleet) -> tuple[float, float, float]:
+    """As above, where a failure falls back to the newest copy, or to the store where it destroyed the copies."""
+    rate, recovery = fleet.failures_per_second, fleet.recovery(stages)
+    copies = stages.every // stages.copy_every
+    work = stages.copy_every * stages.step_with_waits
+    held_up = max(stages.commit - copies * (work + stages.copy_stall), 0.0)
+    wait = stages.copy_stall + (stages.stall + held_up) / copies
+    unit = work + wait
+    if rate * unit < 1e-12:
+        return stages.copy_every / unit, wait / unit, 0.0
+    training_time = _exp(-rate * recovery)
+    whole = _exp(-rate * unit)
+    # Something may also fail during the recovery: a single failure that destroys the copies is enough.
+    spares = 1 - fleet.destroys_copies(stages)
+    destroyed = 1 - training_time * spares / (1 - (1 - training_time) * spares)
+    units = whole / -math.expm1(-rate * unit)
+    if destroyed:
+        advances = whole / (whole - math.expm1(-rate * unit) * destroyed)
+        behind = _mean_remainder(advances, copies) + (_exp(rate * stages.commit) - 1) * copies + stages.commit / unit
+        units = max(units - destroyed * behind, 0.0)
+    done = rate * training_time * units
+    return done * stages.copy_every, done * wait, max(training_time - done * unit, 0.0)
+
+
+def _mean_remainder(again: float, size: int) -> float:
+    """The mean of `count % size`, where `count` grows by one with probability `again`, and otherwise ends."""
+    if again >= 1:
+        return (size - 1) / 2
+    whole = again**size
+    return again / (1 - again) - size * whole / (1 - whole)
+
+
+def _shrink(shares: dict[str, float], stages: StageTimes, fleet: Fleet, recoveries: float) -> None:
+    """Fewer devices after each failure until a host comes back, and a planned restart then."""
+    growing = recoveries * fleet.planned(stages, of_recovery=True)
+    for kind in shares:
+        shares[kind] /= 1 + growing
+    shares["restart"] += growing / (1 + growing)
+    # By Little's law; a host also waits for the next checkpoint before it is used.
+    away = fleet.replacement + stages.interval / 2
+    missing = min(recoveries * away * fleet.devices_per_host / fleet.devices, 1.0)
+    for kind in ("training", "data wait", "evaluation"):
+        shares[FEWER] += shares[kind] * missing
+        shares[kind] *= 1 - missing
+
+
+def young_daly_seconds(stages: StageTimes, fleet: Fleet) -> float:
+    """The best seconds of work between two checkpoints by theory; infinite where nothing fails.
+
+    Maximizes the closed form: (1 - x) exp(x + rate * stall) = 1 with x = rate * seconds, which is about sqrt(2 * stall / rate),
+    Young's formula, for a short stall. It depends on neither the recovery nor the commit, but no checkpoint begins before the
+    last one is committed. With copies in memory only failures that destroy them count.
+    """
+    rate = fleet.failures_per_second
+    if stages.copy_every:
+        rate *= fleet.destroys_copies(stages)
+    if not rate:
+        return math.inf
+    low, high = 0.0, 1.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        # The logarithm of the condition, which falls with x.
+        above = math.log1p(-middle) + middle + rate * stages.stall > 0 if middle < 1 else False
+        low, high = (middle, high) if above else (low, middle)
+    return max(low / rate, stages.commit)
+
+
+def best_every(stages: StageTimes, fleet: Fleet) -> int:
+    """The steps between two checkpoints at which goodput is highest in the model.
+
+    A multiple of `copy_every` where there are copies in memory.
+    """
+    unit = stages.copy_every or 1
+    most = int((fleet.days * SECONDS_PER_DAY - stages.stall) / (unit * stages.step_with_waits))
+    check_together(dataclasses.replace(stages, every=unit), fleet)
+    known: dict[int, float] = {}
+
+    def goodput(count: int) -> float:
+        if count not in known:
+            # Where nothing advances, the shorter interval is the better one.
+            found = forecast(dataclasses.replace(stages, every=count * unit), fleet)
+            known[count] = found.goodput if found.advances else -float(count)
+        return known[count]
+
+    tried = sorted({min(round(1.3**power), most) for power in range(int(math.log(most, 1.3)) + 2)} | {1, most})
+    best = max(tried, key=goodput)
+    place = tried.index(best)
+    low, high = tried[max(place - 1, 0)], tried[min(place + 1, len(tried) - 1)]
+    while high - low > 3:
+        one, two = low + (high - low) // 3, high - (high - low) // 3
+        low, high = (low, two) if goodput(one) >= goodput(two) else (one, high)
+    return max(range(low, high + 1), key=goodput) * unit

@@ -1,0 +1,226 @@
+"""`simulate`: from a measured run, or from given times, to goodput, the best interval, and tables over both."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import DataError, RecipeError, nearest
+from .fleet import SECONDS_PER_DAY, Fleet
+from .lives import Lives, live_many
+from .measured import Measured, measured
+from .model import Forecast, best_every, forecast, young_daly_seconds
+from .stages import StageTimes
+
+COUNTS = (1024, 4096, 16384, 65536, 131072)
+"""Devices in the table."""
+
+STAGE_FIELDS = {field.name: field for field in dataclasses.fields(StageTimes)}
+FLEET_FIELDS = {field.name: field for field in dataclasses.fields(Fleet)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """What was found out of a run on so many devices.
+
+    Attributes:
+        run: The folder that was read; empty where all was given.
+        stages, fleet: What was computed with.
+        now: At the present interval.
+        best: At the interval at which goodput is highest in the model.
+        theory: Seconds between checkpoints by theory (`young_daly_seconds`).
+        lives: Of simulated runs at the present interval.
+        by_devices: For several numbers of devices, at the present interval and at the best one for each.
+        by_interval: For several intervals, shortest first.
+        sources: Where each stage time is from, by its field.
+        assumptions: Sentences on what was not measured.
+    """
+
+    run: str
+    stages: StageTimes
+    fleet: Fleet
+    now: Forecast
+    best: Forecast
+    theory: float
+    lives: Lives
+    by_devices: tuple[tuple[Forecast, Forecast], ...]
+    by_interval: tuple[Forecast, ...]
+    sources: Mapping[str, str]
+    assumptions: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """All of it as JSON; times are in seconds."""
+
+        def plain(found: Forecast) -> dict[str, Any]:
+            between = found.seconds_between_failures
+            return {
+                **dataclasses.asdict(found),
+                "goodput": found.goodput,
+                "ettr": found.ettr,
+                "seconds_between_failures": between if math.isfinite(between) else None,
+            }
+
+        return json.dumps(
+            {
+                "run": self.run,
+                "stages": dataclasses.asdict(self.stages),
+                "fleet": dataclasses.asdict(self.fleet),
+                "now": plain(self.now),
+                "best": plain(self.best),
+                "theory_interval": self.theory if math.isfinite(self.theory) else None,
+                "lives": dataclasses.asdict(self.lives),
+                "by_devices": [{"now": plain(now), "best": plain(best)} for now, best in self.by_devices],
+                "by_interval": [plain(found) for found in self.by_interval],
+                "sources": dict(self.sources),
+                "assumptions": list(self.assumptions),
+            },
+            indent=2,
+        )
+
+
+def simulate(
+    run: str | Path | None = None,
+    *,
+    devices: int,
+    lives: int = 64,
+    seed: int = 0,
+    output: str | Path | None = None,
+    **given: float | int | bool | None,
+) -> Simulation:
+    """Say what goodput a run will have on so many devices, and how often it should save.
+
+    Args:
+        run: The folder of a measured run, from which stage times are taken; None where all of them are given.
+        devices: How many the run is to use.
+        lives: Runs to simulate, for how far one differs from the other.
+        seed: Of the simulated runs.
+        output: A file for a page with curves.
+        given: Fields of `StageTimes` and `Fleet`, which take the place of what was measured. None counts as not given.
+
+    Raises:
+        RecipeError: A time is missing, or can't be used.
+        DataError: The folder is not a run's, or holds no step; or the page can't be written.
+
+    >>> times = dict(step=10.0, every=60, stall=5.0, detect=30.0, teardown=10.0, restart=60.0, restore=60.0, first_step=90.0)
+    >>> found = simulate(devices=16384, **times)
+    >>> round(found.now.goodput, 3), found.best.every
+    (0.944, 33)
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in given:
+        if name not in STAGE_FIELDS and name not in FLEET_FIELDS:
+            raise RecipeError(f"there is no stage time {name!r}; {nearest(name, [*STAGE_FIELDS, *FLEET_FIELDS])}")
+    _check_place(output)
+    read = Measured({}, {}, ()) if run is None else measured(run)
+    times = {**read.times, **{name: value for name, value in given.items() if name in STAGE_FIELDS}}
+    if "copy_stall" not in given and not times.get("copy_every"):
+        times.pop("copy_stall", None)
+    _check_complete(times, run)
+    stages = StageTimes(**times)  # pyright: ignore[reportArgumentType]
+    fleet = Fleet(devices=devices, **{name: value for name, value in given.items() if name in FLEET_FIELDS})  # pyright: ignore[reportArgumentType]
+    now, lived = forecast(stages, fleet), live_many(stages, fleet, count=lives, seed=seed)
+    found = Simulation(
+        run="" if run is None else str(run),
+        stages=stages,
+        fleet=fleet,
+        now=now,
+        best=_at(stages, fleet, best_every(stages, fleet)),
+        theory=young_daly_seconds(stages, fleet),
+        lives=lived,
+        by_devices=_by_devices(stages, fleet),
+        by_interval=_by_interval(stages, fleet),
+        sources={name: "given" if name in given else read.sources[name] for name in times},
+        assumptions=tuple(_assumptions(stages, fleet, read, given)),
+    )
+    if output is not None:
+        from .drawn import write_page
+
+        write_page(found, output)
+    return found
+
+
+def _check_place(output: str | Path | None) -> None:
+    """Before anything is computed."""
+    if output is None:
+        return
+    place = Path(output)
+    if place.is_dir():
+        raise DataError(
+            f"{place} is a folder; expected the name of a file for the page, as {place / 'simulation.html'}"
+        )
+    if not place.parent.is_dir():
+        raise DataError(
+            f"can't write the page to {place}: there is no folder {place.parent}; make it, or name another file"
+        )
+
+
+def _check_complete(times: Mapping[str, Any], run: str | Path | None) -> None:
+    needed = [name for name, field in STAGE_FIELDS.items() if field.default is dataclasses.MISSING]
+    missing = [name for name in needed if name not in times]
+    if not missing:
+        return
+    why = "without a measured run, expected" if run is None else f"{run} does not tell"
+    flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+    what = "; a run that never failed knows nothing of recovery" if run is not None and "detect" in missing else ""
+    raise RecipeError(f"{why} these stage times: {', '.join(missing)}{what}; set {flags} (in seconds; every in steps)")
+
+
+def _at(stages: StageTimes, fleet: Fleet, every: int) -> Forecast:
+    return forecast(dataclasses.replace(stages, every=every), fleet)
+
+
+def _by_devices(stages: StageTimes, fleet: Fleet) -> tuple[tuple[Forecast, Forecast], ...]:
+    counts = {max(count // fleet.devices_per_host, 2) * fleet.devices_per_host for count in COUNTS} | {fleet.devices}
+    fleets = [dataclasses.replace(fleet, devices=count) for count in sorted(counts)]
+    return tuple((forecast(stages, each), _at(stages, each, best_every(stages, each))) for each in fleets)
+
+
+def _by_interval(stages: StageTimes, fleet: Fleet) -> tuple[Forecast, ...]:
+    """Around the present interval and the best one, each twice as long as the one before."""
+    unit = stages.copy_every or 1
+    most = int((fleet.days * SECONDS_PER_DAY - stages.stall) / (unit * stages.step_with_waits))
+    best = best_every(stages, fleet) // unit
+    counts = {round(best * 2.0**power) for power in range(-4, 5)} | {stages.every // unit}
+    return tuple(_at(stages, fleet, count * unit) for count in sorted(counts) if 1 <= count <= most)
+
+
+def _assumptions(stages: StageTimes, fleet: Fleet, read: Measured, given: Mapping[str, Any]) -> Sequence[str]:
+    """What the figures rest on, beside what was measured."""
+    found = list(read.notes)
+    source = "as given" if "failures_per_device_day" in given else "that of Llama 3's training, not yours"
+    found.append(
+        f"A device fails {fleet.failures_per_device_day:.3g} times a day ({source}), independently of the others and of its age."
+    )
+    if stages.measured_devices and stages.measured_devices != fleet.devices:
+        found.append(
+            f"Steps, stalls, commits, restore and first step take as long on {fleet.devices:,} devices as on the "
+            f"{stages.measured_devices:,} that were measured."
+        )
+    elif not stages.measured_devices:
+        found.append(
+            f"The stage times are taken to be those on {fleet.devices:,} devices, and the same for every number."
+        )
+    if stages.restart_per_doubling:
+        found.append(
+            f"Restart grows by {stages.restart_per_doubling:g} s with each doubling: {stages.restart_at(fleet.devices):.4g} s on "
+            f"{fleet.devices:,} devices."
+        )
+    elif stages.measured_devices != fleet.devices:
+        found.append("Restart is assumed not to grow with the number of devices; --restart-per-doubling lets it grow.")
+    if "commit" not in given:
+        found.append(
+            "A checkpoint is assumed to be committed as soon as its stall ends; --commit says how long that takes."
+        )
+    if not fleet.replacement:
+        found.append("A lost host is assumed to be replaced at once; --replacement says after how many seconds.")
+    if stages.copy_every and fleet.copies_lost is None:
+        found.append(
+            "Copies in memory are lost where the neighbouring host fails too before the run has recovered: a share of "
+            f"{fleet.destroys_copies(stages):.2g} of all failures. Hosts that share a switch or a rack may fail together: "
+            "--copies-lost sets that share."
+        )
+    if not fleet.planned_stops_per_day:
+        found.append("There are no planned stops; --planned-stops-per-day says how many.")
+    return found
