@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .core import Task, debugging
     from .core.joining import join
     from .metrics.report import report
+    from .plan.goodput import simulate
     from .presets import preset
     from .run import Experiment, Result, check, compile_step, evaluate, fit, load, open_run, sweep
     from .train import CompiledStep, Program
@@ -27,6 +28,7 @@ __getattr__ = lazily(
         "core": ("Task", "debugging"),
         "core.joining": ("join",),
         "metrics.report": ("report",),
+        "plan.goodput": ("simulate",),
         "presets": ("preset",),
         "run": ("Experiment", "Result", "check", "compile_step", "evaluate", "fit", "load", "open_run", "sweep"),
         "train": ("CompiledStep", "Program"),
@@ -40,5 +42,5 @@ readable_in("panax.parallel", "Pipeline")
 
 __all__ = [
     "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "check", "compile_step", "debugging",
-    "evaluate", "fit", "hooks", "join", "load", "open_run", "preset", "report", "sweep",
+    "evaluate", "fit", "hooks", "join", "load", "open_run", "preset", "report", "simulate", "sweep",
 ]  # fmt: skip

@@ -23,11 +23,11 @@ class Launched:
 
     def job(self, how: str, **settings) -> Job:
         policy = Policy(**{"stall_seconds": 2.0, "backoff_seconds": 0.05, **settings.pop("policy", {})})
-        settings = {"processes": 2, "num_steps": 8, "name": "pretended", **settings}
+        program = (sys.executable, str(WORKER))
+        settings = {"processes": 2, "num_steps": 8, "name": "pretended", "program": program, **settings}
         return Job(
             arguments=(how, str(self.folder), *settings.pop("more", ())),
             folder=self.folder,
-            program=(sys.executable, str(WORKER)),
             policy=policy,
             **settings,
         )

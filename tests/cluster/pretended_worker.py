@@ -5,6 +5,7 @@
 It counts its starts in FOLDER, so that a restarted one can do better.
 """  # fmt: skip
 
+import json
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+from panax.cli.failing import said_and_done
 from panax.cluster.worker import guard
 from panax.core.errors import DataError, RecipeError
 from panax.core.heartbeat import heartbeat
@@ -39,6 +41,8 @@ def main() -> int:
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)
         beat.phase(phase)
+    if how == "elastic":
+        return elastic(folder, stopped)
     print(f"process {index} of {os.environ['PANAX_PROCESSES']} began", flush=True)
     for step in range(1, STEPS + 1):
         time.sleep(0.05)
@@ -57,6 +61,27 @@ def main() -> int:
         beat.values(STEPS, {"train/loss": 1.5, "goodput/fraction": 0.75})
     beat.phase("end")
     return 0
+
+
+def elastic(folder: Path, stopped: threading.Event) -> int:
+    """Steps from where the last start ended, a save every fourth, until the file `finish` is there."""
+    index, count, whole = (os.environ[f"PANAX_{name}"] for name in ("PROCESS", "PROCESSES", "WHOLE"))
+    if index == "0" and count == whole:
+        mesh = dict.fromkeys(("replica", "stage", "fsdp", "expert", "context", "tensor"), 1)
+        layouts = {n: [{"mesh": {**mesh, "fsdp": n}, "micro_batches": 2}] for n in range(1, int(whole))}
+        (folder / "job/layouts.json").write_text(json.dumps({"processes": int(whole), "layouts": layouts}))
+    if (folder / "too_small").exists() and count != whole:
+        return said_and_done(RecipeError("heads=12 is not divisible by tensor=8"), with_traceback=False)
+    taken = folder / f"taken_{index}"
+    step = int(taken.read_text()) if taken.exists() else 0
+    while not stopped.is_set() and not (folder / "finish").exists():
+        time.sleep(0.05)
+        step += 1
+        heartbeat().step(step)
+        if step % 4 == 0:
+            heartbeat().saved(step)
+    taken.write_text(str(step))
+    return 143 if stopped.is_set() else 0
 
 
 def fail(how: str) -> None:
@@ -81,8 +106,6 @@ def fail(how: str) -> None:
         "program": KeyError("nothing"),
     }
     if how.removesuffix(", stays") in known:
-        from panax.cli.failing import said_and_done
-
         code = said_and_done(known[how.removesuffix(", stays")], with_traceback=False)
         if how.endswith(", stays"):
             time.sleep(3600)

@@ -19,7 +19,7 @@ from panax.cluster.diagnosis import Cause, Ended, diagnose, hanging
 from panax.cluster.job import Job, Policy, allowed_environment
 from panax.cluster.launching import launch
 from panax.cluster.nodes import Node, Nodes
-from panax.cluster.supervisor import check_alike
+from panax.cluster.roster import check_alike
 from panax.cluster.view import View
 from panax.core.errors import LaunchError
 
@@ -483,7 +483,7 @@ def test_of_two_agents_of_one_node_the_later_one_counts():
         channel.send(hello=node("a") | {"node": number, "pid": len(nodes.here)})
         for _ in nodes.messages(0.1):
             raise AssertionError("nothing but greetings was sent")
-    assert nodes.complete and list(nodes.here) == [0] and nodes.lost == {0: "a"}
+    assert nodes.complete and list(nodes.here) == [0] and nodes.departed == [(0, "a")] and not nodes.lost
     for channel in (channels[0], channels[2]):
         channel.received()
         assert channel.closed

@@ -75,9 +75,9 @@ def main() -> None:
                 ([(part.start or 0, part.stop) for part in shard.index], np.asarray(shard.data).tolist())
                 for shard in batch["tokens"].addressable_shards
             ]
-            for batch, _ in fed
+            for batch, *_ in fed
         ]
-        shapes = [list(batch["tokens"].shape) for batch, _ in fed]
+        shapes = [list(batch["tokens"].shape) for batch, *_ in fed]
         found.append({"asked": source.asked, "shards": shards, "shapes": shapes, "position": fed[-1].position})
     print(json.dumps(found), flush=True)
     jax.distributed.shutdown()

@@ -21,6 +21,7 @@ import panax.cli.generate
 import panax.cli.jobs
 import panax.cli.launch
 import panax.cli.report
+import panax.cli.simulate
 import panax.core.errors
 import panax_compare.command
 from panax.checkpoint import CheckpointConfig, MemoryConfig
@@ -126,6 +127,8 @@ def check_command(arguments: list[str], where: str) -> None:
             panax.cli.jobs.parser_of(command).parse_args(rest)
         elif command == "report":
             panax.cli.report.parser().parse_args(rest)
+        elif command == "simulate":
+            panax.cli.simulate.parser().parse_args(rest)
         elif command == "checkpoint":
             panax.cli.checkpoint.parser().parse_args(rest)
         elif command == "compare":

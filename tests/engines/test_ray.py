@@ -14,6 +14,7 @@ from placing import AGENT, Supervised, ended, is_alive, until, with_token
 from training import command, environment, equals, losses, run, steps
 
 from panax.cluster.engines import Engine, Resources, engine_of
+from panax.cluster.record import incidents
 from panax.core.errors import LaunchError
 
 pytestmark = pytest.mark.slow
@@ -184,3 +185,34 @@ def test_a_run_goes_on_elsewhere_when_a_node_is_lost(cluster, tmp_path):
     text = (tmp_path / "said").read_text()
     assert max(losses(folder)) == 1500 > before and "launch: done" in text
     assert "lost host after step" in text and json.loads((folder / "job/status.json").read_text())["restarts"] == 1
+
+
+def test_a_run_goes_on_with_two_nodes_of_three_and_takes_the_third_in_again(cluster, tmp_path):
+    env = environment(tmp_path, RAY_ADDRESS=cluster.address)
+    flags = ("--nodes", "3", "--processes", "3", "--devices", "1", "--checkpoint.every", "10", "--mesh.fsdp", "1")
+    folder = tmp_path / "runs/ray"
+
+    def nodes() -> int:
+        found = json.loads((folder / "job/status.json").read_text())
+        return len(found["nodes"]["running"]) if found["state"] == "running" else 0
+
+    with open(tmp_path / "said", "w") as said:
+        words = command(
+            "launch", "ray", *steps(100_000), "--on", "ray", *flags, "--mesh.replica", "3", "--step.pad-rows"
+        )
+        launch = subprocess.Popen(words, cwd=tmp_path, env=env, stdout=said, stderr=said)
+    try:
+        until(lambda: (folder / "job/layouts.json").exists() and nodes() == 3, "all three train", 120.0)
+        cluster.tell("lose")
+        until(lambda: nodes() == 2, "two go on", 60.0)
+        cluster.tell("gain")
+        until(lambda: nodes() == 3, "all three train again", 120.0)
+        run([sys.executable, "-m", "panax", "stop", str(folder)], tmp_path, env)
+        assert launch.wait(60) == 143, (tmp_path / "said").read_text()
+    finally:
+        launch.kill()
+        launch.wait()
+    causes = [one["cause"] for one in incidents(folder / "job")]
+    assert causes == ["lost host", "laid out anew"], (tmp_path / "said").read_text()
+    taken = sorted(losses(folder))
+    assert taken == list(range(1, len(taken) + 1)), "no step is missing"

@@ -36,10 +36,10 @@ def nonzero(seconds) -> dict[str, float]:
 
 
 def session(
-    folder: Path, clock: Clock, begins: int, steps: int, *, word: str = "", attempt: int = 1, saves=()
+    folder: Path, clock: Clock, begins: int, steps: int, *, word: str = "", attempt: int = 1, saves=(), goes_on=False
 ) -> Ledger:
     """2 s of starting, 1 s a step; without a word it dies a moment after its last writing."""
-    ledger = Ledger(folder, clock.now, attempt=attempt)
+    ledger = Ledger(folder, clock.now, attempt=attempt, goes_on=goes_on)
     clock(2.0)
     ledger.begin_steps(begins)
     for step in range(begins + 1, begins + steps + 1):
@@ -131,6 +131,17 @@ def test_the_time_between_sessions(tmp_path, clock, word, attempt, gap, start):
     for kind, value in ((gap, 100.0), (start, 2.0)):
         seconds[kind] += value
     assert nonzero(read_life(tmp_path).seconds) == nonzero(seconds)
+
+
+def test_a_change_of_layout_is_no_idle_time(tmp_path, clock):
+    """The supervisor has all processes save and end, and starts them again on other nodes."""
+    session(tmp_path, clock, 0, 4, word="stopped by SIGTERM", saves=(4,))
+    clock(6.0)
+    session(tmp_path, clock, 4, 4, word="done", attempt=2, goes_on=True)
+    life = read_life(tmp_path)
+    assert life.seconds["restart"] == pytest.approx(6.0 + 2.0) and life.seconds["idle"] == 0
+    assert life.sessions[0].restart_seconds == pytest.approx(8.0) and life.sessions[0].idle_seconds == 0
+    assert life.seconds["lost work"] == 0
 
 
 def test_a_killed_process_leaves_all_but_its_last_second(tmp_path, clock):

@@ -38,7 +38,8 @@ def test_trains_as_one_device_does(index, alone, tmp_path):
     np.testing.assert_allclose(many["gradient_norm"], alone["gradient_norm"], rtol=10 * TOLERANCE)
     np.testing.assert_allclose(many["held_out"], alone["held_out"], rtol=TOLERANCE)
     if hasattr(os, "SCHED_BATCH"):
-        assert [each["policies"] for each in found] == [[os.SCHED_BATCH]] * PROCESSES
+        # Which policy it chooses depends on what else runs here.
+        assert [each["watches_cores"] for each in found] == [True] * PROCESSES
     # The slowest axis spans the processes.
     spans = found[0]["processes"]
     assert spans[0]["fsdp"] == 2

@@ -6,6 +6,7 @@ python worker.py ADDRESS PROCESSES INDEX '{"fsdp": 8}' ...: the first mesh train
 import dataclasses
 import json
 import os
+import threading
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ def main() -> None:
     spans = [processes_along_axes(Placement.create(MeshShape(**(ONE | sizes)))) for sizes in others]
     found = {"trained": trained(first), "processes": spans}
     if hasattr(os, "SCHED_BATCH"):
-        found["policies"] = sorted({os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")})
+        found["watches_cores"] = any(thread.name == "panax-cores" for thread in threading.enumerate())
     print(json.dumps({"local": jax.local_device_count(), "all": jax.device_count(), **found}), flush=True)
 
 

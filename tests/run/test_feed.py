@@ -62,6 +62,8 @@ class Recorded:
         self.threads: set[str] = set()
         self.parts: list[tuple[np.ndarray, HeldRows | None]] = []
 
+    rows_divide = 1
+
     def held_rows(self, batch_size):
         return self.held
 
@@ -81,7 +83,7 @@ def test_batches_are_sent_while_a_step_runs_and_so_the_loop_never_waits():
             for ahead in range(BATCHES_AHEAD):
                 assert step.put_events[number + ahead].wait(SECONDS)
             waited = batches.seconds_waited
-            batch, position = next(batches)
+            batch, position, _ = next(batches)
             assert batches.seconds_waited - waited < 1  # it was there
             assert batch["x"][0] == number and position == {"next": number + 1}
     assert step.threads == {"panax-prefetch"}
@@ -107,7 +109,15 @@ def test_a_slow_source_is_waited_for_and_the_wait_is_told():
 
 def test_going_on_from_a_position_and_drawing_only_some():
     with contextlib.closing(feed(Numbers(), Recorded(), {"next": 7}, most=3)) as batches:
-        assert [int(batch["x"][0]) for batch, _ in batches] == [7, 8, 9]
+        assert [(int(batch["x"][0]), number) for batch, _, number in batches] == [(7, 1), (8, 2), (9, 3)]
+
+
+@pytest.mark.parametrize("source", [Numbers(), NumbersByRow()])
+def test_batches_that_are_left_out_are_drawn_and_not_sent(source):
+    step = Recorded(HeldRows(np.arange(4), 4) if isinstance(source, NumbersByRow) else None)
+    with contextlib.closing(feed(source, step, {"next": 7}, most=5, drawn=7, left_out={3, 8, 10, 12})) as batches:
+        found = [(int(batch["x"][0]), position["next"], number) for batch, position, number in batches]
+    assert found == [(8, 9, 9), (10, 11, 11)] and not step.put_events[7].is_set()
 
 
 @pytest.mark.parametrize("where", ["drawing", "sending"])

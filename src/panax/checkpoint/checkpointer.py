@@ -214,7 +214,14 @@ class Checkpointer:
             self._snapshot = Snapshot(plan)
 
     def save(
-        self, tree: Any, step: int, host: Mapping[str, Any], metric: float | None = None, *, must: bool = False
+        self,
+        tree: Any,
+        step: int,
+        host: Mapping[str, Any],
+        metric: float | None = None,
+        *,
+        must: bool = False,
+        back_to: int | None = None,
     ) -> bool:
         """Copy `tree` to the host and write it in the background. Every process of the job calls it.
 
@@ -222,6 +229,7 @@ class Checkpointer:
 
         Args:
             must: Wait for a save under way even if `when_busy` says to skip.
+            back_to: Keep also the newest checkpoints of this step or before, `keep_last` of them: the run may have to go back.
 
         Returns:
             Whether a save was begun: false when it was skipped.
@@ -245,7 +253,7 @@ class Checkpointer:
         self._snapshot.begin()
         # A daemon: a process that must end (Ctrl-C twice) does not hang on a store; what it leaves is no checkpoint.
         self._thread = threading.Thread(
-            target=self._write, args=(attempt, step, dict(host), metric), name="panax-save", daemon=True
+            target=self._write, args=(attempt, step, dict(host), metric, back_to), name="panax-save", daemon=True
         )
         self._thread.start()
         # The thread writes each file as soon as its arrays are copied.
@@ -268,6 +276,38 @@ class Checkpointer:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+
+    def forget(self, is_kept: Callable[[Manifest], bool]) -> list[int]:
+        """Remove the checkpoints of a history that the run has left. Every process of the job calls it, and no save is under way.
+
+        Returns:
+            Their steps, in the first process.
+
+        Raises:
+            CheckpointError: Another job has taken this place over; of a job of several processes also: the store refused.
+            StoreError: The store refused. What is left can be forgotten by the next job.
+        """
+        assert self._thread is None
+        removed: list[int] = []
+        with agreeing():
+            if is_first():
+                removed = [step for step in reversed(self.steps()) if not is_kept(self.open(step).manifest)]
+                if removed:
+                    self._remove(removed)
+        if not is_first():
+            # What another process has removed or written since is read again where it is asked for.
+            self._found = {}
+        return removed
+
+    def _remove(self, steps: list[int]) -> None:
+        self._check_claim()
+        for step in steps:
+            remove(self.store, self.folder(step))
+            del self._scanned()[step]
+            self.distrusted.discard(step)
+        if self._record is not None and self._record.newest in steps:
+            self._record = dataclasses.replace(self._record, newest=self.latest())
+            write_record(self.store, self._record)
 
     def close(self) -> None:
         """Wait for the save under way without trying again what fails."""
@@ -346,7 +386,14 @@ class Checkpointer:
             return DamagedError(f"{self.url(step)}/{FILE} is that of step {found.step}")
         return found
 
-    def _write(self, attempt: Attempt, step: int, host: Mapping[str, Any], metric: float | None) -> None:
+    def _write(
+        self,
+        attempt: Attempt,
+        step: int,
+        host: Mapping[str, Any],
+        metric: float | None,
+        back_to: int | None = None,
+    ) -> None:
         assert self._snapshot is not None
         snapshot = self._snapshot
         attachments = self.attachments if attempt.process == 0 else {}
@@ -374,7 +421,7 @@ class Checkpointer:
         self.distrusted.discard(step)
         try:
             self._scanned()[step] = manifest
-            self._prune(step, attempt)
+            self._prune(step, attempt, back_to)
         except (PanaxError, OSError) as error:
             self._say(f"warning: old checkpoints could not be removed: {error}")
 
@@ -427,11 +474,12 @@ class Checkpointer:
             step for metric, step in sorted((m, s) for s, m in metrics.items() if m is not None and math.isfinite(m))
         ]
 
-    def _prune(self, newest: int, attempt: Attempt) -> None:
+    def _prune(self, newest: int, attempt: Attempt, back_to: int | None) -> None:
         # What is left of an earlier attempt at this step, that its manifest has replaced.
         sweep(self.store, [attempt.folder])
         good = [step for step in self.steps() if step not in self.distrusted]
         keep = set(good[-self.config.keep_last :]) | set(self._judged(good)[: self.config.keep_best]) | {newest}
+        keep |= set([step for step in good if back_to is not None and step <= back_to][-self.config.keep_last :])
         for step, found in list(self._scanned().items()):
             forever = self.config.keep_every and step % self.config.keep_every == 0 and step in good
             # A damaged one is left for a person to look at until newer ones have taken its place.

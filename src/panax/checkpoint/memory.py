@@ -104,27 +104,48 @@ class MemoryTier:
         self._saved: int | None = None
         self._failure: Exception | None = None
 
-    def newest(self) -> Checkpoint | None:
-        """The newest state whose parts are all held by some host, as a checkpoint; None where there is none."""
+    def newest(self, is_usable: Callable[[Manifest], bool] = lambda manifest: True) -> Checkpoint | None:
+        """The newest state whose parts are all held by some host, as a checkpoint; None where there is none.
+
+        Args:
+            is_usable: Passes over those for which it says no; the same in every process.
+        """
         held = self._inventory()
         complete = {
             (part.step, part.attempt)
             for part in {part for parts in held for part in parts}
             if {p.process for parts in held for p in parts if p[:2] == part[:2]} >= set(range(part.processes))
         }
-        if not complete:
-            return None
-        chosen = max(complete)
-        failure, checkpoint = "", None
-        try:
-            checkpoint = self._assembled(held, *chosen)
-        except PanaxError as error:
-            failure = str(error)
-        failures = [text for text in gather_texts(failure) if text]
-        if failures:
-            self._say(f"warning: the copy of step {chosen[0]} in memory is not used: {failures[0]}")
-            return None
-        return checkpoint
+        for chosen in sorted(complete, reverse=True):
+            failure, checkpoint, usable = "", None, False
+            try:
+                checkpoint = self._assembled(held, *chosen)
+                usable = is_usable(checkpoint.manifest)
+            except PanaxError as error:
+                failure = str(error)
+            failures = [text for text in gather_texts(failure) if text]
+            if failures:
+                self._say(f"warning: the copy of step {chosen[0]} in memory is not used: {failures[0]}")
+                return None
+            if usable:
+                return checkpoint
+        return None
+
+    def forget(self, after: int) -> None:
+        """Remove the copies of steps after `after`: the run has gone back. Every process of the job calls it."""
+        self.wait()
+        self._saved = self._failure = None
+        # A later copy of the same step must share no file with one that a host has failed to remove.
+        self._name = first_text(secrets.token_hex(4))
+        failure = ""
+        if self._is_first_here:
+            try:
+                self._folder.check()
+                self._store.delete([entry.path for entry in self._store.list() if _step_of(entry.path) > after])
+            except (PanaxError, OSError) as error:
+                failure = str(error)
+        for text in filter(None, gather_texts(failure)):
+            self._say(f"warning: copies in memory after step {after} stay there: {text}")
 
     def save(self, tree: Any, step: int, host: Mapping[str, Any]) -> None:
         """Copy a state, and write it to this host's memory and the peer's in the background. A failure is only said."""
@@ -141,15 +162,19 @@ class MemoryTier:
         )
         self._thread.start()
 
+    def wait(self) -> None:
+        """Wait for the copy under way, if there is one."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
     def close(self, *, forget: bool) -> None:
         """End the server.
 
         Args:
             forget: Remove the copies: the store holds what is newer.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self.wait()
         self._server.close()
         if forget and self._is_first_here:
             self._folder.remove()
@@ -157,9 +182,7 @@ class MemoryTier:
 
     def _settle(self) -> None:
         """Wait for the copy before this one; where all processes have it, the ones before it are removed."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self.wait()
         if self._saved is None:
             return
         step, failure = self._saved, self._failure

@@ -1,4 +1,4 @@
-"""`panax status`, `panax logs` and `panax stop`: of a run that `panax launch` has started, from the files in its folder."""
+"""`panax status`, `logs`, `stop`, `cordon`, `uncordon`: of a run that `panax launch` has started, by the files in its folder."""
 
 import argparse
 import sys
@@ -9,6 +9,9 @@ from typing import Any
 
 from ..cluster.child import log_of
 from ..cluster.record import JOB, STALE_SECONDS, STATUS, STOP, incidents, place_of, read
+from ..cluster.world import cordon as taken_out
+from ..cluster.world import cordoned
+from ..cluster.world import uncordon as put_back
 from ..core.errors import LaunchError
 
 FOLLOW_SECONDS = 0.5
@@ -20,6 +23,8 @@ ABOUT = {
     "status": "How a launched run is, or why it ended.",
     "logs": "What the processes of a launched run have said.",
     "stop": "Save a launched run in all its processes at one step, and end it.",
+    "cordon": "Take nodes out of a launched run: it goes on without them from its next save.",
+    "uncordon": "Put nodes back that were taken out of a launched run: it takes them in at its next save.",
 }
 
 
@@ -31,6 +36,10 @@ def parser_of(command: str) -> argparse.ArgumentParser:
         parser.add_argument("--process", type=int, help="of one process alone; without it, of each, its last lines")
         parser.add_argument("--lines", type=int, default=20, help="the last ones of each (%(default)s)")
         parser.add_argument("--follow", action="store_true", help="and what comes, until the job ends")
+    if command in ("cordon", "uncordon"):
+        parser.add_argument("nodes", nargs="+", metavar="NODE", help="a number of the job's, or a host's name")
+    if command == "cordon":
+        parser.add_argument("--why", default="by hand", help="for `panax status` and the report")
     return parser
 
 
@@ -63,6 +72,11 @@ def status(arguments: Sequence[str]) -> int:
         print(
             f"  the supervisor has not written for {_ago(now - found['at'])}; the same `panax launch` resumes the run"
         )
+    nodes = found.get("nodes", {})
+    if nodes and len(nodes["running"]) < nodes["of"]:
+        print(f"  on {len(nodes['running'])} of {nodes['of']} nodes: {nodes['layout']}")
+    for node, why in cordoned(place).items():
+        print(f"  node {node} is taken out: {why}")
     for one in found["processes"]:
         ended = "" if one["exit_code"] is None else f", exit code {one['exit_code']}"
         print(f"  process {one['process']} on {one['host']}: {one['phase']}, step {one['step']}{ended}")
@@ -122,6 +136,47 @@ def stop(arguments: Sequence[str]) -> int:
             return 0
         time.sleep(FOLLOW_SECONDS)
     raise LaunchError(f"the job has not ended within {WAIT_SECONDS:.0f} s; see `panax status`, and its host")
+
+
+def cordon(arguments: Sequence[str]) -> int:
+    """Take nodes out of a launched run."""
+    asked = parser_of("cordon").parse_args(arguments)
+    place, numbers, total = _nodes(asked)
+    taken_out(place, numbers, asked.why, total=total)
+    print(f"node {', '.join(map(str, numbers))}: out of the job from its next save; back by `panax uncordon`")
+    return 0
+
+
+def uncordon(arguments: Sequence[str]) -> int:
+    """Put nodes back into a launched run."""
+    asked = parser_of("uncordon").parse_args(arguments)
+    place, numbers, total = _nodes(asked)
+    put_back(place, numbers, total=total)
+    print(f"node {', '.join(map(str, numbers))}: in the job again from its next save")
+    return 0
+
+
+def _nodes(asked: argparse.Namespace) -> tuple[Path, list[int], int]:
+    """The job's files, the nodes that are meant, and how many it has.
+
+    Raises:
+        LaunchError: The job has ended, or a host of that name runs none of its processes.
+    """
+    place = place_of(asked.run)
+    found, job = _status(place), read(place / JOB)
+    if "end" in found:
+        raise LaunchError(f"the job has ended: {found['end']['message']}")
+    hosts: dict[str, list[int]] = {}
+    for one in found.get("processes", ()):
+        hosts.setdefault(one["host"], []).append(one["node"])
+    numbers: set[int] = set()
+    for each in asked.nodes:
+        if not each.isdecimal() and each not in hosts:
+            raise LaunchError(
+                f"no process of the job runs on {each!r}; its hosts are {', '.join(sorted(hosts)) or 'none yet'}"
+            )
+        numbers |= {int(each)} if each.isdecimal() else {*hosts[each]}
+    return place, sorted(numbers), int(job["nodes"])
 
 
 def _status(place: Path) -> dict[str, Any]:

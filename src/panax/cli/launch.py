@@ -14,7 +14,7 @@ from typing import Any
 
 from ..cluster.diagnosis import Cause
 from ..cluster.engines import ENGINES, Engine, Resources, engine_of
-from ..cluster.job import Job, Policy, allowed_environment
+from ..cluster.job import SPARE, Job, Policy, allowed_environment
 from ..cluster.launching import LOCAL
 from ..cluster.launching import launch as launched
 from ..cluster.view import View
@@ -39,6 +39,10 @@ what each process said; `panax status RUN` tells how it is.
   --stall-seconds S without a step, until it counts as hanging (300)
   --start-seconds S the same before the first step (1800)
   --save-seconds S  for the save when the job is stopped (600)
+  --replace-seconds S  for a lost node to come back; then the job goes on
+                    without it, and takes it in again at a later save (5)
+  --min-nodes M     the fewest that it goes on with (1)
+  --no-spares       keep no processes that wait for a restart
   --quiet           show nothing but how it ended
 
 for engines, as each of them needs; docs/launch.md says which
@@ -50,7 +54,7 @@ for engines, as each of them needs; docs/launch.md says which
   --env NAME (a variable that nodes get too)   --address A (the supervisor's)
 """
 
-OWN = ("max_restarts", "stall_seconds", "start_seconds", "save_seconds")
+OWN = ("max_restarts", "stall_seconds", "start_seconds", "save_seconds", "replace_seconds", "min_nodes")
 """Fields of the policy that are flags."""
 
 DRY_RUN = "--dry-run"
@@ -92,6 +96,7 @@ def launch(arguments: Sequence[str]) -> int:
         nodes=own.nodes,
         devices=own.devices if own.accelerator == "cpu" else None,
         port=own.port,
+        spare=() if own.no_spares else SPARE,
         policy=policy,
         submission=own.submission,
     )
@@ -147,6 +152,7 @@ def own_flags(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--on", default=LOCAL)
     parser.add_argument(DRY_RUN, action="store_true")
     parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("--no-spares", action="store_true")
     parser.add_argument("--port", type=int)
     parser.add_argument(SUBMISSION, default="")
     for field in dataclasses.fields(Resources):

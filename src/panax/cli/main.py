@@ -26,6 +26,8 @@ usage: panax COMMAND ...
     [--on slurm|ray|mpi|kubernetes] [--nodes M] [--dry-run]
   status|logs|stop RUN   of a launched run: how it is, what its processes said;
                          save and end it
+  cordon|uncordon RUN NODE
+                         take a node out of a launched run, put it back
   inspect RECIPE         parameters, layout, bytes, FLOPs; what a step sends and
                          holds; takes what train takes; nothing is trained
     [--target h100x64]     for devices that are not here
@@ -46,6 +48,9 @@ usage: panax COMMAND ...
                          safetensors or another store
   report RUN [RUN...]    one page about a run, or several side by side: curves,
     [--rate PRICE]         time, incidents, cost
+  simulate [RUN] --devices N
+                         goodput on N devices, and how often to save, from a
+                         measured run's stage times and a failure rate
   compare vit|decoder|moe|recipe:NAME
                          the same training in PyTorch, plain JAX, Flax and
                          here, side by side: a report
@@ -106,7 +111,7 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from .launch import launch
 
         return launch
-    if name in ("status", "stop", "logs"):
+    if name in ("status", "stop", "logs", "cordon", "uncordon"):
         from . import jobs
 
         return getattr(jobs, name)
@@ -114,6 +119,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from .report import report
 
         return report
+    if name == "simulate":
+        from .simulate import simulate
+
+        return simulate
     if name == "compare":
         from .compare import compare
 
@@ -124,11 +133,11 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 
 
 COMMANDS = (
-    "train", "launch", "status", "logs", "stop", "sweep", "inspect", "check", "data", "generate", "evaluate", "export",
-    "checkpoint", "report", "compare", "recipes",
+    "train", "launch", "status", "logs", "stop", "cordon", "uncordon", "sweep", "inspect", "check", "data", "generate",
+    "evaluate", "export", "checkpoint", "report", "simulate", "compare", "recipes",
 )  # fmt: skip
 
-SUPERVISING = ("launch", "status", "logs", "stop", "report")
+SUPERVISING = ("launch", "status", "logs", "stop", "cordon", "uncordon", "report", "simulate")
 """Commands that hold no jax."""
 
 

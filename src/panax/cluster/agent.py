@@ -19,6 +19,7 @@ from .accelerators import gpus_of, visible_gpus
 from .channel import Channel, Message, Refused, connected
 from .child import Child
 from .engines.environment import SECRET, SUPERVISOR, node_number
+from .spare import Spares
 
 INHERITED = "PANAX_CONNECTION"
 """The number of a connection that the supervisor has made itself, on this machine."""
@@ -41,8 +42,8 @@ PACKAGES = ("panax-jax", "jax", "jaxlib", "equinox", "numpy")
 class Agent:
     """The workers of one node, as the supervisor wishes.
 
-    It is told: `start` (workers), `signal`, `stacks`, `kill`, `port`, `end`. It tells: `hello`, `started`, `beat`, `lines` of
-    the job's first process, `exit`, `stacks`, `port`, `notice` (a signal that it got itself).
+    It is told: `start` (workers), `spares` (to keep), `signal`, `stacks`, `kill`, `port`, `end`. It tells: `hello`, `started`,
+    `beat`, `lines` of the job's first process, `exit`, `stacks`, `port`, `notice` (a signal that it got itself).
     """
 
     def __init__(self, channel: Channel):
@@ -53,6 +54,7 @@ class Agent:
         self._lifeline, self._held = os.pipe()
         self._beats: dict[int, Message] = {}
         self._noticed = ""
+        self._spares = Spares(self._lifeline)
         self._ended = False
         self._heard = self._pinged = time.monotonic()
 
@@ -71,6 +73,7 @@ class Agent:
             while not self._ended and not self._channel.closed:
                 self._turn()
         finally:
+            self._spares.close()
             self._kill()
         return self._ended
 
@@ -119,6 +122,8 @@ class Agent:
                 self._channel.send(stacks=self._stacks())
             elif kind == "kill":
                 self._kill()
+            elif kind == "spares":
+                self._spares.keep(content["count"], content["command"], content["environment"])
             elif kind == "port":
                 self._channel.send(port=free_port(content))
             elif kind == "end":
@@ -149,7 +154,13 @@ class Agent:
             }
             try:
                 child = Child(
-                    what["command"], environment, Path(what["folder"]), index, what["attempt"], self._lifeline
+                    what["command"],
+                    environment,
+                    Path(what["folder"]),
+                    index,
+                    what["attempt"],
+                    self._lifeline,
+                    self._spares.take(),
                 )
             except OSError as error:
                 end = {

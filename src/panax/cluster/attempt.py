@@ -18,6 +18,7 @@ class Worker:
 
     Attributes:
         step: The last one that it told; -1 before the first.
+        saved: The last one of which it began to keep a checkpoint; -1 before the first.
         moved: When it last made progress, by the supervisor's monotonic clock.
         entered: Phase to when it was entered first, in seconds since the epoch by the worker's clock.
     """
@@ -29,6 +30,7 @@ class Worker:
     pid: int | None = None
     phase: str = "start"
     step: int = -1
+    saved: int = -1
     entered: dict[str, float] = dataclasses.field(default_factory=dict)
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     error: dict[str, Any] | None = None
@@ -47,6 +49,8 @@ class Worker:
             self.step = step
             if "phase" not in beat:
                 self.phase = "steps"
+        if isinstance(saved := beat.get("saved"), int):
+            self.saved = saved
         if isinstance(facts := beat.get("facts"), dict):
             self.facts |= facts
         if isinstance(error := beat.get("error"), dict):
@@ -57,6 +61,7 @@ class Worker:
         ended = None if self.ended is None else self.ended.code
         return {
             "process": self.process,
+            "node": self.node,
             "host": self.host,
             "pid": self.pid,
             "phase": self.phase,
@@ -117,6 +122,11 @@ class Attempt:
         return min(worker.step for worker in self.workers)
 
     @property
+    def saved(self) -> int:
+        """The last step of which all processes keep a checkpoint; -1 before."""
+        return min(worker.saved for worker in self.workers)
+
+    @property
     def ends(self) -> list[Ended]:
         return [worker.ended for worker in self.workers if worker.ended is not None]
 
@@ -140,10 +150,15 @@ class Attempt:
 
     def stalled(self, now: float, policy: Policy) -> Worker | None:
         """The worker that has come least far, where none makes progress any more; None while the job moves."""
-        alive = [worker for worker in self.workers if worker.ended is None]
+
+        def limit(worker: Worker) -> float:
+            # A run that goes back to a checkpoint restores it after its first steps.
+            starts = self.step < 0 or worker.phase == "restore"
+            return policy.start_seconds if starts else policy.stall_seconds
+
         # A worker that has ended while another does not is one that the other waits for.
-        limit = policy.stall_seconds if self.step >= 0 else policy.start_seconds
-        hung = [worker for worker in alive if now - worker.moved > limit]
+        alive = [worker for worker in self.workers if worker.ended is None]
+        hung = [worker for worker in alive if now - worker.moved > limit(worker)]
         return min(hung, key=lambda worker: (worker.step, worker.moved)) if hung else None
 
     def hang(self, worker: Worker, now: float, stacks: Mapping[int, str]) -> Diagnosis:

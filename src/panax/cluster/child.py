@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..core.heartbeat import DESCRIPTOR
+from .job import arguments_of
+from .spare import Spare
 from .worker import AGENT, LIFELINE, STACKS
 
 TAIL_LINES, TAIL_BYTES = 40, 16_000
@@ -39,14 +41,40 @@ class Child:
         index: int,
         attempt: int,
         lifeline: int,
+        spare: Spare | None = None,
     ):
+        """
+        Args:
+            command: What the worker runs.
+            spare: Becomes the worker, in the place of a new process, where it takes this command.
+        """
         self.first, self.attempt = index == 0, attempt
         self._log, self._stacks = log_of(folder, index), stacks_of(folder, index, attempt)
         for path in (self._log, self._stacks):
             path.parent.mkdir(parents=True, exist_ok=True)
+        self.silent, self._partial = False, b""
+        with open(self._log, "ab") as log:
+            self._seen = log.tell()
+            log.write(f"== attempt {attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+            log.flush()
+            self._shown = log.tell()
+            if spare is not None and spare.become(arguments_of(command), environment, self._log, self._stacks):
+                self._process, self.pipe = spare.process, spare.pipe
+            else:
+                self._process, self.pipe = self._started(command, environment, log, lifeline)
+        self._stacks_seen = 0
+        self._kills = _kills_of_memory()
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError, AttributeError):
+            # Readable when the process has ended; Linux only.
+            self._descriptor = os.pidfd_open(self._process.pid)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _started(
+        self, command: Sequence[str], environment: dict[str, str], log: IO[bytes], lifeline: int
+    ) -> tuple[subprocess.Popen[bytes], int]:
+        """A new process, and where its beats come from."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
-        self.pipe, self.silent, self._partial = reading, False, b""
         own = {
             DESCRIPTOR: str(writing),
             LIFELINE: str(lifeline),
@@ -55,31 +83,21 @@ class Child:
             "PYTHONUNBUFFERED": "1",
         }
         try:
-            with open(self._log, "ab") as log:
-                self._seen = log.tell()
-                log.write(f"== attempt {attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
-                log.flush()
-                self._shown = log.tell()
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env={**os.environ, **environment, **own},
-                    pass_fds=(writing, lifeline),
-                    start_new_session=True,
-                )
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environment, **own},
+                pass_fds=(writing, lifeline),
+                start_new_session=True,
+            )
         except BaseException:
             os.close(reading)
             raise
         finally:
             os.close(writing)
-        self._stacks_seen = 0
-        self._kills = _kills_of_memory()
-        self._descriptor: int | None = None
-        with contextlib.suppress(OSError, AttributeError):
-            # Readable when the process has ended; Linux only.
-            self._descriptor = os.pidfd_open(self._process.pid)  # pyright: ignore[reportAttributeAccessIssue]
+        return process, reading
 
     @property
     def pid(self) -> int:

@@ -27,6 +27,7 @@ class Cause(enum.Enum):
     PEER = "lost connection to a peer"
     MISSING = "processes did not join"
     EXCEPTION = "exception"
+    CHANGED = "laid out anew"
 
     @property
     def retried(self) -> bool:
@@ -59,6 +60,7 @@ ADVICE = {
     Cause.STALLED_DATA: "the stacks show which source does not answer",
     Cause.PEER: "see the network between the hosts",
     Cause.MISSING: "see what the missing ones said, and that hosts reach each other; PANAX_JOIN_SECONDS gives them more time",
+    Cause.CHANGED: "nothing: nodes have come back, or were taken out of the job",
     Cause.EXCEPTION: "mend the program; `panax logs RUN` has the traceback's end, --traceback all of it",
 }
 """What to do about each."""

@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import os
+import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ class Policy:
         stall_seconds: Without a step, a batch or a change of phase, until a worker counts as hanging.
         start_seconds: The same before the first step, where compiling may take long.
         agents_seconds: For the engine's nodes to be there, once it has granted them.
+        replace_seconds: For a lost node to come back, until the job goes on without it.
+        min_nodes: The fewest that it goes on with.
         save_seconds: For the coordinated save when the job is stopped; what runs then is killed.
     """
 
@@ -31,6 +35,8 @@ class Policy:
     stall_seconds: float = 300.0
     start_seconds: float = 1800.0
     agents_seconds: float = 25.0
+    replace_seconds: float = 5.0
+    min_nodes: int = 1
     save_seconds: float = 600.0
 
     def __post_init__(self) -> None:
@@ -40,15 +46,31 @@ class Policy:
                 raise LaunchError(f"policy.{field.name}={value!r}; expected a number of at least 0")
         if self.max_without_progress < 1:
             raise LaunchError("policy.max_without_progress=0; expected at least 1: the first failure counts")
+        if self.min_nodes < 1:
+            raise LaunchError("policy.min_nodes=0; expected at least 1")
 
 
 JOIN, JOIN_SECONDS = "PANAX_JOIN_SECONDS", 25
 """For the processes that an agent has started to join; the variable gives them more."""
 
+WHOLE = "PANAX_WHOLE"
+"""The processes of the whole job; where there are fewer, it goes on without some of its nodes."""
+
+GOES_ON = "PANAX_GOES_ON"
+"""Whether the attempt before ended only to be laid out anew: what lies between was spent on that."""
+
 FIRST_START = ("--fresh", "--check", "--check=warn")
 """Flags of `panax train` that count for the first of all starts of one job alone: a run starts over, hardware is checked."""
 
-TRAIN = (sys.executable, "-m", "panax", "train")
+PANAX = (sys.executable, "-m", "panax")
+TRAIN = (*PANAX, "train")
+SPARE = (sys.executable, "-m", "panax.cli.spare")
+"""A worker that waits: it becomes any command of `panax`."""
+
+
+def arguments_of(command: Sequence[str]) -> Sequence[str]:
+    """The arguments of a command of `panax`."""
+    return command[len(PANAX) :]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,6 +87,7 @@ class Job:
         devices: Simulated devices of each process on CPU; None: as the environment says.
         port: Of JAX's coordinator; None: any that is free.
         program: What each worker runs with the arguments.
+        spare: What runs a worker that waits for a restart; empty for none. It has to become what `program` is.
         submission: What tells this job from others of its folder, where an engine may start it again.
     """
 
@@ -77,6 +100,7 @@ class Job:
     devices: int | None = None
     port: int | None = None
     program: tuple[str, ...] = TRAIN
+    spare: tuple[str, ...] = ()
     submission: str = ""
     policy: Policy = Policy()
 
@@ -85,19 +109,23 @@ class Job:
             raise LaunchError(
                 f"--processes {self.processes}, --nodes {self.nodes}, --devices {self.devices}: expected at least 1 of each"
             )
+        if self.policy.min_nodes > self.nodes:
+            raise LaunchError(f"--min-nodes {self.policy.min_nodes}; expected at most --nodes {self.nodes}")
         if self.processes % self.nodes:
             raise LaunchError(
                 f"--processes {self.processes} is not divisible by --nodes {self.nodes}: each node gets as many processes; "
                 f"processes is the number in all"
             )
 
-    def command(self, *, begun: bool = False) -> list[str]:
+    def command(self, *, begun: bool = False, layout: Sequence[str] = ()) -> list[str]:
         """What a worker runs.
 
         Args:
             begun: This job has set aside what an earlier run left: started again, it resumes from its own checkpoints.
+            layout: Flags in the place of those that the job has for it.
         """
-        return [*self.program, *(each for each in self.arguments if not (begun and each in FIRST_START))]
+        arguments = [each for each in self.arguments if not (begun and each in FIRST_START)]
+        return [*self.program, *(_without_layout(arguments) if layout else arguments), *layout]
 
     @property
     def shown(self) -> str:
@@ -116,7 +144,7 @@ class Job:
     def environment(self) -> dict[str, str]:
         """What workers get beside what tells them their place in the job."""
         # Whoever does not come within these seconds of the first one does not come.
-        joining = {JOIN: os.environ.get(JOIN) or str(JOIN_SECONDS)}
+        joining = {JOIN: os.environ.get(JOIN) or str(JOIN_SECONDS), WHOLE: str(self.processes)}
         if self.devices is None:
             return joining
         flags = [
@@ -125,6 +153,30 @@ class Job:
             if not flag.startswith("--xla_force_host_platform_device_count=")
         ]
         return joining | {"XLA_FLAGS": " ".join([*flags, f"--xla_force_host_platform_device_count={self.devices}"])}
+
+
+_OF_LAYOUT = re.compile(r"--(mesh(\..+)?|step\.(micro[-_]batches|pad[-_]rows))")
+
+
+def _without_layout(arguments: Sequence[str]) -> list[str]:
+    """Arguments of `panax train` without those that say how the model lies on the devices.
+
+    >>> _without_layout(["gpt2", "--mesh.fsdp", "-1", "--step.micro-batches=2", "--fresh", "--mesh", "auto", "--seed", "3"])
+    ['gpt2', '--fresh', '--seed', '3']
+    """
+    kept, of_layout = [], False
+    for each in arguments:
+        if each.startswith("--"):
+            flag, equals, _ = each.partition("=")
+            of_layout = _OF_LAYOUT.fullmatch(flag) is not None
+            if not of_layout:
+                kept.append(each)
+            of_layout = of_layout and not equals
+        elif not of_layout:
+            kept.append(each)
+        else:
+            of_layout = False
+    return kept
 
 
 ALLOWED = (

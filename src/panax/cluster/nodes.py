@@ -42,7 +42,8 @@ class Nodes:
     """The agents of a job, by their number; 0 has the job's first process.
 
     Attributes:
-        lost: Numbers of nodes whose agents have gone, and their hosts; the supervisor takes them out.
+        lost: Numbers of nodes whose agents have gone and have not come back.
+        departed: Numbers and hosts of nodes whose agents have gone; whoever reads them takes them out.
     """
 
     def __init__(self, secret: str, count: int):
@@ -53,7 +54,8 @@ class Nodes:
         self._greeting = threading.BoundedSemaphore(GREETINGS)
         self._coming: list[Node] = []
         self.here: dict[int, Node] = {}
-        self.lost: dict[int, str] = {}
+        self.lost: set[int] = set()
+        self.departed: list[tuple[int, str]] = []
         self.refused = 0
 
     def listen(self, address: str, port: int = 0) -> str:
@@ -166,6 +168,7 @@ class Nodes:
             self._part_with(self.here[number])
         node.number = number
         self.here[number] = node
+        self.lost.discard(number)
 
     @property
     def complete(self) -> bool:
@@ -186,5 +189,6 @@ class Nodes:
         if node in self._coming:
             self._coming.remove(node)
         if node.number >= 0:
-            self.lost[node.number] = node.host
+            self.lost.add(node.number)
+            self.departed.append((node.number, node.host))
             del self.here[node.number]

@@ -11,8 +11,9 @@ from typing import Any
 
 from ..core.errors import LaunchError
 from ..core.lock import locked
-from .diagnosis import Diagnosis
+from .diagnosis import Cause, Diagnosis
 from .job import Job, allowed_environment, written
+from .world import CORDONED, LAYOUTS
 
 PLACE, JOB, STATUS, INCIDENTS, STOP, LOCK = "job", "job.json", "status.json", "incidents.jsonl", "stop", "lock"
 BEGUN = "begun"
@@ -74,6 +75,10 @@ class Record:
             raise LaunchError(f"can't write to {self._place}: {error}; choose another --directory") from error
         with lock:
             (self._place / STOP).unlink(missing_ok=True)
+            if not self.begun():
+                # Of nodes that another launch had.
+                for name in (LAYOUTS, CORDONED):
+                    (self._place / name).unlink(missing_ok=True)
             yield
 
     def begin(self, engine: str) -> None:
@@ -158,6 +163,11 @@ def incidents(folder: Path) -> list[dict[str, Any]]:
                 one = json.loads(line)
                 found[one["at"], one["attempt"]] = one
     return list(found.values())
+
+
+def changed(why: str, attempt: int, step: int, at: float) -> Incident:
+    """An incident by which nothing failed: the job was laid out anew."""
+    return Incident(attempt, at, step, Cause.CHANGED.value, why, 0, (), detect=0.0, teardown=0.0)
 
 
 def failed(diagnosis: Diagnosis, attempt: int, step: int, at: float) -> Incident:

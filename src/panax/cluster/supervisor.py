@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from ..core.errors import LaunchError
 from .attempt import SAVED, Attempt, Worker
 from .diagnosis import Cause, Diagnosis, diagnose
 from .engines import Placed
 from .engines.environment import SECRET
-from .job import Job
+from .job import GOES_ON, Job
 from .nodes import Node, Nodes
-from .record import Incident, Record, failed
+from .record import Incident, Record, changed, failed
+from .roster import Roster
 from .view import View
+from .world import World
 
 TICK_SECONDS = 0.5
 SETTLE_SECONDS = 0.5
@@ -25,8 +26,15 @@ PORT_SECONDS = 10.0
 """For the first node's agent to find a port: it has nothing else to do then."""
 
 STATUS_SECONDS = 2.0
+LOOK_SECONDS = 1.0
+"""Between two looks at whether the job should run on other nodes."""
+
 STACKS_SECONDS = 4.0
 LONGEST_BACKOFF_SECONDS = 60.0
+
+
+OF_LAYOUT = (Cause.USER, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
+"""Causes of which, before a first step on fewer nodes, the layout may be at fault."""
 
 
 class Supervisor:
@@ -35,6 +43,10 @@ class Supervisor:
     def __init__(self, job: Job, nodes: Nodes, placed: Placed, record: Record, view: View, secret: str):
         self._job, self._nodes, self._placed, self._record, self._view = job, nodes, placed, record, view
         self._secret = secret
+        self._roster = Roster(job, nodes, placed, view.say)
+        self._world, self._changing = World(()), ""
+        self._looked_at = 0.0
+        self._saved_before: int | None = None
         self._began = time.monotonic()
         self._attempt: Attempt | None = None
         self._asked: signal.Signals | None = None
@@ -69,11 +81,15 @@ class Supervisor:
 
     def _followed(self) -> int:
         while True:
-            self._await_nodes()
-            if self._asked is not None:
+            world = self._gather()
+            if world is None:
+                assert self._asked is not None
                 return self._over(128 + self._asked, f"stopped by {self._asked.name} before it began")
-            attempt = self._start()
+            attempt = self._start(world)
             diagnosis = self._follow(attempt)
+            if diagnosis is None and self._changing and self._asked is None:
+                self._has_changed(attempt)
+                continue
             if diagnosis is None:
                 return self._done(attempt)
             if self._asked is not None and attempt.step < 0 and diagnosis.cause is Cause.KILLED:
@@ -88,69 +104,54 @@ class Supervisor:
                 return self._over(diagnosis.exit_code or 6, reason, diagnosis)
             self._wait_before_restart()
 
-    def _await_nodes(self) -> None:
-        """Until each node's agent is here; a lost one is asked for again."""
+    def _gather(self) -> World | None:
+        """Where to run next; None where the job is to end."""
         self._state = "placing"
-        for number in list(self._nodes.lost):
-            del self._nodes.lost[number]
-            if number not in self._nodes.here:
-                self._placed.replace(number)
-        deadline = time.monotonic() + self._job.policy.agents_seconds
-        while not self._nodes.complete and self._asked is None:
-            self._pump(TICK_SECONDS)
-            if why := self._placed.failure():
-                raise LaunchError(why)
-            if time.monotonic() > deadline:
-                missing = [n for n in range(self._job.nodes) if n not in self._nodes.here]
-                refused = (
-                    f"; {self._nodes.refused} connections did not know the job's secret" if self._nodes.refused else ""
-                )
-                said = self._placed.said()
-                raise LaunchError(
-                    f"{len(self._nodes.here)} of {self._job.nodes} nodes came within {self._job.policy.agents_seconds:.0f} s "
-                    f"(missing: node {', '.join(map(str, missing))}){refused}; see that they can reach this host, and the "
-                    f"engine's own log" + (f":\n{said}" if said else "")
-                )
-        check_alike(list(self._nodes.here.values()), self._job)
+        world = self._roster.gather(lambda: self._pump(TICK_SECONDS), lambda: self._asked is not None)
+        if world is not None and self._attempt is not None and world.nodes != self._world.nodes:
+            self._view.say(f"goes on with {world.shown(self._job.nodes)}")
+        return world
 
-    def _start(self) -> Attempt:
+    def _start(self, world: World) -> Attempt:
         number = 1 if self._attempt is None else self._attempt.number + 1
-        host = self._nodes.here[0].address or "127.0.0.1" if 0 in self._nodes.here else "127.0.0.1"
+        nodes, share = self._nodes.here, self._job.processes_per_node
+        first = world.nodes[0]
+        host = nodes[first].address or "127.0.0.1" if first in nodes else "127.0.0.1"
         self._port = self._job.port
-        if self._port is None and 0 in self._nodes.here:
-            self._nodes.tell(0, port=host)
+        if self._port is None and first in nodes:
+            self._nodes.tell(first, port=host)
             deadline = time.monotonic() + PORT_SECONDS
-            while self._port is None and time.monotonic() < deadline and 0 in self._nodes.here:
+            while self._port is None and time.monotonic() < deadline and first in nodes:
                 self._pump(TICK_SECONDS)
             if self._port is None:
-                self._nodes.drop(0)
-        now, share = time.monotonic(), self._job.processes_per_node
+                self._nodes.drop(first)
+        now = time.monotonic()
         workers = [
-            Worker(
-                index,
-                index // share,
-                self._nodes.here[index // share].host if index // share in self._nodes.here else "?",
-                now,
-            )
-            for index in range(self._job.processes)
+            Worker(rank * share + local, node, nodes[node].host if node in nodes else "?", now)
+            for rank, node in enumerate(world.nodes)
+            for local in range(share)
         ]
+        changing = self._changing
+        self._world, self._changing, self._saved_before = world, "", None
         self._attempt = attempt = Attempt(number, workers, time.time())
         self._state, self._stop_told = "starting", False
-        for node in range(self._job.nodes):
-            if node in self._nodes.here:
+        layout = [] if world.layout is None else world.layout.flags
+        goes_on = {GOES_ON: "1"} if changing else {}
+        for rank, node in enumerate(world.nodes):
+            if node in nodes:
                 self._nodes.tell(
                     node,
                     start={
                         "attempt": number,
-                        "first": node * share,
+                        "first": rank * share,
                         "count": share,
-                        "processes": self._job.processes,
-                        "command": self._job.command(begun=self._begun),
+                        "processes": len(workers),
+                        "command": self._job.command(begun=self._begun, layout=layout),
                         # By the secret, workers know each other before JAX joins them.
-                        "environment": {**self._job.environment(), SECRET: self._secret},
+                        "environment": {**self._job.environment(), SECRET: self._secret, **goes_on},
                         "folder": str(self._job.place.absolute()),
                         "coordinator": f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}",
-                        "bind": self._nodes.here[node].address or "127.0.0.1",
+                        "bind": nodes[node].address or "127.0.0.1",
                     },
                 )
         return attempt
@@ -172,14 +173,17 @@ class Supervisor:
             attempt.give_up_on_failed(now)
             if attempt.failed():
                 return self._settled(attempt)
+            self._roster.ask_for_missing()
             if self._asked is None and self._record.stop_asked():
                 self._asked = signal.SIGTERM
                 self._view.say("asked to stop by `panax stop`")
             if self._asked is not None and not self._stop_told:
-                self._stop_told, self._state = True, "stopping"
                 self._view.say(f"stopping by {self._asked.name}: all processes save at the same step, then end")
-                self._nodes.tell(signal="SIGTERM")
-                saved_by = now + self._job.policy.save_seconds
+                saved_by = self._stop("stopping")
+            if not self._stop_told and (why := self._due_change(attempt, now)):
+                # A save is on its way: what is told now ends the processes soon after it.
+                self._changing = why
+                saved_by = self._stop("changing")
             if self._kill_now or now > saved_by:
                 why = (
                     "by a second signal" if self._kill_now else f"no save within {self._job.policy.save_seconds:.0f} s"
@@ -193,6 +197,32 @@ class Supervisor:
             if (worker := attempt.stalled(now, self._job.policy)) is not None:
                 return attempt.hang(worker, now, self._ask_for_stacks())
         return self._settled(attempt) if attempt.failed() else None
+
+    def _stop(self, state: str) -> float:
+        """Have all processes save at the same step, and end; until when they should have."""
+        self._stop_told, self._state = True, state
+        self._nodes.tell(signal="SIGTERM")
+        return time.monotonic() + self._job.policy.save_seconds
+
+    def _due_change(self, attempt: Attempt, now: float) -> str:
+        """Why the job goes on in another world; empty until the save has begun that it waits for."""
+        if now - self._looked_at < LOOK_SECONDS or attempt.step < 0:
+            return ""
+        self._looked_at = now
+        why = self._roster.change(self._world)
+        if why is None:
+            self._saved_before = None
+            return ""
+        if self._saved_before is None:
+            self._saved_before = attempt.saved
+            self._view.say(f"{why}: the job is laid out anew at its next save")
+        return why if attempt.saved > self._saved_before else ""
+
+    def _has_changed(self, attempt: Attempt) -> None:
+        """Book that the job stopped only to go on in another world."""
+        self._incident = changed(self._changing, attempt.number, attempt.step, time.time())
+        self._record.incident(self._incident)
+        self._furthest = max(self._furthest, attempt.step)
 
     def _settled(self, attempt: Attempt) -> Diagnosis:
         """Why it failed, when the other processes have had a moment to say so too."""
@@ -241,6 +271,10 @@ class Supervisor:
         policy = self._job.policy
         if self._asked is not None:
             return f"stopped by {self._asked.name}, and not all of it was saved: {diagnosis.message}"
+        could_not_begin = self._attempt is not None and self._attempt.step < 0 and diagnosis.cause in OF_LAYOUT
+        if could_not_begin and self._roster.refuse(self._world):
+            self._view.say(f"the layout {self._world.layout} can't be used: {diagnosis.message}")
+            return None
         if not diagnosis.cause.retried:
             return f"{diagnosis.message}"
         if self._restarts >= policy.max_restarts:
@@ -267,6 +301,12 @@ class Supervisor:
     def _first_step(self, attempt: Attempt) -> None:
         self._state = "running"
         self._write_status()
+        if self._job.spare:
+            # Started when nothing waits for them.
+            environment = self._job.environment()
+            self._nodes.tell(
+                spares={"count": self._job.processes_per_node, "command": self._job.spare, "environment": environment}
+            )
         self._view.first_step(attempt, time.monotonic() - self._began)
         incident = self._incident
         if incident is not None:
@@ -305,8 +345,9 @@ class Supervisor:
         now = time.monotonic()
         for node, message in self._nodes.messages(seconds):
             self._take(node, message)
-        if self._nodes.lost and self._attempt is not None:
-            for number, host in self._nodes.lost.items():
+        departed, self._nodes.departed = self._nodes.departed, []
+        for number, host in departed:
+            if self._attempt is not None:
                 self._attempt.lost(number, host)
         if now - self._status_at >= STATUS_SECONDS:
             self._status_at = now
@@ -349,6 +390,7 @@ class Supervisor:
                 "num_steps": self._job.num_steps,
                 "seconds": round(now - self._began, 1),
                 "restarts": self._restarts,
+                "nodes": {"running": self._world.nodes, "of": self._job.nodes, "layout": str(self._world.layout or "")},
                 "goodput": self._goodput,
                 "attempt": 0 if attempt is None else attempt.number,
                 "step": -1 if attempt is None else attempt.step,
@@ -377,35 +419,3 @@ class Supervisor:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def check_alike(nodes: list[Node], job: Job) -> None:
-    """See that hosts have the same versions, and processors for their processes.
-
-    Raises:
-        LaunchError: They don't; the message names who has what.
-    """
-    for package in sorted({name for node in nodes for name in node.facts.get("versions", {})}):
-        found: dict[str, list[str]] = {}
-        for node in nodes:
-            found.setdefault(node.facts.get("versions", {}).get(package, "missing"), []).append(node.host)
-        if len(found) > 1:
-            listed = "; ".join(
-                f"{version} on {', '.join(sorted(set(hosts)))}" for version, hosts in sorted(found.items())
-            )
-            raise LaunchError(f"the hosts have different versions of {package}: {listed}; install the same on all")
-    for node in nodes:
-        cpus, gpus = int(node.facts.get("cpus", 1)), int(node.facts.get("gpus", 0))
-        if gpus and (job.processes_per_node > gpus or gpus % job.processes_per_node):
-            raise LaunchError(
-                f"{job.processes_per_node} processes on {node.host}, which has {gpus} GPUs for them: each takes as many; start "
-                f"{', '.join(str(n) for n in range(1, gpus + 1) if gpus % n == 0)} on a node, or set JAX_PLATFORMS=cpu"
-            )
-        if job.processes_per_node > MOST_PER_CPU * cpus:
-            raise LaunchError(
-                f"{job.processes_per_node} processes on {node.host}, which has {cpus} processors: they would starve each other; "
-                f"start at most {MOST_PER_CPU * cpus} (--processes), with several devices each"
-            )
-
-
-MOST_PER_CPU = 2

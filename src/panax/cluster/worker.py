@@ -38,10 +38,14 @@ def guard() -> None:
     if lifeline.isdecimal():
         os.set_inheritable(int(lifeline), False)
         threading.Thread(target=_end_with, args=(int(lifeline),), name="lifeline", daemon=True).start()
-    stacks = os.environ.get(STACKS, "")
-    if stacks:
-        file = open(stacks, "a", encoding="utf-8")  # noqa: SIM115  (open for as long as the process lives)
-        faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+    if stacks := os.environ.get(STACKS, ""):
+        show_stacks(stacks)
+
+
+def show_stacks(path: str) -> None:
+    """Write the stacks of all threads to a file whenever SIGUSR1 comes."""
+    file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (open for as long as the process lives)
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
 
 
 def _end_with(lifeline: int) -> None:

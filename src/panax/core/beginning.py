@@ -6,6 +6,7 @@ from .heartbeat import heartbeat
 
 _counts = heartbeat().supervised
 _asked = False
+_began: float | None = None
 
 
 def count_from_the_process() -> None:
@@ -14,12 +15,20 @@ def count_from_the_process() -> None:
     _counts = True
 
 
+def begin_now() -> None:
+    """Count the first run of this process from now on: the process has waited for its work until now."""
+    global _counts, _began
+    _counts, _began = True, time.time()
+
+
 def take_beginning() -> float:
     """When the run that begins now did, in seconds since the epoch. A second run of a process begins when this is asked."""
     global _asked
     if _asked or not _counts:
         return time.time()
+    _asked = True
+    if _began is not None:
+        return _began
     import psutil
 
-    _asked = True
     return psutil.Process().create_time()

@@ -56,6 +56,11 @@ class Heartbeat:
             self._told = time.monotonic()
             self._tell(step=number)
 
+    def saved(self, step: int) -> None:
+        """Say that a checkpoint of a step is being kept."""
+        if self._descriptor is not None:
+            self._tell(saved=step)
+
     def alive(self) -> None:
         """Say that something has moved on, though no step has been taken: a batch has come, or was evaluated."""
         if self._descriptor is not None and time.monotonic() - self._told >= SECONDS:

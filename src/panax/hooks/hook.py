@@ -90,7 +90,7 @@ class Hook:
     """
 
     def before_run(self, run: Running) -> None:
-        """Before the first step of this run, or of its resumption. `restore` was called before."""
+        """Before the first step of this run, of its resumption, or after it went back. `restore` was called before."""
 
     def after_step(self, run: Running) -> None:
         """After each step was dispatched: the devices may still be computing it."""
@@ -109,4 +109,4 @@ class Hook:
         return None
 
     def restore(self, state: Any) -> None:
-        """Begin where `state` was kept: what `state()` gave, or None in a run that begins."""
+        """Begin where `state` was kept: what `state()` gave, or None in a run that begins, or goes back to its beginning."""

@@ -11,9 +11,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding,
 
 from ..core.axes import pair_axes
 from ..core.errors import LayoutError
+from ..core.joining import processes_of_this_host
 from ..core.layout import use_layout
 from ..core.protocols import Axes, RowOrder
-from ..core.scheduling import run_in_batches
+from ..core.scheduling import processes_on_these_cores, run_in_batches_while_alone
 from ..core.target import Target, target_of
 from .devices import device_grid
 from .legality import Needs, resolved
@@ -66,7 +67,7 @@ class Placement:
             )
         grid = device_grid(taken, sizes)
         if jax.process_count() > 1 and not target_of(taken[0]).traits.own_memory:
-            run_in_batches()
+            run_in_batches_while_alone(processes_on_these_cores(processes_of_this_host()))
         return cls(Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES)), rules or Rules())
 
     @property

@@ -1,6 +1,7 @@
 """What a run's life was spent on: every second booked once, over all of its sessions. Read from the run's ledger; no jax.
 
-A session is one process's turn at the run, from its start to its end or death. See `Ledger`, which writes what is read here.
+A session is one process's turn at the run, from its start to its end or death, or the part of it up to a rewind: there the run
+goes back to an earlier step, in the same process. See `Ledger`, which writes what is read here.
 """
 
 import contextlib
@@ -23,8 +24,11 @@ KINDS: tuple[str, ...] = (
 training: steps that are part of the result. start: a session's way to its first step, and its way out. compile: tracing and
 compiling. data wait: the devices had nothing to do. checkpoint wait: the loop waited for a copy or for the store. evaluation:
 on held-out data, hooks and samples included where they follow it. lost work: steps that were taken again later, with their
-waits. restart: from a failure until the steps go on. idle: nobody was at it.
+waits. restart: from a failure, a rewind or a change of layout until the steps go on. idle: nobody was at it.
 """
+
+REWOUND = "rewound"
+"""A session's end where the run went back to an earlier step."""
 
 _OF_STEPS = ("training", "data wait", "checkpoint wait", "evaluation")
 
@@ -60,11 +64,11 @@ class Session:
 
     Attributes:
         first_step: Steps that were taken when it went on; None if it did not come so far, as `last_step`.
-        end: "done", "stopped by SIGTERM" and the like, "refused: ..." by a mistake in its settings, "error: ..."; empty where it
-            ended without a word, or goes on.
+        end: "done", "stopped by SIGTERM" and the like, "rewound", "refused: ..." by a mistake in its settings,
+            "error: ..."; empty where it ended without a word, or goes on.
         lost_steps: Of its steps, those that a later session took again.
         lost_seconds: What those took.
-        restart_seconds: From its end until the next session's first step, if it failed.
+        restart_seconds: From its end until the next session's first step, if it failed or the job was laid out anew.
         idle_seconds: From its end until the next session began, if nobody was at it.
     """
 
@@ -86,6 +90,11 @@ class Session:
     def failed(self) -> bool:
         """Whether it ended by an error or without a word. The last one may also be alive."""
         return self.end == "" or self.end.startswith("error")
+
+    @property
+    def rewound(self) -> bool:
+        """Whether it ended in that the run went back to an earlier step."""
+        return self.end == REWOUND
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +214,10 @@ def _session(
     first: int | None = None
     word = lines[-1].word
     for line in lines:
-        seconds, share = dict(line.seconds), _lost_share(before, line.step, kept, failed=not word or "error" in word)
+        seconds, share = (
+            dict(line.seconds),
+            _lost_share(before, line.step, kept, failed=not word or "error" in word or word == REWOUND),
+        )
         if share:
             # At the very step that is kept, what was done besides training is kept too: its checkpoint, for one.
             kinds = _OF_STEPS if line.step != kept else _OF_STEPS[:1]
@@ -250,7 +262,7 @@ def _with_gap(session: Session, following: Session, gap: str) -> tuple[Session, 
     restart = (seconds if gap == "restart" else 0.0) + following.seconds.get("restart", 0.0)
     found = dataclasses.replace(
         session,
-        restart_seconds=restart if session.failed else 0.0,
+        restart_seconds=restart if session.failed or session.rewound or gap == "restart" else 0.0,
         idle_seconds=0.0 if gap == "restart" else seconds,
     )
     return found, [(gap or "idle", session.ended, following.began)] if seconds > 0 else []

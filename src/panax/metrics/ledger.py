@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .energy import EnergyMeter
-from .goodput import FILE, as_scalars, life_of, read_intervals
+from .goodput import FILE, REWOUND, as_scalars, life_of, read_intervals
 
 WRITTEN_SECONDS = 1.0
 """The least time between two writings of an interval that goes on."""
@@ -25,6 +25,7 @@ INTERVAL_SECONDS = 10.0
 
 _SAVED_SECONDS = 0.2
 _MOST_WORDS = 300
+_WRITE_SECONDS = 10.0
 
 Put = Callable[..., Any]
 
@@ -51,6 +52,7 @@ class Ledger:
         began: float,
         *,
         attempt: int = 1,
+        goes_on: bool = False,
         compiled: Callable[[], float] = lambda: 0.0,
         put: Put | None = None,
         energy: EnergyMeter | None = None,
@@ -60,6 +62,7 @@ class Ledger:
             folder: The run's; None books nothing, as in all processes but the first.
             began: When this session did, in seconds since the epoch.
             attempt: Which start by the same supervisor this is: what lies between two of its starts was spent on the second.
+            goes_on: Whether the session before ended only to be laid out anew, by the same supervisor.
             compiled: The seconds that this process has spent on compiling.
             put: Calls a function soon, and several in their order, so that a slow disk holds nothing up; by default at once.
             energy: What tells the devices' energy.
@@ -68,10 +71,11 @@ class Ledger:
             DataError: The ledger of earlier sessions can't be read.
         """
         self.word = ""
+        self._folder = folder
         self._earlier = [] if folder is None else read_intervals(folder)
         life = life_of(self._earlier)
         last = life.sessions[-1] if life.sessions else None
-        failed = last is not None and last.failed
+        failed = last is not None and (last.failed or goes_on)
         self._session = 1 if last is None else last.number + 1
         self._gap = "" if last is None else "restart" if failed and attempt > 1 else "idle"
         # A clock that went back, or that of another host, must not let two sessions overlap.
@@ -148,6 +152,26 @@ class Ledger:
         self.move(self._compiled() - self._compiled_before, "compile")
         self.switch("training")
         self._next()
+
+    def rewind(self) -> None:
+        """The run goes back to an earlier step, inside of this process: its session ends here, and another one begins."""
+        self._book()
+        self._write(REWOUND, last=True)
+        self._wait()
+        if self._folder is not None:
+            self._earlier = read_intervals(self._folder)
+        self._session += 1
+        self._from, self._open, self._own, self._begins = self._since, {}, {}, True
+        self._gap, self._gap_seconds, self._kind = "", 0.0, "restart"
+        self._step, self._compiled_before = None, self._compiled()
+        self._past = life_of(self._earlier).seconds
+        self._write()
+
+    def _wait(self) -> None:
+        """Wait until what was put is written; not for long, where a disk does not answer."""
+        done = threading.Event()
+        self._put(done.set)
+        done.wait(_WRITE_SECONDS)
 
     @property
     def has_begun(self) -> bool:

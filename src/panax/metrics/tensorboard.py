@@ -31,7 +31,18 @@ GROUPS = {
     "experts": "7 experts",
 }
 
-BOOKKEEPING = ("checkpoint", "directory", "evaluate", "hooks", "log_every", "name", "profile", "trackers")
+BOOKKEEPING = (
+    "checkpoint",
+    "directory",
+    "evaluate",
+    "hooks",
+    "log_every",
+    "name",
+    "profile",
+    "rewind",
+    "trackers",
+    "verify",
+)
 """Settings that change nothing of what is learned: they are no columns of TensorBoard's table of hyperparameters."""
 
 

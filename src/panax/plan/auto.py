@@ -241,11 +241,7 @@ class _Search:
 
     def state_bytes(self, mesh: Sizes) -> int:
         """Of a device's part of the state."""
-        rules, total = fitted_rules(self.rules, self.needs, mesh), 0
-        for name, leaf, axes in pair_axes(self.program.abstract, self.program.axes):
-            dims = assign(axes, leaf.shape, rules.storage, mesh, name)
-            total += math.prod(leaf.shape) * getattr(leaf.dtype, "itemsize", 8) // _ways(dims, mesh)
-        return total
+        return state_bytes(self.program, fitted_rules(self.rules, self.needs, mesh), mesh)
 
     def weight_bytes(self, mesh: Sizes, count: int) -> float:
         """What a device sends for weights and their gradients, by their axes alone; scattered gradients in float32."""
@@ -263,6 +259,19 @@ class _Search:
             total += turns * size * (1 - 1 / gathered) * ((1 if once else 2) * width + FLOAT32)
             total += 2 * FLOAT32 * math.prod(leaf.shape) / math.prod(mesh[axis] for axis in stored) * (1 - 1 / rest)
         return total
+
+
+def state_bytes(program: Program, rules: Rules, mesh: Sizes) -> int:
+    """Of a device's part of the state on a mesh.
+
+    Args:
+        rules: Fitted to the model on that mesh.
+    """
+    total = 0
+    for name, leaf, axes in pair_axes(program.abstract, program.axes):
+        dims = assign(axes, leaf.shape, rules.storage, mesh, name)
+        total += math.prod(leaf.shape) * getattr(leaf.dtype, "itemsize", 8) // _ways(dims, mesh)
+    return total
 
 
 def _ways(dims: Sequence[Sequence[str]], mesh: Sizes) -> int:

@@ -2,7 +2,7 @@
 
 from .checking import check
 from .evaluating import evaluate
-from .experiment import EvaluateConfig, Experiment
+from .experiment import EvaluateConfig, Experiment, RewindConfig, VerifyConfig
 from .fitting import fit, open_run
 from .loop import Run
 from .on_data import on_data
@@ -19,9 +19,11 @@ __all__ = [
     "Experiment",
     "PlainStep",
     "Result",
+    "RewindConfig",
     "Run",
     "Sweep",
     "Trained",
+    "VerifyConfig",
     "check",
     "compile_step",
     "continue_text",

@@ -15,6 +15,7 @@ from ..stores import is_remote
 from .account import ACCOUNT
 from .description import describe, differences
 from .experiment import Experiment
+from .leaving_out import LOG as REWINDS
 from .prepare import Prepared, Say
 from .session import FACTS
 
@@ -27,6 +28,8 @@ FREE = (
     "log_every",
     "profile",
     "checkpoint",
+    "rewind",
+    "verify",
     "evaluate",
     "mesh",
     "rules",
@@ -36,8 +39,8 @@ FREE = (
 )
 """Settings that may change between two runs of one experiment without changing what is trained."""
 
-GROWING = "num_steps"
-"""May grow from one run to the next."""
+MAY_CHANGE = ("num_steps: ", "step.micro_batches: ", "step.pad_rows: ")
+"""Settings whose change is said, and is no other run: it may grow, and a batch may be worked off in other parts."""
 
 WAYS_ON = (
     "To train from step 0, give --fresh (fresh=True): what is there is set aside, not removed. To keep it as it is, give this "
@@ -57,7 +60,7 @@ def check_same_run(experiment: Experiment, checkpoint: Checkpoint, *, accept_cha
     """
     step = checkpoint.manifest.step
     changed = changed_settings(experiment, checkpoint)
-    other = [line for line in changed if not line.startswith(f"{GROWING}: ")]
+    other = [line for line in changed if not line.startswith(MAY_CHANGE)]
     if step > experiment.num_steps:
         raise CheckpointError(
             f"{checkpoint.url} is of step {step}, beyond num_steps={experiment.num_steps}: nothing would be trained. To use its "
@@ -149,7 +152,7 @@ def set_aside(experiment: Experiment, say: Say) -> None:
             f"address, or remove them with `panax checkpoint rm` and its folder {RECORD}/"
         )
     checkpoints = Path(where).expanduser() if where else folder / "checkpoints"
-    found = [folder / name for name in ("metrics.jsonl", "metrics.csv", "tensorboard", ACCOUNT, LEDGER, FACTS)]
+    found = [folder / name for name in ("metrics.jsonl", "metrics.csv", "tensorboard", ACCOUNT, LEDGER, FACTS, REWINDS)]
     try:
         _move(folder, [path for path in found if path.exists()], say)
         _move(checkpoints, [*_of_checkpoints(checkpoints)], say)

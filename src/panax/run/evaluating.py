@@ -252,7 +252,7 @@ def _judge(step: Any, state: TrainState, opened: OpenedData, most: int) -> dict[
     if not most and _is_endless(source):
         raise RecipeError("the data has no end; say how many batches: --batches N (batches=N)")
     with contextlib.closing(feed(source, step, most=most or None)) as batches:
-        found = evaluate_sent(step, state, (batch for batch, _ in batches))
+        found = evaluate_sent(step, state, (batch for batch, _, _ in batches))
     return dict(opened.judged(found))
 
 

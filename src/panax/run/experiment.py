@@ -33,6 +33,40 @@ class EvaluateConfig(Validated):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RewindConfig(Validated):
+    """When a run goes back to an earlier checkpoint, to leave out batches that it can't train on.
+
+    Attributes:
+        after: So many skipped updates in a row make the run go back; fewer than `step.max_skipped`. 0: never.
+        most: A run goes back at most so often; then `step.max_skipped` ends it.
+    """
+
+    after: int = 0
+    most: int = 3
+
+    def __post_init__(self) -> None:
+        if self.after < 0 or self.most < 1:
+            raise RecipeError(f"rewind.after={self.after}, rewind.most={self.most}; expected 0 or more, and 1 or more")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VerifyConfig(Validated):
+    """How often a step is taken a second time on other devices, to find silent data corruption.
+
+    Attributes:
+        every: Steps between two that are checked; the first step after a start is checked as well. 0: never.
+        most: A run goes back from a corrupted step at most so often; the next one ends it.
+    """
+
+    every: int = 0
+    most: int = 3
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.most < 1:
+            raise RecipeError(f"verify.every={self.every}, verify.most={self.most}; expected 0 or more, and 1 or more")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment(Validated):
     """What is trained, on what, how, and where it is kept.
 
@@ -46,6 +80,10 @@ class Experiment(Validated):
         kernels: Which kernel does which work; by default the fastest that can, which the run says.
         hooks: Called between steps, in this order; they may log, ask for an evaluation or a save, or stop the run.
         trackers: More places for what a run reports, beside the console, `metrics.jsonl` and TensorBoard.
+        rewind: When the run goes back to an earlier checkpoint, since updates can't be applied.
+        verify: How often a step is checked on other devices.
+        skip_batches: Numbers of batches that are left out, from 1 in the data's order: where none is left out, batch n is that of
+            step n. `rewinds.jsonl` in a run's folder has the numbers that it has left out itself.
         frozen: Prefixes of parameter names that are not trained.
         init: Start from these weights: `hf:DIR`, a folder in Hugging Face's layout, or `checkpoint:PLACE`, a checkpoint's own
             folder or address, or a run's (its best one). Empty draws them from `seed`.
@@ -69,6 +107,9 @@ class Experiment(Validated):
     rules: Rules = dataclasses.field(default_factory=Rules)
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    rewind: RewindConfig = dataclasses.field(default_factory=RewindConfig)
+    verify: VerifyConfig = dataclasses.field(default_factory=VerifyConfig)
+    skip_batches: tuple[int, ...] = ()
     kernels: Kernels = dataclasses.field(default_factory=Kernels)
     hooks: tuple[Hook, ...] = ()
     trackers: tuple[Tracker, ...] = ()
@@ -103,6 +144,19 @@ class Experiment(Validated):
             raise RecipeError(
                 f"evaluate.every={self.evaluate.every}, evaluate.batches={self.evaluate.batches}, profile={self.profile}, "
                 f"overfit_batches={self.overfit_batches}; expected 0 or more"
+            )
+        if self.rewind.after >= self.step.max_skipped:
+            raise RecipeError(
+                f"rewind.after={self.rewind.after} has no effect: step.max_skipped={self.step.max_skipped} skipped updates in a "
+                f"row end the run before; expected fewer than that"
+            )
+        if self.debug and self.verify.every:
+            raise RecipeError(
+                f"verify.every={self.verify.every} repeats steps on other devices, and debug runs on one; leave one of them out"
+            )
+        if min(self.skip_batches, default=1) < 1:
+            raise RecipeError(
+                f"skip_batches={self.skip_batches}; expected numbers from 1 on: batch n is that of step n"
             )
         if self.init and not self.init.startswith(("hf:", "checkpoint:")):
             raise RecipeError(

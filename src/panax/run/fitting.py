@@ -26,8 +26,10 @@ from .no_data import lacks_data
 from .prepare import Say, prepare
 from .report import Report
 from .result import Result
+from .rewinding import Rewinding
 from .session import open_ledger
 from .start import begin, choose_kernels, open_folder, open_memory
+from .verifying import Verifying, check_verifiable
 
 
 def fit(
@@ -128,6 +130,7 @@ def open_run(
         compile_once(said)
         choose_kernels(experiment, said, fresh=fresh)
         prepared = prepare(experiment, said, devices)
+        check_verifiable(prepared)
         for note in prepared.task.notes:
             said(f"{experiment.name}: {note}")
         with (
@@ -144,7 +147,9 @@ def open_run(
             with contextlib.closing(
                 Report(prepared, start.step, trackers, said, ledger, told=told, run_id=run_id)
             ) as report:
-                run = Run(prepared, start, keeper, report, interrupt, said)
+                rewinding = Rewinding(prepared, start, checkpointer, memory, keeper, report, said)
+                verifying = Verifying(prepared, report, rewinding, said)
+                run = Run(prepared, start, keeper, report, rewinding, verifying, interrupt, said)
                 heartbeat().phase("compile")
                 yield run
                 heartbeat().phase("end")

@@ -22,6 +22,7 @@ class Interrupt:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
+        self._asked = 0
 
     def __enter__(self) -> "Interrupt":
         # Of many processes, JAX's coordination service takes SIGTERM and finds a step at which all can stop.
@@ -40,12 +41,14 @@ class Interrupt:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def due(self, step: int) -> bool:
-        """Whether to stop before step `step`: the same answer in every process of the job, each of which asks at each step."""
+    def due(self) -> bool:
+        """Whether to stop before the next step: the same answer in every process of the job, each of which asks at each step."""
         if jax.process_count() > 1:
             from jax.experimental import multihost_utils
 
-            if multihost_utils.reached_preemption_sync_point(step):
+            # Not the number of the step, which goes down where a run goes back.
+            self._asked += 1
+            if multihost_utils.reached_preemption_sync_point(self._asked):
                 self.signal = self.signal or signal.SIGTERM
                 return True
             return False

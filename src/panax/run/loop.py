@@ -20,8 +20,11 @@ from .keeping import Keeper, due
 from .prepare import Prepared, Say
 from .report import Report
 from .result import Result
+from .rewinding import Rewinding
+from .smaller import write_smaller_layouts
 from .spread import spread_of
 from .start import Start
+from .verifying import Verifying
 from .writing import continue_text
 
 
@@ -39,33 +42,68 @@ class Run:
     """  # fmt: skip
 
     def __init__(
-        self, prepared: Prepared, start: Start, keeper: Keeper, report: Report, interrupt: Interrupt, say: Say
+        self,
+        prepared: Prepared,
+        start: Start,
+        keeper: Keeper,
+        report: Report,
+        rewinding: Rewinding,
+        verifying: Verifying,
+        interrupt: Interrupt,
+        say: Say,
     ):
-        self.prepared, self.state, self.step = prepared, start.state, start.step
+        self.prepared = prepared
         self.batch: dict[str, jax.Array] = {}
         self.result: Result | None = None
         self.say = say
-        self._keeper, self._report, self._interrupt = keeper, report, interrupt
-        self._position = self._drawn = start.position
-        self._evaluation: Mapping[str, float] = {}
+        self._keeper, self._report, self._rewinding, self._interrupt = keeper, report, rewinding, interrupt
+        self._verifying = verifying
         self._stopped, self._failed = "", False
         self._hooked = Hooked(self.experiment.hooks)
         keeper.of_hooks = lambda: self._hooked.kept(self)
-        self._hooked.begin(self, start.hooks)
-        if self._hooked:
-            self._take_wishes(self._hooked.wishes.agreed())
+        self._begin(start)
 
     @property
     def experiment(self) -> Experiment:
         return self.prepared.experiment
 
+    def _begin(self, start: Start) -> None:
+        """Go on from a state, with the hooks as they were there."""
+        self.state, self.step = start.state, start.step
+        self._position = self._drawn = start.position
+        self._number = start.drawn.drawn
+        self._evaluation: Mapping[str, float] = {}
+        self._goes_back = False
+        self._hooked.begin(self, start.hooks)
+        if self._hooked:
+            self._take_wishes(self._hooked.wishes.agreed())
+
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
-        """The batches of the steps that are left; `after_step` is to be called after each."""
-        report, interrupt = self._report, self._interrupt
-        report.ledger.begin_steps(self.step)
-        with contextlib.closing(feed(self.prepared.data.train, self.prepared.step, self._position)) as batches:
+        """The batches of the steps that are left; `after_step` is to be called after each.
+
+        Where updates can't be applied, the run may go back: `step` and `state` are then those of before.
+        """
+        while True:
+            self._report.ledger.begin_steps(self.step)
+            yield from self._batches()
+            if self.step == self.experiment.num_steps and not (self._stopped or self._failed or self._goes_back):
+                self._report.flush()
+                self._goes_back = self._rewinding.is_due
+            if not self._goes_back:
+                return
+            # Room for the state that is restored.
+            del self.state
+            self._begin(self._rewinding.go_back(self.step))
+
+    def _batches(self) -> Iterator[dict[str, jax.Array]]:
+        """Those up to the end, or to where the run goes back."""
+        report, interrupt, sender, first = self._report, self._interrupt, self.prepared.step, self.step
+        left_out = self._rewinding.left_out
+        with contextlib.closing(
+            feed(self.prepared.data.train, sender, self._position, drawn=self._number, left_out=left_out)
+        ) as batches:
             batches.gives_up = interrupt.gives_up_waiting
-            while not self._ended and not interrupt.due(self.step):
+            while not self._ended and not self._goes_back and not interrupt.due():
                 report.before_step(self.step)
                 late = report.waiting_for_data() if batches.is_late else contextlib.nullcontext()
                 with report.clock.measure("data_stall"), late:
@@ -74,10 +112,13 @@ class Run:
                     return
                 if drawn is None:
                     raise DataError(
-                        f"the data ended after {self.step} of {self.experiment.num_steps} steps; give more, or fewer steps"
+                        f"the data ended after {self.step} of {self.experiment.num_steps} steps"
+                        + (f", and {len(left_out)} batches were left out" if left_out else "")
+                        + "; give more, or fewer steps"
                     )
-                self.batch, self._drawn = drawn
-                before = self.step
+                self.batch, self._drawn, self._number = drawn
+                if (before := self.step) == first:
+                    write_smaller_layouts(self.prepared, self.batch)
                 yield self.batch
                 if self.step != before + 1:
                     raise RecipeError("call run.after_step(scalars) once for each batch of `for batch in run`")
@@ -85,7 +126,7 @@ class Run:
     def take_step(self, batch: Mapping[str, jax.Array]) -> Scalars:
         """Take the experiment's own step; returns its scalars before the devices are done."""
         with self._report.clock.measure("dispatch"):
-            self.state, scalars = self.prepared.step(self.state, batch)
+            self.state, scalars = self._verifying.take(self.state, batch, self.step + 1)
         self._report.compiled()
         return scalars
 
@@ -98,19 +139,27 @@ class Run:
         self.step += 1
         heartbeat().step(self.step)
         self._position, self._evaluation = self._drawn, {}
+        self._rewinding.took(self.step, self._number)
         # Reads the scalars of the step before, while this one runs: the devices never wait for the loop.
         self._report.after_step(self.step, scalars, self.batch, self._position)
+        # Asked here alone, where every process has read the same scalars: a hook may read more in one of them.
+        self._goes_back = self._rewinding.is_due
+        if self._goes_back:
+            return
         wishes = self._called("after_step", due(self.experiment.log_every, self.step))
         if (due(self.experiment.evaluate.every, self.step) or wishes.evaluate) and not self._ended:
             wishes.save |= self._judge().save
-        if not self._ended and self._keeper.is_due(self.step, asked=wishes.save):
-            self._report.settle()
+        if not self._ended and self._keeper.is_due(self.step, asked=wishes.save) and self._rewinding.settle():
             with self._report.clock.measure("save"), self._report.ledger.during("checkpoint wait"):
                 self._keeper.after_step(self.state, self.step, self._position, self._evaluation, asked=wishes.save)
             self._report.ledger.mark(self.step, saved=True)
 
     def finish(self) -> Result:
         """Evaluate, unless the run was cut off; save; tell how it ended."""
+        if self._goes_back:
+            # The caller has left the loop at a step that does not count.
+            del self.state
+            self._begin(self._rewinding.go_back(self.step))
         self._report.flush()
         if (self._stopped or self.step == self.experiment.num_steps) and not self._failed and not self._evaluation:
             self._judge()
@@ -211,6 +260,6 @@ def judge(prepared: Prepared, state: TrainState, number: int, report: Report) ->
 
 
 def _followed(batches: Iterable[Fed]) -> Iterator[dict[str, jax.Array]]:
-    for batch, _ in batches:
+    for batch, _, _ in batches:
         heartbeat().alive()
         yield batch

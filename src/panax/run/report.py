@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ from ..metrics import (
 from ..metrics.ledger import Ledger
 from .account import account_of, epochs_of, lines_of, write_account
 from .description import describe
+from .experiment import Experiment
+from .leaving_out import Drawn, list_rewinds, readable_numbers
 from .prepare import Prepared, Say
 from .session import record_facts
 
@@ -54,6 +56,7 @@ class Report:
         clock: Measures the parts of a step.
         ledger: Books the seconds of the run.
         peak: What model FLOPs utilisation divides by.
+        goes_back: Told the scalars of each step; whether the run goes back rather than ends where too many updates are skipped.
     """
 
     def __init__(
@@ -104,7 +107,8 @@ class Report:
         self._kernels_said = 0
         self._profiling = False
         self._profiled: int | None = None
-        self._first_told = False
+        self._first_told = self._interrupted = False
+        self.goes_back: Callable[[int, Mapping[str, float]], bool] = lambda number, values: False
         self.clock = StepClock()
         self.peak = find_peak(prepared)
         self._trackers.about(RunFacts(experiment.name, run_id, experiment.folder, describe(experiment)))
@@ -132,8 +136,9 @@ class Report:
     ) -> None:
         """Take the scalars of step `number`, still being computed, and report those of the step before."""
         compiled, self._compiled = self._compiled, getattr(self._prepared.step, "compile_seconds", 0.0)
-        if compiled != self._compiled or self._length is None:
-            # A step that compiled is not part of any figure of speed.
+        if compiled != self._compiled or self._length is None or self._interrupted:
+            # A step that compiled, or was checked, is not part of any figure of speed.
+            self._interrupted = False
             self.clock.restart()
             self._counted = 0
             self._say_kernels()
@@ -193,14 +198,39 @@ class Report:
             self._watch.add({name: value for name, value in found.items() if np.ndim(value) > 0})
         experiment = self._prepared.experiment
         self._latest.update(_named(values))
-        if values.get("skipped_in_a_row", 0) >= experiment.step.max_skipped:
-            raise TrainingError(
-                f"{values['skipped_in_a_row']:.0f} updates in a row were not finite or spiked, the last one at step {number} "
-                f"with loss {values['loss']} and gradient norm {values['gradient_norm']}; lower optimizer.schedule.peak, or "
-                f"look for the cause with --debug"
-            )
+        goes_back = self.goes_back(number, values)
+        if values.get("skipped_in_a_row", 0) >= experiment.step.max_skipped and not goes_back:
+            raise TrainingError(f"{skipped_words(number, values)}; {_way_out(experiment)}")
         if number % experiment.log_every == 0 or number == experiment.num_steps:
             self._record(number, values, position)
+
+    def rewound(self, drawn: Drawn) -> None:
+        """Report that the run has gone back; what is known of the steps after that is left out."""
+        rewind, count = drawn.rewinds[-1], len(drawn.rewinds)
+        self._pending = None
+        if self._watch is not None:
+            self._watch.take()
+        self.clock.restart()
+        self._counted = 0
+        alike = sum(each.corrupted == rewind.corrupted for each in drawn.rewinds)
+        config = self._prepared.experiment.verify if rewind.corrupted else self._prepared.experiment.rewind
+        without = f" and leaves out {readable_numbers(rewind.batches)}" if rewind.batches else ""
+        self._say(
+            f"{rewind.why}: the run goes back to step {rewind.to} ({rewind.source}){without}; rewind {alike} of at most "
+            f"{config.most}"
+        )
+        told = {"rewind/count": float(count), "rewind/batches_left_out": float(len(drawn.left_out))}
+        self._latest.update(told)
+        self._trackers.record(rewind.to, told)
+        if is_first():
+            self._lanes[0].put(list_rewinds, Path(self._prepared.experiment.folder), drawn.rewinds)
+
+    def verified(self, number: int, seconds: float) -> None:
+        """Report that step `number` is being checked on other devices, which took so long; that is not part of the steps'."""
+        told = {"verify/seconds": seconds}
+        self._latest.update(told)
+        self._trackers.record(number, told)
+        self._interrupted = True
 
     def evaluation(self, number: int, values: Mapping[str, float]) -> None:
         """Report an evaluation; the time it took is not part of the steps'."""
@@ -312,6 +342,22 @@ class Report:
             self._say(f"warning: the profile can't be written: {error}")
             return
         self._say(f"profile of {self._profiled} steps written below {self._profile_folder / 'plugins'}")
+
+
+def skipped_words(number: int, values: Mapping[str, float]) -> str:
+    """That updates were skipped, up to that of step `number`, with its scalars."""
+    return (
+        f"{values['skipped_in_a_row']:.0f} updates in a row were not finite or spiked, the last one at step {number} "
+        f"with loss {values['loss']} and gradient norm {values['gradient_norm']}"
+    )
+
+
+def _way_out(experiment: Experiment) -> str:
+    """What to do about too many skipped updates."""
+    ways, after = "lower optimizer.schedule.peak, or look for the cause with --debug", experiment.step.max_skipped // 2
+    if experiment.rewind.after:
+        return f"rewind.most={experiment.rewind.most} rewinds are used up: {ways}"
+    return f"{ways}; --rewind.after {after} would go back to a checkpoint and leave such batches out" if after else ways
 
 
 def _named(values: Mapping[str, float]) -> dict[str, float]:

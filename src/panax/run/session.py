@@ -30,6 +30,9 @@ from .prepare import Prepared, Say
 
 FACTS = "sessions.jsonl"
 
+GOES_ON = "PANAX_GOES_ON"
+"""The environment variable by which a supervisor says that the session before ended only to be laid out anew."""
+
 _PACKAGES = (
     "panax-jax",
     "jax",
@@ -61,6 +64,7 @@ def open_ledger(prepared: Prepared, say: Say) -> Iterator[Ledger]:
             folder,
             take_beginning(),
             attempt=int(attempt) if attempt.isdecimal() else 1,
+            goes_on=os.environ.get(GOES_ON) == "1",
             compiled=lambda: compilations().seconds,
             put=lane.put,
             energy=energy_of(jax.local_devices()[0].platform) if is_first() else None,

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 
 from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, agreeing, only_job, restore
+from ..checkpoint.manifest import Manifest
 from ..checkpoint.record import read_record
 from ..core import Position, TrainState
 from ..core.errors import CheckpointError, DamagedError
@@ -23,6 +24,7 @@ from ..stores import open_store
 from .description import describe
 from .earlier import SETTINGS, check_same_run, position_in, set_aside
 from .experiment import Experiment
+from .leaving_out import Drawn, Rewind, is_of_history, list_rewinds, read_rewinds, readable_numbers
 from .prepare import Prepared, Say
 
 MODEL = "model.json"
@@ -39,6 +41,8 @@ class Start:
         position: Of the data; None for its beginning.
         stored: The step whose checkpoint the store has of this state; None where it has none.
         hooks: What the checkpoint keeps of the run's hooks, by their names.
+        drawn: How far the run has come in its data.
+        source: What the state was read from.
     """
 
     state: TrainState
@@ -46,6 +50,8 @@ class Start:
     position: Position | None
     stored: int | None
     hooks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    drawn: Drawn = dataclasses.field(default_factory=Drawn)
+    source: str = "the first state"
 
 
 def place_of_checkpoints(experiment: Experiment) -> str:
@@ -174,26 +180,87 @@ def begin(
         DataError: The data has changed, and that is not accepted.
         CheckpointError: The checkpoint is of another model or run, the store can't be read, or all checkpoints are damaged.
     """
-    remembered = None if memory is None else memory.newest()
+    rewinds = read_rewinds(checkpointer.store)
+    found = newest_start(prepared, checkpointer, memory, say, rewinds=rewinds, accept_changes=accept_changes)
+    start = found or first_start(prepared, checkpointer, say, rewinds or ())
+    if start.drawn.rewinds:
+        _finish_rewinds(prepared, checkpointer, start.drawn, say)
+    return start
+
+
+def _finish_rewinds(prepared: Prepared, checkpointer: Checkpointer, drawn: Drawn, say: Say) -> None:
+    """Do what a rewind that was cut short may have left undone, and say what is left out."""
+    rewinds = drawn.rewinds
+    removed = checkpointer.forget(lambda manifest: is_of_history(manifest, rewinds))
+    if removed:
+        say(f"checkpoints of what the run went back from are removed: steps {', '.join(map(str, removed))}")
+    if drawn.left_out:
+        say(f"rewinds so far: {len(rewinds)}; they leave out {readable_numbers(sorted(drawn.left_out))}")
+    if is_first():
+        try:
+            list_rewinds(Path(prepared.experiment.folder), rewinds)
+        except OSError as error:
+            say(f"warning: the list of rewinds can't be written: {error}")
+
+
+def newest_start(
+    prepared: Prepared,
+    checkpointer: Checkpointer,
+    memory: MemoryTier | None,
+    say: Say,
+    *,
+    rewinds: Sequence[Rewind] | None = None,
+    at_most: int | None = None,
+    accept_changes: bool = False,
+) -> Start | None:
+    """Restore the newest whole state, from the memory of hosts or from the store; None where there is none.
+
+    Args:
+        rewinds: Of the run so far: a state that has trained on what they leave out is passed over. None: as checkpoints say.
+        at_most: Pass over states after this step.
+
+    Raises:
+        DataError: The data has changed, and that is not accepted.
+        CheckpointError: The checkpoint is of another model or run, or the store can't be read.
+    """
+
+    def is_usable(manifest: Manifest) -> bool:
+        return (at_most is None or manifest.step <= at_most) and is_of_history(manifest, rewinds or ())
+
+    def known(start: Start) -> Start:
+        if rewinds is None:
+            return start
+        return dataclasses.replace(start, drawn=dataclasses.replace(start.drawn, rewinds=tuple(rewinds)))
+
+    remembered = None if memory is None else memory.newest(is_usable)
     for checkpoint in checkpointer.newest_first():
+        if not is_usable(checkpoint.manifest):
+            continue
         if remembered is not None and remembered.manifest.step >= checkpoint.manifest.step:
             start = begin_from_memory(prepared, remembered, say, accept_changes)
             if start is not None:
-                return start
+                return known(start)
             remembered = None
         try:
-            return begin_from(prepared, checkpoint, say, accept_changes)
+            return known(begin_from(prepared, checkpoint, say, accept_changes))
         except DamagedError as error:
             checkpointer.distrust(checkpoint.manifest.step, error)
     start = None if remembered is None else begin_from_memory(prepared, remembered, say, accept_changes)
-    if start is not None:
-        return start
+    return None if start is None else known(start)
+
+
+def first_start(prepared: Prepared, checkpointer: Checkpointer, say: Say, rewinds: Sequence[Rewind] = ()) -> Start:
+    """Draw (or load) the first state, with the data from its beginning.
+
+    Raises:
+        CheckpointError: There are checkpoints, and all are damaged.
+    """
     if checkpointer.distrusted:
         raise CheckpointError(
             f"no checkpoint in {checkpointer.store.url} is whole; look at them with `panax checkpoint verify`, then remove them, "
             f"or start from step 0 with --fresh"
         )
-    return Start(first_state(prepared, say), 0, None, None)
+    return Start(first_state(prepared, say), 0, None, None, drawn=Drawn(rewinds=tuple(rewinds)))
 
 
 def begin_from(prepared: Prepared, checkpoint: Checkpoint, say: Say, accept_changes: bool = False) -> Start:
@@ -205,7 +272,18 @@ def begin_from(prepared: Prepared, checkpoint: Checkpoint, say: Say, accept_chan
     step = checkpoint.manifest.step
     say(f"resuming from step {step} of {prepared.experiment.num_steps}: {checkpoint.url}")
     hooks = checkpoint.manifest.host.get("hooks")
-    return Start(state, step, position, step, hooks if isinstance(hooks, dict) else {})
+    drawn = Drawn.of(checkpoint.manifest)
+    # Of other data, the same numbers are other batches.
+    changed = position is None and checkpoint.manifest.host["data"] is not None
+    return Start(
+        state,
+        step,
+        position,
+        step,
+        hooks if isinstance(hooks, dict) else {},
+        Drawn(rewinds=drawn.rewinds, data=drawn.data + 1) if changed else drawn,
+        checkpoint.url,
+    )
 
 
 def _restored(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState:

@@ -17,6 +17,7 @@ from ..core.measures import total_loss
 from ..kernels import use_kernels
 from ..mesh import Placement
 from ..mesh.legality import Needs, check, fitted_rules, remarks
+from ..mesh.topology import data_parallel_size
 from ..parallel.context import zigzag_order
 from ..spmd.checking import check_program
 from .program import Program
@@ -47,8 +48,8 @@ class Step(Sender, Protocol):
 class CompiledStep:
     """A program on a mesh: makes the first state, takes steps, evaluates.
 
-    The state is donated: after `state, scalars = step(state, batch)` the old one is gone. A batch of a shape that was not
-    announced is an error that names the leaf with its old and new shape, instead of a silent minute of compilation.
+    The state is donated by default: after `state, scalars = step(state, batch)` the old one is gone. A batch of a shape that
+    was not announced is an error that names the leaf with its old and new shape, instead of a silent minute of compilation.
 
     Attributes:
         compile_seconds: Spent on compiling so far, all programs together.
@@ -62,11 +63,13 @@ class CompiledStep:
         batch_axes: Mapping[str, Axes],
         *,
         shapes_allowed: int = 1,
+        donates: bool = True,
     ):
         """
         Args:
             batch_axes: The logical axes of each leaf of a batch; the task's own go before.
             shapes_allowed: How many shapes of batch may come, as many programs are compiled: the number of buckets.
+            donates: False: a step leaves the state it was given as it is, and needs room for another one.
 
         Raises:
             LayoutError: The task does not support the mesh, or a parameter does not divide over it.
@@ -80,6 +83,7 @@ class CompiledStep:
         self.placement = placement = dataclasses.replace(placement, rules=rules, row_order=self._needs.row_order)
         self.batch_axes = program.task.axes_of(batch_axes)
         self.shapes_allowed = shapes_allowed
+        self._donated = (0,) if donates else ()
         self.compile_seconds = 0.0
         self.kernels_taken: list[str] = []
         self.shardings: TrainState = placement.storage_shardings(program.abstract, program.axes)
@@ -96,6 +100,12 @@ class CompiledStep:
         """The first state, drawn by one jitted function straight into its shards: bitwise the same on every mesh."""
         given = self.program.task.given((self.shardings.params, self.shardings.model_state))
         return self._create(jax.random.key(seed), given)
+
+    @property
+    def rows_divide(self) -> int:
+        """What the rows of a batch are filled up to a multiple of; 1 where they are taken as they come."""
+        config = self.program.config
+        return data_parallel_size(self.placement.sizes) * config.micro_batches if config.pad_rows else 1
 
     def held_rows(self, batch_size: int) -> HeldRows | None:
         """Which rows of a global batch this process's devices hold; None where it holds all of them.
@@ -159,7 +169,11 @@ class CompiledStep:
 
     def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]:
         """Dispatch one step on a batch that `put` sent; returns before the devices are done."""
-        return self._program_for(self._train, batch, self._compile_train)(state, batch)
+        return self.compiled(batch)(state, batch)
+
+    def compiled(self, batch: Mapping[str, Any]) -> Any:
+        """The compiled training step for the shapes of `batch` (abstract or real)."""
+        return self._program_for(self._train, batch, self._compile_train)
 
     def evaluate(self, state: TrainState, batch: Mapping[str, jax.Array]) -> Any:
         """Dispatch the evaluation of one batch; the state stays."""
@@ -204,7 +218,7 @@ class CompiledStep:
             warnings.warn(remark, stacklevel=2)
         replicated = self.placement.sharding()
         function = partial(self.program.step, batch_axes=self.batch_axes)
-        step = jax.jit(function, donate_argnums=0, out_shardings=(self.shardings, replicated))
+        step = jax.jit(function, donate_argnums=self._donated, out_shardings=(self.shardings, replicated))
         with self.placement.activate(), use_kernels(self.program.kernels.names) as taken:
             traced = step.trace(self._abstract_state(), self._abstract_batch(batch))
         self.program.kernels.check_effect(taken.values())

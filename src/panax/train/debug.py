@@ -36,6 +36,10 @@ class DebugStep:
         given = self.program.task.given((self.shardings.params, self.shardings.model_state))
         return jax.jit(self.program.initial_state)(jax.random.key(seed), given)
 
+    @property
+    def rows_divide(self) -> int:
+        return self.program.config.micro_batches if self.program.config.pad_rows else 1
+
     def held_rows(self, batch_size: int) -> HeldRows | None:
         return None
 

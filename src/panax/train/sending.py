@@ -29,6 +29,11 @@ class HeldRows:
 class Sender(Protocol):
     """Puts batches on devices: what a feed asks of a step."""
 
+    @property
+    def rows_divide(self) -> int:
+        """What the rows of a batch are filled up to a multiple of; 1 where they are taken as they come."""
+        ...
+
     def held_rows(self, batch_size: int) -> HeldRows | None:
         """Which rows of a global batch this process's devices hold; None where it holds all of them."""
         ...

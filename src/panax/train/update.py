@@ -29,6 +29,8 @@ class StepConfig(Validated):
 
     Attributes:
         micro_batches: The batch is worked off in this many parts, one after the other, for less memory.
+        pad_rows: Fill a batch whose rows don't divide over the devices and parts up with rows that count nothing, where its leaf
+            `loss_mask` says which count. Without it such a batch is an error.
         clip_norm: The whole gradient is scaled down to this norm where it is larger; None leaves it.
         spike_factor: An update whose gradient norm is above this many times the running mean is skipped; None never.
         max_skipped: The run stops with an error after this many skipped updates in a row.
@@ -39,6 +41,7 @@ class StepConfig(Validated):
     """
 
     micro_batches: int = 1
+    pad_rows: bool = False
     clip_norm: float | None = 1.0
     spike_factor: float | None = None
     max_skipped: int = 10

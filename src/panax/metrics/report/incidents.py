@@ -1,4 +1,4 @@
-"""What went wrong in a run: the supervisor's incidents and the ledger's sessions, told once."""
+"""What went wrong in a run: the supervisor's incidents, the run's own rewinds, and the ledger's sessions, told once."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ TAIL_LINES = 40
 
 @dataclasses.dataclass(frozen=True)
 class Mishap:
-    """A session that did not end as it should.
+    """A session that did not end as it should, or in which the run went back to an earlier step.
 
     Attributes:
         at: When, in seconds since the epoch.
@@ -44,7 +44,8 @@ class Mishap:
 def mishaps_of(run: RunFiles) -> list[Mishap]:
     """Every incident of a run, oldest first."""
     sessions = list(run.life.sessions) if run.life is not None else []
-    left = {session.number: session for session in sessions if not _ended_well(session)}
+    # One that ended well to be laid out anew is an incident where the supervisor says so.
+    left = {each.number: each for each in sessions if not _ended_well(each) or each.restart_seconds > 0}
     found = []
     for one in run.incidents:
         at = number(one, "at") or 0.0
@@ -56,9 +57,32 @@ def mishaps_of(run: RunFiles) -> list[Mishap]:
         found.append(_recorded(run, one, at, session))
     newest = sessions[-1].number if sessions else None
     for session in left.values():
+        if _ended_well(session):
+            continue
         if session.end or session.number != newest or not run.alive:
             found.append(_unrecorded(run, session))
+    rewound = [session for session in sessions if session.rewound]
+    for one in run.rewinds:
+        at = number(one, "at") or 0.0
+        session = min(rewound, key=lambda session: abs(session.ended - at), default=None)
+        if session is not None:
+            rewound.remove(session)
+        found.append(_rewound(run, one, at, session))
     return sorted(found, key=lambda mishap: mishap.at)
+
+
+def _rewound(run: RunFiles, one: Facts, at: float | int, session: Session | None) -> Mishap:
+    step, to = number(one, "step"), number(one, "to")
+    batches = one.get("batches")
+    left_out = ", ".join(str(each) for each in batches) if isinstance(batches, list) else "unknown"
+    without = f" and left out batches {left_out}" if left_out else ""
+    return Mishap(
+        at=at,
+        step=None if step is None else int(step),
+        cause="rewind" if left_out else "silent corruption",
+        message=f"{text(one, 'why')}. The run went back to step {to} ({text(one, 'source')}){without}.",
+        **_cost(run, session, step),
+    )
 
 
 def _ended_well(session: Session) -> bool:

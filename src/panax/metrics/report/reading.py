@@ -16,6 +16,7 @@ from ..goodput import Life, Session, read_life
 from .curves import Curve, StepTimes, clock_of_steps, read_curves
 
 LOG, LEDGER, SESSIONS, ACCOUNT = "metrics.jsonl", "goodput.jsonl", "sessions.jsonl", "data_account.json"
+REWINDS = "rewinds.jsonl"
 JOB, STATUS, INCIDENTS = "job/job.json", "job/status.json", "job/incidents.jsonl"
 ANY = (LOG, LEDGER, SESSIONS, JOB)
 """A folder that has none of them is not a run's."""
@@ -46,6 +47,7 @@ class RunFiles:
         energy: (joules, what was measured); None where the devices don't tell.
         job, status: Of the supervisor; empty where the run was not launched by one.
         incidents: That the supervisor has recorded, oldest first.
+        rewinds: The times that the run went back to an earlier step, oldest first.
         alive: Whether the run goes on.
         unread: For each file with lines that could not be read, how many.
     """
@@ -62,6 +64,7 @@ class RunFiles:
     job: Facts
     status: Facts
     incidents: Sequence[Facts]
+    rewinds: Sequence[Facts]
     account: Facts
     alive: bool
     unread: Mapping[str, int]
@@ -112,6 +115,7 @@ def read_run(folder: str | Path) -> RunFiles:
         sessions, unread[SESSIONS] = _lines(path / SESSIONS)
         ledger, unread[LEDGER] = _lines(path / LEDGER)
         incidents, unread[INCIDENTS] = _lines(path / INCIDENTS)
+        rewinds, unread[REWINDS] = _lines(path / REWINDS)
         life = read_life(path) if ledger else None
     except OSError as error:
         raise DataError(f"can't read the run in {path}: {error}; see that its files may be read") from error
@@ -134,6 +138,7 @@ def read_run(folder: str | Path) -> RunFiles:
         job=job,
         status=status,
         incidents=_last_of_each(incidents),
+        rewinds=rewinds,
         account=_object(path / ACCOUNT),
         alive=_alive(path, curves, life, newest, status),
         unread={name: count for name, count in unread.items() if count},

@@ -1,0 +1,26 @@
+"""A spare worker without jax: it becomes `pretended_worker.py` when its agent says so."""
+
+import os
+import sys
+from pathlib import Path
+
+from panax.cli.spare import become, told
+from panax.cluster.worker import guard
+
+
+def main() -> int:
+    guard()
+    Path(os.environ["PANAX_TEST_SPARES"], f"spare_{os.getpid()}").touch()
+    order = told()
+    if order is None:
+        return 0
+    become(order)
+    # As a command of `panax`, whose first word is its name.
+    sys.argv = ["pretended_worker.py", *order["arguments"]]
+    from pretended_worker import main as worker
+
+    return worker()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

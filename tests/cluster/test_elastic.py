@@ -1,0 +1,224 @@
+"""A job that goes on with fewer nodes and takes them in again: what the supervisor does, with processes that pretend to train."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+import panax.cluster.roster
+from panax.cluster.job import Job, Policy
+from panax.cluster.local import Local
+from panax.cluster.world import CORDONED, LAYOUTS, World, Worlds, cordon, cordoned, uncordon
+from panax.core.errors import LaunchError
+
+
+class Played:
+    """What is done to a job while it runs: each turn waits for what it is told."""
+
+    def __init__(self, launched, play: Callable[["Played"], None]):
+        self.launched = launched
+        self._thread = threading.Thread(target=self._run, args=(play,), daemon=True)
+        self.failure: BaseException | None = None
+
+    def _run(self, play: Callable[["Played"], None]) -> None:
+        try:
+            play(self)
+        except BaseException as error:
+            self.failure = error
+        (self.launched.folder / "finish").touch()
+
+    def run(self, **settings) -> int:
+        self._thread.start()
+        code = self.launched.run("elastic", **settings)
+        self._thread.join(30)
+        if self.failure is not None:
+            raise self.failure
+        return code
+
+    def until(self, what: Callable[[dict], bool], seconds: float = 30.0) -> dict:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            path = self.launched.folder / "job/status.json"
+            if path.exists():
+                found = json.loads(path.read_text())
+                if found["step"] >= 0 and found["state"] == "running" and what(found):
+                    return found
+            time.sleep(0.05)
+        raise AssertionError(f"did not come: {self.launched.out.getvalue()}")
+
+    def agents(self) -> dict[int, psutil.Process]:
+        found = [each for each in psutil.Process().children() if "panax.cluster.agent" in each.cmdline()]
+        return {int(each.environ()["PANAX_NODE"]): each for each in found}
+
+    def arguments(self, attempt: int) -> list[list[str]]:
+        """Of each of its processes."""
+        paths = sorted(self.launched.folder.glob(f"arguments_{attempt}_*"))
+        return [path.read_text().split() for path in paths]
+
+
+def on(nodes: list[int]) -> Callable[[dict], bool]:
+    return lambda status: status["nodes"]["running"] == nodes
+
+
+def test_a_node_is_taken_out_and_put_back(launched):
+    place = launched.folder / "job"
+
+    def play(job: Played) -> None:
+        job.until(on([0, 1, 2]))
+        cordon(place, [0], "a fan is loud", total=3)
+        assert job.until(on([1, 2]))["nodes"] == {"running": [1, 2], "of": 3, "layout": "fsdp=2, 2 micro-batches"}
+        uncordon(place, [0], total=3)
+        assert job.until(on([0, 1, 2]))["restarts"] == 0
+
+    job = Played(launched, play)
+    assert job.run(processes=3, nodes=3) == 0
+    assert [len(job.arguments(attempt)) for attempt in (1, 2, 3)] == [3, 2, 3]
+    assert job.arguments(2)[0][-4:] == ["--mesh.tensor", "1", "--step.micro-batches", "2"]
+    assert not any("--mesh" in each for attempt in (1, 3) for each in job.arguments(attempt)[0])
+    assert [one["cause"] for one in launched.incidents] == ["laid out anew"] * 2
+    assert [one["message"] for one in launched.incidents] == ["node 0 was taken out of the job", "node 0 is back"]
+    for one in launched.incidents:
+        assert one["restart"] is not None and one["first_step"] is not None
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_lost_node_is_gone_on_without_and_taken_in_again(launched, lost, monkeypatch):
+    """The engine gives it back when it is asked for the second time."""
+    asked = []
+    replace = Local.replace
+
+    def later(self, node: int) -> None:
+        asked.append(node)
+        if len(asked) > 1:
+            replace(self, node)
+
+    monkeypatch.setattr(Local, "replace", later)
+    monkeypatch.setattr(panax.cluster.roster, "ASK_AGAIN_SECONDS", 2.0)
+    left = [node for node in range(3) if node != lost]
+
+    def play(job: Played) -> None:
+        job.until(on([0, 1, 2]))
+        job.agents()[lost].kill()
+        job.until(on(left))
+        job.until(on([0, 1, 2]))
+
+    job = Played(launched, play)
+    assert job.run(processes=3, nodes=3, policy={"replace_seconds": 0.5}) == 0
+    assert asked == [lost, lost]
+    assert [one["cause"] for one in launched.incidents] == ["lost host", "laid out anew"]
+    assert launched.status["restarts"] == 1
+
+
+def test_a_node_that_comes_back_in_time_changes_nothing(launched):
+    def play(job: Played) -> None:
+        job.until(on([0, 1]))
+        job.agents()[1].kill()
+        job.until(lambda status: status["attempt"] == 2)
+
+    job = Played(launched, play)
+    assert job.run(processes=2, nodes=2) == 0
+    assert [len(job.arguments(attempt)) for attempt in (1, 2)] == [2, 2]
+    assert [one["cause"] for one in launched.incidents] == ["lost host"]
+
+
+@pytest.fixture
+def job(tmp_path) -> Iterator[Job]:
+    (tmp_path / "job").mkdir()
+    yield Job(arguments=(), folder=tmp_path, processes=8, nodes=4, policy=Policy(min_nodes=2))
+
+
+def layouts(job: Job, **counts: object) -> None:
+    mesh = dict.fromkeys(("replica", "stage", "fsdp", "expert", "context", "tensor"), 1)
+    found = {n.removeprefix("of"): ranked for n, ranked in counts.items()}
+    ranked = {n: [{"mesh": {**mesh, "fsdp": int(n)}, "micro_batches": 1}] if r is True else r for n, r in found.items()}
+    (job.place / LAYOUTS).write_text(json.dumps({"processes": 8, "layouts": ranked}))
+
+
+def test_the_largest_world_that_the_model_can_be_laid_out_on(job):
+    worlds = Worlds(job)
+    assert worlds.best([0, 1, 2, 3]) == World((0, 1, 2, 3)), "nothing is known yet, and nothing needed"
+    assert worlds.best([0, 1, 3]) is None
+    layouts(job, of6=[], of4=True, of2=True)
+    found = worlds.best([0, 1, 3])
+    assert found is not None and found.nodes == (0, 1) and found.layout is not None and found.layout.mesh["fsdp"] == 4
+    assert worlds.best([3]) is None, "fewer than min_nodes"
+    cordon(job.place, [0], "test", total=4)
+    found = worlds.best([0, 1, 2, 3])
+    assert found is not None and found.nodes == (1, 2)
+
+
+def test_a_layout_that_was_refused_is_not_taken_again(job):
+    mesh = dict.fromkeys(("replica", "stage", "fsdp", "expert", "context", "tensor"), 1)
+    two = [{"mesh": {**mesh, "fsdp": 6}, "micro_batches": 1}, {"mesh": {**mesh, "replica": 6}, "micro_batches": 1}]
+    layouts(job, of6=two, of4=True)
+    worlds, taken = Worlds(job), []
+    while (found := worlds.best([0, 1, 3])) is not None and found.layout is not None:
+        taken.append((found.nodes, str(found.layout)))
+        worlds.refuse(found.layout)
+    assert taken == [((0, 1, 3), "fsdp=6"), ((0, 1, 3), "replica=6"), ((0, 1), "fsdp=4")]
+
+
+def test_where_the_smaller_layout_fails_the_node_is_waited_for(launched, monkeypatch):
+    """On two of three nodes the first step raises: the job does not end, and goes on when the third is back."""
+    asked = []
+    replace = Local.replace
+
+    def later(self, node: int) -> None:
+        asked.append(node)
+        if len(asked) > 1:
+            replace(self, node)
+
+    monkeypatch.setattr(Local, "replace", later)
+    monkeypatch.setattr(panax.cluster.roster, "ASK_AGAIN_SECONDS", 1.0)
+
+    def play(job: Played) -> None:
+        job.until(on([0, 1, 2]))
+        (launched.folder / "too_small").touch()
+        job.agents()[1].kill()
+        job.until(lambda status: status["attempt"] > 2 and status["nodes"]["running"] == [0, 1, 2])
+
+    job = Played(launched, play)
+    assert job.run(processes=3, nodes=3, policy={"replace_seconds": 0.5, "min_nodes": 2}) == 0
+    assert "the layout fsdp=2, 2 micro-batches can't be used" in " ".join(launched.out.getvalue().split())
+    assert [one["cause"] for one in launched.incidents] == ["lost host", "user error"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"processes": 6, "layouts": {"4": []}}',
+        '{"processes": 8, "layouts": {"4": [{"mesh": {"fsdp": 4}, "micro_batches": 1}]}}',
+        '{"processes": 8, "layouts": {"4": [{"mesh": {"replica": 1, "stage": 1, "fsdp": "4 --data /etc", "expert": 1, '
+        '"context": 1, "tensor": 1}, "micro_batches": 1}]}}',
+        '{"processes": 8, "layouts": {"4": [7]}}',
+    ],
+)
+def test_a_file_that_is_no_list_of_layouts_lays_nothing_out(job, text):
+    (job.place / LAYOUTS).write_text(text)
+    assert Worlds(job).best([0, 1]) is None
+
+
+def test_what_is_cordoned(job):
+    with pytest.raises(LaunchError, match="nodes 0 to 3; there is no node 4"):
+        cordon(job.place, [4], "test", total=4)
+    cordon(job.place, [1, 2], "loud", total=4)
+    cordon(job.place, [3], "hot", total=4)
+    assert cordoned(job.place) == {1: "loud", 2: "loud", 3: "hot"}
+    with pytest.raises(LaunchError, match="all 4 nodes"):
+        cordon(job.place, [0], "test", total=4)
+    with pytest.raises(LaunchError, match="there are out: 1, 2, 3"):
+        uncordon(job.place, [0], total=4)
+    uncordon(job.place, [1, 3], total=4)
+    assert cordoned(job.place) == {2: "loud"}
+    (job.place / CORDONED).write_text("[2]")
+    assert cordoned(job.place) == {}
+
+
+def test_fewer_nodes_than_the_job_has(tmp_path):
+    with pytest.raises(LaunchError, match="--min-nodes 3; expected at most --nodes 2"):
+        Job(arguments=(), folder=tmp_path, processes=2, nodes=2, policy=Policy(min_nodes=3))

@@ -1,0 +1,87 @@
+"""A process of `test_rewinding_faults.py`: a run over data with bad batches, which can be killed while it goes back.
+
+python rewinding_worker.py ADDRESS PROCESSES INDEX FOLDER SETTINGS
+
+In SETTINGS, `kill` is (process, what, number): kill -9 of that process as it calls that function the so manieth time.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import signal
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from launching import join_job
+from rewound import experiment
+
+from panax import fit
+from panax.checkpoint import CheckpointConfig, Checkpointer, MemoryConfig, MemoryTier
+from panax.checkpoint import checkpointer as checkpointer_module
+from panax.core import named_leaves
+from panax.hooks import Hook
+from panax.mesh import MeshShape
+from panax.run import rewinding
+from panax.run.report import Report
+
+PLACES = {
+    "restore": (rewinding, "newest_start"),
+    "record": (rewinding, "write_rewinds"),
+    "forget": (Checkpointer, "forget"),
+    "remove": (checkpointer_module, "remove"),
+    "memory": (MemoryTier, "forget"),
+    "tell": (Report, "rewound"),
+}
+
+
+class Reads(Hook):
+    """Waits for the scalars of each step in the last process alone: it knows more than the others do."""
+
+    def after_step(self, run):
+        if jax.process_index() == jax.process_count() - 1:
+            run.read()
+
+
+def install(process: int, what: str, number: int) -> None:
+    if jax.process_index() != process:
+        return
+    where, name = PLACES[what]
+    original, calls = getattr(where, name), []
+
+    def killed(*arguments, **more):
+        calls.append(None)
+        if len(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **more)
+
+    setattr(where, name, killed)
+
+
+def digest(state) -> str:
+    found = hashlib.sha256()
+    for name, leaf in named_leaves(state).items():
+        leaf = jax.random.key_data(leaf) if name == "key" else leaf
+        whole = leaf if leaf.is_fully_addressable else multihost_utils.process_allgather(leaf, tiled=True)
+        found.update(np.ascontiguousarray(whole).tobytes())
+    return found.hexdigest()
+
+
+def main() -> None:
+    folder, settings = join_job()
+    given = json.loads(settings)
+    os.environ["PANAX_MEMORY"] = f"{folder}/host-{jax.process_index()}"
+    if "kill" in given:
+        install(*given.pop("kill"))
+    memory = MemoryConfig(every=given.pop("memory", 0))
+    run = experiment(
+        f"{folder}/run", checkpoint=CheckpointConfig(every=5, memory=memory), hooks=(Reads(),), mesh=MeshShape(fsdp=-1),
+        **given,
+    )  # fmt: skip
+    result = fit(dataclasses.replace(run), say=lambda line: print(line, flush=True))
+    print(json.dumps({"step": result.step, "digest": digest(result.state)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
