@@ -73,15 +73,33 @@ def elastic(folder: Path, stopped: threading.Event) -> int:
     if (folder / "too_small").exists() and count != whole:
         return said_and_done(RecipeError("heads=12 is not divisible by tensor=8"), with_traceback=False)
     taken = folder / f"taken_{index}"
-    step = int(taken.read_text()) if taken.exists() else 0
+    step, number = int(taken.read_text()) if taken.exists() else 0, 0
     while not stopped.is_set() and not (folder / "finish").exists():
         time.sleep(0.05)
         step += 1
         heartbeat().step(step)
+        probe(step, number := number + 1, folder / "slow_nodes")
         if step % 4 == 0:
             heartbeat().saved(step)
     taken.write_text(str(step))
     return 143 if stopped.is_set() else 0
+
+
+def probe(step: int, number: int, path: Path) -> None:
+    """Tell figures as a training process does; slow ones on the nodes that a file lists, from the probe that it names on."""
+    node, processes = os.environ["PANAX_NODE"], int(os.environ["PANAX_PROCESSES"])
+    begin, *slow = (path.read_text() if path.exists() else "").split() or ["0"]
+    slow = slow if number >= int(begin) or processes < int(os.environ["PANAX_WHOLE"]) else []
+    factor, axis = 3.0 if node in slow else 1.0, 0.1 if "link" in slow else 0.002
+    if number == 1:
+        heartbeat().facts(groups={"fsdp": list(range(processes))})
+    heartbeat().facts(
+        probe={
+            "number": number, "step": step, "every": 1, "platform": "cpu", "step_seconds": 0.05, "matrix": 0.01 * factor,
+            "matrix_flops": 1e8, "host": 0.0, "host_part": "hooks", "device_wait": 0.04,
+            "axes": {"fsdp": [axis, 2**18, "all-gather"]},
+        }
+    )  # fmt: skip
 
 
 def fail(how: str) -> None:

@@ -146,6 +146,26 @@ class Hosts:
         shape = f"root tbf rate {megabits}mbit burst 64kb latency 400ms"
         subprocess.run(["ip", "netns", "exec", self.name(index), *f"tc qdisc add dev eth0 {shape}".split()], check=True)
 
+    def limit_to(self, index: int, other: int, megabits: float) -> None:
+        """Have a host send no more than so much a second to one other host."""
+        for words in (
+            "qdisc add dev eth0 root handle 1: htb default 2",
+            "class add dev eth0 parent 1: classid 1:1 htb rate 100gbit",
+            "class add dev eth0 parent 1:1 classid 1:2 htb rate 100gbit",
+            f"class add dev eth0 parent 1:1 classid 1:3 htb rate {megabits}mbit burst 64kb",
+            f"filter add dev eth0 parent 1: protocol ip u32 match ip dst {self.addresses[other]} flowid 1:3",
+        ):
+            subprocess.run(["ip", "netns", "exec", self.name(index), "tc", *words.split()], check=True)
+
+    def free(self, index: int) -> None:
+        """Let a host send as fast as it can again."""
+        words = ["tc", "qdisc", "del", "dev", "eth0", "root"]
+        subprocess.run(["ip", "netns", "exec", self.name(index), *words], check=True)
+
+    def cut(self, index: int) -> None:
+        """Pull a host's cable."""
+        _ip(f"link set {self.name(index)}v down")
+
     def prefix(self, index: int) -> list[str]:
         """What runs a command on a host."""
         inside = f'mount --bind {shlex.quote(str(self.hosts))} /etc/hosts && hostname host{index} && exec "$@"'

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster.child import log_of
-from ..cluster.record import JOB, STALE_SECONDS, STATUS, STOP, incidents, place_of, read
+from ..cluster.record import JOB, STALE_SECONDS, STATUS, STOP, findings, incidents, place_of, read
 from ..cluster.world import cordon as taken_out
 from ..cluster.world import cordoned
 from ..cluster.world import uncordon as put_back
@@ -80,6 +80,10 @@ def status(arguments: Sequence[str]) -> int:
     for one in found["processes"]:
         ended = "" if one["exit_code"] is None else f", exit code {one['exit_code']}"
         print(f"  process {one['process']} on {one['host']}: {one['phase']}, step {one['step']}{ended}")
+    for message in found.get("slow", ()):
+        print(f"  slow now: {message}")
+    for one in findings(place):
+        print(f"  at step {one['step']}: {one['kind']}: {one['message']}")
     for one in incidents(place):
         print(f"  incident at step {one['step']}: {one['cause']}: {one['message']}")
         parts = ("detect", "teardown", "restart", "restore", "first_step")

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..cluster.diagnosis import Cause
 from ..cluster.engines import ENGINES, Engine, Resources, engine_of
-from ..cluster.job import SPARE, Job, Policy, allowed_environment
+from ..cluster.job import SPARE, Job, Policy, Stragglers, allowed_environment
 from ..cluster.launching import LOCAL
 from ..cluster.launching import launch as launched
 from ..cluster.view import View
@@ -42,6 +42,8 @@ what each process said; `panax status RUN` tells how it is.
   --replace-seconds S  for a lost node to come back; then the job goes on
                     without it, and takes it in again at a later save (5)
   --min-nodes M     the fewest that it goes on with (1)
+  --stragglers P    a node that is slower than the others: warn says it, cordon
+                    also takes it out at a later save, ignore does neither (warn)
   --no-spares       keep no processes that wait for a restart
   --quiet           show nothing but how it ended
 
@@ -54,7 +56,7 @@ for engines, as each of them needs; docs/launch.md says which
   --env NAME (a variable that nodes get too)   --address A (the supervisor's)
 """
 
-OWN = ("max_restarts", "stall_seconds", "start_seconds", "save_seconds", "replace_seconds", "min_nodes")
+OWN = ("max_restarts", "stall_seconds", "start_seconds", "save_seconds", "replace_seconds", "min_nodes", "stragglers")
 """Fields of the policy that are flags."""
 
 DRY_RUN = "--dry-run"
@@ -164,8 +166,10 @@ def own_flags(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         else:
             parser.add_argument(flag, type=int, default=field.default)
     for name in OWN:
-        kind = type(getattr(Policy(), name))
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=getattr(Policy(), name))
+        default = getattr(Policy(), name)
+        choices = [*Stragglers] if isinstance(default, Stragglers) else None
+        kind = str if choices else type(default)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, choices=choices)
     try:
         own, rest = parser.parse_known_args(list(flags))
     except argparse.ArgumentError as error:

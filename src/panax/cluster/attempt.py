@@ -5,11 +5,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .collectives import Collectives
 from .diagnosis import Diagnosis, Ended, hanging
 from .job import Policy
 
 PHASES = ("start", "join", "prepare", "restore", "compile", "steps")
 """On the way to the first step, in their order; a worker may leave some out."""
+
+
+NOT_SHOWN = ("address", "collectives", "groups", "profile")
+"""Facts that explain other ones, and say nothing of how a process is."""
 
 
 @dataclasses.dataclass
@@ -68,7 +73,7 @@ class Worker:
             "step": self.step,
             "quiet_seconds": round(now - self.moved, 1),
             "exit_code": ended,
-            **self.facts,
+            **{name: fact for name, fact in self.facts.items() if name not in NOT_SHOWN},
         }
 
 
@@ -163,7 +168,12 @@ class Attempt:
 
     def hang(self, worker: Worker, now: float, stacks: Mapping[int, str]) -> Diagnosis:
         """Why there is no progress."""
-        return hanging(worker.process, worker.host, now - worker.moved, worker.phase, stacks, ())
+        return hanging(worker.process, worker.host, now - worker.moved, worker.phase, stacks, (), self.collectives)
+
+    @property
+    def collectives(self) -> Collectives:
+        """Those of the step, as processes have told them."""
+        return Collectives.of(self.workers)
 
     def entered(self, phase: str) -> float | None:
         """When the last of all processes had entered a phase; None before."""

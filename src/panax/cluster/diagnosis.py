@@ -2,9 +2,12 @@
 
 import dataclasses
 import enum
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from .collectives import Collectives, kind_in, peers_in
 
 
 class Cause(enum.Enum):
@@ -145,8 +148,11 @@ class Diagnosis:
         return ADVICE[self.cause]
 
 
-def diagnose(ends: Sequence[Ended]) -> Diagnosis:
+def diagnose(ends: Sequence[Ended], collectives: Collectives | None = None) -> Diagnosis:
     """The first cause among the ends of several workers: errors that follow from a peer's end come last.
+
+    Args:
+        collectives: Those of the job's step.
 
     >>> killed = Ended(1, "a", -9, 2.0)
     >>> follows = Ended(0, "a", 1, 1.0, {"kinds": ["XlaRuntimeError"], "message": "Gloo: Connection closed by peer"})
@@ -155,33 +161,83 @@ def diagnose(ends: Sequence[Ended]) -> Diagnosis:
     """
     found = [(_of(end), end) for end in ends if end.code != 0]
     assert found, "a failed job has a worker that failed"
+    if all(cause is Cause.PEER for cause, _ in found) and (silent := _silent(ends, collectives or Collectives())):
+        return silent
     # A process that ends because its peer has gone may be seen first; one that was ended by nobody tells most.
     found.sort(key=lambda pair: (pair[0] is Cause.PEER, pair[0] is Cause.KILLED and pair[1].at, pair[1].at))
     cause, end = found[0]
-    return Diagnosis(cause, _message(cause, end), end.process, _exit_code(end), end.tail)
+    where = _where(end, collectives) if cause is Cause.PEER and collectives is not None else ""
+    return Diagnosis(cause, _message(cause, end) + where, end.process, _exit_code(end), end.tail)
+
+
+_SILENT = re.compile(r"stopped sending heartbeats\)?:?((?:\s+(?:/job:\S+task:)?\d+\b,?)+)")
+"""What JAX's coordination service says of processes that don't answer: it ends all others with these words."""
+
+
+def _silent(ends: Sequence[Ended], collectives: Collectives) -> Diagnosis | None:
+    """That a process which has not ended answers no more: it is stopped, or its host or network is; None where nobody says so."""
+    for end in ends:
+        named = _SILENT.search("\n".join([*end.tail, str((end.error or {}).get("message") or "")]))
+        if named is None:
+            continue
+        silent = sorted(
+            {int(each) for each in re.findall(r"(\d+)\b,?(?:\s|$)", named.group(1))} - {e.process for e in ends}
+        )
+        if silent:
+            first = silent[0]
+            others = [f"process {each} on {collectives.hosts.get(each, '?')}" for each in silent[1:]]
+            who = f"process {first} on {collectives.hosts.get(first, '?')}{''.join(f', {each}' for each in others)}"
+            waits = collectives.waits(first, [each.process for each in ends])
+            said = f"{who} stopped answering: it is held, or its host or network is gone" + (
+                f"; {waits}" if waits else ""
+            )
+            return Diagnosis(Cause.HANG, said, first, _exit_code(end), end.tail)
+    return None
+
+
+def _where(end: Ended, collectives: Collectives) -> str:
+    """In which collective, with which hosts, a process has lost a peer, as far as the library's words and the step tell."""
+    said = str((end.error or {}).get("message") or "") or "\n".join(end.tail)
+    kind = kind_in(said)
+    found = collectives.around(end.process, kind) or collectives.around(end.process)
+    peers = [collectives.addresses[peer] for peer in peers_in(said) if peer in collectives.addresses]
+    lost = f"; the peer is {', '.join(peers)}" if peers else ""
+    return f"; it stood in {', or '.join(found)}{lost}" if found else lost
 
 
 def hanging(
-    process: int, host: str, seconds: float, phase: str, stacks: Mapping[int, str], tail: Sequence[str]
+    process: int,
+    host: str,
+    seconds: float,
+    phase: str,
+    stacks: Mapping[int, str],
+    tail: Sequence[str],
+    collectives: Collectives | None = None,
 ) -> Diagnosis:
     """What the stacks of a job without progress tell.
 
     Args:
         process: The one that has come least far.
         stacks: Each process's, as faulthandler writes them; empty where a process wrote none.
+        collectives: Those of the job's step.
     """
+    collectives = collectives or Collectives()
     kinds = {index: _of_stacks(text) for index, text in stacks.items()}
     cause = kinds.get(process, Cause.HANG)
     if cause is Cause.COLLECTIVE:
         # Somebody who does not wait with the others is what they wait for.
         other = next((index for index, kind in kinds.items() if kind is not Cause.COLLECTIVE), None)
         if other is not None:
-            process, cause = other, kinds[other]
+            process, host, cause = other, collectives.hosts.get(other, host), kinds[other]
     what = {
         Cause.COLLECTIVE: "all processes wait inside a computation",
         Cause.STALLED_DATA: "it waits for data",
         Cause.HANG: "it hangs" + ("" if stacks.get(process) else " and does not show its stacks"),
     }[cause]
+    if phase == "steps":
+        waiting = [index for index, kind in kinds.items() if kind is Cause.COLLECTIVE]
+        where = collectives.stands(process) if cause is Cause.COLLECTIVE else collectives.waits(process, waiting)
+        what += f", {where}" if where and cause is Cause.COLLECTIVE else f"; {where}" if where else ""
     message = f"process {process} on {host} has made no progress for {seconds:.0f} s in the phase {phase!r}: {what}"
     return Diagnosis(cause, message, process, 6, stacks.get(process, "").splitlines() or tail)
 

@@ -1,6 +1,7 @@
 """A job: what is launched, where, and what is done when it fails."""
 
 import dataclasses
+import enum
 import json
 import os
 import re
@@ -11,6 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LaunchError
+
+
+class Stragglers(enum.StrEnum):
+    """What is done about a host that is slower than the others."""
+
+    IGNORE = "ignore"
+    WARN = "warn"
+    CORDON = "cordon"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +36,7 @@ class Policy:
         replace_seconds: For a lost node to come back, until the job goes on without it.
         min_nodes: The fewest that it goes on with.
         save_seconds: For the coordinated save when the job is stopped; what runs then is killed.
+        stragglers: Of a host that is slower than the others: say so, take its node out of the job, or nothing.
     """
 
     max_restarts: int = 20
@@ -38,10 +48,16 @@ class Policy:
     replace_seconds: float = 5.0
     min_nodes: int = 1
     save_seconds: float = 600.0
+    stragglers: Stragglers | str = Stragglers.WARN
 
     def __post_init__(self) -> None:
+        if self.stragglers not in tuple(Stragglers):
+            raise LaunchError(f"policy.stragglers={self.stragglers!r}; expected {', '.join(Stragglers)}")
+        object.__setattr__(self, "stragglers", Stragglers(self.stragglers))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if field.name == "stragglers":
+                continue
             if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
                 raise LaunchError(f"policy.{field.name}={value!r}; expected a number of at least 0")
         if self.max_without_progress < 1:

@@ -16,6 +16,7 @@ from .job import Job, allowed_environment, written
 from .world import CORDONED, LAYOUTS
 
 PLACE, JOB, STATUS, INCIDENTS, STOP, LOCK = "job", "job.json", "status.json", "incidents.jsonl", "stop", "lock"
+FINDINGS = "findings.jsonl"
 BEGUN = "begun"
 """Holds the submission of the job that has begun the run last."""
 
@@ -47,6 +48,23 @@ class Incident:
     restart: float | None = None
     restore: float | None = None
     first_step: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with a job that goes on, or is well again.
+
+    Attributes:
+        kind: "slow host", "slow link", "flapping link", "host well again" or "link well again".
+        unit: The node, or the process of a job with one; None for a link.
+    """
+
+    at: float
+    attempt: int
+    step: int
+    kind: str
+    message: str
+    unit: int | None = None
 
 
 class Record:
@@ -108,6 +126,11 @@ class Record:
         with contextlib.suppress(OSError), open(self._place / INCIDENTS, "a", encoding="utf-8") as file:
             file.write(json.dumps({"began": time.time(), **dataclasses.asdict(incident)}) + "\n")
 
+    def finding(self, finding: Finding) -> None:
+        """Add a finding."""
+        with contextlib.suppress(OSError), open(self._place / FINDINGS, "a", encoding="utf-8") as file:
+            file.write(json.dumps(dataclasses.asdict(finding)) + "\n")
+
     def begun(self) -> bool:
         """Whether this very job has begun its run before."""
         path = self._place / BEGUN
@@ -155,14 +178,22 @@ def read(path: Path) -> dict[str, Any]:
 
 def incidents(folder: Path) -> list[dict[str, Any]]:
     """The incidents of a job, oldest first; a line that was cut short is left out."""
-    found: dict[tuple[float, int], dict[str, Any]] = {}
-    path = folder / INCIDENTS
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                one = json.loads(line)
-                found[one["at"], one["attempt"]] = one
-    return list(found.values())
+    return list({(one["at"], one["attempt"]): one for one in _lines(folder / INCIDENTS)}.values())
+
+
+def findings(folder: Path) -> list[dict[str, Any]]:
+    """What was found to be slow in a job, oldest first."""
+    return [one for one in _lines(folder / FINDINGS) if {"step", "kind", "message"} <= one.keys()]
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.is_file():
+        return
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            one = json.loads(line)
+            if isinstance(one, dict) and {"at", "attempt"} <= one.keys():
+                yield one
 
 
 def changed(why: str, attempt: int, step: int, at: float) -> Incident:

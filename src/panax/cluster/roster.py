@@ -94,6 +94,10 @@ class Roster:
         self._worlds.refuse(world.layout)
         return True
 
+    def can_do_without(self, node: int) -> bool:
+        """Whether the job could go on without a node, by its policy and the layouts that there are."""
+        return self._worlds.best(set(self._nodes.here) - {node}) is not None
+
     def change(self, world: World) -> str | None:
         """Why the job should go on in another world from its next save; None where this one is the best there is."""
         best = self._worlds.best(self._nodes.here)

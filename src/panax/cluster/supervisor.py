@@ -1,12 +1,10 @@
 """The supervisor: starts a job's processes by its agents, follows them, and starts them again after a failure, without jax."""
 
-import contextlib
 import signal
 import time
-from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
+from .asked import Asks
 from .attempt import SAVED, Attempt, Worker
 from .diagnosis import Cause, Diagnosis, diagnose
 from .engines import Placed
@@ -16,6 +14,7 @@ from .nodes import Node, Nodes
 from .record import Incident, Record, changed, failed
 from .roster import Roster
 from .view import View
+from .watching import Watching
 from .world import World
 
 TICK_SECONDS = 0.5
@@ -44,14 +43,14 @@ class Supervisor:
         self._job, self._nodes, self._placed, self._record, self._view = job, nodes, placed, record, view
         self._secret = secret
         self._roster = Roster(job, nodes, placed, view.say)
+        self._watching = Watching(job, self._roster, record, view.say)
         self._world, self._changing = World(()), ""
         self._looked_at = 0.0
         self._saved_before: int | None = None
         self._began = time.monotonic()
         self._attempt: Attempt | None = None
-        self._asked: signal.Signals | None = None
+        self._asks = Asks()
         self._stop_told = False
-        self._kill_now = False
         self._restarts = 0
         self._without_progress = 0
         self._furthest = -1
@@ -72,7 +71,7 @@ class Supervisor:
         Raises:
             LaunchError: Nodes do not come, or are not alike.
         """
-        with self._signals():
+        with self._asks.heard():
             try:
                 return self._followed()
             except BaseException as error:
@@ -83,21 +82,21 @@ class Supervisor:
         while True:
             world = self._gather()
             if world is None:
-                assert self._asked is not None
-                return self._over(128 + self._asked, f"stopped by {self._asked.name} before it began")
+                assert self._asks.signal is not None
+                return self._over(128 + self._asks.signal, f"stopped by {self._asks.signal.name} before it began")
             attempt = self._start(world)
             diagnosis = self._follow(attempt)
-            if diagnosis is None and self._changing and self._asked is None:
+            if diagnosis is None and self._changing and self._asks.signal is None:
                 self._has_changed(attempt)
                 continue
             if diagnosis is None:
                 return self._done(attempt)
-            if self._asked is not None and attempt.step < 0 and diagnosis.cause is Cause.KILLED:
+            if self._asks.signal is not None and attempt.step < 0 and diagnosis.cause is Cause.KILLED:
                 # Before a process can save, it does not take signals.
                 self._end(attempt)
                 return self._over(
-                    128 + self._asked,
-                    f"stopped by {self._asked.name} before a first step; checkpoints are as they were",
+                    128 + self._asks.signal,
+                    f"stopped by {self._asks.signal.name} before a first step; checkpoints are as they were",
                 )
             self._fail(attempt, diagnosis)
             if (reason := self._gives_up(diagnosis)) is not None:
@@ -107,7 +106,7 @@ class Supervisor:
     def _gather(self) -> World | None:
         """Where to run next; None where the job is to end."""
         self._state = "placing"
-        world = self._roster.gather(lambda: self._pump(TICK_SECONDS), lambda: self._asked is not None)
+        world = self._roster.gather(lambda: self._pump(TICK_SECONDS), lambda: self._asks.signal is not None)
         if world is not None and self._attempt is not None and world.nodes != self._world.nodes:
             self._view.say(f"goes on with {world.shown(self._job.nodes)}")
         return world
@@ -174,25 +173,27 @@ class Supervisor:
             if attempt.failed():
                 return self._settled(attempt)
             self._roster.ask_for_missing()
-            if self._asked is None and self._record.stop_asked():
-                self._asked = signal.SIGTERM
+            if self._asks.signal is None and self._record.stop_asked():
+                self._asks.ask(signal.SIGTERM)
                 self._view.say("asked to stop by `panax stop`")
-            if self._asked is not None and not self._stop_told:
-                self._view.say(f"stopping by {self._asked.name}: all processes save at the same step, then end")
+            if self._asks.signal is not None and not self._stop_told:
+                self._view.say(f"stopping by {self._asks.signal.name}: all processes save at the same step, then end")
                 saved_by = self._stop("stopping")
             if not self._stop_told and (why := self._due_change(attempt, now)):
                 # A save is on its way: what is told now ends the processes soon after it.
                 self._changing = why
                 saved_by = self._stop("changing")
-            if self._kill_now or now > saved_by:
+            if self._asks.at_once or now > saved_by:
                 why = (
-                    "by a second signal" if self._kill_now else f"no save within {self._job.policy.save_seconds:.0f} s"
+                    "by a second signal"
+                    if self._asks.at_once
+                    else f"no save within {self._job.policy.save_seconds:.0f} s"
                 )
                 return Diagnosis(
                     Cause.KILLED,
                     f"ended at once: {why}; the last checkpoint is whole",
                     0,
-                    128 + (self._asked or signal.SIGTERM),
+                    128 + (self._asks.signal or signal.SIGTERM),
                 )
             if (worker := attempt.stalled(now, self._job.policy)) is not None:
                 return attempt.hang(worker, now, self._ask_for_stacks())
@@ -229,7 +230,7 @@ class Supervisor:
         deadline = time.monotonic() + SETTLE_SECONDS
         while attempt.running and time.monotonic() < deadline:
             self._pump(0.05)
-        return diagnose(attempt.ends)
+        return diagnose(attempt.ends, attempt.collectives)
 
     def _ask_for_stacks(self) -> dict[int, str]:
         self._stacks = {}
@@ -269,8 +270,8 @@ class Supervisor:
     def _gives_up(self, diagnosis: Diagnosis) -> str | None:
         """Why the job is not started again; None where it is."""
         policy = self._job.policy
-        if self._asked is not None:
-            return f"stopped by {self._asked.name}, and not all of it was saved: {diagnosis.message}"
+        if self._asks.signal is not None:
+            return f"stopped by {self._asks.signal.name}, and not all of it was saved: {diagnosis.message}"
         could_not_begin = self._attempt is not None and self._attempt.step < 0 and diagnosis.cause in OF_LAYOUT
         if could_not_begin and self._roster.refuse(self._world):
             self._view.say(f"the layout {self._world.layout} can't be used: {diagnosis.message}")
@@ -295,7 +296,7 @@ class Supervisor:
         self._state = "waiting"
         self._view.say(f"restart {self._restarts}" + (f" in {seconds:.0f} s" if seconds else ""))
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and self._asked is None:
+        while time.monotonic() < deadline and self._asks.signal is None:
             self._pump(min(TICK_SECONDS, deadline - time.monotonic()))
 
     def _first_step(self, attempt: Attempt) -> None:
@@ -323,8 +324,10 @@ class Supervisor:
 
     def _done(self, attempt: Attempt) -> int:
         codes = {end.code for end in attempt.ends}
-        if self._asked is not None:
-            return self._over(128 + self._asked, f"stopped by {self._asked.name} after step {attempt.step}; saved")
+        if self._asks.signal is not None:
+            return self._over(
+                128 + self._asks.signal, f"stopped by {self._asks.signal.name} after step {attempt.step}; saved"
+            )
         if codes & set(SAVED):
             code = max(code for code in codes if code)
             return self._over(code, f"stopped by {signal.Signals(code - 128).name} after step {attempt.step}; saved")
@@ -363,7 +366,7 @@ class Supervisor:
                 self._port = int(content)
             elif kind == "notice":
                 self._view.say(f"{node.host} got {content}")
-                self._asked = self._asked or signal.SIGTERM
+                self._asks.ask(signal.SIGTERM)
             elif kind == "lines":
                 self._view.lines([str(line) for line in content])
             elif kind == "stacks":
@@ -376,6 +379,7 @@ class Supervisor:
                     attempt.workers[int(index)].pid = int(pid)
             elif kind == "beat":
                 attempt.beat(int(content["process"]), content, now)
+                self._watching.heard(attempt, int(content["process"]), content)
                 # Told of the whole run, earlier attempts and jobs included.
                 self._goodput = attempt.values.get("goodput/fraction", self._goodput)
             elif kind == "exit":
@@ -396,26 +400,8 @@ class Supervisor:
                 "step": -1 if attempt is None else attempt.step,
                 "values": {} if attempt is None else attempt.values,
                 "breakdown": {} if attempt is None else attempt.breakdown(),
+                "slow": self._watching.shown,
                 "processes": [] if attempt is None else [worker.shown(now) for worker in attempt.workers],
                 **({} if end is None else {"end": end}),
             }
         )
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """While it is entered, a signal asks for a coordinated save; a second Ctrl-C ends all at once."""
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            if self._asked is not None and number == signal.SIGINT:
-                self._kill_now = True
-            self._asked = self._asked or signal.Signals(number)
-
-        taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        # SIGHUP stays ignored where it is, as under `nohup`.
-        numbers = [n for n in taken if not (n == signal.SIGHUP and signal.getsignal(n) is signal.SIG_IGN)]
-        before = {number: signal.signal(number, handle) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -7,9 +7,14 @@ from collections.abc import Iterator
 
 
 class StepClock:
-    """Adds up seconds by name until they are taken."""
+    """Adds up seconds by name until they are taken.
+
+    Attributes:
+        totals: The same since the beginning.
+    """
 
     def __init__(self) -> None:
+        self.totals: defaultdict[str, float] = defaultdict(float)
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._steps = 0
         self._since = time.perf_counter()
@@ -20,7 +25,9 @@ class StepClock:
         try:
             yield
         finally:
-            self._seconds[name] += time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            self._seconds[name] += seconds
+            self.totals[name] += seconds
 
     def tick(self) -> None:
         """One more step was taken."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -60,6 +61,16 @@ def walk_step(step: CompiledStep, batch: dict[str, Any]) -> StepCost:
         unknown=(*work.unknown, *undeclared(program)),
         seconds=time.perf_counter() - start,
     )
+
+
+def traffic_of_trace(traced: Any, mesh: Mapping[str, int]) -> list[Traffic]:
+    """What a traced step sends, by collectives that its program names.
+
+    Args:
+        mesh: Mesh axis to size.
+    """
+    # Collectives stand inside of a `shard_map`, where arrays are a device's own.
+    return traffic_of(read_program(traced.jaxpr, [1.0] * len(traced.jaxpr.in_avals)), mesh)
 
 
 def _share(shape: tuple[int, ...], sharding: Any) -> float:

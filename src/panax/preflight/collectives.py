@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -85,20 +85,27 @@ def measure_collective(mesh: Mesh, use: Use) -> CollectiveFigures:
     ways = math.prod(mesh.shape[axis] for axis in use.axes)
     platform = mesh.devices.flat[0].platform
     largest = min(max(use.sent_bytes, FIRST_BYTES), LARGEST_BYTES.get(platform, _LARGEST_ELSEWHERE))
-    small, _ = _timed(mesh, use, ways, 0)
-    seconds, sent = _timed(mesh, use, ways, FIRST_BYTES)
+    small, _ = _timed(mesh, use, 0)
+    seconds, sent = _timed(mesh, use, FIRST_BYTES)
     # The same in every process: the slowest of them decides.
     slowest = int(gather_ints(min(round(seconds * 1e6), 2**31 - 1)).max()) / 1e6
     affordable = int(FIRST_BYTES * SECONDS / max(slowest, 1e-6))
     if min(largest, affordable) > 2 * FIRST_BYTES:
         # A power of two, so that few programs are compiled.
-        seconds, sent = _timed(mesh, use, ways, 1 << (min(largest, affordable).bit_length() - 1))
+        seconds, sent = _timed(mesh, use, 1 << (min(largest, affordable).bit_length() - 1))
     return CollectiveFigures(use.kind, use.axes, ways, sent, small, seconds)
 
 
-def _timed(mesh: Mesh, use: Use, ways: int, sent: int) -> tuple[float, int]:
+def _timed(mesh: Mesh, use: Use, sent: int) -> tuple[float, int]:
     """(the seconds of the fastest of several, the bytes that a device sends)."""
-    elements = _elements(use.kind, ways, sent)
+    program, x, sent = collective_program(mesh, dataclasses.replace(use, sent_bytes=sent))
+    return min(seconds_of(program, x)), sent
+
+
+def collective_program(mesh: Mesh, use: Use) -> tuple[Callable[[jax.Array], jax.Array], jax.Array, int]:
+    """A program that is one collective, what it takes, and the bytes that a device sends in it."""
+    ways = math.prod(mesh.shape[axis] for axis in use.axes)
+    elements = _elements(use.kind, ways, use.sent_bytes)
     spec = P(mesh.axis_names)
     program = jax.jit(
         jax.shard_map(
@@ -109,8 +116,7 @@ def _timed(mesh: Mesh, use: Use, ways: int, sent: int) -> tuple[float, int]:
             check_vma=False,
         )
     )
-    x = filled(mesh, elements)
-    return min(seconds_of(program, x)), _sent(use.kind, ways, 4 * elements)
+    return program, filled(mesh, elements), _sent(use.kind, ways, 4 * elements)
 
 
 def filled(mesh: Mesh, elements: int) -> jax.Array:

@@ -8,7 +8,7 @@ at the same time. The number of rounds depends on how many neighbours a process 
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -137,14 +137,7 @@ def measure_links(mesh: Mesh) -> list[LinkFigures]:
 
 def _timed(flat: Mesh, links: Sequence[Link], size: int) -> float | None:
     """The seconds of the fastest exchange of the link that begins in this process; None where none does."""
-    there = [(link.source, link.target) for link in links]
-    back = [(target, source) for source, target in there]
-
-    def exchange(x: jax.Array) -> jax.Array:
-        return lax.ppermute(lax.ppermute(x, "device", there)[:1], "device", back)
-
-    program = jax.jit(jax.shard_map(exchange, mesh=flat, in_specs=P("device"), out_specs=P("device"), check_vma=False))
-    x = filled(flat, math.ceil(size / 4))
+    program, x = exchange_program(flat, links, size)
     program(x).block_until_ready()
     best = math.inf
     for _ in range(REPEATS):
@@ -153,3 +146,21 @@ def _timed(flat: Mesh, links: Sequence[Link], size: int) -> float | None:
         best = min(best, time.perf_counter() - start)
     devices = flat.devices.ravel()
     return best if any(devices[link.source].process_index == jax.process_index() for link in links) else None
+
+
+def exchange_program(
+    flat: Mesh, links: Sequence[Link], size: int
+) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
+    """A program in which the links of one round carry so many bytes there and four back, and what it takes.
+
+    Args:
+        flat: All devices along the one axis `device`, in the mesh's order.
+    """
+    there = [(link.source, link.target) for link in links]
+    back = [(target, source) for source, target in there]
+
+    def exchange(x: jax.Array) -> jax.Array:
+        return lax.ppermute(lax.ppermute(x, "device", there)[:1], "device", back)
+
+    program = jax.jit(jax.shard_map(exchange, mesh=flat, in_specs=P("device"), out_specs=P("device"), check_vma=False))
+    return program, filled(flat, math.ceil(size / 4))

@@ -2,7 +2,7 @@
 
 from .checking import check
 from .evaluating import evaluate
-from .experiment import EvaluateConfig, Experiment, RewindConfig, VerifyConfig
+from .experiment import EvaluateConfig, Experiment, ProbeConfig, RewindConfig, VerifyConfig
 from .fitting import fit, open_run
 from .loop import Run
 from .on_data import on_data
@@ -18,6 +18,7 @@ __all__ = [
     "EvaluateConfig",
     "Experiment",
     "PlainStep",
+    "ProbeConfig",
     "Result",
     "RewindConfig",
     "Run",

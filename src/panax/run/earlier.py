@@ -30,6 +30,7 @@ FREE = (
     "checkpoint",
     "rewind",
     "verify",
+    "probe",
     "evaluate",
     "mesh",
     "rules",

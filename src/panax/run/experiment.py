@@ -67,6 +67,23 @@ class VerifyConfig(Validated):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ProbeConfig(Validated):
+    """How often a run of several processes measures its devices and its network while it trains, for the supervisor to compare.
+
+    Attributes:
+        every: Steps between two probes. -1: every 10 steps, or so rarely that they take at most 1 % of the time. 0: never.
+    """
+
+    every: int = -1
+
+    def __post_init__(self) -> None:
+        if self.every < -1:
+            raise RecipeError(
+                f"probe.every={self.every}; expected a number of steps, 0 for never, or -1 to have it chosen"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment(Validated):
     """What is trained, on what, how, and where it is kept.
 
@@ -82,6 +99,7 @@ class Experiment(Validated):
         trackers: More places for what a run reports, beside the console, `metrics.jsonl` and TensorBoard.
         rewind: When the run goes back to an earlier checkpoint, since updates can't be applied.
         verify: How often a step is checked on other devices.
+        probe: How often devices and network are measured while a supervised run of several processes trains.
         skip_batches: Numbers of batches that are left out, from 1 in the data's order: where none is left out, batch n is that of
             step n. `rewinds.jsonl` in a run's folder has the numbers that it has left out itself.
         frozen: Prefixes of parameter names that are not trained.
@@ -109,6 +127,7 @@ class Experiment(Validated):
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     rewind: RewindConfig = dataclasses.field(default_factory=RewindConfig)
     verify: VerifyConfig = dataclasses.field(default_factory=VerifyConfig)
+    probe: ProbeConfig = dataclasses.field(default_factory=ProbeConfig)
     skip_batches: tuple[int, ...] = ()
     kernels: Kernels = dataclasses.field(default_factory=Kernels)
     hooks: tuple[Hook, ...] = ()

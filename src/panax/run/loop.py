@@ -18,6 +18,7 @@ from .hooked import Hooked, Wishes
 from .interrupt import Interrupt
 from .keeping import Keeper, due
 from .prepare import Prepared, Say
+from .probing import Probing
 from .report import Report
 from .result import Result
 from .rewinding import Rewinding
@@ -58,6 +59,7 @@ class Run:
         self.say = say
         self._keeper, self._report, self._rewinding, self._interrupt = keeper, report, rewinding, interrupt
         self._verifying = verifying
+        self._probing = Probing(prepared, report)
         self._stopped, self._failed = "", False
         self._hooked = Hooked(self.experiment.hooks)
         keeper.of_hooks = lambda: self._hooked.kept(self)
@@ -146,6 +148,7 @@ class Run:
         self._goes_back = self._rewinding.is_due
         if self._goes_back:
             return
+        self._probing.after_step(self.step)
         wishes = self._called("after_step", due(self.experiment.log_every, self.step))
         if (due(self.experiment.evaluate.every, self.step) or wishes.evaluate) and not self._ended:
             wishes.save |= self._judge().save

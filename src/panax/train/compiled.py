@@ -54,6 +54,7 @@ class CompiledStep:
     Attributes:
         compile_seconds: Spent on compiling so far, all programs together.
         kernels_taken: Which kernel the training programs run for each kind of work and why, a line each.
+        when_traced: Takes the trace of each training program, before it is compiled.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class CompiledStep:
         self._donated = (0,) if donates else ()
         self.compile_seconds = 0.0
         self.kernels_taken: list[str] = []
+        self.when_traced: Callable[[Any], None] = lambda traced: None
         self.shardings: TrainState = placement.storage_shardings(program.abstract, program.axes)
         # Drawing is exact whatever the optimisation.
         options = None if placement.target.traits.optimises_drawing else {"xla_backend_optimization_level": 1}
@@ -226,7 +228,11 @@ class CompiledStep:
         return self._checked_program(traced)
 
     def _compile_train(self, batch: Mapping[str, Any]) -> Any:
-        return self.lower(batch).compile()
+        traced = self.trace(batch)
+        self.when_traced(traced)
+        with self.placement.activate():
+            lowered = traced.lower()
+        return lowered.compile()
 
     def _compile_evaluate(self, batch: Mapping[str, Any]) -> Any:
         with self.placement.activate(), use_kernels(self.program.kernels.names):

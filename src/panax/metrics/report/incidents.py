@@ -68,7 +68,19 @@ def mishaps_of(run: RunFiles) -> list[Mishap]:
         if session is not None:
             rewound.remove(session)
         found.append(_rewound(run, one, at, session))
+    found += map(_found_slow, run.findings)
     return sorted(found, key=lambda mishap: mishap.at)
+
+
+def _found_slow(one: Facts) -> Mishap:
+    """A host or a link that was slow, or well again: nothing failed, and no work was lost."""
+    step = number(one, "step")
+    return Mishap(
+        at=number(one, "at") or 0.0,
+        step=None if step is None else int(step),
+        cause=text(one, "kind") or "slow",
+        message=text(one, "message"),
+    )
 
 
 def _rewound(run: RunFiles, one: Facts, at: float | int, session: Session | None) -> Mishap:

@@ -18,6 +18,7 @@ from .curves import Curve, StepTimes, clock_of_steps, read_curves
 LOG, LEDGER, SESSIONS, ACCOUNT = "metrics.jsonl", "goodput.jsonl", "sessions.jsonl", "data_account.json"
 REWINDS = "rewinds.jsonl"
 JOB, STATUS, INCIDENTS = "job/job.json", "job/status.json", "job/incidents.jsonl"
+FINDINGS = "job/findings.jsonl"
 ANY = (LOG, LEDGER, SESSIONS, JOB)
 """A folder that has none of them is not a run's."""
 
@@ -47,6 +48,7 @@ class RunFiles:
         energy: (joules, what was measured); None where the devices don't tell.
         job, status: Of the supervisor; empty where the run was not launched by one.
         incidents: That the supervisor has recorded, oldest first.
+        findings: Hosts and links that it has found to be slow, or well again.
         rewinds: The times that the run went back to an earlier step, oldest first.
         alive: Whether the run goes on.
         unread: For each file with lines that could not be read, how many.
@@ -64,6 +66,7 @@ class RunFiles:
     job: Facts
     status: Facts
     incidents: Sequence[Facts]
+    findings: Sequence[Facts]
     rewinds: Sequence[Facts]
     account: Facts
     alive: bool
@@ -114,6 +117,7 @@ def read_run(folder: str | Path) -> RunFiles:
             curves, unread[LOG] = read_curves(path / LOG)
         sessions, unread[SESSIONS] = _lines(path / SESSIONS)
         ledger, unread[LEDGER] = _lines(path / LEDGER)
+        findings, unread[FINDINGS] = _lines(path / FINDINGS)
         incidents, unread[INCIDENTS] = _lines(path / INCIDENTS)
         rewinds, unread[REWINDS] = _lines(path / REWINDS)
         life = read_life(path) if ledger else None
@@ -138,6 +142,7 @@ def read_run(folder: str | Path) -> RunFiles:
         job=job,
         status=status,
         incidents=_last_of_each(incidents),
+        findings=findings,
         rewinds=rewinds,
         account=_object(path / ACCOUNT),
         alive=_alive(path, curves, life, newest, status),

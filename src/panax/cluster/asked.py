@@ -1,0 +1,42 @@
+"""What a supervisor is asked by signals: a coordinated save, or an end at once."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+
+class Asks:
+    """Whether a job is to end.
+
+    Attributes:
+        signal: By which it was asked first; None while it is to go on.
+        at_once: Whether nothing is to be saved: a second Ctrl-C.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self.at_once = False
+
+    def ask(self, number: signal.Signals) -> None:
+        """Ask for a coordinated save, if nobody has."""
+        self.signal = self.signal or number
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        """While it is entered, a signal asks for a coordinated save; a second Ctrl-C ends all at once."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self.signal is not None and number == signal.SIGINT:
+                self.at_once = True
+            self.ask(signal.Signals(number))
+
+        taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        # SIGHUP stays ignored where it is, as under `nohup`.
+        numbers = [n for n in taken if not (n == signal.SIGHUP and signal.getsignal(n) is signal.SIG_IGN)]
+        before = {number: signal.signal(number, handle) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

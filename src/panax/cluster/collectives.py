@@ -1,0 +1,132 @@
+"""The collectives of a step as its processes tell them: which mesh axes they go over, and who meets whom in them."""
+
+import dataclasses
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+MOST_NAMED = 8
+"""Processes or hosts of one message."""
+
+
+@runtime_checkable
+class Teller(Protocol):
+    """A process, and the facts that it has told."""
+
+    process: int
+    host: str
+    facts: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Collectives:
+    """What is known of a job's collectives; empty where nobody has told.
+
+    Attributes:
+        kinds: Each kind with the mesh axes that it goes over.
+        groups: Process to mesh axis to the processes that it meets over that axis, itself included.
+        hosts: Process to its host.
+        addresses: Address to the only process there, in words.
+    """
+
+    kinds: Sequence[tuple[str, tuple[str, ...]]] = ()
+    groups: Mapping[int, Mapping[str, Sequence[int]]] = dataclasses.field(default_factory=dict)
+    hosts: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    addresses: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tellers: Sequence[Teller]) -> "Collectives":
+        """From the facts of a job's processes, of which the first tells the kinds."""
+        told = tellers[0].facts.get("collectives") if tellers else None
+        groups = {one.process: one.facts["groups"] for one in tellers if isinstance(one.facts.get("groups"), dict)}
+        kinds = [(str(kind), tuple(map(str, axes))) for kind, axes in told or ()]
+        at: dict[str, list[Teller]] = {}
+        for one in tellers:
+            at.setdefault(str(one.facts.get("address", "")), []).append(one)
+        addresses = {
+            address: f"{here[0].host} (process {here[0].process})"
+            for address, here in at.items()
+            if address and len(here) == 1
+        }
+        return cls(kinds, groups, {one.process: one.host for one in tellers}, addresses)
+
+    def group(self, process: int, axes: Collection[str]) -> list[int]:
+        """The processes that a process meets in a collective over some axes, itself included."""
+        found, new = {process}, {process}
+        while new:
+            near = {each for one in new for axis in axes for each in self.groups.get(one, {}).get(axis, ())}
+            new = near - found
+            found |= new
+        return sorted(found)
+
+    def around(self, process: int, kind: str = "") -> list[str]:
+        """The collectives in which a process meets others, in words; by kinds over the same axes.
+
+        Args:
+            kind: This kind alone; empty for all.
+        """
+        kinds: dict[tuple[str, ...], list[str]] = {}
+        for each, axes in self.kinds:
+            if kind in ("", each) and len(self.group(process, axes)) > 1:
+                kinds.setdefault(axes, []).append(each)
+        said = []
+        for axes, of_axes in kinds.items():
+            hosts = _listed(dict.fromkeys(self.hosts.get(each, "?") for each in self.group(process, axes)))
+            said.append(f"an {' or '.join(sorted(of_axes))} over {' and '.join(axes)} ({hosts})".replace("an r", "a r"))
+        return said
+
+    def waits(self, process: int, waiting: Collection[int]) -> str:
+        """That some processes wait for one, and in which collectives; empty where nobody has told.
+
+        >>> met = {0: {"fsdp": [0, 1]}, 1: {"fsdp": [0, 1]}}
+        >>> Collectives([("all-gather", ("fsdp",))], met, {0: "a", 1: "b"}).waits(1, [0])
+        'process 0 waits for it in an all-gather over fsdp (a, b)'
+        """
+        others = sorted(set(waiting) - {process})
+        said = self.around(process)
+        if not others or not said:
+            return ""
+        who = f"process {others[0]} waits" if len(others) == 1 else f"processes {_listed(map(str, others))} wait"
+        return f"{who} for it in {', or '.join(said)}"
+
+    def stands(self, process: int) -> str:
+        """Which collectives a process may stand in; empty where nobody has told."""
+        return ", or ".join(self.around(process))
+
+
+_KINDS = {
+    "all-gather": r"all[-_ ]?gather",
+    "reduce-scatter": r"reduce[-_ ]?scatter",
+    "all-reduce": r"all[-_ ]?reduce",
+    "all-to-all": r"all[-_ ]?to[-_ ]?all",
+    "collective-permute": r"collective[-_ ]?permute|send[-_ ]?recv",
+    "collective-broadcast": r"collective[-_ ]?broadcast|broadcast",
+}
+
+
+def kind_in(text: str) -> str:
+    """The kind of collective that a library's error names, where it names one.
+
+    >>> kind_in("Gloo AllGather failed: Timed out waiting 30000ms"), kind_in("Connection reset by peer")
+    ('all-gather', '')
+    """
+    found = [
+        (match.start(), kind) for kind, words in _KINDS.items() if (match := re.search(words, text, re.IGNORECASE))
+    ]
+    return min(found, default=(0, ""))[1]
+
+
+def peers_in(text: str) -> list[str]:
+    """The addresses of the peers that a library's error names.
+
+    >>> peers_in("Connection closed by peer [10.0.0.3]:41234"), peers_in("Connect to 10.0.0.7<4471> failed")
+    (['10.0.0.3'], ['10.0.0.7'])
+    """
+    pairs = re.findall(r"\[([0-9a-fA-F.:]{3,})\](?::\d+)?|\b(\d{1,3}(?:\.\d{1,3}){3})(?:<|:)\d+", text)
+    return list(dict.fromkeys(one or other for one, other in pairs))
+
+
+def _listed(names: Any) -> str:
+    found = list(names)
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return f"{', '.join(found[:MOST_NAMED])}{more}"

@@ -1,0 +1,214 @@
+"""Which link slows a job down, from the collectives that its processes timed at the same steps: plain functions and counts.
+
+Each mesh axis is compared with what a check of these hosts measured before the run, or with the run's own first probes. All
+processes of a group see a slow collective; the single host is told by messages to neighbours, or as the one that slow groups of
+several axes share.
+"""
+
+import dataclasses
+import statistics
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+
+FACTORS = {"cpu": 4.0}
+FACTOR = 2.0
+"""A collective is slow if it takes so many times what it took; between processes on CPUs, which may wait for a core, more."""
+
+SECONDS = {"cpu": 15e-3}
+_SECONDS = 2e-4
+"""And so much longer: a few time slices of a busy core. Healthy collectives of four processes on two cores that others used too
+were within 8 ms."""
+
+ROW = 2
+"""In so many probes, one after the other, until it is named, and until it counts as well again."""
+
+EARLY = 3
+"""Without a check before the run, the median of so many first probes is what a collective takes."""
+
+FLAPS, OF = 3, 10
+"""A link that is slow in so many of so many probes flaps, though never twice in a row."""
+
+AXIS = str
+Group = tuple[int, ...]
+"""Processes that take part in one collective."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """What one process told at one probe.
+
+    Attributes:
+        axes: Mesh axis to the seconds of a collective over it.
+        groups: Mesh axis to the processes of its group.
+        links: Process to the seconds of a message to it; empty where no link was measured.
+    """
+
+    axes: Mapping[AXIS, float]
+    groups: Mapping[AXIS, Group]
+    links: Mapping[int, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Degraded:
+    """A group of processes whose collectives over a mesh axis are slow, or have been.
+
+    Attributes:
+        seconds: What a collective takes now.
+        usual: What it took.
+        suspects: The processes that are at fault, as far as that is known; two are the ends of one link.
+        times: How often it has become slow so far.
+    """
+
+    axis: str
+    group: Group
+    seconds: float
+    usual: float
+    suspects: tuple[int, ...] = ()
+    times: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A group that has become slow, is as it was again, or flaps."""
+
+    what: str
+    link: Degraded
+
+
+SLOW, WELL, FLAPPING = "slow", "well", "flapping"
+
+
+class SlowLinks:
+    """Follows the groups of a job from probe to probe.
+
+    Attributes:
+        slow: (mesh axis, group) to how it is, of those that are named now.
+    """
+
+    def __init__(self, platform: str = "cpu", expected: Mapping[str, float] | None = None):
+        """
+        Args:
+            expected: Mesh axis to the seconds of its collective by a check before the run.
+        """
+        self._factor, self._least = FACTORS.get(platform, FACTOR), SECONDS.get(platform, _SECONDS)
+        self._expected = dict(expected or {})
+        self._early: dict[tuple[str, Group], list[float]] = {}
+        self._recent: dict[tuple[str, Group], deque[bool]] = {}
+        self._times: dict[tuple[str, Group], int] = {}
+        self._flapping: set[tuple[str, Group]] = set()
+        self.slow: dict[tuple[str, Group], Degraded] = {}
+
+    def begin(self) -> None:
+        """The job has started again: what was counted in a row is counted from the beginning."""
+        self._recent, self._flapping, self.slow = {}, set(), {}
+
+    def add(self, found: Mapping[int, Timed]) -> list[Change]:
+        """Take in a probe of all processes; which group has become slow with it, is well again, or flaps."""
+        timed = by_group(found)
+        changes: list[Change] = []
+        slow_now = {key for key, seconds in timed.items() if self._is_slow(key, seconds)}
+        for key, seconds in timed.items():
+            early, recent = self._early.setdefault(key, []), self._recent.setdefault(key, deque(maxlen=OF))
+            usual = self._usual(key) or seconds
+            if len(early) < EARLY:
+                early.append(seconds)
+            recent.append(key in slow_now)
+            row, last = _row(recent), recent[-1]
+            suspects = suspects_of(key[1], found, [group for _, group in slow_now], self._factor)
+            if key in self.slow:
+                before = self.slow[key]
+                kept = suspects if last and len(suspects) < len(before.suspects or key[1]) else before.suspects
+                self.slow[key] = Degraded(*key, seconds, before.usual, kept, before.times)
+                if not last and row >= ROW:
+                    changes.append(Change(WELL, self.slow.pop(key)))
+            elif last and row >= ROW:
+                self._times[key] = self._times.get(key, 0) + 1
+                self.slow[key] = Degraded(*key, seconds, usual, suspects, self._times[key])
+                changes.append(Change(SLOW, self.slow[key]))
+            if (
+                key not in self.slow
+                and last
+                and key not in self._flapping
+                and sum(recent) >= FLAPS
+                and _turns(recent) >= FLAPS
+            ):
+                self._flapping.add(key)
+                changes.append(Change(FLAPPING, Degraded(*key, seconds, usual, suspects, sum(recent))))
+            if not any(recent):
+                self._flapping.discard(key)
+        return changes
+
+    def _usual(self, key: tuple[str, Group]) -> float | None:
+        if key[0] in self._expected:
+            return self._expected[key[0]]
+        early = self._early.get(key, [])
+        return statistics.median(early) if len(early) == EARLY else None
+
+    def _is_slow(self, key: tuple[str, Group], seconds: float) -> bool:
+        usual = self._usual(key)
+        return usual is not None and seconds > max(self._factor * usual, usual + self._least)
+
+
+def by_group(found: Mapping[int, Timed]) -> dict[tuple[str, Group], float]:
+    """What a collective took each group of each axis: as its slowest process saw it.
+
+    >>> by_group({0: Timed({"fsdp": 0.1}, {"fsdp": (0, 1)}), 1: Timed({"fsdp": 0.2}, {"fsdp": (0, 1)})})
+    {('fsdp', (0, 1)): 0.2}
+    """
+    timed: dict[tuple[str, Group], float] = {}
+    for process, one in found.items():
+        for axis, seconds in one.axes.items():
+            key = (axis, tuple(one.groups.get(axis, (process,))))
+            timed[key] = max(timed.get(key, 0.0), seconds)
+    return timed
+
+
+def suspects_of(
+    group: Group, found: Mapping[int, Timed], slow_groups: Sequence[Group] = (), factor: float = FACTOR
+) -> tuple[int, ...]:
+    """The process of a slow group that is at fault, or the two ends of a link; empty where that can't be told.
+
+    Args:
+        slow_groups: All groups that are slow, of any axis.
+
+    >>> ring = {0: {1: 0.01}, 1: {0: 0.01, 2: 0.01}, 2: {1: 0.3, 3: 0.3}, 3: {2: 0.01}}
+    >>> suspects_of((0, 1, 2, 3), {process: Timed({}, {}, links) for process, links in ring.items()})
+    (2,)
+    """
+    links = {(source, target): seconds for source, one in found.items() for target, seconds in one.links.items()}
+    slow = _slow(links, factor)
+    inside = {link for link in slow if link[0] in group and link[1] in group}
+    if inside:
+        # Messages of several axes tell together.
+        for side in (0, 1):
+            for process in sorted({link[side] for link in inside}):
+                own = [link for link in links if link[side] == process]
+                if len({link[1 - side] for link in own}) > 1 and all(link in slow for link in own):
+                    return (process,)
+        return tuple(sorted(min(inside, key=lambda link: -links[link])))
+    shared = [process for process in group if sum(process in other for other in {*slow_groups}) > 1]
+    return (shared[0],) if len(shared) == 1 else ()
+
+
+def _slow(links: Mapping[tuple[int, int], float], factor: float) -> Collection[tuple[int, int]]:
+    if len(links) < 2:
+        return []
+    # As in `panax check`: with three hosts, one that is slow makes four of six links slow.
+    usual = sorted(links.values())[len(links) // 4]
+    return {link for link, seconds in links.items() if seconds > factor * usual}
+
+
+def _row(recent: Sequence[bool]) -> int:
+    """How many of the last ones are alike."""
+    count = 0
+    for each in reversed(recent):
+        if each is not recent[-1]:
+            break
+        count += 1
+    return count
+
+
+def _turns(recent: Sequence[bool]) -> int:
+    """How often it became slow."""
+    found = list(recent)
+    return sum(now and not before for before, now in zip([False, *found], found))

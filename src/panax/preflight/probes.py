@@ -1,0 +1,172 @@
+"""Quick measurements while a run trains, of what a pre-flight check has measured before it: programs are compiled once."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from ..plan.profile import HardwareProfile
+from .collectives import DEFAULT_KINDS, Use, collective_program
+from .devices import Size, measured_devices
+from .links import exchange_program, links_of, rounds_of
+
+REPEATS = 2
+"""Of each measurement, of which the fastest counts, after one by which all processes have come."""
+
+BURST = 4
+"""Matrix multiplications that are timed together: about 5 ms on a core, longer than a time slice, so that a core that is shared
+with another program is seen."""
+
+SIZES = {"cpu": Size(384, "float32", 1, 0)}
+_SIZE_ELSEWHERE = Size(4096, "bfloat16", 4, 0)
+
+SENT_BYTES = {"cpu": 2**18}
+_SENT_ELSEWHERE = 2**24
+
+
+class MatrixProbe:
+    """Matrix multiplications on this process's own devices, with nobody else."""
+
+    def __init__(self) -> None:
+        devices = measured_devices()
+        size = SIZES.get(devices[0].platform, _SIZE_ELSEWHERE)
+        self.flops = 2.0 * size.rows**3 * size.chain
+        a = jnp.full((size.rows, size.rows), 1 / size.rows, size.dtype)
+        self._given = [jax.device_put(a, device) for device in devices]
+
+        def multiplied(a: jax.Array) -> jax.Array:
+            x = a
+            for _ in range(size.chain):
+                x = jnp.matmul(x, a, preferred_element_type=jnp.float32).astype(a.dtype)
+            return x
+
+        self._program = jax.jit(multiplied)
+        self()
+
+    def __call__(self) -> float:
+        """The seconds of a multiplication on the slowest device, from one burst of them."""
+        found = 0.0
+        for a in self._given:
+            start = time.perf_counter()
+            for _ in range(BURST):
+                jax.block_until_ready(self._program(a))
+            found = max(found, (time.perf_counter() - start) / BURST)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class AxisUse:
+    """What is measured of a mesh axis.
+
+    Attributes:
+        kind: Of the collective.
+        expected_seconds: By a hardware profile; None without one.
+    """
+
+    axis: str
+    kind: str
+    expected_seconds: float | None = None
+
+
+def axis_uses(mesh: Mesh, profile: HardwareProfile | None) -> list[AxisUse]:
+    """What to measure of each axis that crosses processes; with a profile the kind that it knows best."""
+    sent = SENT_BYTES.get(mesh.devices.flat[0].platform, _SENT_ELSEWHERE)
+    found = []
+    for axis in crossing(mesh):
+        known = {each.kind: each for each in profile.collectives if each.axes == (axis,)} if profile else {}
+        kind = next((kind for kind in DEFAULT_KINDS if kind in known), DEFAULT_KINDS[0])
+        rates = known.get(kind)
+        found.append(AxisUse(axis, kind, None if rates is None else rates.latency_seconds + sent / rates.bandwidth))
+    return found
+
+
+def crossing(mesh: Mesh) -> list[str]:
+    """The mesh axes along which devices of several processes are neighbours."""
+    return [axis for axis in mesh.axis_names if any(len(set(row)) > 1 for row in _rows(mesh, axis))]
+
+
+def peers(mesh: Mesh, axis: str, process: int | None = None) -> list[int]:
+    """The processes that a process meets in collectives over an axis, itself included; by default this one."""
+    process = jax.process_index() if process is None else process
+    rows = _rows(mesh, axis)
+    return sorted({each for row in rows if process in row for each in row})
+
+
+def _rows(mesh: Mesh, axis: str) -> list[list[int]]:
+    """The processes of each group of devices along an axis."""
+    along = mesh.devices.swapaxes(mesh.axis_names.index(axis), -1).reshape(-1, mesh.shape[axis])
+    return [[device.process_index for device in row] for row in along]
+
+
+class AxisProbe:
+    """A collective over one mesh axis, which all processes enter together."""
+
+    def __init__(self, mesh: Mesh, use: AxisUse):
+        self.use = use
+        sent = SENT_BYTES.get(mesh.devices.flat[0].platform, _SENT_ELSEWHERE)
+        self._program, self._given, self.sent_bytes = collective_program(mesh, Use(use.kind, (use.axis,), sent))
+        self()
+
+    def __call__(self) -> float:
+        """The seconds of the fastest execution."""
+        jax.block_until_ready(self._program(self._given))
+        return _fastest(self._program, self._given)
+
+
+class LinkProbe:
+    """Messages between neighbours along each mesh axis, there and back: tells which link of a slow axis it is."""
+
+    def __init__(self, mesh: Mesh):
+        devices = mesh.devices.ravel()
+        processes = [device.process_index for device in devices]
+        size = SENT_BYTES.get(devices[0].platform, _SENT_ELSEWHERE)
+        flat = Mesh(devices, ("device",))
+        links = links_of(list(mesh.shape.items()), processes, between_processes=True)
+        self._rounds: list[tuple[int | None, Callable[[jax.Array], jax.Array], jax.Array]] = []
+        for each in rounds_of(links, processes):
+            reverse = [dataclasses.replace(one, source=one.target, target=one.source) for one in each]
+            for directed in (each, reverse):
+                target = next((processes[one.target] for one in directed if _is_mine(processes, one.source)), None)
+                self._rounds.append((target, *exchange_program(flat, directed, size)))
+        self()
+
+    def __call__(self) -> dict[int, float]:
+        """Process to the seconds that a message from this one to it took; all processes of the mesh call this together."""
+        found: dict[int, float] = {}
+        for target, program, given in self._rounds:
+            jax.block_until_ready(program(given))
+            seconds = _fastest(program, given)
+            if target is not None:
+                found[target] = seconds
+        return found
+
+
+def _is_mine(processes: Sequence[int], place: int) -> bool:
+    return processes[place] == jax.process_index()
+
+
+def _fastest(program: Callable[[jax.Array], jax.Array], given: jax.Array) -> float:
+    best = math.inf
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        jax.block_until_ready(program(given))
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def of_these_hosts(profile: HardwareProfile, hosts: Sequence[str], mesh: Mapping[str, int]) -> bool:
+    """Whether a profile was measured by these processes' hosts, in this mesh.
+
+    Args:
+        hosts: Of each process.
+    """
+    theirs = [each.host for each in sorted(profile.processes, key=lambda each: each.index)]
+
+    def above_one(sizes: Mapping[str, int]) -> dict[str, int]:
+        return {axis: size for axis, size in sizes.items() if size > 1}
+
+    return theirs == list(hosts) and above_one(profile.mesh) == above_one(mesh)
