@@ -274,6 +274,12 @@ def test_the_first_cause_is_named():
     assert found.cause is Cause.CHECK and not found.cause.retried and found.exit_code == 6
     assert diagnose([peer, Ended(1, "b", None, 2.0)]).message == "b is gone, and process 1 with it"
     assert diagnose([Ended(1, "b", -9, 2.0, out_of_memory=True)]).cause is Cause.HOST_MEMORY
+    # What the transport writes while all goes well says nothing of an error that was told.
+    noise = ["[Gloo] Rank 1 is connected to 3 peer ranks"]
+    wrong = {"kinds": ["AttributeError"], "message": "no attribute", "exit_code": 1}
+    assert diagnose([Ended(1, "b", 1, 2.0, wrong, noise)]).cause is Cause.EXCEPTION
+    hook = {"kinds": ["HookError", "TrainingError"], "message": "hook Broken raised", "exit_code": 5}
+    assert diagnose([Ended(1, "b", 5, 2.0, hook, noise)]).cause is Cause.EXCEPTION
 
 
 def test_stacks_tell_who_holds_up_the_others():

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from panax import Experiment, fit, hooks, open_run
-from panax.core import RecipeError, TrainingError, named_leaves
+from panax.core import RecipeError, named_leaves
+from panax.core.errors import HookError
 from panax.data import TextData
 from panax.hooks import EarlyStopping, Histograms, Hook, Samples, TargetReached, TimeLimit
 from panax.metrics import Tracker
@@ -91,7 +92,7 @@ def test_a_hook_is_called_in_order_asks_and_is_resumed(short):
 def test_a_hook_that_raises_is_named_and_the_run_saves_first(short):
     broken = dataclasses.replace(short, hooks=(Told(), Told(**{"raise": 3})))
     with pytest.raises(
-        TrainingError, match=r"hook Told-2 raised in after_step after step 3.*ZeroDivisionError: a hook"
+        HookError, match=r"hook Told-2 raised in after_step after step 3.*ZeroDivisionError: a hook"
     ) as caught:
         fit(broken, quiet=True)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
@@ -115,7 +116,7 @@ def test_whichever_method_raises_what_was_trained_is_kept(short, method):
         raise OSError("no")
 
     broken = type("Broken", (Hook,), {method: fail})()
-    with pytest.raises(TrainingError, match=r"hook Broken raised .*OSError: no"):
+    with pytest.raises(HookError, match=r"hook Broken raised .*OSError: no"):
         fit(dataclasses.replace(short, hooks=(broken,), evaluate=EvaluateConfig(every=2, batches=1)), quiet=True)
     assert bool(checkpoints(short)) == (method not in ("before_run", "restore"))
 
@@ -137,7 +138,7 @@ def test_a_state_that_json_cannot_hold_is_named(short):
         def state(self):
             return {"array": np.zeros(2)}
 
-    with pytest.raises(TrainingError, match=r"hook Keeps raised in state.*not JSON serializable"):
+    with pytest.raises(HookError, match=r"hook Keeps raised in state.*not JSON serializable"):
         fit(dataclasses.replace(short, hooks=(Keeps(),)), quiet=True)
     assert checkpoints(short)
 
@@ -225,7 +226,7 @@ def test_a_metric_that_does_not_exist_or_is_never_measured_is_refused(short):
         RecipeError, match=r"hook EarlyStopping: EarlyStopping compares 'loss' after each evaluation.*none between"
     ):
         fit(dataclasses.replace(short, hooks=(EarlyStopping(),), evaluate=EvaluateConfig(every=0)), quiet=True)
-    with pytest.raises(TrainingError, match=r"hook TargetReached raised.*no metric 'accurac': did you mean 'accuracy'"):
+    with pytest.raises(HookError, match=r"hook TargetReached raised.*no metric 'accurac': did you mean 'accuracy'"):
         fit(
             dataclasses.replace(
                 short, hooks=(TargetReached(target=1.0, metric="accurac"),), evaluate=EvaluateConfig(every=2, batches=1)

@@ -73,6 +73,7 @@ _OF_KIND = {
     "DataError": Cause.DATA,
     "StoreError": Cause.STORE,
     "JoinError": Cause.MISSING,
+    "HookError": Cause.EXCEPTION,
     "TrainingError": Cause.NON_FINITE,
     "PanaxError": Cause.USER,
     "MemoryError": Cause.OUT_OF_MEMORY,
@@ -247,7 +248,8 @@ def _of(end: Ended) -> Cause:
         return Cause.LOST_HOST
     if end.out_of_memory:
         return Cause.HOST_MEMORY
-    said = "\n".join([*end.tail, str((end.error or {}).get("message") or "")])
+    # A process that told its error has written of other things too, as of peers that end at the same time.
+    said = str(end.error.get("message") or "") if end.error else "\n".join(end.tail)
     kinds = (end.error or {}).get("kinds") or ()
     for kind in kinds:
         if kind in _OF_KIND:

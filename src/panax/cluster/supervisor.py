@@ -324,13 +324,14 @@ class Supervisor:
 
     def _done(self, attempt: Attempt) -> int:
         codes = {end.code for end in attempt.ends}
+        where = (
+            f"after step {attempt.step}; saved" if attempt.step >= 0 else "before a first step; nothing was to be saved"
+        )
         if self._asks.signal is not None:
-            return self._over(
-                128 + self._asks.signal, f"stopped by {self._asks.signal.name} after step {attempt.step}; saved"
-            )
+            return self._over(128 + self._asks.signal, f"stopped by {self._asks.signal.name} {where}")
         if codes & set(SAVED):
             code = max(code for code in codes if code)
-            return self._over(code, f"stopped by {signal.Signals(code - 128).name} after step {attempt.step}; saved")
+            return self._over(code, f"stopped by {signal.Signals(code - 128).name} {where}")
         return self._over(0, "done")
 
     def _over(self, code: int, message: str, diagnosis: Diagnosis | None = None) -> int:

@@ -53,6 +53,10 @@ class TrainingError(PanaxError, RuntimeError):
     exit_code = 5
 
 
+class HookError(TrainingError):
+    """A hook raised; the run has been saved, where it had begun."""
+
+
 class JoinError(TrainingError):
     """The processes of a job did not all come, or are not alike."""
 

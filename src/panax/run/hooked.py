@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from ..core.errors import PanaxError, RecipeError, TrainingError
+from ..core.errors import HookError, PanaxError, RecipeError
 from ..core.processes import gather_ints
 from ..hooks import Hook, Running
 
@@ -71,7 +71,7 @@ class Hooked:
 
         Raises:
             RecipeError: A hook does not fit the run.
-            TrainingError: A hook raised something else.
+            HookError: A hook raised something else.
         """
         for name, hook in self._hooks.items():
             try:
@@ -80,7 +80,7 @@ class Hooked:
             except PanaxError as error:
                 raise RecipeError(f"hook {name}: {error}") from error
             except Exception as error:
-                raise TrainingError(f"hook {name} raised before the first step: {_said(error)}") from error
+                raise HookError(f"hook {name} raised before the first step: {_said(error)}") from error
 
     def call(self, method: str, run: Running, *arguments: Any) -> None:
         """Call one method of each hook. A second Ctrl-C inside a hook counts as what it raised: the run saves first."""
@@ -114,11 +114,11 @@ class Hooked:
             failed: Whether the processes have agreed that one did.
 
         Raises:
-            TrainingError: Names the hook and the checkpoint.
+            HookError: Names the hook and the checkpoint.
         """
         if self.failure is None:
             if failed:
-                raise TrainingError(
+                raise HookError(
                     f"a hook raised in another process, and the run was ended: its output says which\n"
                     f"saved {checkpoint}; the same command resumes from there"
                 )
@@ -126,7 +126,7 @@ class Hooked:
         name, error = self.failure.hook, self.failure.error
         if isinstance(error, KeyboardInterrupt):
             raise error
-        raise TrainingError(
+        raise HookError(
             f"hook {name} raised in {self.failure.method} after step {self.failure.step}, and the run was ended: {_said(error)}\n"
             f"saved {checkpoint}; mend or remove the hook, and the same command resumes from there"
         ) from error
