@@ -283,12 +283,15 @@ def test_the_first_cause_is_named():
 
 
 def test_stacks_tell_who_holds_up_the_others():
+    # Where a loop waits for a batch.
+    from panax.data import loader
+
     def stack(file):
         return f'Current thread 0x1 (most recent call first):\n  File "{file}", line 1 in f\n'
 
     waits, data, own = (
         stack("/x/jax/_src/array.py"),
-        stack("/x/queue.py") + '  File "/p/run/feed.py", line 2 in g\n',
+        stack("/x/queue.py") + f'  File "{loader.__file__}", line 2 in g\n',
         stack("/m.py"),
     )
     assert hanging(0, "a", 9.0, "steps", {0: waits, 1: waits}, ()).cause is Cause.COLLECTIVE

@@ -80,6 +80,9 @@ _OF_KIND = {
 }
 """The types of errors that a worker tells, most special first."""
 
+WAITS_FOR_DATA = ("/panax/run/feed.py", "/panax/data/loader.py")
+"""Files in which the main thread waits for a batch."""
+
 _PEER = (
     "Gloo",
     "gloo",
@@ -293,7 +296,7 @@ def _of_stacks(text: str) -> Cause:
     lines = [line for line in main.splitlines() if line.strip().startswith("File ")]
     if not lines:
         return Cause.HANG
-    if any("/run/feed.py" in line for line in lines):
+    if any(part in line for part in WAITS_FOR_DATA for line in lines):
         return Cause.STALLED_DATA
     inside = "/jax/" in lines[0] or "/jaxlib/" in lines[0]
     return Cause.COLLECTIVE if inside else Cause.HANG
