@@ -1,0 +1,78 @@
+"""Each kind of fault in each phase of a run of four processes: what the table in docs/reliability.md is made by.
+
+    python tests/faults/matrix [--seed S] [--sample] [--nodes N] [--only KIND] [--phase PHASE] [--out FILE]
+
+It takes root, for network namespaces, and about an hour on two cores that do nothing else. The exit code is 1 where a cell does
+not end as tests/faults/matrix/expected.py says.
+"""  # fmt: skip
+
+import argparse
+import datetime
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from cells import Matrix, Row, cells, sample
+from expected import PHASES
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    parser.add_argument("--sample", action="store_true", help="every kind and every phase, in a few cells")
+    parser.add_argument("--nodes", type=int, default=4, choices=(2, 4))
+    parser.add_argument("--only", action="append", help="a kind of fault; may be given more than once")
+    parser.add_argument("--phase", action="append", choices=PHASES)
+    parser.add_argument("--out", type=Path, help="for the table, as Markdown")
+    asked = parser.parse_args()
+    chosen = [
+        (kind, phase)
+        for kind, phase in (sample() if asked.sample else cells())
+        if (not asked.only or kind in asked.only) and (not asked.phase or phase in asked.phase)
+    ]
+    if not chosen:
+        parser.error("no cell of the table is of this kind and phase")
+    print(f"{datetime.date.today()}, seed {asked.seed}, {asked.nodes} nodes, {len(chosen)} cells", flush=True)
+    rows, began = [], time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="panax-matrix-"))
+    try:
+        matrix = Matrix(folder, asked.seed, asked.nodes)
+        for kind, phase in chosen:
+            row = matrix.run(kind, phase)
+            rows.append(row)
+            told = f"WRONG: {row.wrong}" if row.wrong else f"{row.end.outcome} {row.end.cause}".strip()
+            passed = time.monotonic() - began
+            print(f"{passed:6.0f} s  {kind} in {phase}, node {row.node}: {told} ({row.seconds:.1f} s)", flush=True)
+            if row.wrong:
+                shutil.copytree(folder / "run", folder / f"wrong-{kind}-{phase}".replace(" ", "-"), dirs_exist_ok=True)
+    finally:
+        wrong = [row for row in rows if row.wrong]
+        if not wrong:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            print(f"what is wrong is left in {folder}", flush=True)
+    minutes = (time.monotonic() - began) / 60
+    print(f"{len(rows) - len(wrong)} of {len(rows)} cells as the table says, in {minutes:.1f} minutes")
+    if asked.out is not None:
+        asked.out.write_text(table(rows))
+    return 1 if wrong else 0
+
+
+def table(rows: list[Row]) -> str:
+    """Kinds by phases: how each ended, and the seconds from the fault to the job's end."""
+    found = {(row.kind, row.phase): row for row in rows}
+    lines = [f"| | {' | '.join(PHASES)} |", "|---" * (len(PHASES) + 1) + "|"]
+    for kind in sorted({row.kind for row in rows}):
+        told = []
+        for phase in PHASES:
+            row = found.get((kind, phase))
+            told.append("" if row is None else f"**{row.wrong}**" if row.wrong else f"{row.end.outcome}, {row.seconds:.0f} s")
+        lines.append(f"| {kind} | {' | '.join(told)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,353 @@
+"""One cell of the fault matrix: a run to which a fault comes, and whether it ends as the table says."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1]), str(HERE.parents[1] / "preflight")]
+
+from expected import PHASES, End, expected
+from faulty import Hosts
+
+from panax.checkpoint import Checkpointer, open_checkpoint
+from panax.cluster.diagnosis import Cause
+from panax.cluster.record import incidents
+from panax.cluster.world import Layout
+
+RECIPE, STEPS, BASE = str(HERE / "recipe.py"), 24, 10
+STALL_SECONDS, START_SECONDS = 15.0, 60.0
+SPARES = 0.3
+"""The share of cells in which spare workers wait for the restart."""
+
+PHASE_SECONDS, END_SECONDS, STOP_SECONDS = 120.0, 180.0, 60.0
+ON_HOSTS = ("partition", "slow link", "lost node")
+GATEWAY, SLOW_MEGABITS = "10.213.7.254", 2.0
+WHOLE = {4: ("--mesh.replica", "2", "--mesh.fsdp", "2"), 2: ("--mesh.fsdp", "2")}
+SIGNALS = {kind: signal.Signals[kind] for kind in ("SIGKILL", "SIGSTOP", "SIGTERM", "SIGINT", "SIGSEGV", "SIGABRT")}
+
+
+class Wrong(Exception):
+    """A cell that does not end as the table says."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What came of a cell.
+
+    Attributes:
+        wrong: What was not as the table says; empty where all was.
+        seconds: From the fault to the job's end.
+    """
+
+    kind: str
+    phase: str
+    node: int
+    end: End
+    wrong: str
+    seconds: float
+
+
+def cells() -> list[tuple[str, str]]:
+    """Every cell of the table, kind by kind."""
+    return sorted(expected(), key=lambda cell: (cell[0], PHASES.index(cell[1])))
+
+
+def sample() -> list[tuple[str, str]]:
+    """Cells in which every kind and every phase occurs: each kind in the next phase."""
+    kinds = sorted({kind for kind, _ in expected()})
+    found = []
+    for number, kind in enumerate(kinds):
+        phases = [phase for phase in PHASES if (kind, phase) in expected()]
+        found.append((kind, phases[number % len(phases)]))
+    return found
+
+
+class Matrix:
+    """The cells of one seed, on one number of nodes.
+
+    Args:
+        folder: For runs and what they share; it is to be empty.
+        silent_seconds: Without a word from a host until it counts as lost.
+    """
+
+    def __init__(self, folder: Path, seed: int, nodes: int = 4, silent_seconds: float = 30.0):
+        self.folder, self.seed, self.nodes, self.silent_seconds = folder, seed, nodes, silent_seconds
+        self._digests: dict[tuple[int, int], str] = {}
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("PANAX_", "XLA_"))},
+            "JAX_PLATFORMS": "cpu",
+            "PANAX_CACHE": str(folder / "cache"),
+            "PANAX_TEST_LIBRARY": str(folder),
+            "PANAX_TEST_FAULT": str(folder / "fault.json"),
+            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+        }
+
+    def run(self, kind: str, phase: str) -> Row:
+        """Whether a cell ends as the table says."""
+        end = expected()[kind, phase]
+        rng = random.Random(f"{self.seed} {kind} {phase}")
+        node, call = rng.randrange(self.nodes), rng.randint(2, 6)
+        folder = self.folder / "run"
+        self._begin(folder, BASE if kind != "corrupted value" else 0)
+        seconds, said = float("nan"), ""
+        self._inject({"kind": kind, "phase": phase, "process": node, "call": call})
+        flags = ("--verify.every", "1") if kind == "corrupted value" else ()
+        spares = rng.random() < SPARES
+        try:
+            with self._hosts(kind) as hosts:
+                job = self._launched(folder, flags, hosts, spares=spares)
+                try:
+                    fault_at = self._injected(job, kind, node, hosts)
+                    said = self._ended(job, kind, end)
+                    seconds = time.monotonic() - fault_at
+                finally:
+                    pids = _pids(folder)
+                    _kill(job)
+            self._judge(folder, kind, end, job.returncode, seconds, said)
+            _check_gone(folder, pids)
+        except Wrong as wrong:
+            return Row(kind, phase, node, end, str(wrong), seconds)
+        return Row(kind, phase, node, end, "", seconds)
+
+    def _begin(self, folder: Path, step: int) -> None:
+        """A folder with the run up to a step."""
+        self.reference()
+        shutil.rmtree(folder, ignore_errors=True)
+        if step:
+            shutil.copytree(self.folder / "base", folder, ignore=shutil.ignore_patterns("job"))
+
+    def reference(self) -> str:
+        """The digest of the undisturbed run."""
+        whole = self.folder / "base", self.folder / "whole"
+        if (STEPS, self.nodes) not in self._digests:
+            self._inject(None)
+            _done(self._launched(whole[0], (), None, disturbed=False, stop=BASE))
+            shutil.copytree(*whole)
+            _done(self._launched(whole[1], (), None, disturbed=False))
+            self._digests[STEPS, self.nodes] = digest(whole[1])
+        return self._digests[STEPS, self.nodes]
+
+    def planned(self, step: int, layout: Sequence[str], nodes: int) -> str:
+        """The digest of a run that was told to go on with fewer nodes from a step."""
+        if step == STEPS:
+            return self.reference()
+        if (step, nodes) not in self._digests:
+            folder = self.folder / f"planned-{step}-{nodes}"
+            shutil.copytree(self.folder / "whole", folder)
+            shutil.rmtree(folder / "job")
+            for found in (folder / "checkpoints").iterdir():
+                if found.name > f"step_{step:08d}":
+                    shutil.rmtree(found)
+            self._inject(None)
+            _done(self._launched(folder, (), None, disturbed=False, nodes=nodes, layout=layout))
+            self._digests[step, nodes] = digest(folder)
+        return self._digests[step, nodes]
+
+    def _inject(self, fault: dict[str, Any] | None) -> None:
+        # None of these processes has that number.
+        fault = fault or {"kind": "", "phase": "", "process": -1, "call": 0}
+        for name in ("announce", "go"):
+            (self.folder / name).unlink(missing_ok=True)
+            fault[name] = str(self.folder / name)
+        (self.folder / "fault.json").write_text(json.dumps(fault))
+
+    def _launched(
+        self,
+        folder: Path,
+        flags: Sequence[str],
+        hosts: Hosts | None,
+        *,
+        disturbed: bool = True,
+        spares: bool = False,
+        stop: int = 0,
+        nodes: int = 0,
+        layout: Sequence[str] = (),
+    ) -> subprocess.Popen:
+        nodes = nodes or self.nodes
+        arguments = [RECIPE, "--directory", str(folder), *(layout or WHOLE[nodes]), *flags]
+        # Programs are compiled by the runs that nothing disturbs.
+        policy = {"stall_seconds": STALL_SECONDS, "start_seconds": START_SECONDS if disturbed else PHASE_SECONDS}
+        environment = self._environment | {"PANAX_TEST_STOP": str(stop)}
+        if hosts is None:
+            own = [f"--{name.replace('_', '-')}={value}" for name, value in policy.items()]
+            count = ["--nodes", str(nodes), "--processes", str(nodes), "--devices", "1"]
+            own += [] if spares else ["--no-spares"]
+            command = [sys.executable, "-m", "panax", "launch", *arguments, *count, *own]
+        else:
+            # A host that is cut off is noticed by its silence, before the others count as hanging.
+            policy["stall_seconds"] = self.silent_seconds + 3 * STALL_SECONDS
+            asked = {
+                "arguments": arguments,
+                "folder": str(folder),
+                "num_steps": STEPS,
+                "prefixes": [hosts.prefix(number) for number in range(nodes)],
+                "address": GATEWAY,
+                "silent_seconds": self.silent_seconds,
+                "spares": spares,
+                "policy": policy,
+            }
+            command = [sys.executable, str(HERE / "launched.py"), json.dumps(asked)]
+        with open(self.folder / "said", "w") as said:
+            return subprocess.Popen(command, env=environment, stdout=said, stderr=said, cwd=self.folder)
+
+    @contextlib.contextmanager
+    def _hosts(self, kind: str) -> Iterator[Hosts | None]:
+        if kind not in ON_HOSTS:
+            yield None
+            return
+        hosts = Hosts(self.folder, self.nodes, {})
+        try:
+            hosts.start()
+            subprocess.run(["ip", "addr", "add", f"{GATEWAY}/24", "dev", hosts.bridge], check=True)
+            yield hosts
+        finally:
+            hosts.stop()
+
+    def _injected(self, job: subprocess.Popen, kind: str, node: int, hosts: Hosts | None) -> float:
+        """Have the fault come, once the phase is reached; when it did."""
+        deadline, announce = time.monotonic() + PHASE_SECONDS, self.folder / "announce"
+        while not announce.exists() or not (text := announce.read_text()):
+            if job.poll() is not None or time.monotonic() > deadline:
+                raise Wrong(f"the phase was not reached: {self._said()}")
+            time.sleep(0.02)
+        at, worker = time.monotonic(), int(text)
+        if kind in SIGNALS:
+            os.kill(worker, SIGNALS[kind])
+        elif kind == "lost node":
+            os.kill(psutil.Process(worker).ppid(), signal.SIGKILL)
+        elif kind == "partition":
+            assert hosts is not None
+            subprocess.run(["ip", "link", "set", f"{hosts.name(node)}v", "down"], check=True)
+        elif kind == "slow link":
+            assert hosts is not None
+            hosts.limit(node, SLOW_MEGABITS)
+        (self.folder / "go").touch()
+        return at
+
+    def _ended(self, job: subprocess.Popen, kind: str, end: End) -> str:
+        try:
+            job.wait(END_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise Wrong(f"no end within {END_SECONDS:.0f} s: {self._said()}") from error
+        return self._said()
+
+    def _said(self) -> str:
+        return " / ".join((self.folder / "said").read_text().splitlines()[-4:])[-600:]
+
+    def _judge(self, folder: Path, kind: str, end: End, code: int, seconds: float, said: str) -> None:
+        causes = [str(one["cause"]) for one in incidents(folder / "job")]
+        if end.outcome == "stopped":
+            _check_stop(folder, end, code, seconds)
+            return
+        if end.outcome == "saved":
+            if code not in (130, 143):
+                raise Wrong(f"exit code {code} where the job should have been saved and ended: {said}")
+            # Before a first step, the checkpoints are as they were.
+            reached = _status(folder)["step"]
+            _same("the newest checkpoint's step", _newest(folder), BASE if reached < 0 else reached)
+            job = self._launched(folder, (), None)
+            self._ended(job, kind, end)
+            code = job.returncode
+        if code:
+            raise Wrong(f"exit code {code}: {said}")
+        if kind == "corrupted value":
+            found = [one for one in _lines(folder / "rewinds.jsonl") if one.get("corrupted")]
+            _same("rewinds by corruption", len(found), 1)
+        elif end.outcome != "saved":
+            _same("causes of incidents", causes, [end.cause] if end.cause else [])
+        last = _lines(folder / "sessions.jsonl")[-1]
+        nodes = self.nodes - (end.outcome == "shrunk")
+        _same("processes of the last session", last["processes"], nodes)
+        wanted = self.reference()
+        if end.outcome == "shrunk":
+            ranked = json.loads((folder / "job/layouts.json").read_text())["layouts"][str(nodes)]
+            wanted = self.planned(int(last["first_step"]), Layout.read(ranked[0]).flags, nodes)
+        if digest(folder) != wanted:
+            raise Wrong("the parameters at the end are other ones")
+
+
+def digest(folder: Path) -> str:
+    """Of all arrays of a run's last checkpoint."""
+    checkpoint = open_checkpoint(str(folder / f"checkpoints/step_{STEPS:08d}"))
+    found = hashlib.sha256()
+    for name in sorted(checkpoint.manifest.arrays):
+        found.update(name.encode() + checkpoint.read(name).tobytes())
+    return found.hexdigest()
+
+
+def _check_stop(folder: Path, end: End, code: int, seconds: float) -> None:
+    if code == 0:
+        raise Wrong("exit code 0 where the job should have stopped")
+    if seconds > STOP_SECONDS:
+        raise Wrong(f"stopped after {seconds:.0f} s; expected {STOP_SECONDS:.0f}")
+    told = _status(folder)["end"]
+    _same("the cause", told["cause"], end.cause)
+    _same("the advice", bool(told["advice"]), True)
+    needs_lines = end.cause not in (Cause.LOST_HOST.value, Cause.MISSING.value)
+    if needs_lines and not told["tail"]:
+        raise Wrong("the worker's last lines are missing")
+
+
+def _same(what: str, found: Any, wanted: Any) -> None:
+    if found != wanted:
+        raise Wrong(f"{what}: {found}; expected {wanted}")
+
+
+def _status(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "job/status.json").read_text())
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _newest(folder: Path) -> int | None:
+    return Checkpointer(folder / "checkpoints", say=lambda line: None).latest()
+
+
+def _pids(folder: Path) -> set[int]:
+    """The processes of a job that its status names."""
+    with contextlib.suppress(OSError, ValueError):
+        return {one["pid"] for one in _status(folder)["processes"] if one["pid"]}
+    return set()
+
+
+def _check_gone(folder: Path, pids: set[int]) -> None:
+    """See that nothing of a job is left: those that were named, and whoever names the folder."""
+    end = time.monotonic() + 5.0
+    while left := [each for each in psutil.process_iter() if each.pid in pids or _names(each, str(folder))]:
+        if time.monotonic() > end:
+            raise Wrong(f"processes are left: {left}")
+        time.sleep(0.2)
+
+
+def _names(process: psutil.Process, folder: str) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.status() != psutil.STATUS_ZOMBIE and any(folder in part for part in process.cmdline())
+    return False
+
+
+def _done(job: subprocess.Popen) -> None:
+    if job.wait(END_SECONDS):
+        raise Wrong(f"an undisturbed run ended with exit code {job.returncode}")
+
+
+def _kill(job: subprocess.Popen) -> None:
+    """End a supervisor; its agents and their workers end with it."""
+    if job.poll() is None:
+        job.kill()
+        job.wait()
