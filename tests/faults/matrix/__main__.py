@@ -69,7 +69,9 @@ def table(rows: list[Row]) -> str:
         told = []
         for phase in PHASES:
             row = found.get((kind, phase))
-            told.append("" if row is None else f"**{row.wrong}**" if row.wrong else f"{row.end.outcome}, {row.seconds:.0f} s")
+            told.append(
+                "" if row is None else f"**{row.wrong}**" if row.wrong else f"{row.end.outcome}, {row.seconds:.0f} s"
+            )
         lines.append(f"| {kind} | {' | '.join(told)} |")
     return "\n".join(lines) + "\n"
 

@@ -17,8 +17,9 @@ from typing import Any
 
 import psutil
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1]), str(HERE.parents[1] / "preflight")]
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "preflight"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from expected import PHASES, End, expected
 from faulty import Hosts
@@ -28,6 +29,7 @@ from panax.cluster.diagnosis import Cause
 from panax.cluster.record import incidents
 from panax.cluster.world import Layout
 
+HERE = Path(__file__).parent
 RECIPE, STEPS, BASE = str(HERE / "recipe.py"), 24, 10
 STALL_SECONDS, START_SECONDS = 15.0, 60.0
 SPARES = 0.3

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from injected import HeldTask, fault_of_this_process, hold_optimizer, install
 from tiny_recipe import tiny
