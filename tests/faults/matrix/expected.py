@@ -11,9 +11,6 @@ PHASES = ("start", "forward", "optimizer", "data", "save", "restore", "teardown"
 """start: until the first step has been compiled. forward: in the compiled step, before its gradients are summed. teardown: from
 the last step on."""
 
-BEFORE_STEPS = ("start", "restore")
-"""Phases in which a process does not take signals yet, and in which it may take long to make progress."""
-
 Outcome = Literal["same", "shrunk", "saved", "stopped"]
 
 
@@ -43,7 +40,8 @@ def expected() -> dict[tuple[str, str], End]:
         for kind in ("SIGSTOP", "hang with the lock"):
             found[kind, phase] = End("same", "hang")
         for kind in ("SIGTERM", "SIGINT"):
-            found[kind, phase] = End("same", "killed") if phase in BEFORE_STEPS else End("saved")
+            # A process that reads its recipe does not take signals yet.
+            found[kind, phase] = End("same", "killed") if phase == "start" else End("saved")
         found["exception", phase] = End("stopped", "exception")
         found["out of memory", phase] = End("stopped", "out of device memory")
         # A thread that draws batches is waited for only where a batch is missing.
