@@ -57,6 +57,6 @@ def expected() -> dict[tuple[str, str], End]:
     found["partition", "start"] = End("stopped", "processes did not join")
     found["lost node", "start"] = End("stopped", "lost host")
     # The run has all its steps, and whoever ends then has nothing to save.
-    for kind in ("hang in data", "slow link"):
+    for kind in ("hang in data", "slow link", "SIGTERM", "SIGINT"):
         found[kind, "teardown"] = End("same")
     return found
