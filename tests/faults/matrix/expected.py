@@ -53,6 +53,8 @@ def expected() -> dict[tuple[str, str], End]:
     for phase in ("forward", "optimizer"):
         # Only a step has values to corrupt; a checked one.
         found["corrupted value", phase] = End("same", "corrupted")
+    # Who raises there is the recipe.
+    found["exception", "start"] = End("stopped", "user error")
     # Nobody knows a smaller layout before the whole job has drawn its first batch.
     found["partition", "start"] = End("stopped", "processes did not join")
     found["lost node", "start"] = End("stopped", "lost host")
