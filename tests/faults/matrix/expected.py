@@ -53,6 +53,9 @@ def expected() -> dict[tuple[str, str], End]:
     for phase in ("forward", "optimizer"):
         # Only a step has values to corrupt; a checked one.
         found["corrupted value", phase] = End("same", "corrupted")
+        # XLA on CPU tells an error of a program when its results are read; its peers, and it with them, wait in a collective before.
+        for kind in ("exception", "out of memory"):
+            found[kind, phase] = End("same", "stuck collective")
     # Who raises there is the recipe.
     found["exception", "start"] = End("stopped", "user error")
     # Nobody knows a smaller layout before the whole job has drawn its first batch.
