@@ -78,6 +78,16 @@ def sample() -> list[tuple[str, str]]:
     return found
 
 
+def makes_hosts() -> bool:
+    """Whether this user may make network namespaces."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return False
+    name = f"panax-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return made
+
+
 class Matrix:
     """The cells of one seed, on one number of nodes.
 

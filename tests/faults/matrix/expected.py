@@ -53,7 +53,7 @@ def expected() -> dict[tuple[str, str], End]:
     for phase in ("forward", "optimizer"):
         # Only a step has values to corrupt; a checked one.
         found["corrupted value", phase] = End("same", "corrupted")
-        # XLA on CPU tells an error of a program when its results are read; its peers, and it with them, wait in a collective before.
+        # XLA on CPU tells an error of a program when its results are read; before that, all processes wait in a collective.
         for kind in ("exception", "out of memory"):
             found[kind, phase] = End("same", "stuck collective")
     # Who raises there is the recipe.
