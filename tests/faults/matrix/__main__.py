@@ -2,7 +2,7 @@
 
     python tests/faults/matrix [--seed S] [--sample] [--nodes N] [--only KIND] [--phase PHASE] [--out FILE]
 
-About an hour on two cores that do nothing else. The exit code is 1 where a cell does not end as expected.py beside this file says.
+About an hour on two cores that do nothing else. The exit code is 1 where a cell does not end as `expected.py` beside this says.
 Faults of the network take root, for namespaces: who may not make them is told which cells are left out.
 """  # fmt: skip
 
