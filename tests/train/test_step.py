@@ -168,6 +168,14 @@ def test_a_new_shape_is_an_error_that_names_the_leaf():
         step(state, step.put(data(8)))
 
 
+def test_the_order_of_a_batch_s_leaves_changes_nothing():
+    step = make()
+    state, _ = run(step, [data(16)])
+    seconds = step.compile_seconds
+    step(state, dict(reversed(step.put(data(16)).items())))
+    assert step.compile_seconds == seconds
+
+
 def test_announced_shapes_compile_once_each():
     step = make(shapes=2)
     state, _ = run(step, [data(16), data(8)])

@@ -261,7 +261,8 @@ class CompiledStep:
     def _program_for(
         self, programs: dict[Signature, Any], batch: Mapping[str, Any], compile_: Callable[[Mapping[str, Any]], Any]
     ) -> Any:
-        signature = tuple((name, leaf.shape, leaf.dtype.name) for name, leaf in batch.items())
+        # The same leaves in another order are the same batch.
+        signature = tuple((name, batch[name].shape, batch[name].dtype.name) for name in sorted(batch))
         if signature in programs:
             return programs[signature]
         if len(programs) >= self.shapes_allowed:

@@ -29,6 +29,9 @@ def main() -> int:
     parser.add_argument(
         "--silent-seconds", type=float, default=30.0, help="until a host that says nothing is lost (%(default)s)"
     )
+    parser.add_argument(
+        "--stall-seconds", type=float, default=15.0, help="until a process without progress hangs (%(default)s)"
+    )
     parser.add_argument("--out", type=Path, help="for the table, as Markdown")
     asked = parser.parse_args()
     chosen = [
@@ -46,7 +49,7 @@ def main() -> int:
     rows, began = [], time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="panax-matrix-"))
     try:
-        matrix = Matrix(folder, asked.seed, asked.nodes, asked.silent_seconds)
+        matrix = Matrix(folder, asked.seed, asked.nodes, asked.silent_seconds, asked.stall_seconds)
         for kind, phase in chosen:
             row = matrix.run(kind, phase)
             rows.append(row)

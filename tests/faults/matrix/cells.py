@@ -31,7 +31,7 @@ from panax.cluster.world import Layout
 
 HERE = Path(__file__).parent
 RECIPE, STEPS, BASE = str(HERE / "recipe.py"), 24, 10
-STALL_SECONDS, START_SECONDS = 15.0, 60.0
+START_SECONDS = 60.0
 SPARES = 0.3
 """The share of cells in which spare workers wait for the restart."""
 
@@ -94,10 +94,12 @@ class Matrix:
     Args:
         folder: For runs and what they share; it is to be empty.
         silent_seconds: Without a word from a host until it counts as lost.
+        stall_seconds: Without progress until a process counts as hanging.
     """
 
-    def __init__(self, folder: Path, seed: int, nodes: int = 4, silent_seconds: float = 30.0):
-        self.folder, self.seed, self.nodes, self.silent_seconds = folder, seed, nodes, silent_seconds
+    def __init__(self, folder: Path, seed: int, nodes: int, silent_seconds: float, stall_seconds: float):
+        self.folder, self.seed, self.nodes = folder, seed, nodes
+        self.silent_seconds, self.stall_seconds = silent_seconds, stall_seconds
         self._digests: dict[tuple[int, int], str] = {}
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PANAX_", "XLA_"))},
@@ -192,7 +194,7 @@ class Matrix:
         nodes = nodes or self.nodes
         arguments = [RECIPE, "--directory", str(folder), *(layout or WHOLE[nodes]), *flags]
         # Programs are compiled by the runs that nothing disturbs.
-        policy = {"stall_seconds": STALL_SECONDS, "start_seconds": START_SECONDS if disturbed else PHASE_SECONDS}
+        policy = {"stall_seconds": self.stall_seconds, "start_seconds": START_SECONDS if disturbed else PHASE_SECONDS}
         environment = self._environment | {"PANAX_TEST_STOP": str(stop)}
         if hosts is None:
             own = [f"--{name.replace('_', '-')}={value}" for name, value in policy.items()]
@@ -201,7 +203,7 @@ class Matrix:
             command = [sys.executable, "-m", "panax", "launch", *arguments, *count, *own]
         else:
             # A host that is cut off is noticed by its silence, before the others count as hanging.
-            policy["stall_seconds"] = self.silent_seconds + 3 * STALL_SECONDS
+            policy["stall_seconds"] = self.silent_seconds + 3 * self.stall_seconds
             asked = {
                 "arguments": arguments,
                 "folder": str(folder),
