@@ -222,3 +222,77 @@ def test_what_is_cordoned(job):
 def test_fewer_nodes_than_the_job_has(tmp_path):
     with pytest.raises(LaunchError, match="--min-nodes 3; expected at most --nodes 2"):
         Job(arguments=(), folder=tmp_path, processes=2, nodes=2, policy=Policy(min_nodes=3))
+
+
+def test_a_node_that_is_told_to_end_is_left_out_after_a_save(launched, monkeypatch):
+    """As a pod that is evicted: SIGTERM to its agent alone."""
+    ends = []
+    replace = Local.replace
+
+    def again(self, node: int) -> None:
+        ends.append((node, self._agents[node].wait(10)))
+        replace(self, node)
+
+    monkeypatch.setattr(Local, "replace", again)
+    taken = launched.folder / "taken_0"
+
+    def play(job: Played) -> None:
+        job.until(on([0, 1, 2]))
+        job.agents()[2].terminate()
+        job.until(lambda status: status["attempt"] == 2 and on([0, 1, 2])(status))
+
+    job = Played(launched, play)
+    assert job.run(processes=3, nodes=3) == 0
+    # It was not told that the job is done: an engine starts it again.
+    assert ends == [(2, 75)]
+    [incident] = launched.incidents
+    assert incident["cause"] == "laid out anew" and incident["message"] == "node 2 was told to end"
+    assert launched.status["restarts"] == 0 and 0 < incident["step"] <= int(taken.read_text())
+
+
+def test_a_job_all_of_whose_nodes_are_told_to_end_saves_and_ends(launched):
+    def play(job: Played) -> None:
+        job.until(on([0, 1]))
+        for agent in job.agents().values():
+            agent.terminate()
+        for agent in psutil.wait_procs(job.agents().values(), 20)[0]:
+            assert agent.returncode in (75, None)
+
+    job = Played(launched, play)
+    assert job.run(processes=2, nodes=2) == 143
+    assert launched.status["end"]["message"].startswith("stopped by SIGTERM after step")
+    assert len({(launched.folder / f"taken_{index}").read_text() for index in (0, 1)}) <= 2 and not launched.incidents
+
+
+def test_a_job_that_has_too_few_nodes_left_is_started_over_by_the_engine(launched, monkeypatch):
+    """A node is lost before there are layouts, and does not come back."""
+    monkeypatch.setattr(Local, "replace", lambda self, node: None)
+    monkeypatch.setattr(Local, "start_over", lambda self: 75)
+
+    def play(job: Played) -> None:
+        job.until(on([0, 1]))
+        (launched.folder / "job" / LAYOUTS).unlink()
+        job.agents()[1].kill()
+
+    job = Played(launched, play)
+    assert job.run(processes=2, nodes=2, policy={"agents_seconds": 2.0}) == 75
+    assert launched.status["end"]["message"].startswith("1 of 2 nodes came within 2 s")
+    assert launched.status["end"]["message"].endswith("the engine starts the job again")
+
+
+def test_a_job_that_is_told_to_end_before_a_first_step_ends_as_told(launched):
+    """By the signals that Slurm sends to all of a job."""
+
+    def play() -> None:
+        deadline = time.monotonic() + 30
+        while len(launched.pids()) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        found = [each for each in psutil.Process().children() if "panax.cluster.agent" in each.cmdline()]
+        for agent in found:
+            agent.terminate()
+
+    thread = threading.Thread(target=play, daemon=True)
+    thread.start()
+    assert launched.run("prepares", processes=2, nodes=2, policy={"stall_seconds": 60.0}) == 143
+    thread.join(30)
+    assert "before a first step" in launched.status["end"]["message"] and not launched.incidents

@@ -364,6 +364,9 @@ class Elsewhere:
 
     def replace(self, node): ...
 
+    def start_over(self):
+        return None
+
     def close(self):
         for thread in self.threads:
             thread.join()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from training import command, environment, equals, steps
+from kubelet import launched
+from training import command, equals, steps
 
 from panax.cluster.engines import Resources, engine_of
 from panax.cluster.engines.client import Followed
 from panax.cluster.engines.kubernetes import FINAL_CODES, name_of
 from panax.cluster.engines.pod import command_of
+from panax.cluster.record import incidents
 from panax.core import errors
 from panax.core.errors import LaunchError
 
@@ -281,42 +284,56 @@ def test_the_first_pod_does_not_come(monkeypatch):
         command_of(LAUNCH, {"JOB_COMPLETION_INDEX": "1", "PANAX_SUPERVISOR": "127.0.0.1:9"})
 
 
+FLAGS = ("--on", "kubernetes", "--nodes", "2", "--processes", "2", "--devices", "1", "--image", "x", "--claim", "runs")
+ASKED = Resources(nodes=2, processes=2, devices=1, image="x", claim="runs")
+
+
 @pytest.mark.slow
 def test_a_run_in_pods_is_that_of_one_process(alone, tmp_path):
     """Each pod is a process here: its command, its environment and its folder are the manifest's."""
-    flags = (
-        "--on",
-        "kubernetes",
-        "--nodes",
-        "2",
-        "--processes",
-        "2",
-        "--devices",
-        "1",
-        "--image",
-        "x",
-        "--claim",
-        "runs",
-    )
-    words = command("launch", "pods", *steps(), *flags)[3:]
-    asked = Resources(nodes=2, processes=2, devices=1, image="x", claim="runs")
-    found = json.loads(engine_of("kubernetes", asked).submission(words, Path("runs/pods")))
-    (container,) = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
-    given = {each["name"]: each.get("value", "127.0.0.1") for each in container["env"]}
-    # Kubernetes' name service has a name of the first pod; this machine has none.
-    given["PANAX_SUPERVISOR"] = f"127.0.0.1:{given['PANAX_SUPERVISOR'].rpartition(':')[2]}"
-    env = (
-        environment(tmp_path, PANAX_SECRET="s" * 64, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}") | given
-    )
-    pods = []
-    for index in ("1", "0"):
-        with open(tmp_path / f"pod{index}", "w") as said:
-            own = env | {"JOB_COMPLETION_INDEX": index}
-            pods.append(subprocess.Popen(container["command"], cwd=tmp_path, env=own, stdout=said, stderr=said))
-    try:
-        codes = [pod.wait(200) for pod in pods]
-    finally:
-        for pod in pods:
-            pod.kill()
-    assert codes == [0, 0], (tmp_path / "pod0").read_text() + (tmp_path / "pod1").read_text()
+    words = command("launch", "pods", *steps(), *FLAGS)[3:]
+    with launched(words, ASKED, tmp_path / "runs/pods") as pods:
+        pods.until(lambda: not pods.pods, "all pods end", 200.0)
+        assert [code for _, code, _ in pods.ends] == [0, 0], pods.said()
     equals(tmp_path / "runs/pods", alone)
+
+
+@pytest.mark.slow
+def test_evicted_pods_save_and_the_run_resumes_from_that_very_step(tmp_path):
+    """An agent's pod, then the supervisor's: no step is lost, and none is taken again."""
+    folder = tmp_path / "runs/pods"
+    words = command("launch", "pods", *steps(900), *FLAGS, "--checkpoint.every", "100_000")[3:]
+    with launched(words, ASKED, folder) as pods:
+
+        def trained(beyond: int) -> None:
+            pods.until(lambda: max(logged(folder), default=0) > beyond, f"step {beyond + 1}", 150.0)
+
+        saved = []
+        for index in (1, 0):
+            trained(5 + max(saved, default=0))
+            pods.evict(index)
+            pods.until(lambda index=index: index in {each[0] for each in pods.ends}, "the pod ends", 60.0)
+            saved.append(max(kept(folder)))
+            trained(saved[-1])
+        pods.until(lambda: not pods.pods, "all pods end", 300.0)
+        ends = pods.ends
+    # The agent is told that its job goes on elsewhere; the supervisor saves and ends, and then the agent is of no use.
+    assert ends[0] == (1, 75, "Ignore")
+    assert set(ends[1:3]) == {(0, 143, "Ignore"), (1, 75, "Ignore")}
+    assert sorted(ends[3:]) == [(0, 0, "done"), (1, 0, "done")]
+    assert logged(folder) == list(range(1, 901)), "each step is taken once"
+    said = (folder / "job/logs/process_0000.log").read_text()
+    assert set(saved) <= set(map(int, re.findall(r"resuming from step (\d+)", said)))
+    assert {one["cause"] for one in incidents(folder / "job")} == {"laid out anew"}
+
+
+def logged(folder: Path) -> list[int]:
+    """Steps as they were taken."""
+    path = folder / "metrics.jsonl"
+    rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    return [row["step"] for row in rows if "train/loss" in row]
+
+
+def kept(folder: Path) -> list[int]:
+    """Steps of committed checkpoints."""
+    return [int(path.parent.name.removeprefix("step_")) for path in folder.glob("checkpoints/step_*/manifest.json")]

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -10,14 +9,13 @@ from pathlib import Path
 
 import pytest
 from placing import AGENT, Supervised, ended, is_alive, until, with_token
-from training import command, environment, equals, losses, run, steps
+from slurm_here import answer, cluster, job_is, submit
+from training import command, environment, equals, losses, steps
 
 from panax.cluster.engines import Engine, Resources, engine_of
 from panax.core.errors import LaunchError
 
 pytestmark = pytest.mark.slow
-
-CLUSTER = Path(__file__).with_name("slurm.sh")
 
 ON_NODES = """
 import os, signal, sys, time
@@ -34,16 +32,8 @@ sys.exit(7)
 @pytest.fixture(scope="module")
 def conf(tmp_path_factory) -> Iterator[Path]:
     """The cluster's configuration; it is ended with the module's tests."""
-    assert shutil.which("slurmctld"), "the test needs Slurm: tests/engines/install.sh slurm"
-    # Slurm's daemons need a short path, which others may enter.
-    folder = Path(f"/tmp/panax-slurm-{os.getpid()}")
-    started = subprocess.run([CLUSTER, "start", folder], capture_output=True, text=True, timeout=60)
-    assert started.returncode == 0, started.stdout + started.stderr
-    try:
-        yield folder / "slurm.conf"
-    finally:
-        subprocess.run([CLUSTER, "stop", folder], check=True, timeout=60)
-        assert not folder.exists()
+    with cluster(2) as found:
+        yield found
 
 
 @pytest.fixture
@@ -125,14 +115,6 @@ def test_an_allocation_that_ends_is_a_failure_that_says_so(slurm, allocation):
     ended(*agents)
 
 
-def answer(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
-
-
-def job_is(job: str, state: str) -> bool:
-    return f"JobState={state} " in answer("scontrol", "show", "job", job)
-
-
 @pytest.fixture
 def submitted(slurm, tmp_path, monkeypatch):
     """Submits a job whose `panax` is a stand-in."""
@@ -182,13 +164,6 @@ def test_a_job_is_told_to_save_and_runs_again_when_it_is_queued_again(submitted)
 
 
 TWO = ("--on", "slurm", "--nodes", "2", "--processes", "2", "--devices", "1", "--time", "00:20:00")
-
-
-def submit(words: list[str], folder: Path, env: dict[str, str]) -> str:
-    said = run(words, folder, env)
-    job = re.search(r"submitted to slurm as (\d+)", said)
-    assert job, said
-    return job.group(1)
 
 
 def test_a_run_on_slurm_is_that_of_one_process(conf, slurm, alone, tmp_path):

@@ -66,6 +66,28 @@ def test_every_incident_is_there_with_its_cause_and_cost(failed_twice):
     assert {"#incident-0-1", "#incident-0-2"} == set(shape.links) and {"incident-0-1", "incident-0-2"} <= set(shape.ids)
 
 
+def test_failures_before_the_run_had_begun_its_ledger_have_a_cost_too(tmp_path):
+    """Killed after 2 s and after 6 s of importing, at 30 s after steps, and at 34 s while it restarted; in seconds."""
+    ledger = [
+        interval(1, 10, 20, 0, "start"),
+        interval(1, 20, 30, 10),
+        interval(2, 36, 40, 5, "restart", gap="restart"),
+        interval(2, 40, 60, 40, end="done"),
+    ]
+    write_metrics(tmp_path)
+    write_lines(tmp_path / "goodput.jsonl", ledger)
+    write_lines(tmp_path / "sessions.jsonl", [session(2, 36)])
+    killed = {"cause": "killed", "message": "process 0 on a was killed by SIGKILL", "process": 0, "tail": []}
+    failures = enumerate(((2, -1), (6, -1), (30, 10), (34, -1)), start=1)
+    incidents = [{"attempt": attempt, "at": BEGAN + at, "step": step, **killed} for attempt, (at, step) in failures]
+    write_lines(tmp_path / "job/incidents.jsonl", incidents)
+    found = figures_of(read_run(tmp_path)).mishaps
+    assert [mishap.restart_seconds for mishap in found] == pytest.approx([18.0, 14.0, 10.0, 6.0])
+    assert [mishap.lost_steps for mishap in found] == [0, 0, 5, 0]
+    # What two of them waited for is booked once: 4 s, 14 s, 5 s of lost work and 4 s, 6 s.
+    assert [mishap.device_hours * 3600 / 4 for mishap in found] == pytest.approx([4.0, 14.0, 9.0, 6.0])
+
+
 def test_the_top_says_what_matters(failed_twice):
     text = text_of(panax.report(failed_twice, rate=3600.0))
     hours = (10 + 15 + 5) * 4 + (10 + 15 + 10) * 2 + 15 * 4

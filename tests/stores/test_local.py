@@ -297,6 +297,17 @@ def test_what_looks_like_a_temporary_name_but_is_none_is_kept(tmp_path):
     assert LocalStore(tmp_path / "nowhere").sweep() is None
 
 
+def test_folders_that_a_killed_writer_made_and_did_not_fill_are_swept(tmp_path):
+    """A process is killed between making an attempt's folder and its first file."""
+    store = LocalStore(tmp_path)
+    store.write("step_1/b/x", [b"1"])
+    for empty in ("step_1/a", "step_2/a", "other/a"):
+        (tmp_path / empty).mkdir(parents=True)
+    store.sweep(["step_1", "step_2"])
+    assert sorted(store.folders()) == ["other", "step_1"] and store.folders("step_1") == ["b"]
+    assert (tmp_path / "other/a").is_dir() and store.list() == [Entry("step_1/b/x", 1)]
+
+
 def test_a_name_as_long_as_the_disk_takes(tmp_path):
     LocalStore(tmp_path).write("n" * 255, [b"1"])
     assert LocalStore(tmp_path).list() == [Entry("n" * 255, 1)]

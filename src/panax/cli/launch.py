@@ -36,6 +36,8 @@ what each process said; `panax status RUN` tells how it is.
   --dry-run         print what would be started or submitted, and end
   --port P          of JAX's coordinator (any that is free)
   --max-restarts R  then give up (20)
+  --max-without-progress F  failures in a row, none of which came further than
+                    the one before; then give up (3)
   --stall-seconds S without a step, until it counts as hanging (300)
   --start-seconds S the same before the first step (1800)
   --save-seconds S  for the save when the job is stopped (600)
@@ -56,7 +58,16 @@ for engines, as each of them needs; docs/launch.md says which
   --env NAME (a variable that nodes get too)   --address A (the supervisor's)
 """
 
-OWN = ("max_restarts", "stall_seconds", "start_seconds", "save_seconds", "replace_seconds", "min_nodes", "stragglers")
+OWN = (
+    "max_restarts",
+    "max_without_progress",
+    "stall_seconds",
+    "start_seconds",
+    "save_seconds",
+    "replace_seconds",
+    "min_nodes",
+    "stragglers",
+)
 """Fields of the policy that are flags."""
 
 DRY_RUN = "--dry-run"

@@ -126,6 +126,9 @@ class Agent:
                 self._spares.keep(content["count"], content["command"], content["environment"])
             elif kind == "port":
                 self._channel.send(port=free_port(content))
+            elif kind == "end" and content == "again":
+                # Not done: an engine that starts the job again needs this node.
+                self._channel.closed = True
             elif kind == "end":
                 self._ended = True
 

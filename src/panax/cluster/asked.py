@@ -12,15 +12,24 @@ class Asks:
     Attributes:
         signal: By which it was asked first; None while it is to go on.
         at_once: Whether nothing is to be saved: a second Ctrl-C.
+        by_system: Whether a signal other than Ctrl-C asked first, and not a person: an engine may start the job again.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self.at_once = False
+        self.by_system = False
 
-    def ask(self, number: signal.Signals) -> None:
-        """Ask for a coordinated save, if nobody has."""
-        self.signal = self.signal or number
+    def ask(self, number: signal.Signals, *, by_system: bool = False) -> None:
+        """Ask for a coordinated save, if nobody has.
+
+        >>> asks = Asks()
+        >>> asks.ask(signal.SIGTERM, by_system=True); asks.ask(signal.SIGINT)
+        >>> asks.signal.name, asks.by_system
+        ('SIGTERM', True)
+        """
+        if self.signal is None:
+            self.signal, self.by_system = number, by_system
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
@@ -29,7 +38,7 @@ class Asks:
         def handle(number: int, frame: FrameType | None) -> None:
             if self.signal is not None and number == signal.SIGINT:
                 self.at_once = True
-            self.ask(signal.Signals(number))
+            self.ask(signal.Signals(number), by_system=number != signal.SIGINT)
 
         taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         # SIGHUP stays ignored where it is, as under `nohup`.

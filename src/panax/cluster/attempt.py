@@ -181,6 +181,16 @@ class Attempt:
         found = [each for each in times if each is not None]
         return max(found) if len(found) == len(times) else None
 
+    def shown(self, now: float) -> dict[str, Any]:
+        """For the job's status."""
+        return {
+            "attempt": self.number,
+            "step": self.step,
+            "values": self.values,
+            "breakdown": self.breakdown(),
+            "processes": [worker.shown(now) for worker in self.workers],
+        }
+
     def breakdown(self) -> dict[str, float]:
         """Seconds of each phase on the way to the first step, until the last process had gone through it."""
         parts, before = {}, self.began
@@ -192,6 +202,9 @@ class Attempt:
                 before = max(at, before)
         return parts
 
+
+NOT_BEGUN: dict[str, Any] = {"attempt": 0, "step": -1, "values": {}, "breakdown": {}, "processes": []}
+"""What a job's status says before its first attempt."""
 
 EXIT_SECONDS = 2.0
 """For a worker to end that has told its error."""

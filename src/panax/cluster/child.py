@@ -180,6 +180,10 @@ class Child:
         code = self._process.wait()
         for descriptor in self.descriptors:
             os.close(descriptor)
+        # Nobody asked for its stacks: a job that is restarted often would leave a file of each process each time.
+        with contextlib.suppress(OSError):
+            if not self._stacks.stat().st_size:
+                self._stacks.unlink()
         return {
             "code": code,
             "tail": self._tail(),

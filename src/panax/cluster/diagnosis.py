@@ -46,6 +46,12 @@ class Cause(enum.Enum):
         )
 
 
+OF_LAYOUT = (Cause.USER, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
+"""Causes of which, before a first step on fewer nodes, the layout may be at fault."""
+
+OF_END = (Cause.KILLED, Cause.LOST_HOST)
+"""Causes of which, in a job that is told to end, that may be the reason."""
+
 ADVICE = {
     Cause.USER: "change what the message says, and launch again",
     Cause.CHECK: "do what each finding says, or leave its host out, and launch again; --check=warn trains all the same",

@@ -36,6 +36,9 @@ class Local:
         self._end(self._agents.pop(node), GONE_SECONDS)
         self._begin(node)
 
+    def start_over(self) -> int | None:
+        return None
+
     def close(self) -> None:
         for agent in self._agents.values():
             self._end(agent)

@@ -44,6 +44,7 @@ class Nodes:
     Attributes:
         lost: Numbers of nodes whose agents have gone and have not come back.
         departed: Numbers and hosts of nodes whose agents have gone; whoever reads them takes them out.
+        again: Whether the job may be started again on these nodes by the engine, once all has ended here.
     """
 
     def __init__(self, secret: str, count: int):
@@ -57,6 +58,7 @@ class Nodes:
         self.lost: set[int] = set()
         self.departed: list[tuple[int, str]] = []
         self.refused = 0
+        self.again = False
 
     def listen(self, address: str, port: int = 0) -> str:
         """Take agents that connect to this address; where they find it, host:port.
@@ -125,7 +127,7 @@ class Nodes:
     def close(self) -> None:
         """Part with all of them: each ends its workers, and itself."""
         for node in [*self._coming, *self.here.values()]:
-            node.channel.send(end=True)
+            node.channel.send(end="again" if self.again else True)
             node.channel.close()
         self._coming, self.here = [], {}
         if self._listener is not None:

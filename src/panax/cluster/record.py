@@ -49,6 +49,14 @@ class Incident:
     restore: float | None = None
     first_step: float | None = None
 
+    def recovered(self, joined: float | None, restored: float | None, first: float | None) -> None:
+        """Book what going on took, by when all processes had joined, restored the state and taken a step."""
+        if joined is not None:
+            self.restart = round(joined - self.at - (self.teardown or 0.0), 3)
+            if restored is not None:
+                self.restore = round(restored - joined, 3)
+                self.first_step = None if first is None else round(first - restored, 3)
+
 
 @dataclasses.dataclass(frozen=True)
 class Finding:

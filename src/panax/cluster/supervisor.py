@@ -4,12 +4,14 @@ import signal
 import time
 from typing import Any
 
+from ..core.errors import LaunchError
 from .asked import Asks
 from .attempt import SAVED, Attempt, Worker
-from .diagnosis import Cause, Diagnosis, diagnose
+from .diagnosis import OF_END, OF_LAYOUT, Cause, Diagnosis, diagnose
 from .engines import Placed
 from .engines.environment import SECRET
 from .job import GOES_ON, Job
+from .leaving import Leaving
 from .nodes import Node, Nodes
 from .record import Incident, Record, changed, failed
 from .roster import Roster
@@ -32,10 +34,6 @@ STACKS_SECONDS = 4.0
 LONGEST_BACKOFF_SECONDS = 60.0
 
 
-OF_LAYOUT = (Cause.USER, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
-"""Causes of which, before a first step on fewer nodes, the layout may be at fault."""
-
-
 class Supervisor:
     """Follows one job to its end."""
 
@@ -51,6 +49,7 @@ class Supervisor:
         self._attempt: Attempt | None = None
         self._asks = Asks()
         self._stop_told = False
+        self._leaving = Leaving(nodes, self._asks)
         self._restarts = 0
         self._without_progress = 0
         self._furthest = -1
@@ -80,7 +79,13 @@ class Supervisor:
 
     def _followed(self) -> int:
         while True:
-            world = self._gather()
+            try:
+                world = self._gather()
+            except LaunchError as error:
+                # The engine gave nodes once, and may again.
+                if self._attempt is None or (code := self._placed.start_over()) is None:
+                    raise
+                return self._over(code, f"{error}; the engine starts the job again")
             if world is None:
                 assert self._asks.signal is not None
                 return self._over(128 + self._asks.signal, f"stopped by {self._asks.signal.name} before it began")
@@ -91,7 +96,7 @@ class Supervisor:
                 continue
             if diagnosis is None:
                 return self._done(attempt)
-            if self._asks.signal is not None and attempt.step < 0 and diagnosis.cause is Cause.KILLED:
+            if self._asks.signal is not None and attempt.step < 0 and diagnosis.cause in OF_END:
                 # Before a process can save, it does not take signals.
                 self._end(attempt)
                 return self._over(
@@ -132,6 +137,7 @@ class Supervisor:
         ]
         changing = self._changing
         self._world, self._changing, self._saved_before = world, "", None
+        self._leaving.begin(world.nodes)
         self._attempt = attempt = Attempt(number, workers, time.time())
         self._state, self._stop_told = "starting", False
         layout = [] if world.layout is None else world.layout.flags
@@ -207,6 +213,9 @@ class Supervisor:
 
     def _due_change(self, attempt: Attempt, now: float) -> str:
         """Why the job goes on in another world; empty until the save has begun that it waits for."""
+        if attempt.step >= 0 and (why := str(self._leaving)):
+            # Its end is near: all save now.
+            return why
         if now - self._looked_at < LOOK_SECONDS or attempt.step < 0:
             return ""
         self._looked_at = now
@@ -221,6 +230,7 @@ class Supervisor:
 
     def _has_changed(self, attempt: Attempt) -> None:
         """Book that the job stopped only to go on in another world."""
+        self._leaving.part()
         self._incident = changed(self._changing, attempt.number, attempt.step, time.time())
         self._record.incident(self._incident)
         self._furthest = max(self._furthest, attempt.step)
@@ -253,6 +263,7 @@ class Supervisor:
         self._incident = failed(diagnosis, attempt.number, step, at)
         self._incident.detect = max(round(at - min(last), 3), 0.0)
         self._end(attempt)
+        self._leaving.part()
         self._incident.teardown = round(time.monotonic() - now, 3)
         self._record.incident(self._incident)
         self._without_progress = 0 if step > self._furthest else self._without_progress + 1
@@ -311,13 +322,7 @@ class Supervisor:
         self._view.first_step(attempt, time.monotonic() - self._began)
         incident = self._incident
         if incident is not None:
-            joined, restored, first = (attempt.entered(name) for name in ("prepare", "compile", "first step"))
-            failed_at = incident.at + (incident.teardown or 0.0)
-            if joined is not None:
-                incident.restart = round(joined - failed_at, 3)
-                if restored is not None:
-                    incident.restore = round(restored - joined, 3)
-                    incident.first_step = None if first is None else round(first - restored, 3)
+            incident.recovered(*(attempt.entered(name) for name in ("prepare", "compile", "first step")))
             self._record.incident(incident)
             self._view.recovered(incident)
             self._incident = None
@@ -335,7 +340,7 @@ class Supervisor:
         return self._over(0, "done")
 
     def _over(self, code: int, message: str, diagnosis: Diagnosis | None = None) -> int:
-        self._state = "ended"
+        self._state, self._nodes.again = "ended", self._asks.by_system
         end: dict[str, Any] = {"exit_code": code, "message": message}
         if diagnosis is not None:
             end |= {"cause": diagnosis.cause.value, "process": diagnosis.process, "advice": diagnosis.advice}
@@ -367,7 +372,7 @@ class Supervisor:
                 self._port = int(content)
             elif kind == "notice":
                 self._view.say(f"{node.host} got {content}")
-                self._asks.ask(signal.SIGTERM)
+                self._leaving.tell(node.number, can_save=attempt is not None and attempt.step >= 0)
             elif kind == "lines":
                 self._view.lines([str(line) for line in content])
             elif kind == "stacks":

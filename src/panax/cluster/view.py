@@ -4,6 +4,7 @@ import shutil
 import sys
 import textwrap
 import time
+from collections import deque
 from collections.abc import Sequence
 from io import TextIOBase
 
@@ -19,6 +20,9 @@ ERROR = "panax: error: "
 
 TAIL_LINES = 8
 COLUMNS = 80
+
+LAST_LINES = 2000
+"""Of the first process, that are remembered: the findings of a hardware check on many hosts."""
 
 NOISE = (
     "[Gloo] Rank ",
@@ -38,13 +42,13 @@ class View:
         self._terminal = self._out.isatty()
         self._shown_at = time.monotonic()
         self._status = ""
-        self._said: set[str] = set()
+        self._said: deque[str] = deque(maxlen=LAST_LINES)
 
     def lines(self, lines: Sequence[str]) -> None:
         """What the first process says, as `panax train` would say it here."""
         if not self._quiet:
             shown = [line for line in lines if not any(part in line for part in NOISE)]
-            self._said.update(line.strip() for line in shown if line.startswith((ERROR, "  ")))
+            self._said.extend(line.strip() for line in shown if line.startswith((ERROR, "  ")))
             self._print(*shown)
 
     def has_said(self, message: str) -> bool:

@@ -141,12 +141,18 @@ class LocalStore:
                 folder = folder.parent
 
     def sweep(self, folders: Iterable[str] = ("",)) -> None:
-        """Remove what writers that were killed have left under temporary names in these folders. No writer may be at work."""
+        """Remove what writers that were killed have left in these folders: temporary names, and folders without a file.
+
+        No writer may be at work.
+        """
         try:
             for each in folders:
-                for folder, _, names in os.walk(self._within(each)):
+                for folder, _, names in os.walk(self._within(each), topdown=False):
                     for name in filter(_is_partial, names):
                         Path(folder, name).unlink(missing_ok=True)
+                    if Path(folder) != self._root:
+                        with contextlib.suppress(OSError):
+                            os.rmdir(folder)
         except OSError as error:
             raise _unremovable(self._root, error) from error
 

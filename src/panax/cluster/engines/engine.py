@@ -40,6 +40,14 @@ class Placed(Protocol):
         """
         ...
 
+    def start_over(self) -> int | None:
+        """Have the engine start the whole job again, which has too few nodes left.
+
+        Returns:
+            The exit code with which this launch has to end for that; None where the engine can't.
+        """
+        ...
+
     def close(self) -> None:
         """End everything that was started; calling it twice is harmless."""
         ...

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import LaunchError
+from ..agent import AGAIN
 from .client import Followed, answer, require
 from .engine import AGENT
 from .environment import SECRET, SUPERVISOR
@@ -153,6 +154,11 @@ class Kubernetes:
                 "rules": [
                     # A drained or preempted pod is replaced, and not counted.
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                    # So is one that has only lost the others.
+                    {
+                        "action": "Ignore",
+                        "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [AGAIN]},
+                    },
                     {
                         "action": "FailJob",
                         "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": FINAL_CODES},
@@ -256,6 +262,10 @@ class PlacedByKubernetes:
         if node == 0:
             self._agent.close(0.0)
             self._agent = Followed(self._command, self._environment)
+
+    def start_over(self) -> int | None:
+        """The pod is replaced, and supervises the job again."""
+        return AGAIN
 
     def close(self) -> None:
         self._agent.close()

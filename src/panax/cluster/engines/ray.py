@@ -127,6 +127,9 @@ class PlacedByRay:
         self.failure()
         self._failed.pop(node, None)
 
+    def start_over(self) -> int | None:
+        return None
+
     def close(self) -> None:
         self._client.close()
 

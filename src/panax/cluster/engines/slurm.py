@@ -9,17 +9,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...core.errors import LaunchError, nearest
-from .client import Followed, answer, own_address, require
+from .client import answer, own_address, require
 from .engine import AGENT, AGENTS_SECONDS
 from .environment import NODE, SECRET, SUPERVISOR, passed_on
 from .resources import SIGNAL_SECONDS, Resources, seconds_of
+from .slurm_placed import PlacedBySlurm
 
 USED = frozenset({"cpus", "memory", "time", "partition", "account", "constraint", "array"})
 
 INSTALL = "launch from a login node of the cluster, or install Slurm's client (`apt install slurm-client`)"
 
+FOLDER = "PANAX_SLURM_FOLDER"
+"""Set by the batch script: where it, and jobs that it submits, write what they say."""
+
 LEAST_SECONDS = 300
 """Of a time limit: Slurm's clock counts minutes, and the signal to save comes before the end."""
+
+WATCHFUL = (sys.executable, "-m", "panax.cluster.engines.slurm_agent")
+"""An agent on a node of a batch job: it has the job queued again where its script is lost."""
 
 _ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?")
 
@@ -101,7 +108,7 @@ class Slurm:
 
     def place(self, supervisor: str, secret: str) -> "PlacedBySlurm":
         environment = {**self._environment, SUPERVISOR: supervisor, SECRET: secret}
-        return PlacedBySlurm(self._srun(), environment, self._hosts())
+        return PlacedBySlurm(self._srun(), environment, self._hosts(), self._one_more())
 
     def _hosts(self) -> list[str]:
         nodes = self._environment["SLURM_JOB_NODELIST"]
@@ -113,8 +120,43 @@ class Slurm:
         nodes = str(self._resources.nodes)
         # All that the job has on a node, also where other steps run; an agent that is lost leaves the others.
         alone = ["--overlap", "--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=0", "--input=none", "--quiet"]
+        if self._resources.nodes > 1:
+            alone.append("--no-kill")
         share = f"--cpus-per-task={self._resources.cpus_per_node}"
-        return ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", *alone, share, f"--export={names}", *self._agent]
+        agent = WATCHFUL if self._agent == AGENT else self._agent
+        return ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", *alone, share, f"--export={names}", *agent]
+
+    def _one_more(self) -> list[str]:
+        """The job that asks for another node; none for an allocation without a script, which a person holds."""
+        folder = self._environment.get(FOLDER, "")
+        if self._resources.nodes == 1 or not folder:
+            return []
+        names = ",".join([*self._passed, SUPERVISOR, SECRET, NODE])
+        options = {
+            "job-name": f"panax-{_word(Path(folder).parent.name)}-node",
+            "nodes": 1,
+            "ntasks-per-node": 1,
+            **self._of_node(),
+            "chdir": os.getcwd(),
+            "output": f"{folder.replace('%', '%%')}/slurm-%j.out",
+            "signal": f"B:TERM@{SIGNAL_SECONDS}",
+            "export": names,
+        }
+        given = [f"--{name}={value}" for name, value in options.items() if value]
+        return ["sbatch", "--parsable", "--no-requeue", *given, f"--wrap=exec {shlex.join(self._agent)}"]
+
+    def _of_node(self) -> dict[str, object]:
+        """What a node must have, and where it is asked for."""
+        asked = self._resources
+        return {
+            "cpus-per-task": asked.cpus_per_node,
+            "gpus-per-node": asked.accelerators_per_node,
+            "mem": asked.memory,
+            "time": asked.time,
+            "partition": asked.partition,
+            "account": asked.account,
+            "constraint": asked.constraint,
+        }
 
     def _script(self, arguments: Sequence[str], folder: Path) -> str:
         asked = self._resources
@@ -125,13 +167,7 @@ class Slurm:
             "job-name": f"panax-{_word(folder.name)}",
             "nodes": asked.nodes,
             "ntasks-per-node": 1,
-            "cpus-per-task": asked.cpus_per_node,
-            "gpus-per-node": asked.accelerators_per_node,
-            "mem": asked.memory,
-            "time": asked.time,
-            "partition": asked.partition,
-            "account": asked.account,
-            "constraint": asked.constraint,
+            **self._of_node(),
             "array": asked.array,
             "chdir": os.getcwd(),
             "output": f"{output}/slurm-{task}.out",
@@ -149,44 +185,13 @@ class Slurm:
                 "#!/bin/bash",
                 *lines,
                 "#SBATCH --requeue",
+                *(["#SBATCH --no-kill"] if asked.nodes > 1 else []),
                 "# The first node's process launches the others'; its exit code is the job's.",
+                f"export {FOLDER}={shlex.quote(str(_place(folder)))}",
                 f"exec {' '.join(words)}",
                 "",
             ]
         )
-
-
-class PlacedBySlurm:
-    """Agents under `srun`, and one more srun for each that was replaced."""
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], hosts: Sequence[str]):
-        self._command, self._environment, self._hosts = list(command), dict(environment), list(hosts)
-        self._all = Followed(self._command, self._environment)
-        self._later: dict[int, Followed] = {}
-
-    def failure(self) -> str:
-        found = [each.failure() for each in (self._all, *self._later.values())]
-        # The step of all ends when agents that were replaced are the only ones that it had left.
-        if found[0] and self._later and not all(found[1:]):
-            found = found[1:]
-        return "\n".join(each for each in found if each)
-
-    def said(self) -> str:
-        return "\n".join(each for each in (one.said() for one in (self._all, *self._later.values())) if each)
-
-    def replace(self, node: int) -> None:
-        """Start an agent on the same machine: Slurm gives another one to a job that is queued again alone."""
-        if not 0 <= node < len(self._hosts):
-            raise LaunchError(f"the job has nodes 0 to {len(self._hosts) - 1}; there is no node {node}")
-        if node in self._later:
-            self._later[node].close(0.0)
-        one = [each for each in self._command if not each.startswith(("--nodes=", "--ntasks="))]
-        one[1:1] = ["--nodes=1", "--ntasks=1", f"--nodelist={self._hosts[node]}"]
-        self._later[node] = Followed(one, {**self._environment, NODE: str(node)})
-
-    def close(self) -> None:
-        for each in (self._all, *self._later.values()):
-            each.close()
 
 
 def check_allocation(environment: Mapping[str, str], nodes: int) -> None:

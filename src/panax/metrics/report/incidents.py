@@ -11,6 +11,9 @@ PHASES = ("detect", "teardown", "restart", "restore", "first_step")
 UNSAID = "no word"
 TAIL_LINES = 40
 
+OF_STEPS = ("training", "lost work")
+"""On what time is spent while steps are taken."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Mishap:
@@ -54,7 +57,10 @@ def mishaps_of(run: RunFiles) -> list[Mishap]:
         session = min(before, key=lambda session: abs(session.ended - at), default=None)
         if session is not None:
             del left[session.number]
-        found.append(_recorded(run, one, at, session))
+        started = session is not None or run.life is None
+        cost = _cost(run, session, number(one, "step")) if started else _cost_of_start(run, at)
+        found.append(_recorded(one, at, cost))
+        _share(found)
     newest = sessions[-1].number if sessions else None
     for session in left.values():
         if _ended_well(session):
@@ -101,7 +107,7 @@ def _ended_well(session: Session) -> bool:
     return bool(session.end) and not session.end.startswith("error")
 
 
-def _recorded(run: RunFiles, one: Facts, at: float | int, session: Session | None) -> Mishap:
+def _recorded(one: Facts, at: float | int, cost: Mapping[str, Any]) -> Mishap:
     step, process = number(one, "step"), number(one, "process")
     tail = one.get("tail")
     return Mishap(
@@ -112,7 +118,7 @@ def _recorded(run: RunFiles, one: Facts, at: float | int, session: Session | Non
         phases={name: seconds for name in PHASES if (seconds := number(one, name)) is not None},
         process=None if process is None else int(process),
         tail=[str(line) for line in tail[-TAIL_LINES:]] if isinstance(tail, list) else (),
-        **_cost(run, session, step),
+        **cost,
     )
 
 
@@ -150,3 +156,24 @@ def _cost(run: RunFiles, session: Session | None, step: int | float | None) -> d
         "idle_seconds": session.idle_seconds,
         "device_hours": hours,
     }
+
+
+def _cost_of_start(run: RunFiles, at: float | int) -> dict[str, Any]:
+    """Of a failure before the process had begun its part of the ledger: from there until a step was taken."""
+    assert run.life is not None
+    after = next((session for session in run.life.sessions if session.began > at), None)
+    again = next((begin for kind, begin, _ in run.life.spans if kind in OF_STEPS and begin >= at), None)
+    devices = None if after is None else run.devices(after)
+    seconds = None if again is None else again - at
+    hours = None if devices is None or seconds is None else devices * seconds / 3600
+    return {"lost_steps": 0, "lost_seconds": 0.0, "restart_seconds": seconds, "device_hours": hours}
+
+
+def _share(found: list[Mishap]) -> None:
+    """Book what lies after the last failure with it alone, where the run had not yet recovered from the one before."""
+    if len(found) > 1:
+        before, last = found[-2:]
+        trains = before.at + (before.restart_seconds or 0.0)
+        if before.device_hours is not None and last.device_hours is not None and last.at < trains:
+            hours = max(0.0, before.device_hours - last.device_hours)
+            found[-2] = dataclasses.replace(before, device_hours=hours)

@@ -275,14 +275,20 @@ def _said(facts: Sequence[Facts], life: Life | None) -> dict[int, Facts]:
 
 
 def _counts(said: Mapping[int, Facts], life: Life | None) -> dict[int, int]:
-    """The number of devices of each session; one that has not said so had as many as the one before it."""
+    """The number of devices of each session; one that has not said so had as many as the one before it.
+
+    The first ones, which may have been killed before they could, had as many as the first that has.
+    """
     found: dict[int, int] = {}
     last: int | None = None
-    for session in life.sessions if life is not None else ():
+    sessions = life.sessions if life is not None else ()
+    for session in sessions:
         if session.number in said:
             count = number(mapping(said[session.number], "devices"), "count")
             last = None if count is None or count < 1 else int(count)
         if last is not None:
+            if not found and not any(each < session.number for each in said):
+                found |= {each.number: last for each in sessions if each.number < session.number}
             found[session.number] = last
     return found
 

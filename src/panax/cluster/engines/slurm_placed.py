@@ -1,0 +1,100 @@
+"""Agents in a Slurm allocation: under `srun` on its nodes; for a node that Slurm has taken out of it, in a job of their own."""
+
+from collections.abc import Mapping, Sequence
+
+from ...core.errors import LaunchError
+from .client import Followed, answer
+from .environment import NODE
+
+AGAIN = 75
+"""The exit code of a launch that Slurm starts again."""
+
+
+class PlacedBySlurm:
+    """Agents under `srun`, and one more srun, or job, for each that was replaced.
+
+    Args:
+        command: The srun that starts all.
+        hosts: Of the allocation, as it was granted.
+        other: The `sbatch` that asks for one more node; empty where nobody may.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        hosts: Sequence[str],
+        other: Sequence[str] = (),
+    ):
+        self._command, self._environment, self._hosts = list(command), dict(environment), list(hosts)
+        self._other = list(other)
+        self._all = Followed(self._command, self._environment)
+        self._later: dict[int, Followed] = {}
+        self._jobs: dict[int, str] = {}
+
+    def failure(self) -> str:
+        found = [each.failure() for each in (self._all, *self._later.values())]
+        # The step of all ends when agents that were replaced are the only ones that it had left.
+        if found[0] and (self._later or self._jobs) and not all(found[1:]):
+            found = found[1:]
+        return "\n".join(each for each in found if each)
+
+    def said(self) -> str:
+        return "\n".join(each for each in (one.said() for one in (self._all, *self._later.values())) if each)
+
+    def replace(self, node: int) -> None:
+        """Start an agent on the same machine; where Slurm has taken that out of the allocation, on any that the queue has."""
+        if not 0 <= node < len(self._hosts):
+            raise LaunchError(f"the job has nodes 0 to {len(self._hosts) - 1}; there is no node {node}")
+        if node in self._later:
+            self._later.pop(node).close(0.0)
+        host = self._hosts[node]
+        if self._other and host not in (granted := self._granted()):
+            self._ask_for(node, granted)
+            return
+        one = [each for each in self._command if not each.startswith(("--nodes=", "--ntasks="))]
+        one[1:1] = ["--nodes=1", "--ntasks=1", f"--nodelist={host}"]
+        self._later[node] = Followed(one, {**self._environment, NODE: str(node)})
+
+    def start_over(self) -> int | None:
+        """Only a batch job can be queued again."""
+        if not self._other:
+            return None
+        try:
+            answer(["scontrol", "requeue", self._environment["SLURM_JOB_ID"]], self._environment)
+        except LaunchError:
+            return None
+        return AGAIN
+
+    def close(self) -> None:
+        for each in (self._all, *self._later.values()):
+            each.close()
+        jobs, self._jobs = self._jobs, {}
+        if jobs:
+            # Those that run have ended with their agents; others still wait.
+            self._answer_or_empty("scancel", "--quiet", *jobs.values())
+
+    def _granted(self) -> Sequence[str]:
+        """The allocation's hosts now: one that has failed is not among them any more."""
+        nodes = self._answer_or_empty(
+            "squeue", "--noheader", f"--jobs={self._environment['SLURM_JOB_ID']}", "--format=%N"
+        ).strip()
+        return self._answer_or_empty("scontrol", "show", "hostnames", nodes).split() if nodes else self._hosts
+
+    def _ask_for(self, node: int, granted: Sequence[str]) -> None:
+        """Submit a job of one agent, on none of the nodes that are left; one that waits, or runs, is believed."""
+        if node in self._jobs:
+            state = self._answer_or_empty("squeue", "--noheader", f"--jobs={self._jobs[node]}", "--format=%T")
+            if state.strip():
+                return
+        # Variables of this job would be taken for the other one's.
+        kept = {name: value for name, value in self._environment.items() if not name.startswith("SLURM_")}
+        kept |= {name: self._environment[name] for name in ("SLURM_CONF",) if name in self._environment}
+        command = [*self._other[:1], f"--exclude={','.join(granted)}", *self._other[1:]]
+        self._jobs[node] = answer(command, {**kept, NODE: str(node)}).strip().split(";")[0]
+
+    def _answer_or_empty(self, *command: str) -> str:
+        try:
+            return answer(command, self._environment)
+        except LaunchError:
+            return ""
