@@ -296,3 +296,22 @@ def test_a_job_that_is_told_to_end_before_a_first_step_ends_as_told(launched):
     assert launched.run("prepares", processes=2, nodes=2, policy={"stall_seconds": 60.0}) == 143
     thread.join(30)
     assert "before a first step" in launched.status["end"]["message"] and not launched.incidents
+
+
+def test_a_node_that_is_lost_before_a_layout_is_known_ends_the_job_with_its_cause(launched, monkeypatch):
+    def broken(self, node: int) -> None:
+        raise LaunchError(f"the machine of node {node} is broken")
+
+    def kill_an_agent() -> None:
+        while not list(launched.folder.glob("pid_1_1")):
+            time.sleep(0.05)
+        Played(launched, lambda job: None).agents()[1].kill()
+
+    monkeypatch.setattr(Local, "replace", broken)
+    thread = threading.Thread(target=kill_an_agent, daemon=True)
+    thread.start()
+    assert launched.run("prepares", processes=2, nodes=2) == 6
+    end = launched.status["end"]
+    assert end["cause"] == "lost host" and end["advice"]
+    assert "process 1 with it; node 1 does not come back (the machine of node 1 is broken)" in end["message"]
+    assert [one["cause"] for one in launched.incidents] == ["lost host"]

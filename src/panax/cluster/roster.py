@@ -82,7 +82,10 @@ class Roster:
                 self._placed.replace(number)
             except LaunchError as error:
                 if self._worlds.best(self._nodes.here) is None:
-                    raise
+                    raise LaunchError(
+                        f"node {number} does not come back ({error}), and the job can't go on without it: it learns a layout on "
+                        f"fewer nodes when it first trains on all of them, and keeps --min-nodes {self._job.policy.min_nodes}"
+                    ) from error
                 if number not in self._refused:
                     self._refused.add(number)
                     self._say(f"node {number} does not come back: {error}")

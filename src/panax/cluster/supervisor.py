@@ -55,6 +55,7 @@ class Supervisor:
         self._furthest = -1
         self._goodput: float | None = None
         self._incident: Incident | None = None
+        self._failure: Diagnosis | None = None
         self._port: int | None = None
         self._begun = record.begun()
         self._stacks: dict[int, str] = {}
@@ -68,7 +69,7 @@ class Supervisor:
             The exit code, as that of `panax train`.
 
         Raises:
-            LaunchError: Nodes do not come, or are not alike.
+            LaunchError: Nodes do not come at first, or are not alike.
         """
         with self._asks.heard():
             try:
@@ -83,9 +84,12 @@ class Supervisor:
                 world = self._gather()
             except LaunchError as error:
                 # The engine gave nodes once, and may again.
-                if self._attempt is None or (code := self._placed.start_over()) is None:
+                if self._attempt is not None and (code := self._placed.start_over()) is not None:
+                    return self._over(code, f"{error}; the engine starts the job again")
+                if self._failure is None:
                     raise
-                return self._over(code, f"{error}; the engine starts the job again")
+                why = f"{self._failure.message}; {error}"
+                return self._over(error.exit_code, why, self._failure)
             if world is None:
                 assert self._asks.signal is not None
                 return self._over(128 + self._asks.signal, f"stopped by {self._asks.signal.name} before it began")
@@ -136,7 +140,7 @@ class Supervisor:
             for local in range(share)
         ]
         changing = self._changing
-        self._world, self._changing, self._saved_before = world, "", None
+        self._world, self._changing, self._saved_before, self._failure = world, "", None, None
         self._leaving.begin(world.nodes)
         self._attempt = attempt = Attempt(number, workers, time.time())
         self._state, self._stop_told = "starting", False
@@ -260,7 +264,7 @@ class Supervisor:
         now, at = time.monotonic(), time.time()
         step = attempt.step
         last = [end.at for end in attempt.ends] or [at - (now - attempt.workers[diagnosis.process].moved)]
-        self._incident = failed(diagnosis, attempt.number, step, at)
+        self._failure, self._incident = diagnosis, failed(diagnosis, attempt.number, step, at)
         self._incident.detect = max(round(at - min(last), 3), 0.0)
         self._end(attempt)
         self._leaving.part()

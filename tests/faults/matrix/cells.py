@@ -279,7 +279,7 @@ class Matrix:
         if code:
             raise Wrong(f"exit code {code}: {said}")
         if kind == "corrupted value":
-            found = [one for one in _lines(folder / "rewinds.jsonl") if one.get("corrupted")]
+            found = [one for one in _lines(folder / "rewinds.jsonl") if "silent data corruption" in one["why"]]
             _same("rewinds by corruption", len(found), 1)
         elif end.outcome != "saved":
             _same("causes of incidents", causes, [end.cause] if end.cause else [])

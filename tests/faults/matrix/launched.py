@@ -57,6 +57,9 @@ class Placed:
     def failure(self) -> str:
         return ""
 
+    def start_over(self) -> int | None:
+        return None
+
     def said(self) -> str:
         return ""
 
@@ -117,7 +120,11 @@ def main() -> int:
         spare=SPARE if asked.spares else (),
         policy=Policy(**asked.policy),
     )
-    return launch(job, Namespaces(asked), name="namespaces")
+    try:
+        return launch(job, Namespaces(asked), name="namespaces")
+    except LaunchError as error:
+        print(f"panax: error: {error}", file=sys.stderr)
+        return error.exit_code
 
 
 if __name__ == "__main__":
