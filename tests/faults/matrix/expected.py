@@ -56,6 +56,8 @@ def expected() -> dict[tuple[str, str], End]:
         # XLA on CPU tells an error of a program when its results are read; before that, all processes wait in a collective.
         for kind in ("exception", "out of memory"):
             found[kind, phase] = End("same", "stuck collective")
+        # The main thread waits for the step; that another one holds the lock is not seen.
+        found["hang with the lock", phase] = End("same", "stuck collective")
     # Who raises there is the recipe.
     found["exception", "start"] = End("stopped", "user error")
     # Nobody knows a smaller layout before the whole job has drawn its first batch.
