@@ -62,7 +62,8 @@ def expected() -> dict[tuple[str, str], End]:
     found["exception", "start"] = End("stopped", "user error")
     # Nobody knows a smaller layout before the whole job has drawn its first batch.
     found["partition", "start"] = End("stopped", "processes did not join")
-    found["lost node", "start"] = End("stopped", "lost host")
+    for kind, phase in (("lost node", "start"), ("lost node", "restore"), ("partition", "restore")):
+        found[kind, phase] = End("stopped", "lost host")
     # The run has all its steps, and whoever ends then has nothing to save.
     for kind in ("hang in data", "slow link", "SIGTERM", "SIGINT"):
         found[kind, "teardown"] = End("same")
