@@ -39,7 +39,8 @@ what each process said; `panax status RUN` tells how it is.
   --max-without-progress F  failures in a row, none of which came further than
                     the one before; then give up (3)
   --stall-seconds S without a step, until it counts as hanging (300)
-  --start-seconds S the same before the first step (1800)
+  --start-seconds S the same before the first step, while a state is restored
+                    or a program compiled (1800)
   --save-seconds S  for the save when the job is stopped (600)
   --replace-seconds S  for a lost node to come back; then the job goes on
                     without it, and takes it in again at a later save (5)

@@ -157,8 +157,8 @@ class Attempt:
         """The worker that has come least far, where none makes progress any more; None while the job moves."""
 
         def limit(worker: Worker) -> float:
-            # A run that goes back to a checkpoint restores it after its first steps.
-            starts = self.step < 0 or worker.phase == "restore"
+            # A run that goes back to a checkpoint restores it after its first steps; a checked step may compile later too.
+            starts = self.step < 0 or worker.phase in ("restore", "compile")
             return policy.start_seconds if starts else policy.stall_seconds
 
         # A worker that has ended while another does not is one that the other waits for.
