@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+import pytest
+
 from panax.cluster.collectives import Collectives, kind_in, peers_in
 from panax.cluster.diagnosis import Cause, Ended, diagnose, hanging
 
@@ -96,6 +98,21 @@ def test_a_process_that_is_stopped_is_named_though_the_others_end():
     )
     killed = Ended(2, "hostC", -9, 0.5)
     assert diagnose([*ends, killed], found).message == "process 2 on hostC was killed by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("all-gather", "Gloo AllGather failed: [.../tcp/pair.cc:547] Connection closed by peer [10.0.0.7]:438"),
+        ("reduce-scatter", "Gloo ReduceScatter failed: [.../tcp/pair.cc:538] Read error [10.0.0.7]:14765: Connection reset by peer"),
+        ("all-reduce", "Gloo all-reduce failed: [.../tcp/pair.cc:547] Connection closed by peer [10.0.0.7]:15548"),
+        ("collective-permute", "Gloo collective permute failed: [.../tcp/pair.cc:538] Read error [10.0.0.7]:11432: Connection reset"),
+        ("all-to-all", "Gloo all-to-all failed: [.../tcp/pair.cc:547] Connection closed by peer [10.0.0.7]:6832"),
+    ],
+)  # fmt: skip
+def test_what_gloo_says(kind, message):
+    """As jax 0.10.2 raised it where a peer was killed."""
+    assert (kind_in(message), peers_in(message)) == (kind, ["10.0.0.7"])
 
 
 def test_words_of_libraries():

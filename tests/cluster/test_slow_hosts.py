@@ -4,7 +4,9 @@ import random
 
 import pytest
 
-from panax.cluster.slow_hosts import ROW, Measured, SlowHosts, slowness_of
+from panax.cluster.slow_hosts import Measured, SlowHosts, slowness_of
+
+ROW = 3
 
 
 def named(probes: list[dict[int, Measured]]) -> dict[int, list[int]]:

@@ -83,4 +83,5 @@ def test_messages_to_neighbours_tell_the_host_or_the_link():
     assert suspects(_12=0.1, _32=0.1) == (2,)  # receives slowly
     assert suspects(_12=0.1, _21=0.1) == (1, 2)
     assert suspects(_12=0.1) == (1, 2)
+    assert suspects(_12=0.1, _32=0.012) == (1, 2)  # waited for a core
     assert suspects() == ()

@@ -127,3 +127,5 @@ def test_policies_of_other_names_are_refused():
     assert Policy(stragglers="cordon").stragglers is Stragglers.CORDON
     with pytest.raises(LaunchError, match=r"policy.stragglers='remove'; expected ignore, warn, cordon"):
         Policy(stragglers="remove")
+    with pytest.raises(LaunchError, match=r"policy.slow_factor=1.0, policy.slow_probes=3; expected more than 1"):
+        Policy(slow_factor=1.0)

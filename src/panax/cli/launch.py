@@ -47,6 +47,8 @@ what each process said; `panax status RUN` tells how it is.
   --min-nodes M     the fewest that it goes on with (1)
   --stragglers P    a node that is slower than the others: warn says it, cordon
                     also takes it out at a later save, ignore does neither (warn)
+  --slow-factor F   a node is slow if it takes F times what the others take (1.5)
+  --slow-probes N   in N measurements in a row (3)
   --no-spares       keep no processes that wait for a restart
   --quiet           show nothing but how it ended
 
@@ -68,6 +70,8 @@ OWN = (
     "replace_seconds",
     "min_nodes",
     "stragglers",
+    "slow_factor",
+    "slow_probes",
 )
 """Fields of the policy that are flags."""
 

@@ -37,6 +37,8 @@ class Policy:
         min_nodes: The fewest that it goes on with.
         save_seconds: For the coordinated save when the job is stopped; what runs then is killed.
         stragglers: Of a host that is slower than the others: say so, take its node out of the job, or nothing.
+        slow_factor: A host is slow if it takes so many times what the others take,
+        slow_probes: in so many probes in a row.
     """
 
     max_restarts: int = 20
@@ -49,6 +51,8 @@ class Policy:
     min_nodes: int = 1
     save_seconds: float = 600.0
     stragglers: Stragglers | str = Stragglers.WARN
+    slow_factor: float = 1.5
+    slow_probes: int = 3
 
     def __post_init__(self) -> None:
         if self.stragglers not in tuple(Stragglers):
@@ -62,6 +66,11 @@ class Policy:
                 raise LaunchError(f"policy.{field.name}={value!r}; expected a number of at least 0")
         if self.max_without_progress < 1:
             raise LaunchError("policy.max_without_progress=0; expected at least 1: the first failure counts")
+        if self.slow_factor <= 1 or self.slow_probes < 1:
+            raise LaunchError(
+                f"policy.slow_factor={self.slow_factor}, policy.slow_probes={self.slow_probes}; expected more than 1, and at "
+                f"least 1"
+            )
         if self.min_nodes < 1:
             raise LaunchError("policy.min_nodes=0; expected at least 1")
 

@@ -8,14 +8,8 @@ import dataclasses
 import statistics
 from collections.abc import Mapping
 
-FACTOR = 1.5
-"""A host is slow if it takes so many times what the others take."""
-
-ROW = 3
-"""In so many probes, one after the other, until it is named, and until it counts as well again."""
-
 SECONDS = 10.0
-"""And for so long: another program that comes and goes is no fault."""
+"""For so long a host is slow until it is named: another program that comes and goes is no fault."""
 
 MOST = 100
 """Probes that are kept."""
@@ -128,7 +122,12 @@ class SlowHosts:
         slow: Host to how slow it is, of those that are named now.
     """
 
-    def __init__(self, factor: float = FACTOR, row: int = ROW):
+    def __init__(self, factor: float = 1.5, row: int = 3):
+        """
+        Args:
+            factor: A host is slow if it takes so many times what the others take.
+            row: In so many probes, one after the other, until it is named, and until it counts as well again.
+        """
         self._factor, self._row = factor, row
         self._early: dict[int, list[float]] = {}
         self._last: list[Mapping[int, Measured]] = []

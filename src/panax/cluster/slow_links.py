@@ -25,6 +25,9 @@ ROW = 2
 EARLY = 3
 """Without a check before the run, the median of so many first probes is what a collective takes."""
 
+ALIKE = 5.0
+"""Slow links of one host are within this factor of each other."""
+
 FLAPS, OF = 3, 10
 """A link that is slow in so many of so many probes flaps, though never twice in a row."""
 
@@ -114,7 +117,7 @@ class SlowLinks:
                 early.append(seconds)
             recent.append(key in slow_now)
             row, last = _row(recent), recent[-1]
-            suspects = suspects_of(key[1], found, [group for _, group in slow_now], self._factor)
+            suspects = suspects_of(key[1], found, [group for _, group in slow_now], self._factor, self._least)
             if key in self.slow:
                 before = self.slow[key]
                 kept = suspects if last and len(suspects) < len(before.suspects or key[1]) else before.suspects
@@ -164,19 +167,25 @@ def by_group(found: Mapping[int, Timed]) -> dict[tuple[str, Group], float]:
 
 
 def suspects_of(
-    group: Group, found: Mapping[int, Timed], slow_groups: Sequence[Group] = (), factor: float = FACTOR
+    group: Group,
+    found: Mapping[int, Timed],
+    slow_groups: Sequence[Group] = (),
+    factor: float = FACTOR,
+    least: float = 0.0,
 ) -> tuple[int, ...]:
     """The process of a slow group that is at fault, or the two ends of a link; empty where that can't be told.
 
     Args:
         slow_groups: All groups that are slow, of any axis.
+        factor: A message is slow if it takes so many times what others take,
+        least: and so many seconds more.
 
     >>> ring = {0: {1: 0.01}, 1: {0: 0.01, 2: 0.01}, 2: {1: 0.3, 3: 0.3}, 3: {2: 0.01}}
     >>> suspects_of((0, 1, 2, 3), {process: Timed({}, {}, links) for process, links in ring.items()})
     (2,)
     """
     links = {(source, target): seconds for source, one in found.items() for target, seconds in one.links.items()}
-    slow = _slow(links, factor)
+    slow = _slow(links, factor, least)
     inside = {link for link in slow if link[0] in group and link[1] in group}
     if inside:
         # Messages of several axes tell together.
@@ -190,12 +199,14 @@ def suspects_of(
     return (shared[0],) if len(shared) == 1 else ()
 
 
-def _slow(links: Mapping[tuple[int, int], float], factor: float) -> Collection[tuple[int, int]]:
+def _slow(links: Mapping[tuple[int, int], float], factor: float, least: float) -> Collection[tuple[int, int]]:
     if len(links) < 2:
         return []
     # As in `panax check`: with three hosts, one that is slow makes four of six links slow.
     usual = sorted(links.values())[len(links) // 4]
-    return {link for link, seconds in links.items() if seconds > factor * usual}
+    # Beside one that takes a hundred times as long, one that takes five times waited for a core.
+    limit = max(factor * usual, usual + least, max(links.values()) / ALIKE)
+    return {link for link, seconds in links.items() if seconds > limit}
 
 
 def _row(recent: Sequence[bool]) -> int:

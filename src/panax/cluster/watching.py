@@ -30,7 +30,7 @@ class Watching:
         self._job, self._roster, self._record, self._say = job, roster, record, say
         self._attempt: Attempt | None = None
         self._probes: dict[int, dict[int, Mapping[str, Any]]] = {}
-        self._hosts = SlowHosts()
+        self._hosts = SlowHosts(job.policy.slow_factor, job.policy.slow_probes)
         self._links: dict[tuple[int, ...], SlowLinks] = {}
         self._taken_out = False
         self._standing: dict[Any, str] = {}
