@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,26 +89,30 @@ def launched(folder: Path, *arguments: str, hosts: int = 0) -> Iterator[Job]:
             job.child.stdin.close()
 
 
+HOLD = """
+import os, signal, sys, time
+# Before all usual programs, so that a busy machine does not let the process run for longer.
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
+while True:
+    os.kill(int(sys.argv[1]), signal.SIGSTOP)
+    time.sleep(0.012)
+    os.kill(int(sys.argv[1]), signal.SIGCONT)
+    time.sleep(0.004)
+"""
+
+
 @contextlib.contextmanager
-def held(pid: int, stopped: float = 0.012, running: float = 0.004) -> Iterator[None]:
-    """A process that is stopped again and again, as one whose core is slow or shared."""
-    over = threading.Event()
-
-    def hold() -> None:
-        while not over.is_set():
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(stopped)
-            os.kill(pid, signal.SIGCONT)
-            time.sleep(running)
-
-    thread = threading.Thread(target=hold, daemon=True)
-    thread.start()
+def held(pid: int) -> Iterator[None]:
+    """A process that is stopped for three quarters of the time, as one whose core is slow or shared. It takes root."""
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(pid)])
     try:
         yield
+        assert holder.poll() is None
     finally:
-        over.set()
-        thread.join()
-        os.kill(pid, signal.SIGCONT)
+        holder.kill()
+        holder.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def test_a_host_that_is_slowed_is_named_and_well_again(tmp_path):
@@ -163,6 +166,19 @@ def test_a_host_that_is_slowed_is_taken_out_by_policy(tmp_path):
     assert [one["cause"] for one in incidents(job.folder / "job")] == ["laid out anew"]
 
 
+def test_a_host_whose_own_work_takes_long_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PANAX_TEST_SLOW_HOOK", "3")
+    flags = ("--nodes", "4", "--processes", "4", *SQUARE, *ENDLESS, "--probe.every", "10")
+    with launched(tmp_path, str(HERE / "steady_recipe.py"), *flags) as job:
+        job.until(lambda: any(one["kind"] == "slow host" for one in job.found))
+        first = job.found[0]
+    assert (
+        first["unit"] == 3
+        and "of each step of" in first["message"]
+        and "on hooks, where others spend" in first["message"]
+    )
+
+
 @pytest.mark.parametrize("number", range(5))
 def test_a_healthy_run_names_nothing(tmp_path, number):
     nodes = ("--nodes", "4", "--processes", "4", *SQUARE)
@@ -174,8 +190,10 @@ def test_a_healthy_run_names_nothing(tmp_path, number):
     assert any(line.get("seconds/probe") for line in waits)
 
 
-def test_a_process_that_is_stopped_is_told_with_the_collective_that_waits_for_it(tmp_path):
-    flags = ("--nodes", "4", "--processes", "4", *SQUARE, *ENDLESS, "--stall-seconds", "20", "--max-restarts", "0")
+@pytest.mark.parametrize("seconds", ["20", "300"])
+def test_a_process_that_is_stopped_is_told_with_the_collective_that_waits_for_it(tmp_path, seconds):
+    """By the supervisor, or before it by JAX, which ends the other processes after 90 seconds."""
+    flags = ("--nodes", "4", "--processes", "4", *SQUARE, *ENDLESS, "--stall-seconds", seconds, "--max-restarts", "0")
     with launched(tmp_path, str(HERE.parent / "tiny_recipe.py"), *flags) as job:
         job.until(lambda: job.status["step"] >= 20)
         os.kill(job.status["processes"][2]["pid"], signal.SIGSTOP)

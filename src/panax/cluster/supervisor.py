@@ -410,7 +410,7 @@ class Supervisor:
                 "step": -1 if attempt is None else attempt.step,
                 "values": {} if attempt is None else attempt.values,
                 "breakdown": {} if attempt is None else attempt.breakdown(),
-                "slow": self._watching.shown,
+                "slow": self._watching.shown(attempt),
                 "processes": [] if attempt is None else [worker.shown(now) for worker in attempt.workers],
                 **({} if end is None else {"end": end}),
             }

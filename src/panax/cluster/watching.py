@@ -35,10 +35,9 @@ class Watching:
         self._taken_out = False
         self._standing: dict[Any, str] = {}
 
-    @property
-    def shown(self) -> list[str]:
+    def shown(self, attempt: Attempt | None) -> list[str]:
         """What is slow now, for the job's status."""
-        return list(self._standing.values())
+        return list(self._standing.values()) if attempt is self._attempt else []
 
     def heard(self, attempt: Attempt, process: int, beat: Mapping[str, Any]) -> None:
         """Take in what a process told; with the last one's figures of a probe they are compared."""
