@@ -24,7 +24,7 @@ def soon(monkeypatch):
 class Slowed:
     """A job whose nodes become slow while it runs, until what is awaited has come."""
 
-    def __init__(self, launched, slow: str, awaited: Callable[[dict, list[str]], bool], seconds: float = 30.0):
+    def __init__(self, launched, slow: str, awaited: Callable[[dict, list[str]], bool], seconds: float = 60.0):
         self.launched, self.slow, self.awaited, self.seconds = launched, slow, awaited, seconds
         self.came = False
 
@@ -103,6 +103,7 @@ def test_of_two_slow_nodes_one_is_taken_out_at_a_time(launched):
     assert len(json.loads((launched.folder / "job/cordoned.json").read_text())) <= 2
 
 
+@pytest.mark.slow
 def test_nodes_that_are_all_slow_stay_and_ignored_ones_are_not_named(launched):
     def awaited(status: dict, kinds: list[str]) -> bool:
         return status["step"] > 70
