@@ -194,7 +194,8 @@ class Matrix:
         nodes = nodes or self.nodes
         arguments = [RECIPE, "--directory", str(folder), *(layout or WHOLE[nodes]), *flags]
         # Programs are compiled by the runs that nothing disturbs.
-        policy = {"stall_seconds": self.stall_seconds, "start_seconds": START_SECONDS if disturbed else PHASE_SECONDS}
+        stall, start = (self.stall_seconds, START_SECONDS) if disturbed else (PHASE_SECONDS, PHASE_SECONDS)
+        policy = {"stall_seconds": stall, "start_seconds": max(stall, start)}
         environment = self._environment | {"PANAX_TEST_STOP": str(stop)}
         if hosts is None:
             own = [f"--{name.replace('_', '-')}={value}" for name, value in policy.items()]
