@@ -58,6 +58,8 @@ def expected() -> dict[tuple[str, str], End]:
             found[kind, phase] = End("same", "stuck collective")
         # The main thread waits for the step; that another one holds the lock is not seen.
         found["hang with the lock", phase] = End("same", "stuck collective")
+    # Ctrl-C is the supervisor's: agents ignore SIGINT, and their workers do until they take signals.
+    found["SIGINT", "start"] = End("same")
     # Who raises there is the recipe.
     found["exception", "start"] = End("stopped", "user error")
     # Nobody knows a smaller layout before the whole job has drawn its first batch.
