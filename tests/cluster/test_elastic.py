@@ -267,7 +267,7 @@ def test_a_job_all_of_whose_nodes_are_told_to_end_saves_and_ends(launched):
 def test_a_job_that_has_too_few_nodes_left_is_started_over_by_the_engine(launched, monkeypatch):
     """A node is lost before there are layouts, and does not come back."""
     monkeypatch.setattr(Local, "replace", lambda self, node: None)
-    monkeypatch.setattr(Local, "start_over", lambda self: 75)
+    monkeypatch.setattr(Local, "start_over", lambda self, *, preempted=False: 75)
 
     def play(job: Played) -> None:
         job.until(on([0, 1]))

@@ -364,7 +364,7 @@ class Elsewhere:
 
     def replace(self, node): ...
 
-    def start_over(self):
+    def start_over(self, *, preempted=False):
         return None
 
     def close(self):

@@ -123,6 +123,16 @@ def test_a_job_with_too_few_nodes_is_queued_again(placed, tmp_path):
     assert told(tmp_path, "scontrol")[-1] == "scontrol requeue 7"
 
 
+@pytest.mark.parametrize(("when", "expected"), [("2026-11-23T15:03:01", 75), ("None", None)])
+def test_a_preempted_job_that_has_saved_is_queued_again(when, expected, placed, tmp_path):
+    """A job that ends in its time of grace counts as done for Slurm; one that a person ends is done."""
+    here = placed()
+    script = (tmp_path / "scontrol").read_text()
+    (tmp_path / "scontrol").write_text(f"{script}\necho JobState=RUNNING PreemptTime={when} Reason=None")
+    assert here.start_over(preempted=True) == expected
+    assert ("scontrol requeue 7" in told(tmp_path, "scontrol")) is (expected is not None)
+
+
 def test_slurm_that_does_not_answer_leaves_it_at_the_same_machine(placed, tmp_path):
     here = placed(squeue="exit 1")
     here.replace(0)

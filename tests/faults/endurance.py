@@ -37,7 +37,7 @@ def environment() -> dict[str, str]:
     return kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def arguments(steps: int, *more: str) -> list[str]:
+def arguments(steps: int, *more: str, every: int = 10) -> list[str]:
     """A launch of the tests' tiny decoder: four nodes of one process of one device."""
     where = [
         "--nodes",
@@ -51,7 +51,7 @@ def arguments(steps: int, *more: str) -> list[str]:
         "--mesh.fsdp",
         "2",
     ]
-    saves = ["--num-steps", str(steps), "--checkpoint.every", "10", "--log-every", "10", "--evaluate.every", "0"]
+    saves = ["--num-steps", str(steps), "--checkpoint.every", str(every), "--log-every", "10", "--evaluate.every", "0"]
     return [str(TESTS / "tiny_recipe.py"), *where, *saves, *more]
 
 
@@ -89,9 +89,12 @@ class Launched:
         size = os.fstat(self._said.fileno()).st_size
         return os.pread(self._said.fileno(), size, 0).decode(errors="replace")
 
-    def done(self) -> str:
-        """Wait until it has ended well; what it said."""
-        assert self._process.wait(1800) == 0, self.said()[-4000:]
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def done(self, code: int = 0) -> str:
+        """Wait until it has ended so; what it said."""
+        assert self._process.wait(1800) == code, self.said()[-4000:]
         self.seconds = time.monotonic() - self._began
         return self.said()
 

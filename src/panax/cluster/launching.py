@@ -42,4 +42,7 @@ def launch(job: Job, engine: Engine | None = None, *, name: str = LOCAL, view: V
         # Agents end with their connection, then the engine sees to its own.
         opened.callback(placed.close)
         opened.callback(nodes.close)
-        return Supervisor(job, nodes, placed, record, view, secret).run()
+        code = Supervisor(job, nodes, placed, record, view, secret).run()
+    if nodes.again:
+        placed.start_over(preempted=True)
+    return code

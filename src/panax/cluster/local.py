@@ -36,7 +36,7 @@ class Local:
         self._end(self._agents.pop(node), GONE_SECONDS)
         self._begin(node)
 
-    def start_over(self) -> int | None:
+    def start_over(self, *, preempted: bool = False) -> int | None:
         return None
 
     def close(self) -> None:

@@ -40,8 +40,12 @@ class Placed(Protocol):
         """
         ...
 
-    def start_over(self) -> int | None:
+    def start_over(self, *, preempted: bool = False) -> int | None:
         """Have the engine start the whole job again, which has too few nodes left.
+
+        Args:
+            preempted: It has ended well since it was told to: start it again only where the engine has taken its nodes away
+                for another one, and would forget it.
 
         Returns:
             The exit code with which this launch has to end for that; None where the engine can't.

@@ -263,9 +263,9 @@ class PlacedByKubernetes:
             self._agent.close(0.0)
             self._agent = Followed(self._command, self._environment)
 
-    def start_over(self) -> int | None:
-        """The pod is replaced, and supervises the job again."""
-        return AGAIN
+    def start_over(self, *, preempted: bool = False) -> int | None:
+        """The pod is replaced, and supervises the job again; one that is evicted is in any case."""
+        return None if preempted else AGAIN
 
     def close(self) -> None:
         self._agent.close()

@@ -146,7 +146,7 @@ class PlacedByMpi:
     def replace(self, node: int) -> None:
         raise LaunchError(f"mpirun can't bring node {node} back; launch again, with other hosts if the machine is gone")
 
-    def start_over(self) -> int | None:
+    def start_over(self, *, preempted: bool = False) -> int | None:
         return None
 
     def close(self) -> None:

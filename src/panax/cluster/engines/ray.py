@@ -127,7 +127,7 @@ class PlacedByRay:
         self.failure()
         self._failed.pop(node, None)
 
-    def start_over(self) -> int | None:
+    def start_over(self, *, preempted: bool = False) -> int | None:
         return None
 
     def close(self) -> None:

@@ -13,14 +13,11 @@ from .client import answer, own_address, require
 from .engine import AGENT, AGENTS_SECONDS
 from .environment import NODE, SECRET, SUPERVISOR, passed_on
 from .resources import SIGNAL_SECONDS, Resources, seconds_of
-from .slurm_placed import PlacedBySlurm
+from .slurm_placed import FOLDER, PlacedBySlurm
 
 USED = frozenset({"cpus", "memory", "time", "partition", "account", "constraint", "array"})
 
 INSTALL = "launch from a login node of the cluster, or install Slurm's client (`apt install slurm-client`)"
-
-FOLDER = "PANAX_SLURM_FOLDER"
-"""Set by the batch script: where it, and jobs that it submits, write what they say."""
 
 LEAST_SECONDS = 300
 """Of a time limit: Slurm's clock counts minutes, and the signal to save comes before the end."""

@@ -1,10 +1,17 @@
 """Agents in a Slurm allocation: under `srun` on its nodes; for a node that Slurm has taken out of it, in a job of their own."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 from ...core.errors import LaunchError
 from .client import Followed, answer
 from .environment import NODE
+
+FOLDER = "PANAX_SLURM_FOLDER"
+"""Set by the batch script: where it, and jobs that it submits, write what they say."""
+
+_TAKEN = re.compile(r"\bPreemptTime=\d")
+"""In what Slurm says of a job that has to go for another one."""
 
 AGAIN = 75
 """The exit code of a launch that Slurm starts again."""
@@ -56,12 +63,15 @@ class PlacedBySlurm:
         one[1:1] = ["--nodes=1", "--ntasks=1", f"--nodelist={host}"]
         self._later[node] = Followed(one, {**self._environment, NODE: str(node)})
 
-    def start_over(self) -> int | None:
-        """Only a batch job can be queued again."""
-        if not self._other:
+    def start_over(self, *, preempted: bool = False) -> int | None:
+        """Queue the job again, if it is a batch job; Slurm does so itself only where it had to kill a job that it preempts."""
+        job = self._environment["SLURM_JOB_ID"]
+        if not self._environment.get(FOLDER):
+            return None
+        if preempted and not _TAKEN.search(self._answer_or_empty("scontrol", "--oneliner", "show", "job", job)):
             return None
         try:
-            answer(["scontrol", "requeue", self._environment["SLURM_JOB_ID"]], self._environment)
+            answer(["scontrol", "requeue", job], self._environment)
         except LaunchError:
             return None
         return AGAIN
