@@ -16,11 +16,13 @@ class Interrupt:
     SIGHUP stays ignored where it is, as under `nohup`.
 
     Attributes:
-        signal: The signal that came, or None.
+        signal: The signal by which the run stops, or None. Of many processes, they have agreed on a step: one that came to a
+            process after the last step is none.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._came: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
         self._asked = 0
 
@@ -49,7 +51,7 @@ class Interrupt:
             # Not the number of the step, which goes down where a run goes back.
             self._asked += 1
             if multihost_utils.reached_preemption_sync_point(self._asked):
-                self.signal = self.signal or signal.SIGTERM
+                self.signal = self._came or signal.SIGTERM
                 return True
             return False
         return self.signal is not None
@@ -59,8 +61,10 @@ class Interrupt:
         return self.signal is not None and jax.process_count() == 1
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None and number == signal.SIGINT:
+        if self._came is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal = signal.Signals(number)
+        self._came = signal.Signals(number)
         if jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            self.signal = self._came
