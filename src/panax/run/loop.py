@@ -177,7 +177,8 @@ class Run:
         # With all its steps a run is done, whatever came meanwhile.
         stopped, signal = "", None
         if self.step < self.experiment.num_steps:
-            stopped, signal = self._stopped, self._interrupt.signal and self._interrupt.signal.name
+            stopped = self._stopped
+            signal = None if self._interrupt.signal is None else self._interrupt.signal.name
         left = f"stopped by {signal}" if signal else f"stopped: {stopped or 'the loop was left'}"
         self._report.end(self.step, "done" if self.step == self.experiment.num_steps else left)
         self.result = Result(self.prepared, self.state, self.step, self._evaluation, checkpoint, signal, stopped)
