@@ -13,7 +13,7 @@ def named(probes: list[dict[int, Measured]]) -> dict[int, list[int]]:
     """Host to the probes, from 1, with which it became slow."""
     hosts, found = SlowHosts(), {}
     for number, probe in enumerate(probes, start=1):
-        for change in hosts.add(probe, 5.0 * number):
+        for change in hosts.add(probe, 10.0 * number):
             if change.slow:
                 found.setdefault(change.host, []).append(number)
     return found
@@ -37,8 +37,8 @@ def test_what_is_slow_once_or_twice_is_not():
 
 def test_what_is_slow_for_some_seconds_is_not():
     hosts, slow = SlowHosts(), matrices(0.01, 0.5, 0.01)
-    assert [hosts.add(slow, now) for now in (0.0, 1.0, 2.0, 3.0, 9.0)] == [[]] * 5
-    assert [change.host for change in hosts.add(slow, 10.0)] == [1]
+    assert [hosts.add(slow, now) for now in (0.0, 1.0, 2.0, 3.0, 19.0)] == [[]] * 5
+    assert [change.host for change in hosts.add(slow, 20.0)] == [1]
 
 
 def test_hosts_that_are_all_slow_name_nobody():
@@ -60,7 +60,7 @@ def test_a_host_is_well_again_and_can_be_slow_again():
     changes = [
         (number, change.slow)
         for number, probe in enumerate([slow] * 5 + [well] * 5 + [slow] * 5)
-        for change in hosts.add(probe, 5.0 * number)
+        for change in hosts.add(probe, 10.0 * number)
     ]
     assert changes == [(2, True), (7, False), (12, True)]
     hosts.begin()

@@ -8,7 +8,7 @@ import dataclasses
 import statistics
 from collections.abc import Mapping
 
-SECONDS = 10.0
+SECONDS = 20.0
 """For so long a host is slow until it is named: another program that comes and goes is no fault."""
 
 MOST = 100

@@ -39,7 +39,7 @@ MOST_STEPS = 1_000_000
 SUSPECT = 2.0
 """A collective that takes so many times what it took has each link measured, though the supervisor may not call it slow."""
 
-SUSPECT_SECONDS = {"cpu": 5e-3}
+SUSPECT_SECONDS = {"cpu": 1e-2}
 _SUSPECT_SECONDS = 1e-4
 """And so much longer."""
 
@@ -73,7 +73,7 @@ class Probing:
         assert isinstance(step, CompiledStep)
         self._mesh = step.placement.mesh
         self._next = self._every if self._every > 0 else LEAST_STEPS
-        self._taken = 0
+        self._taken = self._steps = 0
         self._window = Window(report)
         self._costs: list[float] = []
         self._matrix: MatrixProbe | None = None
@@ -94,15 +94,19 @@ class Probing:
         if not self._on:
             return
         self._taken += 1
+        self._steps += 1
         self._window.tick()
         if self._taken < self._next:
             return
-        if self._matrix is None:
+        clock, parts = self._report.clock, self._window.seconds()
+        with clock.measure("device"):
+            # The step that runs has to be waited for sooner or later.
             self._report.settle()
+        if self._matrix is None:
             with self._report.ledger.during("compile"):
                 self._prepare()
-        with self._report.clock.measure("probe"):
-            self._probe(step)
+        with clock.measure("probe"):
+            self._probe(step, parts)
         self._window.restart()
 
     def _prepare(self) -> None:
@@ -129,10 +133,8 @@ class Probing:
             return None, ""
         return found[0], found[1].name
 
-    def _probe(self, step: int) -> None:
+    def _probe(self, step: int, parts: dict[str, float]) -> None:
         assert self._matrix is not None
-        self._report.settle()
-        parts = self._window.seconds()
         began = time.perf_counter()
         axes: dict[str, float] = {}
         matrix = [self._burst(0)]
@@ -145,7 +147,10 @@ class Probing:
         suspects, every = self._agree(self._suspects(axes), parts["step"])
         matrix.append(self._burst(3))
         links = self._find(suspects)
-        self._costs = [*self._costs, time.perf_counter() - began - self._compiling][-FIRST_PROBES:]
+        if 0 < self._located <= LOCATED and self._every < 0:
+            # Soon again, whatever it costs: is it slow still? All processes have counted alike.
+            every = LEAST_STEPS
+        self._costs.append(time.perf_counter() - began - self._compiling)
         self._number += 1
         self._taken, self._next = 0, every
         own = {name: parts[name] for name in PARTS}
@@ -189,7 +194,7 @@ class Probing:
 
     def _agree(self, suspects: bool, step_seconds: float) -> tuple[bool, int]:
         """Whether any process suspects a link, and the steps until the next probe, as process 0 chooses them."""
-        every = self._every if self._every > 0 else interval(self._costs, step_seconds)
+        every = self._every if self._every > 0 else interval(self._costs, self._steps, step_seconds)
         found = gather_ints(int(suspects), every)
         return bool(found[:, 0].any()), int(found[0, 1])
 
@@ -257,16 +262,19 @@ def usual_step(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     return found
 
 
-def interval(costs: Sequence[float], step_seconds: float) -> int:
-    """Steps between two probes, so that these take the share of the time that they may.
+def interval(costs: Sequence[float], steps: int, step_seconds: float) -> int:
+    """Steps until the next probe, so that all of them together take the share of the time that they may.
 
-    >>> interval([0.02], 0.5), interval([0.02], 0.01), interval([0.1], 0.5)
-    (10, 200, 20)
+    Args:
+        costs: Seconds of each so far.
+        steps: Taken so far.
+
+    >>> interval([0.02], 10, 0.5), interval([0.02], 10, 0.01), interval([0.1, 0.1], 40, 0.5)
+    (10, 390, 20)
     """
-    if not costs:
-        return LEAST_STEPS
-    steps = math.ceil(round(statistics.mean(costs) / (SHARE * max(step_seconds, 1e-6)), 6))
-    return min(max(steps, LEAST_STEPS), MOST_STEPS)
+    coming = max(costs[-FIRST_PROBES:], default=0.0)
+    needed = math.ceil(round((sum(costs) + coming) / (SHARE * max(step_seconds, 1e-6)), 6))
+    return min(max(needed - steps, LEAST_STEPS), MOST_STEPS)
 
 
 def _rounded(seconds: float) -> float:
