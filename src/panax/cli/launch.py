@@ -46,8 +46,8 @@ what each process said; `panax status RUN` tells how it is.
                     without it, and takes it in again at a later save (5)
   --min-nodes M     the fewest that it goes on with (1)
   --stragglers P    a node that is slower than the others: warn says it, cordon
-                    also takes it out at a later save, ignore does neither (warn)
-  --slow-factor F   a node is slow if it takes F times what the others take (1.5)
+                    takes it out at a later save too, ignore does neither (warn)
+  --slow-factor F   a node is slow if it takes F times what others take (1.5)
   --slow-probes N   in N measurements in a row (3)
   --no-spares       keep no processes that wait for a restart
   --quiet           show nothing but how it ended
