@@ -60,7 +60,9 @@ class View:
     def say(self, line: str) -> None:
         """Something that happened to the job."""
         if not self._quiet:
-            self._print(*textwrap.wrap(f"launch: {line}", COLUMNS, subsequent_indent="  ", break_on_hyphens=False))
+            # A path can be copied whole.
+            how = {"subsequent_indent": "  ", "break_on_hyphens": False, "break_long_words": False}
+            self._print(*textwrap.wrap(f"launch: {line}", COLUMNS, **how))
 
     def status(self, attempt: Attempt, goodput: float | None, state: str) -> None:
         """How the job is now."""
