@@ -278,6 +278,7 @@ def test_the_first_cause_is_named():
     noise = ["[Gloo] Rank 1 is connected to 3 peer ranks"]
     wrong = {"kinds": ["AttributeError"], "message": "no attribute", "exit_code": 1}
     assert diagnose([Ended(1, "b", 1, 2.0, wrong, noise)]).cause is Cause.EXCEPTION
+    assert diagnose([Ended(1, "b", -11, 2.0, None, noise)]).cause is Cause.CRASHED
     hook = {"kinds": ["HookError", "TrainingError"], "message": "hook Broken raised", "exit_code": 5}
     assert diagnose([Ended(1, "b", 5, 2.0, hook, noise)]).cause is Cause.EXCEPTION
 

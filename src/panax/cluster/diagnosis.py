@@ -104,6 +104,9 @@ _PEER = (
 )
 """Parts of what processes say whose peer has gone: an effect, not the cause."""
 
+_WELL = "[Gloo] Rank "
+"""How lines begin that Gloo writes while all goes well: "[Gloo] Rank 0 is connected to 3 peer ranks ..."."""
+
 _DEVICE = (
     "CUDA_ERROR",
     "CUDNN",
@@ -258,7 +261,7 @@ def _of(end: Ended) -> Cause:
     if end.out_of_memory:
         return Cause.HOST_MEMORY
     # A process that told its error has written of other things too, as of peers that end at the same time.
-    said = str(end.error.get("message") or "") if end.error else "\n".join(end.tail)
+    said = str(end.error.get("message") or "") if end.error else "\n".join(line for line in end.tail if not line.startswith(_WELL))
     kinds = (end.error or {}).get("kinds") or ()
     for kind in kinds:
         if kind in _OF_KIND:
