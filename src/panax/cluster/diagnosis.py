@@ -261,7 +261,11 @@ def _of(end: Ended) -> Cause:
     if end.out_of_memory:
         return Cause.HOST_MEMORY
     # A process that told its error has written of other things too, as of peers that end at the same time.
-    said = str(end.error.get("message") or "") if end.error else "\n".join(line for line in end.tail if not line.startswith(_WELL))
+    said = (
+        str(end.error.get("message") or "")
+        if end.error
+        else "\n".join(line for line in end.tail if not line.startswith(_WELL))
+    )
     kinds = (end.error or {}).get("kinds") or ()
     for kind in kinds:
         if kind in _OF_KIND:
