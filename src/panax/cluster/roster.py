@@ -70,7 +70,7 @@ class Roster:
             lost: Those alone that have gone, at once: the job stands still.
 
         Raises:
-            LaunchError: The engine can't, and the job can't go on without them.
+            LaunchError: The engine can't, and the job, which stands still, can't go on without them.
         """
         now = time.monotonic()
         for number in self._missing():
@@ -81,7 +81,8 @@ class Roster:
             try:
                 self._placed.replace(number)
             except LaunchError as error:
-                if self._worlds.best(self._nodes.here) is None:
+                # While processes still run, it is they that fail first.
+                if lost and self._worlds.best(self._nodes.here) is None:
                     raise LaunchError(
                         f"node {number} does not come back ({error}), and the job can't go on without it: it learns a layout on "
                         f"fewer nodes when it first trains on all of them, and keeps --min-nodes {self._job.policy.min_nodes}"
