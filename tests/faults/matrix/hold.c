@@ -67,7 +67,8 @@ static XLA_FFI_Error *held(XLA_FFI_CallFrame *frame, int place) {
       for (int i = 0; i < LONGEST_SECONDS * 100 && stat(places[place].go, &there); i++) usleep(10000);
       break;
     case FLIP:
-      ((unsigned char *)gives->data)[1] ^= 0x10;
+      /* The sign of the first number: the recipe doubles an update where the norm of the gradients is negative. */
+      *(uint32_t *)gives->data ^= 0x80000000u;
       break;
     case FAIL:
       return refuse(frame, XLA_FFI_Error_Code_INTERNAL, "injected");
