@@ -58,6 +58,9 @@ def expected() -> dict[tuple[str, str], End]:
             found[kind, phase] = End("same", "stuck collective")
         # The main thread waits for the step; that another one holds the lock is not seen.
         found["hang with the lock", phase] = End("same", "stuck collective")
+    # The others wait 25 seconds for a process that does not join, which is less than a start may take.
+    for kind in ("SIGSTOP", "hang with the lock"):
+        found[kind, "start"] = End("stopped", "processes did not join")
     # Ctrl-C is the supervisor's: agents ignore SIGINT, and their workers do until they take signals.
     found["SIGINT", "start"] = End("same")
     # Who raises there is the recipe.
