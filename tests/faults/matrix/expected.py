@@ -63,8 +63,10 @@ def expected() -> dict[tuple[str, str], End]:
         found[kind, "start"] = End("stopped", "processes did not join")
     # Ctrl-C is the supervisor's: agents ignore SIGINT, and their workers do until they take signals.
     found["SIGINT", "start"] = End("same")
-    # Who raises there is the recipe.
-    found["exception", "start"] = End("stopped", "user error")
+    # Who raises there is the recipe; and a hook in the teardown.
+    for kind in ("exception", "out of memory"):
+        found[kind, "start"] = End("stopped", "user error")
+    found["out of memory", "teardown"] = End("stopped", "exception")
     # Nobody knows a smaller layout before the whole job has drawn its first batch.
     found["partition", "start"] = End("stopped", "processes did not join")
     for kind, phase in (("lost node", "start"), ("lost node", "restore"), ("partition", "restore")):
