@@ -13,6 +13,7 @@ import time
 import psutil
 import pytest
 
+import panax.cluster.agent
 import panax.cluster.nodes
 from panax.cluster.channel import Channel, Refused, accepted, connected
 from panax.cluster.diagnosis import Cause, Ended, diagnose, hanging
@@ -20,6 +21,7 @@ from panax.cluster.job import Job, Policy, allowed_environment
 from panax.cluster.launching import launch
 from panax.cluster.nodes import Node, Nodes
 from panax.cluster.roster import check_alike
+from panax.cluster.supervisor import STATUS_SECONDS
 from panax.cluster.view import View
 from panax.core.errors import LaunchError
 
@@ -505,3 +507,10 @@ def test_of_two_agents_of_one_node_the_later_one_counts():
     nodes.close()
     for channel in channels:
         channel.close()
+
+
+def test_a_host_that_is_cut_off_ends_its_workers_before_the_job_goes_on_without_it():
+    # Each side may have heard the other a ping before the link broke.
+    agent = panax.cluster.agent
+    latest = agent.SILENT_SECONDS + agent.TICK_SECONDS
+    assert latest + agent.PING_SECONDS + STATUS_SECONDS < panax.cluster.nodes.SILENT_SECONDS

@@ -33,8 +33,12 @@ STACKS_SECONDS = 1.0
 """For workers to write their stacks."""
 
 PING_SECONDS = 2.0
-SILENT_SECONDS = 60.0
-"""Without a word from a supervisor on another machine, until it counts as gone: a network may fail without a word."""
+SILENT_SECONDS = 20.0
+"""Without a word from a supervisor on another machine, until it counts as gone: a network may fail without a word.
+
+That is before the supervisor counts this host as lost (`nodes.SILENT_SECONDS`) and starts the job again without it: a worker that
+is cut off holds its run's folder no longer by then, and writes nothing.
+"""
 
 PACKAGES = ("panax-jax", "jax", "jaxlib", "equinox", "numpy")
 
