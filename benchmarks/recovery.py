@@ -98,7 +98,7 @@ def main() -> None:
             run.process.kill()
         found = run.incidents()
     told("killed, the same layout", [one for one in found if one["cause"] == "killed"])
-    told("laid out anew", [one for one in found if one["cause"] == "laid out anew"])
+    told("new layout", [one for one in found if one["cause"] == "new layout"])
 
 
 def kill(run: Run, kills: int, rng: random.Random) -> None:

@@ -78,7 +78,7 @@ def test_a_node_is_taken_out_and_put_back(launched):
     assert [len(job.arguments(attempt)) for attempt in (1, 2, 3)] == [3, 2, 3]
     assert job.arguments(2)[0][-4:] == ["--mesh.tensor", "1", "--step.micro-batches", "2"]
     assert not any("--mesh" in each for attempt in (1, 3) for each in job.arguments(attempt)[0])
-    assert [one["cause"] for one in launched.incidents] == ["laid out anew"] * 2
+    assert [one["cause"] for one in launched.incidents] == ["new layout"] * 2
     assert [one["message"] for one in launched.incidents] == ["node 0 was taken out of the job", "node 0 is back"]
     for one in launched.incidents:
         assert one["restart"] is not None and one["first_step"] is not None
@@ -108,7 +108,7 @@ def test_a_lost_node_is_gone_on_without_and_taken_in_again(launched, lost, monke
     job = Played(launched, play)
     assert job.run(processes=3, nodes=3, policy={"replace_seconds": 0.5}) == 0
     assert asked == [lost, lost]
-    assert [one["cause"] for one in launched.incidents] == ["lost host", "laid out anew"]
+    assert [one["cause"] for one in launched.incidents] == ["lost host", "new layout"]
     assert launched.status["restarts"] == 1
 
 
@@ -246,7 +246,7 @@ def test_a_node_that_is_told_to_end_is_left_out_after_a_save(launched, monkeypat
     # It was not told that the job is done: an engine starts it again.
     assert ends == [(2, 75)]
     [incident] = launched.incidents
-    assert incident["cause"] == "laid out anew" and incident["message"] == "node 2 was told to end"
+    assert incident["cause"] == "new layout" and incident["message"] == "node 2 was told to end"
     assert launched.status["restarts"] == 0 and 0 < incident["step"] <= int(taken.read_text())
 
 

@@ -76,7 +76,7 @@ def test_a_slow_node_is_taken_out_by_policy_and_the_others_stay(launched):
         return status["nodes"]["running"] == [0, 1] and status["attempt"] == 2 and status["step"] > 90
 
     Slowed(launched, "2", awaited).run(processes=3, nodes=3, policy={"stragglers": "cordon"})
-    assert [one["cause"] for one in launched.incidents] == ["laid out anew"]
+    assert [one["cause"] for one in launched.incidents] == ["new layout"]
     assert "node 2 was taken out of the job" in launched.incidents[0]["message"]
     [why] = json.loads((launched.folder / "job/cordoned.json").read_text()).values()
     assert "its matrix multiplications take 30 ms" in why

@@ -165,7 +165,7 @@ def test_a_host_that_is_slowed_is_taken_out_by_policy(tmp_path):
         job.until(lambda: job.status["nodes"]["running"] == [0, 2, 3] and job.status["state"] == "running")
     # The end of this test is another one.
     first, *_ = incidents(job.folder / "job")
-    assert first["cause"] == "laid out anew" and first["message"] == "node 1 was taken out of the job"
+    assert first["cause"] == "new layout" and first["message"] == "node 1 was taken out of the job"
 
 
 def test_a_host_whose_own_work_takes_long_is_named(tmp_path, monkeypatch):

@@ -324,7 +324,7 @@ def test_evicted_pods_save_and_the_run_resumes_from_that_very_step(tmp_path):
     assert logged(folder) == list(range(1, 901)), "each step is taken once"
     said = (folder / "job/logs/process_0000.log").read_text()
     assert set(saved) <= set(map(int, re.findall(r"resuming from step (\d+)", said)))
-    assert {one["cause"] for one in incidents(folder / "job")} == {"laid out anew"}
+    assert {one["cause"] for one in incidents(folder / "job")} == {"new layout"}
 
 
 def logged(folder: Path) -> list[int]:

@@ -213,6 +213,6 @@ def test_a_run_goes_on_with_two_nodes_of_three_and_takes_the_third_in_again(clus
         launch.kill()
         launch.wait()
     causes = [one["cause"] for one in incidents(folder / "job")]
-    assert causes == ["lost host", "laid out anew"], (tmp_path / "said").read_text()
+    assert causes == ["lost host", "new layout"], (tmp_path / "said").read_text()
     taken = sorted(losses(folder))
     assert taken == list(range(1, len(taken) + 1)), "no step is missing"

@@ -101,7 +101,7 @@ def test_a_drained_node_whose_agent_is_lost_and_one_that_goes_down_come_back(con
     log = (folder / f"job/slurm-{job}.out").read_text()
     assert job_is(job, "COMPLETED") and "launch: done" in log, log
     causes = [one["cause"] for one in incidents(folder / "job")]
-    assert causes[0] == "lost host" and causes[-2:] == ["lost host", "laid out anew"], causes
+    assert causes[0] == "lost host" and causes[-2:] == ["lost host", "new layout"], causes
     assert sorted(losses(folder)) == list(range(1, 1501)), "no step is missing"
     resumed = [int(step) for step in re.findall(r"resuming from step (\d+)", log)]
     assert max(resumed) > before

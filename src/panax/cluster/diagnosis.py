@@ -30,7 +30,7 @@ class Cause(enum.Enum):
     PEER = "lost connection to a peer"
     MISSING = "processes did not join"
     EXCEPTION = "exception"
-    CHANGED = "laid out anew"
+    CHANGED = "new layout"
 
     @property
     def retried(self) -> bool:

@@ -82,7 +82,7 @@ WHOLE = "PANAX_WHOLE"
 """The processes of the whole job; where there are fewer, it goes on without some of its nodes."""
 
 GOES_ON = "PANAX_GOES_ON"
-"""Whether the attempt before ended only to be laid out anew: what lies between was spent on that."""
+"""Whether the attempt before ended only to get a new layout: what lies between was spent on that."""
 
 FIRST_START = ("--fresh", "--check", "--check=warn")
 """Flags of `panax train` that count for the first of all starts of one job alone: a run starts over, hardware is checked."""

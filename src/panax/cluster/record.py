@@ -205,7 +205,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def changed(why: str, attempt: int, step: int, at: float) -> Incident:
-    """An incident by which nothing failed: the job was laid out anew."""
+    """An incident by which nothing failed: the job got a new layout."""
     return Incident(attempt, at, step, Cause.CHANGED.value, why, 0, (), detect=0.0, teardown=0.0)
 
 

@@ -229,7 +229,7 @@ class Supervisor:
             return ""
         if self._saved_before is None:
             self._saved_before = attempt.saved
-            self._view.say(f"{why}: the job is laid out anew at its next save")
+            self._view.say(f"{why}: the job gets a new layout at its next save")
         return why if attempt.saved > self._saved_before else ""
 
     def _has_changed(self, attempt: Attempt) -> None:

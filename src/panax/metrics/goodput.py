@@ -68,7 +68,7 @@ class Session:
             "error: ..."; empty where it ended without a word, or goes on.
         lost_steps: Of its steps, those that a later session took again.
         lost_seconds: What those took.
-        restart_seconds: From its end until the next session's first step, if it failed or the job was laid out anew.
+        restart_seconds: From its end until the next session's first step, if it failed or the job got a new layout.
         idle_seconds: From its end until the next session began, if nobody was at it.
     """
 

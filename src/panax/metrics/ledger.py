@@ -62,7 +62,7 @@ class Ledger:
             folder: The run's; None books nothing, as in all processes but the first.
             began: When this session did, in seconds since the epoch.
             attempt: Which start by the same supervisor this is: what lies between two of its starts was spent on the second.
-            goes_on: Whether the session before ended only to be laid out anew, by the same supervisor.
+            goes_on: Whether the session before ended only to get a new layout, by the same supervisor.
             compiled: The seconds that this process has spent on compiling.
             put: Calls a function soon, and several in their order, so that a slow disk holds nothing up; by default at once.
             energy: What tells the devices' energy.

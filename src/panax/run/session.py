@@ -31,7 +31,7 @@ from .prepare import Prepared, Say
 FACTS = "sessions.jsonl"
 
 GOES_ON = "PANAX_GOES_ON"
-"""The environment variable by which a supervisor says that the session before ended only to be laid out anew."""
+"""The environment variable by which a supervisor says that the session before ended only to get a new layout."""
 
 _PACKAGES = (
     "panax-jax",

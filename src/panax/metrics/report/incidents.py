@@ -47,7 +47,7 @@ class Mishap:
 def mishaps_of(run: RunFiles) -> list[Mishap]:
     """Every incident of a run, oldest first."""
     sessions = list(run.life.sessions) if run.life is not None else []
-    # One that ended well to be laid out anew is an incident where the supervisor says so.
+    # One that ended well to get a new layout is an incident where the supervisor says so.
     left = {each.number: each for each in sessions if not _ended_well(each) or each.restart_seconds > 0}
     found = []
     for one in run.incidents:
