@@ -301,6 +301,12 @@ def test_stacks_tell_who_holds_up_the_others():
     found = hanging(0, "a", 9.0, "steps", {0: waits, 1: data}, ())
     assert found.cause is Cause.STALLED_DATA and found.process == 1
     assert hanging(0, "a", 9.0, "steps", {0: waits, 1: own}, ()).process == 1
+    # One that is held by another thread while it traces waits for nobody.
+    traces = (
+        stack("/x/jax/_src/core.py") + '  File "/x/jax/_src/interpreters/partial_eval.py", line 2 in trace_to_jaxpr\n'
+    )
+    found = hanging(0, "a", 9.0, "compile", {0: waits, 1: traces}, ())
+    assert found.cause is Cause.HANG and found.process == 1
     assert "does not show its stacks" in hanging(0, "a", 9.0, "steps", {0: ""}, ()).message
 
 

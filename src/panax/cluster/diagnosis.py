@@ -89,6 +89,9 @@ _OF_KIND = {
 WAITS_FOR_DATA = ("/panax/run/feed.py", "/panax/data/loader.py")
 """Files in which the main thread waits for a batch."""
 
+_TRACES = ("/jax/_src/interpreters/partial_eval.py", "/jax/_src/interpreters/mlir.py")
+"""Files of jax in which a program is traced and lowered: nobody is waited for there."""
+
 _PEER = (
     "Gloo",
     "gloo",
@@ -311,5 +314,6 @@ def _of_stacks(text: str) -> Cause:
         return Cause.HANG
     if any(part in line for part in WAITS_FOR_DATA for line in lines):
         return Cause.STALLED_DATA
-    inside = "/jax/" in lines[0] or "/jaxlib/" in lines[0]
+    traces = any(part in line for part in _TRACES for line in lines)
+    inside = not traces and ("/jax/" in lines[0] or "/jaxlib/" in lines[0])
     return Cause.COLLECTIVE if inside else Cause.HANG
