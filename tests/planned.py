@@ -12,7 +12,7 @@ from formulas.decoder_step import DecoderStep
 
 from panax.mesh import MeshShape, Placement, Rules
 from panax.models import PRESETS, DecoderConfig, DecoderTask
-from panax.optim import AdamW
+from panax.optim import AdamW, Optimizer
 from panax.plan import StepCost, StepPlan, parse_target, plan_step, target_devices, walk_step
 from panax.train import CompiledStep, Program, StepConfig
 
@@ -50,12 +50,15 @@ def walk(
     packed: bool = True,
     rules: Rules | None = None,
     remat: Any = "full",
+    optimizer: Optimizer = AdamW(),  # noqa: B008
     **task: Any,
 ) -> Walked:
     """One step's cost, read from its trace. Traced once for all tests of a process."""
-    key = repr((target, mesh, rows, model, length, micro_batches, packed, rules, remat, sorted(task.items())))
+    key = repr(
+        (target, mesh, rows, model, length, micro_batches, packed, rules, remat, optimizer, sorted(task.items()))
+    )
     if key not in _WALKS:
-        _WALKS[key] = _walked(target, mesh, rows, model, length, micro_batches, packed, rules, remat, task)
+        _WALKS[key] = _walked(target, mesh, rows, model, length, micro_batches, packed, rules, remat, optimizer, task)
     return _WALKS[key]
 
 
@@ -81,12 +84,13 @@ def _walked(
     packed: bool,
     rules: Rules | None,
     remat: Any,
+    optimizer: Optimizer,
     task: dict[str, Any],
 ) -> Walked:
     rules = rules or Rules()
     decoder = DecoderTask(model=model, compute_dtype="bfloat16", remat=remat, **task)
     config = StepConfig(micro_batches=micro_batches)
-    program = Program.create(decoder, AdamW(), num_steps=1000, config=config)
+    program = Program.create(decoder, optimizer, num_steps=1000, config=config)
     batch = text(rows, length, packed=packed)
     with warnings.catch_warnings():
         # A mesh that asks much of the slow network is warned of, and meant here.

@@ -17,7 +17,7 @@ from panax.checkpoint import Checkpointer, restore
 from panax.core import named_leaves
 from panax.mesh import MeshShape, Placement, Rules
 from panax.models import DecoderTask
-from panax.optim.optimizers import Optimizer
+from panax.optim import Optimizer
 from panax.parallel import Pipeline
 from panax.plan.collectives import count_collectives
 from panax.train import CompiledStep, Program, StepConfig, evaluate_all

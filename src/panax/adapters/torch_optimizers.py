@@ -19,7 +19,7 @@ import torch
 
 from ..core import named_leaves
 from ..core.errors import RecipeError
-from ..optim import Optimizer, Schedule
+from ..optim import Chained, Schedule
 from ..optim.per_layer import Scope
 
 Rule = Literal["sgd", "adam"]
@@ -31,7 +31,7 @@ _INSTEAD = {
     "Adamax": "optax.adamax",
     "ASGD": "optax.sgd",
     "LBFGS": "torch's own loop, since it evaluates the loss several times a step",
-    "Muon": "optax.contrib.muon",
+    "Muon": "panax.optim.Muon",
     "NAdam": "optax.nadam",
     "RAdam": "optax.radam",
     "RMSprop": "optax.rmsprop",
@@ -152,7 +152,7 @@ class TorchState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TorchOptimizer(Optimizer):
+class TorchOptimizer(Chained):
     """What `from_torch` makes; `schedule` has no part in it.
 
     Attributes:

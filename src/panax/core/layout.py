@@ -63,8 +63,12 @@ class Layout(Protocol):
         """The mesh axes above size 1 that each dimension is split over while it is computed with."""
         ...
 
-    def storage(self, axes: Axes) -> tuple[MeshAxes, ...]:
-        """The same for a parameter between its uses."""
+    def storage(self, axes: Axes, shape: tuple[int, ...] | None = None) -> tuple[MeshAxes, ...]:
+        """The same for a parameter between its uses.
+
+        Args:
+            shape: Of the whole array; without it, axes that split what they can are taken to divide.
+        """
         ...
 
 

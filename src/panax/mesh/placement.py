@@ -102,8 +102,8 @@ class Placement:
     def compute(self, axes: Axes) -> tuple[MeshAxes, ...]:
         return assign(axes, None, self.rules.compute, self.sizes)
 
-    def storage(self, axes: Axes) -> tuple[MeshAxes, ...]:
-        return assign(axes, None, self.rules.storage, self.sizes)
+    def storage(self, axes: Axes, shape: tuple[int, ...] | None = None) -> tuple[MeshAxes, ...]:
+        return assign(axes, shape, self.rules.storage, self.sizes)
 
     def storage_shardings(self, tree: Any, axes: Any) -> Any:
         """A sharding for each (abstract) parameter or state leaf.

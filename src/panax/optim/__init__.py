@@ -1,12 +1,18 @@
-"""Optimizers as optax chains over each layer's own arrays, schedules, and where optimizer state lies."""
+"""Optimizers over each layer's own array, on shards; schedules, and where optimizer state lies."""
 
+from .adafactor import Adafactor
 from .decay import decays
-from .optimizers import Adafactor, AdamW, Optax, Optimizer, Sgd
+from .elementwise import AdamW, Lion, Sgd
+from .layerwise import Lamb, Lars
+from .muon import Muon
+from .on_shards import OnShards
+from .optimizer import Chained, Optax, Optimizer
 from .per_layer import on_each_layer
 from .schedule import OwnSchedule, Schedule
 from .state_axes import optimizer_state_axes
+from .transformation import Transformation
 
 __all__ = [
-    "Adafactor", "AdamW", "Optax", "Optimizer", "OwnSchedule", "Schedule", "Sgd", "decays", "on_each_layer",
-    "optimizer_state_axes",
+    "Adafactor", "AdamW", "Chained", "Lamb", "Lars", "Lion", "Muon", "OnShards", "Optax", "Optimizer", "OwnSchedule", "Schedule",
+    "Sgd", "Transformation", "decays", "on_each_layer", "optimizer_state_axes",
 ]  # fmt: skip

@@ -8,10 +8,11 @@ import jax
 from ..core.axes import path_name
 from ..core.protocols import Axes
 
-COPIES = frozenset({"layer", "stage", "expert", None})
+COPIES = frozenset({"layer", "stage", "expert", "member"})
 """Axes along which a parameter is many of a kind."""
 
 SAME_SPACE = {"heads": "head", "kv_heads": "head", "head_dim": "head", "ssm_heads": "head", "ssm_head_dim": "head"}
+SAME_SPACE |= {"key_value": "head", "value_dim": "head"}
 SAME_SPACE |= {"ssm_groups": "group", "ssm_state": "group"}
 """Axes that together index one space: a bias over heads and head_dim is still a bias."""
 
@@ -22,7 +23,7 @@ def decays(axes: Axes) -> bool:
     >>> decays(("layer", "embed", "heads", "head_dim")), decays(("layer", "heads", "head_dim")), decays(("norm",))
     (True, False, False)
     """
-    return len({SAME_SPACE.get(name or "", name) for name in axes if name not in COPIES}) >= 2
+    return len({SAME_SPACE.get(name or "", name) for name in axes if name not in COPIES and name}) >= 2
 
 
 def decay_mask(axes: Mapping[str, Axes]) -> Callable[[Any], Any]:

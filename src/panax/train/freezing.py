@@ -1,6 +1,5 @@
 """Which parameters are frozen: whole ones by their names, single layers of stacked ones by `layers.N`."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,11 +9,7 @@ import numpy as np
 
 from ..core import named_leaves
 from ..core.errors import RecipeError
-
-_LAYERS = re.compile(r"layers\.(\d+)(?:-(\d+))?(?:\.(.+))?")
-
-LayerParameters = Mapping[int, Mapping[str, tuple[str, int]]]
-"""For each layer its parameters by their names in it: the name of the stacked array, and the layer's index there."""
+from ..core.selecting import LayerParameters, choose
 
 Rows = Mapping[str, frozenset[int]]
 """For a stacked parameter, the layers of it that are frozen."""
@@ -26,7 +21,8 @@ def freeze(
     """Which parameters train, as a tree of bools, and which layers of these don't; None where all do.
 
     Args:
-        frozen: Prefixes of parameter names; or `layers.3`, `layers.0-5`, `layers.3.attention` for single layers.
+        frozen: Prefixes of parameter names, or patterns with `*`; or `layers.3`, `layers.0-5`, `layers.3.attention` for single
+            layers.
         fixed: Names of parameters that the model itself holds fixed.
         layers: Where each layer's parameters are stacked; empty for a model that stacks none.
 
@@ -37,11 +33,11 @@ def freeze(
     whole = {name for name in leaves if name in fixed}
     rows: dict[str, set[int]] = {}
     for prefix in frozen:
-        matching = [name for name in leaves if _within(name, prefix)]
-        whole.update(matching)
-        if not matching:
-            for name, row in _of_layers(prefix, layers, leaves):
-                rows.setdefault(name, set()).add(row)
+        for name, chosen in choose(prefix, leaves, layers, "frozen").items():
+            if chosen is None:
+                whole.add(name)
+            else:
+                rows.setdefault(name, set()).update(chosen)
     for name, found in rows.items():
         if len(found) == leaves[name].shape[0]:
             whole.add(name)
@@ -66,31 +62,3 @@ def at_rest(tree: Any, rows: Rows | None) -> Any:
 
     names = jax.tree.unflatten(jax.tree.structure(tree), list(named_leaves(tree)))
     return jax.tree.map(masked, names, tree)
-
-
-def _within(name: str, prefix: str) -> bool:
-    return name == prefix or name.startswith(prefix.rstrip(".") + ".")
-
-
-def _of_layers(prefix: str, layers: LayerParameters, leaves: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """The stacked arrays, and the index in each, that a prefix `layers.N` means."""
-    match = _LAYERS.fullmatch(prefix.rstrip("."))
-    names = list(leaves)
-    if match is None or not layers:
-        single = "; single layers are layers.0, layers.1-3, layers.0.attention" if layers else ""
-        raise RecipeError(f"frozen: {prefix!r} matches no parameter; the first ones are {', '.join(names[:5])}{single}")
-    first, last, inner = int(match[1]), int(match[2] or match[1]), match[3]
-    absent = [layer for layer in range(first, last + 1) if layer not in layers]
-    if absent or last < first:
-        raise RecipeError(f"frozen: {prefix!r}: the model has the layers {min(layers)} to {max(layers)}")
-    chosen = [
-        place
-        for layer in range(first, last + 1)
-        for name, place in layers[layer].items()
-        if inner is None or _within(name, inner)
-    ]
-    if not chosen:
-        raise RecipeError(
-            f"frozen: {prefix!r} matches no parameter; layer {first} has {', '.join(dict.fromkeys(layers[first]))}"
-        )
-    return chosen

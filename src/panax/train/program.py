@@ -7,12 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from ..core import Axes, Guard, Task, TrainState, pair_axes
 from ..core.state import averages_of
 from ..kernels import Kernels
-from ..optim import Optimizer, optimizer_state_axes
+from ..optim import Optimizer, Transformation
 from .freezing import Rows, at_rest, freeze
 from .update import Scalars, StepConfig, evaluation_step, gradient_step, train_step
 
@@ -37,7 +36,7 @@ class Program:
     abstract: TrainState
     axes: TrainState
     trainable: Any
-    transformation: optax.GradientTransformation
+    transformation: Transformation
     kernels: Kernels = Kernels()  # noqa: RUF009
     resting: Rows | None = None
 
@@ -63,17 +62,19 @@ class Program:
         """
         params, model_state = jax.eval_shape(task.init, jax.random.key(0))
         parameter_axes = task.parameter_axes(params)
-        trainable, resting = freeze(params, frozen, task.frozen_parameters, task.layer_parameters(params))
+        layers = task.layer_parameters(params)
+        trainable, resting = freeze(params, frozen, task.frozen_parameters, layers)
         free = {
             name: (leaf.shape, axes)
             for (name, leaf, axes), keep in zip(pair_axes(params, parameter_axes), jax.tree.leaves(trainable))
             if keep
         }
-        transformation = optimizer.build({name: axes for name, (_, axes) in free.items()}, num_steps)
+        transformation = optimizer.build({name: axes for name, (_, axes) in free.items()}, num_steps, layers)
         config = config or StepConfig()
         create = partial(_initial_state, task, transformation, trainable, config.ema_decay is not None)
         abstract = jax.eval_shape(create, jax.random.key(0))
-        axes = _state_axes(abstract, parameter_axes, task.state_axes(model_state), free, trainable)
+        lies = transformation.axes(abstract.optimizer_state, free)
+        axes = _state_axes(abstract, parameter_axes, task.state_axes(model_state), lies, trainable)
         return cls(
             task, optimizer, config, num_steps, abstract, axes, trainable, transformation, kernels or Kernels(), resting
         )
@@ -119,7 +120,7 @@ class Program:
 
 
 def _state_axes(
-    abstract: TrainState, parameter_axes: Any, model_axes: Any, free: Mapping[str, Any], trainable: Any
+    abstract: TrainState, parameter_axes: Any, model_axes: Any, optimizer_axes: Any, trainable: Any
 ) -> TrainState:
     averaged = None
     if abstract.averaged is not None:
@@ -133,7 +134,7 @@ def _state_axes(
         "step": (),
         "params": parameter_axes,
         "model_state": model_axes,
-        "optimizer_state": optimizer_state_axes(abstract.optimizer_state, free),
+        "optimizer_state": optimizer_axes,
         "key": (),
         "guard": jax.tree.map(lambda _: (), abstract.guard),
         "averaged": averaged,
@@ -149,7 +150,7 @@ def _state_axes(
 
 def _initial_state(
     task: Task,
-    transformation: optax.GradientTransformation,
+    transformation: Transformation,
     trainable: Any,
     averages: bool,
     key: jax.Array,

@@ -15,6 +15,7 @@ from ..core.errors import RecipeError
 from ..core.logical import axes_of_rows
 from ..core.validated import Validated
 from ..kernels.precision import accumulation_dtype
+from ..optim.transformation import Transformation, added_to
 from .freezing import Rows, at_rest
 from .on_mesh import BatchAxes
 from .on_mesh import evaluation as evaluation_on_mesh
@@ -85,7 +86,7 @@ def train_step(
     *,
     task: Task,
     trainable: Any,
-    transformation: optax.GradientTransformation,
+    transformation: Transformation,
     learning_rate: optax.Schedule | None,
     config: StepConfig,
     batch_axes: BatchAxes | None = None,
@@ -125,7 +126,7 @@ def train_step(
             scale = jnp.minimum(1.0, config.clip_norm / (norm + 1e-6))
             gradients = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
         updates, optimizer_state = transformation.update(gradients, state.optimizer_state, free)
-        params = optax.apply_updates(free, at_rest(updates, resting))
+        params = added_to(free, at_rest(updates, resting))
         averaged = None
         if config.ema_decay is not None:
             averaged = _averaged(state.averaged, params, config.ema_decay, guard, state.step)

@@ -1,0 +1,262 @@
+"""Optimizers that work on shards: each device updates its own part of every parameter, and asks for what it lacks.
+
+The update is a part of the step's manual program, as the gradients are (decision 0005): nothing is left to a partitioner, and
+what an optimizer sends stands in the trace, where it is counted. A new optimizer is a dataclass that says what it keeps of a
+parameter, and how one step of one parameter is taken.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from ..core.axes import named_leaves, path_name
+from ..core.errors import RecipeError
+from ..core.layout import current_layout
+from ..core.protocols import Axes
+from ..core.selecting import LayerParameters, choose
+from ..kernels.precision import accumulation_dtype
+from ..mesh.placement import as_spec
+from ..spmd.marks import Holds, expected
+from .decay import decays
+from .optimizer import Optimizer
+from .parameter import Parameter
+from .shard import Shard
+from .transformation import Described, Transformation
+
+Arrays = Mapping[str, Any]
+Factors = Mapping[str, Any]
+"""Parameter name to a factor: a number, or an array of one for each layer of its stack."""
+
+COUNT = "count"
+
+
+class Kept(NamedTuple):
+    """What an optimizer keeps of one parameter, between steps.
+
+    Attributes:
+        shape: Of the whole array.
+        axes: Its logical axes: it lies as a parameter with these does.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    axes: Axes
+
+    @classmethod
+    def like(cls, parameter: Parameter) -> "Kept":
+        return cls(parameter.shape, parameter.dtype, parameter.axes)
+
+
+class Taken(NamedTuple):
+    """The step of one parameter that is being taken.
+
+    Attributes:
+        gradient: This device's shard, in float32 or wider.
+        value: Of the parameter, the same.
+        kept: What was kept of it, each a shard, in its own type.
+        rate: The learning rate, times the factor of this parameter or of each of its layers.
+        decay: Weight decay times its factor; 0 where there is none.
+        before: Updates before this one, in the gradient's type.
+    """
+
+    gradient: jax.Array
+    value: jax.Array
+    kept: dict[str, jax.Array]
+    rate: jax.Array
+    decay: jax.Array | float
+    before: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnShards(Optimizer):
+    """An optimizer that works on shards.
+
+    Attributes:
+        weight_decay: Times the learning rate; applied to weights and embeddings, never to norms or biases.
+        rates: What the learning rate is multiplied with, by pattern: a parameter's name or the beginning of one, with `*`, or
+            `layers.3`, `layers.0-5`, `layers.3.attention`. The last pattern that fits counts.
+        decays: The same for weight decay; a norm or a bias that is named decays, too.
+    """
+
+    weight_decay: float = 0.0
+    rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    decays: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.weight_decay < 0:
+            raise RecipeError(f"optimizer.weight_decay={self.weight_decay}; expected 0 or more")
+        for name in ("rates", "decays"):
+            for pattern, factor in getattr(self, name).items():
+                if factor < 0:
+                    raise RecipeError(f"optimizer.{name}: {pattern!r} has the factor {factor}; expected 0 or more")
+
+    @abc.abstractmethod
+    def keeps(self, parameter: Parameter) -> dict[str, Kept]:
+        """What is kept of a parameter, by name; it begins with zeros."""
+
+    @abc.abstractmethod
+    def step(self, shard: Shard, taken: Taken) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """One step of one parameter: what is added to its shard, and what is kept now."""
+
+    def steps(self, shards: Mapping[str, Shard], taken: Mapping[str, Taken]) -> dict[str, tuple[jax.Array, Any]]:
+        """One step of all parameters: by default, of each for itself."""
+        return {name: self.step(shard, taken[name]) for name, shard in shards.items()}
+
+    def check(self, axes: Mapping[str, Axes]) -> None:
+        """Refuse parameters with which this optimizer has nothing to do.
+
+        Raises:
+            RecipeError: Says which, and what to take instead.
+        """
+
+    def build(
+        self, axes: Mapping[str, Axes], num_steps: int, layers: LayerParameters = MappingProxyType({})
+    ) -> Transformation:
+        self.check(axes)
+        learning_rate = self.learning_rate(num_steps)
+        rates = _chosen("rates", self.rates, list(axes), layers)
+        decay = _chosen("decays", self.decays, list(axes), layers)
+
+        def described(params: Any) -> dict[str, Parameter]:
+            return {name: Parameter.of(name, leaf, axes[name]) for name, leaf in named_leaves(params).items()}
+
+        def init(params: Any) -> dict[str, Any]:
+            state: dict[str, Any] = {COUNT: jnp.int32(0)}
+            for name, parameter in described(params).items():
+                for kind, kept in self.keeps(parameter).items():
+                    state.setdefault(kind, {})[name] = jnp.zeros(kept.shape, kept.dtype)
+            return state
+
+        def state_axes(state: Any, params: Described) -> Any:
+            found: dict[str, Any] = {COUNT: ()}
+            for name, (shape, leaf_axes) in params.items():
+                # The type has no part in where it lies.
+                for kind, kept in self.keeps(Parameter(name, shape, "float32", leaf_axes)).items():
+                    found.setdefault(kind, {})[name] = kept.axes
+            return found
+
+        def update(gradients: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+            parameters = described(params)
+            count = state[COUNT]
+            with jax.numpy_dtype_promotion("standard"):
+                rate = jnp.asarray(learning_rate(count))
+            arrays = _Arrays(
+                named_leaves(gradients),
+                named_leaves(params),
+                {kind: kept for kind, kept in state.items() if kind != COUNT},
+                {name: _by_layer(rates.get(name, []), 1.0, parameter) for name, parameter in parameters.items()},
+                {
+                    name: self.weight_decay * _by_layer(decay.get(name, []), float(decays(axes[name])), parameter)
+                    for name, parameter in parameters.items()
+                },
+            )
+            changes, kept = self._on_mesh(parameters, arrays, rate, count)
+            leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+            return structure.unflatten([changes[path_name(path)] for path, _ in leaves]), {COUNT: count + 1, **kept}
+
+        return Transformation(init, update, state_axes)
+
+    def _on_mesh(
+        self, parameters: dict[str, Parameter], arrays: "_Arrays", rate: jax.Array, count: jax.Array
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        def local(arrays: _Arrays, rate: jax.Array, count: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
+            shards = {name: Shard.of(parameter) for name, parameter in parameters.items()}
+            found = self.steps(shards, {name: arrays.taken(name, rate, count) for name in parameters})
+            changes = {name: _checked(shards[name], change) for name, (change, _) in found.items()}
+            kept: dict[str, Any] = {kind: {} for kind in arrays.kept}
+            for name, (_, after) in found.items():
+                for kind, value in after.items():
+                    kept[kind][name] = value.astype(arrays.kept[kind][name].dtype)
+            return changes, kept
+
+        layout = current_layout()
+        if layout is None:
+            return local(arrays, rate, count)
+
+        def spec(axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
+            return PartitionSpec(*as_spec(layout.storage(axes, shape)))
+
+        lies = {name: spec(parameter.axes, parameter.shape) for name, parameter in parameters.items()}
+        kept: dict[str, dict[str, PartitionSpec]] = {kind: {} for kind in arrays.kept}
+        for name, parameter in parameters.items():
+            for kind, one in self.keeps(parameter).items():
+                kept[kind][name] = spec(one.axes, one.shape)
+        by_layer = {
+            name: PartitionSpec(*lies[name][:1]) if arrays.rates[name].ndim else PartitionSpec() for name in parameters
+        }
+        decay_by_layer = {
+            name: PartitionSpec(*lies[name][:1]) if arrays.decays[name].ndim else PartitionSpec() for name in parameters
+        }
+        whole = PartitionSpec()
+        return jax.shard_map(
+            local,
+            mesh=layout.mesh,
+            in_specs=(_Arrays(lies, lies, kept, by_layer, decay_by_layer), whole, whole),
+            out_specs=(lies, kept),
+            check_vma=False,
+        )(arrays, rate, count)
+
+
+class _Arrays(NamedTuple):
+    """All that an update reads, by parameter name; what is kept by its kind before."""
+
+    gradients: Arrays
+    values: Arrays
+    kept: Mapping[str, Arrays]
+    rates: Factors
+    decays: Factors
+
+    def taken(self, name: str, rate: jax.Array, count: jax.Array) -> Taken:
+        gradient, value = self.gradients[name], self.values[name]
+        dtype = accumulation_dtype(value.dtype)
+        kept = {kind: arrays[name] for kind, arrays in self.kept.items() if name in arrays}
+        return Taken(
+            gradient.astype(dtype),
+            value.astype(dtype),
+            kept,
+            rate.astype(dtype) * jnp.asarray(self.rates[name], dtype),
+            jnp.asarray(self.decays[name], dtype),
+            count.astype(dtype),
+        )
+
+
+def _chosen(
+    setting: str, patterns: Mapping[str, float], names: list[str], layers: LayerParameters
+) -> dict[str, list[tuple[frozenset[int] | None, float]]]:
+    """For each parameter, (the layers of its stack, or None for all; the factor), those that count more behind."""
+    found: dict[str, list[tuple[frozenset[int] | None, float]]] = {}
+    for pattern, factor in patterns.items():
+        for name, rows in choose(pattern, names, layers, f"optimizer.{setting}").items():
+            found.setdefault(name, []).append((rows, float(factor)))
+    return found
+
+
+def _by_layer(chosen: list[tuple[frozenset[int] | None, float]], usual: float, parameter: Parameter) -> np.ndarray:
+    """The factor of a parameter: a number, or one for each layer of its stack with dimensions of 1 behind."""
+    factors = np.float32(usual)
+    for rows, factor in chosen:
+        if rows is None:
+            factors = np.float32(factor)
+            continue
+        each = np.array(np.broadcast_to(np.ravel(factors), parameter.shape[:1]))
+        each[list(rows)] = factor
+        factors = each
+    factors = np.asarray(factors)
+    return factors.reshape(-1, *(1,) * (len(parameter.shape) - 1)) if factors.ndim else factors
+
+
+def _checked(shard: Shard, change: jax.Array) -> jax.Array:
+    """A change, of which the check of a traced step (`spmd.checking`) asks that it lies as its parameter does."""
+    layout = current_layout()
+    if layout is None:
+        return change
+    split = set(shard.over(range(len(shard.places))))
+    holds = {axis: (Holds.SPLIT,) if axis in split else (Holds.WHOLE,) for axis in layout.sizes}
+    return expected(change, holds, f"the update of {shard.parameter.name}")

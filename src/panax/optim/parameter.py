@@ -1,0 +1,88 @@
+"""`Parameter`: what an optimizer knows of an array before it sees any of its numbers."""
+
+import dataclasses
+import math
+from typing import Any
+
+from ..core.protocols import Axes
+from .decay import COPIES, SAME_SPACE
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """An array, or a stack of arrays of one kind, of which each is optimized as if it stood alone.
+
+    Attributes:
+        shape: Of the whole array, on all devices.
+        axes: Its logical axes.
+
+    >>> up = Parameter("blocks.w_up", (12, 8, 64, 256), "float32", ("layer", "expert", "embed", "ffn"))
+    >>> up.copies, up.own, up.count, up.size, up.matrix
+    ((0, 1), (2, 3), 96, 16384, ((2,), (3,)))
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    axes: Axes
+
+    @classmethod
+    def of(cls, name: str, leaf: Any, axes: Axes) -> "Parameter":
+        return cls(name, tuple(leaf.shape), leaf.dtype.name, tuple(axes))
+
+    @property
+    def copies(self) -> tuple[int, ...]:
+        """The dimensions along which it is many of a kind: layers, stages, experts."""
+        return tuple(dim for dim, axis in enumerate(self.axes) if is_copies(axis))
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """The dimensions of one of them."""
+        return tuple(dim for dim, axis in enumerate(self.axes) if not is_copies(axis))
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return math.prod(self.shape[dim] for dim in self.copies)
+
+    @property
+    def size(self) -> int:
+        """Elements of one of them."""
+        return math.prod(self.shape[dim] for dim in self.own)
+
+    @property
+    def matrix(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The dimensions that are its rows (what goes in) and its columns (what comes out); None where it is no matrix.
+
+        Axes that index one space together, as heads and head_dim, count as one, and one without a name goes with the one beside
+        it; of more than two spaces, all but the last are rows.
+        """
+        return matrix_of(self.axes)
+
+
+def is_copies(axis: str | None) -> bool:
+    """Whether a parameter is many of a kind along a logical axis."""
+    return axis in COPIES
+
+
+def matrix_of(axes: Axes) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """As `Parameter.matrix`, by the logical axes alone.
+
+    >>> matrix_of(("layer", "heads", "head_dim", "embed")), matrix_of(("layer", "heads", "head_dim"))
+    (((1, 2), (3,)), None)
+    >>> matrix_of(("features", "width", None, None)), matrix_of((None, None, "width", "features"))
+    (((0,), (1, 2, 3)), ((0, 1, 2), (3,)))
+    """
+    spaces: list[tuple[str | None, list[int]]] = []
+    for dim, axis in enumerate(axes):
+        if is_copies(axis):
+            continue
+        space = SAME_SPACE.get(axis or "", axis)
+        if spaces and (space is None or spaces[-1][0] in (space, None)):
+            before, dims = spaces.pop()
+            spaces.append((before or space, [*dims, dim]))
+        else:
+            spaces.append((space, [dim]))
+    if len(spaces) < 2:
+        return None
+    return tuple(dim for _, dims in spaces[:-1] for dim in dims), tuple(spaces[-1][1])

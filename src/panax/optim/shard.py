@@ -1,0 +1,57 @@
+"""What an optimizer asks of the other devices while it works on its own shard of a parameter."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core.expected import moving
+from ..core.layout import MeshAxes, current_layout
+from ..kernels.precision import accumulation_dtype
+from ..spmd.collectives import all_reduce
+from .parameter import Parameter
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """A parameter as one device sees it: the arrays beside this are its parts of it, of its gradient and of its moments.
+
+    Sums are over each own array alone (a layer's, an expert's), and leave dimensions of 1, so that they fit the shard again.
+
+    Attributes:
+        places: For each dimension, the mesh axes that it is split over.
+    """
+
+    parameter: Parameter
+    places: tuple[MeshAxes, ...]
+
+    @classmethod
+    def of(cls, parameter: Parameter) -> "Shard":
+        """The shard in the layout that is being traced for."""
+        layout = current_layout()
+        places = ((),) * len(parameter.shape) if layout is None else layout.storage(parameter.axes, parameter.shape)
+        return cls(parameter, tuple(places))
+
+    def over(self, dims: Iterable[int]) -> MeshAxes:
+        """The mesh axes that some dimensions are split over."""
+        return tuple(axis for dim in dims for axis in self.places[dim])
+
+    def total(self, x: Any, dims: tuple[int, ...] | None = None) -> jax.Array:
+        """The sums of `x` over `dims` (by default those of an own array), those on other devices included."""
+        dims = self.parameter.own if dims is None else dims
+        with moving("optimizer"):
+            return all_reduce(jnp.sum(x, dims, keepdims=True, dtype=accumulation_dtype(x.dtype)), self.over(dims))
+
+    def mean(self, x: Any, dims: tuple[int, ...] | None = None) -> jax.Array:
+        """The means of `x` over `dims`."""
+        dims = self.parameter.own if dims is None else dims
+        count = 1
+        for dim in dims:
+            count *= self.parameter.shape[dim]
+        return self.total(x, dims) / count
+
+    def norm(self, x: Any, dims: tuple[int, ...] | None = None) -> jax.Array:
+        """The Euclidean norms of `x` over `dims`."""
+        return jnp.sqrt(self.total(jnp.square(x.astype(accumulation_dtype(x.dtype))), dims))

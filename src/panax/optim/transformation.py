@@ -1,0 +1,37 @@
+"""What an optimizer is once it knows its parameters: a first state, an update, and where the state lies."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..core.protocols import Axes
+
+Described = Mapping[str, tuple[tuple[int, ...], Axes]]
+"""Parameter name to its whole shape and its logical axes."""
+
+
+class Transformation(NamedTuple):
+    """From gradients to what is added to the parameters. It can stand wherever an `optax.GradientTransformation` can.
+
+    Attributes:
+        init: Takes the parameters that train, whole; returns the first state.
+        update: Takes gradients, a state and the parameters, all whole; returns what is added to the parameters, and the next
+            state.
+        axes: Takes an (abstract) state and the parameters that train; returns the logical axes of each leaf of the state.
+    """
+
+    init: Callable[[Any], Any]
+    update: Callable[..., tuple[Any, Any]]
+    axes: Callable[[Any, Described], Any]
+
+
+def added_to(params: Any, updates: Any) -> Any:
+    """The parameters after an update: added in the wider type, rounded once."""
+
+    def one(param: jax.Array, update: jax.Array) -> jax.Array:
+        wide = jnp.promote_types(param.dtype, update.dtype)
+        return (param.astype(wide) + update.astype(wide)).astype(param.dtype)
+
+    return jax.tree.map(one, params, updates)

@@ -1,0 +1,89 @@
+"""What an update sends and computes: by its formula, in its trace, and in the program that is compiled for absent devices."""
+
+import math
+
+import pytest
+from planned import plan, walk
+
+from panax.optim import Adafactor, AdamW, Lamb, Muon
+from panax.plan import summary, traffic_totals
+
+MATRICES = {(4096, 4096): 2, (1024, 4096): 2, (4096, 14336): 3}
+"""Of each layer of Llama 3 8B, rows before columns: queries and outputs, keys and values, the feed-forward's."""
+LAYERS = 4
+ITERATIONS, ITEM = 5, 2
+
+MESHES = {
+    "fsdp": ("h100x64", {"fsdp": 64}, 64),
+    "hsdp": ("h100x64", {"replica": 8, "fsdp": 8}, 64),
+    "fsdp-tensor": ("h100x64", {"fsdp": 8, "tensor": 8}, 64),
+    "copies alone": ("h100x64", {"replica": 64}, 64),
+    "replica-fsdp-tensor, 256": ("h100x256", {"replica": 4, "fsdp": 8, "tensor": 8}, 64),
+}
+
+
+def owners(mesh):
+    """(that hold shards, that hold copies)"""
+    copies = mesh.get("replica", 1)
+    return math.prod(mesh.values()) // copies, copies
+
+
+def muon_bytes(mesh):
+    """What each device sends: to owners and back, over all that hold shards; and results to those that hold copies."""
+    shards, copies = owners(mesh)
+    sent = 0
+    for (rows, columns), each in MATRICES.items():
+        owned = math.ceil(each * LAYERS / (shards * copies))
+        whole = owned * rows * columns * ITEM
+        sent += 2 * whole * (shards - 1) // shards + whole * (copies - 1)
+    return sent
+
+
+def muon_flops(mesh):
+    """Of a device that owns as many as any."""
+    shards, copies = owners(mesh)
+    return sum(
+        math.ceil(each * LAYERS / (shards * copies)) * ITERATIONS * (4 * rows**2 * columns + 2 * rows**3)
+        for (rows, columns), each in MATRICES.items()
+    )
+
+
+@pytest.mark.parametrize("name", ["fsdp", "hsdp", "replica-fsdp-tensor, 256"])
+def test_muon_sends_and_computes_as_its_formulas_say(name):
+    target, mesh, rows = MESHES[name]
+    usual, cost = walk(target, mesh, rows).cost, walk(target, mesh, rows, optimizer=Muon()).cost
+    sent = sum(one.wire_bytes for one in cost.traffic if one.purpose == "optimizer")
+    assert sent == pytest.approx(muon_bytes(mesh), rel=1e-4)
+    assert cost.work.flops - usual.work.flops == pytest.approx(muon_flops(mesh), rel=1e-6)
+    assert cost.unknown == ()
+
+
+@pytest.mark.parametrize("optimizer", [Lamb(), Adafactor()], ids=["lamb", "adafactor"])
+def test_layerwise_optimizers_send_sums_alone(optimizer):
+    target, mesh, rows = MESHES["fsdp-tensor"]
+    cost = walk(target, mesh, rows, optimizer=optimizer).cost
+    sent = sum(one.wire_bytes for one in cost.traffic if one.purpose == "optimizer")
+    # Adafactor's rows and columns: of all parameters about 2e-4, in float32.
+    assert 0 < sent < 2e6
+    assert walk(target, mesh, rows, optimizer=AdamW()).cost.work.flops == cost.work.flops
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MESHES)
+def test_the_compiled_program_sends_and_computes_what_was_counted(name):
+    target, mesh, rows = MESHES[name]
+    found, walked = plan(target, mesh, rows, optimizer=Muon())
+    usual, _ = plan(target, mesh, rows)
+
+    def beyond(counted, before):
+        return {key: sent - before.get(key, 0) for key, sent in counted.items() if sent != before.get(key, 0)}
+
+    def totals(one):
+        return {(total.kind, total.axes): total.wire_bytes for total in summary(one.collectives)}
+
+    compiled = sum(beyond(totals(found), totals(usual)).values())
+    assert compiled == pytest.approx(muon_bytes(mesh), rel=0.02)
+    traced = sum(
+        beyond(traffic_totals(walked.cost.traffic), traffic_totals(walk(target, mesh, rows).cost.traffic)).values()
+    )
+    assert traced == pytest.approx(muon_bytes(mesh), rel=1e-3)

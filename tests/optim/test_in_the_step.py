@@ -1,0 +1,127 @@
+"""Every optimizer within a training step: on another layout, over a bad batch, with frozen layers, resumed, compiled once."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from optimized import compared
+from test_on_shards import OPTIMIZERS
+
+from panax.core import Evaluation, Loss, Task, named_leaves
+from panax.mesh import MeshShape, Placement
+from panax.optim import Muon
+from panax.train import CompiledStep, Program, StepConfig
+
+LAYERS, WIDTH, WIDER = 2, 8, 16
+BATCH_AXES = {"x": ("batch", None), "y": ("batch", None)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stacked(Task):
+    """Layers in a stack, a norm, and a bias."""
+
+    def init(self, key):
+        up, down = jax.random.split(key)
+        return {
+            "up": jax.random.normal(up, (LAYERS, WIDTH, WIDER)),
+            "down": jax.random.normal(down, (LAYERS, WIDER, WIDTH)),
+            "scale": jnp.ones((LAYERS, WIDTH)),
+            "bias": jnp.zeros((WIDTH,)),
+        }, {}
+
+    def parameter_axes(self, params):
+        return {
+            "up": ("layer", "embed", "ffn"), "down": ("layer", "ffn", "embed"), "scale": ("layer", "norm"), "bias": ("norm",),
+        }  # fmt: skip
+
+    def layer_parameters(self, params):
+        return {layer: {name: (name, layer) for name in ("up", "down", "scale")} for layer in range(LAYERS)}
+
+    def loss(self, params, state, batch, key, train):
+        x = batch["x"]
+        for layer in range(LAYERS):
+            x = x + jnp.tanh(x * params["scale"][layer][None] @ params["up"][layer]) @ params["down"][layer]
+        error = ((x + params["bias"][None] - batch["y"]) ** 2).sum(1)
+        return Evaluation({"fit": Loss(error.sum(), jnp.float32(len(error)))}, state, {})
+
+
+def batch(seed):
+    random = np.random.default_rng(seed)
+    return {name: random.standard_normal((16, WIDTH), np.float32) for name in ("x", "y")}
+
+
+def made(name, mesh, **options):
+    program = Program.create(Stacked(), OPTIMIZERS[name], num_steps=10, config=StepConfig(), **options)
+    devices = jax.devices() if mesh else jax.devices()[:1]
+    return CompiledStep(program, Placement.create(MeshShape(**{"fsdp": 1, **mesh}), devices=devices), BATCH_AXES)
+
+
+def taken(step, state, seeds):
+    for seed in seeds:
+        state, scalars = step(state, step.put(batch(seed)))
+    return state, scalars
+
+
+def numbers(tree):
+    return {name: np.asarray(leaf) for name, leaf in named_leaves(tree).items()}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_it_trains_on_a_mesh_as_on_one_device_and_goes_on_elsewhere(name):
+    one, spread = made(name, {}), made(name, {"replica": 2, "fsdp": 4})
+    alone, _ = taken(one, one.init(0), (1, 2, 3))
+    state, _ = taken(spread, spread.init(0), (1, 2))
+    kept = numbers(state.optimizer_state)
+    # What a checkpoint does: whole arrays, onto another layout.
+    moved = jax.device_put(jax.tree.map(jnp.copy, state), one.shardings)
+    assert all((kept[key] == value).all() for key, value in numbers(moved.optimizer_state).items())
+    together, _ = taken(spread, state, (3,))
+    resumed, _ = taken(one, moved, (3,))
+    # Gradients differ by the order of their sums before an optimizer sees them, and one of nearly zero may change its sign.
+    bound = {"muon": 1e-3, "lion": 2e-2}.get(name, 1e-4)
+    for other in (together, resumed):
+        compared(other.params, alone.params, bound=bound)
+    assert len(spread._train) == len(one._train) == 1
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_bad_batch_changes_nothing_and_frozen_layers_stay(name):
+    step = made(name, {"fsdp": 8}, frozen=("layers.0", "bias"))
+    first = numbers(step.init(0).params)
+    state, _ = taken(step, step.init(0), (1,))
+    before = numbers((state.params, state.optimizer_state))
+    bad = batch(2) | {"y": np.full((16, WIDTH), np.nan, np.float32)}
+    state, scalars = step(state, step.put(bad))
+    assert int(scalars["skipped"]) == 1
+    after = numbers((state.params, state.optimizer_state))
+    assert all((after[key] == value).all() for key, value in before.items())
+    state, _ = taken(step, state, (3,))
+    params = numbers(state.params)
+    for key in ("up", "down", "scale"):
+        assert (params[key][0] == first[key][0]).all() and (params[key][1] != first[key][1]).any(), key
+    assert (params["bias"] == first["bias"]).all()
+    assert not any(key.endswith("bias") for key in numbers(state.optimizer_state))
+
+
+def test_a_decoder_trains_with_muon_on_a_mesh_as_on_one_device():
+    found = []
+    for mesh in ({}, {"fsdp": 2, "tensor": 2, "replica": 2}):
+        program = Program.create(
+            tiny.task(), Muon(dtype="float32", schedule=tiny.ADAMW.schedule), num_steps=10, config=StepConfig()
+        )
+        devices = jax.devices() if mesh else jax.devices()[:1]
+        step = CompiledStep(program, Placement.create(MeshShape(**{"fsdp": 1, **mesh}), devices=devices), tiny.AXES)
+        state = step.init(0)
+        losses = []
+        for seed in range(2):
+            state, scalars = step(state, step.put(tiny.batch(seed)))
+            losses.append(float(scalars["loss"]))
+        found.append((state.params, losses))
+    (one, losses), (spread, others) = found
+    np.testing.assert_allclose(others, losses, rtol=1e-5)
+    # Two steps at a rate of 0.01, of which AdamW's first one is the sign of a gradient.
+    for name, value in numbers(one).items():
+        assert np.abs(numbers(spread)[name] - value).mean() < 1e-4, name

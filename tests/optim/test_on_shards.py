@@ -1,0 +1,160 @@
+"""The contract of every optimizer on shards: stacked layers train like separate ones, and every layout like one device."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from optimized import AXES, LAYERS, axes_of, compared, parameters, run, separate
+
+from panax.core import RecipeError
+from panax.optim import Adafactor, AdamW, Lamb, Lars, Lion, Muon, Schedule, Sgd
+
+SCHEDULE = Schedule(peak=0.1, warmup_steps=3)
+OPTIMIZERS = {
+    "adamw": AdamW(schedule=SCHEDULE, weight_decay=0.3),
+    "lion": Lion(schedule=SCHEDULE, weight_decay=0.3),
+    "sgd": Sgd(schedule=SCHEDULE, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "adafactor": Adafactor(schedule=SCHEDULE, minimum_factored=4, weight_decay=0.01),
+    "lamb": Lamb(schedule=SCHEDULE, weight_decay=0.1),
+    "lars": Lars(schedule=SCHEDULE, weight_decay=0.1, trust=0.01),
+    "muon": Muon(schedule=SCHEDULE, dtype="float32"),
+}
+BOUND = 4e-6
+"""A few dozen roundings of float32, of 6e-8 each."""
+BOUNDS = {"muon": 2e-4}
+"""Newton and Schulz's slope at zero is 3.4 in each of five iterations, 480 in all: so small singular values' roundings grow."""
+MESHES = {
+    "fsdp8": {"fsdp": 8},
+    "tensor2": {"replica": 2, "tensor": 2, "fsdp": 2},
+    "expert": {"expert": 2, "fsdp": 4},
+    "expert_tensor": {"expert": 2, "tensor": 2, "fsdp": 2},
+    "stage": {"stage": 4, "fsdp": 2},
+    "stage_tensor": {"stage": 2, "tensor": 2, "fsdp": 2},
+    "replica8": {"replica": 8},
+    "context": {"context": 2, "fsdp": 4},
+}
+
+
+def gradients(count: int) -> list[dict[str, jax.Array]]:
+    return [parameters(seed) for seed in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_stacked_layers_train_like_separate_ones(name):
+    stacked, _ = run(OPTIMIZERS[name], parameters(0), gradients(3))
+    apart, _ = run(OPTIMIZERS[name], separate(parameters(0)), [separate(g) for g in gradients(3)])
+    compared(separate(stacked), apart, bound=BOUNDS.get(name, BOUND))
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_layout_trains_like_one_device(name, mesh):
+    one, kept = run(OPTIMIZERS[name], parameters(0), gradients(3))
+    found, state = run(OPTIMIZERS[name], parameters(0), gradients(3), mesh=MESHES[mesh])
+    compared(found, one, bound=BOUNDS.get(name, BOUND))
+    compared(state, kept, bound=BOUNDS.get(name, BOUND))
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "sgd", "lamb", "muon"])
+def test_weights_decay_and_norms_and_biases_never_do(name):
+    params = parameters(0)
+    after, _ = run(OPTIMIZERS[name], params, [jax.tree.map(jnp.zeros_like, params)])
+    for leaf in ("bias", "scale"):
+        np.testing.assert_array_equal(after[leaf], params[leaf], err_msg=leaf)
+    for leaf in ("up", "table", "expert"):
+        assert float(jnp.abs(after[leaf]).sum()) < float(jnp.abs(params[leaf]).sum()), leaf
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_parameters_and_gradients_of_zeros_stay_finite(name):
+    zeros = jax.tree.map(jnp.zeros_like, parameters(0))
+    after, state = run(OPTIMIZERS[name], zeros, [zeros, parameters(1), zeros])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((after, state)))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_parameters_in_bfloat16_keep_moments_in_bfloat16_and_move_as_float32_rounded(name):
+    half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), parameters(0))
+    gradient = jax.tree.map(lambda p: p.astype(jnp.bfloat16), parameters(1))
+    optimizer = OPTIMIZERS[name]
+    state = optimizer.build(axes_of(half), 10).init(half)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(state)} == {"int32", "bfloat16"}
+    updates, _ = optimizer.build(axes_of(half), 10).update(gradient, state, half)
+    wide = jax.tree.map(lambda p: p.astype(jnp.float32), (gradient, half))
+    wanted, _ = optimizer.build(axes_of(half), 10).update(
+        wide[0], optimizer.build(axes_of(half), 10).init(wide[1]), wide[1]
+    )
+    compared(updates, wanted, bound=1e-2)
+
+
+def test_rates_and_decays_by_pattern():
+    layers = {i: {"up": ("up", i), "scale": ("scale", i), "bias": ("bias", i)} for i in range(LAYERS)}
+    plain = Sgd(schedule=Schedule(peak=1.0, decay="constant"), weight_decay=0.5)
+    chosen = {"*": 2.0, "layers.1-2": 0.5, "layers.2.up": 0.0, "table": 3.0}
+    optimizer = Sgd(
+        schedule=plain.schedule,
+        weight_decay=0.5,
+        rates=chosen,
+        decays={"up": 0.0, "layers.3.scale": 1.0, "layers.0.up": 2.0},
+    )
+    params, zeros = parameters(0), jax.tree.map(jnp.zeros_like, parameters(0))
+    updates = {}
+    for kind, gradient in (("gradient", parameters(1)), ("decay", zeros)):
+        for which, one in (("plain", Sgd(schedule=plain.schedule)), ("chosen", optimizer)):
+            transformation = one.build(axes_of(params), 10, layers)
+            updates[kind, which] = transformation.update(gradient, transformation.init(params), params)[0]
+    decay = updates["decay", "chosen"]
+    moved = {
+        name: (updates["gradient", "chosen"][name] - decay[name]) / updates["gradient", "plain"][name]
+        for name in params
+    }
+    for name, factors in {
+        "up": [2.0, 0.5, 0.0, 2.0], "scale": [2.0, 0.5, 0.5, 2.0], "query": [2.0] * 4, "expert": [2.0] * 4,
+    }.items():  # fmt: skip
+        np.testing.assert_allclose([moved[name][i].mean() for i in range(LAYERS)], factors, rtol=1e-3, err_msg=name)
+    np.testing.assert_allclose(moved["table"], 3.0, rtol=1e-3)
+    shrunk = {
+        name: [float((-decay[name][i] / params[name][i]).mean()) for i in range(LAYERS)]
+        for name in ("up", "scale", "query")
+    }
+    np.testing.assert_allclose(shrunk["up"], [2.0 * 0.5 * 2.0, 0, 0, 0], rtol=1e-5)
+    np.testing.assert_allclose(shrunk["scale"], [0, 0, 0, 2.0 * 0.5], rtol=1e-5)
+    np.testing.assert_allclose(shrunk["query"], [2.0 * 0.5] * 4, rtol=1e-5)
+
+
+def test_rates_of_single_layers_go_with_them_to_their_stages():
+    layers = {i: {"up": ("up", i)} for i in range(LAYERS)}
+    optimizer = Lamb(schedule=SCHEDULE, rates={f"layers.{i}": 0.5**i for i in range(LAYERS)})
+
+    class Layered(Lamb):
+        def build(self, axes, num_steps, found=None):
+            return super().build(axes, num_steps, layers)
+
+    optimizer = Layered(schedule=SCHEDULE, rates=optimizer.rates)
+    one, _ = run(optimizer, parameters(0), [parameters(1)])
+    staged, _ = run(optimizer, parameters(0), [parameters(1)], mesh={"stage": 2, "fsdp": 4})
+    compared(staged, one, bound=BOUND)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Lamb(excluded=("embed",)), r"Lamb scales no parameter: all 2 that train are axes embed.*take AdamW"),
+        (lambda: Lars(), r"Lars scales no parameter.*optimizer.vectors to True.*take Sgd"),
+        (lambda: Muon(), r"Muon has no matrix to work on.*take AdamW"),
+        (lambda: AdamW(rates={"nowhere": 1.0}), r"optimizer.rates: 'nowhere' matches no parameter"),
+        (lambda: AdamW(decays={"bias": -1.0}), r"optimizer.decays: 'bias' has the factor -1.0"),
+        (lambda: AdamW(b1=1.0), r"optimizer.b1=1.0; expected a decay rate"),
+        (lambda: Lamb(max_ratio=0.0), r"optimizer.max_ratio=0.0"),
+        (lambda: Muon(iterations=0), r"optimizer.iterations=0"),
+        (lambda: Adafactor(clipping=0.0), r"optimizer.clipping=0.0"),
+        (lambda: Sgd(nesterov=True), r"optimizer.nesterov has no effect"),
+        (lambda: AdamW(weight_decay=-0.1), r"optimizer.weight_decay=-0.1"),
+    ],
+)  # fmt: skip
+def test_settings_without_sense_are_refused(make, message):
+    axes = {"Lamb": ("table", "bias"), "Lars": ("scale", "bias"), "Muon": ("table", "bias")}
+    with pytest.raises(RecipeError, match=message):
+        optimizer = make()
+        names = axes.get(type(optimizer).__name__, ("up", "bias"))
+        optimizer.build({name: AXES[name] for name in names}, 10)
