@@ -12,10 +12,11 @@ from test_on_shards import OPTIMIZERS
 
 from panax.core import Evaluation, Loss, Task, named_leaves
 from panax.mesh import MeshShape, Placement
-from panax.optim import Muon
+from panax.optim import Muon, Schedule, Sgd
 from panax.train import CompiledStep, Program, StepConfig
 
 LAYERS, WIDTH, WIDER = 2, 8, 16
+STEADY = Schedule(peak=1.0, decay="constant")
 BATCH_AXES = {"x": ("batch", None), "y": ("batch", None)}
 
 
@@ -104,6 +105,24 @@ def test_a_bad_batch_changes_nothing_and_frozen_layers_stay(name):
         assert (params[key][0] == first[key][0]).all() and (params[key][1] != first[key][1]).any(), key
     assert (params["bias"] == first["bias"]).all()
     assert not any(key.endswith("bias") for key in numbers(state.optimizer_state))
+
+
+def test_gradients_are_clipped_by_layer_in_the_step():
+    def trained(**config):
+        program = Program.create(Stacked(), Sgd(schedule=STEADY), num_steps=10, config=StepConfig(clip_norm=None, **config))
+        step = CompiledStep(program, Placement.create(MeshShape(fsdp=8)), BATCH_AXES)
+        first = step.init(0)
+        before = numbers(first.params)
+        state, _ = taken(step, first, (1,))
+        return {name: value - before[name] for name, value in numbers(state.params).items()}
+
+    plain, clipped = trained(), trained(clip_layer_norm=0.5)
+    for name in ("up", "down", "scale"):
+        for layer in range(LAYERS):
+            length = np.linalg.norm(plain[name][layer])
+            wanted = plain[name][layer] * min(1.0, 0.5 / length)
+            np.testing.assert_allclose(clipped[name][layer], wanted, rtol=1e-4, atol=1e-5)
+    assert any((trained(clip_ratio=0.01)[name] != plain[name]).any() for name in plain)
 
 
 def test_a_decoder_trains_with_muon_on_a_mesh_as_on_one_device():

@@ -38,6 +38,55 @@ def test_a_warm_up_longer_than_the_run_is_shortened_with_a_warning(decay, steps,
         rates(schedule, 41)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "reference", "options"),
+    [
+        (Schedule(decay="cosine", stable=0.5, final=0.2), "wsd", {"decay_type": "cosine"}),
+        (Schedule(decay="linear", stable=0.5, final=0.2), "wsd", {"decay_type": "linear"}),
+        (Schedule(decay="sqrt", stable=0.5, final=0.2), "wsd", {"decay_type": "1-sqrt"}),
+        (Schedule(decay="cosine", cycles=4, final=0.0), "restarts", {}),
+        (Schedule(decay="inverse_sqrt", warmup_steps=8), "inverse", {}),
+    ],
+)
+def test_it_is_the_schedule_of_transformers(schedule, reference, options):
+    import torch
+    from transformers import optimization
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=schedule.peak)
+    if reference == "wsd":
+        told = optimization.get_wsd_schedule(optimizer, 0, 50, 100, min_lr_ratio=schedule.final, **options)
+    elif reference == "restarts":
+        told = optimization.get_cosine_with_hard_restarts_schedule_with_warmup(optimizer, 0, 100, schedule.cycles)
+    else:
+        told = optimization.get_inverse_sqrt_schedule(optimizer, 8)
+    wanted = []
+    for _ in range(100):
+        wanted.append(told.get_last_lr()[0])
+        optimizer.step()
+        told.step()
+    found = rates(schedule, 100)
+    # Its warm-up begins at 0 and reaches the peak one step later.
+    first = schedule.warmup_steps
+    np.testing.assert_allclose(found[first:], wanted[first:], rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stable": 1.0}, "stable=1.0; expected a share of the run"),
+        ({"cycles": 0}, "cycles=0; expected 1 or more"),
+        ({"cycles": 2, "decay": "constant"}, 'cycles=2 has no effect with decay="constant"'),
+        ({"stable": 0.5, "decay": "inverse_sqrt", "warmup_steps": 3}, "stable=0.5 has no effect"),
+        ({"decay": "inverse_sqrt"}, "warmup_steps to 1 or more"),
+        ({"final": 2.0}, "final=2.0"),
+        ({"peak": 0.0}, "peak=0.0"),
+    ],
+)
+def test_settings_without_sense_are_refused(settings, message):
+    with pytest.raises(RecipeError, match=message):
+        Schedule(**settings)
+
+
 def test_a_constant_rate_may_rise_for_longer_than_the_run():
     np.testing.assert_allclose(rates(Schedule(peak=1.0, warmup_steps=4, decay="constant"), 2), [0.25, 0.5], rtol=1e-6)
 

@@ -13,20 +13,31 @@ from ..core.errors import RecipeError
 from ..core.validated import Validated
 
 
+Decay = Literal["cosine", "linear", "sqrt", "constant", "inverse_sqrt"]
+
+_ENDLESS = ("constant", "inverse_sqrt")
+"""Decays that know no end of the run."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule(Validated):
-    """Linear warm-up to a peak, then a decay over what is left of the run.
+    """Linear warm-up to a peak, which may be held for a while, then a decay over what is left of the run.
 
     Attributes:
         peak: The highest learning rate.
         warmup_steps: Steps from 0 to the peak; a tenth of the run, with a warning, where a decay would have none left.
-        decay: What follows the warm-up.
-        final: The last learning rate as a share of the peak; has no effect with decay="constant".
+        stable: The share of the run after the warm-up in which the peak is held, as in warm-up, stable, decay.
+        decay: What follows. sqrt: one minus the root of the share that has passed, which falls fast first (arXiv:2405.18392).
+            inverse_sqrt: the root of the warm-up's steps over all steps (arXiv:1706.03762).
+        cycles: Falls of equal length, each from the peak (arXiv:1608.03983).
+        final: The last learning rate as a share of the peak; has no effect with decay="constant" or "inverse_sqrt".
     """
 
     peak: float = 1e-3
     warmup_steps: int = 0
-    decay: Literal["cosine", "linear", "constant"] = "cosine"
+    stable: float = 0.0
+    decay: Decay = "cosine"
+    cycles: int = 1
     final: float = 0.1
 
     @classmethod
@@ -37,12 +48,27 @@ class Schedule(Validated):
         return "wrap the function of the step: OwnSchedule(function=...)" if callable(value) else None
 
     def __post_init__(self) -> None:
+        said = "optimizer.schedule"
         if self.peak <= 0:
-            raise RecipeError(f"optimizer.schedule.peak={self.peak}; expected a positive learning rate")
+            raise RecipeError(f"{said}.peak={self.peak}; expected a positive learning rate")
         if self.warmup_steps < 0:
-            raise RecipeError(f"optimizer.schedule.warmup_steps={self.warmup_steps}; expected 0 or more")
+            raise RecipeError(f"{said}.warmup_steps={self.warmup_steps}; expected 0 or more")
         if not 0.0 <= self.final <= 1.0:
-            raise RecipeError(f"optimizer.schedule.final={self.final}; expected a share of the peak, in [0, 1]")
+            raise RecipeError(f"{said}.final={self.final}; expected a share of the peak, in [0, 1]")
+        if not 0.0 <= self.stable < 1.0:
+            raise RecipeError(f"{said}.stable={self.stable}; expected a share of the run, in [0, 1)")
+        if self.cycles < 1:
+            raise RecipeError(f"{said}.cycles={self.cycles}; expected 1 or more")
+        for name, usual in (("stable", 0.0), ("cycles", 1)):
+            if self.decay in _ENDLESS and getattr(self, name) != usual:
+                raise RecipeError(
+                    f'{said}.{name}={getattr(self, name)} has no effect with decay="{self.decay}", which has no end; take cosine, '
+                    f"linear or sqrt"
+                )
+        if self.decay == "inverse_sqrt" and not self.warmup_steps:
+            raise RecipeError(
+                f'{said}.decay="inverse_sqrt" falls by the warm-up\'s steps; set {said}.warmup_steps to 1 or more'
+            )
 
     def build(self, num_steps: int) -> optax.Schedule:
         """Step to learning rate, for a run of `num_steps`.
@@ -52,24 +78,43 @@ class Schedule(Validated):
 
         >>> round(float(Schedule(peak=1.0, warmup_steps=10).build(110)(60)), 3)
         0.55
+        >>> held = Schedule(peak=1.0, stable=0.8, decay="linear", final=0.0).build(100)
+        >>> [round(float(held(step)), 3) for step in (0, 80, 90, 100)]
+        [1.0, 1.0, 0.5, 0.0]
         """
         warmup = self.warmup_steps
-        if self.decay != "constant" and warmup >= num_steps:
+        if self.decay not in _ENDLESS and warmup >= num_steps:
             warmup = num_steps // 10
             warnings.warn(
                 f"optimizer.schedule.warmup_steps={self.warmup_steps} leaves nothing of the run's {num_steps} steps to decay in; "
                 f"the rate rises over {warmup} of them",
                 stacklevel=2,
             )
-        rest = num_steps - warmup
-        if self.decay == "cosine":
-            after = optax.cosine_decay_schedule(self.peak, rest, self.final)
-        elif self.decay == "linear":
-            after = optax.linear_schedule(self.peak, self.peak * self.final, rest)
-        else:
-            after = optax.constant_schedule(self.peak)
+        after = self._after(num_steps - warmup)
         rising = optax.linear_schedule(self.peak / max(warmup, 1), self.peak, max(warmup - 1, 1))
         return optax.join_schedules([rising, after], [warmup]) if warmup else after
+
+    def _after(self, rest: int) -> optax.Schedule:
+        """The schedule of the `rest` steps after the warm-up."""
+        if self.decay == "constant":
+            return optax.constant_schedule(self.peak)
+        if self.decay == "inverse_sqrt":
+            return lambda step: self.peak * jnp.sqrt(self.warmup_steps / (self.warmup_steps + jnp.asarray(step)))
+        held = round(self.stable * rest)
+        length = max(rest - held, 1) / self.cycles
+
+        def falling(step: Any) -> Any:
+            passed = jnp.asarray(step, jnp.float32) / length
+            # The end of the last fall is no beginning of another one.
+            share = jnp.where(passed >= self.cycles, 1.0, passed % 1.0)
+            left = {
+                "cosine": 0.5 * (1 + jnp.cos(jnp.pi * share)),
+                "linear": 1 - share,
+                "sqrt": 1 - jnp.sqrt(share),
+            }[self.decay]
+            return self.peak * (self.final + (1 - self.final) * left)
+
+        return optax.join_schedules([optax.constant_schedule(self.peak), falling], [held]) if held else falling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

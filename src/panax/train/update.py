@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..core import Batch, Faults, Gradients, Guard, Task, TrainState, current_target, total_loss
+from ..core import Batch, Faults, Gradients, Guard, Task, TrainState, current_target, pair_axes, total_loss
 from ..core.errors import RecipeError
 from ..core.logical import axes_of_rows
 from ..core.validated import Validated
 from ..kernels.precision import accumulation_dtype
+from ..optim.clipping import clipped_by_layer
 from ..optim.transformation import Transformation, added_to
 from .freezing import Rows, at_rest
 from .on_mesh import BatchAxes
@@ -33,6 +34,9 @@ class StepConfig(Validated):
         pad_rows: Fill a batch whose rows don't divide over the devices and parts up with rows that count nothing, where its leaf
             `loss_mask` says which count. Without it such a batch is an error.
         clip_norm: The whole gradient is scaled down to this norm where it is larger; None leaves it.
+        clip_layer_norm: Then the gradient of each layer's own array, to this norm.
+        clip_ratio: Then the gradient of what goes into each output, to this share of the norm of its weights (adaptive clipping,
+            arXiv:2102.06171), usually 0.01; of norms and biases as wholes.
         spike_factor: An update whose gradient norm is above this many times the running mean is skipped; None never.
         max_skipped: The run stops with an error after this many skipped updates in a row.
         ema_decay: Keep an exponential moving average of the parameters with this decay, and evaluate and export that; None keeps
@@ -44,6 +48,8 @@ class StepConfig(Validated):
     micro_batches: int = 1
     pad_rows: bool = False
     clip_norm: float | None = 1.0
+    clip_layer_norm: float | None = None
+    clip_ratio: float | None = None
     spike_factor: float | None = None
     max_skipped: int = 10
     ema_decay: float | None = None
@@ -52,8 +58,10 @@ class StepConfig(Validated):
     def __post_init__(self) -> None:
         if self.micro_batches < 1:
             raise RecipeError(f"step.micro_batches={self.micro_batches}; expected 1 or more")
-        if self.clip_norm is not None and self.clip_norm <= 0:
-            raise RecipeError(f"step.clip_norm={self.clip_norm}; expected a positive norm, or None")
+        for name, what in (("clip_norm", "norm"), ("clip_layer_norm", "norm"), ("clip_ratio", "share")):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise RecipeError(f"step.{name}={value}; expected a positive {what}, or None")
         if self.spike_factor is not None and self.spike_factor <= 1:
             raise RecipeError(f"step.spike_factor={self.spike_factor}; expected a factor above 1, or None")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
@@ -125,6 +133,10 @@ def train_step(
         if config.clip_norm is not None:
             scale = jnp.minimum(1.0, config.clip_norm / (norm + 1e-6))
             gradients = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
+        if config.clip_layer_norm is not None or config.clip_ratio is not None:
+            axes = {name: axes for name, _, axes in pair_axes(state.params, task.parameter_axes(state.params))}
+            limits = {"norm": config.clip_layer_norm, "ratio": config.clip_ratio}
+            gradients = clipped_by_layer(gradients, free, axes, **limits)
         updates, optimizer_state = transformation.update(gradients, state.optimizer_state, free)
         params = added_to(free, at_rest(updates, resting))
         averaged = None
