@@ -109,7 +109,9 @@ def test_a_bad_batch_changes_nothing_and_frozen_layers_stay(name):
 
 def test_gradients_are_clipped_by_layer_in_the_step():
     def trained(**config):
-        program = Program.create(Stacked(), Sgd(schedule=STEADY), num_steps=10, config=StepConfig(clip_norm=None, **config))
+        program = Program.create(
+            Stacked(), Sgd(schedule=STEADY), num_steps=10, config=StepConfig(clip_norm=None, **config)
+        )
         step = CompiledStep(program, Placement.create(MeshShape(fsdp=8)), BATCH_AXES)
         first = step.init(0)
         before = numbers(first.params)

@@ -1,5 +1,6 @@
 """The learning rate: the published shapes, and a warm-up that is longer than the run."""
 
+import dataclasses
 import warnings
 
 import jax.numpy as jnp
@@ -7,6 +8,7 @@ import jaxtyping
 import numpy as np
 import optax
 import pytest
+import tiny
 
 from panax.core import RecipeError
 from panax.optim import AdamW, OwnSchedule, Schedule, Sgd
@@ -79,12 +81,40 @@ def test_it_is_the_schedule_of_transformers(schedule, reference, options):
         ({"stable": 0.5, "decay": "inverse_sqrt", "warmup_steps": 3}, "stable=0.5 has no effect"),
         ({"decay": "inverse_sqrt"}, "warmup_steps to 1 or more"),
         ({"final": 2.0}, "final=2.0"),
+        ({"per_batch": "linear"}, "the peak is that of a batch of how many rows. Set optimizer.schedule.base_batch"),
+        ({"base_batch": 64}, "base_batch=64; expected 1 row or more, and optimizer.schedule.per_batch"),
         ({"peak": 0.0}, "peak=0.0"),
     ],
 )
 def test_settings_without_sense_are_refused(settings, message):
     with pytest.raises(RecipeError, match=message):
         Schedule(**settings)
+
+
+@pytest.mark.parametrize(("rule", "ratio"), [("linear", 8.0), ("sqrt", 8.0**0.5), ("same", 1.0)])
+def test_the_peak_grows_with_the_rows_of_a_batch_by_a_rule(rule, ratio):
+    settings = {} if rule == "same" else {"per_batch": rule, "base_batch": 4}
+    schedule = Schedule(peak=0.1, decay="constant", **settings)
+    assert AdamW(schedule=schedule).for_batch(32).learning_rate(10)(5) == pytest.approx(0.1 * ratio, rel=1e-6)
+    if rule != "same":
+        with pytest.raises(RecipeError, match=r"depends on the rows of a batch; give it these by for_batch"):
+            AdamW(schedule=schedule).build({"w": ("embed",)}, 10)
+
+
+def test_a_run_tells_the_rate_that_its_batch_gives():
+    import panax
+    from panax.run.prepare import with_rate_for_batch
+
+    rule = Schedule(peak=1e-3, decay="constant", per_batch="sqrt", base_batch=16)
+    experiment = panax.Experiment(
+        name="told", task=tiny.task(), data=[tiny.batch()], optimizer=AdamW(schedule=rule), num_steps=2
+    )
+    said = []
+    told = with_rate_for_batch(experiment, lambda: {"tokens": np.zeros((64, 8))}, said.append)
+    assert said == ["learning rate  peak 0.002 for 64 rows a batch: 0.001 times the root of 64 / 16"]
+    assert told.optimizer.schedule == Schedule(peak=2e-3, decay="constant")
+    plain = dataclasses.replace(experiment, optimizer=AdamW())
+    assert with_rate_for_batch(plain, lambda: pytest.fail("nobody asks for its rows"), said.append) is plain
 
 
 def test_a_constant_rate_may_rise_for_longer_than_the_run():

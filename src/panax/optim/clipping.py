@@ -34,7 +34,9 @@ def clipped_by_layer(
     parameters = {name: Parameter.of(name, values[name], axes[name]) for name in found}
 
     def local(gradients: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        return {name: _clipped(Shard.of(p), gradients[name], values[name], norm, ratio) for name, p in parameters.items()}
+        return {
+            name: _clipped(Shard.of(p), gradients[name], values[name], norm, ratio) for name, p in parameters.items()
+        }
 
     arguments = (found, {name: values[name] for name in found})
     layout = current_layout()
@@ -42,7 +44,9 @@ def clipped_by_layer(
         result = local(*arguments)
     else:
         lies = {name: PartitionSpec(*as_spec(layout.storage(p.axes, p.shape))) for name, p in parameters.items()}
-        result = jax.shard_map(local, mesh=layout.mesh, in_specs=(lies, lies), out_specs=lies, check_vma=False)(*arguments)
+        result = jax.shard_map(local, mesh=layout.mesh, in_specs=(lies, lies), out_specs=lies, check_vma=False)(
+            *arguments
+        )
     paths, structure = jax.tree_util.tree_flatten_with_path(gradients)
     return structure.unflatten([result[path_name(path)] for path, _ in paths])
 

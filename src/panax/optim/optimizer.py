@@ -52,6 +52,11 @@ class Optimizer(Validated, abc.ABC):
             RecipeError: It has nothing to do for these parameters.
         """
 
+    def for_batch(self, rows: int) -> "Optimizer":
+        """This optimizer with the learning rate for batches of so many rows; itself where it has no rule for that."""
+        schedule = self.schedule.for_batch(rows)
+        return self if schedule is self.schedule else dataclasses.replace(self, schedule=schedule)
+
     def learning_rate(self, num_steps: int) -> optax.Schedule:
         """Step to learning rate."""
         return self.schedule.build(num_steps)

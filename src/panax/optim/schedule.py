@@ -1,6 +1,7 @@
 """The learning rate over the steps of a run."""
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal
@@ -11,7 +12,6 @@ import optax
 
 from ..core.errors import RecipeError
 from ..core.validated import Validated
-
 
 Decay = Literal["cosine", "linear", "sqrt", "constant", "inverse_sqrt"]
 
@@ -31,6 +31,8 @@ class Schedule(Validated):
             inverse_sqrt: the root of the warm-up's steps over all steps (arXiv:1706.03762).
         cycles: Falls of equal length, each from the peak (arXiv:1608.03983).
         final: The last learning rate as a share of the peak; has no effect with decay="constant" or "inverse_sqrt".
+        per_batch: The peak is that of a batch of `base_batch` rows, and grows with the rows of the run's, or with their root:
+            usual for SGD and LARS (arXiv:1706.02677), and for Adam and LAMB (arXiv:1904.00962).
     """
 
     peak: float = 1e-3
@@ -39,6 +41,8 @@ class Schedule(Validated):
     decay: Decay = "cosine"
     cycles: int = 1
     final: float = 0.1
+    per_batch: Literal["same", "linear", "sqrt"] = "same"
+    base_batch: int | None = None
 
     @classmethod
     def hint_for(cls, value: Any) -> str | None:
@@ -62,16 +66,40 @@ class Schedule(Validated):
         for name, usual in (("stable", 0.0), ("cycles", 1)):
             if self.decay in _ENDLESS and getattr(self, name) != usual:
                 raise RecipeError(
-                    f'{said}.{name}={getattr(self, name)} has no effect with decay="{self.decay}", which has no end; take cosine, '
-                    f"linear or sqrt"
+                    f'{said}.{name}={getattr(self, name)} has no effect with decay="{self.decay}", which has no end; '
+                    f"take cosine, linear or sqrt"
                 )
         if self.decay == "inverse_sqrt" and not self.warmup_steps:
             raise RecipeError(
                 f'{said}.decay="inverse_sqrt" falls by the warm-up\'s steps; set {said}.warmup_steps to 1 or more'
             )
 
+        if self.per_batch != "same" and self.base_batch is None:
+            raise RecipeError(
+                f"{said}.per_batch={self.per_batch!r}: the peak is that of a batch of how many rows? Set {said}.base_batch"
+            )
+        if self.base_batch is not None and (self.per_batch == "same" or self.base_batch < 1):
+            raise RecipeError(
+                f"{said}.base_batch={self.base_batch}; expected 1 row or more, and {said}.per_batch to say how the peak grows"
+            )
+
+    def for_batch(self, rows: int) -> "Schedule":
+        """The schedule for batches of so many rows, by its rule.
+
+        >>> Schedule(peak=1e-3, per_batch="sqrt", base_batch=64).for_batch(1024).peak
+        0.004
+        """
+        if self.base_batch is None:
+            return self
+        ratio = rows / self.base_batch
+        peak = self.peak * (ratio if self.per_batch == "linear" else math.sqrt(ratio))
+        return dataclasses.replace(self, peak=peak, per_batch="same", base_batch=None)
+
     def build(self, num_steps: int) -> optax.Schedule:
         """Step to learning rate, for a run of `num_steps`.
+
+        Raises:
+            RecipeError: It depends on the rows of a batch, which `for_batch` was not told.
 
         Warns:
             UserWarning: The run is too short for the warm-up, which is shortened.
@@ -82,6 +110,8 @@ class Schedule(Validated):
         >>> [round(float(held(step)), 3) for step in (0, 80, 90, 100)]
         [1.0, 1.0, 0.5, 0.0]
         """
+        if self.base_batch is not None:
+            raise RecipeError("optimizer.schedule depends on the rows of a batch; give it these by for_batch(rows)")
         warmup = self.warmup_steps
         if self.decay not in _ENDLESS and warmup >= num_steps:
             warmup = num_steps // 10
@@ -130,6 +160,10 @@ class OwnSchedule(Validated):
     """
 
     function: Callable[[Any], Any]
+
+    def for_batch(self, rows: int) -> "OwnSchedule":
+        """Itself: it knows no rows."""
+        return self
 
     def build(self, num_steps: int) -> optax.Schedule:
         """Step to learning rate.

@@ -114,8 +114,9 @@ def compile_step(
     if axes is None:
         axes = axes_of_rows(batch)
     choose_by_timing(devices=devices)
+    rows = next(iter(batch.values())).shape[0]
     program = Program.create(
-        task, optimizer or AdamW(), num_steps=num_steps, config=config, frozen=frozen, kernels=kernels
+        task, (optimizer or AdamW()).for_batch(rows), num_steps=num_steps, config=config, frozen=frozen, kernels=kernels
     )
     placement = Placement.create(mesh or MeshShape(), rules or Rules(), devices, needs_of(program))
     return PlainStep(CompiledStep(program, placement, axes))

@@ -16,6 +16,7 @@ from ..data.text_bytes import bits_per_byte
 from ..data.tokenizer import Tokenizer
 from ..kernels import choose_by_timing
 from ..mesh import Placement
+from ..optim import Schedule
 from ..plan.step import text_batch
 from ..train import CompiledStep, Program
 from ..train.compiled import needs_of
@@ -117,6 +118,7 @@ def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any =
     choose_by_timing(devices=devices)
     data = open_data(experiment, say)
     task, source = experiment.task.adapted(data.facts), data.train
+    experiment = with_rate_for_batch(experiment, lambda: batch_shapes(experiment, source), say)
     experiment, task = with_chosen_mesh(
         experiment, task, make_program, lambda: batch_shapes(experiment, source), source.axes, devices, say
     )
@@ -135,6 +137,25 @@ def batch_shapes(experiment: Experiment, source: Source) -> dict[str, Any]:
         return text_batch(experiment.data)
     first = source.first_batch() if isinstance(source, IterableSource) else next(iter(source.batches())).batch
     return {name: jax.ShapeDtypeStruct(np.shape(leaf), np.asarray(leaf).dtype) for name, leaf in first.items()}
+
+
+def with_rate_for_batch(experiment: Experiment, shapes: Callable[[], Mapping[str, Any]], say: Say) -> Experiment:
+    """The experiment with the learning rate that its rule gives for its batches, which is told.
+
+    Args:
+        shapes: Gives those of a batch; not called without a rule.
+    """
+    schedule = experiment.optimizer.schedule
+    if not isinstance(schedule, Schedule) or schedule.base_batch is None:
+        return experiment
+    rows = next(iter(shapes().values())).shape[0]
+    optimizer = experiment.optimizer.for_batch(rows)
+    root = {"linear": "", "sqrt": "the root of "}[schedule.per_batch]
+    say(
+        f"learning rate  peak {optimizer.schedule.peak:.3g} for {rows:,} rows a batch: {schedule.peak:.3g} times "
+        f"{root}{rows:,} / {schedule.base_batch:,}"
+    )
+    return dataclasses.replace(experiment, optimizer=optimizer)
 
 
 def make_program(experiment: Experiment, task: Task) -> Program:

@@ -14,7 +14,7 @@ from ..train.compiled import CompiledStep, needs_of
 from .automatic import Say, with_chosen_mesh
 from .experiment import Experiment
 from .no_data import lacks_data
-from .prepare import make_program, prepare
+from .prepare import make_program, prepare, with_rate_for_batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +69,7 @@ def sketched(
             raise
         say(f"the corpus is not read: the vocabulary is taken as its tokenizer's most, {data.tokenizer.vocab_size}")
         task = experiment.task.adapted(DataFacts(data.tokenizer.vocab_size, data.sequence_length))
+    experiment = with_rate_for_batch(experiment, lambda: text_batch(data), say)
     experiment, task = with_chosen_mesh(
         experiment, task, make_program, lambda: text_batch(data), TEXT_AXES, devices, say, memory_bytes, fast_domain
     )
