@@ -149,13 +149,13 @@ def with_rate_for_batch(experiment: Experiment, shapes: Callable[[], Mapping[str
     if not isinstance(schedule, Schedule) or schedule.base_batch is None:
         return experiment
     rows = next(iter(shapes().values())).shape[0]
-    optimizer = experiment.optimizer.for_batch(rows)
+    chosen = schedule.for_batch(rows)
     root = {"linear": "", "sqrt": "the root of "}[schedule.per_batch]
     say(
-        f"learning rate  peak {optimizer.schedule.peak:.3g} for {rows:,} rows a batch: {schedule.peak:.3g} times "
+        f"learning rate  peak {chosen.peak:.3g} for {rows:,} rows a batch: {schedule.peak:.3g} times "
         f"{root}{rows:,} / {schedule.base_batch:,}"
     )
-    return dataclasses.replace(experiment, optimizer=optimizer)
+    return dataclasses.replace(experiment, optimizer=dataclasses.replace(experiment.optimizer, schedule=chosen))
 
 
 def make_program(experiment: Experiment, task: Task) -> Program:
