@@ -72,16 +72,18 @@ def main() -> int:
 
 
 def table(rows: list[Row]) -> str:
-    """Kinds by phases: how each ended, and the seconds from the fault to the job's end."""
+    """Kinds by phases: how each ended, the cause on record, and the seconds from the fault to the job's end."""
     found = {(row.kind, row.phase): row for row in rows}
     lines = [f"| | {' | '.join(PHASES)} |", "|---" * (len(PHASES) + 1) + "|"]
     for kind in sorted({row.kind for row in rows}):
         told = []
         for phase in PHASES:
             row = found.get((kind, phase))
-            told.append(
-                "" if row is None else f"**{row.wrong}**" if row.wrong else f"{row.end.outcome}, {row.seconds:.0f} s"
-            )
+            if row is None:
+                told.append("")
+                continue
+            end = f"{row.end.outcome}: {row.end.cause}" if row.end.cause else row.end.outcome
+            told.append(f"**{row.wrong}**" if row.wrong else f"{end}, {row.seconds:.0f} s")
         lines.append(f"| {kind} | {' | '.join(told)} |")
     return "\n".join(lines) + "\n"
 
