@@ -7,6 +7,7 @@ import numpy as np
 from panax.core import named_leaves
 from panax.mesh import Placement
 from panax.mesh.topology import MeshShape
+from panax.optim.transformation import added_to
 
 LAYERS = 4
 AXES = {
@@ -66,7 +67,7 @@ def run(optimizer, params, gradients, *, mesh=None, axes=None, num_steps=10):
 
     def step(params, state, gradient):
         updates, state = transformation.update(gradient, state, params)
-        return {name: params[name] + updates[name] for name in params}, state
+        return added_to(params, updates), state
 
     if mesh is None:
         step = jax.jit(step)

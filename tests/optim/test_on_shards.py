@@ -1,5 +1,7 @@
 """The contract of every optimizer on shards: stacked layers train like separate ones, and every layout like one device."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -158,3 +160,49 @@ def test_settings_without_sense_are_refused(make, message):
         optimizer = make()
         names = axes.get(type(optimizer).__name__, ("up", "bias"))
         optimizer.build({name: AXES[name] for name in names}, 10)
+
+
+def half(seed):
+    return jax.tree.map(lambda p: p.astype(jnp.bfloat16), parameters(seed))
+
+
+def test_moments_are_kept_in_the_type_that_is_asked_for():
+    for moments, dtype in (("bfloat16", "bfloat16"), ("float32", "float32"), ("same", "bfloat16")):
+        state = AdamW(moments=moments).build(axes_of(half(0)), 10).init(half(0))
+        assert {leaf.dtype.name for kind in ("mean", "square") for leaf in state[kind].values()} == {dtype}, moments
+    assert {
+        leaf.dtype.name
+        for leaf in jax.tree.leaves(AdamW(moments="bfloat16").build(axes_of(AXES), 10).init(parameters(0)))
+    } == {
+        "int32",
+        "bfloat16",
+    }
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "muon"])
+def test_rounding_by_chance_is_the_same_on_every_mesh(name):
+    optimizer = dataclasses.replace(OPTIMIZERS[name], rounding="stochastic")
+    # Of one layer's scale, so that float32's own sums, in another order, seldom lie on the edge between two bits.
+    one, kept = run(optimizer, half(0), gradients(2))
+    found, state = run(optimizer, half(0), gradients(2), mesh={"stage": 2, "tensor": 2, "fsdp": 2})
+    assert {leaf.dtype.name for leaf in jax.tree.leaves((one, found))} == {"bfloat16"}
+    differing = [
+        float((np.asarray(a) != np.asarray(b)).mean())
+        for a, b in zip(jax.tree.leaves((found, state)), jax.tree.leaves((one, kept)))
+    ]
+    assert max(differing) < (0.1 if name == "muon" else 0.01)
+
+
+def test_small_updates_of_bfloat16_are_kept_by_chance_and_lost_without():
+    rate = 1e-4
+    params = {"up": jnp.ones((1, 64, 128), jnp.bfloat16)}
+    gradient = {"up": jnp.ones((1, 64, 128), jnp.bfloat16)}
+    axes = {"up": AXES["up"]}
+    moved = {}
+    for rounding in ("nearest", "stochastic"):
+        optimizer = Sgd(schedule=Schedule(peak=rate, decay="constant"), rounding=rounding)
+        after, _ = run(optimizer, params, [gradient] * 100, axes=axes, num_steps=100)
+        moved[rounding] = 1 - float(after["up"].astype(jnp.float32).mean())
+    assert moved["nearest"] == 0.0
+    # Below 1 the next bfloat16 is 2**-8 away: 100 steps of that with a chance of 0.0256 have a deviation of 0.0062 in a weight.
+    assert moved["stochastic"] == pytest.approx(100 * rate, abs=5 * 0.0062 / 8192**0.5)

@@ -6,14 +6,9 @@ a rematerialised layer. Bits are a hash of counters, computed where they are use
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float, Int
 
-
-def _mix(h: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    """Finaliser of MurmurHash3: a bijection of 32-bit words in which each input bit flips half of the output's."""
-    h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
-    h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
-    return h ^ (h >> 16)
+from .counter_hash import mix
 
 
 def dropout(
@@ -45,8 +40,8 @@ def uniform(
     position = (jnp.arange(shape[1]) if place is None else place).astype(jnp.uint32)[None, :, None]
     feature = jax.lax.broadcasted_iota(jnp.uint32, shape, 2)
     # Each round is keyed, so that two rows, positions or keys never see shifted copies of one mask.
-    h = _mix(row.astype(jnp.uint32) ^ words[0])[:, None, None]
-    h = _mix((h ^ words[1]) + position)
-    h = _mix((h ^ words[2]) + feature)
+    h = mix(row.astype(jnp.uint32) ^ words[0])[:, None, None]
+    h = mix((h ^ words[1]) + position)
+    h = mix((h ^ words[2]) + feature)
     # 24 bits fill a float32's mantissa exactly.
     return ((h ^ words[3]) >> 8).astype(jnp.float32) * jnp.float32(2**-24)

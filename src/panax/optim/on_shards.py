@@ -9,7 +9,7 @@ import abc
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from ..core.layout import current_layout
 from ..core.protocols import Axes
 from ..core.selecting import LayerParameters, choose
 from ..kernels.precision import accumulation_dtype
+from ..kernels.quantised import round_stochastically
 from ..mesh.placement import as_spec
 from ..spmd.marks import Holds, expected
 from .decay import decays
@@ -83,11 +84,16 @@ class OnShards(Optimizer):
         rates: What the learning rate is multiplied with, by pattern: a parameter's name or the beginning of one, with `*`, or
             `layers.3`, `layers.0-5`, `layers.3.attention`. The last pattern that fits counts.
         decays: The same for weight decay; a norm or a bias that is named decays, too.
+        moments: What is kept of a parameter is kept in this; same: in the parameter's own type.
+        rounding: Of parameters and of what is kept of them, where they are in bfloat16. stochastic: up or down by chance, so that
+            updates too small for the next bfloat16 are not lost (arXiv:2010.06192); by the same chance on every mesh.
     """
 
     weight_decay: float = 0.0
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
     decays: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    moments: Literal["same", "float32", "bfloat16"] = "same"
+    rounding: Literal["nearest", "stochastic"] = "nearest"
 
     def __post_init__(self) -> None:
         if self.weight_decay < 0:
@@ -131,7 +137,8 @@ class OnShards(Optimizer):
             state: dict[str, Any] = {COUNT: jnp.int32(0)}
             for name, parameter in described(params).items():
                 for kind, kept in self.keeps(parameter).items():
-                    state.setdefault(kind, {})[name] = jnp.zeros(kept.shape, kept.dtype)
+                    dtype = kept.dtype if self.moments == "same" else self.moments
+                    state.setdefault(kind, {})[name] = jnp.zeros(kept.shape, dtype)
             return state
 
         def state_axes(state: Any, params: Described) -> Any:
@@ -169,11 +176,22 @@ class OnShards(Optimizer):
         def local(arrays: _Arrays, rate: jax.Array, count: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
             shards = {name: Shard.of(parameter) for name, parameter in parameters.items()}
             found = self.steps(shards, {name: arrays.taken(name, rate, count) for name in parameters})
-            changes = {name: _checked(shards[name], change) for name, (change, _) in found.items()}
+            changes: dict[str, Any] = {}
             kept: dict[str, Any] = {kind: {} for kind in arrays.kept}
-            for name, (_, after) in found.items():
+            for name, (change, after) in found.items():
+                shard, old = shards[name], arrays.values[name]
+                if self._rounds(old.dtype):
+                    old = old.astype(change.dtype)
+                    # A change again, as all optimizers give: the parameter and it add up to exactly what was rounded.
+                    change = _rounded(shard, "value", old + change, count).astype(change.dtype) - old
+                changes[name] = _checked(shard, change)
+                declared = self.keeps(shard.parameter)
                 for kind, value in after.items():
-                    kept[kind][name] = value.astype(arrays.kept[kind][name].dtype)
+                    dtype = arrays.kept[kind][name].dtype
+                    if self._rounds(dtype):
+                        own = Parameter(name, declared[kind].shape, dtype.name, declared[kind].axes)
+                        value = _rounded(Shard.of(own), kind, value, count)
+                    kept[kind][name] = value.astype(dtype)
             return changes, kept
 
         layout = current_layout()
@@ -202,6 +220,14 @@ class OnShards(Optimizer):
             out_specs=(lies, kept),
             check_vma=False,
         )(arrays, rate, count)
+
+    def _rounds(self, dtype: Any) -> bool:
+        """Whether arrays of this type are rounded by chance."""
+        return self.rounding == "stochastic" and dtype == jnp.bfloat16
+
+
+def _rounded(shard: Shard, what: str, x: jax.Array, count: jax.Array) -> jax.Array:
+    return round_stochastically(x.astype(jnp.float32), shard.bits(what, count))
 
 
 class _Arrays(NamedTuple):

@@ -1,12 +1,14 @@
 """What an optimizer asks of the other devices while it works on its own shard of a parameter."""
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ..core.counter_hash import bits_of_places
 from ..core.expected import moving
 from ..core.layout import MeshAxes, current_layout
 from ..kernels.precision import accumulation_dtype
@@ -47,11 +49,25 @@ class Shard:
     def mean(self, x: Any, dims: tuple[int, ...] | None = None) -> jax.Array:
         """The means of `x` over `dims`."""
         dims = self.parameter.own if dims is None else dims
-        count = 1
-        for dim in dims:
-            count *= self.parameter.shape[dim]
-        return self.total(x, dims) / count
+        return self.total(x, dims) / math.prod(self.parameter.shape[dim] for dim in dims)
 
     def norm(self, x: Any, dims: tuple[int, ...] | None = None) -> jax.Array:
         """The Euclidean norms of `x` over `dims`."""
         return jnp.sqrt(self.total(jnp.square(x.astype(accumulation_dtype(x.dtype))), dims))
+
+    def bits(self, what: str, count: jax.Array) -> jax.Array:
+        """32 random bits for each element of this shard: the same for an element on every mesh.
+
+        Args:
+            what: They are for.
+            count: Another number, other bits.
+        """
+        layout = current_layout()
+        places = []
+        for dim, (whole, axes) in enumerate(zip(self.parameter.shape, self.places)):
+            parts = 1 if layout is None else math.prod(layout.sizes[axis] for axis in axes)
+            index = jnp.arange(whole // parts, dtype=jnp.uint32)
+            if axes:
+                index = index + jax.lax.axis_index(axes).astype(jnp.uint32) * jnp.uint32(whole // parts)
+            places.append(index.reshape(*(-1 if other == dim else 1 for other in range(len(self.places)))))
+        return bits_of_places(f"{self.parameter.name} {what}", count, places)

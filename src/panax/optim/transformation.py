@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from ..core.protocols import Axes
+from ..kernels.precision import accumulation_dtype
 
 Described = Mapping[str, tuple[tuple[int, ...], Axes]]
 """Parameter name to its whole shape and its logical axes."""
@@ -31,7 +31,7 @@ def added_to(params: Any, updates: Any) -> Any:
     """The parameters after an update: added in the wider type, rounded once."""
 
     def one(param: jax.Array, update: jax.Array) -> jax.Array:
-        wide = jnp.promote_types(param.dtype, update.dtype)
+        wide = accumulation_dtype(param.dtype)
         return (param.astype(wide) + update.astype(wide)).astype(param.dtype)
 
     return jax.tree.map(one, params, updates)

@@ -1,0 +1,27 @@
+"""Random bits that are a hash of counters: the same for an element wherever it lies, computed where they are used."""
+
+import zlib
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, UInt32
+
+
+def mix(h: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+    """Finaliser of MurmurHash3: a bijection of 32-bit words in which each input bit flips half of the output's."""
+    h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
+    h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
+    return h ^ (h >> 16)
+
+
+def bits_of_places(name: str, count: jax.Array, places: list[jax.Array]) -> UInt32[Array, "..."]:
+    """32 random bits for each element of an array, by the array's name, a count (such as of updates), and the element's place.
+
+    Args:
+        places: For each dimension the index in the whole array, of shapes that broadcast to the array's.
+    """
+    h = mix(jnp.asarray(count).astype(jnp.uint32) ^ jnp.uint32(zlib.crc32(name.encode())))
+    for dim, place in enumerate(places):
+        # Each round is keyed, so that two counts or dimensions never see shifted copies of the same bits.
+        h = mix((h ^ jnp.uint32(0x9E3779B9 * (dim + 1) & 0xFFFFFFFF)) + place.astype(jnp.uint32))
+    return h

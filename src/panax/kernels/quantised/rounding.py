@@ -1,0 +1,23 @@
+"""Rounding up or down by chance, so that the mean of what is rounded is what was there."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, BFloat16, Float32, UInt32
+
+
+def round_stochastically(x: Float32[Array, "..."], bits: UInt32[Array, "..."]) -> BFloat16[Array, "..."]:
+    """`x` as bfloat16: the neighbour away from zero with the probability of how near it is, else the one towards zero.
+
+    Updates of a parameter that are smaller than half the distance to the next bfloat16 would all be rounded away; so they are not
+    in the mean (arXiv:2010.06192).
+
+    Args:
+        bits: Random ones, of which 16 are used; of x's shape.
+
+    >>> ones = jnp.full((4,), 1 + 2**-9, jnp.float32)
+    >>> round_stochastically(ones, jnp.array([0, 2**14, 2**15, 2**16 - 1], jnp.uint32)).tolist()
+    [1.0, 1.0, 1.0078125, 1.0078125]
+    """
+    word = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    rounded = (word + (bits & jnp.uint32(0xFFFF))) & jnp.uint32(0xFFFF0000)
+    return jnp.where(jnp.isfinite(x), jax.lax.bitcast_convert_type(rounded, jnp.float32), x).astype(jnp.bfloat16)
