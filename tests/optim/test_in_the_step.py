@@ -19,6 +19,8 @@ LAYERS, WIDTH, WIDER = 2, 8, 16
 STEADY = Schedule(peak=1.0, decay="constant")
 BATCH_AXES = {"x": ("batch", None), "y": ("batch", None)}
 
+EACH = [pytest.param(name, marks=() if name in ("lamb", "muon") else pytest.mark.slow) for name in OPTIMIZERS]
+
 
 @dataclasses.dataclass(frozen=True)
 class Stacked(Task):
@@ -70,7 +72,7 @@ def numbers(tree):
     return {name: np.asarray(leaf) for name, leaf in named_leaves(tree).items()}
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", EACH)
 def test_it_trains_on_a_mesh_as_on_one_device_and_goes_on_elsewhere(name):
     one, spread = made(name, {}), made(name, {"replica": 2, "fsdp": 4})
     alone, _ = taken(one, one.init(0), (1, 2, 3))
@@ -88,7 +90,7 @@ def test_it_trains_on_a_mesh_as_on_one_device_and_goes_on_elsewhere(name):
     assert len(spread._train) == len(one._train) == 1
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", EACH)
 def test_a_bad_batch_changes_nothing_and_frozen_layers_stay(name):
     step = made(name, {"fsdp": 8}, frozen=("layers.0", "bias"))
     first = numbers(step.init(0).params)

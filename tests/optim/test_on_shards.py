@@ -48,8 +48,21 @@ def test_stacked_layers_train_like_separate_ones(name):
     compared(separate(stacked), apart, bound=BOUNDS.get(name, BOUND))
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+USUAL = {
+    ("adamw", "fsdp8"), ("lamb", "stage_tensor"), ("lars", "tensor2"), ("adafactor", "expert"), ("muon", "tensor2"),
+    ("muon", "expert_tensor"), ("muon", "stage"),
+}  # fmt: skip
+"""Of each way to ask other devices some, in the default suite."""
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        pytest.param(name, mesh, marks=() if (name, mesh) in USUAL else pytest.mark.slow)
+        for name in OPTIMIZERS
+        for mesh in MESHES
+    ],
+)
 def test_every_layout_trains_like_one_device(name, mesh):
     one, kept = run(OPTIMIZERS[name], parameters(0), gradients(3))
     found, state = run(OPTIMIZERS[name], parameters(0), gradients(3), mesh=MESHES[mesh])
