@@ -10,10 +10,10 @@ import tiny
 from optimized import compared
 from test_on_shards import OPTIMIZERS
 
-from panax.core import Evaluation, Loss, Task, named_leaves
+from panax.core import Evaluation, Loss, RecipeError, Task, named_leaves
 from panax.mesh import MeshShape, Placement
 from panax.optim import Muon, Schedule, Sgd
-from panax.train import CompiledStep, Program, StepConfig
+from panax.train import CompiledStep, Program, StepConfig, evaluate_all
 
 LAYERS, WIDTH, WIDER = 2, 8, 16
 STEADY = Schedule(peak=1.0, decay="constant")
@@ -127,6 +127,29 @@ def test_gradients_are_clipped_by_layer_in_the_step():
             wanted = plain[name][layer] * min(1.0, 0.5 / length)
             np.testing.assert_allclose(clipped[name][layer], wanted, rtol=1e-4, atol=1e-5)
     assert any((trained(clip_ratio=0.01)[name] != plain[name]).any() for name in plain)
+
+
+def test_an_average_that_the_optimizer_gives_is_judged():
+    step = made("schedule_free", {"fsdp": 8}, frozen=("layers.0", "bias"))
+    first = step.init(0)
+    begins = numbers(first.params)
+    assert all((numbers(first.averaged)[name] == begins[name]).all() for name in ("up", "down", "scale"))
+    state, _ = taken(step, first, (1, 2, 3))
+    averaged, params, offsets = numbers(state.averaged), numbers(state.params), state.optimizer_state["offset"]
+    for name in ("up", "down", "scale"):
+        np.testing.assert_allclose(
+            averaged[name][1], (params[name] - np.asarray(offsets[name]) / 9)[1], rtol=1e-4, atol=1e-5
+        )
+        assert (averaged[name][0] == begins[name][0]).all() and (averaged[name][1] != params[name][1]).any(), name
+    found = evaluate_all(step, state, [batch(4)])
+    judged = dataclasses.replace(state, params=state.judged_params, averaged=None)
+    plain = made("sgd", {"fsdp": 8}, frozen=("layers.0", "bias"))
+    alone = dataclasses.replace(judged, optimizer_state=plain.init(0).optimizer_state)
+    assert found["averaged"] == 1.0 and found["loss"] == pytest.approx(
+        evaluate_all(plain, alone, [batch(4)])["loss"], rel=1e-6
+    )
+    with pytest.raises(RecipeError, match=r"step.ema_decay=0.9: ScheduleFreeAdamW averages the parameters itself"):
+        Program.create(Stacked(), OPTIMIZERS["schedule_free"], num_steps=10, config=StepConfig(ema_decay=0.9))
 
 
 def test_a_decoder_trains_with_muon_on_a_mesh_as_on_one_device():

@@ -9,7 +9,7 @@ import pytest
 from optimized import AXES, LAYERS, axes_of, compared, parameters, run, separate
 
 from panax.core import RecipeError
-from panax.optim import Adafactor, AdamW, Lamb, Lars, Lion, Muon, Schedule, Sgd
+from panax.optim import Adafactor, AdamW, Lamb, Lars, Lion, Muon, Schedule, ScheduleFreeAdamW, Sgd
 
 SCHEDULE = Schedule(peak=0.1, warmup_steps=3)
 OPTIMIZERS = {
@@ -20,6 +20,7 @@ OPTIMIZERS = {
     "lamb": Lamb(schedule=SCHEDULE, weight_decay=0.1),
     "lars": Lars(schedule=SCHEDULE, weight_decay=0.1, trust=0.01),
     "muon": Muon(schedule=SCHEDULE, dtype="float32"),
+    "schedule_free": ScheduleFreeAdamW(schedule=Schedule(peak=0.1, warmup_steps=3, decay="constant"), weight_decay=0.1),
 }
 BOUND = 4e-6
 """A few dozen roundings of float32, of 6e-8 each."""
@@ -93,7 +94,8 @@ def test_parameters_in_bfloat16_keep_moments_in_bfloat16_and_move_as_float32_rou
     gradient = jax.tree.map(lambda p: p.astype(jnp.bfloat16), parameters(1))
     optimizer = OPTIMIZERS[name]
     state = optimizer.build(axes_of(half), 10).init(half)
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(state)} == {"int32", "bfloat16"}
+    kept = {kind: {leaf.dtype.name for leaf in jax.tree.leaves(leaves)} for kind, leaves in state.items()}
+    assert kept == {kind: {{"count": "int32", "weight": "float32"}.get(kind, "bfloat16")} for kind in kept}
     updates, _ = optimizer.build(axes_of(half), 10).update(gradient, state, half)
     wide = jax.tree.map(lambda p: p.astype(jnp.float32), (gradient, half))
     wanted, _ = optimizer.build(axes_of(half), 10).update(
@@ -164,6 +166,8 @@ def test_rates_of_single_layers_go_with_them_to_their_stages():
         (lambda: Muon(iterations=0), r"optimizer.iterations=0"),
         (lambda: Adafactor(clipping=0.0), r"optimizer.clipping=0.0"),
         (lambda: Sgd(nesterov=True), r"optimizer.nesterov has no effect"),
+        (lambda: ScheduleFreeAdamW(schedule=Schedule()), r"takes the place of a decay; set optimizer.schedule.decay"),
+        (lambda: ScheduleFreeAdamW(b1=0.0), r"optimizer.b1=0; expected a share above 0"),
         (lambda: AdamW(weight_decay=-0.1), r"optimizer.weight_decay=-0.1"),
     ],
 )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 import torch
 from optimized import compared, run
 
-from panax.optim import Adafactor, AdamW, Lamb, Lars, Lion, Muon, Schedule, Sgd
+from panax.optim import Adafactor, AdamW, Lamb, Lars, Lion, Muon, Schedule, ScheduleFreeAdamW, Sgd
 
 SCHEDULE = Schedule(peak=0.05, warmup_steps=3)
 AXES = {"w": ("embed", "ffn"), "flat": ("ffn", "embed"), "bias": ("ffn",)}
@@ -79,6 +79,21 @@ def test_it_takes_the_steps_of_optax(name):
             updates, state = reference.update(gradient, state, params)
             params = optax.apply_updates(params, updates)
     compared(found, params, bound=1e-5)
+
+
+def test_without_a_schedule_steps_and_averages_are_optax_s():
+    steady = Schedule(peak=0.05, decay="constant")
+    optimizer = ScheduleFreeAdamW(schedule=steady, weight_decay=0.1, decays={"*": 1.0})
+    found, state = run(optimizer, arrays(0), gradients(), axes=AXES, num_steps=20)
+    reference = optax.contrib.schedule_free_adamw(0.05, weight_decay=0.1)
+    params, told = arrays(0), reference.init(arrays(0))
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for gradient in gradients():
+            updates, told = reference.update(gradient, told, params)
+            params = optax.apply_updates(params, updates)
+        averaged = optax.contrib.schedule_free_eval_params(told, params)
+    compared(found, params, bound=1e-5)
+    compared(optimizer.averaged(found, state), averaged, bound=1e-5)
 
 
 @pytest.mark.parametrize("scale", ["adamw", "spectral"])

@@ -17,11 +17,11 @@ def evaluate(arguments: Sequence[str]) -> int:
     trained = load_trained(options.run, warn, newest=True)
     found = trained.evaluate(options.data, options.batches)
     print(f"checkpoint  {trained.url}")
-    averaged = " (averaged parameters)" if "ema_decay" in found else ""
+    averaged = " (averaged parameters)" if {"ema_decay", "averaged"} & found.keys() else ""
     print(f"data        {' '.join(options.data) if options.data else 'what the run held out'}{averaged}")
     width = max(map(len, found))
     for name, value in found.items():
-        if name != "ema_decay":
+        if name not in ("ema_decay", "averaged"):
             print(f"{name:{width}}  {value:.6g}")
     return 0
 

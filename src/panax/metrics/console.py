@@ -101,7 +101,7 @@ class ConsoleTracker(Tracker):
             self._progress.stop()
 
     def _evaluation(self, values: Mapping[str, float]) -> str:
-        which = " of averaged parameters" if "evaluation/ema_decay" in values else ""
+        which = " of averaged parameters" if {"evaluation/ema_decay", "evaluation/averaged"} & values.keys() else ""
         parts = [f"[green]held-out loss{which} {values['evaluation/loss']:.4f}[/]"]
         if "evaluation/bits_per_byte" in values:
             parts.append(f"{values['evaluation/bits_per_byte']:.3f} bits/byte")

@@ -19,7 +19,7 @@ The value of a target depends on its own scores alone, so the mean is the same o
 each target's weight, too.
 """
 
-RESERVED = ("loss", "accuracy", "accuracy_top5", "tokens", "images", "ema_decay", "bits_per_byte")
+RESERVED = ("loss", "accuracy", "accuracy_top5", "tokens", "images", "ema_decay", "averaged", "bits_per_byte")
 
 
 def own_metrics() -> Any:

@@ -9,10 +9,11 @@ from .on_shards import OnShards
 from .optimizer import Chained, Optax, Optimizer
 from .per_layer import on_each_layer
 from .schedule import OwnSchedule, Schedule
+from .schedule_free import ScheduleFreeAdamW
 from .state_axes import optimizer_state_axes
 from .transformation import Transformation
 
 __all__ = [
     "Adafactor", "AdamW", "Chained", "Lamb", "Lars", "Lion", "Muon", "OnShards", "Optax", "Optimizer", "OwnSchedule", "Schedule",
-    "Sgd", "Transformation", "decays", "on_each_layer", "optimizer_state_axes",
+    "ScheduleFreeAdamW", "Sgd", "Transformation", "decays", "on_each_layer", "optimizer_state_axes",
 ]  # fmt: skip

@@ -44,11 +44,13 @@ class Kept(NamedTuple):
     Attributes:
         shape: Of the whole array.
         axes: Its logical axes: it lies as a parameter with these does.
+        moment: It is kept in the type that the setting `moments` asks for.
     """
 
     shape: tuple[int, ...]
     dtype: str
     axes: Axes
+    moment: bool = True
 
     @classmethod
     def like(cls, parameter: Parameter) -> "Kept":
@@ -65,6 +67,7 @@ class Taken(NamedTuple):
         rate: The learning rate, times the factor of this parameter or of each of its layers.
         decay: Weight decay times its factor; 0 where there is none.
         before: Updates before this one, in the gradient's type.
+        scheduled: The learning rate without a factor.
     """
 
     gradient: jax.Array
@@ -73,6 +76,7 @@ class Taken(NamedTuple):
     rate: jax.Array
     decay: jax.Array | float
     before: jax.Array
+    scheduled: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,6 +119,15 @@ class OnShards(Optimizer):
         """One step of all parameters: by default, of each for itself."""
         return {name: self.step(shard, taken[name]) for name, shard in shards.items()}
 
+    @property
+    def averages(self) -> bool:
+        """Whether it gives an average of the parameters, which are judged in their place."""
+        return False
+
+    def averaged(self, params: Any, state: Any) -> Any:
+        """The average of the parameters after an update, in float32 or wider, where it gives one."""
+        raise NotImplementedError
+
     def check(self, axes: Mapping[str, Axes]) -> None:
         """Refuse parameters with which this optimizer has nothing to do.
 
@@ -137,7 +150,7 @@ class OnShards(Optimizer):
             state: dict[str, Any] = {COUNT: jnp.int32(0)}
             for name, parameter in described(params).items():
                 for kind, kept in self.keeps(parameter).items():
-                    dtype = kept.dtype if self.moments == "same" else self.moments
+                    dtype = self.moments if kept.moment and self.moments != "same" else kept.dtype
                     state.setdefault(kind, {})[name] = jnp.zeros(kept.shape, dtype)
             return state
 
@@ -168,7 +181,7 @@ class OnShards(Optimizer):
             leaves, structure = jax.tree_util.tree_flatten_with_path(params)
             return structure.unflatten([changes[path_name(path)] for path, _ in leaves]), {COUNT: count + 1, **kept}
 
-        return Transformation(init, update, state_axes)
+        return Transformation(init, update, state_axes, self.averaged if self.averages else None)
 
     def _on_mesh(
         self, parameters: dict[str, Parameter], arrays: "_Arrays", rate: jax.Array, count: jax.Array
@@ -250,6 +263,7 @@ class _Arrays(NamedTuple):
             rate.astype(dtype) * jnp.asarray(self.rates[name], dtype),
             jnp.asarray(self.decays[name], dtype),
             count.astype(dtype),
+            rate.astype(dtype),
         )
 
 

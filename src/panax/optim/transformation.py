@@ -20,11 +20,14 @@ class Transformation(NamedTuple):
         update: Takes gradients, a state and the parameters, all whole; returns what is added to the parameters, and the next
             state.
         axes: Takes an (abstract) state and the parameters that train; returns the logical axes of each leaf of the state.
+        averaged: Takes the parameters after an update and the state; returns the average of them that is judged in their place.
+            None where they are judged themselves.
     """
 
     init: Callable[[Any], Any]
     update: Callable[..., tuple[Any, Any]]
     axes: Callable[[Any, Described], Any]
+    averaged: Callable[[Any, Any], Any] | None = None
 
 
 def added_to(params: Any, updates: Any) -> Any:

@@ -125,7 +125,9 @@ def evaluate_trained(trained: Trained, data: Any = None, batches: int | None = N
     )
     found = _judge(step, state, opened, most)
     decay = settings.get("step", {}).get("ema_decay")
-    return found if decay is None else {**found, "ema_decay": decay}
+    if decay is not None:
+        return {**found, "ema_decay": decay}
+    return {**found, "averaged": 1.0} if trained.averaged else found
 
 
 def open_whole(data: Any, like: Any, tokenizer: Tokenizer | None) -> OpenedData:

@@ -38,6 +38,7 @@ class Trained:
         params: The averaged ones, where the run kept an average.
         state: The task's model state.
         tokenizer: None where the run had none.
+        averaged: Whether the parameters are averages.
     """
 
     url: str
@@ -45,6 +46,7 @@ class Trained:
     params: Any
     state: Any
     tokenizer: Tokenizer | None
+    averaged: bool = False
 
     def __repr__(self) -> str:
         return f"Trained({type(self.task).__name__}, {self.url})"
@@ -123,7 +125,8 @@ def read_trained(checkpoint: Checkpoint) -> Trained:
     params, model_state = read_weights(
         checkpoint, params, model_state, *jax.tree.map(lambda _: place, (params, model_state))
     )
-    return Trained(checkpoint.url, task, params, model_state, _tokenizer(checkpoint))
+    averaged = any(name.startswith(f"{AVERAGED}.") for name in checkpoint.manifest.arrays)
+    return Trained(checkpoint.url, task, params, model_state, _tokenizer(checkpoint), averaged)
 
 
 def read_weights(

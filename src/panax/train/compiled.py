@@ -337,4 +337,5 @@ def evaluate_sent(step: Step, state: TrainState, batches: Iterable[Mapping[str, 
         **{name: float(value) for name, value in metrics.items()},
         # Says which parameters these figures are of.
         **({} if decay is None else {"ema_decay": decay}),
+        **({"averaged": 1.0} if step.program.averages and decay is None else {}),
     }

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core import Axes, Guard, Task, TrainState, pair_axes
+from ..core.errors import RecipeError
 from ..core.state import averages_of
 from ..kernels import Kernels
 from ..optim import Optimizer, Transformation
@@ -58,7 +59,7 @@ class Program:
             frozen: Prefixes of parameter names that are not trained, or single layers; see `freeze`.
 
         Raises:
-            RecipeError: A prefix in `frozen` matches no parameter.
+            RecipeError: A prefix in `frozen` matches no parameter, or two averages of the parameters are asked for.
         """
         params, model_state = jax.eval_shape(task.init, jax.random.key(0))
         parameter_axes = task.parameter_axes(params)
@@ -71,7 +72,13 @@ class Program:
         }
         transformation = optimizer.build({name: axes for name, (_, axes) in free.items()}, num_steps, layers)
         config = config or StepConfig()
-        create = partial(_initial_state, task, transformation, trainable, config.ema_decay is not None)
+        if config.ema_decay is not None and transformation.averaged is not None:
+            raise RecipeError(
+                f"step.ema_decay={config.ema_decay}: {type(optimizer).__name__} averages the parameters itself; set "
+                f"step.ema_decay to None"
+            )
+        averages = config.ema_decay is not None or transformation.averaged is not None
+        create = partial(_initial_state, task, transformation, trainable, averages)
         abstract = jax.eval_shape(create, jax.random.key(0))
         lies = transformation.axes(abstract.optimizer_state, free)
         axes = _state_axes(abstract, parameter_axes, task.state_axes(model_state), lies, trainable)
@@ -84,8 +91,12 @@ class Program:
 
         To be jitted, since eager drawing rounds differently.
         """
-        averages = self.config.ema_decay is not None
-        return _initial_state(self.task, self.transformation, self.trainable, averages, key, given)
+        return _initial_state(self.task, self.transformation, self.trainable, self.averages, key, given)
+
+    @property
+    def averages(self) -> bool:
+        """Whether an average of the parameters is kept, and judged in their place."""
+        return self.abstract.averaged is not None
 
     def step(
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None

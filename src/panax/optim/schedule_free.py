@@ -1,0 +1,88 @@
+"""AdamW without a schedule: the parameters that are judged are an average of all that it went through (arXiv:2405.15682)."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core.axes import named_leaves
+from ..core.errors import RecipeError
+from ..kernels.precision import accumulation_dtype
+from .moments import SQUARE, check_decay_rates, unbiased
+from .on_shards import Kept, OnShards, Taken
+from .parameter import Parameter
+from .schedule import OwnSchedule, Schedule
+from .shard import Shard
+
+OFFSET, WEIGHT = "offset", "weight"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScheduleFreeAdamW(OnShards):
+    """Schedule-free AdamW. Gradients are taken between its own sequence and the average of it, which is evaluated and exported.
+
+    What is kept of a parameter is the sequence's offset from it, and the mean of squares; the average is a third array, in the
+    place of one of parameters (`TrainState.averaged`).
+
+    Attributes:
+        b1: How near the average the gradients are taken: 1 is at it.
+        schedule: A warm-up, and no decay.
+    """
+
+    schedule: Schedule | OwnSchedule = Schedule(peak=2.5e-3, decay="constant")  # noqa: RUF009
+    b1: float = 0.9
+    b2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_decay_rates(b1=self.b1, b2=self.b2)
+        if not self.b1:
+            raise RecipeError("optimizer.b1=0; expected a share above 0: gradients are taken near the average")
+        if isinstance(self.schedule, Schedule) and self.schedule.decay != "constant":
+            raise RecipeError(
+                f'optimizer.schedule.decay="{self.schedule.decay}": the average of ScheduleFreeAdamW takes the place of a decay; '
+                f'set optimizer.schedule.decay to "constant", or take AdamW'
+            )
+
+    @property
+    def averages(self) -> bool:
+        return True
+
+    def keeps(self, parameter: Parameter) -> dict[str, Kept]:
+        dims = len(parameter.shape)
+        return {
+            OFFSET: Kept.like(parameter),
+            SQUARE: Kept.like(parameter),
+            WEIGHT: Kept((1,) * dims, "float32", (None,) * dims, moment=False),
+        }
+
+    def step(self, shard: Shard, taken: Taken) -> tuple[jax.Array, dict[str, jax.Array]]:
+        dtype = taken.gradient.dtype
+        offset, square = (taken.kept[kind].astype(dtype) for kind in (OFFSET, SQUARE))
+        square = self.b2 * square + (1 - self.b2) * jnp.square(taken.gradient)
+        direction = taken.gradient / (jnp.sqrt(square / unbiased(self.b2, taken.before)) + self.epsilon)
+        weight = jnp.square(taken.scheduled).astype(jnp.float32)
+        weights = taken.kept[WEIGHT] + weight
+        share = jnp.where(weights > 0, weight / jnp.where(weights > 0, weights, 1), 0).astype(dtype)
+        # Both as offsets from the parameter as it was: differences of near numbers keep their digits.
+        own = offset - taken.rate * (direction + taken.decay * taken.value)
+        average = (1 - share) * self._average(offset) + share * own
+        change = (1 - self.b1) * own + self.b1 * average
+        return change, {OFFSET: own - change, SQUARE: square, WEIGHT: weights}
+
+    def averaged(self, params: Any, state: Any) -> Any:
+        leaves, structure = jax.tree.flatten(params)
+        offsets = [state[OFFSET][name] for name in named_leaves(params)]
+        found = [
+            p.astype(wide) + self._average(offset.astype(wide))
+            for p, offset in zip(leaves, offsets)
+            for wide in [accumulation_dtype(p.dtype)]
+        ]
+        return structure.unflatten(found)
+
+    def _average(self, offset: jax.Array) -> jax.Array:
+        """The average's offset from the parameter, by that of the sequence: the parameter lies between the two."""
+        return -(1 - self.b1) / self.b1 * offset
