@@ -60,7 +60,7 @@ def test_ls(here, capsys):
     out = run(capsys, "ls", CHECKPOINTS)
     assert "not committed" in out.splitlines()[3] and "damaged manifest" in out.splitlines()[4]
     out = run(capsys, "ls", FIRST)
-    assert "params.embedding.table" in out and "optimizer_state.0.mu.embedding.table" in out and "  key (" in out
+    assert "params.embedding.table" in out and "optimizer_state.mean.embedding.table" in out and "  key (" in out
 
 
 def test_verify(here, capsys):

@@ -17,7 +17,7 @@ from panax.checkpoint import Checkpointer, restore
 from panax.core import named_leaves
 from panax.mesh import MeshShape, Placement, Rules
 from panax.models import DecoderTask
-from panax.optim import Optimizer
+from panax.optim import Chained
 from panax.parallel import Pipeline
 from panax.plan.collectives import count_collectives
 from panax.train import CompiledStep, Program, StepConfig, evaluate_all
@@ -53,7 +53,7 @@ ADAM, SGD_RATE = optax.adamw(1e-2), 0.05
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdamwOrSgd(Optimizer):
+class AdamwOrSgd(Chained):
     """AdamW where its state says so, else SGD; the state keeps the last gradient."""
 
     scope = "element"

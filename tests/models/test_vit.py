@@ -17,7 +17,7 @@ from panax.mesh import MeshShape, Placement, Rules
 from panax.models import VIT_PRESETS, VIT_PUBLISHED_PARAMETERS, Vit, VitConfig, VitTask
 from panax.models.vit import normalised
 from panax.models.vit_task import class_surprise
-from panax.optim import Optimizer, Schedule, Sgd
+from panax.optim import Chained, Schedule, Sgd
 from panax.plan.collectives import count_collectives
 from panax.train import CompiledStep, Program, StepConfig, evaluate_all
 
@@ -149,7 +149,7 @@ def test_it_learns():
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class KeptSgd(Optimizer):
+class KeptSgd(Chained):
     """SGD whose state keeps the gradient."""
 
     scope = "element"
