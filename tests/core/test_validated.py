@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import inspect
 import pkgutil
 import types
 from typing import Literal, Union, get_args, get_origin, get_type_hints
@@ -41,7 +42,8 @@ def all_settings() -> list[type]:
     while waiting:
         cls = waiting.pop()
         waiting += cls.__subclasses__()
-        if dataclasses.is_dataclass(cls) and cls.__module__.startswith("panax."):
+        # The fields of an abstract one are those of its subclasses.
+        if dataclasses.is_dataclass(cls) and cls.__module__.startswith("panax.") and not inspect.isabstract(cls):
             found.append(cls)
     return sorted(found, key=lambda cls: (cls.__module__, cls.__name__))
 

@@ -135,7 +135,7 @@ def test_what_cancels_in_plain_sums_is_found():
 
 
 def test_a_corrupted_step_is_taken_back(tmp_path, monkeypatch, undisturbed):
-    sick, lines = Sick(5, "nu.w", sign, lambda number, before: number == 6 and before == 1), []
+    sick, lines = Sick(5, "square.w", sign, lambda number, before: number == 6 and before == 1), []
     sick.patch(monkeypatch)
     result = fit(tmp_path, say=lines.append)
     assert len(sick.seen) == 1
@@ -145,7 +145,7 @@ def test_a_corrupted_step_is_taken_back(tmp_path, monkeypatch, undisturbed):
     assert (rewind["step"], rewind["to"], rewind["batches"]) == (6, 2, [])
     # The two newest, and the two newest up to the last good step.
     assert steps_of(tmp_path) == [4, 6, 8]
-    assert "device 5 of process 0 on " in rewind["why"] and "nu.w" in rewind["why"]
+    assert "device 5 of process 0 on " in rewind["why"] and "square.w" in rewind["why"]
     assert any("goes back to step 2" in line and line.endswith("rewind 1 of at most 3") for line in lines), lines
     assert any("MiB more on each device than a usual step" in line for line in lines)
     (mishap,) = mishaps_of(read_run(tmp_path))

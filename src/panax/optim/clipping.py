@@ -20,7 +20,7 @@ LEAST_NORM = 1e-3
 
 
 def clipped_by_layer(
-    gradients: Any, params: Any, axes: Mapping[str, Axes], *, norm: float | None = None, ratio: float | None = None
+    gradients: Any, params: Any, axes: Mapping[str, Axes], norm: float | None = None, ratio: float | None = None
 ) -> Any:
     """Gradients of which each layer's, and each expert's, own array is scaled down where it is too large.
 

@@ -278,9 +278,11 @@ def needs_of(program: Program) -> Needs:
     task = program.task
     arrays = pair_axes(program.abstract, program.axes)
     # Moments have their parameters' shapes: checked once.
-    distinct = {(tuple(axes), leaf.shape): name for name, leaf, axes in reversed(list(arrays))}
+    distinct: dict[Any, str] = {}
+    for name, leaf, axes in arrays:
+        distinct.setdefault((tuple(axes), leaf.shape), name)
     return Needs(
-        arrays=tuple((name, axes, shape) for (axes, shape), name in reversed(distinct.items())),
+        arrays=tuple((name, axes, shape) for (axes, shape), name in distinct.items()),
         supported=task.mesh_axes,
         who=type(task).__name__,
         pipelined=task.pipelined,

@@ -58,10 +58,10 @@ class StepConfig(Validated):
     def __post_init__(self) -> None:
         if self.micro_batches < 1:
             raise RecipeError(f"step.micro_batches={self.micro_batches}; expected 1 or more")
-        for name, what in (("clip_norm", "norm"), ("clip_layer_norm", "norm"), ("clip_ratio", "share")):
+        for name in ("clip_norm", "clip_layer_norm", "clip_ratio"):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise RecipeError(f"step.{name}={value}; expected a positive {what}, or None")
+                raise RecipeError(f"step.{name}={value}; expected a positive number, or None")
         if self.spike_factor is not None and self.spike_factor <= 1:
             raise RecipeError(f"step.spike_factor={self.spike_factor}; expected a factor above 1, or None")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
@@ -135,8 +135,8 @@ def train_step(
             gradients = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
         if config.clip_layer_norm is not None or config.clip_ratio is not None:
             axes = {name: axes for name, _, axes in pair_axes(state.params, task.parameter_axes(state.params))}
-            limits = {"norm": config.clip_layer_norm, "ratio": config.clip_ratio}
-            gradients = clipped_by_layer(gradients, free, axes, **limits)
+            limits = (config.clip_layer_norm, config.clip_ratio)
+            gradients = clipped_by_layer(gradients, free, axes, *limits)
         updates, optimizer_state = transformation.update(gradients, state.optimizer_state, free)
         params = added_to(free, at_rest(updates, resting))
         averaged = None

@@ -15,8 +15,8 @@ def round_stochastically(x: Float32[Array, "..."], bits: UInt32[Array, "..."]) -
         bits: Random ones, of which 16 are used; of x's shape.
 
     >>> ones = jnp.full((4,), 1 + 2**-9, jnp.float32)
-    >>> round_stochastically(ones, jnp.array([0, 2**14, 2**15, 2**16 - 1], jnp.uint32)).tolist()
-    [1.0, 1.0, 1.0078125, 1.0078125]
+    >>> round_stochastically(ones, jnp.array([0, 2**14, 2**15, 3 * 2**14], jnp.uint32)).tolist()
+    [1.0, 1.0, 1.0, 1.0078125]
     """
     word = jax.lax.bitcast_convert_type(x, jnp.uint32)
     rounded = (word + (bits & jnp.uint32(0xFFFF))) & jnp.uint32(0xFFFF0000)
