@@ -152,6 +152,7 @@ def test_an_average_that_the_optimizer_gives_is_judged():
         Program.create(Stacked(), OPTIMIZERS["schedule_free"], num_steps=10, config=StepConfig(ema_decay=0.9))
 
 
+@pytest.mark.slow
 def test_a_decoder_trains_with_muon_on_a_mesh_as_on_one_device():
     found = []
     for mesh in ({}, {"fsdp": 2, "tensor": 2, "replica": 2}):
