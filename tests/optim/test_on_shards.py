@@ -168,6 +168,9 @@ def test_rates_of_single_layers_go_with_them_to_their_stages():
         (lambda: Sgd(nesterov=True), r"optimizer.nesterov has no effect"),
         (lambda: ScheduleFreeAdamW(schedule=Schedule()), r"takes the place of a decay; set optimizer.schedule.decay"),
         (lambda: ScheduleFreeAdamW(b1=0.0), r"optimizer.b1=0; expected a share above 0"),
+        (lambda: Muon(excluded=("vocabulary",)), r"optimizer.excluded: 'vocabulary' is not a logical axis.*vocab"),
+        (lambda: Lamb(excluded=("embd",)), r"optimizer.excluded: 'embd' is not a logical axis.*embed"),
+        (lambda: Sgd(decays={"up": 1.0}), r"optimizer.decays has no effect with weight_decay=0"),
         (lambda: AdamW(weight_decay=-0.1), r"optimizer.weight_decay=-0.1"),
     ],
 )  # fmt: skip
@@ -223,3 +226,11 @@ def test_small_updates_of_bfloat16_are_kept_by_chance_and_lost_without():
     assert moved["nearest"] == 0.0
     # Below 1 the next bfloat16 is 2**-8 away: 100 steps of that with a chance of 0.0256 have a deviation of 0.0062 in a weight.
     assert moved["stochastic"] == pytest.approx(100 * rate, abs=5 * 0.0062 / 8192**0.5)
+
+
+def test_rounding_by_chance_where_nothing_is_in_bfloat16_is_refused():
+    with pytest.raises(
+        RecipeError, match=r"has no effect: neither parameters nor what is kept of them are in bfloat16"
+    ):
+        AdamW(rounding="stochastic").build(axes_of(AXES), 10).init(parameters(0))
+    AdamW(rounding="stochastic", moments="bfloat16").build(axes_of(AXES), 10).init(parameters(0))

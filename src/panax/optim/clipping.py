@@ -5,15 +5,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from ..core.axes import named_leaves, path_name
-from ..core.layout import current_layout
 from ..core.protocols import Axes
 from ..kernels.precision import accumulation_dtype
-from ..mesh.placement import as_spec
 from .parameter import Parameter
-from .shard import Shard
+from .shard import Shard, lies, on_shards
 
 LEAST_NORM = 1e-3
 """What weights of a smaller norm count as, so that those that begin with zeros move at all (arXiv:2102.06171)."""
@@ -38,15 +35,8 @@ def clipped_by_layer(
             name: _clipped(Shard.of(p), gradients[name], values[name], norm, ratio) for name, p in parameters.items()
         }
 
-    arguments = (found, {name: values[name] for name in found})
-    layout = current_layout()
-    if layout is None:
-        result = local(*arguments)
-    else:
-        lies = {name: PartitionSpec(*as_spec(layout.storage(p.axes, p.shape))) for name, p in parameters.items()}
-        result = jax.shard_map(local, mesh=layout.mesh, in_specs=(lies, lies), out_specs=lies, check_vma=False)(
-            *arguments
-        )
+    places = {name: lies(parameter.axes, parameter.shape) for name, parameter in parameters.items()}
+    result = on_shards(local, (places, places), places)(found, {name: values[name] for name in found})
     paths, structure = jax.tree_util.tree_flatten_with_path(gradients)
     return structure.unflatten([result[path_name(path)] for path, _ in paths])
 

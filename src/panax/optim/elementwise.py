@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core.errors import RecipeError
-from .moments import MEAN, Moments, check_decay_rates
+from .moments import MEAN, Moments, adamw_step, check_decay_rates
 from .on_shards import Kept, OnShards, Taken
 from .parameter import Parameter
 from .shard import Shard
@@ -29,9 +29,7 @@ class AdamW(OnShards):
         return Moments.keeps(parameter)
 
     def step(self, shard: Shard, taken: Taken) -> tuple[jax.Array, dict[str, jax.Array]]:
-        moments = Moments.after(taken, self.b1, self.b2)
-        direction = moments.direction(taken, self.b1, self.b2, self.epsilon)
-        return -taken.rate * (direction + taken.decay * taken.value), moments.kept
+        return adamw_step(taken, self.b1, self.b2, self.epsilon)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,13 +16,14 @@ from ..core.protocols import Axes
 from .decay import decays
 from .moments import MEAN, Moments, check_decay_rates
 from .on_shards import Kept, OnShards, Taken
-from .parameter import Parameter
+from .parameter import Parameter, check_excluded
 from .shard import Shard
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Layerwise(OnShards):
-    """
+    """Scales updates by the norms of layers.
+
     Attributes:
         excluded: Logical axes; a parameter that has one of them is updated without a trust ratio.
         vectors: Norms and biases have a trust ratio, too.
@@ -34,6 +35,7 @@ class _Layerwise(OnShards):
     instead: ClassVar[str] = "AdamW"
 
     def check(self, axes: Mapping[str, Axes]) -> None:
+        check_excluded(self.excluded, axes)
         if not any(map(self.trusts, axes.values())):
             what = f"axes {', '.join(self.excluded)}" if self.excluded else "norms and biases"
             raise RecipeError(

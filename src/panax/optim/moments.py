@@ -42,13 +42,20 @@ class Moments(NamedTuple):
         return {MEAN: self.mean, SQUARE: self.square}
 
 
+def adamw_step(taken: Taken, b1: float, b2: float, epsilon: float) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Adam's step with decoupled weight decay (arXiv:1711.05101): what is added to a parameter, and what is kept now."""
+    moments = Moments.after(taken, b1, b2)
+    direction = moments.direction(taken, b1, b2, epsilon)
+    return -taken.rate * (direction + taken.decay * taken.value), moments.kept
+
+
 def unbiased(decay: float, before: jax.Array) -> jax.Array:
     """What a running mean that began with zeros is divided by, after so many updates and one more."""
     return 1 - jnp.power(jnp.asarray(decay, before.dtype), before + 1)
 
 
 def check_decay_rates(**rates: float) -> None:
-    """Refuse what is no decay rate of a running mean.
+    """Refuse what is not the decay rate of a running mean.
 
     Raises:
         RecipeError: It is not in [0, 1).

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 
 from ..core.errors import RecipeError
 from ..core.protocols import Axes
-from .moments import MEAN, Moments, check_decay_rates
+from .moments import MEAN, Moments, adamw_step, check_decay_rates
 from .on_shards import Kept, OnShards, Taken
 from .owners import shared_out
-from .parameter import Parameter, matrix_of
+from .parameter import Parameter, check_excluded, matrix_of
 from .shard import Shard
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic iteration; chosen by its authors for the steepest slope at zero."""
 
-NO_MATRICES = ("vocab", "position", "token", "class", "tap", "router", "patch_row", "patch_column")
+NO_MATRICES = ("vocab", "position", "class", "tap", "router", "patch_row", "patch_column")
 """Logical axes whose weights are tables, filters, or a model's first and last layers."""
 
 
@@ -55,6 +55,7 @@ class Muon(OnShards):
             raise RecipeError(f"optimizer.iterations={self.iterations}; expected 1 or more, usually 5")
 
     def check(self, axes: Mapping[str, Axes]) -> None:
+        check_excluded(self.excluded, axes)
         if not any(map(self.orthogonal, axes.values())):
             raise RecipeError(
                 f"Muon has no matrix to work on: of the {len(axes)} parameters that train, those that map one space to another "
@@ -90,9 +91,7 @@ class Muon(OnShards):
 
     def step(self, shard: Shard, taken: Taken) -> tuple[jax.Array, dict[str, jax.Array]]:
         """AdamW's."""
-        moments = Moments.after(taken, self.b1, self.b2)
-        direction = moments.direction(taken, self.b1, self.b2, self.epsilon)
-        return -taken.rate * (direction + taken.decay * taken.value), moments.kept
+        return adamw_step(taken, self.b1, self.b2, self.epsilon)
 
     def _scale(self, parameter: Parameter) -> float:
         rows, columns = (math.prod(parameter.shape[dim] for dim in dims) for dims in parameter.matrix or ((), ()))

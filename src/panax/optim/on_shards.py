@@ -7,7 +7,7 @@ parameter, and how one step of one parameter is taken.
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -23,12 +23,11 @@ from ..core.protocols import Axes
 from ..core.selecting import LayerParameters, choose
 from ..kernels.precision import accumulation_dtype
 from ..kernels.quantised import round_stochastically
-from ..mesh.placement import as_spec
 from ..spmd.marks import Holds, expected
 from .decay import decays
 from .optimizer import Optimizer
 from .parameter import Parameter
-from .shard import Shard
+from .shard import Shard, lies, on_shards
 from .transformation import Described, Transformation
 
 Arrays = Mapping[str, Any]
@@ -107,6 +106,11 @@ class OnShards(Optimizer):
                 if factor < 0:
                     raise RecipeError(f"optimizer.{name}: {pattern!r} has the factor {factor}; expected 0 or more")
 
+        if self.decays and not self.weight_decay:
+            raise RecipeError(
+                "optimizer.decays has no effect with weight_decay=0; set optimizer.weight_decay, or leave it out"
+            )
+
     @abc.abstractmethod
     def keeps(self, parameter: Parameter) -> dict[str, Kept]:
         """What is kept of a parameter, by name; it begins with zeros."""
@@ -120,13 +124,10 @@ class OnShards(Optimizer):
         return {name: self.step(shard, taken[name]) for name, shard in shards.items()}
 
     @property
-    def averages(self) -> bool:
-        """Whether it gives an average of the parameters, which are judged in their place."""
-        return False
-
-    def averaged(self, params: Any, state: Any) -> Any:
-        """The average of the parameters after an update, in float32 or wider, where it gives one."""
-        raise NotImplementedError
+    def averaged(self) -> Callable[[Any, Any], Any] | None:
+        """Takes the parameters after an update and the state; gives their average, which is judged in their place, in float32 or
+        wider. None where they are judged themselves."""
+        return None
 
     def check(self, axes: Mapping[str, Axes]) -> None:
         """Refuse parameters with which this optimizer has nothing to do.
@@ -152,6 +153,11 @@ class OnShards(Optimizer):
                 for kind, kept in self.keeps(parameter).items():
                     dtype = self.moments if kept.moment and self.moments != "same" else kept.dtype
                     state.setdefault(kind, {})[name] = jnp.zeros(kept.shape, dtype)
+            if self.rounding == "stochastic" and not any(map(self._rounds, _dtypes((params, state)))):
+                raise RecipeError(
+                    'optimizer.rounding="stochastic" has no effect: neither parameters nor what is kept of them are in bfloat16; '
+                    'set optimizer.moments or task.parameter_dtype to "bfloat16", or rounding to "nearest"'
+                )
             return state
 
         def state_axes(state: Any, params: Described) -> Any:
@@ -181,7 +187,7 @@ class OnShards(Optimizer):
             leaves, structure = jax.tree_util.tree_flatten_with_path(params)
             return structure.unflatten([changes[path_name(path)] for path, _ in leaves]), {COUNT: count + 1, **kept}
 
-        return Transformation(init, update, state_axes, self.averaged if self.averages else None)
+        return Transformation(init, update, state_axes, self.averaged)
 
     def _on_mesh(
         self, parameters: dict[str, Parameter], arrays: "_Arrays", rate: jax.Array, count: jax.Array
@@ -207,36 +213,26 @@ class OnShards(Optimizer):
                     kept[kind][name] = value.astype(dtype)
             return changes, kept
 
-        layout = current_layout()
-        if layout is None:
-            return local(arrays, rate, count)
-
-        def spec(axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
-            return PartitionSpec(*as_spec(layout.storage(axes, shape)))
-
-        lies = {name: spec(parameter.axes, parameter.shape) for name, parameter in parameters.items()}
+        places = {name: lies(parameter.axes, parameter.shape) for name, parameter in parameters.items()}
         kept: dict[str, dict[str, PartitionSpec]] = {kind: {} for kind in arrays.kept}
         for name, parameter in parameters.items():
             for kind, one in self.keeps(parameter).items():
-                kept[kind][name] = spec(one.axes, one.shape)
-        by_layer = {
-            name: PartitionSpec(*lies[name][:1]) if arrays.rates[name].ndim else PartitionSpec() for name in parameters
-        }
-        decay_by_layer = {
-            name: PartitionSpec(*lies[name][:1]) if arrays.decays[name].ndim else PartitionSpec() for name in parameters
-        }
+                kept[kind][name] = lies(one.axes, one.shape)
+
+        def of_layers(factors: Factors) -> dict[str, PartitionSpec]:
+            return {name: PartitionSpec(*places[name][: min(factors[name].ndim, 1)]) for name in places}
+
+        read = _Arrays(places, places, kept, of_layers(arrays.rates), of_layers(arrays.decays))
         whole = PartitionSpec()
-        return jax.shard_map(
-            local,
-            mesh=layout.mesh,
-            in_specs=(_Arrays(lies, lies, kept, by_layer, decay_by_layer), whole, whole),
-            out_specs=(lies, kept),
-            check_vma=False,
-        )(arrays, rate, count)
+        return on_shards(local, (read, whole, whole), (places, kept))(arrays, rate, count)
 
     def _rounds(self, dtype: Any) -> bool:
         """Whether arrays of this type are rounded by chance."""
         return self.rounding == "stochastic" and dtype == jnp.bfloat16
+
+
+def _dtypes(tree: Any) -> set[Any]:
+    return {leaf.dtype for leaf in jax.tree.leaves(tree)}
 
 
 def _rounded(shard: Shard, what: str, x: jax.Array, count: jax.Array) -> jax.Array:

@@ -41,10 +41,10 @@ class Oriented(NamedTuple):
     def of(cls, parameter: Parameter) -> "Oriented":
         """
         Raises:
-            ValueError: It is no matrix.
+            ValueError: It is not a matrix.
         """
         if parameter.matrix is None:
-            raise ValueError(f"{parameter.name} with the axes {parameter.axes} is no matrix")
+            raise ValueError(f"{parameter.name} with the axes {parameter.axes} is not a matrix")
 
         def sizes(dims: Sequence[int]) -> tuple[int, ...]:
             return tuple(parameter.shape[dim] for dim in dims)
@@ -110,13 +110,6 @@ class Group:
         2
         """
         return -(-matrices // math.prod(sizes[axis] for axis in self.over))
-
-    def sent(self, matrices: int, sizes: Mapping[str, int], itemsize: int) -> int:
-        """Bytes that each device sends to have so many matrices worked on: to their owners, back, and to copies."""
-        owned, elements = self.owned(matrices, sizes), math.prod(self.shape)
-        shards = math.prod(sizes[axis] for axis in self.split)
-        copies = math.prod(sizes[axis] for axis in self.copied)
-        return itemsize * owned * (2 * elements // shards * (shards - 1) + elements * (copies - 1))
 
 
 Work = Callable[[jax.Array], jax.Array]

@@ -1,9 +1,11 @@
 """`Parameter`: what an optimizer knows of an array before it sees any of its numbers."""
 
 import dataclasses
-import math
+from collections.abc import Mapping
 from typing import Any
 
+from ..core.errors import RecipeError, nearest
+from ..core.logical import LOGICAL_AXES
 from ..core.protocols import Axes
 from .decay import COPIES, SAME_SPACE
 
@@ -17,8 +19,8 @@ class Parameter:
         axes: Its logical axes.
 
     >>> up = Parameter("blocks.w_up", (12, 8, 64, 256), "float32", ("layer", "expert", "embed", "ffn"))
-    >>> up.copies, up.own, up.count, up.size, up.matrix
-    ((0, 1), (2, 3), 96, 16384, ((2,), (3,)))
+    >>> up.copies, up.own, up.matrix
+    ((0, 1), (2, 3), ((2,), (3,)))
     """
 
     name: str
@@ -41,18 +43,8 @@ class Parameter:
         return tuple(dim for dim, axis in enumerate(self.axes) if not is_copies(axis))
 
     @property
-    def count(self) -> int:
-        """How many there are."""
-        return math.prod(self.shape[dim] for dim in self.copies)
-
-    @property
-    def size(self) -> int:
-        """Elements of one of them."""
-        return math.prod(self.shape[dim] for dim in self.own)
-
-    @property
     def matrix(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """The dimensions that are its rows (what goes in) and its columns (what comes out); None where it is no matrix.
+        """The dimensions that are its rows (what goes in) and its columns (what comes out); None where it is not a matrix.
 
         Axes that index one space together, as heads and head_dim, count as one, and one without a name goes with the one beside
         it; of more than two spaces, all but the last are rows.
@@ -86,3 +78,18 @@ def matrix_of(axes: Axes) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     if len(spaces) < 2:
         return None
     return tuple(dim for _, dims in spaces[:-1] for dim in dims), tuple(spaces[-1][1])
+
+
+def check_excluded(excluded: tuple[str, ...], axes: Mapping[str, Axes]) -> None:
+    """Refuse logical axes that nobody knows, which would exclude nothing.
+
+    Args:
+        axes: Parameter name to logical axes, which a model may have without registering them.
+
+    Raises:
+        RecipeError: Names the nearest axis.
+    """
+    known = {*LOGICAL_AXES, *(axis for each in axes.values() for axis in each if axis)}
+    for axis in excluded:
+        if axis not in known:
+            raise RecipeError(f"optimizer.excluded: {axis!r} is not a logical axis; {nearest(axis, sorted(known))}")

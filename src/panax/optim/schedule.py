@@ -135,7 +135,7 @@ class Schedule(Validated):
 
         def falling(step: Any) -> Any:
             passed = jnp.asarray(step, jnp.float32) / length
-            # The end of the last fall is no beginning of another one.
+            # After the last fall no other one begins.
             share = jnp.where(passed >= self.cycles, 1.0, passed % 1.0)
             left = {
                 "cosine": 0.5 * (1 + jnp.cos(jnp.pi * share)),

@@ -1,6 +1,7 @@
 """AdamW without a schedule: the parameters that are judged are an average of all that it went through (arXiv:2405.15682)."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,8 +23,8 @@ OFFSET, WEIGHT = "offset", "weight"
 class ScheduleFreeAdamW(OnShards):
     """Schedule-free AdamW. Gradients are taken between its own sequence and the average of it, which is evaluated and exported.
 
-    What is kept of a parameter is the sequence's offset from it, and the mean of squares; the average is a third array, in the
-    place of one of parameters (`TrainState.averaged`).
+    It keeps the sequence's offset from each parameter and the mean of squares. The average is a third array
+    (`TrainState.averaged`).
 
     Attributes:
         b1: How near the average the gradients are taken: 1 is at it.
@@ -48,8 +49,12 @@ class ScheduleFreeAdamW(OnShards):
             )
 
     @property
-    def averages(self) -> bool:
-        return True
+    def averaged(self) -> Callable[[Any, Any], Any]:
+        def average(params: Any, state: Any) -> Any:
+            offsets = jax.tree.structure(params).unflatten([state[OFFSET][name] for name in named_leaves(params)])
+            return jax.tree.map(self._average_of, params, offsets)
+
+        return average
 
     def keeps(self, parameter: Parameter) -> dict[str, Kept]:
         dims = len(parameter.shape)
@@ -73,16 +78,10 @@ class ScheduleFreeAdamW(OnShards):
         change = (1 - self.b1) * own + self.b1 * average
         return change, {OFFSET: own - change, SQUARE: square, WEIGHT: weights}
 
-    def averaged(self, params: Any, state: Any) -> Any:
-        leaves, structure = jax.tree.flatten(params)
-        offsets = [state[OFFSET][name] for name in named_leaves(params)]
-        found = [
-            p.astype(wide) + self._average(offset.astype(wide))
-            for p, offset in zip(leaves, offsets)
-            for wide in [accumulation_dtype(p.dtype)]
-        ]
-        return structure.unflatten(found)
-
     def _average(self, offset: jax.Array) -> jax.Array:
         """The average's offset from the parameter, by that of the sequence: the parameter lies between the two."""
         return -(1 - self.b1) / self.b1 * offset
+
+    def _average_of(self, param: jax.Array, offset: jax.Array) -> jax.Array:
+        wide = accumulation_dtype(param.dtype)
+        return param.astype(wide) + self._average(offset.astype(wide))

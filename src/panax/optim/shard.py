@@ -2,16 +2,19 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from ..core.counter_hash import bits_of_places
 from ..core.expected import moving
 from ..core.layout import MeshAxes, current_layout
+from ..core.protocols import Axes
 from ..kernels.precision import accumulation_dtype
+from ..mesh.placement import as_spec
 from ..spmd.collectives import all_reduce
 from .parameter import Parameter
 
@@ -71,3 +74,22 @@ class Shard:
                 index = index + jax.lax.axis_index(axes).astype(jnp.uint32) * jnp.uint32(whole // parts)
             places.append(index.reshape(*(-1 if other == dim else 1 for other in range(len(self.places)))))
         return bits_of_places(f"{self.parameter.name} {what}", count, places)
+
+
+def lies(axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
+    """Where an array with these logical axes rests, in the layout that is being traced for."""
+    layout = current_layout()
+    return PartitionSpec() if layout is None else PartitionSpec(*as_spec(layout.storage(axes, shape)))
+
+
+def on_shards(function: Callable[..., Any], arguments: Any, results: Any) -> Callable[..., Any]:
+    """`function` of whole arrays, run on each device's shards of them; itself where no mesh is being traced for.
+
+    Args:
+        arguments: Where its arguments lie: like them, with a `PartitionSpec` for each array.
+        results: The same for what it returns.
+    """
+    layout = current_layout()
+    if layout is None:
+        return function
+    return jax.shard_map(function, mesh=layout.mesh, in_specs=arguments, out_specs=results, check_vma=False)

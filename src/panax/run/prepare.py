@@ -155,7 +155,7 @@ def with_rate_for_batch(experiment: Experiment, shapes: Callable[[], Mapping[str
         f"learning rate  peak {chosen.peak:.3g} for {rows:,} rows a batch: {schedule.peak:.3g} times "
         f"{root}{rows:,} / {schedule.base_batch:,}"
     )
-    return dataclasses.replace(experiment, optimizer=dataclasses.replace(experiment.optimizer, schedule=chosen))
+    return dataclasses.replace(experiment, optimizer=experiment.optimizer.for_batch(rows))
 
 
 def make_program(experiment: Experiment, task: Task) -> Program:

@@ -48,17 +48,21 @@ def freeze(
     return jax.tree.unflatten(jax.tree.structure(params), free), resting or None
 
 
-def at_rest(tree: Any, rows: Rows | None) -> Any:
-    """Gradients or updates with zeros for the layers that are frozen."""
+def at_rest(tree: Any, rows: Rows | None, instead: Any = None) -> Any:
+    """A tree like the parameters with other values for the layers that are frozen.
+
+    Args:
+        instead: A tree of these values; None for zeros, as of gradients and updates.
+    """
     if rows is None:
         return tree
     frozen = rows
 
-    def masked(name: str, leaf: jax.Array) -> jax.Array:
+    def masked(name: str, leaf: jax.Array, other: jax.Array) -> jax.Array:
         if name not in frozen:
             return leaf
         keep = np.array([row not in frozen[name] for row in range(leaf.shape[0])])
-        return jnp.where(keep.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf))
+        return jnp.where(keep.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, other.astype(leaf.dtype))
 
     names = jax.tree.unflatten(jax.tree.structure(tree), list(named_leaves(tree)))
-    return jax.tree.map(masked, names, tree)
+    return jax.tree.map(masked, names, tree, jax.tree.map(jnp.zeros_like, tree) if instead is None else instead)

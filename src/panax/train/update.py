@@ -143,10 +143,7 @@ def train_step(
         if config.ema_decay is not None:
             averaged = _averaged(state.averaged, params, config.ema_decay, guard, state.step)
         elif transformation.averaged is not None:
-            away = jax.tree.map(
-                lambda a, p: a - p.astype(a.dtype), transformation.averaged(params, optimizer_state), params
-            )
-            averaged = jax.tree.map(lambda a, p: p.astype(a.dtype) + a, at_rest(away, resting), params)
+            averaged = at_rest(transformation.averaged(params, optimizer_state), resting, params)
         return _Guarded(params, result.state, optimizer_state, averaged)
 
     old = _Guarded(free, state.model_state, state.optimizer_state, state.averaged)
