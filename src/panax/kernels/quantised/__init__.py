@@ -1,5 +1,15 @@
-"""Numbers in fewer bits: how they are rounded."""
+"""Numbers in fewer bits: codes and scales as one array type, its formats, and how numbers are rounded to them."""
 
+from .array import Quantised, quantise
+from .dynamic_map import DynamicMap
+from .formats import FLOAT8, INT4, INT8, Float8, Format, Linear
+from .packing import pack, unpack
 from .rounding import round_stochastically
 
-__all__ = ["round_stochastically"]
+DYNAMIC = DynamicMap(signed=True)
+DYNAMIC_UNSIGNED = DynamicMap(signed=False)
+
+__all__ = [
+    "DYNAMIC", "DYNAMIC_UNSIGNED", "FLOAT8", "INT4", "INT8", "DynamicMap", "Float8", "Format", "Linear", "Quantised", "pack",
+    "quantise", "round_stochastically", "unpack",
+]  # fmt: skip
