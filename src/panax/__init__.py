@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from . import adapters, hooks
     from .core import Task, debugging
     from .core.joining import join
-    from .metrics.report import report
+    from .metrics.report import report, until_loss
     from .plan.goodput import simulate
     from .presets import preset
     from .run import Experiment, Result, check, compile_step, evaluate, fit, load, open_run, sweep
@@ -27,7 +27,7 @@ __getattr__ = lazily(
     {
         "core": ("Task", "debugging"),
         "core.joining": ("join",),
-        "metrics.report": ("report",),
+        "metrics.report": ("report", "until_loss"),
         "plan.goodput": ("simulate",),
         "presets": ("preset",),
         "run": ("Experiment", "Result", "check", "compile_step", "evaluate", "fit", "load", "open_run", "sweep"),
@@ -42,5 +42,5 @@ readable_in("panax.parallel", "Pipeline")
 
 __all__ = [
     "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "check", "compile_step", "debugging",
-    "evaluate", "fit", "hooks", "join", "load", "open_run", "preset", "report", "simulate", "sweep",
+    "evaluate", "fit", "hooks", "join", "load", "open_run", "preset", "report", "simulate", "sweep", "until_loss",
 ]  # fmt: skip

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from panax.core.errors import RecipeError
+from panax.metrics.report.costs import Rate
+from panax.metrics.report.until import lines_of, until_loss
 
 from .columns import COLUMNS, DISTRIBUTED
 from .measuring import measure
@@ -19,14 +21,17 @@ from .settings import ATTENTIONS, OPTIMIZERS, PRECISIONS, SIZES, Settings
 DESCRIPTION = """\
 The same model, weights, data, loss, optimizer, precision and batch in PyTorch, torch.compile, plain JAX, Flax, the PyTorch model
 adapted, and Panax: each in a process of its own, in turns. Losses must agree before anything is timed. The same command again
-goes on from where it was interrupted.
+goes on from where it was interrupted. With --until-loss: what runs that are there took to a held-out loss.
 """
+
+OF_RUNS = ("until_loss", "price_per_hour", "currency", "interpolate")
+"""Flags for runs that are there."""
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(prog="panax compare", description=DESCRIPTION)
-    found.add_argument("work", help="vit, decoder, moe, or recipe:NAME")
+    found.add_argument("work", nargs="+", help="vit, decoder, moe, or recipe:NAME; with --until-loss, folders of runs")
     names = "; ".join(f"{work}: {', '.join(sizes)}" for work, sizes in SIZES.items())
     found.add_argument("--size", default="", help=names)
     found.add_argument("--batch-size", type=int, help=f"images, or rows of tokens; {Settings.batch_size} unless told")
@@ -61,6 +66,17 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="vit: reproduce a published comparison with its flaws, and show what each does to the verdict",
     )
+    runs = found.add_argument_group("runs that are there")
+    runs.add_argument(
+        "--until-loss", type=float, metavar="X", help="steps, samples, time and cost of each run to this held-out loss"
+    )
+    runs.add_argument("--price-per-hour", type=float, metavar="P", help="of one device; without it there are no costs")
+    runs.add_argument("--currency", default="", help="in which the price is; USD unless told")
+    runs.add_argument(
+        "--interpolate",
+        action="store_true",
+        help="let the loss fall linearly between two evaluations; the first one at or below it counts unless told",
+    )
     return found
 
 
@@ -75,6 +91,14 @@ def settings_of(options: argparse.Namespace) -> Settings:
         for field in dataclasses.fields(Settings)
         if hasattr(options, field.name)
     }
+    if len(options.work) > 1:
+        raise RecipeError(
+            f"{' and '.join(options.work)} can't be compared at once; give one work, or folders of runs with --until-loss X"
+        )
+    for name in OF_RUNS[1:]:
+        if getattr(options, name):
+            raise RecipeError(f"{_flag(name)} has no effect without --until-loss: it is for runs that are there")
+    [values["work"]] = options.work
     values["columns"] = tuple(name for name in options.columns.replace(" ", "").split(",") if name)
     if options.distributed:
         if values["columns"]:
@@ -89,6 +113,8 @@ def run(arguments: Sequence[str]) -> int:
     """Compare, and write the report. Returns the exit code: 130 after Ctrl-C or SIGTERM, with the report of what was finished."""
     options = parser().parse_args(arguments)
     command = f"panax compare {shlex.join(arguments)}"
+    if options.until_loss is not None:
+        return _until_loss(options)
     if options.as_published:
         from .published import run_published
 
@@ -112,6 +138,35 @@ def run(arguments: Sequence[str]) -> int:
     print(table, end="")
     print(f"\nreport: {page}")
     return code
+
+
+def _until_loss(options: argparse.Namespace) -> int:
+    """Show what runs took to a loss. Returns 1 where none of them has come there."""
+    usual = parser().parse_args(["runs"])
+    for name, value in vars(usual).items():
+        if name not in ("work", *OF_RUNS) and getattr(options, name) != value:
+            raise RecipeError(f"{_flag(name)} has no effect with --until-loss, which reads runs that are there")
+    if options.currency and options.price_per_hour is None:
+        raise RecipeError("--currency has no effect without a price; give --price-per-hour too")
+    for work in options.work:
+        if work in SIZES or work.startswith("recipe:"):
+            raise RecipeError(
+                f"--until-loss takes folders of runs, and {work!r} is a work; train it with `panax train`, as often as there are "
+                f"settings to compare, then give runs/NAME of each"
+            )
+    rate = Rate.of(None, options.currency or "USD")
+    found = until_loss(
+        *options.work,
+        loss=options.until_loss,
+        price_per_hour=options.price_per_hour,
+        interpolate=options.interpolate,
+    )
+    print("\n".join(lines_of(found, options.until_loss, rate.currency)))
+    return 0 if any(each.step is not None for each in found) else 1
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _say(line: str) -> None:

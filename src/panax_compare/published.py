@@ -96,9 +96,9 @@ def settings_of(options: argparse.Namespace) -> Settings:
     Raises:
         RecipeError: A flag has no effect here.
     """
-    if options.work != "vit":
+    if options.work != ["vit"]:
         raise RecipeError(
-            f"--as-published is of a ViT, not of {options.work!r}; expected `panax compare vit --as-published`"
+            f"--as-published is of a ViT, not of {' and '.join(options.work)}; expected `panax compare vit --as-published`"
         )
     for name, usual in (("precision", "f32"), ("attention", "fused"), ("columns", ""), ("learning_rate", 0.0)):
         if getattr(options, name) != usual:

@@ -132,7 +132,9 @@ def check_command(arguments: list[str], where: str) -> None:
         elif command == "checkpoint":
             panax.cli.checkpoint.parser().parse_args(rest)
         elif command == "compare":
-            comparison_settings(panax_compare.command.parser().parse_args(rest))
+            options = panax_compare.command.parser().parse_args(rest)
+            if options.until_loss is None:
+                comparison_settings(options)
         elif command in ("generate", "export", "evaluate"):
             with pytest.raises(Parsed):
                 main(arguments)

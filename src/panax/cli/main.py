@@ -54,6 +54,8 @@ usage: panax COMMAND ...
   compare vit|decoder|moe|recipe:NAME
                          the same training in PyTorch, plain JAX, Flax and
                          here, side by side: a report
+  compare RUN [RUN...] --until-loss X
+                         what runs took to a held-out loss: steps, time, cost
   recipes                what there is to train: recipes, and published models
 
 RECIPE is a name, a published model (preset:llama3_8b), or a Python file of

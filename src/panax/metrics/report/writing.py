@@ -37,7 +37,7 @@ def report(
         DataError: A folder is not a run's; or the page can't be written.
     """
     priced = Rate.of(rate, currency)
-    found = _read(runs)
+    found = read_runs(runs)
     place = Path(output) if output is not None else Path(runs[0]) / (PAGE if len(found) == 1 else COMPARISON)
     if place.is_dir():
         raise DataError(f"{place} is a folder; expected the name of a file for the page, as {place / PAGE}")
@@ -57,7 +57,7 @@ def report(
     return place
 
 
-def _read(folders: Sequence[str | Path]) -> list[RunFiles]:
+def read_runs(folders: Sequence[str | Path]) -> list[RunFiles]:
     if not folders:
         raise RecipeError("expected the folder of a run, as runs/NAME, and got none")
     if len(folders) > MOST_RUNS:
