@@ -111,8 +111,16 @@ def test_it_is_a_tree_that_is_mapped_scanned_and_of_its_own_type():
     scanned = jax.lax.scan(lambda _, part: (None, part.dequantised()), None, whole)[1]
     assert scanned.dtype == jnp.bfloat16 and (scanned == BACK(whole)).all()
     assert whole.dequantised(jnp.float32).dtype == jnp.float32
-    zeros = Quantised.zeros((2, 8), DYNAMIC, 8, "float32")
-    assert zeros.codes.dtype == jnp.uint8 and (zeros.dequantised() == 0).all()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_zeros_are_made_as_they_are_rounded(name):
+    made, rounded = (
+        Quantised.zeros((3, 10), FORMATS[name], (2, 4), "bfloat16"),
+        QUANTISE(jnp.zeros((3, 10), jnp.bfloat16), FORMATS[name], (2, 4)),
+    )
+    assert jax.tree.structure(made) == jax.tree.structure(rounded)
+    assert all(a.dtype == b.dtype and (a == b).all() for a, b in zip(jax.tree.leaves(made), jax.tree.leaves(rounded)))
 
 
 @pytest.mark.parametrize("name", MAPS)

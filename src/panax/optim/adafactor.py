@@ -50,7 +50,7 @@ class Adafactor(OnShards):
     def keeps(self, parameter: Parameter) -> dict[str, Kept]:
         dims = self.factored(parameter)
         if dims is None:
-            return {SQUARE: Kept.like(parameter)}
+            return {SQUARE: Kept.like(parameter, signed=False)}
         row, column = dims
         return {ROW: _without(parameter, column), COLUMN: _without(parameter, row)}
 
@@ -78,7 +78,7 @@ def _without(parameter: Parameter, gone: int) -> Kept:
     """A mean over one dimension, which is of size 1 then."""
     shape = tuple(1 if dim == gone else size for dim, size in enumerate(parameter.shape))
     axes = tuple(None if dim == gone else axis for dim, axis in enumerate(parameter.axes))
-    return Kept(shape, parameter.dtype, axes)
+    return Kept(shape, parameter.dtype, axes, signed=False)
 
 
 def _moved(old: jax.Array, new: jax.Array, decay: jax.Array) -> jax.Array:

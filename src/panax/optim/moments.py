@@ -20,7 +20,7 @@ class Moments(NamedTuple):
 
     @staticmethod
     def keeps(parameter: Parameter) -> dict[str, Kept]:
-        return {MEAN: Kept.like(parameter), SQUARE: Kept.like(parameter)}
+        return {MEAN: Kept.like(parameter), SQUARE: Kept.like(parameter, signed=False)}
 
     @classmethod
     def after(cls, taken: Taken, b1: float, b2: float) -> "Moments":

@@ -22,8 +22,9 @@ from ..core.layout import current_layout
 from ..core.protocols import Axes
 from ..core.selecting import LayerParameters, choose
 from ..kernels.precision import accumulation_dtype
-from ..kernels.quantised import round_stochastically
+from ..kernels.quantised import Quantised, quantise, round_stochastically
 from ..spmd.marks import Holds, expected
+from .codes import BLOCK, LEAST, axes_of_parts, check_blocks, zeros_in_codes
 from .decay import decays
 from .optimizer import Optimizer
 from .parameter import Parameter
@@ -44,16 +45,18 @@ class Kept(NamedTuple):
         shape: Of the whole array.
         axes: Its logical axes: it lies as a parameter with these does.
         moment: It is kept in the type that the setting `moments` asks for.
+        signed: It may be negative.
     """
 
     shape: tuple[int, ...]
     dtype: str
     axes: Axes
     moment: bool = True
+    signed: bool = True
 
     @classmethod
-    def like(cls, parameter: Parameter) -> "Kept":
-        return cls(parameter.shape, parameter.dtype, parameter.axes)
+    def like(cls, parameter: Parameter, *, signed: bool = True) -> "Kept":
+        return cls(parameter.shape, parameter.dtype, parameter.axes, signed=signed)
 
 
 class Taken(NamedTuple):
@@ -62,7 +65,7 @@ class Taken(NamedTuple):
     Attributes:
         gradient: This device's shard, in float32 or wider.
         value: Of the parameter, the same.
-        kept: What was kept of it, each a shard, in its own type.
+        kept: What was kept of it, each a shard, in its own type; in the gradient's where it is kept in codes.
         rate: The learning rate, times the factor of this parameter or of each of its layers.
         decay: Weight decay times its factor; 0 where there is none.
         before: Updates before this one, in the gradient's type.
@@ -87,15 +90,16 @@ class OnShards(Optimizer):
         rates: What the learning rate is multiplied with, by pattern: a parameter's name or the beginning of one, with `*`, or
             `layers.3`, `layers.0-5`, `layers.3.attention`. The last pattern that fits counts.
         decays: The same for weight decay; a norm or a bias that is named decays, too.
-        moments: What is kept of a parameter is kept in this; same: in the parameter's own type.
-        rounding: Of parameters and of what is kept of them, where they are in bfloat16. stochastic: up or down by chance, so that
-            updates too small for the next bfloat16 are not lost (arXiv:2010.06192); by the same chance on every mesh.
+        moments: What is kept of a parameter is kept in this; same: in the parameter's own type. int8: in codes of 8 bits with a
+            scale for each 256 (arXiv:2110.02861), where an own array has at least 4,096 numbers; else as it is.
+        rounding: Of parameters and of what is kept of them, where they are in bfloat16 or in codes. stochastic: up or down by
+            chance, so that updates too small for the next number are not lost (arXiv:2010.06192), and the same on every mesh.
     """
 
     weight_decay: float = 0.0
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
     decays: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    moments: Literal["same", "float32", "bfloat16"] = "same"
+    moments: Literal["same", "float32", "bfloat16", "int8"] = "same"
     rounding: Literal["nearest", "stochastic"] = "nearest"
 
     def __post_init__(self) -> None:
@@ -151,13 +155,8 @@ class OnShards(Optimizer):
             state: dict[str, Any] = {COUNT: jnp.int32(0)}
             for name, parameter in described(params).items():
                 for kind, kept in self.keeps(parameter).items():
-                    dtype = self.moments if kept.moment and self.moments != "same" else kept.dtype
-                    state.setdefault(kind, {})[name] = jnp.zeros(kept.shape, dtype)
-            if self.rounding == "stochastic" and not any(map(self._rounds, _dtypes((params, state)))):
-                raise RecipeError(
-                    'optimizer.rounding="stochastic" has no effect: neither parameters nor what is kept of them are in bfloat16; '
-                    'set optimizer.moments or task.parameter_dtype to "bfloat16", or rounding to "nearest"'
-                )
+                    state.setdefault(kind, {})[name] = self._zeros(kept)
+            self._check_types(params, state)
             return state
 
         def state_axes(state: Any, params: Described) -> Any:
@@ -165,7 +164,7 @@ class OnShards(Optimizer):
             for name, (shape, leaf_axes) in params.items():
                 # The type has no part in where it lies.
                 for kind, kept in self.keeps(Parameter(name, shape, "float32", leaf_axes)).items():
-                    found.setdefault(kind, {})[name] = kept.axes
+                    found.setdefault(kind, {})[name] = axes_of_parts(state[kind][name], kept.axes)
             return found
 
         def update(gradients: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
@@ -206,18 +205,16 @@ class OnShards(Optimizer):
                 changes[name] = _checked(shard, change)
                 declared = self.keeps(shard.parameter)
                 for kind, value in after.items():
-                    dtype = arrays.kept[kind][name].dtype
-                    if self._rounds(dtype):
-                        own = Parameter(name, declared[kind].shape, dtype.name, declared[kind].axes)
-                        value = _rounded(Shard.of(own), kind, value, count)
-                    kept[kind][name] = value.astype(dtype)
+                    kept[kind][name] = self._stored(name, kind, declared[kind], arrays.kept[kind][name], value, count)
             return changes, kept
 
         places = {name: lies(parameter.axes, parameter.shape) for name, parameter in parameters.items()}
         kept: dict[str, dict[str, PartitionSpec]] = {kind: {} for kind in arrays.kept}
         for name, parameter in parameters.items():
             for kind, one in self.keeps(parameter).items():
+                # Codes and scales lie alike.
                 kept[kind][name] = lies(one.axes, one.shape)
+                check_blocks(f"{kind} of {name}", arrays.kept[kind][name], one.axes)
 
         def of_layers(factors: Factors) -> dict[str, PartitionSpec]:
             return {name: PartitionSpec(*places[name][: min(factors[name].ndim, 1)]) for name in places}
@@ -229,6 +226,49 @@ class OnShards(Optimizer):
     def _rounds(self, dtype: Any) -> bool:
         """Whether arrays of this type are rounded by chance."""
         return self.rounding == "stochastic" and dtype == jnp.bfloat16
+
+    def _zeros(self, kept: Kept) -> Any:
+        """What is kept before the first step."""
+        if kept.moment and self.moments == "int8":
+            codes = zeros_in_codes(kept.shape, kept.axes, kept.signed, kept.dtype)
+            return jnp.zeros(kept.shape, kept.dtype) if codes is None else codes
+        return jnp.zeros(kept.shape, self.moments if kept.moment and self.moments != "same" else kept.dtype)
+
+    def _stored(self, name: str, kind: str, kept: Kept, before: Any, value: jax.Array, count: jax.Array) -> Any:
+        """What is kept now, in the form of what was kept before."""
+        own = Shard.of(Parameter(name, kept.shape, kept.dtype, kept.axes))
+        if isinstance(before, Quantised):
+            bits = own.bits(kind, count) if self.rounding == "stochastic" else None
+            return quantise(value, before.format, before.block, bits, before.dtype)
+        return (_rounded(own, kind, value, count) if self._rounds(before.dtype) else value).astype(before.dtype)
+
+    def _check_types(self, params: Any, state: dict[str, Any]) -> None:
+        """Refuse types and roundings of which there is nothing.
+
+        Raises:
+            RecipeError: Says what to set instead.
+        """
+        kept = [leaf for kind, leaves in state.items() if kind != COUNT for leaf in leaves.values()]
+        in_codes = any(isinstance(leaf, Quantised) for leaf in kept)
+        if self.moments != "same" and not kept:
+            raise RecipeError(
+                f'optimizer.moments="{self.moments}" has no effect: {type(self).__name__} keeps nothing of a parameter as it is '
+                f"set; leave optimizer.moments out"
+            )
+        if self.moments == "int8" and not in_codes:
+            raise RecipeError(
+                f'optimizer.moments="int8" has no effect: nothing that is kept has {LEAST:,} numbers for a layer, in whole '
+                f'blocks of {BLOCK}; set it to "bfloat16", or leave it out'
+            )
+        if self.rounding == "stochastic" and not in_codes and not any(map(self._rounds, _dtypes((params, state)))):
+            raise RecipeError(
+                'optimizer.rounding="stochastic" has no effect: neither parameters nor what is kept of them are in bfloat16 or '
+                'in codes; set optimizer.moments or task.parameter_dtype to "bfloat16", or rounding to "nearest"'
+            )
+
+
+def _readable(kept: Any, dtype: Any) -> jax.Array:
+    return kept.dequantised(dtype) if isinstance(kept, Quantised) else kept
 
 
 def _dtypes(tree: Any) -> set[Any]:
@@ -251,7 +291,7 @@ class _Arrays(NamedTuple):
     def taken(self, name: str, rate: jax.Array, count: jax.Array) -> Taken:
         gradient, value = self.gradients[name], self.values[name]
         dtype = accumulation_dtype(value.dtype)
-        kept = {kind: arrays[name] for kind, arrays in self.kept.items() if name in arrays}
+        kept = {kind: _readable(arrays[name], dtype) for kind, arrays in self.kept.items() if name in arrays}
         return Taken(
             gradient.astype(dtype),
             value.astype(dtype),

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from ..core.axes import named_leaves
 from ..core.errors import RecipeError
 from ..kernels.precision import accumulation_dtype
+from ..kernels.quantised import Quantised
+from .codes import widened
 from .moments import SQUARE, check_decay_rates, unbiased
 from .on_shards import Kept, OnShards, Taken
 from .parameter import Parameter
@@ -60,7 +62,7 @@ class ScheduleFreeAdamW(OnShards):
         dims = len(parameter.shape)
         return {
             OFFSET: Kept.like(parameter),
-            SQUARE: Kept.like(parameter),
+            SQUARE: Kept.like(parameter, signed=False),
             WEIGHT: Kept((1,) * dims, "float32", (None,) * dims, moment=False),
         }
 
@@ -82,6 +84,6 @@ class ScheduleFreeAdamW(OnShards):
         """The average's offset from the parameter, by that of the sequence: the parameter lies between the two."""
         return -(1 - self.b1) / self.b1 * offset
 
-    def _average_of(self, param: jax.Array, offset: jax.Array) -> jax.Array:
+    def _average_of(self, param: jax.Array, offset: jax.Array | Quantised) -> jax.Array:
         wide = accumulation_dtype(param.dtype)
-        return param.astype(wide) + self._average(offset.astype(wide))
+        return param.astype(wide) + self._average(widened(offset, wide))

@@ -34,8 +34,12 @@ class Quantised(eqx.Module):
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...], format: Format, block: int | tuple[int, ...], dtype: Any) -> "Quantised":
-        """An array of zeros."""
-        return quantise(jnp.zeros(shape, dtype), format, block)
+        """An array of zeros; arguments as of `quantise`."""
+        block = _checked(block, shape)
+        front, last = shape[: len(shape) - len(block)], shape[len(shape) - len(block) :]
+        codes = jnp.full((*shape[:-1], shape[-1] // format.packed), format.zero, format.dtype)
+        counts = tuple(-(-size // part) for size, part in zip(last, block))
+        return cls(codes, jnp.zeros((*front, *counts), jnp.float32), format, block, jnp.dtype(dtype))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -62,7 +66,11 @@ class Quantised(eqx.Module):
 
 
 def quantise(
-    x: Array, format: Format, block: int | tuple[int, ...], bits: UInt32[Array, "..."] | None = None
+    x: Array,
+    format: Format,
+    block: int | tuple[int, ...],
+    bits: UInt32[Array, "..."] | None = None,
+    dtype: Any = None,
 ) -> Quantised:
     """`x` in fewer bits: in each block, numbers are divided by a scale that makes the largest the format's largest.
 
@@ -72,6 +80,7 @@ def quantise(
     Args:
         block: Numbers with one scale, along the last dimension, or along each of the last few.
         bits: Random ones, of x's shape, to round up or down by chance, so that the mean is x; None for the nearest.
+        dtype: What it stands for; None for x's.
 
     Raises:
         ValueError: A block has no size, or more dimensions than `x`.
@@ -81,11 +90,7 @@ def quantise(
     >>> small.codes.tolist(), small.scales.shape, small.shape
     ([[127, -64, 0, 127, 64]], (1, 2), (1, 5))
     """
-    block = (block,) if isinstance(block, int) else tuple(block)
-    if not block or min(block) < 1 or len(block) > x.ndim:
-        raise ValueError(
-            f"block={block} for an array of the shape {x.shape}; give 1 or more for each of its last dimensions"
-        )
+    block = _checked(block, x.shape)
     wide = x.astype(jnp.float32)
     split, sizes = _split(wide, block)
     dims = tuple(range(split.ndim - 2 * len(block) + 1, split.ndim, 2))
@@ -97,7 +102,16 @@ def quantise(
     fits = scale > 0
     scaled = jnp.where(fits, split / jnp.where(fits, scale, 1.0), 0.0)
     codes = format.encode(_cut(scaled.reshape(sizes), x.shape), bits)
-    return Quantised(codes, jnp.squeeze(scale, dims), format, block, jnp.dtype(x.dtype))
+    return Quantised(codes, jnp.squeeze(scale, dims), format, block, jnp.dtype(x.dtype if dtype is None else dtype))
+
+
+def _checked(block: int | tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    block = (block,) if isinstance(block, int) else tuple(block)
+    if not block or min(block) < 1 or len(block) > len(shape):
+        raise ValueError(
+            f"block={block} for an array of the shape {shape}; give 1 or more for each of its last dimensions"
+        )
+    return block
 
 
 def _split(x: jax.Array, block: tuple[int, ...]) -> tuple[jax.Array, tuple[int, ...]]:

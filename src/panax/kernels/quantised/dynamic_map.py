@@ -36,6 +36,10 @@ class DynamicMap(Format):
         return jnp.dtype(jnp.uint8)
 
     @property
+    def zero(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return _tables(self.signed).zero
+
+    @property
     def values(self) -> np.ndarray:
         """What the codes stand for, ascending, in float32."""
         return _tables(self.signed).values

@@ -17,10 +17,12 @@ class Format(abc.ABC):
     Attributes:
         largest: The number that a block's largest is scaled to.
         packed: How many codes there are in one element of the array of codes.
+        zero: The code of 0.
     """
 
     largest: float
     packed: int = 1
+    zero: int = 0
 
     @property
     @abc.abstractmethod
