@@ -36,6 +36,7 @@ class Model:
         frozen: Names of the parameters that the model holds fixed.
         notes: What the user should know of how it was adapted.
         one_pass: Why a batch must be one forward and backward pass; None where it may be cut into micro-batches.
+        scales_loss: It computes in float16, so that its loss is scaled.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Model:
     frozen: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     one_pass: str | None = None
+    scales_loss: bool = False
 
     def __post_init__(self) -> None:
         assert (self.create is None) != (self.given is None)
@@ -84,6 +86,10 @@ class AdaptedTask(Task):
         if not shapes:
             raise RecipeError(f"{model.name} has no parameters; there is nothing to train")
         self._axes = automatic_axes(shapes, model.kind_of, model.axes, sharding or {})
+
+    @property
+    def scales_loss(self) -> bool:
+        return self.model.scales_loss
 
     def init(self, key: jax.Array) -> tuple[Params, State]:
         if self.model.given is not None:

@@ -18,15 +18,25 @@ class Guard(eqx.Module):
         skipped: Updates that were not applied since the run began.
         skipped_in_a_row: The same since the last update that was applied.
         usual_norm: Running mean of the gradient norms of the applied updates; 0 before the first.
+        scale: What the loss is multiplied with before it is differentiated; None where it is not, as in all but float16.
+        scaled_well: Updates that were applied since the scale last changed; None as well.
     """
 
     skipped: Int[Array, ""]
     skipped_in_a_row: Int[Array, ""]
     usual_norm: Float[Array, ""]
+    scale: Float[Array, ""] | None = None
+    scaled_well: Int[Array, ""] | None = None
 
     @classmethod
-    def create(cls) -> "Guard":
-        return cls(jnp.int32(0), jnp.int32(0), jnp.float32(0.0))
+    def create(cls, scale: float | None = None) -> "Guard":
+        """What is remembered before the first step.
+
+        Args:
+            scale: Of the loss; None where it is not scaled.
+        """
+        scaling = () if scale is None else (jnp.float32(scale), jnp.int32(0))
+        return cls(jnp.int32(0), jnp.int32(0), jnp.float32(0.0), *scaling)
 
 
 class TrainState(eqx.Module):

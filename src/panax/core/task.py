@@ -94,6 +94,11 @@ class Task(abc.ABC):
     weight_dtype: Any = jnp.float32
     """What weights are gathered in where that is done once a step (`rules.zero`)."""
 
+    @property
+    def scales_loss(self) -> bool:
+        """Whether its gradients pass through float16, so that the loss is scaled before it is differentiated."""
+        return False
+
     remat_policies: tuple[str, ...] = ()
     """What `rematerialised` takes: from the policy that keeps most for the backward pass to the one that computes most again."""
 
@@ -250,7 +255,8 @@ class Task(abc.ABC):
         """Gradients of the total loss over all micro-batches; None, the default, where the step is to differentiate `loss`.
 
         The task owns the loop over micro-batches, not the step: a pipeline interleaves forwards and backwards of several of
-        them, and a traced graph returns gradients itself. What the step does by default is `panax.spmd.accumulated`.
+        them, and a traced graph returns gradients itself. What the step does by default is `panax.spmd.accumulated`. What
+        differentiates a loss takes `core.loss_scale.objective_of`, so that it is scaled where the task `scales_loss`.
 
         Args:
             micro_batches: Every leaf with one more leading axis, the micro-batches in order.

@@ -6,8 +6,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..core import Batch, Evaluation, Gradients, current_layout, logical_axes, total_loss, use_layout
+from ..core import Batch, Evaluation, Gradients, current_layout, logical_axes, use_layout
 from ..core.layout import axis_size
+from ..core.loss_scale import objective_of
 from ..core.measures import Losses, Metrics
 from ..parallel.pipeline import AXIS, Outcome, Share, Work, chunk_of, run
 from ..parallel.schedules import build
@@ -80,7 +81,7 @@ def _run(
             context, own = task.context(batch, key, train), task.layer_state(state)
             y, found = layers.run(whole, x, context, chunk, task.remat if train else "none", own)
             losses, metrics = task.reported(found, jnp.where(first, task.count(batch), 0.0), train)
-        objective = jnp.float32(0.0) if weights is None else total_loss(losses, weights)
+        objective = jnp.float32(0.0) if weights is None else objective_of(losses, weights)
         return y, objective, (dict(losses), dict(metrics))
 
     def leave(outer: Any, x: jax.Array) -> jax.Array:
@@ -96,7 +97,7 @@ def _run(
         with use_layout(layout.with_rows_over(AXIS)):
             items = share.output[None] if by_position else share.output
             losses, metrics = task.measured(eqx.combine(outer, fixed), items, targets, train)
-        return total_loss(losses, weights), (dict(losses), dict(metrics))
+        return objective_of(losses, weights), (dict(losses), dict(metrics))
 
     count = micro_batches["row"].shape[0]
     schedule = build(task.pipeline, stages=axis_size(AXIS), micro_batches=count, forward_only=weights is None)

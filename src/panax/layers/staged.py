@@ -29,6 +29,7 @@ from .stack import Stack, layers_of, run_stacks
 from .units import units
 
 FloatType = Literal["float32", "bfloat16"]
+ComputeType = Literal["float32", "bfloat16", "float16"]
 
 STAGE = "stage"
 """The mesh axis of a pipeline."""
@@ -38,7 +39,7 @@ class StagedTask(Task):
     """A task that is cut where a pipeline cuts it.
 
     Attributes:
-        compute_dtype: What activations and products are in.
+        compute_dtype: What activations and products are in. float16 has the loss scaled (`step.loss_scale`).
         parameter_dtype: What parameters, their gradients and the optimizer's moments are in; sums accumulate in float32 all the
             same. bfloat16 takes half the memory, and loses updates that are small beside their parameter.
         remat: What a layer's backward pass computes again.
@@ -46,7 +47,7 @@ class StagedTask(Task):
         context_attention: How rows that are split over the context axis attend.
     """
 
-    compute_dtype: FloatType = "float32"
+    compute_dtype: ComputeType = "float32"
     parameter_dtype: FloatType = "float32"
     remat: RematPolicy
     pipeline: Pipeline
@@ -59,6 +60,10 @@ class StagedTask(Task):
     @property
     def weight_dtype(self) -> Any:
         return jnp.dtype(self.compute_dtype)
+
+    @property
+    def scales_loss(self) -> bool:
+        return self.compute_dtype == "float16"
 
     def stored(self, params: Any) -> Any:
         """Parameters as they were drawn, in their own dtype: for `init`."""

@@ -1,8 +1,9 @@
 """Built-in models and their published sizes."""
 
+from ..layers.staged import ComputeType
 from .decoder import Decoder
 from .decoder_config import DecoderConfig
-from .decoder_task import ComputeType, DecoderTask
+from .decoder_task import DecoderTask
 from .flops import training_flops_per_image, training_flops_per_token
 from .mamba import HybridConfig
 from .parameter_counts import active_parameters, count_parameters

@@ -15,7 +15,7 @@ from ..core.layout import axis_size
 from ..core.measures import Losses, Metrics
 from ..core.validated import Validated
 from ..layers import Context, ExpertWatch, RouterTerms, StagedTask, router_measures, router_weights, token_loss
-from ..layers.staged import FloatType
+from ..layers.staged import ComputeType, FloatType
 from ..parallel import ContextAttention, Pipeline, RematPolicy
 from ..parallel.context import sequence_places
 from ..spmd import over_tokens, own_sequence
@@ -24,15 +24,14 @@ from .decoder_config import DecoderConfig
 from .own_metrics import TokenMetric, check_names, measured_by, own_metrics
 from .sampling import sample, whole_logits
 
-ComputeType = FloatType
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderTask(Validated, StagedTask):
     """Train a decoder on batches with the leaves `tokens`, `targets`, `loss_mask` and, if packed, `segment` and `position`.
 
     Attributes:
-        compute_dtype: What activations and products are in; sums accumulate in float32.
+        compute_dtype: What activations and products are in; sums accumulate in float32. float16 has the loss scaled
+            (`step.loss_scale`).
         parameter_dtype: What parameters, gradients and moments are in.
         z_loss: Weight of the squared log-partition in the loss.
         label_smoothing: In training, this much of each target's probability is spread over the whole vocabulary.
@@ -45,7 +44,7 @@ class DecoderTask(Validated, StagedTask):
 
     model: DecoderConfig
     compute_dtype: ComputeType = "float32"
-    parameter_dtype: ComputeType = "float32"
+    parameter_dtype: FloatType = "float32"
     remat: RematPolicy = "none"
     z_loss: float = 0.0
     label_smoothing: float = 0.0

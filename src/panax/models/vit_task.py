@@ -13,9 +13,9 @@ from ..core.errors import RecipeError
 from ..core.measures import Losses
 from ..core.validated import Validated
 from ..layers import Context, Stack, StagedTask
+from ..layers.staged import ComputeType, FloatType
 from ..parallel import Pipeline, RematPolicy
 from ..spmd import equal_shares
-from .decoder_task import ComputeType
 from .own_metrics import TokenMetric, check_names, measured_by, own_metrics
 from .vit import Vit, shared_context
 from .vit_config import VitConfig
@@ -40,7 +40,7 @@ class VitTask(Validated, StagedTask):
 
     model: VitConfig
     compute_dtype: ComputeType = "float32"
-    parameter_dtype: ComputeType = "float32"
+    parameter_dtype: FloatType = "float32"
     remat: RematPolicy = "none"
     label_smoothing: float = 0.0
     metrics: Mapping[str, TokenMetric] = own_metrics()

@@ -6,7 +6,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..core import Batch, Evaluation, Gradients, ModelState, Params, Task, current_layout, total_loss
+from ..core import Batch, Evaluation, Gradients, ModelState, Params, Task, current_layout
+from ..core.loss_scale import objective_of
 from ..core.measures import Scalar, merge_stacked
 from .collectives import over_tokens
 from .once import split_slots
@@ -40,7 +41,7 @@ def accumulated(
 
     def objective(free: Params, state: ModelState, batch: Batch) -> tuple[Scalar, Evaluation]:
         result = task.loss(eqx.combine(free, gathered, frozen), state, batch, key, True)
-        return total_loss(result.losses, weights), result
+        return objective_of(result.losses, weights), result
 
     differentiate = jax.grad(objective, has_aux=True)
     if count == 1:

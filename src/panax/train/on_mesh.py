@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from ..core import Axes, Batch, Evaluation, Gradients, Task, current_layout, map_axes, path_name
 from ..core.expected import moving
 from ..core.layout import Layout, whole_arrays
+from ..core.loss_scale import use_loss_scale
 from ..core.measures import Maximum
 from ..mesh.placement import as_spec
 from ..mesh.rules import MESH_AXES
@@ -27,26 +28,40 @@ BatchAxes = Mapping[str, Axes]
 
 
 def gradients(
-    task: Task, params: Any, model_state: Any, batch: Batch, key: jax.Array, trainable: Any, parts: int, axes: BatchAxes
+    task: Task,
+    params: Any,
+    model_state: Any,
+    batch: Batch,
+    key: jax.Array,
+    trainable: Any,
+    parts: int,
+    axes: BatchAxes,
+    scale: jax.Array | None = None,
 ) -> Gradients:
-    """`task.gradients` over all `parts` micro-batches of a global batch, merged over devices, in the storage layout."""
+    """`task.gradients` over all `parts` micro-batches of a global batch, merged over devices, in the storage layout.
+
+    Args:
+        scale: The loss is multiplied with it before it is differentiated; None leaves it.
+    """
     layout = current_layout()
     if layout is None or not task.names_axes:
-        with whole_arrays():
+        with whole_arrays(), use_loss_scale(scale):
             return gradients_of(task, params, model_state, split_rows(batch, parts), key, trainable)
     parameter_axes = task.parameter_axes(params)
 
-    def local(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Gradients:
+    def local(params: Any, model_state: Any, batch: Batch, key: jax.Array, scale: jax.Array | None) -> Gradients:
         opened = _gathered_once(task, layout, params, parameter_axes)
-        result = gradients_of(task, opened, model_state, split_rows(batch, parts), key, trainable)
+        with use_loss_scale(scale):
+            result = gradients_of(task, opened, model_state, split_rows(batch, parts), key, trainable)
         gradients = _summed(layout, closed_gradients(result.gradients, parameter_axes), parameter_axes)
         return Gradients(gradients, *_merged(result.losses, result.state, result.metrics))
 
     specs = _specs(layout, task, params, model_state, batch, axes)
     free = jax.tree.map(lambda spec, keep: spec if keep else None, specs[0], trainable, is_leaf=_is_spec)
     out = Gradients(free, PartitionSpec(), specs[1], PartitionSpec())  # pyright: ignore[reportArgumentType]
+    specs = (*specs, PartitionSpec())
     return jax.shard_map(local, mesh=layout.mesh, in_specs=specs, out_specs=out, check_vma=False)(
-        params, model_state, dict(batch), key
+        params, model_state, dict(batch), key, scale
     )
 
 

@@ -1,7 +1,7 @@
 """`Program`: all that a step is made of, as values."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..core.state import averages_of
 from ..kernels import Kernels
 from ..optim import Optimizer, Transformation
 from .freezing import Rows, at_rest, freeze
+from .loss_scaling import FIRST, check_effect
 from .update import Scalars, StepConfig, evaluation_step, gradient_step, train_step
 
 
@@ -78,7 +79,9 @@ class Program:
                 f"step.ema_decay to None"
             )
         averages = config.ema_decay is not None or transformation.averaged is not None
-        create = partial(_initial_state, task, transformation, trainable, averages)
+        check_effect(task.scales_loss, type(task).__name__, config.loss_scale, config.loss_scale_steps)
+        guard = partial(Guard.create, (config.loss_scale or FIRST) if task.scales_loss else None)
+        create = partial(_initial_state, task, transformation, trainable, averages, guard)
         abstract = jax.eval_shape(create, jax.random.key(0))
         lies = transformation.axes(abstract.optimizer_state, free)
         axes = _state_axes(abstract, parameter_axes, task.state_axes(model_state), lies, trainable)
@@ -91,7 +94,9 @@ class Program:
 
         To be jitted, since eager drawing rounds differently.
         """
-        return _initial_state(self.task, self.transformation, self.trainable, self.averages, key, given)
+        scale = None if self.abstract.guard.scale is None else self.config.loss_scale or FIRST
+        guard = partial(Guard.create, scale)
+        return _initial_state(self.task, self.transformation, self.trainable, self.averages, guard, key, given)
 
     @property
     def averages(self) -> bool:
@@ -164,6 +169,7 @@ def _initial_state(
     transformation: Transformation,
     trainable: Any,
     averages: bool,
+    guard: Callable[[], Guard],
     key: jax.Array,
     given: tuple[Any, Any] | None = None,
 ) -> TrainState:
@@ -176,6 +182,6 @@ def _initial_state(
         model_state=model_state,
         optimizer_state=transformation.init(free),
         key=run_key,
-        guard=Guard.create(),
+        guard=guard(),
         averaged=averages_of(free) if averages else None,
     )

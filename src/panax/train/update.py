@@ -18,6 +18,7 @@ from ..kernels.precision import accumulation_dtype
 from ..optim.clipping import clipped_by_layer
 from ..optim.transformation import Transformation, added_to
 from .freezing import Rows, at_rest
+from .loss_scaling import check_settings, holds_back, next_scale, unscaled
 from .on_mesh import BatchAxes
 from .on_mesh import evaluation as evaluation_on_mesh
 from .on_mesh import gradients as gradients_on_mesh
@@ -41,6 +42,9 @@ class StepConfig(Validated):
         max_skipped: The run stops with an error after this many skipped updates in a row.
         ema_decay: Keep an exponential moving average of the parameters with this decay, and evaluate and export that; None keeps
             none. After n updates the decay is at most (1 + n) / (10 + n), so that the first parameters are soon forgotten.
+        loss_scale: What the loss of a task that computes in float16 is multiplied with at first, a power of two; None for
+            2 ** 15. It is halved where gradients are not finite; such a step counts towards `max_skipped` only once it is 1.
+        loss_scale_steps: After so many updates it is doubled; None for 2,000.
         check_sums: Follow what each device holds of every value of the traced step, and raise an error where a task that names
             its axes forgets a sum over devices, or makes one too many. Costs a few percent of tracing.
     """
@@ -53,6 +57,8 @@ class StepConfig(Validated):
     spike_factor: float | None = None
     max_skipped: int = 10
     ema_decay: float | None = None
+    loss_scale: float | None = None
+    loss_scale_steps: int | None = None
     check_sums: bool = True
 
     def __post_init__(self) -> None:
@@ -64,6 +70,7 @@ class StepConfig(Validated):
                 raise RecipeError(f"step.{name}={value}; expected a positive number, or None")
         if self.spike_factor is not None and self.spike_factor <= 1:
             raise RecipeError(f"step.spike_factor={self.spike_factor}; expected a factor above 1, or None")
+        check_settings(self.loss_scale, self.loss_scale_steps)
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise RecipeError(f"step.ema_decay={self.ema_decay}; expected a decay in (0, 1), such as 0.999, or None")
 
@@ -79,9 +86,11 @@ def gradient_step(
 ) -> Gradients:
     """The gradients of one global batch; arguments as of `train_step`."""
     batch, axes = number_rows(batch, batch_axes)
-    return gradients_on_mesh(
-        task, state.params, state.model_state, batch, state.step_key, trainable, config.micro_batches, axes
+    scale = state.guard.scale
+    found = gradients_on_mesh(
+        task, state.params, state.model_state, batch, state.step_key, trainable, config.micro_batches, axes, scale
     )
+    return found._replace(gradients=unscaled(found.gradients, scale))
 
 
 NORM_MEMORY = 0.98
@@ -113,18 +122,21 @@ def train_step(
         resting: Of stacked parameters, the layers that are frozen: they count in no norm, and no update moves them.
 
     Returns:
-        The next state, and scalars: `loss`, each loss and metric by name, `gradient_norm`, `learning_rate`, `skipped`; and
-        what checks of the data found (`Faults`), where the task makes any.
+        The next state, and scalars: `loss`, each loss and metric by name, `gradient_norm`, `learning_rate`, `skipped`,
+        `loss_scale` where there is one; and what checks of the data found (`Faults`), where the task makes any.
     """
     result = gradient_step(state, batch, task=task, trainable=trainable, config=config, batch_axes=batch_axes)
     result = result._replace(gradients=at_rest(result.gradients, resting))
     loss = total_loss(result.losses)
     norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(accumulation_dtype(g.dtype)), result.gradients))
-    applied = _is_applied(result, loss, norm, state.guard, config)
-    guard = _next_guard(state.guard, applied, norm)
+    finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+    applied = _is_applied(result, finite, norm, state.guard, config)
+    guard = _next_guard(state.guard, applied, finite, norm, config)
     scalars = _scalars(result) | {"loss": loss, "gradient_norm": norm}
     if learning_rate is not None:
         scalars["learning_rate"] = _scheduled(learning_rate, state.step - state.guard.skipped)
+    if guard.scale is not None:
+        scalars["loss_scale"] = guard.scale
     scalars |= {"skipped": guard.skipped, "skipped_in_a_row": guard.skipped_in_a_row}
     free, frozen = eqx.partition(state.params, trainable)
 
@@ -160,11 +172,11 @@ def train_step(
     return next_state, scalars
 
 
-def _is_applied(result: Gradients, loss: jax.Array, norm: jax.Array, guard: Guard, config: StepConfig) -> jax.Array:
+def _is_applied(result: Gradients, finite: jax.Array, norm: jax.Array, guard: Guard, config: StepConfig) -> jax.Array:
     """Whether an update may change anything."""
     # A batch that is masked everywhere teaches nothing: without this, weight decay and old moments would still move the weights.
     counted = functools.reduce(jnp.logical_or, [term.weight > 0 for term in result.losses.values()])
-    applied = jnp.isfinite(norm) & jnp.isfinite(loss) & counted
+    applied = finite & counted
     for found in result.metrics.values():
         if isinstance(found, Faults):
             applied &= ~found.any
@@ -173,13 +185,15 @@ def _is_applied(result: Gradients, loss: jax.Array, norm: jax.Array, guard: Guar
     return applied
 
 
-def _next_guard(guard: Guard, applied: jax.Array, norm: jax.Array) -> Guard:
+def _next_guard(guard: Guard, applied: jax.Array, finite: jax.Array, norm: jax.Array, config: StepConfig) -> Guard:
     usual = guard.usual_norm
     moved = jnp.where(usual == 0.0, norm, NORM_MEMORY * usual + (1 - NORM_MEMORY) * norm)
+    counts = ~holds_back(guard, finite)
     return Guard(
         skipped=guard.skipped + (~applied).astype(jnp.int32),
-        skipped_in_a_row=jnp.where(applied, 0, guard.skipped_in_a_row + 1),
+        skipped_in_a_row=jnp.where(applied, 0, guard.skipped_in_a_row + counts.astype(jnp.int32)),
         usual_norm=jnp.where(applied, moved, usual),
+        **next_scale(guard, applied, finite, config.loss_scale_steps),
     )
 
 

@@ -57,7 +57,7 @@ def task(
         example: A batch as the data will give it: its leaves, their dtypes, and shapes to check with.
         sharding: Patterns of parameter names (`*` stands for anything) to logical axes, instead of the automatic ones.
         compute_dtype: "float32", "bfloat16" or "float16"; below float32 the forward runs under `torch.autocast`, and parameters
-            stay as they are.
+            stay as they are. In float16 the loss is scaled (`step.loss_scale`).
         weights: Safetensors (a file or a folder) with the values of what is on the meta device; each device reads its slices.
         initialise: `initialise(module)` writes every parameter and buffer of a module on the meta device, for example
             `lambda module: module.init_weights()`; it is traced, and drawn in shards from the run's seed.
@@ -114,6 +114,7 @@ def task(
         one_pass=_one_pass(module),
         frozen=tuple(name for name in program.traced.parameters if name not in program.traced.trained),
         notes=tuple(notes),
+        scales_loss=compute_dtype == "float16",
     )
     return AdaptedTask(model, sharding)
 
