@@ -17,7 +17,19 @@ if TYPE_CHECKING:
     from .metrics.report import report, until_loss
     from .plan.goodput import simulate
     from .presets import preset
-    from .run import Experiment, Result, check, compile_step, evaluate, fit, load, open_run, sweep
+    from .run import (
+        Experiment,
+        Result,
+        check,
+        compile_step,
+        evaluate,
+        find_batch,
+        find_rate,
+        fit,
+        load,
+        open_run,
+        sweep,
+    )
     from .train import CompiledStep, Program
 
 __version__ = "0.1.1"
@@ -31,6 +43,8 @@ __getattr__ = lazily(
         "plan.goodput": ("simulate",),
         "presets": ("preset",),
         "run": ("Experiment", "Result", "check", "compile_step", "evaluate", "fit", "load", "open_run", "sweep"),
+        "run.finding_batch": ("find_batch",),
+        "run.finding_rate": ("find_rate",),
         "train": ("CompiledStep", "Program"),
     },
     rooms=("adapters", "hooks"),
@@ -42,5 +56,6 @@ readable_in("panax.parallel", "Pipeline")
 
 __all__ = [
     "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "check", "compile_step", "debugging",
-    "evaluate", "fit", "hooks", "join", "load", "open_run", "preset", "report", "simulate", "sweep", "until_loss",
+    "evaluate", "find_batch", "find_rate", "fit", "hooks", "join", "load", "open_run", "preset", "report", "simulate", "sweep",
+    "until_loss",
 ]  # fmt: skip

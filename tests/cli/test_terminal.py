@@ -18,6 +18,8 @@ HELPS = [
     *((name,) for name in COMMANDS),
     *(("checkpoint", name) for name in CHECKPOINT),
     ("data", "show"),
+    ("find", "lr"),
+    ("find", "batch"),
     *((name, recipe) for name in ("train", "inspect") for recipe in ("quickstart", "vit_digits", "preset:llama3_8b")),
 ]
 

@@ -17,6 +17,7 @@ import panax.cli.checkpoint
 import panax.cli.data
 import panax.cli.evaluate
 import panax.cli.export
+import panax.cli.find
 import panax.cli.generate
 import panax.cli.jobs
 import panax.cli.launch
@@ -116,6 +117,9 @@ def check_command(arguments: list[str], where: str) -> None:
         elif command == "data":
             options, flags = panax.cli.data.parser().parse_known_args(rest)
             experiment_from([options.recipe, *flags], "data show")
+        elif command == "find":
+            options, flags = panax.cli.find.parser().parse_known_args(rest)
+            experiment_from([options.recipe, *flags], "train")
         elif command == "launch":
             own, flags = panax.cli.launch.own_flags(rest[1:])
             panax.cli.launch.resources_of(own)

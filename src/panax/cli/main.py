@@ -38,6 +38,8 @@ usage: panax COMMAND ...
                            benchmark on this device
   sweep RECIPE --SETTING A,B
                          train with each value: one table, one chart
+  find lr RECIPE         a learning rate, by a short run in which it rises
+  find batch RECIPE      the largest micro-batch that fits; nothing is run
   data show RECIPE       what the model sees: the first batch, rows as text
   generate RUN           continue a text (--prompt TEXT) with a trained model
   evaluate RUN           its losses and metrics, on what it held out
@@ -89,6 +91,11 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from .check import check_hardware
 
         return check_hardware
+    if name == "find":
+        keep_freed_memory()
+        from .find import find
+
+        return find
     if name == "data":
         from .data import data
 
@@ -135,7 +142,7 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 
 
 COMMANDS = (
-    "train", "launch", "status", "logs", "stop", "cordon", "uncordon", "sweep", "inspect", "check", "data", "generate",
+    "train", "launch", "status", "logs", "stop", "cordon", "uncordon", "sweep", "find", "inspect", "check", "data", "generate",
     "evaluate", "export", "checkpoint", "report", "simulate", "compare", "recipes",
 )  # fmt: skip
 

@@ -3,6 +3,8 @@
 from .checking import check
 from .evaluating import evaluate
 from .experiment import EvaluateConfig, Experiment, ProbeConfig, RewindConfig, VerifyConfig
+from .finding_batch import BatchSearch, find_batch
+from .finding_rate import RateSearch, find_rate
 from .fitting import fit, open_run
 from .loop import Run
 from .on_data import on_data
@@ -15,10 +17,12 @@ from .trained import load_trained as load
 from .writing import continue_text
 
 __all__ = [
+    "BatchSearch",
     "EvaluateConfig",
     "Experiment",
     "PlainStep",
     "ProbeConfig",
+    "RateSearch",
     "Result",
     "RewindConfig",
     "Run",
@@ -29,6 +33,8 @@ __all__ = [
     "compile_step",
     "continue_text",
     "evaluate",
+    "find_batch",
+    "find_rate",
     "fit",
     "load",
     "on_data",

@@ -60,7 +60,7 @@ def fit(
         PanaxError: Something outside the program is wrong; the message says what to do. A folder that holds another run's
             checkpoints is a CheckpointError that lists what differs.
     """
-    _check(experiment, "fit")
+    check_experiment(experiment, "fit")
     if fresh and accept_changes:
         raise RecipeError("fresh starts from step 0, accept_changes resumes: give one of them")
     if fast_dev_run:
@@ -107,7 +107,7 @@ def open_run(
     The run resumes from the last checkpoint in the experiment's folder. Leaving the block well evaluates and saves, as after a
     `break`; an exception leaves the last checkpoint as it is. Arguments and errors are those of `fit`.
     """  # fmt: skip
-    _check(experiment, "open_run")
+    check_experiment(experiment, "open_run")
     if fresh and accept_changes:
         raise RecipeError("fresh starts from step 0, accept_changes resumes: give one of them")
     if quiet and say is not None:
@@ -156,7 +156,8 @@ def open_run(
                 run.finish()
 
 
-def _check(experiment: Any, function: str) -> None:
+def check_experiment(experiment: Any, function: str) -> None:
+    """Refuse what is not an experiment with data, by the name of the function that takes it."""
     if not isinstance(experiment, Experiment):
         call = f": call it, {function}({experiment.__name__}())" if inspect.isfunction(experiment) else ""
         raise RecipeError(f"{function} takes an Experiment, and this is a {type(experiment).__name__}{call}")
