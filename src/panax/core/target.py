@@ -7,6 +7,8 @@ a PJRT plug-in that Panax has never heard of works under its own name, with the 
 import dataclasses
 import functools
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 
@@ -70,6 +72,12 @@ _TRAITS = {
     ),
 }
 
+_IN_FLOAT32 = MappingProxyType({"float32": "float32"})
+_IN_BFLOAT16 = MappingProxyType({"float32": "float32", "bfloat16": "bfloat16"})
+# "bfloat16" alone would be TF32 on a GPU.
+_IN_TF32 = MappingProxyType({"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "BF16_BF16_F32"})
+_WITHOUT_TF32 = ("k80", "m40", "m60", "p4", "p40", "p100", "v100", "t4")
+
 _ALIASES = {"cuda": ("gpu", "nvidia"), "gpu": ("gpu", "nvidia"), "rocm": ("gpu", "amd"), "tpu": ("tpu", "google")}
 _VENDORS = ("nvidia", "amd", "intel")
 _TPUS = {"v5lite": "v5e", "v5": "v5p", "v6lite": "v6e"}
@@ -103,6 +111,24 @@ class Target:
 
     def __str__(self) -> str:
         return f"{self.platform} ({self.architecture})" if self.architecture else self.platform
+
+    @property
+    def matmul_precisions(self) -> Mapping[str, str]:
+        """What it can multiply float32 operands in, and JAX's name for each (`jax_default_matmul_precision`).
+
+        >>> list(Target("tpu").matmul_precisions), list(Target("gpu", architecture="h100").matmul_precisions)
+        (['float32', 'bfloat16'], ['float32', 'tf32', 'bfloat16'])
+        """
+        if self.platform == "tpu":
+            return _IN_BFLOAT16
+        if self.platform == "gpu" and self.vendor == "nvidia" and self.architecture not in _WITHOUT_TF32:
+            return _IN_TF32
+        return _IN_FLOAT32
+
+    @property
+    def default_matmul_precision(self) -> str:
+        """Which of these XLA takes where nothing is set: the fastest that is usual there."""
+        return {"tpu": "bfloat16"}.get(self.platform, "tf32" if "tf32" in self.matmul_precisions else "float32")
 
     @property
     def traits(self) -> Traits:

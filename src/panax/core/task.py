@@ -7,7 +7,7 @@ adversaries all stand behind this one line. The step knows nothing else of a mod
 import abc
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,9 @@ class Evaluation(NamedTuple):
     losses: Losses
     state: ModelState
     metrics: Metrics
+
+
+MatmulPrecision = Literal["float32", "tf32", "bfloat16"]
 
 
 class Gradients(NamedTuple):
@@ -98,6 +101,10 @@ class Task(abc.ABC):
     def scales_loss(self) -> bool:
         """Whether its gradients pass through float16, so that the loss is scaled before it is differentiated."""
         return False
+
+    matmul_precision: MatmulPrecision | None = None
+    """What float32 operands are multiplied in while it is trained and evaluated; None for what the platform does by default. Of
+    tasks that compute in float32."""
 
     remat_policies: tuple[str, ...] = ()
     """What `rematerialised` takes: from the policy that keeps most for the backward pass to the one that computes most again."""

@@ -20,6 +20,7 @@ from ..core.layout import axis_size
 from ..core.measures import Losses, Metrics
 from ..core.needs import Exchange, Pipelined
 from ..core.protocols import AcceptedOrder
+from ..core.task import MatmulPrecision
 from ..mesh import MESH_AXES
 from ..parallel import ContextAttention, Pipeline, RematPolicy
 from ..spmd import accumulated
@@ -40,6 +41,8 @@ class StagedTask(Task):
 
     Attributes:
         compute_dtype: What activations and products are in. float16 has the loss scaled (`step.loss_scale`).
+        matmul_precision: What products of float32 are multiplied in; None for the platform's default (bfloat16 on TPUs, TF32 on
+            GPUs that have it). bfloat16 and tf32 round the operands alone: activations stay as they are.
         parameter_dtype: What parameters, their gradients and the optimizer's moments are in; sums accumulate in float32 all the
             same. bfloat16 takes half the memory, and loses updates that are small beside their parameter.
         remat: What a layer's backward pass computes again.
@@ -49,6 +52,7 @@ class StagedTask(Task):
 
     compute_dtype: ComputeType = "float32"
     parameter_dtype: FloatType = "float32"
+    matmul_precision: MatmulPrecision | None = None
     remat: RematPolicy
     pipeline: Pipeline
     context_attention: ContextAttention = "auto"
@@ -64,6 +68,18 @@ class StagedTask(Task):
     @property
     def scales_loss(self) -> bool:
         return self.compute_dtype == "float16"
+
+    def check_precision(self) -> None:
+        """Refuse a precision of what is not there: for `__post_init__`.
+
+        Raises:
+            RecipeError: Nothing is in float32.
+        """
+        if self.matmul_precision is not None and self.compute_dtype != "float32":
+            raise RecipeError(
+                f'task.matmul_precision="{self.matmul_precision}" has no effect: products are of {self.compute_dtype} '
+                f'(task.compute_dtype); leave it out, or set task.compute_dtype to "float32"'
+            )
 
     def stored(self, params: Any) -> Any:
         """Parameters as they were drawn, in their own dtype: for `init`."""

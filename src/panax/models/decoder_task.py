@@ -13,6 +13,7 @@ from ..core import Batch, DataFacts, Loss, Mean, Sum
 from ..core.errors import RecipeError
 from ..core.layout import axis_size
 from ..core.measures import Losses, Metrics
+from ..core.task import MatmulPrecision
 from ..core.validated import Validated
 from ..layers import Context, ExpertWatch, RouterTerms, StagedTask, router_measures, router_weights, token_loss
 from ..layers.staged import ComputeType, FloatType
@@ -33,6 +34,8 @@ class DecoderTask(Validated, StagedTask):
         compute_dtype: What activations and products are in; sums accumulate in float32. float16 has the loss scaled
             (`step.loss_scale`).
         parameter_dtype: What parameters, gradients and moments are in.
+        matmul_precision: What products of float32 are multiplied in; None for the platform's default (bfloat16 on TPUs, TF32 on
+            GPUs that have it).
         z_loss: Weight of the squared log-partition in the loss.
         label_smoothing: In training, this much of each target's probability is spread over the whole vocabulary.
         metrics: More metrics of evaluations, by name; see `TokenMetric`.
@@ -45,6 +48,7 @@ class DecoderTask(Validated, StagedTask):
     model: DecoderConfig
     compute_dtype: ComputeType = "float32"
     parameter_dtype: FloatType = "float32"
+    matmul_precision: MatmulPrecision | None = None
     remat: RematPolicy = "none"
     z_loss: float = 0.0
     label_smoothing: float = 0.0
@@ -62,6 +66,7 @@ class DecoderTask(Validated, StagedTask):
         if not 0.0 <= self.label_smoothing < 1.0:
             raise RecipeError(f"task.label_smoothing={self.label_smoothing}; expected a share in [0, 1)")
         check_names(self.metrics)
+        self.check_precision()
 
     @property
     def leaf_ranges(self) -> Mapping[str, range]:

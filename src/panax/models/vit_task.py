@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from ..core import Batch, DataFacts, Loss, Mean, Metrics, Sum
 from ..core.errors import RecipeError
 from ..core.measures import Losses
+from ..core.task import MatmulPrecision
 from ..core.validated import Validated
 from ..layers import Context, Stack, StagedTask
 from ..layers.staged import ComputeType, FloatType
@@ -34,6 +35,8 @@ class VitTask(Validated, StagedTask):
     Attributes:
         compute_dtype: What activations and products are in; sums accumulate in float32.
         parameter_dtype: What parameters, gradients and moments are in.
+        matmul_precision: What products of float32 are multiplied in; None for the platform's default (bfloat16 on TPUs, TF32 on
+            GPUs that have it).
         label_smoothing: In training, this much of each image's target is spread over all classes alike.
         metrics: More metrics of evaluations, by name; see `TokenMetric`: here of the classes' scores, labels and weights.
     """
@@ -41,6 +44,7 @@ class VitTask(Validated, StagedTask):
     model: VitConfig
     compute_dtype: ComputeType = "float32"
     parameter_dtype: FloatType = "float32"
+    matmul_precision: MatmulPrecision | None = None
     remat: RematPolicy = "none"
     label_smoothing: float = 0.0
     metrics: Mapping[str, TokenMetric] = own_metrics()
@@ -55,6 +59,7 @@ class VitTask(Validated, StagedTask):
         if not 0.0 <= self.label_smoothing < 1.0:
             raise RecipeError(f"task.label_smoothing={self.label_smoothing}; expected a share in [0, 1)")
         check_names(self.metrics)
+        self.check_precision()
 
     @property
     def leaf_ranges(self) -> Mapping[str, range]:

@@ -27,7 +27,7 @@ def block_of(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...] | None:
     one that is split at rest alone (such as embed) at least 8 blocks are left, along one that is computed in parts 2.
 
     >>> block_of((12, 512, 384), ("layer", "embed", "kv_latent")), block_of((12, 4096, 14336), ("layer", "embed", "ffn"))
-    ((1, 2, 128), (1, 16, 16))
+    ((1, 2, 128), (1, 8, 32))
     >>> block_of((512, 256), ("embed", "kv_latent")), block_of((12, 64), ("layer", "norm"))
     ((1, 256), None)
     """

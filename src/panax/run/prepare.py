@@ -21,6 +21,7 @@ from ..plan.step import text_batch
 from ..train import CompiledStep, Program
 from ..train.compiled import needs_of
 from ..train.debug import DebugStep
+from ..train.precision import precision_words
 from .automatic import with_chosen_mesh
 from .experiment import Experiment
 
@@ -126,6 +127,9 @@ def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any =
     if experiment.debug:
         return Prepared(experiment, task, data, DebugStep(program, data.train.axes, shapes_allowed=data.shapes))
     placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program))
+    words = precision_words(task, placement.target)
+    if words is not None:
+        say(words)
     return Prepared(
         experiment, task, data, CompiledStep(program, placement, data.train.axes, shapes_allowed=data.shapes)
     )

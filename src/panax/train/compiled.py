@@ -20,6 +20,7 @@ from ..mesh.legality import Needs, check, fitted_rules, remarks
 from ..mesh.topology import data_parallel_size
 from ..parallel.context import zigzag_order
 from ..spmd.checking import check_program
+from .precision import check_precision
 from .program import Program
 from .sending import HeldRows, Sender, check_ranges, global_array, held_by
 from .update import Scalars
@@ -74,12 +75,14 @@ class CompiledStep:
 
         Raises:
             LayoutError: The task does not support the mesh, or a parameter does not divide over it.
+            RecipeError: The devices don't have the precision that the task's products are to be in.
         """
         self.program = program
         self._rules = placement.rules
         self._needs = needs_of(program)
         self._checked: set[Any] = set()
         check(self._needs, placement.rules, placement.sizes)
+        check_precision(program.task, placement.target)
         rules = fitted_rules(placement.rules, self._needs, placement.sizes)
         self.placement = placement = dataclasses.replace(placement, rules=rules, row_order=self._needs.row_order)
         self.batch_axes = program.task.axes_of(batch_axes)

@@ -22,6 +22,7 @@ from .loss_scaling import check_settings, holds_back, next_scale, unscaled
 from .on_mesh import BatchAxes
 from .on_mesh import evaluation as evaluation_on_mesh
 from .on_mesh import gradients as gradients_on_mesh
+from .precision import matmuls_as_set
 
 Scalars = Mapping[str, Any]
 
@@ -87,9 +88,10 @@ def gradient_step(
     """The gradients of one global batch; arguments as of `train_step`."""
     batch, axes = number_rows(batch, batch_axes)
     scale = state.guard.scale
-    found = gradients_on_mesh(
-        task, state.params, state.model_state, batch, state.step_key, trainable, config.micro_batches, axes, scale
-    )
+    with matmuls_as_set(task, current_target()):
+        found = gradients_on_mesh(
+            task, state.params, state.model_state, batch, state.step_key, trainable, config.micro_batches, axes, scale
+        )
     return found._replace(gradients=unscaled(found.gradients, scale))
 
 
@@ -237,7 +239,8 @@ def evaluation_step(state: TrainState, batch: Batch, *, task: Task, batch_axes: 
     """The losses and metrics of one batch, unmerged, so that the division comes after the last one; of the averaged parameters,
     where there are any."""
     batch, axes = number_rows(batch, batch_axes)
-    result = evaluation_on_mesh(task, state.judged_params, state.model_state, batch, state.key, axes)
+    with matmuls_as_set(task, current_target()):
+        result = evaluation_on_mesh(task, state.judged_params, state.model_state, batch, state.key, axes)
     return {"losses": dict(result.losses), "metrics": dict(result.metrics)}
 
 
