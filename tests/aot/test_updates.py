@@ -5,8 +5,10 @@ import math
 import pytest
 from planned import plan, walk
 
-from panax.optim import Adafactor, AdamW, Lamb, Muon
+from panax.optim import Adafactor, AdamW, Lamb, Muon, Shampoo
+from panax.optim.roots import products_of
 from panax.plan import summary, traffic_totals
+from panax.plan.walk import walk_renewal
 
 MATRICES = {(4096, 4096): 2, (1024, 4096): 2, (4096, 14336): 3}
 """Of each layer of Llama 3 8B, rows before columns: queries and outputs, keys and values, the feed-forward's."""
@@ -56,6 +58,49 @@ def test_muon_sends_and_computes_as_its_formulas_say(name):
     assert sent == pytest.approx(muon_bytes(mesh), rel=1e-4)
     assert cost.work.flops - usual.work.flops == pytest.approx(muon_flops(mesh), rel=1e-6)
     assert cost.unknown == ()
+
+
+def shampoo_bytes(mesh):
+    """(in a step, in a renewal): arrays in float32, of which statistics and roots rest split over all that hold shards."""
+    shards, copies = owners(mesh)
+    step = renewal = 0
+    for (rows, columns), each in MATRICES.items():
+        owned = math.ceil(each * LAYERS / (shards * copies))
+        matrix, side = owned * rows * columns * 4, owned * rows * columns * 4
+        away = (shards - 1) / shards
+        # There: the gradient, its mean, both sides' statistics and roots. Back: the direction and the statistics.
+        step += 2 * matrix * away + 4 * side * away + (matrix + 2 * side) * (away + copies - 1)
+        # Blocks are square, so either side has as many numbers as the matrix.
+        renewal += 2 * side * away + 2 * side * (away + copies - 1)
+    return step, renewal
+
+
+def shampoo_flops(mesh, block):
+    shards, copies = owners(mesh)
+    step = renewal = 0
+    for (rows, columns), each in MATRICES.items():
+        owned = math.ceil(each * LAYERS / (shards * copies))
+        blocks = rows * columns // block**2
+        # Two statistics, and a root from either side.
+        step += owned * blocks * 4 * 2 * block**3
+        renewal += owned * blocks * 2 * products_of(4) * 2 * block**3
+    return step, renewal
+
+
+@pytest.mark.parametrize(
+    "name", ["fsdp-tensor", *(pytest.param(n, marks=pytest.mark.slow) for n in ("hsdp", "replica-fsdp-tensor, 256"))]
+)
+def test_shampoo_sends_and_computes_as_its_formulas_say(name):
+    target, mesh, rows = MESHES[name]
+    usual, planned = walk(target, mesh, rows), walk(target, mesh, rows, optimizer=Shampoo(block=1024))
+    cost, renewal = planned.cost, walk_renewal(planned.step)
+    assert renewal is not None
+    found = [sum(one.wire_bytes for one in each.traffic if one.purpose == "optimizer") for each in (cost, renewal)]
+    # Beside them two norms of each layer's own array.
+    assert found == pytest.approx(shampoo_bytes(mesh), rel=1e-4)
+    beyond = cost.work.flops - usual.cost.work.flops, renewal.work.flops
+    assert beyond == pytest.approx(shampoo_flops(mesh, 1024), rel=1e-6)
+    assert cost.unknown == renewal.unknown == ()
 
 
 @pytest.mark.parametrize("optimizer", [Lamb(), Adafactor()], ids=["lamb", "adafactor"])

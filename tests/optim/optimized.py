@@ -69,19 +69,29 @@ def run(optimizer, params, gradients, *, mesh=None, axes=None, num_steps=10):
         updates, state = transformation.update(gradient, state, params)
         return added_to(params, updates), state
 
+    renewal = transformation.renewal
+
+    def renewed(params, state):
+        return renewal.renewed(state, params)
+
     if mesh is None:
-        step = jax.jit(step)
-        for gradient in gradients:
+        step, renew = jax.jit(step), jax.jit(renewed)
+        for number, gradient in enumerate(gradients, 1):
             params, state = step(params, state, gradient)
+            if renewal is not None and renewal.due(number):
+                state = renew(params, state)
         return params, state
     placement = Placement.create(mesh if isinstance(mesh, MeshShape) else MeshShape(**mesh))
     lies = placement.storage_shardings(params, {name: axes for name, (_, axes) in described.items()})
     rests = placement.storage_shardings(state, transformation.axes(state, described))
     with placement.activate():
         compiled = jax.jit(step, in_shardings=(lies, rests, lies), out_shardings=(lies, rests))
+        renew = jax.jit(renewed, in_shardings=(lies, rests), out_shardings=rests)
         params, state = jax.device_put(params, lies), jax.device_put(state, rests)
-        for gradient in gradients:
+        for number, gradient in enumerate(gradients, 1):
             params, state = compiled(params, state, jax.device_put(gradient, lies))
+            if renewal is not None and renewal.due(number):
+                state = renew(params, state)
     return params, state
 
 

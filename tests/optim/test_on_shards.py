@@ -9,7 +9,7 @@ import pytest
 from optimized import AXES, LAYERS, axes_of, compared, parameters, run, separate
 
 from panax.core import RecipeError
-from panax.optim import Adafactor, AdamW, Lamb, Lars, Lion, Muon, Schedule, ScheduleFreeAdamW, Sgd
+from panax.optim import Adafactor, AdamW, Lamb, Lars, Lion, Muon, Schedule, ScheduleFreeAdamW, Sgd, Shampoo, Soap
 
 SCHEDULE = Schedule(peak=0.1, warmup_steps=3)
 OPTIMIZERS = {
@@ -20,6 +20,9 @@ OPTIMIZERS = {
     "lamb": Lamb(schedule=SCHEDULE, weight_decay=0.1),
     "lars": Lars(schedule=SCHEDULE, weight_decay=0.1, trust=0.01),
     "muon": Muon(schedule=SCHEDULE, dtype="float32"),
+    # Where statistics of few gradients have no full rank, a root is as uncertain as a rounding over the ridge.
+    "shampoo": Shampoo(schedule=SCHEDULE, block=16, precondition_frequency=2, ridge=0.01),
+    "soap": Soap(schedule=SCHEDULE, precondition_frequency=2),
     "schedule_free": ScheduleFreeAdamW(schedule=Schedule(peak=0.1, warmup_steps=3, decay="constant"), weight_decay=0.1),
 }
 BOUND = 4e-6
@@ -51,7 +54,7 @@ def test_stacked_layers_train_like_separate_ones(name):
 
 USUAL = {
     ("adamw", "fsdp8"), ("lamb", "stage_tensor"), ("lars", "tensor2"), ("adafactor", "expert"), ("muon", "tensor2"),
-    ("muon", "expert_tensor"), ("muon", "stage"),
+    ("muon", "expert_tensor"), ("muon", "stage"), ("shampoo", "stage_tensor"),
 }  # fmt: skip
 """Of each way to ask other devices some, in the default suite."""
 
@@ -95,7 +98,10 @@ def test_parameters_in_bfloat16_keep_moments_in_bfloat16_and_move_as_float32_rou
     optimizer = OPTIMIZERS[name]
     state = optimizer.build(axes_of(half), 10).init(half)
     kept = {kind: {leaf.dtype.name for leaf in jax.tree.leaves(leaves)} for kind, leaves in state.items()}
-    assert kept == {kind: {{"count": "int32", "weight": "float32"}.get(kind, "bfloat16")} for kind in kept}
+    moments = {"mean", "square", "square_row", "square_column", "offset"}
+    assert kept == {
+        kind: {"bfloat16" if kind in moments else "int32" if kind == "count" else "float32"} for kind in kept
+    }
     updates, _ = optimizer.build(axes_of(half), 10).update(gradient, state, half)
     wide = jax.tree.map(lambda p: p.astype(jnp.float32), (gradient, half))
     wanted, _ = optimizer.build(axes_of(half), 10).update(

@@ -20,8 +20,9 @@ from ..mesh import Placement
 from ..metrics.console import WIDTH, fitted, plain_console
 from ..plan import Hardware, StepCost, TooLarge, parse_target, plan_step, target_devices, text_batch, walk_step
 from ..plan.profile import HardwareProfile, ProfileError, newest_profile, profiles_folder, read_profile
-from ..plan.report import plan_lines, size, walk_lines
+from ..plan.report import plan_lines, renewal_lines, size, walk_lines
 from ..plan.roofline import DataSheet, Measured, step_time, time_lines
+from ..plan.walk import walk_renewal
 from ..presets import with_blank_images
 from ..run import Experiment
 from ..run.checking import profile_in
@@ -195,7 +196,11 @@ def print_walk(
         console.print("traced         no: XLA partitions this task's program, so that only the compiled step tells")
         return
     cost = walk_step(subject.step, batch)
-    for line in [*walk_lines(cost, _memory_limit(subject)), *_times(subject, cost, profile)]:
+    lines = [*walk_lines(cost, _memory_limit(subject)), *_times(subject, cost, profile)]
+    renewal, renewed = subject.step.program.transformation.renewal, walk_renewal(subject.step)
+    if renewal is not None and renewed is not None:
+        lines += renewal_lines(renewed, renewal.when)
+    for line in lines:
         console.print(_fitted(line), highlight=False, markup=False, soft_wrap=True)
 
 

@@ -47,5 +47,7 @@ register_axes(
     # Of adapted models, which name none:
     Axis("features", "dimension of a weight that is computed in parallel", compute=("tensor",), undivided=_ELECTIVE),
     Axis("width", "dimension along which a weight rests split", storage=("fsdp", "expert"), undivided=_ELECTIVE),
+    Axis("statistic", "side of a matrix that an optimizer keeps of a weight", storage=("fsdp", "expert", "context", "tensor"),
+         undivided=_ELECTIVE),
     Axis("member", "weights of equal layers or experts side by side", compute=("expert",), undivided=_ELECTIVE),
 )  # fmt: skip

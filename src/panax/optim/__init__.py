@@ -10,10 +10,12 @@ from .optimizer import Chained, Optax, Optimizer
 from .per_layer import on_each_layer
 from .schedule import OwnSchedule, Schedule
 from .schedule_free import ScheduleFreeAdamW
+from .shampoo import Shampoo
+from .soap import Soap
 from .state_axes import optimizer_state_axes
 from .transformation import Transformation
 
 __all__ = [
     "Adafactor", "AdamW", "Chained", "Lamb", "Lars", "Lion", "Muon", "OnShards", "Optax", "Optimizer", "OwnSchedule", "Schedule",
-    "ScheduleFreeAdamW", "Sgd", "Transformation", "decays", "on_each_layer", "optimizer_state_axes",
+    "ScheduleFreeAdamW", "Sgd", "Shampoo", "Soap", "Transformation", "decays", "on_each_layer", "optimizer_state_axes",
 ]  # fmt: skip

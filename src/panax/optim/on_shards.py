@@ -13,27 +13,30 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec
 
 from ..core.axes import named_leaves, path_name
 from ..core.errors import RecipeError
 from ..core.layout import current_layout
 from ..core.protocols import Axes
-from ..core.selecting import LayerParameters, choose
+from ..core.selecting import LayerParameters
 from ..kernels.precision import accumulation_dtype
 from ..kernels.quantised import Quantised, quantise, round_stochastically
 from ..spmd.marks import Holds, expected
 from .codes import BLOCK, LEAST, axes_of_parts, check_blocks, zeros_in_codes
 from .decay import decays
+from .factors import by_layer, chosen
 from .optimizer import Optimizer
 from .parameter import Parameter
 from .shard import Shard, lies, on_shards
-from .transformation import Described, Transformation
+from .transformation import Described, Renewal, Transformation
 
 Arrays = Mapping[str, Any]
 Factors = Mapping[str, Any]
 """Parameter name to a factor: a number, or an array of one for each layer of its stack."""
+
+KeptOf = dict[str, dict[str, jax.Array]]
+"""Parameter name to what is kept of it, by its own name."""
 
 COUNT = "count"
 
@@ -133,6 +136,26 @@ class OnShards(Optimizer):
         wider. None where they are judged themselves."""
         return None
 
+    def renewal_due(self, number: int) -> bool:
+        """Whether `renewed` is called after the step with this number, the first being 1: by default never."""
+        return False
+
+    @property
+    def renewal_when(self) -> str:
+        """When that is, in words."""
+        return ""
+
+    def renewed(self, shards: Mapping[str, Shard], kept: Mapping[str, dict[str, jax.Array]]) -> KeptOf:
+        """What of all that is kept is renewed after some steps, in a program of its own.
+
+        Args:
+            kept: Parameter name to what is kept of it.
+
+        Returns:
+            The same, of what is new alone.
+        """
+        raise NotImplementedError(f"{type(self).__name__} renews nothing")
+
     def check(self, axes: Mapping[str, Axes]) -> None:
         """Refuse parameters with which this optimizer has nothing to do.
 
@@ -145,8 +168,8 @@ class OnShards(Optimizer):
     ) -> Transformation:
         self.check(axes)
         learning_rate = self.learning_rate(num_steps)
-        rates = _chosen("rates", self.rates, list(axes), layers)
-        decay = _chosen("decays", self.decays, list(axes), layers)
+        rates = chosen("rates", self.rates, list(axes), layers)
+        decay = chosen("decays", self.decays, list(axes), layers)
 
         def described(params: Any) -> dict[str, Parameter]:
             return {name: Parameter.of(name, leaf, axes[name]) for name, leaf in named_leaves(params).items()}
@@ -176,9 +199,9 @@ class OnShards(Optimizer):
                 named_leaves(gradients),
                 named_leaves(params),
                 {kind: kept for kind, kept in state.items() if kind != COUNT},
-                {name: _by_layer(rates.get(name, []), 1.0, parameter) for name, parameter in parameters.items()},
+                {name: by_layer(rates.get(name, []), 1.0, parameter) for name, parameter in parameters.items()},
                 {
-                    name: self.weight_decay * _by_layer(decay.get(name, []), float(decays(axes[name])), parameter)
+                    name: self.weight_decay * by_layer(decay.get(name, []), float(decays(axes[name])), parameter)
                     for name, parameter in parameters.items()
                 },
             )
@@ -186,7 +209,45 @@ class OnShards(Optimizer):
             leaves, structure = jax.tree_util.tree_flatten_with_path(params)
             return structure.unflatten([changes[path_name(path)] for path, _ in leaves]), {COUNT: count + 1, **kept}
 
-        return Transformation(init, update, state_axes, self.averaged)
+        def renewed(state: dict[str, Any], params: Any) -> dict[str, Any]:
+            arrays = {kind: kept for kind, kept in state.items() if kind != COUNT}
+            return {COUNT: state[COUNT], **self._renewed_on_mesh(described(params), arrays, state[COUNT])}
+
+        renewal = (
+            None if type(self).renewed is OnShards.renewed else Renewal(self.renewal_due, self.renewal_when, renewed)
+        )
+        return Transformation(init, update, state_axes, self.averaged, renewal)
+
+    def _renewed_on_mesh(
+        self, parameters: dict[str, Parameter], arrays: Mapping[str, Arrays], count: jax.Array
+    ) -> dict[str, dict[str, Any]]:
+        def local(arrays: Mapping[str, Arrays], count: jax.Array) -> dict[str, dict[str, Any]]:
+            shards = {name: Shard.of(parameter) for name, parameter in parameters.items()}
+            read = {
+                name: {kind: _readable(value, jnp.float32) for kind, value in _of(arrays, name).items()}
+                for name in parameters
+            }
+            kept = {kind: dict(values) for kind, values in arrays.items()}
+            for name, new in self.renewed(shards, read).items():
+                declared = self.keeps(parameters[name])
+                for kind, value in new.items():
+                    before = kept[kind][name]
+                    kept[kind][name] = self._stored(name, f"renewed {kind}", declared[kind], before, value, count)
+            return kept
+
+        lie, whole = self._kept_lies(parameters, arrays), PartitionSpec()
+        return on_shards(local, (lie, whole), lie)(dict(arrays), count)
+
+    def _kept_lies(
+        self, parameters: Mapping[str, Parameter], kept: Mapping[str, Arrays]
+    ) -> dict[str, dict[str, PartitionSpec]]:
+        found: dict[str, dict[str, PartitionSpec]] = {kind: {} for kind in kept}
+        for name, parameter in parameters.items():
+            for kind, one in self.keeps(parameter).items():
+                # Codes and scales lie alike.
+                found[kind][name] = lies(one.axes, one.shape)
+                check_blocks(f"{kind} of {name}", kept[kind][name], one.axes)
+        return found
 
     def _on_mesh(
         self, parameters: dict[str, Parameter], arrays: "_Arrays", rate: jax.Array, count: jax.Array
@@ -209,12 +270,7 @@ class OnShards(Optimizer):
             return changes, kept
 
         places = {name: lies(parameter.axes, parameter.shape) for name, parameter in parameters.items()}
-        kept: dict[str, dict[str, PartitionSpec]] = {kind: {} for kind in arrays.kept}
-        for name, parameter in parameters.items():
-            for kind, one in self.keeps(parameter).items():
-                # Codes and scales lie alike.
-                kept[kind][name] = lies(one.axes, one.shape)
-                check_blocks(f"{kind} of {name}", arrays.kept[kind][name], one.axes)
+        kept = self._kept_lies(parameters, arrays.kept)
 
         def of_layers(factors: Factors) -> dict[str, PartitionSpec]:
             return {name: PartitionSpec(*places[name][: min(factors[name].ndim, 1)]) for name in places}
@@ -291,7 +347,7 @@ class _Arrays(NamedTuple):
     def taken(self, name: str, rate: jax.Array, count: jax.Array) -> Taken:
         gradient, value = self.gradients[name], self.values[name]
         dtype = accumulation_dtype(value.dtype)
-        kept = {kind: _readable(arrays[name], dtype) for kind, arrays in self.kept.items() if name in arrays}
+        kept = {kind: _readable(value, dtype) for kind, value in _of(self.kept, name).items()}
         return Taken(
             gradient.astype(dtype),
             value.astype(dtype),
@@ -303,29 +359,9 @@ class _Arrays(NamedTuple):
         )
 
 
-def _chosen(
-    setting: str, patterns: Mapping[str, float], names: list[str], layers: LayerParameters
-) -> dict[str, list[tuple[frozenset[int] | None, float]]]:
-    """For each parameter, (the layers of its stack, or None for all; the factor), those that count more behind."""
-    found: dict[str, list[tuple[frozenset[int] | None, float]]] = {}
-    for pattern, factor in patterns.items():
-        for name, rows in choose(pattern, names, layers, f"optimizer.{setting}").items():
-            found.setdefault(name, []).append((rows, float(factor)))
-    return found
-
-
-def _by_layer(chosen: list[tuple[frozenset[int] | None, float]], usual: float, parameter: Parameter) -> np.ndarray:
-    """The factor of a parameter: a number, or one for each layer of its stack with dimensions of 1 behind."""
-    factors = np.float32(usual)
-    for rows, factor in chosen:
-        if rows is None:
-            factors = np.float32(factor)
-            continue
-        each = np.array(np.broadcast_to(np.ravel(factors), parameter.shape[:1]))
-        each[list(rows)] = factor
-        factors = each
-    factors = np.asarray(factors)
-    return factors.reshape(-1, *(1,) * (len(parameter.shape) - 1)) if factors.ndim else factors
+def _of(kept: Mapping[str, Arrays], name: str) -> dict[str, jax.Array]:
+    """What is kept of one parameter, by its kind."""
+    return {kind: arrays[name] for kind, arrays in kept.items() if name in arrays}
 
 
 def _checked(shard: Shard, change: jax.Array) -> jax.Array:

@@ -4,9 +4,10 @@ Gathering every matrix to every device would send a whole model's bytes to each,
 devices. Here the matrices of one shape are numbered, each device of the axes that hold copies or shards of them gets the whole of
 `ceil(matrices / owners)` by one all-to-all, works on these, and one all-to-all brings the shards back; devices that hold copies
 gather each other's results then. Matrices that lie on other stages or experts are those devices' own affair.
+
+What an optimizer keeps of a matrix goes the same way: it rests split over all devices, in a shape that no mesh changes.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -19,203 +20,230 @@ from ..core.layout import MeshAxes, current_layout
 from ..mesh.rules import MESH_AXES
 from ..spmd.collectives import all_gather
 from ..spmd.marks import Holds, declared
-from .parameter import Parameter
+from .oriented import Oriented
 from .shard import Shard
 
 
-class Oriented(NamedTuple):
-    """A parameter as a stack of matrices with no more rows than columns.
+class Lying(NamedTuple):
+    """How what belongs to a matrix lies, without the dimensions of the stack.
 
     Attributes:
-        copies: The dimensions that are put together to the stack.
-        rows: The dimensions that are put together to the rows, in the parameter's order.
-        flipped: The parameter's own rows are the columns here.
+        sizes: Whole.
+        places: Of each dimension, the mesh axes that it is split over.
+        shape: That an owner sees: rows and columns, each put together of several dimensions.
     """
 
-    copies: tuple[int, ...]
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-    flipped: bool
-
-    @classmethod
-    def of(cls, parameter: Parameter) -> "Oriented":
-        """
-        Raises:
-            ValueError: It is not a matrix.
-        """
-        if parameter.matrix is None:
-            raise ValueError(f"{parameter.name} with the axes {parameter.axes} is not a matrix")
-
-        def sizes(dims: Sequence[int]) -> tuple[int, ...]:
-            return tuple(parameter.shape[dim] for dim in dims)
-
-        rows, columns = parameter.matrix
-        # Of a square one, too, so that matrices of equal shape and layout come to one group whichever way they map.
-        flips = (math.prod(sizes(columns)), sizes(columns)) < (math.prod(sizes(rows)), sizes(rows))
-        if flips:
-            rows, columns = columns, rows
-        return cls(parameter.copies, rows, columns, flips)
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        return (*self.copies, *self.rows, *self.columns)
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Matrices of one shape that lie alike, and who owns which of them.
-
-    Attributes:
-        rows: The sizes of the dimensions that make up a row's index; `columns` the same.
-        places: For each of these dimensions, rows first, the mesh axes that it is split over.
-        over: The mesh axes whose devices own the matrices: all that hold shards or copies of them.
-    """
-
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
+    sizes: tuple[int, ...]
     places: tuple[MeshAxes, ...]
-    over: MeshAxes
-
-    @classmethod
-    def of(cls, shard: Shard) -> "Group":
-        layout, oriented, shape = current_layout(), Oriented.of(shard.parameter), shard.parameter.shape
-        apart = set(shard.over(oriented.copies))
-        over = () if layout is None else tuple(a for a in MESH_AXES if layout.sizes[a] > 1 and a not in apart)
-        return cls(
-            tuple(shape[dim] for dim in oriented.rows),
-            tuple(shape[dim] for dim in oriented.columns),
-            tuple(shard.places[dim] for dim in (*oriented.rows, *oriented.columns)),
-            over,
-        )
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Of one matrix."""
-        return math.prod(self.rows), math.prod(self.columns)
+    shape: tuple[int, ...]
 
     @property
     def split(self) -> MeshAxes:
-        """The mesh axes that hold shards of a matrix."""
-        return tuple(axis for axes in self.places for axis in axes)
+        """The mesh axes that hold shards, in the mesh's order."""
+        return tuple(axis for axis in MESH_AXES if any(axis in axes for axes in self.places))
+
+
+class Part(NamedTuple):
+    """An array of a parameter's shape, or of what is kept of its matrices, as one that owners see whole.
+
+    Attributes:
+        copies: The dimensions that are put together to the stack of matrices.
+        own: The others, in the order in which they go to an owner.
+        shape: That an owner sees.
+    """
+
+    shard: Shard
+    copies: tuple[int, ...]
+    own: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shard: Shard) -> "Part":
+        """Of a parameter: rows before columns, with no more rows than columns.
+
+        Raises:
+            ValueError: It is not a matrix.
+        """
+        oriented = Oriented.of(shard.parameter)
+        return cls(shard, oriented.copies, (*oriented.rows, *oriented.columns), oriented.shape)
+
+    @classmethod
+    def beside(cls, shard: Shard) -> "Part":
+        """Of what is kept for each matrix of a parameter, which begins with that parameter's stack."""
+        parameter = shard.parameter
+        return cls(shard, parameter.copies, parameter.own, tuple(parameter.shape[dim] for dim in parameter.own))
 
     @property
-    def copied(self) -> MeshAxes:
-        """Those that hold copies."""
-        return tuple(axis for axis in self.over if axis not in self.split)
+    def lying(self) -> Lying:
+        shape = self.shard.parameter.shape
+        places = self.shard.places
+        return Lying(tuple(shape[dim] for dim in self.own), tuple(places[dim] for dim in self.own), self.shape)
+
+    @property
+    def apart(self) -> MeshAxes:
+        """The mesh axes that the stack is split over."""
+        return self.shard.over(self.copies)
+
+    def stacked(self, x: jax.Array) -> jax.Array:
+        """This device's shard with its matrices in one dimension."""
+        x = x.transpose((*self.copies, *self.own))
+        return x.reshape(-1, *x.shape[len(self.copies) :])
+
+    def unstacked(self, x: jax.Array) -> jax.Array:
+        """The way back."""
+        order, layout = (*self.copies, *self.own), current_layout()
+        local = list(self.shard.parameter.shape)
+        for dim, axes in enumerate(self.shard.places):
+            local[dim] //= 1 if layout is None else math.prod(layout.sizes[axis] for axis in axes)
+        return x.reshape([local[dim] for dim in order]).transpose([order.index(dim) for dim in range(len(order))])
+
+
+class Group(NamedTuple):
+    """Matrices whose arrays are alike and lie alike, and the mesh axes whose devices own them: all that hold shards or copies.
+
+    Attributes:
+        given: How what the work takes lies; `returned` the same of what it gives.
+    """
+
+    given: tuple[Lying, ...]
+    returned: tuple[Lying, ...]
+    over: MeshAxes
+
+    @classmethod
+    def of(cls, given: Sequence[Part], returned: Sequence[Part]) -> "Group":
+        """
+        Raises:
+            ValueError: Parts of one matrix are split over different devices.
+        """
+        layout, apart = current_layout(), {part.apart for part in (*given, *returned)}
+        if len(apart) > 1:
+            names = [part.shard.parameter.name for part in (*given, *returned)]
+            raise ValueError(f"the stacks of {names} are split over {sorted(apart)}; expected the same mesh axes")
+        over = ()
+        if layout is not None:
+            over = tuple(axis for axis in MESH_AXES if layout.sizes[axis] > 1 and axis not in (*apart,)[0])
+        return cls(tuple(part.lying for part in given), tuple(part.lying for part in returned), over)
 
     def owned(self, matrices: int, sizes: Mapping[str, int]) -> int:
         """How many of so many matrices each owner works on, those included that fill up.
 
-        >>> Group((64,), (256,), (("fsdp",), ()), ("replica", "fsdp")).owned(12, {"replica": 2, "fsdp": 4})
+        >>> Group((), (), ("replica", "fsdp")).owned(12, {"replica": 2, "fsdp": 4})
         2
         """
         return -(-matrices // math.prod(sizes[axis] for axis in self.over))
 
 
-Work = Callable[[jax.Array], jax.Array]
-"""Takes whole matrices (matrices, rows, columns), returns as many of the same shape."""
+Arrays = Mapping[str, Sequence[jax.Array]]
+Parts = Mapping[str, Sequence[Part]]
+Work = Callable[..., Sequence[jax.Array]]
+"""Takes arrays of (matrices, *shape), one for each part that is given; returns one for each that is returned."""
 
 
-def shared_out(work: Work, shards: Mapping[str, Shard], arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+def shared_out(work: Work, given: Parts, arrays: Arrays, returned: Parts) -> dict[str, list[jax.Array]]:
     """`work` on each own matrix of some parameters, each of them done by one device.
 
     Args:
-        arrays: Parameter name to this device's shard of what `work` takes.
+        given: Parameter name to what `work` takes of it; `arrays`: this device's shards of that.
 
     Returns:
-        The results' shards, by the same names.
+        The shards of what `returned` describes, by the same names.
     """
     groups: dict[Group, list[str]] = {}
-    for name in arrays:
-        groups.setdefault(Group.of(shards[name]), []).append(name)
-    found: dict[str, jax.Array] = {}
+    for name in given:
+        groups.setdefault(Group.of(given[name], returned[name]), []).append(name)
+    found: dict[str, list[jax.Array]] = {}
     for group, names in groups.items():
-        stacks = [_stacked(shards[name].parameter, arrays[name]) for name in names]
-        results = _worked(work, group, jnp.concatenate(stacks))
+        stacks = {name: [part.stacked(x) for part, x in zip(given[name], arrays[name])] for name in names}
+        results = _worked(work, group, [jnp.concatenate(one) for one in zip(*stacks.values())])
         begin = 0
-        for name, stack in zip(names, stacks):
-            result = results[begin : begin + len(stack)]
-            found[name] = _unstacked(shards[name].parameter, result, arrays[name].shape)
-            begin += len(stack)
+        for name, (first, *_) in stacks.items():
+            end = begin + len(first)
+            found[name] = [part.unstacked(x[begin:end]) for part, x in zip(returned[name], results)]
+            begin = end
     return found
 
 
-def _stacked(parameter: Parameter, x: jax.Array) -> jax.Array:
-    """A shard with its matrices in one dimension, rows before columns."""
-    oriented = Oriented.of(parameter)
-    x = x.transpose(oriented.order)
-    return x.reshape(-1, *x.shape[len(oriented.copies) :])
+def one_by_one(work: Work) -> Work:
+    """`work` on each matrix by itself, one after the other: what it needs for its intermediate results is that of one matrix,
+    and its roundings do not depend on how many a device owns.
+
+    Args:
+        work: Takes and returns arrays of (1, *shape).
+    """
+
+    def each(stacks: Sequence[jax.Array]) -> list[jax.Array]:
+        return [x[0] for x in work(*(x[None] for x in stacks))]
+
+    return lambda *stacks: jax.lax.map(each, stacks)
 
 
-def _unstacked(parameter: Parameter, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    order = Oriented.of(parameter).order
-    return x.reshape([shape[dim] for dim in order]).transpose([order.index(dim) for dim in range(len(order))])
-
-
-def _worked(work: Work, group: Group, stack: jax.Array) -> jax.Array:
+def _worked(work: Work, group: Group, stacks: Sequence[jax.Array]) -> list[jax.Array]:
     layout = current_layout()
     if layout is None or not group.over:
-        return work(stack.reshape(len(stack), *group.shape)).reshape(stack.shape)
-    count, sizes, local = len(stack), layout.sizes, stack.shape[1:]
+        whole = [x.reshape(len(x), *lying.shape) for lying, x in zip(group.given, stacks)]
+        return [x.reshape(len(x), *lying.sizes) for lying, x in zip(group.returned, work(*whole))]
+    count, sizes = len(stacks[0]), layout.sizes
     owned = group.owned(count, sizes)
-    shards = math.prod(sizes[axis] for axis in group.split)
-    owners = math.prod(sizes[axis] for axis in group.over)
-    filled = jnp.pad(stack, ((0, owned * owners - count), *((0, 0) for _ in local)))
-    if group.copied:
-        # Devices that hold the same shards begin with different matrices of them.
-        first = jax.lax.axis_index(group.copied) * (shards * owned)
-        filled = jax.lax.dynamic_slice_in_dim(filled, first, shards * owned)
-    whole = _to_owners(group, filled.reshape(shards, owned, *local), sizes)
+    whole = [_to_owners(lying, group.over, stack, owned, sizes) for lying, stack in zip(group.given, stacks)]
     # Every device has matrices of its own now.
-    done = work(declared(whole.reshape(owned, *group.shape), dict.fromkeys(group.over, Holds.SPLIT)))
-    back = _from_owners(group, done.reshape(whole.shape), sizes).reshape(shards * owned, *local)
-    for dim, axes in enumerate(group.places):
-        back = declared(back, dict.fromkeys(axes, Holds.SPLIT), 1 + dim)
-    if group.copied:
-        with moving("optimizer"):
-            back = all_gather(declared(back, dict.fromkeys(group.copied, Holds.SPLIT)), group.copied, 0)
-    return back[:count]
+    done = work(*declared(whole, dict.fromkeys(group.over, Holds.SPLIT)))
+    return [_from_owners(lying, group.over, x, sizes)[:count] for lying, x in zip(group.returned, done)]
 
 
-def _to_owners(group: Group, parts: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
-    """(shards, owned, dims of a shard) of this device's shards, to (owned, whole dims) of its own matrices."""
-    if not group.split:
-        return parts[0]
+def _to_owners(lying: Lying, over: MeshAxes, stack: jax.Array, owned: int, sizes: Mapping[str, int]) -> jax.Array:
+    """(count, dims of a shard) of all matrices, to (owned, whole dims) of this device's own.
+
+    The devices of the mesh axes `over`, in the mesh's order, own one run of matrices after the other.
+    """
+    local = stack.shape[1:]
+    ways = [sizes[axis] for axis in over]
+    filled = jnp.pad(stack, ((0, owned * math.prod(ways) - len(stack)), *((0, 0) for _ in local)))
+    split, copied = lying.split, tuple(axis for axis in over if axis not in lying.split)
+    # Devices that hold the same shards send different matrices of them: those for the owners among which they are.
+    parts = filled.reshape(*ways, owned, *local)
+    first = [over.index(axis) for axis in (*copied, *split)]
+    parts = parts.transpose(*first, *range(len(over), parts.ndim))
+    parts = parts.reshape(math.prod(sizes[axis] for axis in copied), -1, owned, *local)
+    mine = jax.lax.axis_index(copied) if copied else 0
+    parts = jax.lax.dynamic_index_in_dim(parts, mine, keepdims=False)
+    if not split:
+        return parts[0].reshape(owned, *lying.shape)
     with moving("optimizer"):
-        parts = jax.lax.all_to_all(parts, group.split, 0, 0)
-    _, owned, *local = parts.shape
-    parts = parts.reshape(*(sizes[axis] for axis in group.split), owned, *local)
-    order, dims = _interleaved(group)
-    whole = [size * math.prod(sizes[axis] for axis in axes) for size, axes in zip(local, group.places)]
-    return parts.transpose([dims, *order]).reshape(owned, *whole)
+        parts = jax.lax.all_to_all(parts, split, 0, 0)
+    parts = parts.reshape(*(sizes[axis] for axis in split), owned, *local)
+    return parts.transpose(_interleaved(lying)).reshape(owned, *lying.shape)
 
 
-def _from_owners(group: Group, whole: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
-    """The way back."""
-    if not group.split:
-        return whole[None]
-    owned = len(whole)
+def _from_owners(lying: Lying, over: MeshAxes, whole: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
+    """The way back: (owned, whole dims) to (owners x owned, dims of a shard)."""
+    owned, split = len(whole), lying.split
+    copied = tuple(axis for axis in over if axis not in split)
     cut: list[int] = []
-    for size, axes in zip(whole.shape[1:], group.places):
+    local: list[int] = []
+    for size, axes in zip(lying.sizes, lying.places):
         ways = [sizes[axis] for axis in axes]
-        cut += [*ways, size // math.prod(ways)]
-    order, dims = _interleaved(group)
-    parts = whole.reshape(owned, *cut)
-    # Where each dimension of the parts lies in what was just cut.
-    places = [dims, *order]
-    parts = parts.transpose([places.index(dim) for dim in range(len(places))])
-    shards = math.prod(parts.shape[:dims])
-    with moving("optimizer"):
-        return jax.lax.all_to_all(parts.reshape(shards, owned, *parts.shape[dims + 1 :]), group.split, 0, 0)
+        local.append(size // math.prod(ways))
+        cut += [*ways, local[-1]]
+    order = _interleaved(lying)
+    parts = whole.reshape(owned, *cut).transpose([order.index(dim) for dim in range(len(order))])
+    parts = parts.reshape(-1, owned, *local)
+    if split:
+        with moving("optimizer"):
+            parts = jax.lax.all_to_all(parts, split, 0, 0)
+    for dim, axes in enumerate(lying.places):
+        parts = declared(parts, dict.fromkeys(axes, Holds.SPLIT), 2 + dim)
+    if copied:
+        with moving("optimizer"):
+            parts = all_gather(declared(parts[None], dict.fromkeys(copied, Holds.SPLIT)), copied, 0)
+    parts = parts.reshape(*(sizes[axis] for axis in (*copied, *split)), owned, *local)
+    found = [(*copied, *split).index(axis) for axis in over]
+    return parts.transpose(*found, *range(len(over), parts.ndim)).reshape(-1, *local)
 
 
-def _interleaved(group: Group) -> tuple[list[int], int]:
-    """Of (each mesh axis that splits, owned, each dimension): the order in which a dimension's mesh axes come right before it,
-    and the place of `owned`."""
-    axes = len(group.split)
-    order: list[int] = []
-    seen = 0
-    for dim, places in enumerate(group.places):
-        order += [*range(seen, seen + len(places)), axes + 1 + dim]
-        seen += len(places)
-    return order, axes
+def _interleaved(lying: Lying) -> list[int]:
+    """Of (each mesh axis that splits, owned, each dimension): `owned`, then each dimension with its mesh axes right before it."""
+    split = lying.split
+    order = [len(split)]
+    for dim, places in enumerate(lying.places):
+        order += [*(split.index(axis) for axis in places), len(split) + 1 + dim]
+    return order

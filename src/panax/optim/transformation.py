@@ -12,6 +12,21 @@ Described = Mapping[str, tuple[tuple[int, ...], Axes]]
 """Parameter name to its whole shape and its logical axes."""
 
 
+class Renewal(NamedTuple):
+    """Work on an optimizer's state that not every step does, such as roots of matrices: steps that follow use what it gives.
+
+    Attributes:
+        due: Whether it comes after the step with this number, the first being 1. A step that was not applied counts.
+        when: The same in words, such as "after every 10 steps".
+        renewed: Takes a state and the parameters that train, of which only shapes are read; returns the state as the next step
+            sees it.
+    """
+
+    due: Callable[[int], bool]
+    when: str
+    renewed: Callable[[Any, Any], Any]
+
+
 class Transformation(NamedTuple):
     """From gradients to what is added to the parameters. It can stand wherever an `optax.GradientTransformation` can.
 
@@ -22,12 +37,14 @@ class Transformation(NamedTuple):
         axes: Takes an (abstract) state and the parameters that train; returns the logical axes of each leaf of the state.
         averaged: Takes the parameters after an update and the state; returns the average of them that is judged in their place.
             None where they are judged themselves.
+        renewal: What of the state is renewed now and then, in a program of its own; None where nothing is.
     """
 
     init: Callable[[Any], Any]
     update: Callable[..., tuple[Any, Any]]
     axes: Callable[[Any, Described], Any]
     averaged: Callable[[Any, Any], Any] | None = None
+    renewal: Renewal | None = None
 
 
 def added_to(params: Any, updates: Any) -> Any:

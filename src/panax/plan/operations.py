@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr
@@ -21,7 +22,7 @@ class Work:
     """What one device computes in a step.
 
     Attributes:
-        flops: Of matrix multiplications, convolutions and kernels; two for each multiplication with its addition.
+        flops: Of matrix multiplications, factorisations, convolutions and kernels; two for each multiplication with its addition.
         touched_bytes: Read and written, were each operation alone; compilers fuse most of them.
         unknown: Kernels of which nobody said what they cost: `flops` is then the least.
     """
@@ -89,7 +90,20 @@ def _pallas(operation: Operation) -> float | None:
     return None if found.unknown else found.flops * math.prod(operation.params["grid_mapping"].grid)
 
 
+def _factorised(times: float) -> Callable[[Operation], float]:
+    """Of a factorisation of square matrices: so many times the cube of the side (Golub and Van Loan, Matrix Computations)."""
+
+    def counted(operation: Operation) -> float:
+        *stack, _, side = shape_of(operation, 0)
+        return times * math.prod(stack) * side**3
+
+    return counted
+
+
 _COUNTED = {
+    # Orthogonal factors, formed: 4/3 for the factorisation and as much for its vectors. Eigenvectors: 9.
+    "qr": _factorised(8 / 3),
+    "eigh": _factorised(9.0),
     "dot_general": _dot,
     "conv_general_dilated": _convolution,
     "ragged_dot": _ragged,

@@ -49,8 +49,25 @@ def walk_lines(cost: StepCost, limit: int | None) -> list[str]:
         f"{size(cost.temporaries)} temporaries",
         f"work           {least}{cost.work.flops:.3g} FLOPs of matrix multiplications in a step on each device",
     ]
+    return [*lines, *_sent_lines(cost, "in one step"), *(f"  at least: {what} is not counted" for what in cost.unknown)]
+
+
+def renewal_lines(cost: StepCost, when: str) -> list[str]:
+    """What the program takes that renews an optimizer's state.
+
+    Args:
+        when: It runs, in words.
+    """
+    return [
+        f"renewal        {when}, in a program of its own: {cost.work.flops:.3g} FLOPs on each device, "
+        f"{size(cost.temporaries)} temporaries",
+        *_sent_lines(cost, "in one renewal"),
+    ]
+
+
+def _sent_lines(cost: StepCost, when: str) -> list[str]:
     if not cost.traffic:
-        return [*lines, "sends          nothing"]
+        return [f"sends          nothing {when}"]
     groups: dict[tuple[str, str, str], int] = {}
     for one in cost.traffic:
         key = (one.purpose, one.kind, "·".join(one.axes))
@@ -58,8 +75,7 @@ def walk_lines(cost: StepCost, limit: int | None) -> list[str]:
     rows = [("for", "by", "over", "sent")]
     rows += [(*key, size(sent)) for key, sent in sorted(groups.items(), key=lambda item: -item[1]) if sent]
     rows.append(("all", "", "", size(sum(groups.values()))))
-    lines += ["sends          in one step, each device", *(f"  {line}" for line in aligned(rows, left=3))]
-    return [*lines, *(f"  at least: {what} is not counted" for what in cost.unknown)]
+    return [f"sends          {when}, each device", *(f"  {line}" for line in aligned(rows, left=3))]
 
 
 def _exchange_lines(collectives: Sequence[Collective]) -> list[str]:

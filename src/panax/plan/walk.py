@@ -48,13 +48,25 @@ def walk_step(step: CompiledStep, batch: dict[str, Any]) -> StepCost:
         LayoutError: The batch does not fit the mesh.
     """
     start = time.perf_counter()
-    traced = step.trace(batch)
-    shardings = jax.tree.leaves((step.shardings, step.placement.batch_shardings(batch, step.batch_axes)))
+    shardings = (step.shardings, step.placement.batch_shardings(batch, step.batch_axes))
+    return _cost(step.trace(batch), shardings, step.placement.sizes, start)
+
+
+def walk_renewal(step: CompiledStep) -> StepCost | None:
+    """The same of the program that renews the optimizer's state after some steps; None where there is none."""
+    if step.program.transformation.renewal is None:
+        return None
+    start = time.perf_counter()
+    return _cost(step.trace_renewal(), step.shardings.optimizer_state, step.placement.sizes, start)
+
+
+def _cost(traced: Any, placed: Any, mesh: Mapping[str, int], start: float) -> StepCost:
+    shardings = jax.tree.leaves(placed)
     shares = [_share(aval.shape, sharding) for aval, sharding in zip(traced.jaxpr.in_avals, shardings)]
     program = read_program(traced.jaxpr, shares)
     work = work_of(program)
     return StepCost(
-        traffic=tuple(traffic_of(program, step.placement.sizes)),
+        traffic=tuple(traffic_of(program, mesh)),
         work=work,
         arguments=sum(value.bytes for value in program.inputs),
         temporaries=peak_bytes(program),

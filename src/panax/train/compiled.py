@@ -100,6 +100,9 @@ class CompiledStep:
         self._train: dict[Signature, Any] = {}
         self._evaluate: dict[Signature, Any] = {}
         self._summaries: dict[Any, dict[Signature, Any]] = {}
+        self._renewal: Any = None
+        # The number of the last step and the array that says it, so that no step waits for the one before to be read.
+        self._count: tuple[int, Any] = (0, None)
 
     def init(self, seed: int) -> TrainState:
         """The first state, drawn by one jitted function straight into its shards: bitwise the same on every mesh."""
@@ -174,7 +177,46 @@ class CompiledStep:
 
     def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]:
         """Dispatch one step on a batch that `put` sent; returns before the devices are done."""
-        return self.compiled(batch)(state, batch)
+        before = self._counted(state)
+        state, scalars = self.compiled(batch)(state, batch)
+        if before is not None:
+            self._count = before + 1, state.step
+            if self.program.renewal_due(before + 1):
+                state = dataclasses.replace(state, optimizer_state=self.renewal(state.optimizer_state))
+        return state, scalars
+
+    def _counted(self, state: TrainState) -> int | None:
+        """How many steps `state` is after; None where nobody asks. Waits for the devices where it is not the last step's."""
+        if self.program.transformation.renewal is None:
+            return None
+        number, last = self._count
+        return number if state.step is last else int(state.step)
+
+    @property
+    def renewal(self) -> Any:
+        """The compiled program that renews the optimizer's state, which it is given for good.
+
+        Raises:
+            TrainingError: The optimizer renews nothing.
+        """
+        if self._renewal is None:
+            start = time.perf_counter()
+            with self.placement.activate():
+                self._renewal = self.trace_renewal().lower().compile()
+            self.compile_seconds += time.perf_counter() - start
+        return self._renewal
+
+    def trace_renewal(self) -> Any:
+        """That program's trace.
+
+        Raises:
+            TrainingError: The optimizer renews nothing.
+        """
+        if self.program.transformation.renewal is None:
+            raise TrainingError(f"{type(self.program.optimizer).__name__} renews nothing of its state between steps")
+        renew = jax.jit(self.program.renewed, donate_argnums=0, out_shardings=self.shardings.optimizer_state)
+        with self.placement.activate():
+            return self._checked_program(renew.trace(self._abstract_state().optimizer_state))
 
     def compiled(self, batch: Mapping[str, Any]) -> Any:
         """The compiled training step for the shapes of `batch` (abstract or real)."""

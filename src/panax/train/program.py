@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 
@@ -118,6 +119,15 @@ class Program:
             batch_axes=batch_axes,
             resting=self.resting,
         )
+
+    def renewal_due(self, number: int) -> bool:
+        """Whether the optimizer's state is to be `renewed` after the step with this number, the first being 1."""
+        return self.transformation.renewal is not None and self.transformation.renewal.due(number)
+
+    def renewed(self, optimizer_state: Any) -> Any:
+        """The optimizer's state as the next step is to see it, after a step of which `renewal_due` says so."""
+        assert self.transformation.renewal is not None
+        return self.transformation.renewal.renewed(optimizer_state, eqx.filter(self.abstract.params, self.trainable))
 
     def gradients(
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None

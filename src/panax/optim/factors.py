@@ -1,0 +1,33 @@
+"""Factors of a learning rate or of weight decay, by parameter and by layer."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..core.selecting import LayerParameters, choose
+from .parameter import Parameter
+
+
+def chosen(
+    setting: str, patterns: Mapping[str, float], names: list[str], layers: LayerParameters
+) -> dict[str, list[tuple[frozenset[int] | None, float]]]:
+    """For each parameter, (the layers of its stack, or None for all; the factor), those that count more behind."""
+    found: dict[str, list[tuple[frozenset[int] | None, float]]] = {}
+    for pattern, factor in patterns.items():
+        for name, rows in choose(pattern, names, layers, f"optimizer.{setting}").items():
+            found.setdefault(name, []).append((rows, float(factor)))
+    return found
+
+
+def by_layer(chosen: list[tuple[frozenset[int] | None, float]], usual: float, parameter: Parameter) -> np.ndarray:
+    """The factor of a parameter: a number, or one for each layer of its stack with dimensions of 1 behind."""
+    factors = np.float32(usual)
+    for rows, factor in chosen:
+        if rows is None:
+            factors = np.float32(factor)
+            continue
+        each = np.array(np.broadcast_to(np.ravel(factors), parameter.shape[:1]))
+        each[list(rows)] = factor
+        factors = each
+    factors = np.asarray(factors)
+    return factors.reshape(-1, *(1,) * (len(parameter.shape) - 1)) if factors.ndim else factors

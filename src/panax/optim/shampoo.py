@@ -1,0 +1,143 @@
+"""Shampoo: each block of a matrix preconditioned from both sides (arXiv:1802.09568, blocked and grafted as in arXiv:2002.09018
+and arXiv:2309.06497)."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from ..core.errors import RecipeError
+from .blocks import Blocks
+from .moments import Moments, check_decay_rates
+from .of_matrices import OfMatrices, kept_beside, parts_beside, product
+from .on_shards import Kept, KeptOf, Taken
+from .oriented import Oriented
+from .owners import Part, one_by_one, shared_out
+from .parameter import Parameter
+from .roots import inverse_root
+from .shard import Shard
+
+LEFT, RIGHT = "left", "right"
+LEFT_ROOT, RIGHT_ROOT = "left_root", "right_root"
+STATISTICS, ROOTS = (LEFT, RIGHT), (LEFT_ROOT, RIGHT_ROOT)
+
+POWER = 4
+"""Of the inverse root on each of two sides."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shampoo(OfMatrices):
+    """Shampoo on weights between two spaces, AdamW on all other parameters.
+
+    The update of each own array has the norm of AdamW's (grafting), so a rate and a decay tuned for AdamW fit; until there are
+    roots it is AdamW's. Roots are taken in a program of their own, after every `precondition_frequency` steps, and used from the
+    next step on.
+
+    Attributes:
+        block: No side of a block is larger; larger matrices are cut evenly.
+        precondition_frequency: Steps from roots to roots.
+        b_statistics: Of the running means of a block times itself transposed, from either side.
+        ridge: Added to a side's statistics before a root is taken, times their Frobenius norm.
+        b1: Of the mean of gradients, which is what is preconditioned; `b2` and `epsilon` are AdamW's, for the norm and for other
+            parameters.
+    """
+
+    block: int = 1024
+    precondition_frequency: int = 10
+    b_statistics: float = 0.95
+    ridge: float = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_decay_rates(b_statistics=self.b_statistics)
+        if self.block < 1 or self.precondition_frequency < 1:
+            raise RecipeError(
+                f"optimizer.block={self.block}, optimizer.precondition_frequency={self.precondition_frequency}; expected 1 or "
+                f"more, usually 1024 and 10"
+            )
+        if self.ridge <= 0:
+            raise RecipeError(
+                f"optimizer.ridge={self.ridge}; expected a positive number, usually 1e-6: statistics of few gradients have no "
+                f"inverse without"
+            )
+
+    def blocks(self, parameter: Parameter) -> Blocks:
+        """How a parameter's matrices are cut."""
+        return Blocks.of(Oriented.of(parameter).shape, self.block)
+
+    def keeps_of_matrix(self, parameter: Parameter) -> dict[str, Kept]:
+        blocks = self.blocks(parameter)
+        kept = Moments.keeps(parameter)
+        for kinds, size in zip(((LEFT, LEFT_ROOT), (RIGHT, RIGHT_ROOT)), blocks.size):
+            kept |= dict.fromkeys(kinds, kept_beside(parameter, (*blocks.counts, size, size)))
+        return kept
+
+    def steps_of_matrices(
+        self, shards: Mapping[str, Shard], taken: Mapping[str, Taken]
+    ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
+        moments = {name: Moments.after(taken[name], self.b1, self.b2) for name in shards}
+        preconditioned = self._preconditioned(shards, taken, moments)
+        found: dict[str, tuple[jax.Array, dict[str, jax.Array]]] = {}
+        for name, shard in shards.items():
+            now, (towards, *statistics) = taken[name], preconditioned[name]
+            direction = moments[name].direction(now, self.b1, self.b2, self.epsilon)
+            size, wanted = shard.norm(towards), shard.norm(direction)
+            # No roots yet, or none of this matrix, whose gradients were all zeros.
+            update = jnp.where(size > 0, towards * (wanted / jnp.where(size > 0, size, 1)), direction)
+            kept = {
+                **moments[name].kept,
+                **dict(zip(STATISTICS, statistics)),
+                **{kind: now.kept[kind] for kind in ROOTS},
+            }
+            found[name] = -now.rate * (update + now.decay * now.value), kept
+        return found
+
+    def _preconditioned(
+        self, shards: Mapping[str, Shard], taken: Mapping[str, Taken], moments: Mapping[str, Moments]
+    ) -> dict[str, list[jax.Array]]:
+        """The preconditioned mean of gradients, and the statistics after this gradient."""
+
+        def work(
+            gradient: jax.Array, mean: jax.Array, left: jax.Array, right: jax.Array, *roots: jax.Array
+        ) -> list[jax.Array]:
+            _, rows, columns = gradient.shape
+            blocks = Blocks.of((rows, columns), self.block)
+            cut, share = blocks.cut(gradient), 1 - self.b_statistics
+            left = self.b_statistics * left + share * product(cut, cut.mT)
+            right = self.b_statistics * right + share * product(cut.mT, cut)
+            towards = product(product(roots[0], blocks.cut(mean)), roots[1])
+            return [blocks.joined(towards), left, right]
+
+        given, arrays, returned = {}, {}, {}
+        for name, shard in shards.items():
+            matrix, kept = Part.of(shard), parts_beside(shard, self.keeps(shard.parameter))
+            given[name] = [matrix, matrix, *(kept[kind] for kind in (*STATISTICS, *ROOTS))]
+            arrays[name] = [
+                taken[name].gradient,
+                moments[name].mean,
+                *(taken[name].kept[kind] for kind in (*STATISTICS, *ROOTS)),
+            ]
+            returned[name] = [matrix, *(kept[kind] for kind in STATISTICS)]
+        return shared_out(one_by_one(work), given, arrays, returned)
+
+    def renewal_due(self, number: int) -> bool:
+        return number % self.precondition_frequency == 0
+
+    @property
+    def renewal_when(self) -> str:
+        return f"after every {self.precondition_frequency} steps"
+
+    def renewed(self, shards: Mapping[str, Shard], kept: Mapping[str, dict[str, jax.Array]]) -> KeptOf:
+        def work(*statistics: jax.Array) -> list[jax.Array]:
+            return [inverse_root(each, POWER, self.ridge) for each in statistics]
+
+        parts, arrays = {}, {}
+        for name, shard in shards.items():
+            if self.takes(shard.parameter.axes):
+                known = parts_beside(shard, self.keeps(shard.parameter))
+                parts[name] = [known[kind] for kind in STATISTICS]
+                arrays[name] = [kept[name][kind] for kind in STATISTICS]
+        return {
+            name: dict(zip(ROOTS, roots)) for name, roots in shared_out(one_by_one(work), parts, arrays, parts).items()
+        }
