@@ -22,6 +22,7 @@ from .mixing import Mixing
 from .mixture import Mixture, Part
 from .packing import Documents, PackedRows, PaddedRows
 from .paths import corpus_of
+from .ramped import BatchRamp
 from .rand_augment import RandAugment
 from .records import HuggingFaceDisk, Jsonl, Parquet
 from .showing import batch_lines
@@ -35,7 +36,7 @@ from .tokens import TokenStore, TokenWriter, open_tokens
 from .webdataset import WebDataset
 
 __all__ = [
-    "Accounting", "ArrayRecord", "Arrays", "Arrow", "Augmentation", "BadRecord", "Bucketed", "BytePairTokenizer",
+    "Accounting", "ArrayRecord", "Arrays", "Arrow", "Augmentation", "BadRecord", "BatchRamp", "Bucketed", "BytePairTokenizer",
     "Corpus", "Digits", "Document", "Documents", "ExampleData", "ExampleFiles", "ExampleSource", "Examples",
     "Filtered", "HuggingFaceDisk", "ImageFolder", "IterableSource", "Joined", "JoinedRows", "Jsonl", "Limits", "Mds",
     "MegatronTokens", "MixedSource", "Mixing", "Mixture", "OpenedExamples", "OpenedPart", "OpenedText",

@@ -9,7 +9,7 @@ from ..checkpoint import CheckpointConfig
 from ..core import Task
 from ..core.errors import RecipeError
 from ..core.validated import Validated
-from ..data import TextData
+from ..data import BatchRamp, TextData
 from ..hooks import Hook
 from ..kernels import Kernels
 from ..mesh import MeshShape, Rules
@@ -100,6 +100,7 @@ class Experiment(Validated):
         rewind: When the run goes back to an earlier checkpoint, since updates can't be applied.
         verify: How often a step is checked on other devices.
         probe: How often devices and network are measured while a supervised run of several processes trains.
+        batch_ramp: How the global batch grows over the first steps.
         skip_batches: Numbers of batches that are left out, from 1 in the data's order: where none is left out, batch n is that of
             step n. `rewinds.jsonl` in a run's folder has the numbers that it has left out itself.
         frozen: Prefixes of parameter names that are not trained.
@@ -128,6 +129,7 @@ class Experiment(Validated):
     rewind: RewindConfig = dataclasses.field(default_factory=RewindConfig)
     verify: VerifyConfig = dataclasses.field(default_factory=VerifyConfig)
     probe: ProbeConfig = dataclasses.field(default_factory=ProbeConfig)
+    batch_ramp: BatchRamp = dataclasses.field(default_factory=BatchRamp)
     skip_batches: tuple[int, ...] = ()
     kernels: Kernels = dataclasses.field(default_factory=Kernels)
     hooks: tuple[Hook, ...] = ()
@@ -177,6 +179,13 @@ class Experiment(Validated):
             raise RecipeError(
                 f"skip_batches={self.skip_batches}; expected numbers from 1 on: batch n is that of step n"
             )
+        if self.batch_ramp.parts and self.overfit_batches:
+            raise RecipeError("batch_ramp divides batches, and overfit_batches counts them: leave one of them out")
+        if self.batch_ramp.end >= self.num_steps:
+            raise RecipeError(
+                f"batch_ramp lasts {self.batch_ramp.end} steps, and the run has {self.num_steps}; expected fewer, so that some "
+                f"train on the whole batch"
+            )
         if self.init and not self.init.startswith(("hf:", "checkpoint:")):
             raise RecipeError(
                 f"init={shown_address(self.init)!r}; expected hf:DIR with a folder of Hugging Face weights, checkpoint:PLACE, "
@@ -200,9 +209,11 @@ class Experiment(Validated):
         return self.directory or f"runs/{self.name}{kind}"
 
     def tried(self, folder: str) -> "Experiment":
-        """Two steps of everything, an evaluation and a checkpoint after each, in a folder that is not the run's own."""
+        """Two steps of everything, an evaluation and a checkpoint after each, in a folder that is not the run's own; of whole
+        batches, which need the most memory."""
         return dataclasses.replace(
             self,
+            batch_ramp=BatchRamp(),
             directory=folder,
             num_steps=2,
             log_every=1,

@@ -1,14 +1,16 @@
 """Batches drawn and sent to the devices ahead of the loop, by one background thread: the loop waits only for late data."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
-from ..core import Position, Source, SourcedBatch
+from ..core import Position, Source
 from ..data import Prefetched, RowSource, prefetch
 from ..data.filled import filled
+from ..data.ramped import Ramped
 from ..train.sending import HeldRows, Sender
 
 BATCHES_AHEAD = 2
@@ -46,6 +48,27 @@ def feed(
         DataError: The position is of another source. What goes wrong later is raised where its batch would have come,
             with the traceback of the thread.
     """
+    if (
+        isinstance(source, Ramped)
+        and isinstance(source.source, RowSource)
+        and step.held_rows(source.source.batch_size) is not None
+    ):
+        batches = _by_stage(source, step, position)
+    else:
+        batches = _of_size(source, step, position)
+    return prefetch(_sent(islice(batches, most), step, drawn, left_out), BATCHES_AHEAD)
+
+
+class _Drawn(NamedTuple):
+    """A batch, where the source stands after it, and which rows of a global batch it is; None: all."""
+
+    batch: Mapping[str, np.ndarray]
+    position: Position
+    held: HeldRows | None
+
+
+def _of_size(source: Source, step: Sender, position: Position | None) -> Iterator[_Drawn]:
+    """The batches of a source; of a `RowSource` the rows that this process holds, which are of one size."""
     source = filled(source, step.rows_divide)
     held = step.held_rows(source.batch_size) if isinstance(source, RowSource) else None
     if held is None:
@@ -53,12 +76,28 @@ def feed(
     else:
         assert isinstance(source, RowSource)
         batches = source.batches_of(held.rows, position)
-    return prefetch(_sent(islice(batches, most), step, held, drawn, left_out), BATCHES_AHEAD)
+    return (_Drawn(batch, after, held) for batch, after in batches)
 
 
-def _sent(
-    batches: Iterator[SourcedBatch], step: Sender, held: HeldRows | None, drawn: int, left_out: Collection[int]
-) -> Iterator[Fed]:
-    for number, (batch, position) in enumerate(batches, start=drawn + 1):
+def _by_stage(source: Ramped, step: Sender, position: Position | None) -> Iterator[_Drawn]:
+    """The batches of a ramp, of which this process holds other rows where the size changes."""
+    first = _of_size(source.stage(position), step, position)
+
+    def chained(stage: Iterator[_Drawn], at: Position | None) -> Iterator[_Drawn]:
+        while True:
+            parts = source.parts(at)
+            for each in stage:
+                at = each.position
+                yield each
+            # A stage that has all its steps is followed by larger batches; else the data has ended.
+            if source.parts(at) == parts:
+                return
+            stage = _of_size(source.stage(at), step, at)
+
+    return chained(first, position)
+
+
+def _sent(batches: Iterator[_Drawn], step: Sender, drawn: int, left_out: Collection[int]) -> Iterator[Fed]:
+    for number, (batch, position, held) in enumerate(batches, start=drawn + 1):
         if number not in left_out:
             yield Fed(step.put(batch, held), position, number)

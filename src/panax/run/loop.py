@@ -9,6 +9,7 @@ import jax
 from ..core import TrainState
 from ..core.errors import DataError, RecipeError
 from ..core.heartbeat import heartbeat
+from ..data.ramped import Ramped
 from ..metrics import Histogram
 from ..metrics.heat_map import Picture
 from ..train import Scalars, evaluate_sent
@@ -120,7 +121,9 @@ class Run:
                     )
                 self.batch, self._drawn, self._number = drawn
                 if (before := self.step) == first:
-                    write_smaller_layouts(self.prepared, self.batch)
+                    train = self.prepared.data.train
+                    parts = train.parts(self._position) if isinstance(train, Ramped) else 1
+                    write_smaller_layouts(self.prepared, self.batch, parts)
                 yield self.batch
                 if self.step != before + 1:
                     raise RecipeError("call run.after_step(scalars) once for each batch of `for batch in run`")

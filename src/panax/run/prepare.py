@@ -10,8 +10,9 @@ import numpy as np
 from ..core import DataFacts, Source, Task
 from ..core.errors import RecipeError
 from ..core.system import check_system
-from ..data import ExampleData, IterableSource, TextData
+from ..data import BatchRamp, ExampleData, IterableSource, TextData
 from ..data.first_batches import FirstBatches
+from ..data.ramped import ramped
 from ..data.text_bytes import bits_per_byte
 from ..data.tokenizer import Tokenizer
 from ..kernels import choose_by_timing
@@ -123,6 +124,7 @@ def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any =
     experiment, task = with_chosen_mesh(
         experiment, task, make_program, lambda: batch_shapes(experiment, source), source.axes, devices, say
     )
+    data = _with_ramp(data, experiment.batch_ramp, say)
     program = make_program(experiment, task)
     if experiment.debug:
         return Prepared(experiment, task, data, DebugStep(program, data.train.axes, shapes_allowed=data.shapes))
@@ -133,6 +135,15 @@ def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any =
     return Prepared(
         experiment, task, data, CompiledStep(program, placement, data.train.axes, shapes_allowed=data.shapes)
     )
+
+
+def _with_ramp(data: OpenedData, ramp: BatchRamp, say: Say) -> OpenedData:
+    """The data with the ramp of its global batch, which is told; each size of a batch is one more shape."""
+    if not ramp.parts:
+        return data
+    sizes = ", ".join(f"a {count}th" if count > 2 else "a half" for count in ramp.parts)
+    say(f"batch ramp: {ramp.steps} steps each with {sizes} of the batch, then all of it from step {ramp.end + 1} on")
+    return dataclasses.replace(data, train=ramped(data.train, ramp), shapes=data.shapes * (1 + len(ramp.parts)))
 
 
 def batch_shapes(experiment: Experiment, source: Source) -> dict[str, Any]:

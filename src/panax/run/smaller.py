@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,14 @@ def smaller_layouts(
 
 
 def ranked_layouts(
-    step: CompiledStep, rules: Rules, batch: Mapping[str, Any], processes: int, *, each: int, limit: int | None
+    step: CompiledStep,
+    rules: Rules,
+    batch: Mapping[str, Any],
+    processes: int,
+    *,
+    each: int,
+    limit: int | None,
+    parts: Sequence[int] = (),
 ) -> dict[int, list[Smaller]]:
     """For every smaller count of processes its layouts, best first.
 
@@ -96,6 +103,7 @@ def ranked_layouts(
         processes: Of the whole job.
         each: Devices of a process.
         limit: Bytes of a device's memory, in which its part of the state must lie; None where that is not known.
+        parts: Into which a ramp divides batches: a layout must hold these, too.
     """
     leaves = tuple((f"batch leaf {name!r}", step.batch_axes[name], leaf.shape) for name, leaf in batch.items())
     needs = dataclasses.replace(needs_of(step.program), batch=leaves)
@@ -113,23 +121,33 @@ def ranked_layouts(
             count * each,
             may_pad=MASK in batch,
         )
-        found[count] = [layout for layout in layouts if fits(layout.mesh)][:RANKED]
+        found[count] = [layout for layout in layouts if fits(layout.mesh) and _divides(layout, batch, parts)][:RANKED]
     return found
 
 
-def write_smaller_layouts(prepared: Prepared, batch: Mapping[str, Any]) -> None:
+def _divides(layout: Smaller, batch: Mapping[str, Any], parts: Sequence[int]) -> bool:
+    """Whether the rows of each part of a batch divide over a layout, or are filled up."""
+    rows, over = next(iter(batch.values())).shape[0], data_parallel_size(layout.mesh) * layout.micro_batches
+    return layout.pad_rows or all(rows // count % over == 0 for count in parts)
+
+
+def write_smaller_layouts(prepared: Prepared, batch: Mapping[str, Any], parts: int = 1) -> None:
     """Keep the layouts for every smaller count of processes in the run's folder, where a supervisor may need them.
 
     Args:
-        batch: A global batch.
+        batch: The first one that is trained on: while a ramp lasts, a part of a global one.
+        parts: Into how many of these a global one is divided now.
     """
     step, processes = prepared.step, jax.process_count()
     # Of a job that goes on without some nodes, those of the whole are known already.
     whole = processes > 1 and os.environ.get(WHOLE, "") == str(processes)
     if not whole or not heartbeat().supervised or not is_first() or not isinstance(step, CompiledStep):
         return
-    rules, each = prepared.experiment.rules, jax.local_device_count()
-    ranked = ranked_layouts(step, rules, batch, processes, each=each, limit=_memory_limit())
+    rules, each, ramp = prepared.experiment.rules, jax.local_device_count(), prepared.experiment.batch_ramp
+    batch = {
+        name: jax.ShapeDtypeStruct((leaf.shape[0] * parts, *leaf.shape[1:]), leaf.dtype) for name, leaf in batch.items()
+    }
+    ranked = ranked_layouts(step, rules, batch, processes, each=each, limit=_memory_limit(), parts=ramp.parts)
     found = {"processes": processes, "layouts": {n: [*map(dataclasses.asdict, r)] for n, r in ranked.items()}}
     path = Path(prepared.experiment.folder) / FILE
     beside = path.with_name(f".{path.name}.{os.getpid()}")
