@@ -64,7 +64,12 @@ class Rated(Optimizer):
         def lies(state: dict[str, Any], params: Any) -> dict[str, Any]:
             return {"inner": usual.axes(state["inner"], params), "rate": (), "warmup": ()}
 
-        return usual._replace(init=init, update=update, axes=lies)
+        def renewed(state: dict[str, Any], params: Any) -> dict[str, Any]:
+            assert usual.renewal is not None
+            return {**state, "inner": usual.renewal.renewed(state["inner"], params)}
+
+        renewal = None if usual.renewal is None else usual.renewal._replace(renewed=renewed)
+        return usual._replace(init=init, update=update, axes=lies, renewal=renewal)
 
     def reported_rate(self, num_steps: int) -> None:
         return None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from optimized import axes_of, parameters
 
-from panax.optim import AdamW, Muon, Schedule
+from panax.optim import AdamW, Muon, Schedule, Soap
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/convergence"
 
@@ -96,7 +96,7 @@ def test_cells_of_another_design_are_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", [AdamW(b2=0.98), Muon()], ids=["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", [AdamW(b2=0.98), Muon(), Soap()], ids=lambda each: type(each).__name__)
 def test_a_rate_in_the_state_is_that_of_a_schedule(optimizer):
     import dataclasses
 
@@ -110,10 +110,12 @@ def test_a_rate_in_the_state_is_that_of_a_schedule(optimizer):
         transformation = optimizer.build(axes_of(params), 10)
         state = transformation.init(params) | given
         found = params
-        update = jax.jit(transformation.update)
-        for gradient in gradients:
+        update, renewal = jax.jit(transformation.update), transformation.renewal
+        for number, gradient in enumerate(gradients, start=1):
             changes, state = update(gradient, state, found)
             found = jax.tree.map(np.add, found, changes)
+            if renewal is not None and renewal.due(number):
+                state = renewal.renewed(state, params)
         return found
 
     wanted = after(dataclasses.replace(optimizer, schedule=schedule))

@@ -17,7 +17,7 @@ from ..core.target import target_of
 from ..mesh import Placement
 from ..mesh.topology import data_parallel_size
 from ..plan.report import size
-from ..plan.step import TooLarge, plan_step
+from ..plan.step import Memory, TooLarge, plan_step
 from ..train.compiled import CompiledStep, needs_of
 from .experiment import Experiment
 from .fitting import check_experiment
@@ -185,7 +185,12 @@ def bytes_of(found: Sketch, batch: Mapping[str, Any], rows: int, ways: int, batc
         # Of a pipeline with few micro-batches, among others: it is compiled, not run.
         warnings.simplefilter("ignore")
         try:
-            return plan_step(CompiledStep(program, placement, found.step.batch_axes), shapes).memory.total
+            compiled = CompiledStep(program, placement, found.step.batch_axes)
+            memory = plan_step(compiled, shapes).memory
+            if program.transformation.renewal is None:
+                return memory.total
+            renewal = Memory.of(compiled.trace_renewal().lower().compile())
+            return max(memory.total, memory.arguments + renewal.temporaries + renewal.outputs - renewal.reused)
         except TooLarge:
             return None
 
