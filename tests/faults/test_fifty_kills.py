@@ -95,12 +95,14 @@ def test_fifty_kills(tmp_path):
             assert step == 0 or number <= KILLS
     assert resumed[KILLS + 1] is not None
 
-    # Every second is booked.
+    # Every second is booked but for the way in and out, which the undisturbed run has, too.
     assert sum(life.seconds.values()) == pytest.approx(life.wall_seconds, rel=1e-6)
-    booked_before = life.sessions[0].began - job.began
-    # Of few kills the processes' way out, some seconds, is more than a hundredth.
-    most = 0.01 * seconds if KILLS >= 25 else 20.0
-    assert life.wall_seconds + booked_before == pytest.approx(seconds, abs=most)
+    unbooked = seconds - (life.wall_seconds + life.sessions[0].began - job.began)
+    whole = read_life(planned)
+    usual = quiet - (whole.wall_seconds + whole.sessions[0].began - undisturbed.began)
+    print(f"not booked: {unbooked:.1f} s, undisturbed {usual:.1f} s")
+    # Of few kills another way out, some seconds, is more than a hundredth.
+    assert unbooked == pytest.approx(usual, abs=0.01 * seconds if KILLS >= 25 else 20.0)
 
     # Nothing is left: no process, no file.
     gone = [each for each in seen if not each.is_running() or each.status() == psutil.STATUS_ZOMBIE]

@@ -25,8 +25,8 @@ def inspected(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PANAX_CACHE", str(tmp_path / "cache"))
 
-    def run(*arguments: str, code: int = 0) -> str:
-        assert main(["inspect", RECIPE, *arguments]) == code
+    def run(*arguments: str, code: int = 0, recipe: str = RECIPE) -> str:
+        assert main(["inspect", recipe, *arguments]) == code
         out = capsys.readouterr()
         return out.out + out.err
 
@@ -49,6 +49,23 @@ def test_one_device_sends_nothing(inspected, monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda *_: one)
     out = inspected(*SMALL)
     assert "communication  none" in out and "sends          nothing" in out
+
+
+def test_shows_what_an_optimizer_keeps_and_what_it_renews(inspected, tmp_path):
+    (tmp_path / "other.py").write_text(
+        "import dataclasses\n"
+        "import tiny_recipe\n"
+        "from panax import Experiment\n"
+        "from panax.optim import Shampoo\n\n"
+        "def other() -> Experiment:\n"
+        "    return dataclasses.replace(tiny_recipe.tiny(), optimizer=Shampoo(moments='bfloat16'))\n"
+    )
+    out = inspected(*SMALL, "--mesh.fsdp", "8", "--no-compile", recipe=str(tmp_path / "other.py"))
+    assert re.search(r"  mean +[\d.]+ KiB, [\d.]+ KiB on each device: bfloat16, 2.00 bytes a parameter", out)
+    assert re.search(r"  left_root +[\d.]+ KiB, [\d.]+ [Ki]*B on each device: float32, ", out)
+    assert re.search(r"renewal        after every 10 steps, in a program of its own: [\d.e+]+ FLOPs", out)
+    renewed = out.partition("in one renewal, each device")[2].splitlines()[2].split()
+    assert renewed[:3] == ["optimizer", "all-to-all", "fsdp"]
 
 
 def test_the_compilation_can_be_left_out(inspected):

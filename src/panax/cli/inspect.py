@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,8 @@ def print_parameters(subject: Subject, console: Console) -> None:
     ):
         whole, each = _bytes(tree, shardings)
         console.print(f"{name:14} {size(whole)}, {size(each)} on each device")
+    for line in _kinds(program.abstract.optimizer_state, step.shardings.optimizer_state, total):
+        console.print(line, highlight=False)
     flops = subject.task.flops_per_token(subject.sequence_length) if subject.sequence_length else None
     of = "a token's"
     if flops is None:
@@ -299,6 +301,20 @@ def _table(params: Any, axes: Any, shardings: Any, trainable: Any) -> list[str]:
         whole, each = _leaf_bytes(leaf.shape, leaf.dtype), _leaf_bytes(place.shard_shape(leaf.shape), leaf.dtype)
         lines += _row(name if free else f"{name} (frozen)", size(whole), size(each)).splitlines()
         lines += fitted(f"  {' x '.join(dims) or 'one number'}", 4).splitlines()
+    return lines
+
+
+def _kinds(state: Any, shardings: Any, parameters: int) -> list[str]:
+    """A line for each kind of what an optimizer on shards keeps: its bytes, its types, and its bytes for each parameter."""
+    lines = []
+    for kind, kept in state.items() if isinstance(state, Mapping) else ():
+        whole, each = _bytes(kept, shardings[kind])
+        types = " and ".join(dict.fromkeys(leaf.dtype.name for leaf in jax.tree.leaves(kept)))
+        if isinstance(kept, Mapping):
+            share = whole / max(1, parameters)
+            lines.append(
+                f"  {kind:12} {size(whole)}, {size(each)} on each device: {types}, {share:.2f} bytes a parameter"
+            )
     return lines
 
 

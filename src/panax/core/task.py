@@ -112,6 +112,15 @@ class Task(abc.ABC):
     notes: tuple[str, ...] = ()
     """What a run should say of this task before it begins."""
 
+    read_outs: tuple[str, ...] = ()
+    """Names of weights that read the model's output out of its width, stored with what comes out first."""
+
+    @property
+    def narrower(self) -> "Task | None":
+        """The same task with a narrower model, whose learning rate and first numbers this one takes over by muP; None where its
+        settings are its own."""
+        return None
+
     frozen_parameters: tuple[str, ...] = ()
     """Names of parameters that the model itself holds fixed; an experiment's `frozen` adds to them."""
 

@@ -1,6 +1,7 @@
 """Built-in models and their published sizes."""
 
 from ..layers.staged import ComputeType
+from .base_width import BaseWidth
 from .decoder import Decoder
 from .decoder_config import DecoderConfig
 from .decoder_task import DecoderTask
@@ -16,7 +17,7 @@ from .vit_presets import VIT_PRESETS, VIT_PUBLISHED_PARAMETERS
 from .vit_task import VitTask
 
 __all__ = [
-    "PRESETS", "PUBLISHED_ACTIVE", "PUBLISHED_PARAMETERS", "VIT_PRESETS", "VIT_PUBLISHED_PARAMETERS", "ComputeType", "Decoder",
-    "DecoderConfig", "DecoderTask", "HybridConfig", "Vit", "VitConfig", "VitTask", "active_parameters", "count_parameters",
-    "logits_of", "sample", "training_flops_per_image", "training_flops_per_token",
+    "PRESETS", "PUBLISHED_ACTIVE", "PUBLISHED_PARAMETERS", "VIT_PRESETS", "VIT_PUBLISHED_PARAMETERS", "BaseWidth", "ComputeType",
+    "Decoder", "DecoderConfig", "DecoderTask", "HybridConfig", "Vit", "VitConfig", "VitTask", "active_parameters",
+    "count_parameters", "logits_of", "sample", "training_flops_per_image", "training_flops_per_token",
 ]  # fmt: skip

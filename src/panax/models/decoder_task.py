@@ -20,6 +20,7 @@ from ..layers.staged import ComputeType, FloatType
 from ..parallel import ContextAttention, Pipeline, RematPolicy
 from ..parallel.context import sequence_places
 from ..spmd import over_tokens, own_sequence
+from .base_width import BaseWidth
 from .decoder import Decoder, layer_state
 from .decoder_config import DecoderConfig
 from .own_metrics import TokenMetric, check_names, measured_by, own_metrics
@@ -39,6 +40,8 @@ class DecoderTask(Validated, StagedTask):
         z_loss: Weight of the squared log-partition in the loss.
         label_smoothing: In training, this much of each target's probability is spread over the whole vocabulary.
         metrics: More metrics of evaluations, by name; see `TokenMetric`.
+        base: Widths of the narrower model that the learning rate was found on: rates, weight decay and first numbers of wider
+            weights are then as muP has them (`train.width`), and the run's first lines tell them.
         pipeline: How a stage axis of the mesh is used.
         context_attention: How rows that are split over the context axis attend: by a ring of keys and values, or by exchanging
             heads for positions (Ulysses), which needs as many key-value heads on each device as the axis has devices. auto takes
@@ -55,6 +58,7 @@ class DecoderTask(Validated, StagedTask):
     metrics: Mapping[str, TokenMetric] = own_metrics()
     pipeline: Pipeline = Pipeline()  # noqa: RUF009
     context_attention: ContextAttention = "auto"
+    base: BaseWidth | None = None
 
     generates = True
 
@@ -67,6 +71,18 @@ class DecoderTask(Validated, StagedTask):
             raise RecipeError(f"task.label_smoothing={self.label_smoothing}; expected a share in [0, 1)")
         check_names(self.metrics)
         self.check_precision()
+        if self.base is not None:
+            self.base.check(self.model)
+
+    @property
+    def narrower(self) -> "DecoderTask | None":
+        if self.base is None:
+            return None
+        return dataclasses.replace(self, model=self.base.of(self.model), base=None)
+
+    @property
+    def read_outs(self) -> tuple[str, ...]:
+        return () if self.model.tied else ("head.table",)
 
     @property
     def leaf_ranges(self) -> Mapping[str, range]:

@@ -16,6 +16,8 @@ from .shard import Shard
 class AdamW(OnShards):
     """Adam with decoupled weight decay (arXiv:1711.05101)."""
 
+    steps_as_adam = True
+
     b1: float = 0.9
     b2: float = 0.95
     epsilon: float = 1e-8
@@ -38,6 +40,8 @@ class Lion(OnShards):
 
     Its rate is 3 to 10 times smaller than AdamW's, and its weight decay as much larger.
     """
+
+    steps_as_adam = True
 
     b1: float = 0.9
     b2: float = 0.99

@@ -9,7 +9,7 @@ import abc
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -98,6 +98,9 @@ class OnShards(Optimizer):
         rounding: Of parameters and of what is kept of them, where they are in bfloat16 or in codes. stochastic: up or down by
             chance, so that updates too small for the next number are not lost (arXiv:2010.06192), and the same on every mesh.
     """
+
+    steps_as_adam: ClassVar[bool] = False
+    """Whether an update's numbers are of about the learning rate's size, whatever the gradient's."""
 
     weight_decay: float = 0.0
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)

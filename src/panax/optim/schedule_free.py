@@ -33,6 +33,8 @@ class ScheduleFreeAdamW(OnShards):
         schedule: A warm-up, and no decay.
     """
 
+    steps_as_adam = True
+
     schedule: Schedule | OwnSchedule = Schedule(peak=2.5e-3, decay="constant")  # noqa: RUF009
     b1: float = 0.9
     b2: float = 0.999

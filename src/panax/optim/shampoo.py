@@ -43,6 +43,8 @@ class Shampoo(OfMatrices):
             parameters.
     """
 
+    steps_as_adam = True
+
     block: int = 1024
     precondition_frequency: int = 10
     b_statistics: float = 0.95

@@ -35,6 +35,8 @@ class Soap(OfMatrices):
         b1: Of the mean of gradients; `b2` and `epsilon` of its squares; here, and AdamW's for other parameters.
     """
 
+    steps_as_adam = True
+
     precondition_frequency: int = 10
     b_statistics: float = 0.95
     largest: int = 8192

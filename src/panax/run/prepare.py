@@ -126,6 +126,8 @@ def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any =
     )
     data = _with_ramp(data, experiment.batch_ramp, say)
     program = make_program(experiment, task)
+    for line in () if program.widths is None else program.widths.words():
+        say(line)
     if experiment.debug:
         return Prepared(experiment, task, data, DebugStep(program, data.train.axes, shapes_allowed=data.shapes))
     placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program))

@@ -17,6 +17,7 @@ from ..optim import Optimizer, Transformation
 from .freezing import Rows, at_rest, freeze
 from .loss_scaling import FIRST, check_effect
 from .update import Scalars, StepConfig, evaluation_step, gradient_step, train_step
+from .width import WidthFactors, width_factors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Program:
         transformation: The optimizer for these parameters.
         kernels: Those that the recipe names.
         resting: Of stacked parameters that train, the layers that are frozen.
+        widths: What changes of the settings of a narrower model; None where they are the task's own.
     """
 
     task: Task
@@ -42,6 +44,7 @@ class Program:
     transformation: Transformation
     kernels: Kernels = Kernels()  # noqa: RUF009
     resting: Rows | None = None
+    widths: WidthFactors | None = None
 
     @classmethod
     def create(
@@ -72,6 +75,9 @@ class Program:
             for (name, leaf, axes), keep in zip(pair_axes(params, parameter_axes), jax.tree.leaves(trainable))
             if keep
         }
+        widths = width_factors(task)
+        if widths is not None:
+            optimizer = widths.of_optimizer(optimizer, free)
         transformation = optimizer.build({name: axes for name, (_, axes) in free.items()}, num_steps, layers)
         config = config or StepConfig()
         if config.ema_decay is not None and transformation.averaged is not None:
@@ -82,12 +88,22 @@ class Program:
         averages = config.ema_decay is not None or transformation.averaged is not None
         check_effect(task.scales_loss, type(task).__name__, config.loss_scale, config.loss_scale_steps)
         guard = partial(Guard.create, (config.loss_scale or FIRST) if task.scales_loss else None)
-        create = partial(_initial_state, task, transformation, trainable, averages, guard)
+        create = partial(_initial_state, task, transformation, trainable, averages, guard, widths)
         abstract = jax.eval_shape(create, jax.random.key(0))
         lies = transformation.axes(abstract.optimizer_state, free)
         axes = _state_axes(abstract, parameter_axes, task.state_axes(model_state), lies, trainable)
         return cls(
-            task, optimizer, config, num_steps, abstract, axes, trainable, transformation, kernels or Kernels(), resting
+            task,
+            optimizer,
+            config,
+            num_steps,
+            abstract,
+            axes,
+            trainable,
+            transformation,
+            kernels or Kernels(),
+            resting,
+            widths,
         )
 
     def initial_state(self, key: jax.Array, given: tuple[Any, Any] | None = None) -> TrainState:
@@ -97,7 +113,9 @@ class Program:
         """
         scale = None if self.abstract.guard.scale is None else self.config.loss_scale or FIRST
         guard = partial(Guard.create, scale)
-        return _initial_state(self.task, self.transformation, self.trainable, self.averages, guard, key, given)
+        return _initial_state(
+            self.task, self.transformation, self.trainable, self.averages, guard, self.widths, key, given
+        )
 
     @property
     def averages(self) -> bool:
@@ -180,11 +198,14 @@ def _initial_state(
     trainable: Any,
     averages: bool,
     guard: Callable[[], Guard],
+    widths: WidthFactors | None,
     key: jax.Array,
     given: tuple[Any, Any] | None = None,
 ) -> TrainState:
     init_key, run_key = jax.random.split(key)
     params, model_state = task.init(init_key) if given is None else given
+    if widths is not None and given is None:
+        params = widths.scaled(params)
     free = jax.tree.map(lambda p, keep: p if keep else None, params, trainable)
     return TrainState(
         step=jnp.int32(0),

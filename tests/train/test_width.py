@@ -1,0 +1,107 @@
+"""muP: what a wider decoder changes of a narrower one's settings, and that its outputs then move as much."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from panax.core import RecipeError, named_leaves
+from panax.layers import Context
+from panax.mesh import MeshShape, Placement
+from panax.models import BaseWidth, DecoderConfig, DecoderTask, HybridConfig, logits_of
+from panax.optim import AdamW, Muon, Schedule
+from panax.train import CompiledStep, Program, StepConfig
+
+ADAMW = AdamW(schedule=Schedule(peak=0.01, decay="constant"), weight_decay=0.1)
+BASE = BaseWidth(embed=32, heads=2, ffn=64)
+
+
+def task(width=1, base=None, **model):
+    sizes = {"embed": 32 * width, "heads": 2 * width, "ffn": 64 * width, "tied": False} | model
+    config = DecoderConfig(vocab_size=96, max_length=32, num_layers=2, **sizes)
+    return DecoderTask(model=config, base=base)
+
+
+def made(task, optimizer=ADAMW, **options):
+    return Program.create(task, optimizer, num_steps=10, config=StepConfig(clip_norm=None), **options)
+
+
+def test_rates_fall_with_what_goes_in_and_the_head_begins_smaller():
+    program = made(task(4, BASE))
+    assert program.widths is not None
+    block = "stacks.0.blocks.0"
+    hidden = [f"{block}.attention.w_{x}" for x in "qkvo"] + [
+        f"{block}.feed_forward.w_{x}" for x in ("gate", "up", "down")
+    ]
+    assert program.widths.rates == dict.fromkeys([*hidden, "head.table"], 0.25)
+    assert program.widths.scales == {"head.table": 0.5}
+    assert program.optimizer.rates == program.widths.rates
+    assert program.optimizer.decays == dict.fromkeys(program.widths.rates, 4.0)
+    assert [line.partition(":")[0] for line in program.widths.words()] == [
+        "muP  rate x 0.25", "muP  rate x 0.25, begun x 0.5",
+    ]  # fmt: skip
+    plain = made(task(4))
+    first, usual = (named_leaves(each.initial_state(jax.random.key(0)).params) for each in (program, plain))
+    for name, leaf in usual.items():
+        np.testing.assert_array_equal(first[name], leaf * (0.5 if name == "head.table" else 1.0), err_msg=name)
+    frozen = made(task(4, BASE), frozen=("head",))
+    assert "head.table" not in frozen.optimizer.rates
+
+
+def moved(task):
+    """How much logits change in three steps, in the mean."""
+    program = made(task)
+    step = CompiledStep(program, Placement.create(MeshShape(), devices=jax.devices()[:1]), tiny.AXES)
+    batch = {name: jnp.asarray(leaf) for name, leaf in tiny.batch(0).items()}
+
+    @jax.jit
+    def logits(state):
+        hidden, _ = state.params(
+            batch["tokens"], Context(position=batch["position"], segment=batch["segment"]), dtype="float32"
+        )
+        return logits_of(state.params, hidden)
+
+    state = step.init(0)
+    before = logits(state)
+    for seed in range(3):
+        state, _ = step(state, step.put(tiny.batch(seed)))
+    return float(abs(logits(state) - before).mean())
+
+
+@pytest.mark.slow
+def test_outputs_of_wide_models_move_as_those_of_the_narrow_one():
+    narrow = moved(task(1))
+    print(narrow, moved(task(8, BASE)), moved(task(8)))
+    assert 0.5 < moved(task(8, BASE)) / narrow < 1.5
+    # The same rates without it: far more.
+    assert moved(task(8)) / narrow > 2.5
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: task(1, BASE), r"task.base has the model's widths, so it changes nothing"),
+        (lambda: task(2, BaseWidth(embed=-1)), r"task.base.embed=-1; expected a width"),
+        (lambda: task(2, BASE, tied=True), r"embedding and head has two rules; set task.model.tied to False"),
+        (lambda: task(2, BASE, embed_scale=True), r"task.model.embed_scale grows embeddings"),
+        (lambda: task(2, BaseWidth(embed=32, ffn=64)), r"heads grow from 8 to 16, .* set task.model.query_scale to 32"),
+        (lambda: made(task(2, BASE, kv_heads=1)), r"attention.w_k what goes in grows by 2 and what comes out"),
+        (lambda: made(task(2, BASE), Muon()), r"none for Muon; take AdamW"),
+        (lambda: made(task(2, BASE), dataclasses.replace(ADAMW, rates={"head": 2.0})), r"optimizer.rates and task.base both"),
+        (lambda: task(2, BaseWidth(heads=3)), r"not divisible by heads=3"),
+    ],
+)  # fmt: skip
+def test_what_mup_has_no_rule_for_is_refused(make, message):
+    with pytest.raises(RecipeError, match=message):
+        make()
+
+
+def test_a_narrow_head_dim_asks_for_another_scale_of_scores():
+    wide = task(2, BaseWidth(embed=32, heads=4, ffn=64), query_scale=256 / 8)
+    assert wide.narrower is not None and wide.narrower.model.head_size == 8
+    assert made(wide).widths is not None
+    with pytest.raises(RecipeError, match=r"muP has no rule for"):
+        DecoderTask(model=HybridConfig(tied=False), base=BaseWidth(embed=32))
