@@ -312,9 +312,7 @@ def _kinds(state: Any, shardings: Any, parameters: int) -> list[str]:
         types = " and ".join(dict.fromkeys(leaf.dtype.name for leaf in jax.tree.leaves(kept)))
         if isinstance(kept, Mapping):
             share = whole / max(1, parameters)
-            lines.append(
-                f"  {kind:12} {size(whole)}, {size(each)} on each device: {types}, {share:.2f} bytes a parameter"
-            )
+            lines.append(f"  {kind:12} {size(whole)}, {size(each)} on each: {types}, {share:.2f} bytes a parameter")
     return lines
 
 

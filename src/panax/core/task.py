@@ -112,8 +112,10 @@ class Task(abc.ABC):
     notes: tuple[str, ...] = ()
     """What a run should say of this task before it begins."""
 
-    read_outs: tuple[str, ...] = ()
-    """Names of weights that read the model's output out of its width, stored with what comes out first."""
+    @property
+    def read_outs(self) -> tuple[str, ...]:
+        """Names of weights that read the model's output out of its width, stored with what comes out first."""
+        return ()
 
     @property
     def narrower(self) -> "Task | None":
