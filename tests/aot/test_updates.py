@@ -7,7 +7,8 @@ from planned import plan, walk
 
 from panax.optim import Adafactor, AdamW, Lamb, Muon, Shampoo
 from panax.optim.roots import products_of
-from panax.plan import summary, traffic_totals
+from panax.plan import count_collectives, summary, traffic_totals
+from panax.plan.step import nothing_kept
 from panax.plan.walk import walk_renewal
 
 MATRICES = {(4096, 4096): 2, (1024, 4096): 2, (4096, 14336): 3}
@@ -113,22 +114,33 @@ def test_layerwise_optimizers_send_sums_alone(optimizer):
     assert walk(target, mesh, rows, optimizer=AdamW()).cost.work.flops == cost.work.flops
 
 
+def beyond(counted, before):
+    """What a program sends that another one does not, in all."""
+    return sum(sent - before.get(key, 0) for key, sent in counted.items())
+
+
+def totals(collectives):
+    return {(total.kind, total.axes): total.wire_bytes for total in summary(collectives)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MESHES)
 def test_the_compiled_program_sends_and_computes_what_was_counted(name):
     target, mesh, rows = MESHES[name]
     found, walked = plan(target, mesh, rows, optimizer=Muon())
-    usual, _ = plan(target, mesh, rows)
-
-    def beyond(counted, before):
-        return {key: sent - before.get(key, 0) for key, sent in counted.items() if sent != before.get(key, 0)}
-
-    def totals(one):
-        return {(total.kind, total.axes): total.wire_bytes for total in summary(one.collectives)}
-
-    compiled = sum(beyond(totals(found), totals(usual)).values())
-    assert compiled == pytest.approx(muon_bytes(mesh), rel=0.02)
-    traced = sum(
-        beyond(traffic_totals(walked.cost.traffic), traffic_totals(walk(target, mesh, rows).cost.traffic)).values()
-    )
+    usual, before = plan(target, mesh, rows)
+    assert beyond(totals(found.collectives), totals(usual.collectives)) == pytest.approx(muon_bytes(mesh), rel=0.02)
+    traced = beyond(traffic_totals(walked.cost.traffic), traffic_totals(before.cost.traffic))
     assert traced == pytest.approx(muon_bytes(mesh), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_shampoo_s_compiled_programs_send_what_was_counted():
+    target, mesh, rows = MESHES["fsdp-tensor"]
+    found, walked = plan(target, mesh, rows, optimizer=Shampoo(block=1024))
+    usual, _ = plan(target, mesh, rows)
+    with nothing_kept():
+        renewal = walked.step.trace_renewal().lower().compile()
+    sent = beyond(totals(found.collectives), totals(usual.collectives))
+    renewed = beyond(totals(count_collectives(renewal.as_text(), walked.step.placement.sizes)), {})
+    assert (sent, renewed) == pytest.approx(shampoo_bytes(mesh), rel=0.02)
