@@ -127,7 +127,7 @@ TYPED = [
     ("train R --num-steps 0", 2, "num_steps=0; expected 1 or more"),
     ("train R --data.batch-size 0", 2, "batch_size=0; expected at least 1"),
     ("train R --checkpoint.every -1", 2, "checkpoint.every=-1; expected 0 or more"),
-    ("train R --task.compute-dtype float16", 2, "'float16'.*one of.*'bfloat16'"),
+    ("train R --task.compute-dtype float8", 2, "'float8'.*one of.*'bfloat16'"),
     ("train R --task.model.heads 3", 2, "embed=32 is not divisible by heads=3; change one, or set model.head_dim"),
     ("train R --task.model.dropout 2", 2, "dropout=2.0; expected a rate in"),
     ("train R --optimizer.schedule.peak nan", 2, "peak=nan: expected a number, not NaN"),

@@ -32,6 +32,7 @@ ENGLISH = {
     ("parallel/ring_chunks.py", "blocks"): "a keyword of the kernels: which blocks a mask leaves",
     ("plan/auto.py", "experts"): "a kind of mesh: its axis `expert` is used",
     ("run/experiment.py", "class"): "of Python",
+    ("train/loss_scaling.py", "scale"): "what a loss is multiplied by",
     ("spmd/__init__.py", "bias"): "a file of this room",
     ("spmd/marks.py", "shared"): "a state: each device has a share",
 }

@@ -117,8 +117,8 @@ def test_every_field_refuses_another_kind(cls):
             r"DecoderTask\.remat='selective': known: full, none, products",
         ),
         (
-            lambda: DecoderTask(model=MODEL, compute_dtype="float16"),
-            r"compute_dtype='float16': did you mean 'bfloat16'",
+            lambda: DecoderTask(model=MODEL, compute_dtype="bfloat61"),
+            r"compute_dtype='bfloat61': did you mean 'bfloat16'",
         ),
         (lambda: Schedule(peak=float("nan")), r"Schedule\.peak=nan: expected a number, not NaN"),
         (lambda: Schedule(warmup_steps=1.5), r"Schedule\.warmup_steps=1\.5: expected a whole number"),

@@ -51,6 +51,7 @@ class LogicalAxis:
         may_be_whole: Of a parallel axis: each device may also compute all of it.
         single: Why no more than one mesh axis may split it, for the error message; empty where several may.
         in_float32: A parameter with this axis is gathered in float32 where weights are gathered once a step.
+        read_out: A weight that ends in it reads something out of the model's width, and does not grow with it.
 
     >>> LogicalAxis("memory", "slots of a memory", compute=("tensor",), parallel=True).storage
     ('tensor',)
@@ -67,6 +68,7 @@ class LogicalAxis:
     may_be_whole: bool = False
     single: str = ""
     in_float32: bool = False
+    read_out: bool = False
 
     def __post_init__(self) -> None:
         if self.storage is None:

@@ -167,7 +167,7 @@ def ramped(source: Source, ramp: BatchRamp) -> Source:
     """The source with a ramp; itself without one.
 
     >>> from panax.data import IterableSource
-    >>> rows = IterableSource([{"x": np.arange(4) + 4 * n} for n in range(3)])
+    >>> rows = IterableSource([{"x": np.arange(4) + 4 * n} for n in range(3)], epochs=1)
     >>> [batch["x"].tolist() for batch, _ in ramped(rows, BatchRamp(parts=(2,), steps=2)).batches()]
     [[0, 1], [2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     """

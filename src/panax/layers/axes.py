@@ -39,11 +39,11 @@ register_axes(
     Axis("patch_row", "rows of pixels in a patch of an image"),
     Axis("patch_column", "columns of pixels in a patch of an image"),
     Axis("channel", "colours of a pixel"),
-    Axis("class", "what a classifier tells apart"),
+    Axis("class", "what a classifier tells apart", read_out=True),
     Axis("layer", "layers stacked in storage", compute=("stage",), role=Role.LAYERS),
     Axis("expert", "experts", compute=("expert",)),
     Axis("expert_ffn", "width of an expert", compute=("tensor",), parallel=True, may_be_whole=True),
-    Axis("router", "experts, where a router scores all of them", in_float32=True),
+    Axis("router", "experts, where a router scores all of them", in_float32=True, read_out=True),
     # Of adapted models, which name none:
     Axis("features", "dimension of a weight that is computed in parallel", compute=("tensor",), undivided=_ELECTIVE),
     Axis("width", "dimension along which a weight rests split", storage=("fsdp", "expert"), undivided=_ELECTIVE),

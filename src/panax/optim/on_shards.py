@@ -362,7 +362,7 @@ class _Arrays(NamedTuple):
         )
 
 
-def _of(kept: Mapping[str, Arrays], name: str) -> dict[str, jax.Array]:
+def _of(kept: Mapping[str, Arrays], name: str) -> dict[str, Any]:
     """What is kept of one parameter, by its kind."""
     return {kind: arrays[name] for kind, arrays in kept.items() if name in arrays}
 

@@ -16,12 +16,10 @@ import jax
 
 from ..core import Task, named_leaves, pair_axes
 from ..core.errors import RecipeError
+from ..core.logical import traits_of
 from ..core.protocols import Axes
 from ..optim import OnShards, Optimizer
 from ..optim.parameter import matrix_of
-
-READS_OUT = ("router", "class")
-"""Logical axes of what comes out that do not grow, and whose weights muP has a rule for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +115,8 @@ def _factors(name: str, growth: list[float], axes: Axes, reads_out: bool) -> tup
     into, out = (math.prod(growth[dim] for dim in dims) for dims in (matrix[::-1] if reads_out else matrix))
     if into == 1:
         return None
-    ends = {axes[dim] for dim in matrix[1]}
-    if out == 1 and not reads_out and not ends & {*READS_OUT}:
+    reads_out |= any(traits_of(axes[dim]).read_out for dim in matrix[1])
+    if out == 1 and not reads_out:
         raise RecipeError(
             f"task.base: of {name} what goes in grows by {into:g} and what comes out does not ({', '.join(map(str, axes))}), and "
             f"muP has no rule for that; let both grow (kv_heads with heads, the width of experts with embed)"
