@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from formulas.decoder_step import DecoderStep
 
+from panax.comms import Comms
 from panax.mesh import MeshShape, Placement, Rules
 from panax.models import PRESETS, DecoderConfig, DecoderTask
 from panax.optim import AdamW, Optimizer
@@ -51,14 +52,17 @@ def walk(
     rules: Rules | None = None,
     remat: Any = "full",
     optimizer: Optimizer = AdamW(),  # noqa: B008
+    comms: Comms = Comms(),  # noqa: B008
     **task: Any,
 ) -> Walked:
     """One step's cost, read from its trace. Traced once for all tests of a process."""
     key = repr(
-        (target, mesh, rows, model, length, micro_batches, packed, rules, remat, optimizer, sorted(task.items()))
+        (target, mesh, rows, model, length, micro_batches, packed, rules, remat, optimizer, comms, sorted(task.items()))
     )
     if key not in _WALKS:
-        _WALKS[key] = _walked(target, mesh, rows, model, length, micro_batches, packed, rules, remat, optimizer, task)
+        _WALKS[key] = _walked(
+            target, mesh, rows, model, length, micro_batches, packed, rules, remat, optimizer, comms, task
+        )
     return _WALKS[key]
 
 
@@ -85,12 +89,13 @@ def _walked(
     rules: Rules | None,
     remat: Any,
     optimizer: Optimizer,
+    comms: Comms,
     task: dict[str, Any],
 ) -> Walked:
     rules = rules or Rules()
     decoder = DecoderTask(model=model, compute_dtype="bfloat16", remat=remat, **task)
     config = StepConfig(micro_batches=micro_batches)
-    program = Program.create(decoder, optimizer, num_steps=1000, config=config)
+    program = Program.create(decoder, optimizer, num_steps=1000, config=config, comms=comms)
     batch = text(rows, length, packed=packed)
     with warnings.catch_warnings():
         # A mesh that asks much of the slow network is warned of, and meant here.

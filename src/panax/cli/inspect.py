@@ -178,6 +178,12 @@ def print_parameters(subject: Subject, console: Console) -> None:
         console.print(f"{name:14} {size(whole)}, {size(each)} on each device")
     for line in _kinds(program.abstract.optimizer_state, step.shardings.optimizer_state, total):
         console.print(line, highlight=False)
+    if program.abstract.owed is not None:
+        whole, each = _bytes(program.abstract.owed, step.shardings.owed)
+        console.print(f"{'owed':14} {size(whole)}, {size(each)} on each device")
+    words = program.comms.words()
+    if words is not None:
+        console.print(words)
     flops = subject.task.flops_per_token(subject.sequence_length) if subject.sequence_length else None
     of = "a token's"
     if flops is None:

@@ -47,6 +47,11 @@ class Layout(Protocol):
         ...
 
     @property
+    def gathered_as(self) -> str:
+        """ "same", "int8" or "float8": what weights travel as; see `mesh.Rules`."""
+        ...
+
+    @property
     def row_order(self) -> RowOrder:
         """Which positions of a row the devices of the context axis hold."""
         ...

@@ -17,6 +17,9 @@ MESH_AXES = ("replica", "stage", "fsdp", "expert", "context", "tensor")
 
 MeshAxes = tuple[str, ...]
 
+EACH: Mapping[str, MeshAxes] = MappingProxyType({f"each_{axis}": (axis,) for axis in MESH_AXES})
+"""Logical axes of what each device along a mesh axis keeps for itself. They lie there whatever the rules say."""
+
 
 class Role(enum.Enum):
     """What general code looks a logical axis up for; at most one axis has each."""
@@ -52,6 +55,7 @@ class LogicalAxis:
         single: Why no more than one mesh axis may split it, for the error message; empty where several may.
         in_float32: A parameter with this axis is gathered in float32 where weights are gathered once a step.
         read_out: A weight that ends in it reads something out of the model's width, and does not grow with it.
+        copies: A parameter is many of a kind along it, as layers and experts are; optimizers see each by itself.
 
     >>> LogicalAxis("memory", "slots of a memory", compute=("tensor",), parallel=True).storage
     ('tensor',)
@@ -69,6 +73,7 @@ class LogicalAxis:
     single: str = ""
     in_float32: bool = False
     read_out: bool = False
+    copies: bool = False
 
     def __post_init__(self) -> None:
         if self.storage is None:
@@ -150,6 +155,11 @@ _UNKNOWN = LogicalAxis("unknown", "an axis that nobody registered")
 def traits_of(name: str | None) -> LogicalAxis:
     """The axis of a name; one without any traits where it is not registered."""
     return _axes.get(name or "", _UNKNOWN)
+
+
+def is_copies(name: str | None) -> bool:
+    """Whether a parameter is many of a kind along a logical axis."""
+    return traits_of(name).copies
 
 
 def axes_of_rows(arrays: Mapping[str, Any]) -> dict[str, tuple[str | None, ...]]:

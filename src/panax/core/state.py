@@ -1,6 +1,7 @@
 """`TrainState`: all that a step reads and writes on the device, and all that a checkpoint holds of it."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
@@ -49,6 +50,7 @@ class TrainState(eqx.Module):
         optimizer_state: Exists for trainable parameters only.
         key: The run's key; each step folds its number into it and leaves it as it is.
         averaged: An exponential moving average of the trainable parameters, in float32 or wider; None where none is kept.
+        owed: By parameter, what compressed sums of gradients have left out so far, on each replica; None without error feedback.
     """
 
     step: Int[Array, ""]
@@ -58,6 +60,7 @@ class TrainState(eqx.Module):
     key: Key[Array, ""]
     guard: Guard
     averaged: Params = None
+    owed: Mapping[str, Array] | None = None
 
     def with_params(self, params: Params) -> "TrainState":
         """This state with other parameters of the same structure, such as those another step has trained meanwhile."""

@@ -40,8 +40,9 @@ register_axes(
     Axis("patch_column", "columns of pixels in a patch of an image"),
     Axis("channel", "colours of a pixel"),
     Axis("class", "what a classifier tells apart", read_out=True),
-    Axis("layer", "layers stacked in storage", compute=("stage",), role=Role.LAYERS),
-    Axis("expert", "experts", compute=("expert",)),
+    Axis("layer", "layers stacked in storage", compute=("stage",), role=Role.LAYERS, copies=True),
+    Axis("stage", "stages of a pipeline, where layers are stacked by stage", copies=True),
+    Axis("expert", "experts", compute=("expert",), copies=True),
     Axis("expert_ffn", "width of an expert", compute=("tensor",), parallel=True, may_be_whole=True),
     Axis("router", "experts, where a router scores all of them", in_float32=True, read_out=True),
     # Of adapted models, which name none:
@@ -49,5 +50,6 @@ register_axes(
     Axis("width", "dimension along which a weight rests split", storage=("fsdp", "expert"), undivided=_ELECTIVE),
     Axis("statistic", "side of a matrix that an optimizer keeps of a weight", storage=("fsdp", "expert", "context", "tensor"),
          undivided=_ELECTIVE),
-    Axis("member", "weights of equal layers or experts side by side", compute=("expert",), undivided=_ELECTIVE),
+    Axis("member", "weights of equal layers or experts side by side", compute=("expert",), undivided=_ELECTIVE,
+         copies=True),
 )  # fmt: skip

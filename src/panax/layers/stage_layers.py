@@ -23,7 +23,8 @@ from ..core.protocols import Axes
 from ..parallel import RematPolicy, rematerialise, scan_layers
 from ..parallel.pipeline import AXIS
 from ..parallel.schedules import layers_by_stage
-from ..spmd.collectives import gather_dims, scatter_dims
+from ..spmd.collectives import scatter_dims
+from ..spmd.gathering import gathered
 from ..spmd.marks import Holds, declared
 from ..spmd.once import Weight, once_dtype
 from ..spmd.weights import gathers_of
@@ -237,7 +238,7 @@ class StageRun:
         if value.dtype == leaf.dtype and not (once and any(gathers)):
             return by_chunk(value)
         scattered = self.layout.zero == "2"
-        whole = gather_dims(value, gathers) if once else value
+        whole = gathered(value, axes, gathers, value.dtype) if once else value
         slot = jnp.zeros(value.shape if scattered else whole.shape, leaf.dtype)
         return Weight(by_chunk(whole), by_chunk(slot), scattered)
 

@@ -93,6 +93,10 @@ class Placement:
     def overlap(self) -> bool:
         return self.rules.overlap
 
+    @property
+    def gathered_as(self) -> str:
+        return self.rules.gathered_as
+
     def without(self, axis: str) -> "Placement":
         return dataclasses.replace(self, rules=self.rules.without(axis))
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ..core.errors import LayoutError, nearest
-from ..core.logical import COMPUTE, MESH_AXES, STORAGE, MeshAxes, Role, Undivided, axis_of, traits_of
+from ..core.logical import COMPUTE, EACH, MESH_AXES, STORAGE, MeshAxes, Role, Undivided, axis_of, traits_of
 from ..core.logical import LOGICAL_AXES as LOGICAL_AXES
 from ..core.validated import Validated
 
@@ -31,12 +31,16 @@ class Rules(Validated):
             and reduce-scattered once a step. auto: 3, and 1 in a pipeline, whose stages use a weight once per micro-batch.
         overlap: Cut the gathers and scatters of tensor parallelism into rings of sends beside parts of their products: the same
             bytes, hidden where the backend sends while it multiplies.
+        gathered_as: What weights are gathered as. same: in the type that they are computed in. int8, float8: as codes with a
+            scale for each 256, decoded where they arrive; what rests keeps its type, and gradients are those of the rounded
+            weights.
     """
 
     storage: Mapping[str, MeshAxes] = dataclasses.field(default_factory=lambda: dict(STORAGE))
     compute: Mapping[str, MeshAxes] = dataclasses.field(default_factory=lambda: dict(COMPUTE))
     zero: Zero = "auto"
     overlap: bool = False
+    gathered_as: Literal["same", "int8", "float8"] = "same"
 
     def __post_init__(self) -> None:
         self._check_axes()
@@ -134,7 +138,7 @@ def assign(
     used: dict[str, str] = {}
     result: list[MeshAxes] = []
     for i, logical in enumerate(axes):
-        rule = rules.get(logical or "", ())
+        rule = EACH.get(logical or "") or rules.get(logical or "", ())
         wanted = [axis for axis in rule if mesh.get(axis, 1) > 1]
         # An axis of a longer rule that another dimension took already is dropped; a rule's only axis is a collision.
         free = tuple(axis for axis in wanted if axis not in used)

@@ -1,20 +1,20 @@
 """What an optimizer keeps in 8 bits: which arrays, and in which blocks.
 
 Blocks must be the same on every mesh, or a run would not resume bitwise on another one. No block may lie on two devices, or its
-scale would have to be sent. So a block is not the next 256 numbers in storage, but a box of 256 numbers whose sides leave each
-dimension enough blocks to be split over devices.
+scale would have to be sent. So a block is a box of 256 numbers (`core.boxes`).
 """
 
+import math
 from typing import Any
 
 import jax
 
+from ..core.boxes import box_of
 from ..core.errors import RecipeError
 from ..core.layout import current_layout
-from ..core.logical import traits_of
+from ..core.logical import is_copies
 from ..core.protocols import Axes
 from ..kernels.quantised import DYNAMIC, DYNAMIC_UNSIGNED, Quantised
-from .parameter import is_copies
 
 LEAST, BLOCK = 4096, 256
 """Own arrays of fewer numbers stay as they are, and a block's numbers: those of torchao's AdamW8bit."""
@@ -23,36 +23,16 @@ LEAST, BLOCK = 4096, 256
 def block_of(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...] | None:
     """A block's size along each dimension of what is kept; None for what stays as it is.
 
-    It takes powers of two from dimensions that rest whole, the last one first, and then in turn from those that rest split: along
-    one that is split at rest alone (such as embed) at least 8 blocks are left, along one that is computed in parts 2.
-
     >>> block_of((12, 512, 384), ("layer", "embed", "kv_latent")), block_of((12, 4096, 14336), ("layer", "embed", "ffn"))
     ((1, 2, 128), (1, 8, 32))
     >>> block_of((512, 256), ("embed", "kv_latent")), block_of((12, 64), ("layer", "norm"))
     ((1, 256), None)
     """
     own = [dim for dim, axis in enumerate(axes) if not is_copies(axis)]
-    left, size = dict.fromkeys(own, 0), 1
-    for dim in own:
-        size *= shape[dim]
-        while shape[dim] % 2 ** (left[dim] + 1) == 0:
-            left[dim] += 1
-    if size < LEAST:
+    if math.prod(shape[dim] for dim in own) < LEAST:
         return None
-    block = [1] * len(shape)
-    whole = [dim for dim in reversed(own) if not traits_of(axes[dim]).storage]
-    for dim in own:
-        if dim not in whole:
-            traits = traits_of(axes[dim])
-            left[dim] -= 1 if traits.storage == traits.compute else 3
-    for _ in range(BLOCK.bit_length() - 1):
-        free = [dim for dim in whole if left[dim]] or own
-        taken = free[0] if free is not own else max(own, key=lambda dim: (left[dim], dim))
-        if left[taken] <= 0:
-            return None
-        left[taken] -= 1
-        block[taken] *= 2
-    return tuple(block)
+    box = box_of(shape, axes, own, BLOCK)
+    return box if math.prod(box) == BLOCK else None
 
 
 def zeros_in_codes(shape: tuple[int, ...], axes: Axes, signed: bool, dtype: str) -> Quantised | None:

@@ -6,10 +6,8 @@ from typing import Any
 import jax
 
 from ..core.axes import path_name
+from ..core.logical import is_copies
 from ..core.protocols import Axes
-
-COPIES = frozenset({"layer", "stage", "expert", "member"})
-"""Axes along which a parameter is many of a kind."""
 
 SAME_SPACE = {"heads": "head", "kv_heads": "head", "head_dim": "head", "ssm_heads": "head", "ssm_head_dim": "head"}
 SAME_SPACE |= {"key_value": "head", "value_dim": "head"}
@@ -23,7 +21,7 @@ def decays(axes: Axes) -> bool:
     >>> decays(("layer", "embed", "heads", "head_dim")), decays(("layer", "heads", "head_dim")), decays(("norm",))
     (True, False, False)
     """
-    return len({SAME_SPACE.get(name or "", name) for name in axes if name not in COPIES and name}) >= 2
+    return len({SAME_SPACE.get(name or "", name) for name in axes if name and not is_copies(name)}) >= 2
 
 
 def decay_mask(axes: Mapping[str, Axes]) -> Callable[[Any], Any]:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.errors import RecipeError, nearest
-from ..core.logical import LOGICAL_AXES
+from ..core.logical import LOGICAL_AXES, is_copies
 from ..core.protocols import Axes
-from .decay import COPIES, SAME_SPACE
+from .decay import SAME_SPACE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +50,6 @@ class Parameter:
         it; of more than two spaces, all but the last are rows.
         """
         return matrix_of(self.axes)
-
-
-def is_copies(axis: str | None) -> bool:
-    """Whether a parameter is many of a kind along a logical axis."""
-    return axis in COPIES
 
 
 def matrix_of(axes: Axes) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

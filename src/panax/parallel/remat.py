@@ -8,6 +8,7 @@ import jax
 from ..core import current_layout
 from ..core.logical import Role, axis_of
 from ..spmd.contraction import PRODUCT
+from ..spmd.gathering import DECODED
 from ..spmd.weights import GATHERED
 
 ATTENTION = "attention"
@@ -42,7 +43,7 @@ def rematerialise(function: Callable[..., Any], policy: RematPolicy) -> Callable
 
 def _all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
     # Neither the named copy nor the unnamed array that the name was given to.
-    return primitive.name != "all_gather" and parameters.get("name") != GATHERED
+    return primitive.name != "all_gather" and primitive is not DECODED and parameters.get("name") != GATHERED
 
 
 def _gathers() -> bool:

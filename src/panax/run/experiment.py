@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from ..checkpoint import CheckpointConfig
+from ..comms import Comms
 from ..core import Task
 from ..core.errors import RecipeError
 from ..core.validated import Validated
@@ -124,6 +125,7 @@ class Experiment(Validated):
     step: StepConfig = dataclasses.field(default_factory=StepConfig)
     mesh: MeshShape = dataclasses.field(default_factory=MeshShape)
     rules: Rules = dataclasses.field(default_factory=Rules)
+    comms: Comms = dataclasses.field(default_factory=Comms)
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     rewind: RewindConfig = dataclasses.field(default_factory=RewindConfig)

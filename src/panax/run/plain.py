@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..comms import Comms
 from ..core import Axes, Faults, Task, TrainState
 from ..core.errors import DataError, RecipeError
 from ..core.logical import axes_of_rows
@@ -84,6 +85,7 @@ def compile_step(
     axes: Mapping[str, Axes] | None = None,
     devices: Any = None,
     kernels: Kernels | None = None,
+    comms: Comms | None = None,
 ) -> PlainStep:
     """A training step for a loop of one's own.
 
@@ -97,6 +99,7 @@ def compile_step(
         axes: The logical axes of each leaf of a batch; by default rows alone are split.
         devices: JAX devices to use; None for all of them.
         kernels: Which kernel does which work; by default the fastest that can.
+        comms: How gradients are added up over the slow network; by default in float32.
 
     Raises:
         LayoutError: The task does not fit the mesh.
@@ -116,7 +119,13 @@ def compile_step(
     choose_by_timing(devices=devices)
     rows = next(iter(batch.values())).shape[0]
     program = Program.create(
-        task, (optimizer or AdamW()).for_batch(rows), num_steps=num_steps, config=config, frozen=frozen, kernels=kernels
+        task,
+        (optimizer or AdamW()).for_batch(rows),
+        num_steps=num_steps,
+        config=config,
+        frozen=frozen,
+        kernels=kernels,
+        comms=comms,
     )
     placement = Placement.create(mesh or MeshShape(), rules or Rules(), devices, needs_of(program))
     return PlainStep(CompiledStep(program, placement, axes))

@@ -131,9 +131,9 @@ def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any =
     if experiment.debug:
         return Prepared(experiment, task, data, DebugStep(program, data.train.axes, shapes_allowed=data.shapes))
     placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program))
-    words = precision_words(task, placement.target)
-    if words is not None:
-        say(words)
+    for words in (precision_words(task, placement.target), experiment.comms.words()):
+        if words is not None:
+            say(words)
     return Prepared(
         experiment, task, data, CompiledStep(program, placement, data.train.axes, shapes_allowed=data.shapes)
     )
@@ -184,4 +184,5 @@ def make_program(experiment: Experiment, task: Task) -> Program:
         config=experiment.step,
         frozen=experiment.frozen,
         kernels=experiment.kernels,
+        comms=experiment.comms,
     )

@@ -8,17 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
-import jax
-
-from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, agreeing, only_job, restore
+from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, agreeing, only_job
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.record import read_record
 from ..core import Position, TrainState
 from ..core.errors import CheckpointError, DamagedError
 from ..core.lock import locked
 from ..core.processes import first_text, is_first
-from ..core.state import averages_of
 from ..kernels import TimedKernels, choose_by_timing, timed_kernels_in_force
 from ..stores import open_store
 from .description import describe
@@ -26,6 +22,7 @@ from .earlier import SETTINGS, check_same_run, position_in, set_aside
 from .experiment import Experiment
 from .leaving_out import Drawn, Rewind, is_of_history, list_rewinds, read_rewinds, readable_numbers
 from .prepare import Prepared, Say
+from .restored import averaging_again, restored
 
 MODEL = "model.json"
 TOKENIZER = "tokenizer.json"
@@ -268,7 +265,7 @@ def begin_from(prepared: Prepared, checkpoint: Checkpoint, say: Say, accept_chan
     with agreeing():
         check_same_run(prepared.experiment, checkpoint, accept_changes=accept_changes, say=say)
     position = position_in(prepared, checkpoint, accept_changes=accept_changes, say=say)
-    state = _restored(prepared, checkpoint, say)
+    state = restored(prepared, checkpoint, say)
     step = checkpoint.manifest.step
     say(f"resuming from step {step} of {prepared.experiment.num_steps}: {checkpoint.url}")
     hooks = checkpoint.manifest.host.get("hooks")
@@ -284,25 +281,6 @@ def begin_from(prepared: Prepared, checkpoint: Checkpoint, say: Say, accept_chan
         Drawn(rewinds=drawn.rewinds, data=drawn.data + 1) if changed else drawn,
         checkpoint.url,
     )
-
-
-def _restored(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState:
-    """The checkpoint's state; with an average that begins now, or ends, where the setting has changed."""
-    abstract, places = prepared.step.program.abstract, prepared.step.shardings
-    has = any(name.startswith("averaged.") for name in checkpoint.manifest.arrays)
-    if has == (abstract.averaged is not None):
-        return restore(checkpoint, abstract, places)
-    # Not constructed anew: the leaves are no arrays.
-    without = [
-        eqx.tree_at(lambda state: state.averaged, tree, None, is_leaf=lambda node: node is None)
-        for tree in (abstract, places)
-    ]
-    state = restore(checkpoint, *without, part=has)
-    if has:
-        say("the checkpoint's averaged parameters are left out: step.ema_decay is None now")
-        return state
-    say("an average of the parameters begins with those of the checkpoint")
-    return _averaging_anew(prepared, state)
 
 
 def begin_from_memory(
@@ -337,13 +315,4 @@ def first_state(prepared: Prepared, say: Say) -> TrainState:
         params, model_state = read_weights(
             checkpoint, abstract.params, abstract.model_state, places.params, places.model_state
         )
-    return _averaging_anew(prepared, dataclasses.replace(state, params=params, model_state=model_state))
-
-
-def _averaging_anew(prepared: Prepared, state: TrainState) -> TrainState:
-    """The state with an average that begins at its parameters, where one is kept."""
-    program, places = prepared.step.program, prepared.step.shardings.averaged
-    if program.abstract.averaged is None:
-        return state
-    free = eqx.filter(state.params, program.trainable)
-    return dataclasses.replace(state, averaged=jax.jit(averages_of, out_shardings=places)(free))
+    return averaging_again(prepared, dataclasses.replace(state, params=params, model_state=model_state))

@@ -7,7 +7,7 @@ add a gradient up. Marks stand inside of custom derivatives or after a gradient;
 
 import enum
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -72,6 +72,13 @@ _returning.defvjp(
     lambda tree, holds, dim: (tree, None),
     lambda holds, dim, _, gradient: (declared(gradient, dict(holds), dim),),
 )
+
+
+def split_over(tree: Tree, places: Sequence[MeshAxes]) -> Tree:
+    """`tree`, of whose arrays each is split over the mesh axes named for its dimensions, whatever was followed so far."""
+    for dim, axes in enumerate(places):
+        tree = declared(tree, dict.fromkeys(axes, Holds.SPLIT), dim)
+    return tree
 
 
 def cotangents_declared(tree: Tree, holds: Mapping[str, Holds], dim: int = 0) -> Tree:

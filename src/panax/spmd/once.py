@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from ..core.logical import traits_of
 from ..core.protocols import Axes
-from .collectives import gather_dims, scatter_dims
+from .collectives import scatter_dims
+from .gathering import gathered
 from .weights import Opening, gathers_of, is_openable
 
 
@@ -66,7 +67,7 @@ def gathered_once(params: Any, axes: Any, dtype: Any, *, scattered: bool) -> Any
     def one(w: Any, leaf_axes: Any) -> Any:
         if is_openable(w) or not any(gathers := gathers_of(tuple(leaf_axes))):
             return w
-        value = gather_dims(w.astype(once_dtype(tuple(leaf_axes), dtype)), gathers)
+        value = gathered(w, tuple(leaf_axes), gathers, once_dtype(tuple(leaf_axes), dtype))
         return Weight(value, jnp.zeros_like(w) if scattered else jnp.zeros(value.shape, w.dtype), scattered)
 
     leaves, structure = jax.tree.flatten(params, is_leaf=is_openable)

@@ -20,7 +20,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from ..core.layout import MeshAxes, current_layout
 from ..core.protocols import Axes
-from .collectives import gather_dims, scatter_dims
+from .collectives import scatter_dims
+from .gathering import gathered
 
 GATHERED = "gathered_weight"
 """The name under which a rematerialisation policy knows an opened weight: whole over fsdp, and never to be kept."""
@@ -32,10 +33,12 @@ class Opening(NamedTuple):
     Attributes:
         gathers: For each dimension, the mesh axes that it is stored over and not computed over.
         dtype: The value's.
+        axes: Its logical axes.
     """
 
     gathers: tuple[MeshAxes, ...]
     dtype: str
+    axes: Axes = ()
 
 
 @runtime_checkable
@@ -75,7 +78,7 @@ class Stored(eqx.Module):
         return self.array.dtype
 
     def open(self, to: Opening) -> tuple[jax.Array, None]:
-        return gather_dims(self.array.astype(to.dtype), to.gathers), None
+        return gathered(self.array, to.axes, to.gathers, to.dtype), None
 
     def returned(self, to: Opening, kept: None, gradient: jax.Array) -> "Stored":
         return Stored(scatter_dims(gradient.astype(self.dtype), to.gathers))
@@ -149,7 +152,8 @@ def is_openable(w: Any) -> bool:
 
 
 def _opening(axes: Axes | str, dtype: Any) -> Opening:
-    return Opening(gathers_of(tuple(axes.split()) if isinstance(axes, str) else axes), jnp.dtype(dtype).name)
+    axes = tuple(axes.split()) if isinstance(axes, str) else axes
+    return Opening(gathers_of(axes), jnp.dtype(dtype).name, axes)
 
 
 def _openable(w: Any) -> Openable:

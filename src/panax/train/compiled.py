@@ -77,7 +77,7 @@ class CompiledStep:
             LayoutError: The task does not support the mesh, or a parameter does not divide over it.
             RecipeError: The devices don't have the precision that the task's products are to be in.
         """
-        self.program = program
+        self.program = program = program.on(placement)
         self._rules = placement.rules
         self._needs = needs_of(program)
         self._checked: set[Any] = set()

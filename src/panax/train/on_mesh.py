@@ -12,7 +12,9 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from ..core import Axes, Batch, Evaluation, Gradients, Task, current_layout, map_axes, path_name
+from ..comms import Comms
+from ..comms.reduction import Owed, compressed_sums, ways_of
+from ..core import Axes, Batch, Evaluation, Gradients, Task, current_layout, map_axes, pair_axes, path_name
 from ..core.expected import moving
 from ..core.layout import Layout, whole_arrays
 from ..core.loss_scale import use_loss_scale
@@ -23,6 +25,7 @@ from ..spmd import gradients_of, merge_over_devices, token_axes
 from ..spmd.collectives import all_reduce
 from ..spmd.marks import Holds, expected
 from ..spmd.once import closed_gradients, gathered_once
+from .loss_scaling import unscaled
 
 BatchAxes = Mapping[str, Axes]
 
@@ -37,31 +40,52 @@ def gradients(
     parts: int,
     axes: BatchAxes,
     scale: jax.Array | None = None,
-) -> Gradients:
-    """`task.gradients` over all `parts` micro-batches of a global batch, merged over devices, in the storage layout.
+    comms: Comms | None = None,
+    owed: Owed = None,
+    count: jax.Array | None = None,
+) -> tuple[Gradients, Owed]:
+    """`task.gradients` over all `parts` micro-batches of a global batch, merged over devices, in the storage layout; and what
+    compressed sums owe now.
 
     Args:
-        scale: The loss is multiplied with it before it is differentiated; None leaves it.
+        scale: The loss is multiplied with it before it is differentiated, and gradients are divided by it; None leaves them.
+        comms: How gradients are added up over the slow network.
+        owed: What compressed sums have left out so far.
+        count: Of steps; with `comms` only.
     """
     layout = current_layout()
     if layout is None or not task.names_axes:
         with whole_arrays(), use_loss_scale(scale):
-            return gradients_of(task, params, model_state, split_rows(batch, parts), key, trainable)
+            found = gradients_of(task, params, model_state, split_rows(batch, parts), key, trainable)
+        return found._replace(gradients=unscaled(found.gradients, scale)), None
     parameter_axes = task.parameter_axes(params)
 
-    def local(params: Any, model_state: Any, batch: Batch, key: jax.Array, scale: jax.Array | None) -> Gradients:
+    def local(
+        params: Any,
+        model_state: Any,
+        batch: Batch,
+        key: jax.Array,
+        scale: jax.Array | None,
+        owed: Owed,
+        count: jax.Array | None,
+    ) -> tuple[Gradients, Owed]:
         opened = _gathered_once(task, layout, params, parameter_axes)
         with use_loss_scale(scale):
             result = gradients_of(task, opened, model_state, split_rows(batch, parts), key, trainable)
-        gradients = _summed(layout, closed_gradients(result.gradients, parameter_axes), parameter_axes)
-        return Gradients(gradients, *_merged(result.losses, result.state, result.metrics))
+        shares = closed_gradients(result.gradients, parameter_axes)
+        gradients, owed = _summed(layout, unscaled(shares, scale), parameter_axes, comms, owed, count)
+        return Gradients(gradients, *_merged(result.losses, result.state, result.metrics)), owed
 
     specs = _specs(layout, task, params, model_state, batch, axes)
     free = jax.tree.map(lambda spec, keep: spec if keep else None, specs[0], trainable, is_leaf=_is_spec)
     out = Gradients(free, PartitionSpec(), specs[1], PartitionSpec())  # pyright: ignore[reportArgumentType]
-    specs = (*specs, PartitionSpec())
-    return jax.shard_map(local, mesh=layout.mesh, in_specs=specs, out_specs=out, check_vma=False)(
-        params, model_state, dict(batch), key, scale
+    lies = None
+    if owed is not None and comms is not None:
+        named = {name: leaf_axes for name, _, leaf_axes in pair_axes(params, parameter_axes)}
+        lies = {name: PartitionSpec(*comms.over, *as_spec(layout.storage(named[name]))) for name in owed}
+    specs = (*specs, PartitionSpec(), lies, PartitionSpec())
+    return jax.shard_map(local, mesh=layout.mesh, in_specs=specs, out_specs=(out, lies), check_vma=False)(
+        params, model_state, dict(batch), key, scale, owed, count
     )
 
 
@@ -113,23 +137,30 @@ def _gathered_once(task: Task, layout: Layout, params: Any, axes: Any) -> Any:
     return gathered_once(params, axes, task.weight_dtype, scattered=layout.zero == "2")
 
 
-def _summed(layout: Layout, gradients: Any, axes: Any) -> Any:
+def _summed(
+    layout: Layout, gradients: Any, axes: Any, comms: Comms | None, owed: Owed, count: jax.Array | None
+) -> tuple[Any, Owed]:
     """The once-a-step reduction: over all mesh axes that a parameter is not split over."""
-
-    def one(name: str, gradient: Any, leaf_axes: Axes) -> Any:
-        stored = {axis for dim in layout.storage(leaf_axes) for axis in dim}
-        rest = tuple(axis for axis in MESH_AXES if layout.sizes[axis] > 1 and axis not in stored)
-        holds = dict.fromkeys(stored, (Holds.SPLIT, Holds.WHOLE)) | dict.fromkeys(rest, (Holds.PARTIAL,))
-        with moving("gradients once a step"):
-            return all_reduce(expected(gradient, holds, f"the gradient of {name}"), rest)
-
     leaves, treedef = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=lambda g: g is None)
-    return treedef.unflatten(
-        [
-            None if g is None else one(path_name(path), g, tuple(a))
-            for (path, g), a in zip(leaves, treedef.flatten_up_to(axes))
-        ]
-    )
+    named = {path_name(path): (g, a) for (path, g), a in zip(leaves, treedef.flatten_up_to(axes))}
+    sums: dict[str, Any] = {name: None for name, (gradient, _) in named.items() if gradient is None}
+    rest = {}
+    for name, (gradient, leaf_axes) in named.items():
+        if gradient is not None:
+            stored = {axis for dim in layout.storage(tuple(leaf_axes)) for axis in dim}
+            rest[name] = tuple(axis for axis in MESH_AXES if layout.sizes[axis] > 1 and axis not in stored)
+            holds = dict.fromkeys(stored, (Holds.SPLIT, Holds.WHOLE)) | dict.fromkeys(rest[name], (Holds.PARTIAL,))
+            sums[name] = expected(gradient, holds, f"the gradient of {name}")
+    with moving("gradients once a step"):
+        if comms is not None and count is not None:
+            ways = ways_of({name: (sums[name].shape, tuple(named[name][1])) for name in rest}, comms, layout)
+            for name in ways:
+                # The fast network first: the slow one then carries each sum once.
+                sums[name] = all_reduce(sums[name], tuple(axis for axis in rest[name] if axis not in comms.over))
+            found, owed = compressed_sums({name: sums[name] for name in ways}, ways, owed, comms, layout, count)
+            sums, rest = {**sums, **found}, {name: axes for name, axes in rest.items() if name not in ways}
+        sums |= {name: all_reduce(sums[name], axes) for name, axes in rest.items()}
+    return treedef.unflatten([sums[name] for name in named]), owed
 
 
 def _merged(losses: Any, model_state: Any, metrics: Any) -> tuple[Any, Any, Any]:

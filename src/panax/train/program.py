@@ -9,11 +9,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..core import Axes, Guard, Task, TrainState, pair_axes
+from ..comms import Comms
+from ..comms.owed import check_mesh, kept
+from ..core import Axes, Guard, Task, TrainState, current_layout, pair_axes
 from ..core.errors import RecipeError
+from ..core.layout import Layout
 from ..core.state import averages_of
 from ..kernels import Kernels
 from ..optim import Optimizer, Transformation
+from ..spmd.gathering import check_effect as check_gathers
 from .freezing import Rows, at_rest, freeze
 from .loss_scaling import FIRST, check_effect
 from .update import Scalars, StepConfig, evaluation_step, gradient_step, train_step
@@ -32,6 +36,7 @@ class Program:
         kernels: Those that the recipe names.
         resting: Of stacked parameters that train, the layers that are frozen.
         widths: What changes of the settings of a narrower model; None where they are the task's own.
+        comms: How gradients are added up over the slow network.
     """
 
     task: Task
@@ -45,6 +50,7 @@ class Program:
     kernels: Kernels = Kernels()  # noqa: RUF009
     resting: Rows | None = None
     widths: WidthFactors | None = None
+    comms: Comms = Comms()  # noqa: RUF009
 
     @classmethod
     def create(
@@ -56,6 +62,7 @@ class Program:
         config: StepConfig | None = None,
         frozen: tuple[str, ...] = (),
         kernels: Kernels | None = None,
+        comms: Comms | None = None,
     ) -> "Program":
         """Derive everything from the task's abstract parameters.
 
@@ -104,7 +111,29 @@ class Program:
             kernels or Kernels(),
             resting,
             widths,
+            comms or Comms(),
         )
+
+    def on(self, layout: Layout) -> "Program":
+        """This program for a mesh, with the state of what is kept on each of its replicas.
+
+        Raises:
+            RecipeError: Gradients can't be compressed there; says what to set.
+        """
+        named = pair_axes(self.abstract.params, self.axes.params)
+        check_gathers(layout, {name: (leaf.shape, tuple(axes)) for name, leaf, axes in named}, self.task)
+        if not self.comms.compress:
+            return self
+        free = {
+            name: (leaf.shape, tuple(axes))
+            for (name, leaf, axes), keep in zip(named, jax.tree.leaves(self.trainable))
+            if keep
+        }
+        check_mesh(self.comms, free, layout, self.task)
+        found = kept(self.comms, free, layout)
+        owed = {name: shape for name, (shape, _) in found.items()} or None
+        lies = {name: axes for name, (_, axes) in found.items()} or None
+        return dataclasses.replace(self, abstract=_with_owed(self.abstract, owed), axes=_with_owed(self.axes, lies))
 
     def initial_state(self, key: jax.Array, given: tuple[Any, Any] | None = None) -> TrainState:
         """Draw the whole state, or what there is besides `given` parameters and model state.
@@ -113,9 +142,10 @@ class Program:
         """
         scale = None if self.abstract.guard.scale is None else self.config.loss_scale or FIRST
         guard = partial(Guard.create, scale)
-        return _initial_state(
+        state = _initial_state(
             self.task, self.transformation, self.trainable, self.averages, guard, self.widths, key, given
         )
+        return dataclasses.replace(state, owed=zeros_like_abstract(self.abstract.owed))
 
     @property
     def averages(self) -> bool:
@@ -136,6 +166,7 @@ class Program:
             config=self.config,
             batch_axes=batch_axes,
             resting=self.resting,
+            comms=self.comms if self.comms.compress and current_layout() is not None else None,
         )
 
     def renewal_due(self, number: int) -> bool:
@@ -151,7 +182,7 @@ class Program:
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
     ) -> Any:
         """The gradients of one batch, as a tree like the parameters with None where one is frozen."""
-        found = gradient_step(
+        found, _ = gradient_step(
             state, batch, task=self.task, trainable=self.trainable, config=self.config, batch_axes=batch_axes
         )
         return at_rest(found.gradients, self.resting)
@@ -182,6 +213,7 @@ def _state_axes(
         "key": (),
         "guard": jax.tree.map(lambda _: (), abstract.guard),
         "averaged": averaged,
+        "owed": None,
     }
     leaves = [
         axes
@@ -190,6 +222,16 @@ def _state_axes(
     ]
     # Unflattened, not constructed: these leaves are no arrays.
     return jax.tree.structure(abstract).unflatten(leaves)
+
+
+def _with_owed(state: TrainState, owed: Any) -> TrainState:
+    # Not constructed: these leaves are no arrays.
+    return eqx.tree_at(lambda state: state.owed, state, owed, is_leaf=lambda node: node is None or node is state.owed)
+
+
+def zeros_like_abstract(tree: Any) -> Any:
+    """Zeros in the place of shapes."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
 
 
 def _initial_state(

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ..comms import Comms
+from ..comms.reduction import Owed
 from ..core import Batch, Faults, Gradients, Guard, Task, TrainState, current_target, pair_axes, total_loss
 from ..core.errors import RecipeError
 from ..core.logical import axes_of_rows
@@ -18,7 +20,7 @@ from ..kernels.precision import accumulation_dtype
 from ..optim.clipping import clipped_by_layer
 from ..optim.transformation import Transformation, added_to
 from .freezing import Rows, at_rest
-from .loss_scaling import check_settings, holds_back, next_scale, unscaled
+from .loss_scaling import check_settings, holds_back, next_scale
 from .on_mesh import BatchAxes
 from .on_mesh import evaluation as evaluation_on_mesh
 from .on_mesh import gradients as gradients_on_mesh
@@ -84,15 +86,25 @@ def gradient_step(
     trainable: Any,
     config: StepConfig,
     batch_axes: BatchAxes | None = None,
-) -> Gradients:
-    """The gradients of one global batch; arguments as of `train_step`."""
+    comms: Comms | None = None,
+) -> tuple[Gradients, Owed]:
+    """The gradients of one global batch, and what compressed sums owe after them; arguments as of `train_step`."""
     batch, axes = number_rows(batch, batch_axes)
-    scale = state.guard.scale
     with matmuls_as_set(task, current_target()):
-        found = gradients_on_mesh(
-            task, state.params, state.model_state, batch, state.step_key, trainable, config.micro_batches, axes, scale
+        return gradients_on_mesh(
+            task,
+            state.params,
+            state.model_state,
+            batch,
+            state.step_key,
+            trainable,
+            config.micro_batches,
+            axes,
+            state.guard.scale,
+            comms,
+            state.owed,
+            None if comms is None else state.step,
         )
-    return found._replace(gradients=unscaled(found.gradients, scale))
 
 
 NORM_MEMORY = 0.98
@@ -110,6 +122,7 @@ def train_step(
     config: StepConfig,
     batch_axes: BatchAxes | None = None,
     resting: Rows | None = None,
+    comms: Comms | None = None,
 ) -> tuple[TrainState, Scalars]:
     """Take one step.
 
@@ -122,12 +135,15 @@ def train_step(
         learning_rate: Step to rate, to be reported; None where the optimizer does not tell its own.
         batch_axes: The logical axes of each leaf of the batch; by default rows alone are split.
         resting: Of stacked parameters, the layers that are frozen: they count in no norm, and no update moves them.
+        comms: How gradients are added up over the slow network, where they are compressed.
 
     Returns:
         The next state, and scalars: `loss`, each loss and metric by name, `gradient_norm`, `learning_rate`, `skipped`,
         `loss_scale` where there is one; and what checks of the data found (`Faults`), where the task makes any.
     """
-    result = gradient_step(state, batch, task=task, trainable=trainable, config=config, batch_axes=batch_axes)
+    result, owed = gradient_step(
+        state, batch, task=task, trainable=trainable, config=config, batch_axes=batch_axes, comms=comms
+    )
     result = result._replace(gradients=at_rest(result.gradients, resting))
     loss = total_loss(result.losses)
     norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(accumulation_dtype(g.dtype)), result.gradients))
@@ -158,9 +174,9 @@ def train_step(
             averaged = _averaged(state.averaged, params, config.ema_decay, guard, state.step)
         elif transformation.averaged is not None:
             averaged = at_rest(transformation.averaged(params, optimizer_state), resting, params)
-        return _Guarded(params, result.state, optimizer_state, averaged)
+        return _Guarded(params, result.state, optimizer_state, averaged, owed)
 
-    old = _Guarded(free, state.model_state, state.optimizer_state, state.averaged)
+    old = _Guarded(free, state.model_state, state.optimizer_state, state.averaged, state.owed)
     chosen = _either(applied, updated, old)
     next_state = TrainState(
         step=state.step + 1,
@@ -170,6 +186,7 @@ def train_step(
         key=state.key,
         guard=guard,
         averaged=chosen.averaged,
+        owed=chosen.owed,
     )
     return next_state, scalars
 
@@ -214,6 +231,7 @@ class _Guarded(NamedTuple):
     model_state: Any
     optimizer_state: Any
     averaged: Any
+    owed: Owed
 
 
 def _either(applied: jax.Array, updated: Callable[[], _Guarded], old: _Guarded) -> _Guarded:

@@ -2,7 +2,7 @@
 
 from .array import Quantised, quantise
 from .dynamic_map import DynamicMap
-from .formats import FLOAT8, INT4, INT8, Float8, Format, Linear
+from .formats import FLOAT8, INT4, INT8, SIGN, Float8, Format, Linear, Sign
 from .packing import pack, unpack
 from .rounding import round_stochastically
 
@@ -10,6 +10,6 @@ DYNAMIC = DynamicMap(signed=True)
 DYNAMIC_UNSIGNED = DynamicMap(signed=False)
 
 __all__ = [
-    "DYNAMIC", "DYNAMIC_UNSIGNED", "FLOAT8", "INT4", "INT8", "DynamicMap", "Float8", "Format", "Linear", "Quantised", "pack",
-    "quantise", "round_stochastically", "unpack",
+    "DYNAMIC", "DYNAMIC_UNSIGNED", "FLOAT8", "INT4", "INT8", "SIGN", "DynamicMap", "Float8", "Format", "Linear", "Quantised",
+    "Sign", "pack", "quantise", "round_stochastically", "unpack",
 ]  # fmt: skip

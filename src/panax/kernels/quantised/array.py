@@ -72,7 +72,8 @@ def quantise(
     bits: UInt32[Array, "..."] | None = None,
     dtype: Any = None,
 ) -> Quantised:
-    """`x` in fewer bits: in each block, numbers are divided by a scale that makes the largest the format's largest.
+    """`x` in fewer bits: in each block, numbers are divided by a scale that makes the largest the format's largest (or as the
+    format has it).
 
     A block of zeros, or of numbers too small for a normal float32 as their scale, becomes zeros. A block that holds NaN or
     infinity has NaN for its scale, so that nobody overlooks it.
@@ -94,10 +95,10 @@ def quantise(
     wide = x.astype(jnp.float32)
     split, sizes = _split(wide, block)
     dims = tuple(range(split.ndim - 2 * len(block) + 1, split.ndim, 2))
-    largest = jnp.max(jnp.abs(split), dims, keepdims=True)
-    # Not divided: compilers make a product of that in one place and not in another, and scales differ in their last bit.
-    scale = largest * (1 / format.largest)
-    scale = jnp.where(jnp.isfinite(largest), jnp.where(scale >= TINY, scale, 0.0), jnp.nan)
+    scale = format.scale_of(split, dims)
+    # Asked of each number: a compiled maximum may pass over NaN.
+    finite = jnp.all(jnp.isfinite(split), dims, keepdims=True) & jnp.isfinite(scale)
+    scale = jnp.where(finite, jnp.where(scale >= TINY, scale, 0.0), jnp.nan)
     # Where there is no scale, codes of zeros: none is of what a cast makes of NaN.
     fits = scale > 0
     scaled = jnp.where(fits, split / jnp.where(fits, scale, 1.0), 0.0)

@@ -174,7 +174,7 @@ _LINEAR = """
 """
 _NONLINEAR = """
     abs acos acosh and asin asinh atan atan2 atanh cbrt ceil clamp clz cos cosh cummax cummin cumprod cumlogsumexp
-    digamma eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le le_to lgamma log log1p
+    decode_gathered digamma eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le le_to lgamma log log1p
     logistic lt lt_to max min ne nextafter not or population_count pow rem round rsqrt shift_left
     shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh xor random_wrap random_unwrap
 """

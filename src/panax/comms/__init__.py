@@ -1,0 +1,6 @@
+"""What crosses the slow network: compressed reductions with error feedback."""
+
+from .settings import Comms
+from .wires import WIRES, Cast, Coded, Wire, register_wire
+
+__all__ = ["WIRES", "Cast", "Coded", "Comms", "Wire", "register_wire"]

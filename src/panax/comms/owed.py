@@ -1,0 +1,106 @@
+"""What compressed sums owe: the arrays that keep it, and what becomes of them where the number of replicas changes."""
+
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from ..core.errors import RecipeError
+from ..core.layout import Layout
+from ..core.protocols import Axes
+from ..core.task import Task
+from .reduction import Ways, ways_of
+from .settings import Comms
+
+Kept = dict[str, tuple[jax.ShapeDtypeStruct, Axes]]
+
+
+def each(axis: str) -> str:
+    """The logical axis of what each device along a mesh axis keeps for itself."""
+    return f"each_{axis}"
+
+
+def check_mesh(
+    comms: Comms, parameters: Mapping[str, tuple[tuple[int, ...], Axes]], layout: Layout, task: Task
+) -> None:
+    """Refuse a mesh, or a task, whose gradients can't be compressed as is asked.
+
+    Args:
+        parameters: Trainable ones, name to (shape, logical axes).
+
+    Raises:
+        RecipeError: Says what to set.
+    """
+    asked = f'comms.compress="{comms.compress}"'
+    if not task.names_axes:
+        raise RecipeError(
+            f"{asked}: {type(task).__name__} names no axes, so XLA partitions its program and adds its gradients up; leave comms "
+            f"out"
+        )
+    if math.prod(layout.sizes[axis] for axis in comms.over) == 1:
+        raise RecipeError(
+            f"{asked} has no effect: the mesh has {' and '.join(f'{axis}=1' for axis in comms.over)}; set mesh.{comms.over[0]}, "
+            f"name other axes in comms.over, or leave comms out"
+        )
+    for name, (shape, axes) in parameters.items():
+        split = {axis for dim in layout.storage(axes, shape) for axis in dim}
+        for axis in comms.over:
+            if axis in split:
+                raise RecipeError(
+                    f"comms.over: {name} rests split over {axis}, so that its gradient is scattered there as it is formed, not "
+                    f"added up once a step; leave {axis} out of comms.over"
+                )
+    if not _cut(comms, parameters, layout):
+        raise RecipeError(
+            f"{asked} has no effect: every parameter is too small, or too odd in shape, to be cut in boxes of numbers; leave "
+            f"comms out"
+        )
+
+
+def kept(comms: Comms, parameters: Mapping[str, tuple[tuple[int, ...], Axes]], layout: Layout) -> Kept:
+    """What is kept of each parameter whose gradient travels compressed, by name: shape and logical axes.
+
+    Args:
+        parameters: Trainable ones, name to (shape, logical axes).
+    """
+    if not comms.error_feedback:
+        return {}
+    cut = _cut(comms, parameters, layout)
+    front = tuple(layout.sizes[axis] for axis in comms.over)
+    return {
+        name: (jax.ShapeDtypeStruct((*front, *shape), jnp.float32), (*map(each, comms.over), *axes))
+        for name, (shape, axes) in parameters.items()
+        if name in cut
+    }
+
+
+def passed_on(owed: jax.Array, own: int, replicas: tuple[int, ...]) -> jax.Array:
+    """What replicas owe, for another number of them: those that merge add theirs up, those that split share it; the sum stays.
+
+    Args:
+        owed: With the replicas' dimensions in front.
+        own: How many dimensions are the parameter's.
+        replicas: The new dimensions in front.
+
+    >>> passed_on(jnp.array([[1.0], [2.0], [3.0], [4.0]]), 1, (2,)).tolist(), passed_on(jnp.array([[2.0]]), 1, (2,)).tolist()
+    ([[3.0], [7.0]], [[1.0], [1.0]])
+    """
+    shape = owed.shape[owed.ndim - own :]
+    flat = owed.reshape(-1, *shape)
+    before, after = flat.shape[0], math.prod(replicas)
+    if before % after == 0:
+        found = flat.reshape(after, before // after, *shape).sum(1)
+    elif after % before == 0:
+        found = jnp.repeat(flat / (after // before), after // before, axis=0)
+    else:
+        found = jnp.broadcast_to(flat.sum(0) / after, (after, *shape))
+    return found.reshape(*replicas, *shape)
+
+
+def _cut(comms: Comms, parameters: Mapping[str, tuple[tuple[int, ...], Axes]], layout: Layout) -> Ways:
+    def shard(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...]:
+        places = layout.storage(axes)
+        return tuple(size // math.prod(layout.sizes[axis] for axis in dim) for size, dim in zip(shape, places))
+
+    return ways_of({name: (shard(shape, axes), axes) for name, (shape, axes) in parameters.items()}, comms, layout)

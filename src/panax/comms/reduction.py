@@ -1,0 +1,151 @@
+"""A compressed sum over replicas, with error feedback.
+
+    owed + gradient  ->  codes  --all-to-all-->  float32, added up by their owners  ->  codes  --all-gather-->  the sum
+
+What travels are codes alone. A replica adds its own part of what it owns as it is, without rounding. What rounding leaves out is
+kept in one array on each replica, which has two kinds of places: those that others own hold what was lost before the sum, and
+those that it owns what was lost after it. Both are sent with the next step's gradient, so that over steps nothing is lost, and
+arrays of replicas that merge are added up.
+
+Source: arXiv:1901.09847 (error feedback), arXiv:2102.02888 (compression before and after the sum), with owners by place.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..core.layout import Layout, MeshAxes
+from ..core.protocols import Axes
+from ..spmd.marks import Holds, declared, split_over
+from .rows import Rows
+from .settings import Comms
+
+BUCKET_BYTES = 4 * 2**20
+"""Arrays travel together up to so many bytes in float32, so that small ones don't wait for one another."""
+
+
+Owed = Mapping[str, Any] | None
+"""By parameter, what sums have left out on each replica, in float32: as `owed.kept` says; None without error feedback."""
+
+Ways = Mapping[str, Rows]
+"""How each array that travels compressed is cut, by its name."""
+
+
+def ways_of(shards: Mapping[str, tuple[tuple[int, ...], Axes]], comms: Comms, layout: Layout) -> Ways:
+    """The arrays that are large enough to travel compressed.
+
+    Args:
+        shards: By name the shape of a device's shard, and the logical axes.
+    """
+    owners = math.prod(layout.sizes[axis] for axis in comms.over)
+    found = {name: Rows.of(name, shape, axes, layout, owners) for name, (shape, axes) in shards.items()}
+    return {name: rows for name, rows in found.items() if rows is not None}
+
+
+def compressed_sums(
+    terms: Mapping[str, jax.Array], ways: Ways, owed: Owed, comms: Comms, layout: Layout, count: jax.Array
+) -> tuple[dict[str, jax.Array], Owed]:
+    """The sums over the replicas, and what is owed now.
+
+    To be called inside of a `shard_map` over all mesh axes.
+
+    Args:
+        terms: Of the sums, this device's, in its shards.
+        owed: This device's, with dimensions of 1 in front.
+        count: Of steps, for rounding by chance.
+    """
+    sums: dict[str, jax.Array] = {}
+    after: dict[str, jax.Array] = {}
+    for names in _buckets(ways):
+        bucket = {
+            name: Share(ways[name], terms[name], None if owed is None else owed[name].reshape(terms[name].shape))
+            for name in names
+        }
+        for name, (value, left) in _summed(bucket, comms, layout, count).items():
+            sums[name] = value
+            if owed is not None and left is not None:
+                after[name] = left.reshape(owed[name].shape)
+    return sums, None if owed is None else after
+
+
+class Share(NamedTuple):
+    """One gradient on one device: a replica's term of the sum, and what earlier steps have left out of it."""
+
+    rows: Rows
+    value: jax.Array
+    owed: jax.Array | None
+
+
+def _buckets(cut: Ways) -> list[list[str]]:
+    """Names of what travels together: rows of one size, up to `BUCKET_BYTES`."""
+    buckets: dict[int, list[list[str]]] = {}
+    held: dict[int, int] = {}
+    for name, rows in cut.items():
+        size = 4 * math.prod(rows.shape)
+        of_size = buckets.setdefault(rows.numbers, [])
+        if not of_size or held[rows.numbers] + size > BUCKET_BYTES:
+            of_size.append([])
+            held[rows.numbers] = 0
+        of_size[-1].append(name)
+        held[rows.numbers] += size
+    return [bucket for of_size in buckets.values() for bucket in of_size]
+
+
+def _summed(
+    bucket: Mapping[str, Share], comms: Comms, layout: Layout, count: jax.Array
+) -> dict[str, tuple[jax.Array, jax.Array | None]]:
+    """Of each array the sum, and what is owed now."""
+    wire, over = comms.wire, comms.over
+    me = jax.lax.axis_index(over)
+    by_chance = comms.rounding == "stochastic"
+    cut, sent = {}, {}
+    for name, (rows, value, owed) in bucket.items():
+        wide = declared(value.astype(jnp.float32), dict.fromkeys(over, Holds.OWN))
+        cut[name] = _split(rows.cut(wide if owed is None else wide + owed), bucket)
+        sent[name] = wire.encode(cut[name], rows.bits("sent", count, me) if by_chance else None)
+    arrived = _exchanged([jax.tree.map(share.rows.by_owner, sent[name]) for name, share in bucket.items()], over)
+    terms = wire.decode(arrived)
+    exact = _joined([share.rows.own(cut[name], me) for name, share in bucket.items()])
+    mine = (jnp.arange(terms.shape[0]) == me)[:, None, None]
+    total = _split(jnp.sum(jnp.where(mine, exact, terms), axis=0), bucket)
+    bits = [share.rows.own(share.rows.bits("back", count), me) for share in bucket.values()] if by_chance else None
+    back = wire.encode(total, None if bits is None else _joined(bits))
+    lost_after = total - wire.decode(back)
+    whole = jax.tree.map(lambda part: jax.lax.all_gather(part, over, axis=0), back)
+    found, start = {}, 0
+    for name, (rows, value, owed) in bucket.items():
+        here = slice(start, start + rows.count)
+        start += rows.count
+        summed = rows.joined(
+            wire.decode(jax.tree.map(lambda x, here=here, rows=rows: rows.in_order(x[:, here]), whole))
+        )
+        left = None
+        if owed is not None:
+            left = rows.joined(rows.with_own(cut[name] - wire.decode(sent[name]), lost_after[here], me))
+        found[name] = _lying(summed.astype(value.dtype), rows, layout), left
+    return found
+
+
+def _split(rows: jax.Array, bucket: Mapping[str, Share]) -> jax.Array:
+    """Rows, of which each device holds its own: what is summed within one is a whole sum."""
+    axes = {axis for share in bucket.values() for dim in share.rows.places for axis in dim}
+    return declared(rows, dict.fromkeys(axes, Holds.SPLIT), 0)
+
+
+def _lying(value: jax.Array, rows: Rows, layout: Layout) -> jax.Array:
+    """A sum, of which the check of a traced step can't follow that it lies as the array does."""
+    split = {axis for axes in rows.places for axis in axes}
+    return split_over(declared(value, {axis: Holds.WHOLE for axis in layout.sizes if axis not in split}), rows.places)
+
+
+def _exchanged(parts: Sequence[object], over: MeshAxes) -> object:
+    """Trees of (owner, row, ...) put together along rows and sent; of each what arrives, as (replica, row, ...)."""
+    whole = jax.tree.map(lambda *each: jnp.concatenate(each, axis=1), *parts) if len(parts) > 1 else parts[0]
+    return jax.tree.map(lambda x: jax.lax.all_to_all(x, over, 0, 0, tiled=True), whole)
+
+
+def _joined(parts: Sequence[jax.Array]) -> jax.Array:
+    return jnp.concatenate(parts, axis=0) if len(parts) > 1 else parts[0]

@@ -1,0 +1,74 @@
+"""`Comms`: how devices agree on a step's gradients, as settings."""
+
+import dataclasses
+import warnings
+from typing import Literal
+
+from ..core.errors import RecipeError, nearest
+from ..core.logical import MESH_AXES
+from ..core.validated import Validated
+from .wires import WIRES, Wire
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comms(Validated):
+    """How gradients are added up over the slow network.
+
+    Attributes:
+        compress: What gradients travel as over the axes of `over`: bfloat16, int8, float8, int4, sign, or a registered wire;
+            empty for float32. Parts of each array go to the replicas that own them, are added up there in float32, and their sums
+            come back, both ways compressed. Arrays of fewer than 4,096 numbers travel in float32.
+        over: Mesh axes over which they are compressed, together; no parameter may be split over one of them. Sums over all other
+            axes are made before, in float32.
+        error_feedback: What rounding leaves out is kept on each replica and added to the next step's gradient, at 4 bytes a
+            parameter (arXiv:1901.09847).
+        rounding: nearest, or stochastic: up or down by chance, so that sums are right in the mean.
+    """
+
+    compress: str = ""
+    over: tuple[str, ...] = ("replica",)
+    error_feedback: bool = True
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+
+    def __post_init__(self) -> None:
+        if not self.compress:
+            plain = Comms.__dataclass_fields__
+            for name in ("over", "error_feedback", "rounding"):
+                if getattr(self, name) != plain[name].default:
+                    raise RecipeError(
+                        f"comms.{name}={getattr(self, name)!r} has no effect without comms.compress; set that to one of "
+                        f"{', '.join(WIRES)}, or leave comms.{name} out"
+                    )
+            return
+        if self.compress not in WIRES:
+            raise RecipeError(f"comms.compress={self.compress!r} is not a wire; {nearest(self.compress, list(WIRES))}")
+        for axis in self.over:
+            if axis not in MESH_AXES:
+                raise RecipeError(f"comms.over: {axis!r} is not a mesh axis; {nearest(axis, MESH_AXES)}")
+        if not self.over or len(set(self.over)) < len(self.over):
+            raise RecipeError(f"comms.over={self.over}; expected each mesh axis once, and at least one")
+        object.__setattr__(self, "over", tuple(axis for axis in MESH_AXES if axis in self.over))
+        if self.rounding == "stochastic" and not self.wire.rounds_by_chance:
+            raise RecipeError(
+                f'comms.rounding="stochastic": {self.compress} has no numbers to choose between; set it to "nearest"'
+            )
+        if self.wire.needs_feedback and not self.error_feedback:
+            warnings.warn(
+                f"comms.error_feedback=False with comms.compress={self.compress!r}: what rounding leaves out is lost, and "
+                f"training suffers from it; leave error_feedback on",
+                stacklevel=2,
+            )
+
+    def words(self) -> str | None:
+        """What to say of it before a run begins; None where nothing is compressed."""
+        if not self.compress:
+            return None
+        feedback = (
+            "what rounding leaves out is sent later" if self.error_feedback else "what rounding leaves out is lost"
+        )
+        return f"comms          gradients travel as {self.compress} over {' and '.join(self.over)}; {feedback}"
+
+    @property
+    def wire(self) -> Wire:
+        """What `compress` names; there must be one."""
+        return WIRES[self.compress]

@@ -1,0 +1,103 @@
+"""A checkpoint's state for a run that keeps something else beside its parameters than the run that saved it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from ..checkpoint import Checkpoint, restore
+from ..comms.owed import passed_on
+from ..core import TrainState
+from ..core.state import averages_of
+from ..train import CompiledStep
+from .prepare import Prepared
+
+Say = Callable[[str], None]
+
+AVERAGED, OWED = "averaged.", "owed."
+
+
+def restored(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState:
+    """The checkpoint's state.
+
+    An average of the parameters begins now, or ends, where its setting has changed. What compressed sums of gradients have left
+    out passes on to whoever sums now, wherever somebody does.
+
+    Raises:
+        CheckpointError, DamagedError: As of `restore`.
+    """
+    program, places = prepared.step.program, prepared.step.shardings
+    abstract, stored = program.abstract, checkpoint.manifest.arrays
+    averages, had_averages = abstract.averaged is not None, any(name.startswith(AVERAGED) for name in stored)
+    owed = {name: tuple(leaf.shape) for name, leaf in (abstract.owed or {}).items()}
+    had_owed = {name.removeprefix(OWED): tuple(entry.shape) for name, entry in stored.items() if name.startswith(OWED)}
+    if averages == had_averages and owed == had_owed:
+        return restore(checkpoint, abstract, places)
+    asked = (abstract, places)
+    if averages != had_averages:
+        asked = tuple(_replaced(tree, "averaged", None) for tree in asked)
+    if owed != had_owed:
+        asked = tuple(map(_replaced, asked, ("owed", "owed"), _as_stored(prepared, had_owed)))
+    left_out = (had_averages and not averages) or bool(had_owed.keys() - (asked[0].owed or {}).keys())
+    state = restore(checkpoint, *asked, part=left_out)
+    if had_averages and not averages:
+        say("the checkpoint's averaged parameters are left out: step.ema_decay is None now")
+    elif averages and not had_averages:
+        say("an average of the parameters begins with those of the checkpoint")
+        state = averaging_again(prepared, state)
+    return state if owed == had_owed else _owing(prepared, state, had_owed, say)
+
+
+def averaging_again(prepared: Prepared, state: TrainState) -> TrainState:
+    """The state with an average that begins at its parameters, where one is kept."""
+    program, places = prepared.step.program, prepared.step.shardings.averaged
+    if program.abstract.averaged is None:
+        return state
+    free = eqx.filter(state.params, program.trainable)
+    return dataclasses.replace(state, averaged=jax.jit(averages_of, out_shardings=places)(free))
+
+
+def _as_stored(prepared: Prepared, had: dict[str, tuple[int, ...]]) -> tuple[Any, Any]:
+    """(shapes, places) of what a checkpoint holds of the parameters whose sums are compressed now; None where nobody asks."""
+    step = prepared.step
+    axes = step.program.axes.owed
+    asked = {name: shape for name, shape in had.items() if name in (axes or {})}
+    if not asked or not isinstance(step, CompiledStep):
+        return None, None
+    own = {name: axes[name][len(step.program.comms.over) :] for name in asked} if axes else {}
+    shapes = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in asked.items()}
+    # As many arrays as there were replicas, on all that there are now: whole along these, whatever divides.
+    lies = {name: (*(None,) * (len(shape) - len(own[name])), *own[name]) for name, shape in asked.items()}
+    return shapes, step.placement.storage_shardings(shapes, lies)
+
+
+def _owing(prepared: Prepared, state: TrainState, had: dict[str, tuple[int, ...]], say: Say) -> TrainState:
+    step, over = prepared.step, prepared.step.program.comms.over
+    wanted = step.program.abstract.owed
+    if wanted is None:
+        say("what compressed sums of gradients have left out is lost: the run compresses none now")
+        return dataclasses.replace(state, owed=None)
+    say("what compressed sums of gradients have left out passes on to the replicas that there are now")
+
+    def passing(owed: Any) -> dict[str, jax.Array]:
+        return {
+            name: passed_on(owed[name], len(leaf.shape) - len(over), leaf.shape[: len(over)])
+            if name in owed
+            else jnp.zeros(leaf.shape, leaf.dtype)
+            for name, leaf in wanted.items()
+        }
+
+    return dataclasses.replace(state, owed=jax.jit(passing, out_shardings=step.shardings.owed)(state.owed or {}))
+
+
+def _replaced(tree: TrainState, field: str, value: Any) -> TrainState:
+    # Not constructed: the leaves are no arrays.
+    return eqx.tree_at(
+        lambda state: getattr(state, field),
+        tree,
+        value,
+        is_leaf=lambda node: node is None or node is getattr(tree, field),
+    )

@@ -1,0 +1,95 @@
+"""What a compressed reduction sends over the slow axis: by its formula, in the trace, and in programs for absent H100s."""
+
+import collections
+import math
+
+import jax
+import pytest
+from planned import plan, walk
+
+from panax.comms import Comms
+from panax.core import pair_axes
+from panax.plan import traffic_totals
+
+MESHES = {
+    "64": ("h100x64", {"replica": 8, "fsdp": 8}, 64),
+    "256": ("h100x256", {"replica": 4, "fsdp": 8, "tensor": 8}, 64),
+}
+SCALE = 4 / 256
+"""Bytes a number, where 256 share one."""
+EACH_WAY = {"bfloat16": 2.0, "int8": 1 + SCALE, "float8": 1 + SCALE, "int4": 0.5 + SCALE, "sign": 0.125 + SCALE}
+MOST = {"bfloat16": 4.0, "int8": 2.05, "float8": 2.05, "int4": 1.05, "sign": 0.30}
+CODES = {"bfloat16": {"bf16"}, "int8": {"s8"}, "float8": {"f8e4m3fn", "u8"}, "int4": {"u8"}, "sign": {"u8"}}
+"""Bytes a parameter that are asked for, and how codes are written in a program."""
+
+
+def held(walked) -> int:
+    """Parameters that rest on a device."""
+    step = walked.step
+    leaves = zip(jax.tree.leaves(step.program.abstract.params), jax.tree.leaves(step.shardings.params))
+    return sum(math.prod(place.shard_shape(leaf.shape)) for leaf, place in leaves)
+
+
+def compressed(name: str, wire: str):
+    target, mesh, rows = MESHES[name]
+    return (target, mesh, rows), {"comms": Comms(compress=wire)}
+
+
+@pytest.mark.parametrize(
+    ("name", "wire"),
+    [
+        pytest.param(name, wire, marks=() if (name, wire) in (("64", "int8"), ("64", "sign")) else pytest.mark.slow)
+        for name in MESHES
+        for wire in EACH_WAY
+    ],
+)
+def test_a_step_sends_what_its_codes_weigh(name, wire):
+    arguments, options = compressed(name, wire)
+    walked, plain = walk(*arguments, **options), walk(*arguments)
+    found, usual = traffic_totals(walked.cost.traffic), traffic_totals(plain.cost.traffic)
+    over, replicas = ("replica",), arguments[1]["replica"]
+    numbers, away = held(walked), (replicas - 1) / replicas
+    # Losses and the guard add up a few numbers in float32; so do norms, which fsdp does not split, over both axes.
+    small = 1e3
+    program = walked.step.program
+    named = pair_axes(program.abstract.params, program.axes.params)
+    norms = sum(leaf.size for _, leaf, axes in named if "norm" in axes)
+    assert usual["all-reduce", over] == pytest.approx(8 * away * (numbers - norms), abs=small)
+    assert found.get(("all-reduce", over), 0) <= small
+    for kind in ("all-to-all", "all-gather"):
+        assert found[kind, over] == pytest.approx(EACH_WAY[wire] * away * numbers, rel=1e-3), kind
+    on_the_axis = sum(sent for (_, axes), sent in found.items() if axes == over)
+    assert on_the_axis / numbers <= MOST[wire] * away * 1.0001
+    # Nothing else of the step has changed, but that norms are added up over fsdp first.
+    others, before = ({key: sent for key, sent in all_.items() if key[1] != over} for all_ in (found, usual))
+    changed = {key for key in others.keys() | before.keys() if others.get(key, 0) != before.get(key, 0)}
+    assert changed == {("all-reduce", ("fsdp",)), ("all-reduce", ("replica", "fsdp"))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wire", EACH_WAY)
+@pytest.mark.parametrize("name", MESHES)
+def test_codes_are_what_travels_in_the_compiled_program(name, wire):
+    arguments, options = compressed(name, wire)
+    planned, walked = plan(*arguments, **options)
+    replicas, numbers = arguments[1]["replica"], held(walked)
+    away = (replicas - 1) / replicas
+    by_type: dict[str, float] = collections.defaultdict(float)
+    for one in planned.collectives:
+        if one.axes == ("replica",) and one.wire_bytes > 1e3:
+            assert one.exact
+            by_type[one.dtype] += one.total_wire_bytes / numbers / away
+    print(name, wire, dict(by_type))
+    scales = 0.0 if wire == "bfloat16" else 2 * SCALE
+    assert sum(by_type.values()) == pytest.approx(2 * EACH_WAY[wire], rel=0.02)
+    assert sum(by_type.values()) <= MOST[wire] * 1.001
+    assert sum(sent for dtype, sent in by_type.items() if dtype in CODES[wire]) == pytest.approx(
+        2 * EACH_WAY[wire] - scales, rel=0.02
+    )
+
+
+@pytest.mark.slow
+def test_the_compiled_plain_step_sends_float32():
+    planned, walked = plan(*MESHES["64"])
+    sent = {one.dtype: one.total_wire_bytes for one in planned.collectives if one.axes == ("replica",)}
+    assert sent["f32"] / held(walked) == pytest.approx(8 * 7 / 8, rel=0.02)
