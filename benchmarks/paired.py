@@ -72,7 +72,8 @@ class Trainer:
 
         state, began = self.step.init(seed), time.perf_counter()
         for batch in self._batches(seed, self.steps):
-            state, _ = self.step(state, self.step.put(batch))
+            # Simulated devices that are many steps behind one another may wait for ever.
+            state, _ = jax.block_until_ready(self.step(state, self.step.put(batch)))
         loss = evaluate_all(self.step, state, [self.held_out])["loss"]
         seconds = time.perf_counter() - began
         sizes = {"parameters": state.params, "optimizer": state.optimizer_state}
