@@ -28,6 +28,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "int4, by chance": {"compress": "int4", "rounding": "stochastic"},
     "sign": {"compress": "sign"},
     ALONE: {"compress": "sign", "error_feedback": False},
+    "float32 after 25 local steps": {"local_steps": 25},
+    "int4 after 25 local steps": {"local_steps": 25, "compress": "int4"},
 }
 """Settings of `Comms`."""
 

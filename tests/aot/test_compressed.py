@@ -5,11 +5,17 @@ import math
 
 import jax
 import pytest
-from planned import plan, walk
+from planned import WIDE, devices, plan, walk
 
 from panax.comms import Comms
 from panax.core import pair_axes
-from panax.plan import traffic_totals
+from panax.mesh import MeshShape, Placement
+from panax.models import DecoderTask
+from panax.optim import AdamW
+from panax.plan import count_collectives, traffic_totals
+from panax.plan.step import nothing_kept
+from panax.plan.walk import walk_agreement
+from panax.train import CompiledStep, Program
 
 MESHES = {
     "64": ("h100x64", {"replica": 8, "fsdp": 8}, 64),
@@ -64,6 +70,51 @@ def test_a_step_sends_what_its_codes_weigh(name, wire):
     others, before = ({key: sent for key, sent in all_.items() if key[1] != over} for all_ in (found, usual))
     changed = {key for key in others.keys() | before.keys() if others.get(key, 0) != before.get(key, 0)}
     assert changed == {("all-reduce", ("fsdp",)), ("all-reduce", ("replica", "fsdp"))}
+
+
+LOCAL = 500
+OF_LOCAL_STEPS = {"": (4.0, 0.0165), "int8": (1 + SCALE, 0.0041), "int4": (0.5 + SCALE, 0.0022)}
+"""Of outer gradients: bytes a number each way, and the most a parameter and step that are asked for."""
+
+
+def agreeing(name: str, wire: str):
+    target, mesh, _ = MESHES[name]
+    comms = Comms(local_steps=LOCAL, compress=wire)
+    program = Program.create(DecoderTask(model=WIDE, compute_dtype="bfloat16"), AdamW(), num_steps=1000, comms=comms)
+    placement = Placement.create(MeshShape(**{"fsdp": 1, **mesh}), devices=devices(target))
+    return CompiledStep(program, placement, dict.fromkeys(("tokens", "targets", "loss_mask"), ("batch", "seq")))
+
+
+@pytest.mark.parametrize("wire", OF_LOCAL_STEPS)
+@pytest.mark.parametrize("name", MESHES)
+def test_local_steps_send_what_is_agreed_on(name, wire):
+    step = agreeing(name, wire)
+    cost = walk_agreement(step)
+    assert cost is not None
+    leaves = zip(jax.tree.leaves(step.program.abstract.params), jax.tree.leaves(step.shardings.params))
+    numbers = sum(math.prod(place.shard_shape(leaf.shape)) for leaf, place in leaves)
+    each, most = OF_LOCAL_STEPS[wire]
+    replicas = MESHES[name][1]["replica"]
+    assert {one.axes for one in cost.traffic} == {("replica",)}
+    sent = sum(one.wire_bytes for one in cost.traffic) / numbers
+    assert sent == pytest.approx(2 * each * (replicas - 1) / replicas, rel=1e-3)
+    assert sent / LOCAL <= most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wire", ["", "int4"])
+def test_local_steps_compiled_program_sends_it_in_these_types(wire):
+    step = agreeing("64", wire)
+    with nothing_kept():
+        text = step.trace_agreement().lower().compile().as_text()
+    leaves = zip(jax.tree.leaves(step.program.abstract.params), jax.tree.leaves(step.shardings.params))
+    numbers = sum(math.prod(place.shard_shape(leaf.shape)) for leaf, place in leaves)
+    sent: dict[str, float] = collections.defaultdict(float)
+    for one in count_collectives(text, step.placement.sizes):
+        sent[one.dtype] += one.total_wire_bytes / numbers * 8 / 7
+    print(wire, dict(sent))
+    assert sum(sent.values()) == pytest.approx(2 * OF_LOCAL_STEPS[wire][0], rel=0.02)
+    assert sent["u8" if wire else "f32"] == pytest.approx(1.0 if wire else 8.0, rel=0.02)
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def test_shows_what_an_optimizer_keeps_and_what_it_renews(inspected, tmp_path):
     out = inspected(*SMALL, "--mesh.fsdp", "8", "--no-compile", recipe=str(tmp_path / "other.py"))
     assert re.search(r"  mean +[\d.]+ KiB, [\d.]+ KiB on each: bfloat16, 2.00 bytes a parameter", out)
     assert re.search(r"  left_root +[\d.]+ KiB, [\d.]+ [Ki]*B on each: float32, ", out)
-    assert re.search(r"renewal        after every 10 steps, in a program of its own: [\d.e+]+ FLOPs", out)
+    assert re.search(r"renewal        after every 10 steps, in another program: [\d.e+]+ FLOPs", out)
     renewed = out.partition("in one renewal, each device")[2].splitlines()[2].split()
     assert renewed[:3] == ["optimizer", "all-to-all", "fsdp"]
 

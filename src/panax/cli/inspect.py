@@ -20,9 +20,9 @@ from ..mesh import Placement
 from ..metrics.console import WIDTH, fitted, plain_console
 from ..plan import Hardware, StepCost, TooLarge, parse_target, plan_step, target_devices, text_batch, walk_step
 from ..plan.profile import HardwareProfile, ProfileError, newest_profile, profiles_folder, read_profile
-from ..plan.report import plan_lines, renewal_lines, size, walk_lines
+from ..plan.report import plan_lines, rare_lines, size, walk_lines
 from ..plan.roofline import DataSheet, Measured, step_time, time_lines
-from ..plan.walk import walk_renewal
+from ..plan.walk import walk_agreement, walk_renewal
 from ..presets import with_blank_images
 from ..run import Experiment
 from ..run.checking import profile_in
@@ -207,7 +207,10 @@ def print_walk(
     lines = [*walk_lines(cost, _memory_limit(subject)), *_times(subject, cost, profile)]
     renewal, renewed = subject.step.program.transformation.renewal, walk_renewal(subject.step)
     if renewal is not None and renewed is not None:
-        lines += renewal_lines(renewed, renewal.when)
+        lines += rare_lines("renewal", renewed, renewal.when)
+    agreement = walk_agreement(subject.step)
+    if agreement is not None:
+        lines += rare_lines("agreement", agreement, f"after every {subject.step.program.comms.local_steps} steps")
     for line in lines:
         console.print(_fitted(line), highlight=False, markup=False, soft_wrap=True)
 

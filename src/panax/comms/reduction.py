@@ -124,7 +124,8 @@ def _summed(
         )
         left = None
         if owed is not None:
-            left = rows.joined(rows.with_own(cut[name] - wire.decode(sent[name]), lost_after[here], me))
+            lost = rows.with_own(cut[name] - wire.decode(sent[name]), lost_after[here], me)
+            left = declared(_lying(rows.joined(lost), rows, layout), dict.fromkeys(over, Holds.OWN))
         found[name] = _lying(summed.astype(value.dtype), rows, layout), left
     return found
 

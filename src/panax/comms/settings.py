@@ -23,14 +23,23 @@ class Comms(Validated):
         error_feedback: What rounding leaves out is kept on each replica and added to the next step's gradient, at 4 bytes a
             parameter (arXiv:1901.09847).
         rounding: nearest, or stochastic: up or down by chance, so that sums are right in the mean.
+        local_steps: Each replica takes so many steps by itself, with nothing sent between replicas; then they agree: the mean of
+            what they have moved by goes to an outer optimizer, SGD with Nesterov momentum (DiLoCo, arXiv:2311.08105), and travels
+            as `compress` says. Evaluations and exports are of the parameters agreed on.
+        outer_rate: Learning rate of the outer optimizer.
+        outer_momentum: Its momentum.
     """
 
     compress: str = ""
     over: tuple[str, ...] = ("replica",)
     error_feedback: bool = True
     rounding: Literal["nearest", "stochastic"] = "nearest"
+    local_steps: int = 1
+    outer_rate: float = 0.7
+    outer_momentum: float = 0.9
 
     def __post_init__(self) -> None:
+        self._check_local_steps()
         if not self.compress:
             plain = Comms.__dataclass_fields__
             for name in ("over", "error_feedback", "rounding"):
@@ -59,8 +68,28 @@ class Comms(Validated):
                 stacklevel=2,
             )
 
+    def _check_local_steps(self) -> None:
+        if self.local_steps < 1 or self.outer_rate <= 0 or not 0 <= self.outer_momentum < 1:
+            raise RecipeError(
+                f"comms.local_steps={self.local_steps}, outer_rate={self.outer_rate}, outer_momentum={self.outer_momentum}; "
+                f"expected 1 or more, more than 0, and a momentum in [0, 1)"
+            )
+        plain = Comms.__dataclass_fields__
+        for name in ("outer_rate", "outer_momentum"):
+            if self.local_steps == 1 and getattr(self, name) != plain[name].default:
+                raise RecipeError(
+                    f"comms.{name}={getattr(self, name)} has no effect with local_steps=1; set comms.local_steps, or leave it out"
+                )
+        if self.local_steps > 1 and self.over != ("replica",):
+            raise RecipeError(
+                f"comms.over={self.over}: local steps are those of replicas; leave comms.over out, or set comms.local_steps=1"
+            )
+
     def words(self) -> str | None:
         """What to say of it before a run begins; None where nothing is compressed."""
+        if self.local_steps > 1:
+            how = self.compress or "float32"
+            return f"comms          replicas agree after every {self.local_steps} steps; what they have moved by travels as {how}"
         if not self.compress:
             return None
         feedback = (

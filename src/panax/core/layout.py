@@ -42,6 +42,11 @@ class Layout(Protocol):
         ...
 
     @property
+    def each(self) -> MeshAxes:
+        """The mesh axes along which each device works by itself: they count as of size 1, and nothing is sent over them."""
+        ...
+
+    @property
     def overlap(self) -> bool:
         """Whether gathers and scatters along the sequence are run as rings beside their products."""
         ...
@@ -54,6 +59,10 @@ class Layout(Protocol):
     @property
     def row_order(self) -> RowOrder:
         """Which positions of a row the devices of the context axis hold."""
+        ...
+
+    def of_each(self, axis: str) -> "Layout":
+        """The same mesh as one device along `axis` sees it, which works by itself."""
         ...
 
     def without(self, axis: str) -> "Layout":

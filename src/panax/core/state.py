@@ -50,6 +50,7 @@ class TrainState(eqx.Module):
         optimizer_state: Exists for trainable parameters only.
         key: The run's key; each step folds its number into it and leaves it as it is.
         averaged: An exponential moving average of the trainable parameters, in float32 or wider; None where none is kept.
+        replicas: Where replicas take local steps, what each of them keeps for itself; `params` is then what they agreed on last.
         owed: By parameter, what compressed sums of gradients have left out so far, on each replica; None without error feedback.
     """
 
@@ -61,6 +62,7 @@ class TrainState(eqx.Module):
     guard: Guard
     averaged: Params = None
     owed: Mapping[str, Array] | None = None
+    replicas: Any = None
 
     def with_params(self, params: Params) -> "TrainState":
         """This state with other parameters of the same structure, such as those another step has trained meanwhile."""

@@ -32,11 +32,13 @@ class Placement:
         devices: The mesh; all axes are named, also those of size 1, so that a spec means the same on every mesh.
         rules: Where each logical axis lies.
         row_order: Which positions of a row the devices of the context axis hold.
+        each: Mesh axes along which each device works by itself: to what is traced they are of size 1.
     """
 
     devices: Mesh
     rules: Rules = dataclasses.field(default_factory=Rules)
     row_order: RowOrder = "zigzag"
+    each: MeshAxes = ()
 
     @classmethod
     def create(
@@ -81,7 +83,8 @@ class Placement:
     @property
     def sizes(self) -> Mapping[str, int]:
         """Mesh axis to size."""
-        return dict(zip(MESH_AXES, self.devices.devices.shape))
+        shape = dict(zip(MESH_AXES, self.devices.devices.shape))
+        return {**shape, **dict.fromkeys(self.each, 1)}
 
     @property
     def zero(self) -> str:
@@ -96,6 +99,10 @@ class Placement:
     @property
     def gathered_as(self) -> str:
         return self.rules.gathered_as
+
+    def of_each(self, axis: str) -> "Placement":
+        """The same mesh as one device along `axis` sees it, which works by itself."""
+        return dataclasses.replace(self, each=(*self.each, axis))
 
     def without(self, axis: str) -> "Placement":
         return dataclasses.replace(self, rules=self.rules.without(axis))

@@ -16,6 +16,7 @@ from ..core.protocols import Axes
 from ..kernels.precision import accumulation_dtype
 from ..mesh.placement import as_spec
 from ..spmd.collectives import all_reduce
+from ..spmd.manual import on_each_device
 from .parameter import Parameter
 
 
@@ -92,4 +93,4 @@ def on_shards(function: Callable[..., Any], arguments: Any, results: Any) -> Cal
     layout = current_layout()
     if layout is None:
         return function
-    return jax.shard_map(function, mesh=layout.mesh, in_specs=arguments, out_specs=results, check_vma=False)
+    return on_each_device(function, layout, arguments, results)

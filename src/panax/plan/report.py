@@ -52,16 +52,17 @@ def walk_lines(cost: StepCost, limit: int | None) -> list[str]:
     return [*lines, *_sent_lines(cost, "in one step"), *(f"  at least: {what} is not counted" for what in cost.unknown)]
 
 
-def renewal_lines(cost: StepCost, when: str) -> list[str]:
-    """What the program takes that renews an optimizer's state.
+def rare_lines(name: str, cost: StepCost, when: str) -> list[str]:
+    """What a program takes that does not run with each step.
 
     Args:
+        name: Of what it does.
         when: It runs, in words.
     """
     return [
-        f"renewal        {when}, in a program of its own: {cost.work.flops:.3g} FLOPs on each device, "
+        f"{name:14} {when}, in another program: {cost.work.flops:.3g} FLOPs on each device, "
         f"{size(cost.temporaries)} temporaries",
-        *_sent_lines(cost, "in one renewal"),
+        *_sent_lines(cost, f"in one {name}"),
     ]
 
 

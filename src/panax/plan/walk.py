@@ -60,6 +60,14 @@ def walk_renewal(step: CompiledStep) -> StepCost | None:
     return _cost(step.trace_renewal(), step.shardings.optimizer_state, step.placement.sizes, start)
 
 
+def walk_agreement(step: CompiledStep) -> StepCost | None:
+    """The same of the program by which replicas agree after local steps; None where they take none."""
+    if step.program.abstract.replicas is None:
+        return None
+    start = time.perf_counter()
+    return _cost(step.trace_agreement(), step.shardings, step.placement.sizes, start)
+
+
 def _cost(traced: Any, placed: Any, mesh: Mapping[str, int], start: float) -> StepCost:
     shardings = jax.tree.leaves(placed)
     shares = [_share(aval.shape, sharding) for aval, sharding in zip(traced.jaxpr.in_avals, shardings)]

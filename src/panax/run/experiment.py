@@ -173,6 +173,11 @@ class Experiment(Validated):
                 f"rewind.after={self.rewind.after} has no effect: step.max_skipped={self.step.max_skipped} skipped updates in a "
                 f"row end the run before; expected fewer than that"
             )
+        if self.comms.local_steps > 1 and self.verify.every:
+            raise RecipeError(
+                f"verify.every={self.verify.every} repeats steps of parameters that all devices share; with "
+                f"comms.local_steps={self.comms.local_steps} replicas have their own: leave one of them out"
+            )
         if self.debug and self.verify.every:
             raise RecipeError(
                 f"verify.every={self.verify.every} repeats steps on other devices, and debug runs on one; leave one of them out"

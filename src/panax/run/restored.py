@@ -1,7 +1,7 @@
 """A checkpoint's state for a run that keeps something else beside its parameters than the run that saved it."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -10,14 +10,14 @@ import jax.numpy as jnp
 
 from ..checkpoint import Checkpoint, restore
 from ..comms.owed import passed_on
-from ..core import TrainState
+from ..core import TrainState, named_leaves
 from ..core.state import averages_of
 from ..train import CompiledStep
 from .prepare import Prepared
 
 Say = Callable[[str], None]
 
-AVERAGED, OWED = "averaged.", "owed."
+AVERAGED, OWED, REPLICAS = "averaged.", "owed.", "replicas."
 
 
 def restored(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState:
@@ -31,6 +31,8 @@ def restored(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState
     """
     program, places = prepared.step.program, prepared.step.shardings
     abstract, stored = program.abstract, checkpoint.manifest.arrays
+    if (abstract.replicas is not None) != any(name.startswith(REPLICAS) for name in stored) or _moved(abstract, stored):
+        return _apart_again(prepared, checkpoint, say)
     averages, had_averages = abstract.averaged is not None, any(name.startswith(AVERAGED) for name in stored)
     owed = {name: tuple(leaf.shape) for name, leaf in (abstract.owed or {}).items()}
     had_owed = {name.removeprefix(OWED): tuple(entry.shape) for name, entry in stored.items() if name.startswith(OWED)}
@@ -58,6 +60,32 @@ def averaging_again(prepared: Prepared, state: TrainState) -> TrainState:
         return state
     free = eqx.filter(state.params, program.trainable)
     return dataclasses.replace(state, averaged=jax.jit(averages_of, out_shardings=places)(free))
+
+
+def _moved(abstract: TrainState, stored: Mapping[str, Any]) -> bool:
+    """Whether there are other replicas now than those that a checkpoint has the parameters of."""
+    leaves = named_leaves({"replicas": abstract.replicas})
+    return any(tuple(stored[name].shape) != tuple(leaf.shape) for name, leaf in leaves.items() if name in stored)
+
+
+def _apart_again(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState:
+    """A state that begins from the parameters that a checkpoint's replicas have agreed on, with the optimizer's first state."""
+    step = prepared.step
+    parts = ("step", "params", "model_state", "key")
+    wanted = {part: getattr(step.program.abstract, part) for part in parts}
+    found = restore(checkpoint, wanted, {part: getattr(step.shardings, part) for part in parts}, part=True)
+    if step.program.abstract.replicas is None:
+        say(
+            "what replicas have learned since they agreed is left out, with the optimizer's state: the run has no local steps now"
+        )
+    else:
+        say("replicas begin from what they agreed on last, and the optimizer's state begins with them")
+
+    def begun(found: dict[str, Any]) -> TrainState:
+        state = step.program.initial_state(found["key"], (found["params"], found["model_state"]))
+        return dataclasses.replace(state, step=found["step"], key=found["key"])
+
+    return jax.jit(begun, out_shardings=step.shardings)(found)
 
 
 def _as_stored(prepared: Prepared, had: dict[str, tuple[int, ...]]) -> tuple[Any, Any]:

@@ -101,6 +101,7 @@ class CompiledStep:
         self._evaluate: dict[Signature, Any] = {}
         self._summaries: dict[Any, dict[Signature, Any]] = {}
         self._renewal: Any = None
+        self._agreement: Any = None
         # The number of the last step and the array that says it, so that no step waits for the one before to be read.
         self._count: tuple[int, Any] = (0, None)
 
@@ -183,11 +184,14 @@ class CompiledStep:
             self._count = before + 1, state.step
             if self.program.renewal_due(before + 1):
                 state = dataclasses.replace(state, optimizer_state=self.renewal(state.optimizer_state))
+            if self.program.agrees(before + 1):
+                state = self.agreement(state)
+                self._count = before + 1, state.step
         return state, scalars
 
     def _counted(self, state: TrainState) -> int | None:
         """How many steps `state` is after; None where nobody asks. Waits for the devices where it is not the last step's."""
-        if self.program.transformation.renewal is None:
+        if self.program.transformation.renewal is None and self.program.abstract.replicas is None:
             return None
         number, last = self._count
         return number if state.step is last else int(state.step)
@@ -205,6 +209,32 @@ class CompiledStep:
                 self._renewal = self.trace_renewal().lower().compile()
             self.compile_seconds += time.perf_counter() - start
         return self._renewal
+
+    @property
+    def agreement(self) -> Any:
+        """The compiled program by which replicas that take local steps agree; it is given the state for good.
+
+        Raises:
+            TrainingError: Replicas take no local steps.
+        """
+        if self._agreement is None:
+            start = time.perf_counter()
+            with self.placement.activate():
+                self._agreement = self.trace_agreement().lower().compile()
+            self.compile_seconds += time.perf_counter() - start
+        return self._agreement
+
+    def trace_agreement(self) -> Any:
+        """That program's trace.
+
+        Raises:
+            TrainingError: Replicas take no local steps.
+        """
+        if self.program.abstract.replicas is None:
+            raise TrainingError("replicas take no local steps, so they have nothing to agree on; set comms.local_steps")
+        agree = jax.jit(self.program.agreed, donate_argnums=0, out_shardings=self.shardings)
+        with self.placement.activate():
+            return self._checked_program(agree.trace(self._abstract_state()))
 
     def trace_renewal(self) -> Any:
         """That program's trace.

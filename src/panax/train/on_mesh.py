@@ -23,6 +23,7 @@ from ..mesh.placement import as_spec
 from ..mesh.rules import MESH_AXES
 from ..spmd import gradients_of, merge_over_devices, token_axes
 from ..spmd.collectives import all_reduce
+from ..spmd.manual import on_each_device
 from ..spmd.marks import Holds, expected
 from ..spmd.once import closed_gradients, gathered_once
 from .loss_scaling import unscaled
@@ -84,9 +85,7 @@ def gradients(
         named = {name: leaf_axes for name, _, leaf_axes in pair_axes(params, parameter_axes)}
         lies = {name: PartitionSpec(*comms.over, *as_spec(layout.storage(named[name]))) for name in owed}
     specs = (*specs, PartitionSpec(), lies, PartitionSpec())
-    return jax.shard_map(local, mesh=layout.mesh, in_specs=specs, out_specs=(out, lies), check_vma=False)(
-        params, model_state, dict(batch), key, scale, owed, count
-    )
+    return on_each_device(local, layout, specs, (out, lies))(params, model_state, dict(batch), key, scale, owed, count)
 
 
 def evaluation(task: Task, params: Any, model_state: Any, batch: Batch, key: jax.Array, axes: BatchAxes) -> Evaluation:
@@ -101,9 +100,7 @@ def evaluation(task: Task, params: Any, model_state: Any, batch: Batch, key: jax
 
     specs = _specs(layout, task, params, model_state, batch, axes)
     out = Evaluation(PartitionSpec(), specs[1], PartitionSpec())  # pyright: ignore[reportArgumentType]
-    return jax.shard_map(local, mesh=layout.mesh, in_specs=specs, out_specs=out, check_vma=False)(
-        params, model_state, dict(batch), key
-    )
+    return on_each_device(local, layout, specs, out)(params, model_state, dict(batch), key)
 
 
 def split_rows(batch: Batch, parts: int) -> dict[str, Any]:

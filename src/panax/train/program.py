@@ -10,16 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from ..comms import Comms
-from ..comms.owed import check_mesh, kept
 from ..core import Axes, Guard, Task, TrainState, current_layout, pair_axes
 from ..core.errors import RecipeError
 from ..core.layout import Layout
 from ..core.state import averages_of
 from ..kernels import Kernels
 from ..optim import Optimizer, Transformation
-from ..spmd.gathering import check_effect as check_gathers
 from .freezing import Rows, at_rest, freeze
 from .loss_scaling import FIRST, check_effect
+from .replicated import agreed, begun, placed, steps_apart
 from .update import Scalars, StepConfig, evaluation_step, gradient_step, train_step
 from .width import WidthFactors, width_factors
 
@@ -120,20 +119,7 @@ class Program:
         Raises:
             RecipeError: Gradients can't be compressed there; says what to set.
         """
-        named = pair_axes(self.abstract.params, self.axes.params)
-        check_gathers(layout, {name: (leaf.shape, tuple(axes)) for name, leaf, axes in named}, self.task)
-        if not self.comms.compress:
-            return self
-        free = {
-            name: (leaf.shape, tuple(axes))
-            for (name, leaf, axes), keep in zip(named, jax.tree.leaves(self.trainable))
-            if keep
-        }
-        check_mesh(self.comms, free, layout, self.task)
-        found = kept(self.comms, free, layout)
-        owed = {name: shape for name, (shape, _) in found.items()} or None
-        lies = {name: axes for name, (_, axes) in found.items()} or None
-        return dataclasses.replace(self, abstract=_with_owed(self.abstract, owed), axes=_with_owed(self.axes, lies))
+        return placed(self, layout)
 
     def initial_state(self, key: jax.Array, given: tuple[Any, Any] | None = None) -> TrainState:
         """Draw the whole state, or what there is besides `given` parameters and model state.
@@ -145,7 +131,7 @@ class Program:
         state = _initial_state(
             self.task, self.transformation, self.trainable, self.averages, guard, self.widths, key, given
         )
-        return dataclasses.replace(state, owed=zeros_like_abstract(self.abstract.owed))
+        return begun(self, state)
 
     @property
     def averages(self) -> bool:
@@ -156,6 +142,14 @@ class Program:
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
     ) -> tuple[TrainState, Scalars]:
         """One training step; see `train_step`."""
+        if self.abstract.replicas is not None:
+            return steps_apart(self, state, batch, batch_axes)
+        return self.one_step(state, batch, batch_axes)
+
+    def one_step(
+        self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
+    ) -> tuple[TrainState, Scalars]:
+        """One step of parameters that all devices share."""
         return train_step(
             state,
             batch,
@@ -166,8 +160,17 @@ class Program:
             config=self.config,
             batch_axes=batch_axes,
             resting=self.resting,
-            comms=self.comms if self.comms.compress and current_layout() is not None else None,
+            comms=self.comms if self.comms.compress and self.comms.local_steps == 1 and current_layout() else None,
         )
+
+    def agrees(self, number: int) -> bool:
+        """Whether replicas that take local steps agree after the step with this number, the first being 1."""
+        apart = self.abstract.replicas is not None
+        return apart and (number % self.comms.local_steps == 0 or number == self.num_steps)
+
+    def agreed(self, state: TrainState) -> TrainState:
+        """The state as the next step is to see it, after a step of which `agrees` says so."""
+        return agreed(self, state)
 
     def renewal_due(self, number: int) -> bool:
         """Whether the optimizer's state is to be `renewed` after the step with this number, the first being 1."""
@@ -214,6 +217,7 @@ def _state_axes(
         "guard": jax.tree.map(lambda _: (), abstract.guard),
         "averaged": averaged,
         "owed": None,
+        "replicas": None,
     }
     leaves = [
         axes
@@ -222,16 +226,6 @@ def _state_axes(
     ]
     # Unflattened, not constructed: these leaves are no arrays.
     return jax.tree.structure(abstract).unflatten(leaves)
-
-
-def _with_owed(state: TrainState, owed: Any) -> TrainState:
-    # Not constructed: these leaves are no arrays.
-    return eqx.tree_at(lambda state: state.owed, state, owed, is_leaf=lambda node: node is None or node is state.owed)
-
-
-def zeros_like_abstract(tree: Any) -> Any:
-    """Zeros in the place of shapes."""
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
 
 
 def _initial_state(

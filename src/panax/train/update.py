@@ -265,5 +265,5 @@ def evaluation_step(state: TrainState, batch: Batch, *, task: Task, batch_axes: 
 def number_rows(batch: Batch, axes: BatchAxes | None = None) -> tuple[dict[str, Any], BatchAxes]:
     """The batch with the leaf `row`, each row's index in it; and the axes of all leaves."""
     rows = next(iter(batch.values())).shape[0]
-    number = {"row": jnp.arange(rows, dtype=jnp.int32)}
+    number = {"row": batch.get("row", jnp.arange(rows, dtype=jnp.int32))}
     return {**batch, **number}, {**(axes_of_rows(batch) if axes is None else axes), **axes_of_rows(number)}

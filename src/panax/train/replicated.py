@@ -1,0 +1,169 @@
+"""What of a program depends on its mesh: state that each replica keeps for itself, and steps that replicas take apart."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from ..comms.local import REPLICA, Agreed, Replicas, agree, axes_in_front, check_local_steps, in_front, merged
+from ..comms.owed import check_mesh, kept
+from ..core import Axes, TrainState, current_layout, pair_axes
+from ..core.errors import RecipeError
+from ..core.layout import Layout, use_layout
+from ..spmd.gathering import check_effect as check_gathers
+from .update import Scalars, number_rows
+
+if TYPE_CHECKING:
+    from .program import Program
+
+
+def placed(program: "Program", layout: Layout) -> "Program":
+    """A program for a mesh, with the state of what is kept on each of its replicas.
+
+    Raises:
+        RecipeError: The mesh does not fit what is asked of it; says what to set.
+    """
+    comms, task = program.comms, program.task
+    named = pair_axes(program.abstract.params, program.axes.params)
+    check_gathers(layout, {name: (leaf.shape, tuple(axes)) for name, leaf, axes in named}, task)
+    if not comms.compress and comms.local_steps == 1:
+        return program
+    free = {
+        name: (leaf.shape, tuple(axes))
+        for (name, leaf, axes), keep in zip(named, jax.tree.leaves(program.trainable))
+        if keep
+    }
+    abstract, axes = program.abstract, program.axes
+    if comms.local_steps > 1 and abstract.replicas is None:
+        check_local_steps(comms, layout, task, abstract.model_state)
+        _check_optimizer(program)
+        replicas = layout.sizes[REPLICA]
+        optimizer_state = jax.eval_shape(lambda tree: in_front(tree, replicas), abstract.optimizer_state)
+        abstract = _replaced(abstract, optimizer_state=optimizer_state)
+        abstract = _replaced(
+            abstract, replicas=jax.eval_shape(lambda state: _alike(program, state, replicas), program.abstract)
+        )
+        momentum = {name: axes for name, (_, axes) in free.items()}
+        guard = jax.tree.map(lambda _: ("each_replica",), program.abstract.guard)
+        params = axes_in_front(program.abstract.params, program.axes.params)
+        lies = _unflattened(abstract.replicas, Replicas, params, guard, momentum)
+        axes = _replaced(
+            axes, optimizer_state=axes_in_front(program.abstract.optimizer_state, program.axes.optimizer_state)
+        )
+        axes = _replaced(axes, replicas=lies)
+    if comms.compress:
+        check_mesh(comms, free, layout, task)
+        found = kept(comms, free, layout)
+        abstract = _replaced(abstract, owed={name: shape for name, (shape, _) in found.items()} or None)
+        axes = _replaced(axes, owed={name: lies for name, (_, lies) in found.items()} or None)
+    return dataclasses.replace(program, abstract=abstract, axes=axes)
+
+
+def begun(program: "Program", state: TrainState) -> TrainState:
+    """A first state, with what is kept on each replica of the program's mesh."""
+    abstract = program.abstract
+    if abstract.owed is not None:
+        owed = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in abstract.owed.items()}
+        state = dataclasses.replace(state, owed=owed)
+    if abstract.replicas is None:
+        return state
+    count = jax.tree.leaves(abstract.replicas.params)[0].shape[0]
+    apart = _alike(program, state, count)
+    return dataclasses.replace(state, replicas=apart, optimizer_state=in_front(state.optimizer_state, count))
+
+
+def steps_apart(
+    program: "Program", state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None
+) -> tuple[TrainState, Scalars]:
+    """One step of each replica by itself, on its own rows."""
+    layout = current_layout()
+    assert layout is not None and state.replicas is not None
+    count = layout.sizes[REPLICA]
+    # Numbered before they are shared out: dropout is that of the global row.
+    batch, axes = number_rows(batch, batch_axes)
+    rows = {name: leaf.reshape(count, -1, *leaf.shape[1:]) for name, leaf in batch.items()}
+
+    def one(params: Any, optimizer_state: Any, guard: Any, rows: Mapping[str, Any]) -> tuple[Any, ...]:
+        own = dataclasses.replace(
+            state, params=params, optimizer_state=optimizer_state, guard=guard, replicas=None, owed=None
+        )
+        after, scalars = program.one_step(own, rows, axes)
+        return after.params, after.optimizer_state, after.guard, scalars
+
+    with use_layout(layout.of_each(REPLICA)):
+        replicas = state.replicas
+        params, optimizer_state, guard, scalars = jax.vmap(one)(
+            replicas.params, state.optimizer_state, replicas.guard, rows
+        )
+    after = dataclasses.replace(
+        state,
+        step=state.step + 1,
+        optimizer_state=optimizer_state,
+        guard=merged(guard),
+        replicas=Replicas(params, guard, replicas.momentum),
+    )
+    return after, merged(scalars)
+
+
+def agreed(program: "Program", state: TrainState) -> TrainState:
+    """The state after replicas have agreed."""
+    layout = current_layout()
+    assert layout is not None and state.replicas is not None
+    found: Agreed = agree(
+        program.comms,
+        state.params,
+        program.axes.params,
+        program.trainable,
+        state.replicas,
+        state.owed,
+        state.step,
+        layout,
+    )
+    return dataclasses.replace(state, params=found.params, replicas=found.replicas, owed=found.owed)
+
+
+def _alike(program: "Program", state: TrainState, count: int) -> Replicas:
+    names = [name for name, _, _ in pair_axes(program.abstract.params, program.axes.params)]
+    leaves = zip(names, jax.tree.leaves(state.params), jax.tree.leaves(program.trainable))
+    momentum = {name: jnp.zeros(leaf.shape, jnp.float32) for name, leaf, keep in leaves if keep}
+    return Replicas(in_front(state.params, count), in_front(state.guard, count), momentum)
+
+
+def _check_optimizer(program: "Program") -> None:
+    asked, name = f"comms.local_steps={program.comms.local_steps}", type(program.optimizer).__name__
+    if program.transformation.renewal is not None:
+        raise RecipeError(
+            f"{asked}: {name} renews state in a program that knows one copy of it; take another optimizer"
+        )
+    if program.averages:
+        raise RecipeError(
+            f"{asked}: an average of the parameters would be one of each replica's own; set step.ema_decay to None, and take an "
+            f"optimizer that averages nothing"
+        )
+
+
+def _replaced(tree: TrainState, **fields: Any) -> TrainState:
+    # Not constructed: the leaves are no arrays.
+    for field, value in fields.items():
+        old = getattr(tree, field)
+        tree = eqx.tree_at(
+            lambda state, field=field: getattr(state, field),
+            tree,
+            value,
+            is_leaf=lambda node, old=old: node is None or node is old,
+        )
+    return tree
+
+
+def _unflattened(like: Any, kind: type, *parts: Any) -> Any:
+    """An object of a class whose leaves are no arrays."""
+    fields = [field.name for field in dataclasses.fields(kind)]
+    leaves = [
+        axes
+        for name, part in zip(fields, parts)
+        for axes in jax.tree.structure(getattr(like, name)).flatten_up_to(part)
+    ]
+    return jax.tree.structure(like).unflatten(leaves)
