@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..core.layout import Layout, MeshAxes
+from ..core.layout import Layout
 from ..core.protocols import Axes
 from ..spmd.marks import Holds, declared, split_over
 from .rows import Rows
@@ -106,34 +106,38 @@ def _summed(
         wide = declared(value.astype(jnp.float32), dict.fromkeys(over, Holds.OWN))
         cut[name] = _split(rows.cut(wide if owed is None else wide + owed), bucket)
         sent[name] = wire.encode(cut[name], rows.bits("sent", count, me) if by_chance else None)
-    arrived = _exchanged([jax.tree.map(share.rows.by_owner, sent[name]) for name, share in bucket.items()], over)
+    arrived = jax.tree.map(lambda x: jax.lax.all_to_all(x, over, 0, 0, tiled=True), _joined(list(sent.values())))
     terms = wire.decode(arrived)
-    exact = _joined([share.rows.own(cut[name], me) for name, share in bucket.items()])
+    exact = _joined([_own(cut[name], me) for name in bucket], axis=0)
     mine = (jnp.arange(terms.shape[0]) == me)[:, None, None]
     total = _split(jnp.sum(jnp.where(mine, exact, terms), axis=0), bucket)
-    bits = [share.rows.own(share.rows.bits("back", count), me) for share in bucket.values()] if by_chance else None
-    back = wire.encode(total, None if bits is None else _joined(bits))
+    bits = [_own(share.rows.bits("back", count), me) for share in bucket.values()] if by_chance else None
+    back = wire.encode(total, None if bits is None else _joined(bits, axis=0))
     lost_after = total - wire.decode(back)
     whole = jax.tree.map(lambda part: jax.lax.all_gather(part, over, axis=0), back)
     found, start = {}, 0
     for name, (rows, value, owed) in bucket.items():
         here = slice(start, start + rows.count)
         start += rows.count
-        summed = rows.joined(
-            wire.decode(jax.tree.map(lambda x, here=here, rows=rows: rows.in_order(x[:, here]), whole))
-        )
+        summed = rows.joined(wire.decode(jax.tree.map(lambda x, here=here: x[:, here], whole)))
         left = None
         if owed is not None:
-            lost = rows.with_own(cut[name] - wire.decode(sent[name]), lost_after[here], me)
+            # Of what it owns, a replica has sent nothing to itself, and lost what the sum has.
+            lost = jnp.where(mine, lost_after[here], cut[name] - wire.decode(sent[name]))
             left = declared(_lying(rows.joined(lost), rows, layout), dict.fromkeys(over, Holds.OWN))
         found[name] = _lying(summed.astype(value.dtype), rows, layout), left
     return found
 
 
+def _own(rows: jax.Array, me: jax.Array) -> jax.Array:
+    """Of (owner, row, number) those of one owner."""
+    return jax.lax.dynamic_index_in_dim(rows, me, axis=0, keepdims=False)
+
+
 def _split(rows: jax.Array, bucket: Mapping[str, Share]) -> jax.Array:
     """Rows, of which each device holds its own: what is summed within one is a whole sum."""
     axes = {axis for share in bucket.values() for dim in share.rows.places for axis in dim}
-    return declared(rows, dict.fromkeys(axes, Holds.SPLIT), 0)
+    return declared(rows, dict.fromkeys(axes, Holds.SPLIT), rows.ndim - 2)
 
 
 def _lying(value: jax.Array, rows: Rows, layout: Layout) -> jax.Array:
@@ -142,11 +146,6 @@ def _lying(value: jax.Array, rows: Rows, layout: Layout) -> jax.Array:
     return split_over(declared(value, {axis: Holds.WHOLE for axis in layout.sizes if axis not in split}), rows.places)
 
 
-def _exchanged(parts: Sequence[object], over: MeshAxes) -> object:
-    """Trees of (owner, row, ...) put together along rows and sent; of each what arrives, as (replica, row, ...)."""
-    whole = jax.tree.map(lambda *each: jnp.concatenate(each, axis=1), *parts) if len(parts) > 1 else parts[0]
-    return jax.tree.map(lambda x: jax.lax.all_to_all(x, over, 0, 0, tiled=True), whole)
-
-
-def _joined(parts: Sequence[jax.Array]) -> jax.Array:
-    return jnp.concatenate(parts, axis=0) if len(parts) > 1 else parts[0]
+def _joined(parts: Sequence[Any], axis: int = 1) -> Any:
+    """Trees of one structure, put together along rows."""
+    return jax.tree.map(lambda *each: jnp.concatenate(each, axis), *parts) if len(parts) > 1 else parts[0]

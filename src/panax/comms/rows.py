@@ -1,8 +1,8 @@
-"""An array as rows, a box of numbers in each, and which replica owns which row.
+"""An array as rows, a box of numbers in each, by the replica that owns them.
 
-A box belongs to one replica by its place in the whole array: the sum of its indices along all dimensions, modulo the number of
-replicas. So a box has the same owner on every mesh, a device's boxes are shared out evenly wherever one of their dimensions
-divides, and with other numbers of replicas nothing but the owners changes.
+A box belongs to one replica by its place in the whole array: its index along one dimension, modulo the number of replicas. So a
+box has the same owner on every mesh, and with other numbers of replicas nothing but the owners changes. The dimension is one of
+which meshes leave many boxes on each device, so that each replica owns as many; where they are fewer, zeros fill up.
 """
 
 import dataclasses
@@ -11,36 +11,39 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, UInt32
 
 from ..core.boxes import box_of
 from ..core.counter_hash import bits_of_places
 from ..core.layout import Layout, MeshAxes
-from ..core.logical import is_copies
+from ..core.logical import is_copies, traits_of
 from ..core.protocols import Axes
 
 LEAST, BOX, SMALLEST = 4096, 256, 16
 """Arrays of fewer numbers are not cut in boxes; numbers of a box at most, and at least."""
 
 
+MANY = 32
+"""Boxes along a dimension that most meshes divide by the number of replicas."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """How a device's shard of an array becomes rows.
+    """How a device's shard of an array becomes rows: (owner, row, number).
 
     Attributes:
         shape: The shard's.
         places: For each dimension, the mesh axes that it is split over.
-        parts: How many devices these are.
         box: The sides of a box.
+        along: The dimension whose boxes are dealt out to owners, one after the other.
         owners: How many replicas share the rows.
     """
 
     name: str
     shape: tuple[int, ...]
     places: tuple[MeshAxes, ...]
-    parts: tuple[int, ...]
     box: tuple[int, ...]
+    along: int
     owners: int
 
     @classmethod
@@ -53,12 +56,15 @@ class Rows:
         """
         places = layout.storage(axes)
         parts = tuple(math.prod(layout.sizes[axis] for axis in dim) for dim in places)
-        box = boxes_in(tuple(size * n for size, n in zip(shape, parts)), axes)
+        whole = tuple(size * n for size, n in zip(shape, parts))
+        box = boxes_in(whole, axes)
         if box is None:
             return None
         # Split further than boxes leave room for, they are smaller: such a mesh rounds otherwise than others.
-        sides = [math.gcd(side, size) for side, size in zip(box, shape)]
-        return None if math.prod(sides) < SMALLEST else cls(name, shape, places, parts, tuple(sides), owners)
+        sides = tuple(math.gcd(side, size) for side, size in zip(box, shape))
+        if math.prod(sides) < SMALLEST:
+            return None
+        return cls(name, shape, places, sides, dealt_along(whole, box, axes), owners)
 
     @property
     def numbers(self) -> int:
@@ -68,74 +74,64 @@ class Rows:
     @property
     def count(self) -> int:
         """Of rows that each replica owns, those that fill up included."""
-        return self._order.shape[1]
+        return self._turns * math.prod(self._grid) // self._grid[self.along]
 
     @functools.cached_property
     def _grid(self) -> tuple[int, ...]:
         return tuple(size // side for size, side in zip(self.shape, self.box))
 
-    @functools.cached_property
-    def _residues(self) -> np.ndarray:
-        """Of each row, the sum of its indices in the shard, modulo `owners`."""
-        return (np.indices(self._grid).sum(0).reshape(-1) % self.owners).astype(np.int32)
+    @property
+    def _turns(self) -> int:
+        """How often all owners have had their turn along the dimension."""
+        return -(-self._grid[self.along] // self.owners)
 
-    @functools.cached_property
-    def _order(self) -> np.ndarray:
-        """Of each residue the rows, filled up with a row that is not there."""
-        found = [np.flatnonzero(self._residues == owner) for owner in range(self.owners)]
-        most = max(map(len, found))
-        return np.stack([np.pad(rows, (0, most - len(rows)), constant_values=len(self._residues)) for rows in found])
+    @property
+    def _split(self) -> list[int]:
+        """The shape of a shard that is filled up: for each dimension boxes and their side; of `along`, turns, owners and side."""
+        sizes = []
+        for dim, (boxes, side) in enumerate(zip(self._grid, self.box)):
+            sizes += [self._turns, self.owners, side] if dim == self.along else [boxes, side]
+        return sizes
 
-    @functools.cached_property
-    def _slots(self) -> np.ndarray:
-        """Of each row, its place among those of its residue."""
-        slots = np.zeros(len(self._residues), np.int32)
-        for rows in self._order:
-            held = rows[rows < len(slots)]
-            slots[held] = np.arange(len(held))
-        return slots
+    @property
+    def _order(self) -> list[int]:
+        """Of the dimensions of `_split`: owners, then boxes, then sides."""
+        at, grid, sides, owners = 0, [], [], 0
+        for dim in range(len(self.shape)):
+            grid.append(at)
+            if dim == self.along:
+                at += 1
+                owners = at
+            sides.append(at + 1)
+            at += 2
+        return [owners, *grid, *sides]
 
     def first(self) -> jax.Array | int:
-        """The owner of residue 0 on this device."""
-        shift: jax.Array | int = 0
-        for dim, axes in enumerate(self.places):
-            if self._grid[dim] % self.owners and axes:
-                shift = shift + jax.lax.axis_index(axes) * self._grid[dim]
-        return shift if isinstance(shift, int) else shift % self.owners
+        """The owner of this device's first box."""
+        axes, boxes = self.places[self.along], self._grid[self.along]
+        return jax.lax.axis_index(axes) * boxes % self.owners if axes and boxes % self.owners else 0
 
     def cut(self, x: Array) -> jax.Array:
         """A shard as rows."""
-        sides = [size for pair in zip(self._grid, self.box) for size in pair]
-        order = (*range(0, 2 * x.ndim, 2), *range(1, 2 * x.ndim, 2))
-        return x.reshape(sides).transpose(order).reshape(-1, self.numbers)
+        lacking = self._turns * self.owners * self.box[self.along] - self.shape[self.along]
+        if lacking:
+            x = jnp.pad(x, [(0, lacking if dim == self.along else 0) for dim in range(x.ndim)])
+        rows = x.reshape(self._split).transpose(self._order).reshape(self.owners, self.count, self.numbers)
+        return _rolled(rows, self.first())
 
-    def joined(self, rows: jax.Array) -> jax.Array:
+    def joined(self, rows: Array) -> jax.Array:
         """What was cut."""
-        n = len(self.shape)
-        order = [dim for pair in zip(range(n), range(n, 2 * n)) for dim in pair]
-        return rows.reshape(*self._grid, *self.box).transpose(order).reshape(self.shape)
+        sizes, order = self._split, self._order
+        back = [order.index(dim) for dim in range(len(order))]
+        x = _rolled(rows, -self.first()).reshape([sizes[dim] for dim in order]).transpose(back)
+        x = x.reshape([self._filled(dim) for dim in range(len(self.shape))])
+        return x[tuple(map(slice, self.shape))] if x.shape != self.shape else x
 
-    def by_owner(self, rows: jax.Array) -> jax.Array:
-        """Rows, or what was made of each, as (owner, row, ...)."""
-        return _rolled(jnp.take(rows, self._order, axis=0, mode="fill", fill_value=0), self.first())
+    def _filled(self, dim: int) -> int:
+        return self._turns * self.owners * self.box[dim] if dim == self.along else self.shape[dim]
 
-    def in_order(self, owned: jax.Array) -> jax.Array:
-        """What `by_owner` gave, as rows again."""
-        owned = _rolled(owned, -self.first())
-        return owned.reshape(-1, *owned.shape[2:])[self._residues * self.count + self._slots]
-
-    def own(self, rows: jax.Array, owner: jax.Array) -> jax.Array:
-        """The rows that a replica owns."""
-        mine = jnp.asarray(self._order)[(owner - self.first()) % self.owners]
-        return jnp.take(rows, mine, axis=0, mode="fill", fill_value=0)
-
-    def with_own(self, rows: jax.Array, owned: jax.Array, owner: jax.Array) -> jax.Array:
-        """Rows, with others for those that a replica owns."""
-        mine = jnp.asarray(self._residues) == (owner - self.first()) % self.owners
-        return jnp.where(mine[:, None], owned[self._slots], rows)
-
-    def bits(self, what: str, count: jax.Array, device: jax.Array | None = None) -> UInt32[Array, "row number"]:
-        """Random bits for each number, by its place in the whole array.
+    def bits(self, what: str, count: jax.Array, device: jax.Array | None = None) -> UInt32[Array, "owner row number"]:
+        """Random bits for each number, by its place in the whole array, as `cut` gives rows.
 
         Args:
             device: Another number, other bits; None for the same ones on every replica.
@@ -164,6 +160,21 @@ def boxes_in(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...] | None:
         return None
     box = box_of(shape, axes, own, BOX)
     return None if math.prod(box) < SMALLEST else box
+
+
+def dealt_along(shape: tuple[int, ...], box: tuple[int, ...], axes: Axes) -> int:
+    """The dimension whose boxes are dealt out: the one with the most boxes among those that at most one mesh axis splits at rest,
+    where these are many; else the one with the most.
+
+    Args:
+        shape: Of the whole array.
+
+    >>> dealt_along((12, 4096, 14336), (1, 8, 32), ("layer", "embed", "ffn")), dealt_along((64, 8), (1, 8), ("embed", "heads"))
+    (2, 0)
+    """
+    boxes = [size // side for size, side in zip(shape, box)]
+    calm = [dim for dim, axis in enumerate(axes) if len(traits_of(axis).storage or ()) <= 1 and boxes[dim] >= MANY]
+    return max(calm or range(len(boxes)), key=lambda dim: boxes[dim])
 
 
 def _rolled(x: Array, by: jax.Array | int) -> jax.Array:
