@@ -25,7 +25,7 @@ SCALE = 4 / 256
 """Bytes a number, where 256 share one."""
 EACH_WAY = {"bfloat16": 2.0, "int8": 1 + SCALE, "float8": 1 + SCALE, "int4": 0.5 + SCALE, "sign": 0.125 + SCALE}
 MOST = {"bfloat16": 4.0, "int8": 2.05, "float8": 2.05, "int4": 1.05, "sign": 0.30}
-CODES = {"bfloat16": {"bf16"}, "int8": {"s8"}, "float8": {"f8e4m3fn", "u8"}, "int4": {"u8"}, "sign": {"u8"}}
+CODES = {"bfloat16": {"u16"}, "int8": {"s8"}, "float8": {"f8e4m3fn", "u8"}, "int4": {"u8"}, "sign": {"u8"}}
 """Bytes a parameter that are asked for, and how codes are written in a program."""
 
 

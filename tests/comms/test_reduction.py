@@ -2,6 +2,7 @@
 
 import functools
 import math
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -114,6 +115,25 @@ def test_a_sum_is_as_near_as_its_codes(wire):
         )
         assert (apart <= 2 * STEPS[wire] * largest * (1 + STEPS[wire]) + 1e-6 * largest).all(), name
         assert (apart > 0).any()
+
+
+def test_signs_reach_a_minimum_with_feedback_and_miss_it_without():
+    # Each replica pulls to a point of its own; gradient descent is to find the mean of these.
+    pulls = terms(4, seed=3)
+    goal = {name: pull.mean(0) for name, pull in pulls.items()}
+    apart = {}
+    for feedback in (True, False):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is shown here
+            comms = Comms(compress="sign", error_feedback=feedback)
+        at, owed = {name: np.zeros_like(x) for name, x in goal.items()}, None
+        for step in range(400):
+            gradients = {name: (at[name] - pull) / 4 for name, pull in pulls.items()}
+            sums, owed = summed(placed(replica=4), comms, gradients, owed, step)
+            at = {name: x - 0.3 / (1 + step / 40) * sums[name] for name, x in at.items()}
+        apart[feedback] = {name: np.linalg.norm(at[name] - x) / np.linalg.norm(x) for name, x in goal.items()}
+    for name in goal:
+        assert apart[True][name] < 0.1 < 0.3 < apart[False][name], apart
 
 
 @pytest.mark.parametrize("wire", ["int8", "sign"])

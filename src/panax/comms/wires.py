@@ -47,10 +47,12 @@ class Cast(Wire):
         return self.dtype == "bfloat16"
 
     def encode(self, x: Float32[Array, "*rows box"], bits: UInt32[Array, "*rows box"] | None = None) -> jax.Array:
-        return x.astype(self.dtype) if bits is None else round_stochastically(x, bits)
+        rounded = x.astype(self.dtype) if bits is None else round_stochastically(x, bits)
+        # As whole numbers of as many bits: XLA on CPU would widen a float of 16 bits before it sends it.
+        return jax.lax.bitcast_convert_type(rounded, f"uint{8 * jnp.dtype(self.dtype).itemsize}")
 
     def decode(self, sent: jax.Array) -> Float32[Array, "*rows box"]:
-        return sent.astype(jnp.float32)
+        return jax.lax.bitcast_convert_type(sent, self.dtype).astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
