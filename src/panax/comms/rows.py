@@ -13,15 +13,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
-from ..core.boxes import box_of
+from ..core.boxes import boxes_of_shard
 from ..core.counter_hash import bits_of_places
 from ..core.layout import Layout, MeshAxes
-from ..core.logical import is_copies, traits_of
+from ..core.logical import traits_of
 from ..core.protocols import Axes
-
-LEAST, BOX, SMALLEST = 4096, 256, 16
-"""Arrays of fewer numbers are not cut in boxes; numbers of a box at most, and at least."""
-
 
 MANY = 32
 """Boxes along a dimension that most meshes divide by the number of replicas."""
@@ -54,17 +50,11 @@ class Rows:
             shape: The shard's.
             axes: The array's logical axes.
         """
-        places = layout.storage(axes)
-        parts = tuple(math.prod(layout.sizes[axis] for axis in dim) for dim in places)
-        whole = tuple(size * n for size, n in zip(shape, parts))
-        box = boxes_in(whole, axes)
-        if box is None:
+        boxes = boxes_of_shard(shape, axes, layout)
+        if boxes is None:
             return None
-        # Split further than boxes leave room for, they are smaller: such a mesh rounds otherwise than others.
-        sides = tuple(math.gcd(side, size) for side, size in zip(box, shape))
-        if math.prod(sides) < SMALLEST:
-            return None
-        return cls(name, shape, places, sides, dealt_along(whole, box, axes), owners)
+        along = dealt_along(boxes.whole, boxes.box, axes)
+        return cls(name, shape, layout.storage(axes), boxes.sides, along, owners)
 
     @property
     def numbers(self) -> int:
@@ -144,22 +134,6 @@ class Rows:
             places.append(index.reshape(*(-1 if other == dim else 1 for other in range(len(self.shape)))))
         own = [] if device is None else [device]
         return self.cut(jnp.broadcast_to(bits_of_places(f"{self.name} {what}", count, [*own, *places]), self.shape))
-
-
-def boxes_in(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...] | None:
-    """The sides of an array's boxes; None for what is not cut.
-
-    Args:
-        shape: Of the whole array.
-
-    >>> boxes_in((12, 4096, 14336), ("layer", "embed", "ffn")), boxes_in((64, 64), ("layer", "norm"))
-    ((1, 8, 32), None)
-    """
-    own = [dim for dim, axis in enumerate(axes) if not is_copies(axis)]
-    if math.prod(shape[dim] for dim in own) < LEAST:
-        return None
-    box = box_of(shape, axes, own, BOX)
-    return None if math.prod(box) < SMALLEST else box
 
 
 def dealt_along(shape: tuple[int, ...], box: tuple[int, ...], axes: Axes) -> int:

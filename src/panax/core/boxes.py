@@ -4,10 +4,48 @@ A scale for the next 256 numbers in storage would be another one on another mesh
 the sides of a box are chosen by the array's logical shape alone, and leave each dimension enough boxes to be split over devices.
 """
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from .logical import traits_of
+from .layout import Layout
+from .logical import is_copies, traits_of
 from .protocols import Axes
+
+LEAST, BOX, SMALLEST = 4096, 256, 16
+"""What travels as codes: arrays of at least so many numbers, in boxes of at most and at least so many."""
+
+
+class Boxes(NamedTuple):
+    """How an array is cut in boxes.
+
+    Attributes:
+        whole: The array's shape, on all devices.
+        box: The sides of a box.
+        sides: Those on this mesh: smaller where it splits a dimension further than boxes leave room for, so that it rounds
+            otherwise than other meshes.
+    """
+
+    whole: tuple[int, ...]
+    box: tuple[int, ...]
+    sides: tuple[int, ...]
+
+
+def boxes_of_shard(shape: Sequence[int], axes: Axes, layout: Layout) -> Boxes | None:
+    """The boxes of what travels as codes; None for an array that is too small, or too odd in shape.
+
+    Args:
+        shape: Of a device's shard.
+        axes: The array's logical axes.
+    """
+    parts = [math.prod(layout.sizes[axis] for axis in dim) for dim in layout.storage(axes)]
+    whole = tuple(size * n for size, n in zip(shape, parts))
+    own = [dim for dim, axis in enumerate(axes) if not is_copies(axis)]
+    if math.prod(whole[dim] for dim in own) < LEAST:
+        return None
+    box = box_of(whole, axes, own, BOX)
+    sides = tuple(math.gcd(side, size) for side, size in zip(box, shape))
+    return None if math.prod(sides) < SMALLEST else Boxes(whole, box, sides)
 
 
 def box_of(shape: Sequence[int], axes: Axes, own: Sequence[int], most: int) -> tuple[int, ...]:

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from ..core.boxes import box_of
+from ..core.boxes import LEAST, boxes_of_shard
 from ..core.errors import RecipeError
 from ..core.layout import Layout, MeshAxes, current_layout
-from ..core.logical import is_copies, traits_of
+from ..core.logical import traits_of
 from ..core.protocols import Axes
 from ..core.task import Task
 from ..kernels.quantised import FLOAT8, INT8, Format, Quantised, quantise
@@ -28,8 +28,6 @@ from .collectives import gather_dims
 from .marks import split_over
 
 FORMATS: dict[str, Format] = {"int8": INT8, "float8": FLOAT8}
-LEAST, BOX, SMALLEST = 4096, 256, 16
-"""Arrays of fewer numbers travel as they are; numbers of a box at most, and at least."""
 
 
 def gathered(x: jax.Array, axes: Axes, gathers: Sequence[MeshAxes], dtype: Any) -> jax.Array:
@@ -118,10 +116,5 @@ def codes_of(
     # A router chooses: what it reads is gathered in float32.
     if any(traits_of(axis).in_float32 for axis in axes):
         return None
-    parts = [math.prod(layout.sizes[axis] for axis in dim) for dim in layout.storage(axes)]
-    whole = [size * n for size, n in zip(shape, parts)]
-    own = [dim for dim, axis in enumerate(axes) if not is_copies(axis)]
-    if math.prod(whole[dim] for dim in own) < LEAST:
-        return None
-    sides = tuple(math.gcd(side, size) for side, size in zip(box_of(whole, axes, own, BOX), shape))
-    return None if math.prod(sides) < SMALLEST else (FORMATS[layout.gathered_as], sides)
+    boxes = boxes_of_shard(shape, axes, layout)
+    return None if boxes is None else (FORMATS[layout.gathered_as], boxes.sides)
