@@ -64,7 +64,8 @@ def test_replicas_train_as_they_would_alone_and_agree_as_defined(on_two):
     state, losses = on_two
     alone = compiled({})
     states = [alone.init(0), alone.init(0)]
-    agreed = host(states[0].params)
+    first = host(states[0].params)
+    agreed = dict(first)
     momentum = {name: np.zeros_like(w) for name, w in agreed.items()}
     for number in range(3):
         rows = batch(number)
@@ -83,7 +84,8 @@ def test_replicas_train_as_they_would_alone_and_agree_as_defined(on_two):
             tree = jax.tree.structure(states[0].params)
             states = [one.with_params(tree.unflatten([jax.numpy.array(w) for w in agreed.values()])) for one in states]
     for name, w in host(state.params).items():
-        np.testing.assert_allclose(w, agreed[name], rtol=1e-4, atol=2e-6, err_msg=name)
+        # By how far it has moved: where gradients are near 0, the sign of Adam's steps is rounding's.
+        assert np.linalg.norm(w - agreed[name]) <= 1e-3 * np.linalg.norm(agreed[name] - first[name]), name
     apart = [host(one.params) for one in states]
     for name, both in host(state.replicas.params).items():
         for replica in range(2):
