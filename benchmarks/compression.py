@@ -1,6 +1,7 @@
 """What compressed reductions cost: held-out loss with the same seeds, or the time of a step.
 
-    python benchmarks/compression.py [--folder DIR] [--seeds 3] [--steps 400]
+    python benchmarks/compression.py [--folder DIR] [--seeds 3] [--steps 400] [--only KIND]
+    python benchmarks/compression.py --quickstart        the quickstart's own model, batch and 1,600 steps: 5 minutes a training
     python benchmarks/compression.py --time [--rounds 15]        on a machine that does nothing else
 
 A decoder of 0.1 million parameters learns the quickstart's text on four simulated replicas. A seed is that of the weights and of
@@ -12,6 +13,8 @@ Devices share the machine's cores and its memory, so what is seen is the work of
 """
 
 import argparse
+import dataclasses
+import functools
 import os
 import statistics
 import time
@@ -28,6 +31,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "int4, by chance": {"compress": "int4", "rounding": "stochastic"},
     "sign": {"compress": "sign"},
     ALONE: {"compress": "sign", "error_feedback": False},
+    "float32, one step late": {"delayed": True},
+    "float32, one step late, not corrected": {"delayed": True, "delay_correction": False},
+    "int8, one step late": {"delayed": True, "compress": "int8"},
     "float32 after 25 local steps": {"local_steps": 25},
     "int4 after 25 local steps": {"local_steps": 25, "compress": "int4"},
 }
@@ -36,7 +42,7 @@ KINDS: dict[str, dict[str, Any]] = {
 ROWS, REPLICAS = 8, 4
 
 
-def experiment_of(kind: str, seed: int, steps: int) -> Any:
+def experiment_of(kind: str, seed: int, steps: int, *, quickstart: bool = False) -> Any:
     import warnings
 
     from paired import small_experiment
@@ -47,7 +53,14 @@ def experiment_of(kind: str, seed: int, steps: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of signs without feedback, which are meant here
         comms = Comms(**KINDS[kind])
-    return small_experiment(seed, steps, ROWS, {}, {}, comms=comms, mesh=MeshShape(replica=REPLICAS, fsdp=1))
+    more = {"comms": comms, "mesh": MeshShape(replica=REPLICAS, fsdp=1)}
+    if not quickstart:
+        return small_experiment(seed, steps, ROWS, {}, {}, **more)
+    from panax_recipes.quickstart import quickstart as recipe
+
+    found = recipe()
+    data = dataclasses.replace(found.data, seed=seed)
+    return dataclasses.replace(found, data=data, num_steps=steps, hooks=(), **more)
 
 
 def table(records: list[dict[str, Any]], steps: int) -> str:
@@ -110,11 +123,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/compression"), help="where trained.jsonl lies")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind")
-    parser.add_argument("--steps", type=int, default=400, help="updates of each training")
+    parser.add_argument("--steps", type=int, help="updates of each training (400; of --quickstart 1,600)")
+    parser.add_argument(
+        "--quickstart", action="store_true", help="train the quickstart's model in place of a smaller one"
+    )
+    parser.add_argument("--only", action="append", choices=list(KINDS), help="a kind; may be given again")
     parser.add_argument("--time", action="store_true", help="measure steps instead")
     parser.add_argument("--rounds", type=int, default=15, help="of --time")
     given = parser.parse_args()
-    if given.seeds < 1 or given.steps < 20 or given.rounds < 1:
+    steps = given.steps or (1600 if given.quickstart else 400)
+    if given.seeds < 1 or steps < 20 or given.rounds < 1:
         parser.error("expected at least 1 seed, 20 steps and 1 round")
     devices = 8 if given.time else REPLICAS
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
@@ -127,7 +145,8 @@ def main() -> None:
         return
     from paired import train_all
 
-    print(table(train_all(given.folder, KINDS, PLAIN, given.seeds, given.steps, experiment_of), given.steps))
+    experiments = functools.partial(experiment_of, quickstart=given.quickstart)
+    print(table(train_all(given.folder, given.only or KINDS, PLAIN, given.seeds, steps, experiments), steps))
 
 
 if __name__ == "__main__":

@@ -178,9 +178,11 @@ def print_parameters(subject: Subject, console: Console) -> None:
         console.print(f"{name:14} {size(whole)}, {size(each)} on each device")
     for line in _kinds(program.abstract.optimizer_state, step.shardings.optimizer_state, total):
         console.print(line, highlight=False)
-    if program.abstract.owed is not None:
-        whole, each = _bytes(program.abstract.owed, step.shardings.owed)
-        console.print(f"{'owed':14} {size(whole)}, {size(each)} on each device")
+    for name in ("owed", "delayed"):
+        kept, lies = getattr(program.abstract, name), getattr(step.shardings, name)
+        if kept is not None:
+            whole, each = _bytes(kept, lies)
+            console.print(f"{name:14} {size(whole)}, {size(each)} on each device")
     words = program.comms.words()
     if words is not None:
         console.print(words)

@@ -32,7 +32,7 @@ def check_mesh(
     Raises:
         RecipeError: Says what to set.
     """
-    asked = f'comms.compress="{comms.compress}"'
+    asked = comms.asked
     if not task.names_axes:
         raise RecipeError(
             f"{asked}: {type(task).__name__} names no axes, so XLA partitions its program and adds its gradients up; leave comms "
@@ -51,7 +51,7 @@ def check_mesh(
                     f"comms.over: {name} rests split over {axis}, so that its gradient is scattered there as it is formed, not "
                     f"added up once a step; leave {axis} out of comms.over"
                 )
-    if not _cut(comms, parameters, layout):
+    if comms.compress and not _cut(comms, parameters, layout):
         raise RecipeError(
             f"{asked} has no effect: every parameter is too small, or too odd in shape, to be cut in boxes of numbers; leave "
             f"comms out"
@@ -64,7 +64,7 @@ def kept(comms: Comms, parameters: Mapping[str, tuple[tuple[int, ...], Axes]], l
     Args:
         parameters: Trainable ones, name to (shape, logical axes).
     """
-    if not comms.error_feedback:
+    if not comms.compress or not comms.error_feedback:
         return {}
     cut = _cut(comms, parameters, layout)
     front = tuple(layout.sizes[axis] for axis in comms.over)

@@ -23,6 +23,10 @@ class Comms(Validated):
         error_feedback: What rounding leaves out is kept on each replica and added to the next step's gradient, at 4 bytes a
             parameter (arXiv:1901.09847).
         rounding: nearest, or stochastic: up or down by chance, so that sums are right in the mean.
+        delayed: Sums over the axes of `over` are those of the last batch's gradients, so that they travel while replicas work on
+            the next batch; they are kept in between, at 4 bytes a parameter. Each update is one step late.
+        delay_correction: Take late gradients at the parameters and once more their last update, which is where the parameters
+            will about be (arXiv:1809.02839); keeps another 4 bytes a parameter.
         local_steps: Each replica takes so many steps by itself, with nothing sent between replicas; then they agree: the mean of
             what they have moved by goes to an outer optimizer, SGD with Nesterov momentum (DiLoCo, arXiv:2311.08105), and travels
             as `compress` says. Evaluations and exports are of the parameters agreed on.
@@ -34,22 +38,24 @@ class Comms(Validated):
     over: tuple[str, ...] = ("replica",)
     error_feedback: bool = True
     rounding: Literal["nearest", "stochastic"] = "nearest"
+    delayed: bool = False
+    delay_correction: bool = True
     local_steps: int = 1
     outer_rate: float = 0.7
     outer_momentum: float = 0.9
 
     def __post_init__(self) -> None:
         self._check_local_steps()
+        self._check_delayed()
         if not self.compress:
             plain = Comms.__dataclass_fields__
-            for name in ("over", "error_feedback", "rounding"):
+            for name in ("error_feedback", "rounding") if self.delayed else ("over", "error_feedback", "rounding"):
                 if getattr(self, name) != plain[name].default:
                     raise RecipeError(
                         f"comms.{name}={getattr(self, name)!r} has no effect without comms.compress; set that to one of "
                         f"{', '.join(WIRES)}, or leave comms.{name} out"
                     )
-            return
-        if self.compress not in WIRES:
+        elif self.compress not in WIRES:
             raise RecipeError(f"comms.compress={self.compress!r} is not a wire; {nearest(self.compress, list(WIRES))}")
         for axis in self.over:
             if axis not in MESH_AXES:
@@ -57,6 +63,8 @@ class Comms(Validated):
         if not self.over or len(set(self.over)) < len(self.over):
             raise RecipeError(f"comms.over={self.over}; expected each mesh axis once, and at least one")
         object.__setattr__(self, "over", tuple(axis for axis in MESH_AXES if axis in self.over))
+        if not self.compress:
+            return
         if self.rounding == "stochastic" and not self.wire.rounds_by_chance:
             raise RecipeError(
                 f'comms.rounding="stochastic": {self.compress} has no numbers to choose between; set it to "nearest"'
@@ -85,17 +93,42 @@ class Comms(Validated):
                 f"comms.over={self.over}: local steps are those of replicas; leave comms.over out, or set comms.local_steps=1"
             )
 
+    def _check_delayed(self) -> None:
+        if self.delayed and self.local_steps > 1:
+            raise RecipeError(
+                f"comms.delayed=True with local_steps={self.local_steps}: replicas that take local steps add no gradients up; "
+                f"leave one of both out"
+            )
+        if not self.delayed and not self.delay_correction:
+            raise RecipeError(
+                "comms.delay_correction=False has no effect without comms.delayed; set that, or leave it out"
+            )
+
     def words(self) -> str | None:
         """What to say of it before a run begins; None where nothing is compressed."""
         if self.local_steps > 1:
             how = self.compress or "float32"
             return f"comms          replicas agree after every {self.local_steps} steps; what they have moved by travels as {how}"
-        if not self.compress:
+        if self.is_plain:
             return None
+        late = " one step late" if self.delayed else ""
+        how = f"comms          gradients travel as {self.compress or 'float32'} over {' and '.join(self.over)}{late}"
+        if not self.compress:
+            return how
         feedback = (
             "what rounding leaves out is sent later" if self.error_feedback else "what rounding leaves out is lost"
         )
-        return f"comms          gradients travel as {self.compress} over {' and '.join(self.over)}; {feedback}"
+        return f"{how}; {feedback}"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether gradients are added up as they are, at once, in every step."""
+        return not self.compress and not self.delayed and self.local_steps == 1
+
+    @property
+    def asked(self) -> str:
+        """The setting that changes how gradients are added up, for a message."""
+        return f'comms.compress="{self.compress}"' if self.compress else "comms.delayed=True"
 
     @property
     def wire(self) -> Wire:

@@ -51,6 +51,7 @@ class TrainState(eqx.Module):
         key: The run's key; each step folds its number into it and leaves it as it is.
         averaged: An exponential moving average of the trainable parameters, in float32 or wider; None where none is kept.
         replicas: Where replicas take local steps, what each of them keeps for itself; `params` is then what they agreed on last.
+        delayed: Where gradients are one step late, those of the last batch.
         owed: By parameter, what compressed sums of gradients have left out so far, on each replica; None without error feedback.
     """
 
@@ -63,6 +64,7 @@ class TrainState(eqx.Module):
     averaged: Params = None
     owed: Mapping[str, Array] | None = None
     replicas: Any = None
+    delayed: Any = None
 
     def with_params(self, params: Params) -> "TrainState":
         """This state with other parameters of the same structure, such as those another step has trained meanwhile."""

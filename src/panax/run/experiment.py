@@ -178,6 +178,11 @@ class Experiment(Validated):
                 f"verify.every={self.verify.every} repeats steps of parameters that all devices share; with "
                 f"comms.local_steps={self.comms.local_steps} replicas have their own: leave one of them out"
             )
+        if self.comms.delayed and self.rewind.after:
+            raise RecipeError(
+                f"rewind.after={self.rewind.after} leaves out the batches of updates that were skipped; with comms.delayed=True "
+                f"an update is of the batch before: set rewind.after=0, or leave comms.delayed out"
+            )
         if self.debug and self.verify.every:
             raise RecipeError(
                 f"verify.every={self.verify.every} repeats steps on other devices, and debug runs on one; leave one of them out"

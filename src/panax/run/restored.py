@@ -17,14 +17,15 @@ from .prepare import Prepared
 
 Say = Callable[[str], None]
 
-AVERAGED, OWED, REPLICAS = "averaged.", "owed.", "replicas."
+AVERAGED, OWED, REPLICAS, DELAYED = "averaged.", "owed.", "replicas.", "delayed."
 
 
 def restored(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState:
     """The checkpoint's state.
 
     An average of the parameters begins now, or ends, where its setting has changed. What compressed sums of gradients have left
-    out passes on to whoever sums now, wherever somebody does.
+    out passes on to whoever sums now, wherever somebody does. A gradient that is one step late is left out where it was another
+    number of replicas' that hold it.
 
     Raises:
         CheckpointError, DamagedError: As of `restore`.
@@ -33,18 +34,27 @@ def restored(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState
     abstract, stored = program.abstract, checkpoint.manifest.arrays
     if (abstract.replicas is not None) != any(name.startswith(REPLICAS) for name in stored) or _moved(abstract, stored):
         return _apart_again(prepared, checkpoint, say)
+    late = {DELAYED + name: tuple(leaf.shape) for name, leaf in named_leaves(abstract.delayed).items()}
+    had_late = {name: tuple(entry.shape) for name, entry in stored.items() if name.startswith(DELAYED)}
     averages, had_averages = abstract.averaged is not None, any(name.startswith(AVERAGED) for name in stored)
     owed = {name: tuple(leaf.shape) for name, leaf in (abstract.owed or {}).items()}
     had_owed = {name.removeprefix(OWED): tuple(entry.shape) for name, entry in stored.items() if name.startswith(OWED)}
-    if averages == had_averages and owed == had_owed:
+    if averages == had_averages and owed == had_owed and late == had_late:
         return restore(checkpoint, abstract, places)
     asked = (abstract, places)
     if averages != had_averages:
         asked = tuple(_replaced(tree, "averaged", None) for tree in asked)
     if owed != had_owed:
         asked = tuple(map(_replaced, asked, ("owed", "owed"), _as_stored(prepared, had_owed)))
-    left_out = (had_averages and not averages) or bool(had_owed.keys() - (asked[0].owed or {}).keys())
+    if late != had_late:
+        asked = tuple(_replaced(tree, "delayed", None) for tree in asked)
+    lost = bool(had_late) and late != had_late
+    left_out = lost or (had_averages and not averages) or bool(had_owed.keys() - (asked[0].owed or {}).keys())
     state = restore(checkpoint, *asked, part=left_out)
+    if late != had_late:
+        if lost:
+            say("the last batch's gradient, which would come one step late, is left out")
+        state = _none_late(prepared, state)
     if had_averages and not averages:
         say("the checkpoint's averaged parameters are left out: step.ema_decay is None now")
     elif averages and not had_averages:
@@ -60,6 +70,15 @@ def averaging_again(prepared: Prepared, state: TrainState) -> TrainState:
         return state
     free = eqx.filter(state.params, program.trainable)
     return dataclasses.replace(state, averaged=jax.jit(averages_of, out_shardings=places)(free))
+
+
+def _none_late(prepared: Prepared, state: TrainState) -> TrainState:
+    """The state with no late gradient yet, where there is to be one."""
+    wanted, places = prepared.step.program.abstract.delayed, prepared.step.shardings.delayed
+    if wanted is None:
+        return state
+    zeros = jax.jit(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), wanted), out_shardings=places)
+    return dataclasses.replace(state, delayed=zeros())
 
 
 def _moved(abstract: TrainState, stored: Mapping[str, Any]) -> bool:

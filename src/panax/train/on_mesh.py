@@ -7,12 +7,13 @@ the bytes on the wire are those of the stated algorithm. Any other task sees who
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import PartitionSpec
 
 from ..comms import Comms
+from ..comms.delayed import Terms
 from ..comms.reduction import Owed, compressed_sums, ways_of
 from ..core import Axes, Batch, Evaluation, Gradients, Task, current_layout, map_axes, pair_axes, path_name
 from ..core.expected import moving
@@ -24,11 +25,25 @@ from ..mesh.rules import MESH_AXES
 from ..spmd import gradients_of, merge_over_devices, token_axes
 from ..spmd.collectives import all_reduce
 from ..spmd.manual import on_each_device
-from ..spmd.marks import Holds, expected
+from ..spmd.marks import Holds, declared, expected
 from ..spmd.once import closed_gradients, gathered_once
 from .loss_scaling import unscaled
 
 BatchAxes = Mapping[str, Axes]
+
+
+class Reduced(NamedTuple):
+    """What a step's sum over devices gives.
+
+    Attributes:
+        sums: A tree like the gradients.
+        owed: What compressed sums owe now.
+        late: With delayed gradients, this batch's terms; `sums` are then the last one's.
+    """
+
+    sums: Any
+    owed: Owed
+    late: Terms | None
 
 
 def gradients(
@@ -44,21 +59,23 @@ def gradients(
     comms: Comms | None = None,
     owed: Owed = None,
     count: jax.Array | None = None,
-) -> tuple[Gradients, Owed]:
-    """`task.gradients` over all `parts` micro-batches of a global batch, merged over devices, in the storage layout; and what
-    compressed sums owe now.
+    late: Terms | None = None,
+) -> tuple[Gradients, Owed, Terms | None]:
+    """`task.gradients` over all `parts` micro-batches of a global batch, merged over devices, in the storage layout; what
+    compressed sums owe now; and this batch's terms, where those of the last one are added up.
 
     Args:
         scale: The loss is multiplied with it before it is differentiated, and gradients are divided by it; None leaves them.
         comms: How gradients are added up over the slow network.
         owed: What compressed sums have left out so far.
         count: Of steps; with `comms` only.
+        late: The last batch's terms, with delayed gradients.
     """
     layout = current_layout()
     if layout is None or not task.names_axes:
         with whole_arrays(), use_loss_scale(scale):
             found = gradients_of(task, params, model_state, split_rows(batch, parts), key, trainable)
-        return found._replace(gradients=unscaled(found.gradients, scale)), None
+        return found._replace(gradients=unscaled(found.gradients, scale)), None, None
     parameter_axes = task.parameter_axes(params)
 
     def local(
@@ -69,23 +86,29 @@ def gradients(
         scale: jax.Array | None,
         owed: Owed,
         count: jax.Array | None,
-    ) -> tuple[Gradients, Owed]:
+        late: Terms | None,
+    ) -> tuple[Gradients, Owed, Terms | None]:
         opened = _gathered_once(task, layout, params, parameter_axes)
         with use_loss_scale(scale):
             result = gradients_of(task, opened, model_state, split_rows(batch, parts), key, trainable)
         shares = closed_gradients(result.gradients, parameter_axes)
-        gradients, owed = _summed(layout, unscaled(shares, scale), parameter_axes, comms, owed, count)
-        return Gradients(gradients, *_merged(result.losses, result.state, result.metrics)), owed
+        sums = _summed(layout, unscaled(shares, scale), parameter_axes, comms, owed, count, late)
+        return Gradients(sums.sums, *_merged(result.losses, result.state, result.metrics)), sums.owed, sums.late
 
     specs = _specs(layout, task, params, model_state, batch, axes)
     free = jax.tree.map(lambda spec, keep: spec if keep else None, specs[0], trainable, is_leaf=_is_spec)
     out = Gradients(free, PartitionSpec(), specs[1], PartitionSpec())  # pyright: ignore[reportArgumentType]
-    lies = None
-    if owed is not None and comms is not None:
-        named = {name: leaf_axes for name, _, leaf_axes in pair_axes(params, parameter_axes)}
-        lies = {name: PartitionSpec(*comms.over, *as_spec(layout.storage(named[name]))) for name in owed}
-    specs = (*specs, PartitionSpec(), lies, PartitionSpec())
-    return on_each_device(local, layout, specs, (out, lies))(params, model_state, dict(batch), key, scale, owed, count)
+    named = {name: leaf_axes for name, _, leaf_axes in pair_axes(params, parameter_axes)}
+
+    def of_replicas(kept: Mapping[str, Any] | None) -> Any:
+        if kept is None or comms is None:
+            return None
+        return {name: PartitionSpec(*comms.over, *as_spec(layout.storage(named[name]))) for name in kept}
+
+    lies = of_replicas(owed), of_replicas(late)
+    specs = (*specs, PartitionSpec(), lies[0], PartitionSpec(), lies[1])
+    given = (params, model_state, dict(batch), key, scale, owed, count, late)
+    return on_each_device(local, layout, specs, (out, *lies))(*given)
 
 
 def evaluation(task: Task, params: Any, model_state: Any, batch: Batch, key: jax.Array, axes: BatchAxes) -> Evaluation:
@@ -135,8 +158,14 @@ def _gathered_once(task: Task, layout: Layout, params: Any, axes: Any) -> Any:
 
 
 def _summed(
-    layout: Layout, gradients: Any, axes: Any, comms: Comms | None, owed: Owed, count: jax.Array | None
-) -> tuple[Any, Owed]:
+    layout: Layout,
+    gradients: Any,
+    axes: Any,
+    comms: Comms | None,
+    owed: Owed,
+    count: jax.Array | None,
+    late: Terms | None,
+) -> Reduced:
     """The once-a-step reduction: over all mesh axes that a parameter is not split over."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=lambda g: g is None)
     named = {path_name(path): (g, a) for (path, g), a in zip(leaves, treedef.flatten_up_to(axes))}
@@ -148,8 +177,18 @@ def _summed(
             rest[name] = tuple(axis for axis in MESH_AXES if layout.sizes[axis] > 1 and axis not in stored)
             holds = dict.fromkeys(stored, (Holds.SPLIT, Holds.WHOLE)) | dict.fromkeys(rest[name], (Holds.PARTIAL,))
             sums[name] = expected(gradient, holds, f"the gradient of {name}")
+    terms = None
     with moving("gradients once a step"):
-        if comms is not None and count is not None:
+        if late is not None and comms is not None:
+            terms = {}
+            for name, slow in rest.items():
+                fast = tuple(axis for axis in slow if axis not in comms.over)
+                own = declared(all_reduce(sums[name], fast), dict.fromkeys(comms.over, Holds.OWN))
+                terms[name] = own.reshape(late[name].shape)
+                before = late[name].reshape(own.shape)
+                rest[name] = tuple(axis for axis in slow if axis in comms.over)
+                sums[name] = declared(before, dict.fromkeys(rest[name], Holds.PARTIAL))
+        if comms is not None and comms.compress and count is not None:
             ways = ways_of({name: (sums[name].shape, tuple(named[name][1])) for name in rest}, comms, layout)
             for name in ways:
                 # The fast network first: the slow one then carries each sum once.
@@ -157,7 +196,10 @@ def _summed(
             found, owed = compressed_sums({name: sums[name] for name in ways}, ways, owed, comms, layout, count)
             sums, rest = {**sums, **found}, {name: axes for name, axes in rest.items() if name not in ways}
         sums |= {name: all_reduce(sums[name], axes) for name, axes in rest.items()}
-    return treedef.unflatten([sums[name] for name in named]), owed
+    if terms is not None:
+        # The sums are to travel while this batch is worked on, and to be used after it, in place.
+        sums, terms = jax.lax.optimization_barrier((sums, terms))
+    return Reduced(treedef.unflatten([sums[name] for name in named]), owed, terms)
 
 
 def _merged(losses: Any, model_state: Any, metrics: Any) -> tuple[Any, Any, Any]:

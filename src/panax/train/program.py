@@ -160,8 +160,13 @@ class Program:
             config=self.config,
             batch_axes=batch_axes,
             resting=self.resting,
-            comms=self.comms if self.comms.compress and self.comms.local_steps == 1 and current_layout() else None,
+            comms=self.comms if self.sums_otherwise and current_layout() else None,
         )
+
+    @property
+    def sums_otherwise(self) -> bool:
+        """Whether a step adds gradients up in another way than at once and in float32."""
+        return not self.comms.is_plain and self.comms.local_steps == 1
 
     def agrees(self, number: int) -> bool:
         """Whether replicas that take local steps agree after the step with this number, the first being 1."""
@@ -185,7 +190,7 @@ class Program:
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
     ) -> Any:
         """The gradients of one batch, as a tree like the parameters with None where one is frozen."""
-        found, _ = gradient_step(
+        found, *_ = gradient_step(
             state, batch, task=self.task, trainable=self.trainable, config=self.config, batch_axes=batch_axes
         )
         return at_rest(found.gradients, self.resting)
@@ -218,6 +223,7 @@ def _state_axes(
         "averaged": averaged,
         "owed": None,
         "replicas": None,
+        "delayed": None,
     }
     leaves = [
         axes

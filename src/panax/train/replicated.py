@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from ..comms.delayed import Delayed, kept_terms
 from ..comms.local import REPLICA, Agreed, Replicas, agree, axes_in_front, check_local_steps, in_front, merged
 from ..comms.owed import check_mesh, kept
 from ..core import Axes, TrainState, current_layout, pair_axes
@@ -29,7 +30,7 @@ def placed(program: "Program", layout: Layout) -> "Program":
     comms, task = program.comms, program.task
     named = pair_axes(program.abstract.params, program.axes.params)
     check_gathers(layout, {name: (leaf.shape, tuple(axes)) for name, leaf, axes in named}, task)
-    if not comms.compress and comms.local_steps == 1:
+    if comms.is_plain:
         return program
     free = {
         name: (leaf.shape, tuple(axes))
@@ -54,12 +55,28 @@ def placed(program: "Program", layout: Layout) -> "Program":
             axes, optimizer_state=axes_in_front(program.abstract.optimizer_state, program.axes.optimizer_state)
         )
         axes = _replaced(axes, replicas=lies)
-    if comms.compress:
+    if comms.compress or comms.delayed:
         check_mesh(comms, free, layout, task)
+    if comms.delayed:
+        abstract, axes = _with_delayed(program, abstract, axes, layout)
+    if comms.compress:
         found = kept(comms, free, layout)
         abstract = _replaced(abstract, owed={name: shape for name, (shape, _) in found.items()} or None)
         axes = _replaced(axes, owed={name: lies for name, (_, lies) in found.items()} or None)
     return dataclasses.replace(program, abstract=abstract, axes=axes)
+
+
+def _with_delayed(program: "Program", abstract: TrainState, axes: TrainState, layout: Layout) -> Any:
+    named = pair_axes(program.abstract.params, program.axes.params)
+    free = {
+        name: (leaf, tuple(axes)) for (name, leaf, axes), keep in zip(named, jax.tree.leaves(program.trainable)) if keep
+    }
+    shapes = {name: leaf for name, (leaf, _) in free.items()}
+    held = jax.eval_shape(lambda: Delayed.of_none(program.comms, shapes, layout))
+    terms = {name: lies for name, (_, lies) in kept_terms(program.comms, free, layout).items()}
+    moved = None if held.moved is None else {name: lies for name, (_, lies) in free.items()}
+    lies = _unflattened(held, Delayed, terms, (), (), moved)
+    return _replaced(abstract, delayed=held), _replaced(axes, delayed=lies)
 
 
 def begun(program: "Program", state: TrainState) -> TrainState:
@@ -68,6 +85,9 @@ def begun(program: "Program", state: TrainState) -> TrainState:
     if abstract.owed is not None:
         owed = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in abstract.owed.items()}
         state = dataclasses.replace(state, owed=owed)
+    if abstract.delayed is not None:
+        held = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract.delayed)
+        state = dataclasses.replace(state, delayed=held)
     if abstract.replicas is None:
         return state
     count = jax.tree.leaves(abstract.replicas.params)[0].shape[0]

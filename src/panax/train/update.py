@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from ..comms import Comms
+from ..comms.delayed import Terms
 from ..comms.reduction import Owed
 from ..core import Batch, Faults, Gradients, Guard, Task, TrainState, current_target, pair_axes, total_loss
 from ..core.errors import RecipeError
@@ -87,13 +88,17 @@ def gradient_step(
     config: StepConfig,
     batch_axes: BatchAxes | None = None,
     comms: Comms | None = None,
-) -> tuple[Gradients, Owed]:
-    """The gradients of one global batch, and what compressed sums owe after them; arguments as of `train_step`."""
+) -> tuple[Gradients, Owed, Terms | None]:
+    """The gradients of one global batch, and what compressed sums owe after them; arguments as of `train_step`.
+
+    Where gradients are one step late, they are those of the last batch, and the terms of this one come third.
+    """
     batch, axes = number_rows(batch, batch_axes)
+    late = state.delayed if comms is not None else None
     with matmuls_as_set(task, current_target()):
         return gradients_on_mesh(
             task,
-            state.params,
+            state.params if late is None else late.ahead(state.params, trainable),
             state.model_state,
             batch,
             state.step_key,
@@ -104,6 +109,7 @@ def gradient_step(
             comms,
             state.owed,
             None if comms is None else state.step,
+            None if late is None else late.terms,
         )
 
 
@@ -141,18 +147,24 @@ def train_step(
         The next state, and scalars: `loss`, each loss and metric by name, `gradient_norm`, `learning_rate`, `skipped`,
         `loss_scale` where there is one; and what checks of the data found (`Faults`), where the task makes any.
     """
-    result, owed = gradient_step(
+    result, owed, terms = gradient_step(
         state, batch, task=task, trainable=trainable, config=config, batch_axes=batch_axes, comms=comms
     )
+    late = state.delayed
     result = result._replace(gradients=at_rest(result.gradients, resting))
     loss = total_loss(result.losses)
     norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(accumulation_dtype(g.dtype)), result.gradients))
-    finite = jnp.isfinite(norm) & jnp.isfinite(loss)
-    applied = _is_applied(result, finite, norm, state.guard, config)
+    teaches = _teaches(result) & jnp.isfinite(loss)
+    finite = jnp.isfinite(norm) & (jnp.isfinite(loss) if late is None else True)
+    applied = finite & (teaches if late is None else late.teaches) & _is_usual(norm, state.guard, config)
     guard = _next_guard(state.guard, applied, finite, norm, config)
+    if late is not None:
+        # The first step has no gradient yet, which is no update that was skipped.
+        guard = jax.tree.map(functools.partial(jnp.where, late.begun), guard, state.guard)
     scalars = _scalars(result) | {"loss": loss, "gradient_norm": norm}
     if learning_rate is not None:
-        scalars["learning_rate"] = _scheduled(learning_rate, state.step - state.guard.skipped)
+        behind = 0 if late is None else late.begun.astype(jnp.int32)
+        scalars["learning_rate"] = _scheduled(learning_rate, state.step - state.guard.skipped - behind)
     if guard.scale is not None:
         scalars["loss_scale"] = guard.scale
     scalars |= {"skipped": guard.skipped, "skipped_in_a_row": guard.skipped_in_a_row}
@@ -178,6 +190,10 @@ def train_step(
 
     old = _Guarded(free, state.model_state, state.optimizer_state, state.averaged, state.owed)
     chosen = _either(applied, updated, old)
+    if late is not None:
+        model_state = jax.tree.map(functools.partial(jnp.where, teaches), result.state, state.model_state)
+        chosen = chosen._replace(model_state=model_state)
+        late = late.after(terms or {}, teaches, free, chosen.params)
     next_state = TrainState(
         step=state.step + 1,
         params=eqx.combine(chosen.params, frozen),
@@ -187,21 +203,26 @@ def train_step(
         guard=guard,
         averaged=chosen.averaged,
         owed=chosen.owed,
+        delayed=late,
     )
     return next_state, scalars
 
 
-def _is_applied(result: Gradients, finite: jax.Array, norm: jax.Array, guard: Guard, config: StepConfig) -> jax.Array:
-    """Whether an update may change anything."""
+def _teaches(result: Gradients) -> jax.Array:
+    """Whether anything counted in a batch, and no check of its data found a fault."""
     # A batch that is masked everywhere teaches nothing: without this, weight decay and old moments would still move the weights.
-    counted = functools.reduce(jnp.logical_or, [term.weight > 0 for term in result.losses.values()])
-    applied = finite & counted
+    teaches = functools.reduce(jnp.logical_or, [term.weight > 0 for term in result.losses.values()])
     for found in result.metrics.values():
         if isinstance(found, Faults):
-            applied &= ~found.any
-    if config.spike_factor is not None:
-        applied &= (guard.usual_norm == 0.0) | (norm <= config.spike_factor * guard.usual_norm)
-    return applied
+            teaches &= ~found.any
+    return teaches
+
+
+def _is_usual(norm: jax.Array, guard: Guard, config: StepConfig) -> jax.Array | bool:
+    """Whether a gradient's norm is no spike."""
+    if config.spike_factor is None:
+        return True
+    return (guard.usual_norm == 0.0) | (norm <= config.spike_factor * guard.usual_norm)
 
 
 def _next_guard(guard: Guard, applied: jax.Array, finite: jax.Array, norm: jax.Array, config: StepConfig) -> Guard:
