@@ -23,6 +23,9 @@ class Comms(Validated):
         error_feedback: What rounding leaves out is kept on each replica and added to the next step's gradient, at 4 bytes a
             parameter (arXiv:1901.09847).
         rounding: nearest, or stochastic: up or down by chance, so that sums are right in the mean.
+        sums: When gradients are added up over all axes that share them: after the last micro-batch, all at once; in the backward
+            pass of the last micro-batch, each layer's as soon as it is there, so that it travels beside the other layers' work;
+            or in that of every micro-batch, which sends as many times the bytes.
         delayed: Sums over the axes of `over` are those of the last batch's gradients, so that they travel while replicas work on
             the next batch; they are kept in between, at 4 bytes a parameter. Each update is one step late.
         delay_correction: Take late gradients at the parameters and once more their last update, which is where the parameters
@@ -38,6 +41,7 @@ class Comms(Validated):
     over: tuple[str, ...] = ("replica",)
     error_feedback: bool = True
     rounding: Literal["nearest", "stochastic"] = "nearest"
+    sums: Literal["at_end", "in_backward", "each_micro_batch"] = "at_end"
     delayed: bool = False
     delay_correction: bool = True
     local_steps: int = 1
@@ -47,6 +51,7 @@ class Comms(Validated):
     def __post_init__(self) -> None:
         self._check_local_steps()
         self._check_delayed()
+        self._check_sums()
         if not self.compress:
             plain = Comms.__dataclass_fields__
             for name in ("error_feedback", "rounding") if self.delayed else ("over", "error_feedback", "rounding"):
@@ -104,6 +109,24 @@ class Comms(Validated):
                 "comms.delay_correction=False has no effect without comms.delayed; set that, or leave it out"
             )
 
+    def _check_sums(self) -> None:
+        if self.sums == "at_end":
+            return
+        asked = f"comms.sums={self.sums!r}"
+        if self.delayed or self.local_steps > 1:
+            other = "delayed=True" if self.delayed else f"local_steps={self.local_steps}"
+            raise RecipeError(
+                f"{asked} with {other}: no sum is made in this batch's backward pass; leave one of both out"
+            )
+        if self.compress and self.sums == "each_micro_batch":
+            raise RecipeError(
+                f"{asked} with comms.compress: rounding is owed once a step; set comms.sums to 'in_backward'"
+            )
+        if self.rounding == "stochastic":
+            raise RecipeError(
+                f"{asked} with comms.rounding='stochastic', which goes by places of whole arrays; set it to 'nearest'"
+            )
+
     def words(self) -> str | None:
         """What to say of it before a run begins; None where nothing is compressed."""
         if self.local_steps > 1:
@@ -111,7 +134,9 @@ class Comms(Validated):
             return f"comms          replicas agree after every {self.local_steps} steps; what they have moved by travels as {how}"
         if self.is_plain:
             return None
-        late = " one step late" if self.delayed else ""
+        late = {True: " one step late", False: ""}[self.delayed]
+        if self.sums != "at_end":
+            late = " in the backward pass" + ("" if self.sums == "in_backward" else " of each micro-batch")
         how = f"comms          gradients travel as {self.compress or 'float32'} over {' and '.join(self.over)}{late}"
         if not self.compress:
             return how
@@ -123,12 +148,14 @@ class Comms(Validated):
     @property
     def is_plain(self) -> bool:
         """Whether gradients are added up as they are, at once, in every step."""
-        return not self.compress and not self.delayed and self.local_steps == 1
+        return not self.compress and not self.delayed and self.local_steps == 1 and self.sums == "at_end"
 
     @property
     def asked(self) -> str:
         """The setting that changes how gradients are added up, for a message."""
-        return f'comms.compress="{self.compress}"' if self.compress else "comms.delayed=True"
+        if self.compress:
+            return f'comms.compress="{self.compress}"'
+        return "comms.delayed=True" if self.delayed else f'comms.sums="{self.sums}"'
 
     @property
     def wire(self) -> Wire:

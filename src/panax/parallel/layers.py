@@ -7,6 +7,7 @@ import jax
 
 from ..core import current_target
 from ..kernels.product import walled
+from ..spmd.in_backward import current_sums
 
 
 def scan_layers(
@@ -18,6 +19,9 @@ def scan_layers(
     A pipeline holds its layers in several programs, and leaves that. A barrier between the layers, in both passes, keeps XLA from
     fusing the chain of residuals, or of their gradients: each layer would read what all layers before it had added.
     """
+    sums = current_sums()
+    if sums is not None:
+        function, layers = sums.attached(function, layers)
     repeats = jax.tree.leaves(layers)[0].shape[0]
     unrolled = may_unroll and repeats <= current_target().traits.unrolled_layers
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from .beside import Beside
 from .collectives import Collective, summary
 from .step import StepPlan
 from .walk import StepCost
@@ -32,7 +33,7 @@ def plan_lines(plan: StepPlan, limit: int | None, name: str) -> list[str]:
     lines += ["communication  of one step, sent by each device", *(f"  {line}" for line in aligned(rows, left=2))]
     if not all(collective.exact for collective in counted):
         lines.append("  ~ some are in a branch that may not be taken")
-    return [*lines, *_exchange_lines(plan.collectives)]
+    return [*lines, *_beside_lines(plan.beside), *_exchange_lines(plan.collectives)]
 
 
 def walk_lines(cost: StepCost, limit: int | None) -> list[str]:
@@ -77,6 +78,19 @@ def _sent_lines(cost: StepCost, when: str) -> list[str]:
     rows += [(*key, size(sent)) for key, sent in sorted(groups.items(), key=lambda item: -item[1]) if sent]
     rows.append(("all", "", "", size(sum(groups.values()))))
     return [f"sends          {when}, each device", *(f"  {line}" for line in aligned(rows, left=3))]
+
+
+def _beside_lines(beside: Sequence[Beside]) -> list[str]:
+    """What the schedule multiplies while arrays are under way, by mesh axes."""
+    rows = [("hidden over", "sent", "of it beside products", "of so many FLOPs")]
+    for axes in dict.fromkeys(one.collective.axes for one in beside):
+        members = [one for one in beside if one.collective.axes == axes and not one.collective.open_ended]
+        sent = sum(one.collective.total_wire_bytes for one in members)
+        hides = sum(one.collective.total_wire_bytes for one in members if one.flops)
+        flops = sum(one.flops * one.collective.times for one in members)
+        if sent:
+            rows.append(("·".join(axes), size(sent), f"{hides / sent:.0%}", f"{flops:.3g}"))
+    return [f"  {line}" for line in aligned(rows, left=1)] if len(rows) > 1 else []
 
 
 def _exchange_lines(collectives: Sequence[Collective]) -> list[str]:

@@ -11,6 +11,7 @@ import jax
 from ..data import TextData
 from ..data.source import TEXT_LEAVES
 from ..train import CompiledStep
+from .beside import Beside, schedule_tells, work_beside
 from .collectives import Collective, count_collectives
 
 
@@ -52,6 +53,7 @@ class StepPlan:
 
     Attributes:
         collectives: Its communication.
+        beside: The same, with what its schedule multiplies while they are under way; none where the schedule does not tell.
         memory: On each device.
         compile_seconds: For tracing and compiling.
     """
@@ -59,6 +61,7 @@ class StepPlan:
     collectives: list[Collective]
     memory: Memory
     compile_seconds: float
+    beside: tuple[Beside, ...] = ()
 
 
 class TooLarge(Exception):
@@ -80,7 +83,9 @@ def plan_step(step: CompiledStep, batch: dict[str, Any]) -> StepPlan:
             raise
         raise TooLarge(str(error).splitlines()[0].partition("RESOURCE_EXHAUSTED: ")[2] or str(error)) from error
     seconds = time.perf_counter() - start
-    return StepPlan(count_collectives(compiled.as_text(), step.placement.sizes), Memory.of(compiled), seconds)
+    text, mesh = compiled.as_text(), step.placement.sizes
+    beside = tuple(work_beside(text, mesh)) if schedule_tells(text) else ()
+    return StepPlan(count_collectives(text, mesh), Memory.of(compiled), seconds, beside)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from ..core import Batch, Evaluation, Gradients, ModelState, Params, Task, curre
 from ..core.loss_scale import objective_of
 from ..core.measures import Scalar, merge_stacked
 from .collectives import over_tokens
+from .in_backward import InBackward, current_sums, parameter_name, sums_in_backward
 from .once import split_slots
 
 
@@ -43,16 +44,56 @@ def accumulated(
         result = task.loss(eqx.combine(free, gathered, frozen), state, batch, key, True)
         return objective_of(result.losses, weights), result
 
-    differentiate = jax.grad(objective, has_aux=True)
+    summing = current_sums()
+
+    def alone_in(state: ModelState, batch: Batch) -> tuple[Params, Evaluation]:
+        if summing is None or not (summing.of_each or count == 1):
+            return jax.grad(objective, has_aux=True)(free, state, batch)
+        return _with_sums(summing, objective, free, state, batch)
+
     if count == 1:
-        gradients, result = differentiate(free, state, jax.tree.map(lambda x: x[0], micro_batches))
+        gradients, result = alone_in(state, jax.tree.map(lambda x: x[0], micro_batches))
         return Gradients(gradients, *result)
 
     def accumulate(carry: tuple[Params, ModelState], batch: Batch) -> tuple[tuple[Params, ModelState], Any]:
         sums, state = carry
-        gradients, result = differentiate(free, state, batch)
+        gradients, result = alone_in(state, batch)
         return (jax.tree.map(jnp.add, sums, gradients), result.state), (result.losses, result.metrics)
 
     zeros = jax.tree.map(jnp.zeros_like, free)
-    (gradients, state), (losses, metrics) = jax.lax.scan(accumulate, (zeros, state), micro_batches)
+    if summing is None or summing.of_each:
+        (gradients, state), (losses, metrics) = jax.lax.scan(accumulate, (zeros, state), micro_batches)
+    else:
+        # The last one by itself: in its backward pass all of them are summed over devices.
+        former, last = (jax.tree.map(lambda x, at=at: x[at], micro_batches) for at in (slice(None, -1), -1))
+        with sums_in_backward(None):
+            (sums, state), measures = jax.lax.scan(accumulate, (zeros, state), former)
+        gradients, result = _with_sums(summing, objective, free, state, last, sums)
+        state = result.state
+        losses, metrics = jax.tree.map(_with_last, measures, (result.losses, result.metrics))
     return Gradients(gradients, merge_stacked(losses, count), state, merge_stacked(metrics, count))
+
+
+def _with_last(former: jax.Array, last: Any) -> jax.Array:
+    return jnp.concatenate([former, jnp.asarray(last, former.dtype)[None]])
+
+
+def _with_sums(
+    summing: InBackward, objective: Any, free: Params, state: ModelState, batch: Batch, added: Any = None
+) -> tuple[Params, Evaluation]:
+    """Gradients of a micro-batch, and of those before it, that are summed over devices as far as the backward pass can."""
+
+    def followed(free: Params, owed: Any, state: ModelState, batch: Batch) -> tuple[Scalar, Evaluation]:
+        summing.follow(free, owed, added)
+        return objective(free, state, batch)
+
+    (gradients, owed), result = jax.grad(followed, (0, 1), has_aux=True)(free, summing.owed, state, batch)
+    summing.owed = {name: left if name in summing.met else summing.owed[name] for name, left in owed.items()}
+    if added is None:
+        return gradients, result
+    leaves, structure = jax.tree_util.tree_flatten_with_path(gradients)
+    whole = [
+        gradient if parameter_name(path) in summing.met else gradient + before
+        for (path, gradient), before in zip(leaves, jax.tree.leaves(added))
+    ]
+    return structure.unflatten(whole), result

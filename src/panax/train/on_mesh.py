@@ -24,9 +24,11 @@ from ..mesh.placement import as_spec
 from ..mesh.rules import MESH_AXES
 from ..spmd import gradients_of, merge_over_devices, token_axes
 from ..spmd.collectives import all_reduce
+from ..spmd.in_backward import InBackward, sums_in_backward
 from ..spmd.manual import on_each_device
 from ..spmd.marks import Holds, declared, expected
 from ..spmd.once import closed_gradients, gathered_once
+from .in_backward import as_share, early_owed, early_sums
 from .loss_scaling import unscaled
 
 BatchAxes = Mapping[str, Axes]
@@ -89,10 +91,11 @@ def gradients(
         late: Terms | None,
     ) -> tuple[Gradients, Owed, Terms | None]:
         opened = _gathered_once(task, layout, params, parameter_axes)
-        with use_loss_scale(scale):
+        early = None if comms is None else early_sums(params, parameter_axes, comms, owed, layout)
+        with use_loss_scale(scale), sums_in_backward(early):
             result = gradients_of(task, opened, model_state, split_rows(batch, parts), key, trainable)
         shares = closed_gradients(result.gradients, parameter_axes)
-        sums = _summed(layout, unscaled(shares, scale), parameter_axes, comms, owed, count, late)
+        sums = _summed(layout, unscaled(shares, scale), parameter_axes, comms, owed, count, late, early)
         return Gradients(sums.sums, *_merged(result.losses, result.state, result.metrics)), sums.owed, sums.late
 
     specs = _specs(layout, task, params, model_state, batch, axes)
@@ -165,18 +168,19 @@ def _summed(
     owed: Owed,
     count: jax.Array | None,
     late: Terms | None,
+    early: InBackward | None,
 ) -> Reduced:
-    """The once-a-step reduction: over all mesh axes that a parameter is not split over."""
+    """The once-a-step reduction: over all mesh axes that a parameter is not split over; of what was not summed before."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=lambda g: g is None)
     named = {path_name(path): (g, a) for (path, g), a in zip(leaves, treedef.flatten_up_to(axes))}
     sums: dict[str, Any] = {name: None for name, (gradient, _) in named.items() if gradient is None}
     rest = {}
+    met = set() if early is None else early.met
     for name, (gradient, leaf_axes) in named.items():
-        if gradient is not None:
-            stored = {axis for dim in layout.storage(tuple(leaf_axes)) for axis in dim}
-            rest[name] = tuple(axis for axis in MESH_AXES if layout.sizes[axis] > 1 and axis not in stored)
-            holds = dict.fromkeys(stored, (Holds.SPLIT, Holds.WHOLE)) | dict.fromkeys(rest[name], (Holds.PARTIAL,))
-            sums[name] = expected(gradient, holds, f"the gradient of {name}")
+        if name in met:
+            sums[name] = gradient
+        elif gradient is not None:
+            sums[name], rest[name] = as_share(name, gradient, tuple(leaf_axes), layout)
     terms = None
     with moving("gradients once a step"):
         if late is not None and comms is not None:
@@ -193,7 +197,10 @@ def _summed(
             for name in ways:
                 # The fast network first: the slow one then carries each sum once.
                 sums[name] = all_reduce(sums[name], tuple(axis for axis in rest[name] if axis not in comms.over))
-            found, owed = compressed_sums({name: sums[name] for name in ways}, ways, owed, comms, layout, count)
+            left = None if owed is None else {name: owed[name] for name in ways}
+            found, left = compressed_sums({name: sums[name] for name in ways}, ways, left, comms, layout, count)
+            if owed is not None and left is not None:
+                owed = {name: left[name] if name in left else early_owed(early, name, owed[name]) for name in owed}
             sums, rest = {**sums, **found}, {name: axes for name, axes in rest.items() if name not in ways}
         sums |= {name: all_reduce(sums[name], axes) for name, axes in rest.items()}
     if terms is not None:

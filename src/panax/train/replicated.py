@@ -15,6 +15,7 @@ from ..core import Axes, TrainState, current_layout, pair_axes
 from ..core.errors import RecipeError
 from ..core.layout import Layout, use_layout
 from ..spmd.gathering import check_effect as check_gathers
+from .in_backward import check_sums
 from .update import Scalars, number_rows
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def placed(program: "Program", layout: Layout) -> "Program":
             axes, optimizer_state=axes_in_front(program.abstract.optimizer_state, program.axes.optimizer_state)
         )
         axes = _replaced(axes, replicas=lies)
+    check_sums(comms, task, layout)
     if comms.compress or comms.delayed:
         check_mesh(comms, free, layout, task)
     if comms.delayed:

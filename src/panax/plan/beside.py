@@ -1,0 +1,113 @@
+"""What a compiled program multiplies while a collective is under way: how far its schedule hides what it sends.
+
+The text of a scheduled program has its instructions in the order in which they begin. An asynchronous collective is under way
+from its start to its done; the matrix products between the two, those of loops and fusions included, are what it may hide behind.
+A collective that is written as one instruction has nothing beside it.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+
+from .collectives import KINDS, Collective, count_collectives
+from .hlo import Computation, Frame, HloModule, Instruction, elements
+
+_DIMS = re.compile(r"\[([\d,]*)\]")
+_CONTRACTED = re.compile(r"\blhs_contracting_dims=\{([\d,]*)\}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """A collective, and what is multiplied beside one execution of it.
+
+    Attributes:
+        flops: Of matrix products between its start and its end, on each device.
+    """
+
+    collective: Collective
+    flops: float
+
+    def hidden(self, flops_per_second: float, bytes_per_second: float) -> float:
+        """The bytes of one execution that are sent while something is multiplied, at these rates.
+
+        >>> sent = Collective("all-reduce", ("replica",), "f32", 8, 100, 1, True, "", "a")
+        >>> Beside(sent, 30.0).hidden(1.0, 2.0), Beside(sent, 80.0).hidden(1.0, 2.0)
+        (60.0, 100.0)
+        """
+        return min(float(self.collective.wire_bytes), self.flops / flops_per_second * bytes_per_second)
+
+
+def schedule_tells(text: str) -> bool:
+    """Whether a program says of its collectives when they start and when they are done; one for TPUs shows chains of fusions, one
+    for CPUs waits for each."""
+    return "-start(" in text and "chain_id=" not in text
+
+
+def work_beside(text: str, mesh_shape: Mapping[str, int]) -> list[Beside]:
+    """Every collective of a compiled program, as `count_collectives` has it, with what its schedule puts beside it.
+
+    Raises:
+        ValueError: As `count_collectives`; or the program is not scheduled.
+    """
+    if "is_scheduled=true" not in text[: text.find("\n")]:
+        raise ValueError("the program is not scheduled: expected what `compiled.as_text()` gives")
+    counting = _Counting(HloModule.parse(text))
+    beside: dict[str, float] = {}
+    for computation in counting.module.computations.values():
+        beside |= counting.between(computation)
+    return [Beside(one, beside.get(one.name, 0.0)) for one in count_collectives(text, mesh_shape)]
+
+
+class _Counting:
+    """Counts the FLOPs of a program's matrix products."""
+
+    def __init__(self, module: HloModule):
+        self.module = module
+        self._of: dict[str, float] = {}
+
+    def between(self, computation: Computation) -> dict[str, float]:
+        """By the name of a collective's start, FLOPs until its done."""
+        instructions = list(computation.instructions.values())
+        ends = {one.operands[0]: place for place, one in enumerate(instructions) if one.opcode.endswith("-done")}
+        found = {}
+        for place, one in enumerate(instructions):
+            if one.opcode.endswith("-start") and one.opcode.removesuffix("-start") in KINDS and one.name in ends:
+                meanwhile = instructions[place + 1 : ends[one.name]]
+                found[one.name] = sum((self.of_instruction(other, computation) for other in meanwhile), 0.0)
+        return found
+
+    def of_instruction(self, one: Instruction, computation: Computation) -> float:
+        if one.opcode == "dot":
+            return _of_dot(one, computation)
+        if one.opcode == "while":
+            trips = Frame(self.module, computation).trip_count(one)
+            return self.of(one.attribute("body")) * (1 if trips is None else trips)
+        if one.opcode.endswith(("-done", "-update")):
+            return 0.0
+        return sum((self.of(name) for name in one.called), 0.0)
+
+    def of(self, name: str) -> float:
+        """FLOPs of one run of a computation."""
+        if name not in self._of:
+            computation = self.module.computations.get(name)
+            # A computation calls none that calls it.
+            self._of[name] = 0.0
+            if computation is not None:
+                self._of[name] = sum(self.of_instruction(one, computation) for one in computation.instructions.values())
+        return self._of[name]
+
+
+def _of_dot(one: Instruction, computation: Computation) -> float:
+    contracted = _CONTRACTED.search(one.attributes)
+    left = computation.instructions.get(one.operands[0])
+    if contracted is None or left is None:
+        return 0.0
+    sizes = _sizes(left.shape)
+    summed = math.prod(sizes[int(dim)] for dim in contracted.group(1).split(",") if dim)
+    return 2.0 * math.prod(_sizes(one.shape)) * summed
+
+
+def _sizes(shape: str) -> list[int]:
+    found = _DIMS.search(elements(shape)[0])
+    return [int(size) for size in found.group(1).split(",") if size] if found else []

@@ -1,0 +1,131 @@
+"""Sums over devices that begin in the backward pass: each layer's, as soon as its gradient is there.
+
+A gradient that is summed after the backward pass has no work to hide behind. So what a scan of layers is given of the parameters
+is followed (`scan_layers`), and each layer's part passes through an identity whose derivative adds up: this gradient, that of the
+micro-batches before, over the mesh axes on which the parameter is stored alike. What no scan of layers is given is left to be
+summed at the end.
+
+    with sums_in_backward(InBackward(reduce, names)) as sums:
+        gradients = ...        # of these, those in sums.met are whole sums
+
+A parameter is known by its array: the one that the loss was given is the one that the scan is given.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core.axes import path_name
+
+
+def parameter_name(path: tuple[Any, ...]) -> str:
+    """The name of the parameter at a path, of which only the slot may be differentiated (`once.py`)."""
+    return path_name(path).removesuffix(".slot")
+
+
+Reduce = Callable[[str, jax.Array, jax.Array | None], tuple[jax.Array, jax.Array | None]]
+"""(name of a parameter, a layer's gradient, what its sums owe) to (the sum over devices, what is owed now)."""
+
+
+class InBackward:
+    """Which parameters are summed in the backward pass of a loss that is being traced, and how.
+
+    Attributes:
+        owed: By parameter what its sums owe, layers in front; it is differentiated with the parameters, and its gradient is what
+            they owe afterwards.
+        met: Of the parameters, those that a scan of layers was given.
+    """
+
+    def __init__(self, reduce: Reduce, names: frozenset[str], owed: Mapping[str, jax.Array], *, of_each: bool = False):
+        """
+        Args:
+            names: Of the parameters whose layers may be summed by themselves.
+            of_each: Sum each micro-batch's gradients; else those of all together, in the backward pass of the last one.
+        """
+        self.reduce, self.names, self.owed, self.of_each = reduce, names, dict(owed), of_each
+        self.met: set[str] = set()
+        self._known: dict[int, str] = {}
+        self._added: Mapping[str, jax.Array] = {}
+        self._owed: Mapping[str, jax.Array] = {}
+        self._held: Any = None
+
+    def follow(self, free: Any, owed: Mapping[str, jax.Array], added: Any = None) -> None:
+        """Follow the arrays of `free`, the parameters as a loss is given them.
+
+        Args:
+            owed: As the loss is given it.
+            added: Like `free`, the sums of the gradients of micro-batches before.
+        """
+        named = {parameter_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(free)[0]}
+        self._known = {id(leaf): name for name, leaf in named.items() if name in self.names}
+        before = () if added is None else zip(named, jax.tree.leaves(added))
+        self._added = {name: leaf for name, leaf in before if name in self.names}
+        self._owed = owed
+        self._held = free
+
+    def attached(self, function: Callable[..., Any], layers: Any) -> tuple[Callable[..., Any], Any]:
+        """A scan's function and what it scans, with the sums of what is followed."""
+        leaves, structure = jax.tree.flatten(layers)
+        found = {place: self._known[id(leaf)] for place, leaf in enumerate(leaves) if id(leaf) in self._known}
+        if not found:
+            return function, layers
+        # Given a second time, a parameter has two gradients, each summed over devices; the rest is added once.
+        more = {
+            place: (
+                None if name in self.met else self._added.get(name),
+                None if name in self.met else self._owed.get(name),
+            )
+            for place, name in found.items()
+        }
+        self.met |= set(found.values())
+
+        def with_sums(x: Any, scanned: tuple[Any, Mapping[int, Any]]) -> Any:
+            own, more = scanned
+            leaves = jax.tree.leaves(own)
+            for place, name in found.items():
+                added, owed = more[place]
+                leaves[place] = _summed_back((self.reduce, name), leaves[place], added, owed)
+            return function(x, structure.unflatten(leaves))
+
+        return with_sums, (layers, more)
+
+
+_current: ContextVar[InBackward | None] = ContextVar("panax_sums_in_backward", default=None)
+
+
+def current_sums() -> InBackward | None:
+    """What is set for the loss that is being traced."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def sums_in_backward(sums: InBackward | None) -> Iterator[InBackward | None]:
+    """Trace losses inside with these sums; None for none."""
+    token = _current.set(sums)
+    try:
+        yield sums
+    finally:
+        _current.reset(token)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _summed_back(how: tuple[Reduce, str], w: jax.Array, added: Any, owed: Any) -> jax.Array:
+    return w
+
+
+def _forward(how: tuple[Reduce, str], w: jax.Array, added: Any, owed: Any) -> tuple[jax.Array, Any]:
+    return w, (added, owed)
+
+
+def _backward(how: tuple[Reduce, str], kept: Any, gradient: jax.Array) -> tuple[jax.Array, Any, Any]:
+    (reduce, name), (added, owed) = how, kept
+    total, left = reduce(name, gradient if added is None else gradient + added, owed)
+    return total, None if added is None else jnp.zeros_like(added), left
+
+
+_summed_back.defvjp(_forward, _backward)

@@ -1,0 +1,107 @@
+"""Which gradients are summed over devices in the backward pass, layer by layer, and how: what `comms.sums` asks for."""
+
+import math
+from typing import Any
+
+import jax
+
+from ..comms import Comms
+from ..comms.reduction import Owed, compressed_sums
+from ..comms.rows import Rows
+from ..core import Axes, Task, pair_axes
+from ..core.errors import RecipeError
+from ..core.expected import moving
+from ..core.layout import Layout
+from ..core.logical import Role, axis_of
+from ..mesh.rules import MESH_AXES, MeshAxes
+from ..spmd.collectives import all_reduce
+from ..spmd.in_backward import InBackward
+from ..spmd.marks import Holds, expected
+
+
+def check_sums(comms: Comms, task: Task, layout: Layout) -> None:
+    """Refuse meshes and tasks whose backward pass can't sum.
+
+    Raises:
+        RecipeError: Says what to set.
+    """
+    if comms.sums == "at_end":
+        return
+    asked = f'comms.sums="{comms.sums}"'
+    if not task.names_axes:
+        raise RecipeError(
+            f"{asked}: {type(task).__name__} names no axes, so XLA adds its gradients up when it likes; leave comms.sums out"
+        )
+    if layout.sizes["replica"] * layout.sizes["context"] == 1:
+        raise RecipeError(
+            f"{asked} has no effect: with replica=1 and context=1 gradients of layers are scattered as they are formed, and not "
+            f"added up; leave comms.sums out"
+        )
+    if layout.sizes["stage"] > 1:
+        raise RecipeError(
+            f"{asked}: stages of a pipeline add their gradients up after its last tick; set mesh.stage=1, or leave comms.sums out"
+        )
+    if layout.zero == "1":
+        raise RecipeError(
+            f'{asked} with rules.zero="1", which scatters gradients once a step; set it to "2" or "3", or leave comms.sums out'
+        )
+    if comms.compress and task.scales_loss:
+        raise RecipeError(
+            f"{asked} with comms.compress: gradients of a loss that is scaled for float16 are not yet those that sums owe; leave "
+            f"one of both out, or set task.compute_dtype to bfloat16"
+        )
+
+
+def early_sums(params: Any, axes: Any, comms: Comms, owed: Owed, layout: Layout) -> InBackward | None:
+    """The sums that are made in the backward pass; None where all are made after it.
+
+    Args:
+        params: A device's shards.
+        axes: Like `params`, the logical axes at each leaf.
+        owed: A device's, with dimensions of 1 in front.
+    """
+    if comms.sums == "at_end":
+        return None
+    owners = math.prod(layout.sizes[axis] for axis in comms.over)
+    named = {
+        name: (leaf, leaf_axes)
+        for name, leaf, leaf_axes in pair_axes(params, axes)
+        if leaf_axes and leaf_axes[0] == axis_of(Role.LAYERS)
+    }
+    ways: dict[str, Rows] = {}
+    alone = set()
+    for name, (leaf, leaf_axes) in named.items():
+        if not comms.compress or Rows.of(name, leaf.shape, leaf_axes, layout, owners) is None:
+            alone.add(name)
+        elif (rows := Rows.of(name, leaf.shape[1:], leaf_axes[1:], layout, owners)) is not None:
+            ways[name] = rows
+    # One layer of a stack may be too small to be cut where the stack is not: that stack is summed at the end.
+    names = frozenset(alone | ways.keys())
+    front = {} if owed is None else {name: owed[name].reshape(named[name][0].shape) for name in ways}
+
+    def reduce(name: str, gradient: jax.Array, left: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
+        share, over = as_share(name, gradient, named[name][1][1:], layout)
+        with moving("gradients in the backward pass"):
+            if name not in ways:
+                return all_reduce(share, over), left
+            share = all_reduce(share, tuple(axis for axis in over if axis not in comms.over))
+            before = None if left is None else {name: left}
+            # Counts steps for rounding by chance, which is refused here.
+            sums, after = compressed_sums({name: share}, {name: ways[name]}, before, comms, layout, jax.numpy.int32(0))
+            return sums[name], None if after is None else after[name]
+
+    return InBackward(reduce, names, front, of_each=comms.sums == "each_micro_batch")
+
+
+def early_owed(early: InBackward | None, name: str, before: jax.Array) -> jax.Array:
+    """What the sums of a parameter owe that were made in the backward pass, as it lies in the state."""
+    assert early is not None
+    return early.owed[name].reshape(before.shape)
+
+
+def as_share(name: str, gradient: jax.Array, axes: Axes, layout: Layout) -> tuple[jax.Array, MeshAxes]:
+    """(a gradient in its storage layout, checked to be this device's share, the mesh axes that it is to be summed over)."""
+    stored = {axis for dim in layout.storage(axes) for axis in dim}
+    rest = tuple(axis for axis in MESH_AXES if layout.sizes[axis] > 1 and axis not in stored)
+    holds = dict.fromkeys(stored, (Holds.SPLIT, Holds.WHOLE)) | dict.fromkeys(rest, (Holds.PARTIAL,))
+    return expected(gradient, holds, f"the gradient of {name}"), rest
