@@ -10,7 +10,7 @@ from panax.core import RecipeError
 from panax.plan.often import Often
 from panax.plan.operations import Work
 from panax.plan.profile import ProfileError, kept_at, newest_profile, read_profile
-from panax.plan.roofline import DataSheet, Measured, step_time
+from panax.plan.roofline import DataSheet, Measured, step_time, time_lines
 from panax.plan.targets import parse_target
 from panax.plan.traffic import Traffic
 from panax.plan.walk import StepCost
@@ -103,6 +103,10 @@ def test_a_step_takes_as_long_as_what_it_does_over_what_was_measured():
     assert time.state == pytest.approx(6e9 / PROFILE.memory_bandwidth)
     assert time.sending == pytest.approx(2 * (1.0 + 2e-4))
     assert time.unknown == (("tensor",),)
+    known, unknown = time.links
+    assert (known.axes, known.sent) == (("fsdp",), 2 * 10**9) and known.seconds == pytest.approx(time.sending)
+    assert (unknown.axes, unknown.sent, unknown.seconds) == (("tensor",), 2 * 10**9, None)
+    assert any(line.split() == ["tensor", "1.9", "GiB"] for line in time_lines(time, "a profile"))
     # Of an axis of another length than was measured nothing is known.
     assert step_time(cost(gather), Measured(PROFILE, {"fsdp": 8})).unknown == (("fsdp",),)
 

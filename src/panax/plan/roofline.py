@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..mesh.rules import MESH_AXES, MeshAxes
 from .profile import HardwareProfile
-from .report import duration
+from .report import aligned, duration, size
 from .targets import Hardware
 from .walk import StepCost
 
@@ -66,6 +66,20 @@ Speeds = Measured | DataSheet
 
 
 @dataclasses.dataclass(frozen=True)
+class LinkTime:
+    """What each device sends over some mesh axes in a step.
+
+    Attributes:
+        sent: Bytes.
+        seconds: That it takes; None where nobody knows the speed.
+    """
+
+    axes: MeshAxes
+    sent: int
+    seconds: float | None
+
+
+@dataclasses.dataclass(frozen=True)
 class StepTime:
     """A lower bound of a step's time on each device, in seconds, by what it goes to.
 
@@ -74,12 +88,14 @@ class StepTime:
         state: Reading and writing its state once.
         sending: All of its collectives, none of which hides behind anything.
         unknown: Mesh axes of which nobody knows the speed; they are not in `sending`.
+        links: What `sending` is made of, the longest first.
     """
 
     multiplying: float
     state: float
     sending: float
     unknown: tuple[MeshAxes, ...] = ()
+    links: tuple[LinkTime, ...] = ()
 
     @property
     def hidden(self) -> float:
@@ -94,16 +110,21 @@ class StepTime:
 
 def step_time(cost: StepCost, speeds: Speeds) -> StepTime:
     """The time of a traced step."""
-    sending, unknown = 0.0, {}
+    links: dict[MeshAxes, LinkTime] = {}
     for one in cost.traffic:
         found = speeds.of_collective(one.kind, one.axes)
-        if found is None:
-            unknown[one.axes] = None
-            continue
-        bandwidth, latency = found
-        sending += one.wire_bytes / bandwidth + one.times.expected * latency
+        before = links.get(one.axes, LinkTime(one.axes, 0, 0.0))
+        taken = None if found is None else one.wire_bytes / found[0] + one.times.expected * found[1]
+        seconds = None if taken is None or before.seconds is None else before.seconds + taken
+        links[one.axes] = LinkTime(one.axes, before.sent + one.wire_bytes, seconds)
+    known = sorted((one for one in links.values() if one.seconds is not None), key=lambda one: -(one.seconds or 0.0))
+    unknown = [one for one in links.values() if one.seconds is None]
     return StepTime(
-        cost.work.flops / speeds.matrix_flops, 2 * cost.arguments / speeds.memory_bandwidth, sending, tuple(unknown)
+        cost.work.flops / speeds.matrix_flops,
+        2 * cost.arguments / speeds.memory_bandwidth,
+        sum((one.seconds or 0.0 for one in known), 0.0),
+        tuple(one.axes for one in unknown),
+        (*known, *unknown),
     )
 
 
@@ -119,6 +140,12 @@ def time_lines(time: StepTime, source: str) -> list[str]:
         f"{duration(time.sending)} of communication",
         f"by             {source}",
     ]
+    if len(time.links) > 1:
+        rows = [("over", "sent by each device", "takes")]
+        for one in time.links:
+            takes = "" if one.seconds is None else duration(one.seconds)
+            rows.append(("·".join(one.axes), size(one.sent), takes))
+        lines += [f"  {line}" for line in aligned(rows, left=1)]
     if time.unknown:
         over = ", ".join("·".join(axes) for axes in time.unknown)
         lines.append(f"  without what is sent over {over}, whose speed was not measured")
