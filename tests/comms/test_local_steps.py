@@ -186,6 +186,22 @@ def test_a_run_resumes_bitwise_and_goes_on_with_other_replicas(tmp_path):
     assert ended.state.replicas is None and any("the run has no local steps now" in line for line in lines)
 
 
+def test_local_steps_may_begin_in_the_middle_of_a_run_with_the_optimizers_state(tmp_path):
+    lines: list[str] = []
+    fit(tmp_path / "run", 4, Comms(), replica=2)
+    parted = fit(tmp_path / "run", 5, Comms(local_steps=2), lines, accept_changes=True, replica=2)
+    assert any("replicas begin to take local steps" in line for line in lines)
+    new = fit(tmp_path / "new", 1, Comms(local_steps=2), replica=2)
+    after, first = host(parted.state), host(new.state)
+    assert after.keys() == first.keys()
+    # Moments of five steps, not of one; the count of updates says so exactly.
+    counts = [name for name in after if name.startswith("optimizer_state.") and after[name].shape == (2,)]
+    assert counts
+    for name in counts:
+        assert after[name].tolist() == [5, 5] and first[name].tolist() == [1, 1], name
+    assert int(parted.state.step) == 5
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [

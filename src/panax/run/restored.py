@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from ..checkpoint import Checkpoint, restore
+from ..comms.local import in_front
 from ..comms.owed import passed_on
-from ..core import TrainState, named_leaves
+from ..core import TrainState, named_leaves, pair_axes
 from ..core.state import averages_of
 from ..train import CompiledStep
 from .prepare import Prepared
@@ -32,7 +33,10 @@ def restored(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState
     """
     program, places = prepared.step.program, prepared.step.shardings
     abstract, stored = program.abstract, checkpoint.manifest.arrays
-    if (abstract.replicas is not None) != any(name.startswith(REPLICAS) for name in stored) or _moved(abstract, stored):
+    had_replicas = any(name.startswith(REPLICAS) for name in stored)
+    if abstract.replicas is not None and not had_replicas:
+        return _parted(prepared, checkpoint, say)
+    if (abstract.replicas is not None) != had_replicas or _moved(abstract, stored):
         return _apart_again(prepared, checkpoint, say)
     late = {DELAYED + name: tuple(leaf.shape) for name, leaf in named_leaves(abstract.delayed).items()}
     had_late = {name: tuple(entry.shape) for name, entry in stored.items() if name.startswith(DELAYED)}
@@ -85,6 +89,36 @@ def _moved(abstract: TrainState, stored: Mapping[str, Any]) -> bool:
     """Whether there are other replicas now than those that a checkpoint has the parameters of."""
     leaves = named_leaves({"replicas": abstract.replicas})
     return any(tuple(stored[name].shape) != tuple(leaf.shape) for name, leaf in leaves.items() if name in stored)
+
+
+def _parted(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState:
+    """A state of replicas that begin to take local steps from what they have shared so far, the optimizer's state included."""
+    step = prepared.step
+    program = step.program
+    assert isinstance(step, CompiledStep)
+    each = program.abstract.optimizer_state
+    shared = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), each)
+    axes = [leaf_axes[1:] for _, _, leaf_axes in pair_axes(each, program.axes.optimizer_state)]
+    lies = step.placement.storage_shardings(shared, jax.tree.structure(each).unflatten(axes))
+    parts = ("step", "params", "model_state", "key", "guard")
+    wanted = {part: getattr(program.abstract, part) for part in parts} | {"optimizer_state": shared}
+    places = {part: getattr(step.shardings, part) for part in parts} | {"optimizer_state": lies}
+    found = restore(checkpoint, wanted, places, part=True)
+    say("replicas begin to take local steps, each with the parameters and the optimizer's state of the checkpoint")
+
+    def begun(found: dict[str, Any]) -> TrainState:
+        state = program.initial_state(found["key"], (found["params"], found["model_state"]))
+        count = jax.tree.leaves(each)[0].shape[0]
+        return dataclasses.replace(
+            state,
+            step=found["step"],
+            key=found["key"],
+            guard=found["guard"],
+            optimizer_state=in_front(found["optimizer_state"], count),
+            replicas=dataclasses.replace(state.replicas, guard=in_front(found["guard"], count)),
+        )
+
+    return jax.jit(begun, out_shardings=step.shardings)(found)
 
 
 def _apart_again(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState:
