@@ -39,6 +39,16 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 """Settings of `Comms`."""
 
+BY_SGD = {
+    "float32, SGD": {},
+    "int8, SGD": {"compress": "int8"},
+    "sign, SGD": {"compress": "sign"},
+    "sign, without feedback, SGD": {"compress": "sign", "error_feedback": False},
+}
+"""The same by SGD without momentum and without clipping, for which the feedback of signs is made (arXiv:1901.09847)."""
+
+KINDS |= BY_SGD
+
 ROWS, REPLICAS = 8, 4
 
 
@@ -49,13 +59,19 @@ def experiment_of(kind: str, seed: int, steps: int, *, quickstart: bool = False)
 
     from panax.comms import Comms
     from panax.mesh import MeshShape
+    from panax.optim import Sgd
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of signs without feedback, which are meant here
         comms = Comms(**KINDS[kind])
     more = {"comms": comms, "mesh": MeshShape(replica=REPLICAS, fsdp=1)}
     if not quickstart:
-        return small_experiment(seed, steps, ROWS, {}, {}, **more)
+        found = small_experiment(seed, steps, ROWS, {}, {}, **more)
+        if kind in BY_SGD:
+            schedule = dataclasses.replace(found.optimizer.schedule, peak=0.5)
+            clipped = dataclasses.replace(found.step, clip_norm=None)
+            found = dataclasses.replace(found, optimizer=Sgd(schedule=schedule, momentum=0.0), step=clipped)
+        return found
     from panax_recipes.quickstart import quickstart as recipe
 
     found = recipe()
@@ -74,7 +90,8 @@ def table(records: list[dict[str, Any]], steps: int) -> str:
         if not seeds:
             continue
         mean = statistics.fmean(losses[kind, seed]["loss"] for seed in seeds)
-        against = "" if kind == PLAIN else str(Difference.between(kind, PLAIN, losses))
+        plain = "float32, SGD" if kind in BY_SGD else PLAIN
+        against = "" if kind == plain else str(Difference.between(kind, plain, losses))
         lines.append(f"| {kind} | {mean:.4f} | {against} | {len(seeds)} |")
     return "\n".join(lines)
 
