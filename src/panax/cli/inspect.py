@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
+from ..comms.fragments import Meeting
 from ..core import Task, pair_axes
 from ..core.errors import RecipeError
 from ..data import TextData
@@ -210,9 +211,13 @@ def print_walk(
     renewal, renewed = subject.step.program.transformation.renewal, walk_renewal(subject.step)
     if renewal is not None and renewed is not None:
         lines += rare_lines("renewal", renewed, renewal.when)
-    agreement = walk_agreement(subject.step)
-    if agreement is not None:
-        lines += rare_lines("agreement", agreement, f"after every {subject.step.program.comms.local_steps} steps")
+    comms = subject.step.program.comms
+    # After the first steps, and before the last one, it is always a part.
+    for part in range(comms.fragments):
+        agreement = walk_agreement(subject.step, Meeting((part,), (part,)))
+        if agreement is not None:
+            of = "" if comms.fragments == 1 else f" of part {part + 1} of {comms.fragments}"
+            lines += rare_lines("agreement", agreement, f"after every {comms.local_steps} steps{of}")
     for line in lines:
         console.print(_fitted(line), highlight=False, markup=False, soft_wrap=True)
 

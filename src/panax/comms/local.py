@@ -25,6 +25,7 @@ from ..mesh.placement import as_spec
 from ..spmd.collectives import all_reduce
 from ..spmd.manual import on_each_device
 from ..spmd.marks import Holds, declared
+from .fragments import Meeting, Piece, fragments_of
 from .owed import each
 from .reduction import Owed, compressed_sums, ways_of
 from .settings import Comms
@@ -99,8 +100,9 @@ def agree(
     owed: Owed,
     step: jax.Array,
     layout: Layout,
+    meeting: Meeting,
 ) -> Agreed:
-    """An outer step.
+    """An outer step of some fragments, and what each replica takes over.
 
     Args:
         params: Those agreed on last.
@@ -109,10 +111,26 @@ def agree(
     """
     count = layout.sizes[REPLICA]
     named = {
-        name: tuple(leaf_axes)
-        for (name, _, leaf_axes), keep in zip(pair_axes(params, axes), jax.tree.leaves(trainable))
+        name: (leaf.shape, tuple(leaf_axes))
+        for (name, leaf, leaf_axes), keep in zip(pair_axes(params, axes), jax.tree.leaves(trainable))
         if keep
     }
+    fragments = fragments_of(named, layout, comms.fragments)
+    sent = [(name, piece) for fragment in meeting.sends for name, piece in fragments[fragment].items()]
+    taken = [(name, piece) for fragment in meeting.takes for name, piece in fragments[fragment].items()]
+    keeps = 0.0 if meeting.whole or not comms.overlap_steps else comms.mixing
+
+    def summed(
+        terms: dict[str, jax.Array], owed: dict[str, jax.Array] | None, step: jax.Array
+    ) -> tuple[dict[str, jax.Array], dict[str, jax.Array] | None]:
+        sums: dict[str, jax.Array] = {}
+        with moving("outer gradients"):
+            if comms.compress:
+                ways = ways_of({name: (x.shape, named[name][1]) for name, x in terms.items()}, comms, layout)
+                own = None if owed is None else {name: owed[name] for name in ways}
+                sums, left = compressed_sums({name: terms[name] for name in ways}, ways, own, comms, layout, step)
+                owed = None if left is None else dict(left)
+            return sums | {name: all_reduce(x, (REPLICA,)) for name, x in terms.items() if name not in sums}, owed
 
     def local(
         params: Mapping[str, jax.Array],
@@ -121,35 +139,64 @@ def agree(
         owed: Owed,
         step: jax.Array,
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], dict[str, jax.Array], Owed]:
-        terms = {
-            name: declared((w.astype(jnp.float32) - own[name][0].astype(jnp.float32)) / count, {REPLICA: Holds.PARTIAL})
-            for name, w in params.items()
-        }
-        sums: dict[str, jax.Array] = {}
-        with moving("outer gradients"):
-            if comms.compress:
-                ways = ways_of({name: (x.shape, named[name]) for name, x in terms.items()}, comms, layout)
-                sums, owed = compressed_sums({name: terms[name] for name in ways}, ways, owed, comms, layout, step)
-            sums |= {name: all_reduce(x, (REPLICA,)) for name, x in terms.items() if name not in sums}
-        after, moved = {}, {}
-        for name, gradient in sums.items():
-            moved[name] = comms.outer_momentum * momentum[name] + gradient
-            change = comms.outer_rate * (gradient + comms.outer_momentum * moved[name])
-            after[name] = (params[name].astype(jnp.float32) - change).astype(params[name].dtype)
-        return after, {name: w[None] for name, w in after.items()}, moved, owed
+        after, apart, moved = dict(params), dict(own), dict(momentum)
+        left = None if owed is None else dict(owed)
+        # Fragment by fragment: of an array, each has its own layers.
+        for fragment in meeting.sends:
+            pieces = fragments[fragment]
+            terms = {
+                name: declared(
+                    (_part(after[name], piece).astype(jnp.float32) - _part(own[name][0], piece).astype(jnp.float32))
+                    / count,
+                    {REPLICA: Holds.PARTIAL},
+                )
+                for name, piece in pieces.items()
+            }
+            before = None
+            if left is not None:
+                before = {name: _part(left[name][0], piece)[None] for name, piece in pieces.items() if name in left}
+            sums, owing = summed(terms, before, step)
+            for name, gradient in sums.items():
+                piece, w = pieces[name], _part(after[name], pieces[name])
+                speed = comms.outer_momentum * _part(moved[name], piece) + gradient
+                change = comms.outer_rate * (gradient + comms.outer_momentum * speed)
+                moved[name] = _with_part(moved[name], piece, speed)
+                after[name] = _with_part(after[name], piece, (w.astype(jnp.float32) - change).astype(w.dtype))
+            if left is not None and owing is not None:
+                for name, one in owing.items():
+                    left[name] = _with_part(left[name][0], pieces[name], one[0])[None]
+        for name, piece in taken:
+            w, mine = _part(after[name], piece), _part(own[name][0], piece)
+            if keeps:
+                wide = keeps * mine.astype(jnp.float32) + (1 - keeps) * w.astype(jnp.float32)
+                w = wide.astype(w.dtype)
+            apart[name] = _with_part(apart[name][0], piece, w)[None]
+        return after, apart, moved, left
 
-    rests = {name: PartitionSpec(*as_spec(layout.storage(named[name]))) for name in named}
+    rests = {name: PartitionSpec(*as_spec(layout.storage(leaf_axes))) for name, (_, leaf_axes) in named.items()}
+    used = {name for name, _ in (*sent, *taken)}
+    rests = {name: spec for name, spec in rests.items() if name in used}
     apart = {name: PartitionSpec(REPLICA, *spec) for name, spec in rests.items()}
-    lies = None if owed is None else {name: apart[name] for name in owed}
+    debts = None if owed is None else {name: x for name, x in owed.items() if name in used}
+    lies = None if debts is None else {name: apart[name] for name in debts}
     flat, own = _named(params, trainable), _named(replicas.params, trainable)
-    after, own, moved, owed = on_each_device(
+    given = [{name: tree[name] for name in rests} for tree in (flat, own, replicas.momentum)]
+    after, mine, moved, debts = on_each_device(
         local, layout, (rests, apart, rests, lies, PartitionSpec()), (rests, apart, rests, lies)
-    )(flat, own, replicas.momentum, owed, step)
+    )(*given, debts, step)
     return Agreed(
-        _put_back(params, trainable, after),
-        Replicas(_put_back(replicas.params, trainable, own), replicas.guard, moved),
-        owed,
+        _put_back(params, trainable, flat | after),
+        Replicas(_put_back(replicas.params, trainable, own | mine), replicas.guard, {**replicas.momentum, **moved}),
+        None if owed is None else {**owed, **(debts or {})},
     )
+
+
+def _part(x: jax.Array, piece: Piece) -> jax.Array:
+    return x if piece is None else x[piece]
+
+
+def _with_part(x: jax.Array, piece: Piece, value: jax.Array) -> jax.Array:
+    return value if piece is None else x.at[piece].set(value)
 
 
 def _named(tree: Any, trainable: Any) -> dict[str, jax.Array]:

@@ -33,6 +33,10 @@ class Comms(Validated):
         local_steps: Each replica takes so many steps by itself, with nothing sent between replicas; then they agree: the mean of
             what they have moved by goes to an outer optimizer, SGD with Nesterov momentum (DiLoCo, arXiv:2311.08105), and travels
             as `compress` says. Evaluations and exports are of the parameters agreed on.
+        fragments: Parameters agree in so many parts, each once in `local_steps` and one after the other, so that the most bytes
+            at once are as many times fewer (streaming DiLoCo, arXiv:2501.18512).
+        overlap_steps: Replicas take over what a part agreed on so many steps later, and go on with their own until then.
+        mixing: What they then keep of their own, with `overlap_steps` only: 0 nothing, 1 all.
         outer_rate: Learning rate of the outer optimizer.
         outer_momentum: Its momentum.
     """
@@ -45,6 +49,9 @@ class Comms(Validated):
     delayed: bool = False
     delay_correction: bool = True
     local_steps: int = 1
+    fragments: int = 1
+    overlap_steps: int = 0
+    mixing: float = 0.5
     outer_rate: float = 0.7
     outer_momentum: float = 0.9
 
@@ -93,6 +100,18 @@ class Comms(Validated):
                 raise RecipeError(
                     f"comms.{name}={getattr(self, name)} has no effect with local_steps=1; set comms.local_steps, or leave it out"
                 )
+        if not 1 <= self.fragments <= self.local_steps or not 0 <= self.overlap_steps < max(self.local_steps, 1):
+            raise RecipeError(
+                f"comms.fragments={self.fragments}, comms.overlap_steps={self.overlap_steps} with "
+                f"comms.local_steps={self.local_steps}; expected 1 to {self.local_steps} fragments, and 0 to "
+                f"{self.local_steps - 1} steps"
+            )
+        if not 0 <= self.mixing < 1:
+            raise RecipeError(f"comms.mixing={self.mixing}; expected 0 or more, and less than 1")
+        if self.mixing != plain["mixing"].default and not self.overlap_steps:
+            raise RecipeError(
+                f"comms.mixing={self.mixing} has no effect with overlap_steps=0; set comms.overlap_steps, or leave it out"
+            )
         if self.local_steps > 1 and self.over != ("replica",):
             raise RecipeError(
                 f"comms.over={self.over}: local steps are those of replicas; leave comms.over out, or set comms.local_steps=1"
@@ -131,7 +150,11 @@ class Comms(Validated):
         """What to say of it before a run begins; None where nothing is compressed."""
         if self.local_steps > 1:
             how = self.compress or "float32"
-            return f"comms          replicas agree after every {self.local_steps} steps; what they have moved by travels as {how}"
+            parts = "" if self.fragments == 1 else f", in {self.fragments} parts at different ones"
+            return (
+                f"comms          replicas agree after every {self.local_steps} steps{parts}; what they have moved by travels as "
+                f"{how}"
+            )
         if self.is_plain:
             return None
         late = {True: " one step late", False: ""}[self.delayed]

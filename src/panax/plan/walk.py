@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from ..comms.fragments import Meeting
 from ..train import CompiledStep
 from .live import peak_bytes
 from .often import undeclared
@@ -60,12 +61,16 @@ def walk_renewal(step: CompiledStep) -> StepCost | None:
     return _cost(step.trace_renewal(), step.shardings.optimizer_state, step.placement.sizes, start)
 
 
-def walk_agreement(step: CompiledStep) -> StepCost | None:
-    """The same of the program by which replicas agree after local steps; None where they take none."""
+def walk_agreement(step: CompiledStep, meeting: Meeting | None = None) -> StepCost | None:
+    """The same of the program by which replicas agree after local steps; None where they take none.
+
+    Args:
+        meeting: Which one; None for one in which all agree on everything.
+    """
     if step.program.abstract.replicas is None:
         return None
     start = time.perf_counter()
-    return _cost(step.trace_agreement(), step.shardings, step.placement.sizes, start)
+    return _cost(step.trace_agreement(meeting), step.shardings, step.placement.sizes, start)
 
 
 def _cost(traced: Any, placed: Any, mesh: Mapping[str, int], start: float) -> StepCost:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
+from ..comms.fragments import Meeting
 from ..core import Axes, Faults, TrainState, merge_measures, pair_axes
 from ..core.errors import TrainingError
 from ..core.logical import Role, axis_of
@@ -101,7 +102,7 @@ class CompiledStep:
         self._evaluate: dict[Signature, Any] = {}
         self._summaries: dict[Any, dict[Signature, Any]] = {}
         self._renewal: Any = None
-        self._agreement: Any = None
+        self._agreements: dict[Meeting, Any] = {}
         # The number of the last step and the array that says it, so that no step waits for the one before to be read.
         self._count: tuple[int, Any] = (0, None)
 
@@ -184,8 +185,9 @@ class CompiledStep:
             self._count = before + 1, state.step
             if self.program.renewal_due(before + 1):
                 state = dataclasses.replace(state, optimizer_state=self.renewal(state.optimizer_state))
-            if self.program.agrees(before + 1):
-                state = self.agreement(state)
+            meeting = self.program.meeting_after(before + 1)
+            if meeting is not None:
+                state = self.agreement(meeting)(state)
                 self._count = before + 1, state.step
         return state, scalars
 
@@ -210,29 +212,29 @@ class CompiledStep:
             self.compile_seconds += time.perf_counter() - start
         return self._renewal
 
-    @property
-    def agreement(self) -> Any:
-        """The compiled program by which replicas that take local steps agree; it is given the state for good.
+    def agreement(self, meeting: Meeting) -> Any:
+        """The compiled program by which replicas that take local steps meet; it is given the state for good.
 
         Raises:
             TrainingError: Replicas take no local steps.
         """
-        if self._agreement is None:
+        if meeting not in self._agreements:
             start = time.perf_counter()
             with self.placement.activate():
-                self._agreement = self.trace_agreement().lower().compile()
+                self._agreements[meeting] = self.trace_agreement(meeting).lower().compile()
             self.compile_seconds += time.perf_counter() - start
-        return self._agreement
+        return self._agreements[meeting]
 
-    def trace_agreement(self) -> Any:
-        """That program's trace.
+    def trace_agreement(self, meeting: Meeting | None = None) -> Any:
+        """That program's trace; without a meeting, that of the last one, in which all agree on everything.
 
         Raises:
             TrainingError: Replicas take no local steps.
         """
         if self.program.abstract.replicas is None:
             raise TrainingError("replicas take no local steps, so they have nothing to agree on; set comms.local_steps")
-        agree = jax.jit(self.program.agreed, donate_argnums=0, out_shardings=self.shardings)
+        meeting = meeting or self.program.last_meeting
+        agree = jax.jit(partial(self.program.agreed, meeting=meeting), donate_argnums=0, out_shardings=self.shardings)
         with self.placement.activate():
             return self._checked_program(agree.trace(self._abstract_state()))
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ..comms import Comms
+from ..comms.fragments import Meeting, last_meeting, meeting_after
 from ..core import Axes, Guard, Task, TrainState, current_layout, pair_axes
 from ..core.errors import RecipeError
 from ..core.layout import Layout
@@ -168,14 +169,18 @@ class Program:
         """Whether a step adds gradients up in another way than at once and in float32."""
         return not self.comms.is_plain and self.comms.local_steps == 1
 
-    def agrees(self, number: int) -> bool:
-        """Whether replicas that take local steps agree after the step with this number, the first being 1."""
-        apart = self.abstract.replicas is not None
-        return apart and (number % self.comms.local_steps == 0 or number == self.num_steps)
+    def meeting_after(self, number: int) -> Meeting | None:
+        """What replicas that take local steps do together after the step with this number, the first being 1."""
+        return None if self.abstract.replicas is None else meeting_after(number, self.num_steps, self.comms)
 
-    def agreed(self, state: TrainState) -> TrainState:
-        """The state as the next step is to see it, after a step of which `agrees` says so."""
-        return agreed(self, state)
+    @property
+    def last_meeting(self) -> Meeting:
+        """After the last step, in which replicas agree on everything."""
+        return last_meeting(self.comms)
+
+    def agreed(self, state: TrainState, meeting: Meeting) -> TrainState:
+        """The state as the next step is to see it, after a step with this meeting."""
+        return agreed(self, state, meeting)
 
     def renewal_due(self, number: int) -> bool:
         """Whether the optimizer's state is to be `renewed` after the step with this number, the first being 1."""

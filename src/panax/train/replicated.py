@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ..comms.delayed import Delayed, kept_terms
+from ..comms.fragments import Meeting
 from ..comms.local import REPLICA, Agreed, Replicas, agree, axes_in_front, check_local_steps, in_front, merged
 from ..comms.owed import check_mesh, kept
 from ..core import Axes, TrainState, current_layout, pair_axes
@@ -130,8 +131,8 @@ def steps_apart(
     return after, merged(scalars)
 
 
-def agreed(program: "Program", state: TrainState) -> TrainState:
-    """The state after replicas have agreed."""
+def agreed(program: "Program", state: TrainState, meeting: Meeting) -> TrainState:
+    """The state after replicas have met."""
     layout = current_layout()
     assert layout is not None and state.replicas is not None
     found: Agreed = agree(
@@ -143,6 +144,7 @@ def agreed(program: "Program", state: TrainState) -> TrainState:
         state.owed,
         state.step,
         layout,
+        meeting,
     )
     return dataclasses.replace(state, params=found.params, replicas=found.replicas, owed=found.owed)
 
