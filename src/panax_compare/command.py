@@ -14,6 +14,7 @@ from panax.metrics.report.until import lines_of, until_loss
 
 from .columns import COLUMNS, DISTRIBUTED
 from .measuring import measure
+from .racing import Race, Until, table
 from .report import write_report
 from .results import read_comparison
 from .settings import ATTENTIONS, OPTIMIZERS, PRECISIONS, SIZES, Settings
@@ -21,17 +22,22 @@ from .settings import ATTENTIONS, OPTIMIZERS, PRECISIONS, SIZES, Settings
 DESCRIPTION = """\
 The same model, weights, data, loss, optimizer, precision and batch in PyTorch, torch.compile, plain JAX, Flax, the PyTorch model
 adapted, and Panax: each in a process of its own, in turns. Losses must agree before anything is timed. The same command again
-goes on from where it was interrupted. With --until-loss: what runs that are there took to a held-out loss.
+resumes from where it was interrupted. With --until-loss: what each column, or each of some runs that are there, takes to a
+held-out loss.
 """
 
 OF_RUNS = ("until_loss", "price_per_hour", "currency", "interpolate")
-"""Flags for runs that are there."""
+"""Flags for a loss to reach, of which runs that are there take all."""
+OF_COLUMNS = ("evaluate_every", "max_steps")
+"""Those that only columns take."""
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(prog="panax compare", description=DESCRIPTION)
-    found.add_argument("work", nargs="+", help="vit, decoder, moe, or recipe:NAME; with --until-loss, folders of runs")
+    found.add_argument(
+        "work", nargs="+", help="vit, decoder, moe, or recipe:NAME; with --until-loss, recipe:NAME or folders of runs"
+    )
     names = "; ".join(f"{work}: {', '.join(sizes)}" for work, sizes in SIZES.items())
     found.add_argument("--size", default="", help=names)
     found.add_argument("--batch-size", type=int, help=f"images, or rows of tokens; {Settings.batch_size} unless told")
@@ -66,16 +72,18 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="vit: reproduce a published comparison with its flaws, and show what each does to the verdict",
     )
-    runs = found.add_argument_group("runs that are there")
+    runs = found.add_argument_group("a loss to reach: of recipe:NAME in each column, or of runs that are there")
     runs.add_argument(
-        "--until-loss", type=float, metavar="X", help="steps, samples, time and cost of each run to this held-out loss"
+        "--until-loss", type=float, metavar="X", help="steps, samples, time and cost of each to this held-out loss"
     )
+    runs.add_argument("--evaluate-every", type=int, metavar="N", help=f"steps of a column; by default {Until.every}")
+    runs.add_argument("--max-steps", type=int, metavar="N", help=f"that a column may take; by default {Until.steps}")
     runs.add_argument("--price-per-hour", type=float, metavar="P", help="of one device; without it there are no costs")
     runs.add_argument("--currency", default="", help="in which the price is; USD unless told")
     runs.add_argument(
         "--interpolate",
         action="store_true",
-        help="let the loss fall linearly between two evaluations; the first one at or below it counts unless told",
+        help="of runs: let the loss fall linearly between two evaluations; by default the first one at or below it counts",
     )
     return found
 
@@ -95,9 +103,10 @@ def settings_of(options: argparse.Namespace) -> Settings:
         raise RecipeError(
             f"{' and '.join(options.work)} can't be compared at once; give one work, or folders of runs with --until-loss X"
         )
-    for name in OF_RUNS[1:]:
-        if getattr(options, name):
-            raise RecipeError(f"{_flag(name)} has no effect without --until-loss: it is for runs that are there")
+    if options.until_loss is None:
+        for name in (*OF_RUNS[1:], *OF_COLUMNS):
+            if getattr(options, name):
+                raise RecipeError(f"{_flag(name)} has no effect without --until-loss")
     [values["work"]] = options.work
     values["columns"] = tuple(name for name in options.columns.replace(" ", "").split(",") if name)
     if options.distributed:
@@ -114,7 +123,10 @@ def run(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     command = f"panax compare {shlex.join(arguments)}"
     if options.until_loss is not None:
-        return _until_loss(options)
+        if options.currency and options.price_per_hour is None:
+            raise RecipeError("--currency has no effect without a price; give --price-per-hour too")
+        works = [work for work in options.work if work in SIZES or work.startswith("recipe:")]
+        return _columns_until_loss(options, command) if works else _until_loss(options)
     if options.as_published:
         from .published import run_published
 
@@ -140,19 +152,45 @@ def run(arguments: Sequence[str]) -> int:
     return code
 
 
+def _columns_until_loss(options: argparse.Namespace, command: str) -> int:
+    """Train columns to a loss, and show what each took. Returns 1 where none of them has come there."""
+    if options.interpolate:
+        raise RecipeError(
+            "--interpolate is for folders of runs; columns are evaluated as often as --evaluate-every says"
+        )
+    given = {name: getattr(options, name) for name in ("evaluate_every", "max_steps")}
+    names = {"evaluate_every": "every", "max_steps": "steps"}
+    until = Until(loss=options.until_loss, **{names[name]: value for name, value in given.items() if value is not None})
+    rate = Rate.of(options.price_per_hour, options.currency or "USD")
+    for name in ("steps", "rounds"):
+        if getattr(options, name) is not None:
+            raise RecipeError(
+                f"{_flag(name)} has no effect with --until-loss, which has no timed turns; set --max-steps"
+            )
+    settings = settings_of(options)
+    folder = Path(options.directory or f"comparisons/{settings.name}-until-{until.loss:g}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    race = Race(settings, until, folder, command, _say)
+    try:
+        arrivals = race.run_to_loss()
+    except KeyboardInterrupt:
+        _say("stopped; columns that ended are kept, and the same command trains the others from their beginning")
+        return 130
+    work = race.comparison.work
+    print(table(arrivals, until, work["unit"], work["units_per_step"], rate.per_hour, rate.currency))
+    for entry in race.comparison.columns.values():
+        if entry.state in ("failed", "absent", "impossible"):
+            print(f"{entry.title}: {entry.state}: {entry.reason}")
+    return 0 if any(each.reached for each in arrivals) else 1
+
+
 def _until_loss(options: argparse.Namespace) -> int:
     """Show what runs took to a loss. Returns 1 where none of them has come there."""
     usual = parser().parse_args(["runs"])
     for name, value in vars(usual).items():
         if name not in ("work", *OF_RUNS) and getattr(options, name) != value:
-            raise RecipeError(f"{_flag(name)} has no effect with --until-loss, which reads runs that are there")
-    if options.currency and options.price_per_hour is None:
-        raise RecipeError("--currency has no effect without a price; give --price-per-hour too")
-    for work in options.work:
-        if work in SIZES or work.startswith("recipe:"):
             raise RecipeError(
-                f"--until-loss takes folders of runs, and {work!r} is a work; train it with `panax train`, as often as there are "
-                f"settings to compare, then give runs/NAME of each"
+                f"{_flag(name)} has no effect with --until-loss and folders of runs, which are read as they are"
             )
     rate = Rate.of(None, options.currency or "USD")
     found = until_loss(

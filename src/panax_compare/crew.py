@@ -147,6 +147,9 @@ def _together(answers: list[dict[str, Any]]) -> dict[str, Any]:
         found["loss"] = statistics.fmean(answer["loss"] for answer in answers)
         found["seconds"] = max(answer["seconds"] for answer in answers)
         found["cpu_seconds"] = sum(answer["cpu_seconds"] for answer in answers)
+    if "held_out" in answers[0]:
+        found["held_out"] = statistics.fmean(answer["held_out"] for answer in answers)
+        found["seconds"] = max(answer["seconds"] for answer in answers)
     if "resident_bytes" in answers[0]:
         found["resident_bytes"] = max(answer["resident_bytes"] for answer in answers)
     return found

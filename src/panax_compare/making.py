@@ -15,42 +15,80 @@ import numpy as np
 from panax.adapters.huggingface import save
 from panax.core import Task
 from panax.core.errors import RecipeError
+from panax.data import BytePairTokenizer, PythonLibrary, TextData
 from panax.models import DecoderConfig, DecoderTask, VitConfig, VitTask, count_parameters
 from panax.models.flops import training_flops_per_image, training_flops_per_token
+from panax.run.experiment import Experiment
+from panax.run.prepare import OpenedData, open_data
 
 from .settings import Settings
 from .shapes import decoder_shape, vit_shape
+from .stream import TRAIN, Stream, make_stream
 from .work import Batch, Family, OptimizerNumbers, Work, save_batches, save_nudged
+
+LEAST_VOCABULARY = 1024
+"""Of a decoder that is trained on text: a byte-pair tokenizer needs more than the bytes themselves."""
 
 NUM_BATCHES = 4
 """Distinct batches; a column goes through them in turn."""
 
 
-def make_work(settings: Settings, folder: Path, find_recipe: Callable[[str], Any]) -> Work:
+def make_work(settings: Settings, folder: Path, find_recipe: Callable[[str], Any], stream_steps: int = 0) -> Work:
     """Write a work's files.
 
     Args:
         find_recipe: A recipe's name to a function that returns its experiment.
+        stream_steps: Take so many batches of the recipe's own data (of a named decoder the quickstart's text), and what it holds
+            out; 0 for random ones.
 
     Raises:
         RecipeError: The recipe's model has no layout that other frameworks read.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if settings.kind == "recipe":
-        work = _of_recipe(settings, folder, find_recipe)
+        work = _of_recipe(settings, folder, find_recipe, stream_steps)
     elif settings.kind == "vit":
         work = _of_vit(settings, folder, vit_shape(settings))
     else:
-        work = _of_decoder(settings, folder, *decoder_shape(settings))
+        config, length = decoder_shape(settings)
+        if stream_steps and config.vocab_size <= LEAST_VOCABULARY:
+            config = dataclasses.replace(config, vocab_size=LEAST_VOCABULARY)
+        work = _of_decoder(settings, folder, config, length)
+        if stream_steps:
+            _stream(settings, folder, work, open_data(_on_text(config, length), lambda line: None), stream_steps)
     work.save()
     save_nudged(work)
     return work
 
 
-def _of_recipe(settings: Settings, folder: Path, find_recipe: Callable[[str], Any]) -> Work:
+def _of_recipe(settings: Settings, folder: Path, find_recipe: Callable[[str], Any], stream_steps: int) -> Work:
     name = settings.work.partition(":")[2]
     experiment = find_recipe(name)()
-    task = experiment.task
+    if stream_steps == 0:
+        return _of_task(settings, folder, experiment, experiment.task)
+    opened = open_data(experiment, lambda line: None)
+    work = _of_task(settings, folder, experiment, experiment.task.adapted(opened.facts))
+    _stream(settings, folder, work, opened, stream_steps)
+    return work
+
+
+def _on_text(config: DecoderConfig, length: int) -> Experiment:
+    """The text of the quickstart, which every machine has, for a decoder without data of its own."""
+    tokenizer = BytePairTokenizer(vocab_size=config.vocab_size)
+    data = TextData(corpus=PythonLibrary(definitions=True), tokenizer=tokenizer, sequence_length=length, batch_size=16)
+    return Experiment(name="compare", task=DecoderTask(model=config), data=data)
+
+
+def _stream(settings: Settings, folder: Path, work: Work, opened: OpenedData, steps: int) -> None:
+    """Real batches in place of the random ones."""
+    length = work.units_per_step // settings.batch_size
+    make_stream(settings.work, opened, folder, batch_size=settings.batch_size, length=length, steps=steps)
+    stream = Stream(folder, TRAIN)
+    save_batches(folder, [stream[n] for n in range(NUM_BATCHES)])
+
+
+def _of_task(settings: Settings, folder: Path, experiment: Any, task: Task) -> Work:
+    name = settings.work.partition(":")[2]
     if isinstance(task, VitTask):
         config = dataclasses.replace(task.model, dropout=0.0, num_classes=task.model.num_classes or 10)
         return _of_vit(settings, folder, config, name)

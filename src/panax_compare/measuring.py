@@ -29,12 +29,18 @@ HEADROOM = 1.3
 class Measurement:
     """A comparison in progress, in its folder."""
 
-    def __init__(self, settings: Settings, folder: Path, command: str, say: Say):
-        self.settings, self.folder, self.say = settings, folder, say
+    def __init__(self, settings: Settings, folder: Path, command: str, say: Say, until: dict[str, float] | None = None):
+        """
+        Args:
+            until: What `Race` trains to, as plain values.
+        """
+        self.settings, self.folder, self.say, self._until = settings, folder, say, until
         self.columns = chosen(settings.columns)
         check_hardware(settings.precision, has_gpu())
         folder.mkdir(parents=True, exist_ok=True)
-        self.comparison: Comparison = begun(folder, dataclasses.asdict(settings))
+        self.comparison: Comparison = begun(
+            folder, dataclasses.asdict(settings) | ({} if until is None else {"until": until})
+        )
         self.comparison.command = command
         self.comparison.started = self.comparison.started or datetime.datetime.now().astimezone().isoformat(
             timespec="seconds"
@@ -76,7 +82,7 @@ class Measurement:
 
     def _work(self) -> Work:
         self.say("making the weights and batches")
-        work = make(self.settings, self.folder)
+        work = make(self.settings, self.folder, self._until)
         kept = ("title", "family", "unit", "units_per_step", "flops_per_step", "parameters", "recipe")
         self.comparison.work = {name: getattr(work, name) for name in kept}
         self.comparison.work["optimizer"] = dataclasses.asdict(work.optimizer)
@@ -140,7 +146,7 @@ class Measurement:
         crew = self._start(column)
         self._alive[column.name] = crew
         found = crew.ask("losses", steps=self.settings.checked_steps)
-        entry.losses = found["losses"]
+        entry.losses, entry.checked_seconds = found["losses"], found["seconds"]
         entry.first_step_seconds = found["first_at"] - crew.started_at
         usual = statistics.median(found["seconds"][1:] or found["seconds"])
         entry.compile_seconds = crew.tracing_seconds + max(0.0, found["seconds"][0] - usual)
@@ -243,8 +249,11 @@ class Measurement:
             self._save()
 
 
-def make(settings: Settings, folder: Path) -> Work:
+def make(settings: Settings, folder: Path, until: dict[str, float] | None = None) -> Work:
     """The weights and batches, in the folder's `work`; those that an interrupted comparison left are taken.
+
+    Args:
+        until: What is to be trained to; the batches are then the recipe's own.
 
     Raises:
         RecipeError: They can't be made.
@@ -258,7 +267,8 @@ def make(settings: Settings, folder: Path) -> Work:
             raise RecipeError(f"{error}; choose another --directory") from error
         with Crew("make", folder) as crew:
             try:
-                crew.ask("make", settings=dataclasses.asdict(settings), folder=str(place))
+                steps = {} if until is None else {"stream_steps": int(until["steps"])}
+                crew.ask("make", settings=dataclasses.asdict(settings), folder=str(place), **steps)
             except ColumnError as error:
                 raise RecipeError(str(error).removeprefix("RecipeError: ")) from None
     return read_work(place)

@@ -21,6 +21,7 @@ class ColumnResult:
         state: "absent": its framework is not installed; "impossible": it has no such model; "pending": not all was measured.
         reason: Why it is not measured.
         losses: Of the first steps.
+        checked_seconds: Of these steps, each waited for; the first with compiling.
         first_step_seconds: From the start of its process to its first loss.
         compile_seconds: Tracing and compiling: what came before the first step, and what that took longer than others.
         peak_bytes: Of the device, or of the process where `peak_of` says so.
@@ -41,6 +42,7 @@ class ColumnResult:
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     losses: list[float] = dataclasses.field(default_factory=list)
+    checked_seconds: list[float] = dataclasses.field(default_factory=list)
     first_step_seconds: float | None = None
     compile_seconds: float | None = None
     peak_bytes: int | None = None

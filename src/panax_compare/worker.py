@@ -17,6 +17,7 @@ import numpy as np
 from .columns import Running, column_named
 from .cores import usable_cores
 from .job import Job, loopback_bytes
+from .stream import HELD_OUT, TRAIN, Stream
 from .work import Batch, Work, read_work
 
 
@@ -58,7 +59,7 @@ def _make(command: dict[str, Any], find_recipe: Callable[[str], Any]) -> dict[st
     from .settings import Settings
 
     settings = Settings(**{**command["settings"], "columns": tuple(command["settings"]["columns"])})
-    make_work(settings, Path(command["folder"]), find_recipe)
+    make_work(settings, Path(command["folder"]), find_recipe, command.get("stream_steps", 0))
     return {}
 
 
@@ -79,6 +80,7 @@ class Prepared:
         self.batches = [self.running.put(batch) for batch in self.work.batches()]
         self.prepare_seconds = time.perf_counter() - start
         self.taken = 0
+        self._streams: dict[str, Stream] = {}
 
     def about(self) -> dict[str, Any]:
         """What it runs on."""
@@ -121,6 +123,33 @@ class Prepared:
         answer["loss"] = float(loss)
         answer |= self._sent(sent, steps)
         return answer
+
+    def advance(self, steps: int) -> dict[str, Any]:
+        """Train on the recipe's own batches, from the one on that comes next."""
+        stream = self._stream(TRAIN)
+        start, cpu, loss = time.perf_counter(), _cpu_seconds(), None
+        for _ in range(steps):
+            loss = self.running.step(self.running.put(stream[self.taken]))
+            self.taken += 1
+        assert loss is not None
+        self.running.wait(loss)
+        return {
+            "seconds": time.perf_counter() - start,
+            "cpu_seconds": _cpu_seconds() - cpu,
+            "loss": float(loss),
+        }
+
+    def held_out(self) -> dict[str, Any]:
+        """The mean loss of what the recipe holds out; nothing is learnt from it."""
+        stream = self._stream(HELD_OUT)
+        start = time.perf_counter()
+        losses = [float(self.running.evaluate(self.running.put(stream[n]))) for n in range(stream.length)]
+        return {"held_out": float(np.mean(losses)), "seconds": time.perf_counter() - start}
+
+    def _stream(self, part: str) -> Stream:
+        if part not in self._streams:
+            self._streams[part] = Stream(self.work.folder, part)
+        return self._streams[part]
 
     def _sent(self, before: int | None, steps: int) -> dict[str, Any]:
         """Bytes that a process sent in a step: as the column counts them, or as loopback has carried them, shared equally."""

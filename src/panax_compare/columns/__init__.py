@@ -24,6 +24,7 @@ class Running:
     Attributes:
         put: Sends a batch to the device, in the framework's own form.
         step: Dispatches one training step; its result is the loss, which may not have been computed yet.
+        evaluate: The loss of a batch with the parameters as they are, outside of training.
         wait: Returns when the device has done all up to this loss.
         device: In words.
         peak_bytes: The most memory of the device that was in use so far; None where only the process knows (a CPU).
@@ -35,6 +36,7 @@ class Running:
 
     put: Callable[[Batch], Any]
     step: Callable[[Any], Any]
+    evaluate: Callable[[Any], Any]
     wait: Callable[[Any], None]
     device: str
     peak_bytes: Callable[[], int | None]

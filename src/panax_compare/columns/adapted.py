@@ -7,6 +7,7 @@ import torch
 
 import panax
 from panax.adapters.torch import task
+from panax.core.measures import total_loss
 from panax.train import StepConfig
 
 from ..work import Work
@@ -42,8 +43,11 @@ def prepare(work: Work) -> Running:
         state, scalars = stepper.compiled(state, batch)
         return scalars["loss"]
 
+    def evaluate(batch):
+        return total_loss(stepper.compiled.evaluate(state, batch)["losses"])
+
     def put(batch):
         return stepper.compiled.put(panax.data.iterable.as_batch(as_tensors(batch)))
 
     note = "adapted with check=False: the comparison's own check of the losses stands for that of the adapter"
-    return running(work, step, put, tracing_seconds, (note,))
+    return running(work, step, evaluate, put, tracing_seconds, (note,))

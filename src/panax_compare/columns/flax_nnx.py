@@ -47,4 +47,5 @@ def prepare(work: Work) -> Running:
         optimizer.update(model, gradients)
         return loss
 
-    return running(work, lambda batch: train_step(model, optimizer, batch))
+    evaluate = nnx.jit(loss_of)
+    return running(work, lambda batch: train_step(model, optimizer, batch), lambda batch: evaluate(model, batch))

@@ -27,6 +27,7 @@ def set_precision(precision: str) -> None:
 def running(
     work: Work,
     step: Callable[[Any], Any],
+    evaluate: Callable[[Any], Any],
     put: Callable[[Batch], Any] | None = None,
     tracing_seconds: float = 0.0,
     notes: tuple[str, ...] = (),
@@ -40,6 +41,7 @@ def running(
     return Running(
         put=put or jax.device_put,
         step=step,
+        evaluate=evaluate,
         wait=jax.block_until_ready,
         device=device.device_kind,
         peak_bytes=peak,

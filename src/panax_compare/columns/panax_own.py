@@ -9,6 +9,7 @@ import numpy as np
 
 import panax
 from panax.adapters.huggingface import config_from, load
+from panax.core.measures import total_loss
 from panax.kernels import Kernels
 from panax.mesh import MeshShape
 from panax.models import DecoderTask, VitConfig, VitTask
@@ -52,7 +53,10 @@ def train(work: Work, mesh: MeshShape | None, devices: list[Any]) -> tuple[Runni
         state, scalars = stepper.compiled(state, batch)
         return scalars["loss"]
 
-    return running(work, step, lambda batch: stepper.compiled.put(in_its_form(work, batch))), stepper
+    def evaluate(batch):
+        return total_loss(stepper.compiled.evaluate(state, batch)["losses"])
+
+    return running(work, step, evaluate, lambda batch: stepper.compiled.put(in_its_form(work, batch))), stepper
 
 
 def task_of(work: Work) -> DecoderTask | VitTask:

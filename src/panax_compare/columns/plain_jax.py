@@ -34,10 +34,11 @@ def prepare(work: Work) -> Running:
         return optax.apply_updates(params, updates), moments, loss
 
     train_step = jax.jit(train_step, donate_argnums=(0, 1))
+    evaluate = jax.jit(loss_of)
 
     def step(batch):
         nonlocal params, moments
         params, moments, loss = train_step(params, moments, batch)
         return loss
 
-    return running(work, step)
+    return running(work, step, lambda batch: evaluate(params, batch))

@@ -14,8 +14,19 @@ PRODUCT = 2048
 """Rows and columns of the product whose speed is measured."""
 
 
-def running(work: Work, device: str, put: Callable[[Batch], Any], step: Callable[[Any], Any]) -> Running:
-    """A column of PyTorch, with the precision of products set as the work says."""
+def running(
+    work: Work,
+    device: str,
+    module: torch.nn.Module,
+    put: Callable[[Batch], Any],
+    step: Callable[[Any], Any],
+    loss: Callable[[Any], torch.Tensor],
+) -> Running:
+    """A column of PyTorch, with the precision of products set as the work says.
+
+    Args:
+        loss: Of a batch, as `step` computes it.
+    """
     set_precision(work.precision)
     if device == "cpu":
         torch.set_num_threads(usable_cores())
@@ -28,9 +39,17 @@ def running(work: Work, device: str, put: Callable[[Batch], Any], step: Callable
 
             torch_xla.sync(wait=True)
 
+    def evaluate(batch: Any) -> torch.Tensor:
+        module.eval()
+        with torch.no_grad():
+            found = loss(batch)
+        module.train()
+        return found
+
     return Running(
         put=put,
         step=step,
+        evaluate=evaluate,
         wait=wait,
         device=torch.cuda.get_device_name() if device == "cuda" else device,
         peak_bytes=lambda: torch.cuda.max_memory_allocated() if device == "cuda" else None,

@@ -96,12 +96,15 @@ def prepare(work: Work, layout: str) -> Running:
             name: leaf.to(device, whole if name == "image" else leaf.dtype) for name, leaf in as_tensors(own).items()
         }
 
+    def loss_in_precision(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
+            return loss_of(module, batch)
+
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         optimizer.zero_grad()
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
-            loss = loss_of(module, batch)
+        loss = loss_in_precision(batch)
         loss.backward()
         optimizer.step()
         return loss.detach()
 
-    return running(work, device, put, step)
+    return running(work, device, module, put, step, loss_in_precision)

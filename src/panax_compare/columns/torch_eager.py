@@ -65,12 +65,15 @@ def prepare(work: Work, compile: bool = False) -> Running:
         leaves = as_tensors(batch)
         return {name: leaf.to(device, whole if name == "image" else leaf.dtype) for name, leaf in leaves.items()}
 
+    def loss_in_precision(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=mixed):
+            return compute(module, batch)
+
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         optimizer.zero_grad()
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=mixed):
-            loss = compute(module, batch)
+        loss = loss_in_precision(batch)
         loss.backward()
         optimizer.step()
         return loss.detach()
 
-    return running(work, device, put, step)
+    return running(work, device, module, put, step, loss_in_precision)

@@ -21,13 +21,16 @@ def prepare(work: Work) -> Running:
         leaves = as_tensors(batch)
         return {name: leaf.to(device, whole if name == "image" else leaf.dtype) for name, leaf in leaves.items()}
 
+    def loss_in_precision(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        with torch.autocast("xla", dtype=torch.bfloat16, enabled=work.precision == "bf16-mixed"):
+            return loss_of(module, batch)
+
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         optimizer.zero_grad()
-        with torch.autocast("xla", dtype=torch.bfloat16, enabled=work.precision == "bf16-mixed"):
-            loss = loss_of(module, batch)
+        loss = loss_in_precision(batch)
         loss.backward()
         optimizer.step()
         torch_xla.sync()
         return loss.detach()
 
-    return running(work, "xla", put, step)
+    return running(work, "xla", module, put, step, loss_in_precision)
