@@ -74,12 +74,16 @@ def run(optimizer, params, gradients, *, mesh=None, axes=None, num_steps=10):
     def renewed(params, state):
         return renewal.renewed(state, params)
 
+    def between(number, params, state):
+        if renewal is None:
+            return state
+        return renewal.taken_over(number, renew(params, state) if renewal.due(number) else state)
+
     if mesh is None:
         step, renew = jax.jit(step), jax.jit(renewed)
         for number, gradient in enumerate(gradients, 1):
             params, state = step(params, state, gradient)
-            if renewal is not None and renewal.due(number):
-                state = renew(params, state)
+            state = between(number, params, state)
         return params, state
     placement = Placement.create(mesh if isinstance(mesh, MeshShape) else MeshShape(**mesh))
     lies = placement.storage_shardings(params, {name: axes for name, (_, axes) in described.items()})
@@ -90,8 +94,7 @@ def run(optimizer, params, gradients, *, mesh=None, axes=None, num_steps=10):
         params, state = jax.device_put(params, lies), jax.device_put(state, rests)
         for number, gradient in enumerate(gradients, 1):
             params, state = compiled(params, state, jax.device_put(gradient, lies))
-            if renewal is not None and renewal.due(number):
-                state = renew(params, state)
+            state = between(number, params, state)
     return params, state
 
 

@@ -14,6 +14,7 @@ from panax.core import Evaluation, Loss, RecipeError, Task, TrainingError, named
 from panax.mesh import MeshShape, Placement
 from panax.optim import Muon, Schedule, Sgd
 from panax.train import CompiledStep, Program, StepConfig, evaluate_all
+from panax.train.debug import DebugStep
 
 LAYERS, WIDTH, WIDER = 2, 8, 16
 STEADY = Schedule(peak=1.0, decay="constant")
@@ -113,6 +114,20 @@ def test_roots_come_by_the_number_of_the_step_whoever_took_those_before():
     assert not any(value.any() for value in roots(begun).values())
     with pytest.raises(TrainingError, match=r"Muon renews nothing of its state between steps"):
         made("muon", {}).trace_renewal()
+
+
+def test_roots_wait_for_their_step_and_the_debugger_takes_them_too():
+    optimizer = dataclasses.replace(OPTIMIZERS["shampoo"], root_delay=2)
+    program = Program.create(Stacked(), optimizer, num_steps=10, config=StepConfig())
+    compiled = CompiledStep(program, Placement.create(MeshShape(fsdp=1), devices=jax.devices()[:1]), BATCH_AXES)
+    for step in (compiled, DebugStep(program, BATCH_AXES)):
+        state = step.init(0)
+        # In use, to come: after each step. The first roots are those after step 2, and used from step 4 on.
+        for number, wanted in enumerate([(False, False), (False, True), (True, False), (True, True)], 1):
+            state, _ = taken(step, state, (number,))
+            roots = {name: leaf.any() for name, leaf in numbers(state.optimizer_state).items() if "root" in name}
+            found = [{there for name, there in roots.items() if ("next" in name) == later} for later in (False, True)]
+            assert found == [{there} for there in wanted], (type(step), number)
 
 
 @pytest.mark.parametrize("name", EACH)

@@ -41,7 +41,7 @@ def shampoo(value, gradients, one):
     parts = [slice(0, half), slice(half, None)]
     left = [np.zeros((len(value), len(value)))] * 2
     right = [np.zeros((half, half))] * 2
-    roots = None
+    roots = later = None
     for number, (gradient, (mean, usual)) in enumerate(
         zip(gradients, adam(value, gradients, one.b1, one.b2, one.epsilon)), 1
     ):
@@ -55,12 +55,15 @@ def shampoo(value, gradients, one):
             left[i] = decay * left[i] + (1 - decay) * gradient[:, part] @ gradient[:, part].T
             right[i] = decay * right[i] + (1 - decay) * gradient[:, part].T @ gradient[:, part]
         if number % one.precondition_frequency == 0:
-            roots = [(root(a, one.ridge), root(b, one.ridge)) for a, b in zip(left, right)]
+            later = number, [(root(a, one.ridge), root(b, one.ridge)) for a, b in zip(left, right)]
+        if later is not None and later[0] + one.root_delay == number + 1:
+            roots = later[1]
     return value
 
 
-def test_shampoo_takes_the_steps_of_its_definition():
-    optimizer = Shampoo(schedule=SCHEDULE, block=16, precondition_frequency=3, ridge=0.01)
+@pytest.mark.parametrize("delay", [1, 3])
+def test_shampoo_takes_the_steps_of_its_definition(delay):
+    optimizer = Shampoo(schedule=SCHEDULE, block=16, precondition_frequency=3, ridge=0.01, root_delay=delay)
     shapes = {"w": (8, 24), "tall": (24, 8), "bias": (24,)}
     given, steps = arrays(0, shapes), [arrays(seed, shapes) for seed in range(1, 21)]
     found, state = run(optimizer, given, steps, axes=AXES, num_steps=20)
@@ -170,6 +173,8 @@ def test_bases_of_zeros_stay_and_others_stay_orthonormal():
     [
         (lambda: Shampoo(block=0), r"optimizer.block=0"),
         (lambda: Shampoo(ridge=0.0), r"optimizer.ridge=0.0; expected a positive number, usually 1e-6"),
+        (lambda: Shampoo(root_delay=11), r"optimizer.root_delay=11; expected 1 to 10, the steps until the next roots"),
+        (lambda: Shampoo(root_delay=0), r"optimizer.root_delay=0"),
         (lambda: Soap(precondition_frequency=0), r"optimizer.precondition_frequency=0"),
         (lambda: Soap(b_statistics=1.0), r"optimizer.b_statistics=1.0; expected a decay rate"),
         (lambda: Shampoo(), r"Shampoo has no matrix to work on.*take AdamW"),

@@ -159,6 +159,13 @@ class OnShards(Optimizer):
         """
         raise NotImplementedError(f"{type(self).__name__} renews nothing")
 
+    def taken_over(self, number: int, state: dict[str, Any]) -> dict[str, Any]:
+        """The state after the step with this number, with what was renewed before where steps read it from now on.
+
+        By default they read it where it was renewed.
+        """
+        return state
+
     def check(self, axes: Mapping[str, Axes]) -> None:
         """Refuse parameters with which this optimizer has nothing to do.
 
@@ -217,7 +224,9 @@ class OnShards(Optimizer):
             return {COUNT: state[COUNT], **self._renewed_on_mesh(described(params), arrays, state[COUNT])}
 
         renewal = (
-            None if type(self).renewed is OnShards.renewed else Renewal(self.renewal_due, self.renewal_when, renewed)
+            None
+            if type(self).renewed is OnShards.renewed
+            else Renewal(self.renewal_due, self.renewal_when, renewed, self.taken_over)
         )
         return Transformation(init, update, state_axes, self.averaged, renewal)
 

@@ -3,6 +3,7 @@ and arXiv:2309.06497)."""
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,8 @@ from .shard import Shard
 
 LEFT, RIGHT = "left", "right"
 LEFT_ROOT, RIGHT_ROOT = "left_root", "right_root"
-STATISTICS, ROOTS = (LEFT, RIGHT), (LEFT_ROOT, RIGHT_ROOT)
+NEXT_LEFT_ROOT, NEXT_RIGHT_ROOT = "next_left_root", "next_right_root"
+STATISTICS, ROOTS, NEXT_ROOTS = (LEFT, RIGHT), (LEFT_ROOT, RIGHT_ROOT), (NEXT_LEFT_ROOT, NEXT_RIGHT_ROOT)
 
 POWER = 4
 """Of the inverse root on each of two sides."""
@@ -31,12 +33,14 @@ class Shampoo(OfMatrices):
     """Shampoo on weights between two spaces, AdamW on all other parameters.
 
     The update of each own array has the norm of AdamW's (grafting), so a rate and a decay tuned for AdamW fit; until there are
-    roots it is AdamW's. Roots are taken in a program of their own, after every `precondition_frequency` steps, and used from the
-    next step on.
+    roots it is AdamW's. Roots are taken in a program of their own, after every `precondition_frequency` steps, and used from
+    `root_delay` steps later on.
 
     Attributes:
         block: No side of a block is larger; larger matrices are cut evenly.
         precondition_frequency: Steps from roots to roots.
+        root_delay: Roots of the statistics after step n are used from step n + `root_delay` on: 1, the next one, or later, where
+            what runs the program beside the steps needs the time. Above 1, the roots to come are kept beside those in use.
         b_statistics: Of the running means of a block times itself transposed, from either side.
         ridge: Added to a side's statistics before a root is taken, times their Frobenius norm.
         b1: Of the mean of gradients, which is what is preconditioned; `b2` and `epsilon` are AdamW's, for the norm and for other
@@ -47,6 +51,7 @@ class Shampoo(OfMatrices):
 
     block: int = 1024
     precondition_frequency: int = 10
+    root_delay: int = 1
     b_statistics: float = 0.95
     ridge: float = 1e-6
 
@@ -58,11 +63,21 @@ class Shampoo(OfMatrices):
                 f"optimizer.block={self.block}, optimizer.precondition_frequency={self.precondition_frequency}; expected 1 or "
                 f"more, usually 1024 and 10"
             )
+        if not 1 <= self.root_delay <= self.precondition_frequency:
+            raise RecipeError(
+                f"optimizer.root_delay={self.root_delay}; expected 1 to {self.precondition_frequency}, the steps until the next "
+                f"roots (optimizer.precondition_frequency)"
+            )
         if self.ridge <= 0:
             raise RecipeError(
                 f"optimizer.ridge={self.ridge}; expected a positive number, usually 1e-6: statistics of few gradients have no "
                 f"inverse without"
             )
+
+    @property
+    def _renews(self) -> tuple[str, str]:
+        """Where roots are put when they are taken."""
+        return ROOTS if self.root_delay == 1 else NEXT_ROOTS
 
     def blocks(self, parameter: Parameter) -> Blocks:
         """How a parameter's matrices are cut."""
@@ -71,7 +86,8 @@ class Shampoo(OfMatrices):
     def keeps_of_matrix(self, parameter: Parameter) -> dict[str, Kept]:
         blocks = self.blocks(parameter)
         kept = Moments.keeps(parameter)
-        for kinds, size in zip(((LEFT, LEFT_ROOT), (RIGHT, RIGHT_ROOT)), blocks.size):
+        for *kinds, later, size in zip(STATISTICS, ROOTS, NEXT_ROOTS, blocks.size):
+            kinds += [later] if self._renews == NEXT_ROOTS else []
             kept |= dict.fromkeys(kinds, kept_beside(parameter, (*blocks.counts, size, size)))
         return kept
 
@@ -90,7 +106,7 @@ class Shampoo(OfMatrices):
             kept = {
                 **moments[name].kept,
                 **dict(zip(STATISTICS, statistics)),
-                **{kind: now.kept[kind] for kind in ROOTS},
+                **{kind: now.kept[kind] for kind in {*ROOTS, *self._renews}},
             }
             found[name] = -now.rate * (update + now.decay * now.value), kept
         return found
@@ -128,7 +144,8 @@ class Shampoo(OfMatrices):
 
     @property
     def renewal_when(self) -> str:
-        return f"after every {self.precondition_frequency} steps"
+        delayed = "" if self.root_delay == 1 else f", used from {self.root_delay} steps later on"
+        return f"after every {self.precondition_frequency} steps{delayed}"
 
     def renewed(self, shards: Mapping[str, Shard], kept: Mapping[str, dict[str, jax.Array]]) -> KeptOf:
         def work(*statistics: jax.Array) -> list[jax.Array]:
@@ -141,5 +158,13 @@ class Shampoo(OfMatrices):
                 parts[name] = [known[kind] for kind in STATISTICS]
                 arrays[name] = [kept[name][kind] for kind in STATISTICS]
         return {
-            name: dict(zip(ROOTS, roots)) for name, roots in shared_out(one_by_one(work), parts, arrays, parts).items()
+            name: dict(zip(self._renews, roots))
+            for name, roots in shared_out(one_by_one(work), parts, arrays, parts).items()
         }
+
+    def taken_over(self, number: int, state: dict[str, Any]) -> dict[str, Any]:
+        taken = number - (self.root_delay - 1)
+        if self.root_delay == 1 or taken < 1 or not self.renewal_due(taken):
+            return state
+        # What was in use is overwritten by the next renewal.
+        return {**state, **{kind: state[other] for kind, other in zip((*ROOTS, *NEXT_ROOTS), (*NEXT_ROOTS, *ROOTS))}}

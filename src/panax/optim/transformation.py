@@ -20,11 +20,14 @@ class Renewal(NamedTuple):
         when: The same in words, such as "after every 10 steps".
         renewed: Takes a state and the parameters that train, of which only shapes are read; returns the state as the next step
             sees it.
+        taken_over: Takes the number of a step and the state after it; returns the state in which what was renewed some steps ago
+            stands where steps read it. Moves no bytes.
     """
 
     due: Callable[[int], bool]
     when: str
     renewed: Callable[[Any, Any], Any]
+    taken_over: Callable[[int, Any], Any]
 
 
 class Transformation(NamedTuple):

@@ -185,6 +185,8 @@ class CompiledStep:
             self._count = before + 1, state.step
             if self.program.renewal_due(before + 1):
                 state = dataclasses.replace(state, optimizer_state=self.renewal(state.optimizer_state))
+            taken_over = self.program.taken_over(before + 1, state.optimizer_state)
+            state = dataclasses.replace(state, optimizer_state=taken_over)
             meeting = self.program.meeting_after(before + 1)
             if meeting is not None:
                 state = self.agreement(meeting)(state)

@@ -1,6 +1,7 @@
 """The same step, un-jitted on one device: for looking inside."""
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -54,7 +55,12 @@ class DebugStep:
                     part = jax.tree.map(lambda leaf, i=i: leaf[i], micro_batches)
                     self.program.task.loss(state.params, state.model_state, part, state.step_key, True)
             with _without_breakpoints():
-                return self.program.step(state, batch)
+                state, scalars = self.program.step(state, batch)
+                number = int(state.step)
+                if self.program.renewal_due(number):
+                    state = dataclasses.replace(state, optimizer_state=self.program.renewed(state.optimizer_state))
+                taken_over = self.program.taken_over(number, state.optimizer_state)
+                return dataclasses.replace(state, optimizer_state=taken_over), scalars
 
     def evaluate(self, state: TrainState, batch: Mapping[str, jax.Array]) -> Any:
         with _eager(), real_values(), use_kernels(self.program.kernels.names):

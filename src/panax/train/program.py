@@ -191,6 +191,11 @@ class Program:
         assert self.transformation.renewal is not None
         return self.transformation.renewal.renewed(optimizer_state, eqx.filter(self.abstract.params, self.trainable))
 
+    def taken_over(self, number: int, optimizer_state: Any) -> Any:
+        """The optimizer's state after the step with this number, with what was renewed some steps ago where steps read it."""
+        renewal = self.transformation.renewal
+        return optimizer_state if renewal is None else renewal.taken_over(number, optimizer_state)
+
     def gradients(
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
     ) -> Any:
