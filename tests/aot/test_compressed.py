@@ -112,7 +112,8 @@ def test_local_steps_compiled_program_sends_it_in_these_types(wire):
     numbers = sum(math.prod(place.shard_shape(leaf.shape)) for leaf, place in leaves)
     sent: dict[str, float] = collections.defaultdict(float)
     for one in count_collectives(text, step.placement.sizes):
-        sent[one.dtype] += one.total_wire_bytes / numbers * 8 / 7
+        for dtype, _ in one.shares:
+            sent[dtype] += one.total_wire_bytes_as(dtype) / numbers * 8 / 7
     print(wire, dict(sent))
     assert sum(sent.values()) == pytest.approx(2 * OF_LOCAL_STEPS[wire][0], rel=0.02)
     assert sent["u8" if wire else "f32"] == pytest.approx(1.0 if wire else 8.0, rel=0.02)
@@ -130,7 +131,8 @@ def test_codes_are_what_travels_in_the_compiled_program(name, wire):
     for one in planned.collectives:
         if one.axes == ("replica",) and one.wire_bytes > 1e3:
             assert one.exact
-            by_type[one.dtype] += one.total_wire_bytes / numbers / away
+            for dtype, _ in one.shares:
+                by_type[dtype] += one.total_wire_bytes_as(dtype) / numbers / away
     print(name, wire, dict(by_type))
     scales = 0.0 if wire == "bfloat16" else 2 * SCALE
     assert sum(by_type.values()) == pytest.approx(2 * EACH_WAY[wire], rel=0.02)
@@ -143,5 +145,5 @@ def test_codes_are_what_travels_in_the_compiled_program(name, wire):
 @pytest.mark.slow
 def test_the_compiled_plain_step_sends_float32():
     planned, walked = plan(*MESHES["64"])
-    sent = {one.dtype: one.total_wire_bytes for one in planned.collectives if one.axes == ("replica",)}
-    assert sent["f32"] / held(walked) == pytest.approx(8 * 7 / 8, rel=0.02)
+    sent = sum(one.total_wire_bytes_as("f32") for one in planned.collectives if one.axes == ("replica",))
+    assert sent / held(walked) == pytest.approx(8 * 7 / 8, rel=0.02)

@@ -30,7 +30,7 @@ SHAPES = {
     "bias": (LAYERS, 4, 6),
     "scale": (LAYERS, 8),
     "table": (24, 8),
-    "adapted": (12, 10),
+    "adapted": (12, 12),
 }
 
 

@@ -22,13 +22,15 @@ OPTIMIZERS = {
     "muon": Muon(schedule=SCHEDULE, dtype="float32"),
     # Where statistics of few gradients have no full rank, a root is as uncertain as a rounding over the ridge.
     "shampoo": Shampoo(schedule=SCHEDULE, block=16, precondition_frequency=2, ridge=0.01),
-    "soap": Soap(schedule=SCHEDULE, precondition_frequency=2),
+    # Wider sides' statistics have no full rank after so few steps, and a rounding decides on the rest of a basis.
+    "soap": Soap(schedule=SCHEDULE, precondition_frequency=2, largest=12),
     "schedule_free": ScheduleFreeAdamW(schedule=Schedule(peak=0.1, warmup_steps=3, decay="constant"), weight_decay=0.1),
 }
 BOUND = 4e-6
 """A few dozen roundings of float32, of 6e-8 each."""
-BOUNDS = {"muon": 2e-4}
-"""Newton and Schulz's slope at zero is 3.4 in each of five iterations, 480 in all: so small singular values' roundings grow."""
+BOUNDS = {"muon": 2e-4, "soap": 2e-4}
+"""Newton and Schulz's slope at zero is 3.4 in each of five iterations, 480 in all: so small singular values' roundings grow. An
+eigenvector is as uncertain as a rounding over the distance of two eigenvalues, here of 1e-3 or more."""
 MESHES = {
     "fsdp8": {"fsdp": 8},
     "tensor2": {"replica": 2, "tensor": 2, "fsdp": 2},

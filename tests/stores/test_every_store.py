@@ -195,3 +195,16 @@ def test_a_secret_in_an_address_is_shown_nowhere(url, tmp_path, monkeypatch, cap
         assert main(command) != 0
         said = capsys.readouterr()
         assert "CRET" not in said.out + said.err, command
+
+
+# The server that stands in for Google's storage does not know its condition for creating.
+@pytest.mark.parametrize("store", ["local", "memory", "s3"], indirect=True)
+def test_one_of_several_that_create_an_object_wins(store):
+    assert store.create("a/who", b"first") and not store.create("a/who", b"second")
+    assert store.read("a/who") == b"first"
+    # Whoever would write the same has written it: an answer may have been lost, and the request repeated.
+    assert isinstance(store, LocalStore) or store.create("a/who", b"first")
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda n: store.create("a/race", b"%d" % n), range(8)))
+    assert sum(won) == 1 and store.read("a/race") == b"%d" % won.index(True)
+    assert [entry.path for entry in store.list("a")] == ["a/race", "a/who"]

@@ -19,6 +19,7 @@ from ..cluster.launching import LOCAL
 from ..cluster.launching import launch as launched
 from ..cluster.view import View
 from ..core.errors import LaunchError, PanaxError, RecipeError, nearest
+from .islands import launch_islands
 
 USAGE = """\
 usage: panax launch RECIPE --processes N [--on ENGINE] [flags of panax train]
@@ -51,6 +52,9 @@ what each process said; `panax status RUN` tells how it is.
   --slow-probes N   in N measurements in a row (3)
   --no-spares       keep no processes that wait for a restart
   --quiet           show nothing but how it ended
+  --islands I       as many jobs as these flags say, which train by themselves
+                    and meet after --comms.local-steps; one that is lost stops
+                    no other. --island K starts one of them alone
 
 for engines, as each of them needs; docs/launch.md says which
   --accelerator cpu|gpu|tpu   --cpus C   --memory 64G   --time HH:MM:SS
@@ -75,7 +79,7 @@ OWN = (
 )
 """Fields of the policy that are flags."""
 
-DRY_RUN = "--dry-run"
+DRY_RUN, ISLANDS, ISLAND = "--dry-run", "--islands", "--island"
 
 SUBMISSION = "--submission"
 """Given by Panax itself to a job that an engine may start again: --fresh counts for its first start."""
@@ -91,6 +95,8 @@ def launch(arguments: Sequence[str]) -> int:
     if arguments[0].startswith("-"):
         raise RecipeError(f"expected `panax launch RECIPE`, and got {arguments[0]}; the recipe comes first")
     own, rest = own_flags(arguments[1:])
+    if own.islands is not None or own.island is not None:
+        return _islands(own, arguments, rest)
     if "--help" in rest or "-h" in rest:
         print(USAGE)
         return subprocess.run([sys.executable, "-m", "panax", "train", arguments[0], "--help"], check=False).returncode
@@ -125,6 +131,31 @@ def launch(arguments: Sequence[str]) -> int:
         return _submit(job, engine, arguments, own.on)
     view = View(job.num_steps, quiet=own.quiet)
     return _ended(launched(job, engine, name=own.on, view=view), job, view)
+
+
+def _islands(own: argparse.Namespace, arguments: Sequence[str], rest: Sequence[str]) -> int:
+    """Start islands, each by this command without the flags that say how many there are."""
+    if own.islands is None:
+        raise LaunchError(f"{ISLAND} {own.island} is one of several: say how many there are, as in {ISLANDS} 4")
+    if own.dry_run or own.submission or own.processes != 1 or own.nodes != 1:
+        raise LaunchError(f"{ISLANDS} {own.islands}: an island is one process, with as many devices as --devices says")
+    flags, skips = [], False
+    for flag in arguments[1:]:
+        name, equals, _ = flag.partition("=")
+        if skips:
+            skips = False
+        elif name in (ISLANDS, ISLAND):
+            skips = not equals
+        else:
+            flags.append(flag)
+    # As each of them will be: an error is said once, before any is started.
+    own_place = (
+        []
+        if any(flag.partition("=")[0] == "--comms.islands.place" for flag in rest)
+        else ["--comms.islands.place", "."]
+    )
+    facts = probe((arguments[0], *rest, "--comms.islands.count", str(own.islands), *own_place))
+    return launch_islands(arguments[0], flags, Path(facts["folder"]), own.islands, own.island)
 
 
 def probe(arguments: Sequence[str]) -> dict[str, Any]:
@@ -172,6 +203,8 @@ def own_flags(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--quiet", action="store_true")
     parser.add_argument("--no-spares", action="store_true")
     parser.add_argument("--port", type=int)
+    parser.add_argument(ISLANDS, type=int)
+    parser.add_argument(ISLAND, type=int)
     parser.add_argument(SUBMISSION, default="")
     for field in dataclasses.fields(Resources):
         flag = f"--{field.name.replace('_', '-')}"

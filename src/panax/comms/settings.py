@@ -7,7 +7,51 @@ from typing import Literal
 from ..core.errors import RecipeError, nearest
 from ..core.logical import MESH_AXES
 from ..core.validated import Validated
+from ..stores import shown_address
 from .wires import WIRES, Wire
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Islands(Validated):
+    """Replicas that are jobs of their own, and meet in a folder or an object store: one that is lost stops no other.
+
+    Attributes:
+        count: How many there are; 1: replicas are those of the mesh.
+        index: Which one this is, from 0.
+        place: The folder or object store where all of them meet, and nothing else is kept.
+        wait_seconds: For those that were there the last time; then the others agree without them.
+        start_seconds: For all of them, at the first meeting.
+    """
+
+    count: int = 1
+    index: int = 0
+    place: str = ""
+    wait_seconds: float = dataclasses.field(default=60.0, metadata={"saved": False})
+    start_seconds: float = dataclasses.field(default=600.0, metadata={"saved": False})
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or not 0 <= self.index < max(self.count, 1):
+            raise RecipeError(
+                f"comms.islands.count={self.count}, index={self.index}; expected 1 island or more, and an index from 0 to "
+                "one less"
+            )
+        if self.wait_seconds <= 0 or self.start_seconds <= 0:
+            raise RecipeError(
+                f"comms.islands.wait_seconds={self.wait_seconds}, start_seconds={self.start_seconds}; expected more than 0"
+            )
+        if self.count > 1 and not self.place:
+            raise RecipeError(
+                f"comms.islands.count={self.count}: islands need a place where they meet; set comms.islands.place to a "
+                "folder that "
+                f"all of them see, or to an address of an object store"
+            )
+        plain = type(self).__dataclass_fields__
+        for name in () if self.count > 1 else ("place", "wait_seconds", "start_seconds"):
+            if getattr(self, name) != plain[name].default:
+                raise RecipeError(
+                    f"comms.islands.{name}={getattr(self, name)!r} has no effect with one island; set comms.islands.count, or "
+                    f"leave it out"
+                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,22 +60,28 @@ class Comms(Validated):
 
     Attributes:
         compress: What gradients travel as over the axes of `over`: bfloat16, int8, float8, int4, sign, or a registered wire;
-            empty for float32. Parts of each array go to the replicas that own them, are added up there in float32, and their sums
+            empty for float32. Parts of each array go to the replicas that own them, are added up there in float32, and their
+            sums
             come back, both ways compressed. Arrays of fewer than 4,096 numbers travel in float32.
-        over: Mesh axes over which they are compressed, together; no parameter may be split over one of them. Sums over all other
+        over: Mesh axes over which they are compressed, together; no parameter may be split over one of them. Sums over all
+        other
             axes are made before, in float32.
         error_feedback: What rounding leaves out is kept on each replica and added to the next step's gradient, at 4 bytes a
             parameter (arXiv:1901.09847).
         rounding: nearest, or stochastic: up or down by chance, so that sums are right in the mean.
-        sums: When gradients are added up over all axes that share them: after the last micro-batch, all at once; in the backward
+        sums: When gradients are added up over all axes that share them: after the last micro-batch, all at once; in the
+        backward
             pass of the last micro-batch, each layer's as soon as it is there, so that it travels beside the other layers' work;
             or in that of every micro-batch, which sends as many times the bytes.
-        delayed: Sums over the axes of `over` are those of the last batch's gradients, so that they travel while replicas work on
+        delayed: Sums over the axes of `over` are those of the last batch's gradients, so that they travel while replicas
+        work on
             the next batch; they are kept in between, at 4 bytes a parameter. Each update is one step late.
         delay_correction: Take late gradients at the parameters and once more their last update, which is where the parameters
             will about be (arXiv:1809.02839); keeps another 4 bytes a parameter.
-        local_steps: Each replica takes so many steps by itself, with nothing sent between replicas; then they agree: the mean of
-            what they have moved by goes to an outer optimizer, SGD with Nesterov momentum (DiLoCo, arXiv:2311.08105), and travels
+        local_steps: Each replica takes so many steps by itself, with nothing sent between replicas; then they agree: the
+        mean of
+            what they have moved by goes to an outer optimizer, SGD with Nesterov momentum (DiLoCo, arXiv:2311.08105), and
+            travels
             as `compress` says. Evaluations and exports are of the parameters agreed on.
         fragments: Parameters agree in so many parts, each once in `local_steps` and one after the other, so that the most bytes
             at once are as many times fewer (streaming DiLoCo, arXiv:2501.18512).
@@ -39,6 +89,7 @@ class Comms(Validated):
         mixing: What they then keep of their own, with `overlap_steps` only: 0 nothing, 1 all.
         outer_rate: Learning rate of the outer optimizer.
         outer_momentum: Its momentum.
+        islands: With `local_steps`: replicas are jobs of their own, which may be lost and join again while the others go on.
     """
 
     compress: str = ""
@@ -54,8 +105,10 @@ class Comms(Validated):
     mixing: float = 0.5
     outer_rate: float = 0.7
     outer_momentum: float = 0.9
+    islands: Islands = Islands()
 
     def __post_init__(self) -> None:
+        self._check_islands()
         self._check_local_steps()
         self._check_delayed()
         self._check_sums()
@@ -98,7 +151,8 @@ class Comms(Validated):
         for name in ("outer_rate", "outer_momentum"):
             if self.local_steps == 1 and getattr(self, name) != plain[name].default:
                 raise RecipeError(
-                    f"comms.{name}={getattr(self, name)} has no effect with local_steps=1; set comms.local_steps, or leave it out"
+                    f"comms.{name}={getattr(self, name)} has no effect with local_steps=1; set comms.local_steps, or "
+                    "leave it out"
                 )
         if not 1 <= self.fragments <= self.local_steps or not 0 <= self.overlap_steps < max(self.local_steps, 1):
             raise RecipeError(
@@ -115,6 +169,25 @@ class Comms(Validated):
         if self.local_steps > 1 and self.over != ("replica",):
             raise RecipeError(
                 f"comms.over={self.over}: local steps are those of replicas; leave comms.over out, or set comms.local_steps=1"
+            )
+
+    def _check_islands(self) -> None:
+        if self.islands.count == 1:
+            return
+        asked = f"comms.islands.count={self.islands.count}"
+        if self.local_steps == 1:
+            raise RecipeError(
+                f"{asked}: islands meet after local steps; set comms.local_steps above 1, usually 25 to 500"
+            )
+        if self.fragments > 1 or self.overlap_steps:
+            raise RecipeError(
+                f"{asked} with comms.fragments={self.fragments}, overlap_steps={self.overlap_steps}: islands agree on all "
+                f"parameters at once; leave both out"
+            )
+        if self.compress and self.error_feedback:
+            raise RecipeError(
+                f"{asked} with comms.compress={self.compress!r}: an island keeps nothing of what rounding leaves out; set "
+                f"comms.error_feedback=False"
             )
 
     def _check_delayed(self) -> None:
@@ -150,9 +223,16 @@ class Comms(Validated):
         """What to say of it before a run begins; None where nothing is compressed."""
         if self.local_steps > 1:
             how = self.compress or "float32"
+            if self.islands.count > 1:
+                return (
+                    f"comms          island {self.islands.index} of {self.islands.count}: they meet after every "
+                    f"{self.local_steps} "
+                    f"steps in {shown_address(self.islands.place)}; what each has moved by travels as {how}"
+                )
             parts = "" if self.fragments == 1 else f", in {self.fragments} parts at different ones"
             return (
-                f"comms          replicas agree after every {self.local_steps} steps{parts}; what they have moved by travels as "
+                f"comms          replicas agree after every {self.local_steps} steps{parts}; what they have moved by "
+                "travels as "
                 f"{how}"
             )
         if self.is_plain:
@@ -172,6 +252,11 @@ class Comms(Validated):
     def is_plain(self) -> bool:
         """Whether gradients are added up as they are, at once, in every step."""
         return not self.compress and not self.delayed and self.local_steps == 1 and self.sums == "at_end"
+
+    @property
+    def on_mesh(self) -> "Comms":
+        """What of it the devices of one job do: of an island nothing, whose steps are plain ones."""
+        return self if self.islands.count == 1 else Comms()
 
     @property
     def asked(self) -> str:

@@ -228,7 +228,11 @@ class OnShards(Optimizer):
             if type(self).renewed is OnShards.renewed
             else Renewal(self.renewal_due, self.renewal_when, renewed, self.taken_over)
         )
-        return Transformation(init, update, state_axes, self.averaged, renewal)
+
+        def skipped(state: dict[str, Any], steps: int) -> dict[str, Any]:
+            return {**state, COUNT: state[COUNT] + jnp.asarray(steps, state[COUNT].dtype)}
+
+        return Transformation(init, update, state_axes, self.averaged, renewal, skipped)
 
     def _renewed_on_mesh(
         self, parameters: dict[str, Parameter], arrays: Mapping[str, Arrays], count: jax.Array

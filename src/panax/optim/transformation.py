@@ -20,7 +20,8 @@ class Renewal(NamedTuple):
         when: The same in words, such as "after every 10 steps".
         renewed: Takes a state and the parameters that train, of which only shapes are read; returns the state as the next step
             sees it.
-        taken_over: Takes the number of a step and the state after it; returns the state in which what was renewed some steps ago
+        taken_over: Takes the number of a step and the state after it; returns the state in which what was renewed some steps
+        ago
             stands where steps read it. Moves no bytes.
     """
 
@@ -41,6 +42,8 @@ class Transformation(NamedTuple):
         averaged: Takes the parameters after an update and the state; returns the average of them that is judged in their place.
             None where they are judged themselves.
         renewal: What of the state is renewed now and then, in a program of its own; None where nothing is.
+        skipped: Takes a state and a number of steps that were not taken; returns the state with the schedule where it would be
+            after them. None where that is not known.
     """
 
     init: Callable[[Any], Any]
@@ -48,6 +51,7 @@ class Transformation(NamedTuple):
     axes: Callable[[Any, Described], Any]
     averaged: Callable[[Any, Any], Any] | None = None
     renewal: Renewal | None = None
+    skipped: Callable[[Any, int], Any] | None = None
 
 
 def added_to(params: Any, updates: Any) -> Any:

@@ -52,6 +52,7 @@ class Collective:
         open_ended: In a loop of unknown length: `times` is for one turn of it, and totals leave it out.
         where: The named scope that it comes from, with what the compiler made of it: `feed_forward (backward)`.
         name: The instruction's.
+        shares: Of what travels, how much each type has, as (type, share); the shares add up to 1.
     """
 
     kind: str
@@ -64,11 +65,16 @@ class Collective:
     where: str
     name: str
     open_ended: bool = False
+    shares: tuple[tuple[str, float], ...] = ()
 
     @property
     def total_wire_bytes(self) -> int:
         """What a device sends in one run of the program."""
         return self.wire_bytes * self.times
+
+    def total_wire_bytes_as(self, dtype: str) -> float:
+        """The same, of one type alone, where operations on several types were combined."""
+        return self.total_wire_bytes * dict(self.shares).get(dtype, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +237,16 @@ def _collective(
         exact=True,
         where="",
         name=instruction.name,
+        shares=_shares(result),
     )
+
+
+def _shares(result: list[Buffer]) -> tuple[tuple[str, float], ...]:
+    sizes: dict[str, int] = {}
+    for buffer in result:
+        sizes[buffer.dtype] = sizes.get(buffer.dtype, 0) + buffer.size_bytes
+    total = sum(sizes.values())
+    return tuple((dtype, size / total) for dtype, size in sizes.items()) if total else ()
 
 
 def _result(instruction: Instruction, kind: str) -> list[Buffer]:

@@ -20,6 +20,7 @@ from ..metrics import Lane, Tracker
 from ..metrics.console import shown
 from .experiment import Experiment
 from .interrupt import Interrupt
+from .islands import Island
 from .keeping import Keeper
 from .loop import Run
 from .no_data import lacks_data
@@ -141,6 +142,10 @@ def open_run(
         ):
             heartbeat().phase("restore")
             start = begin(prepared, checkpointer, memory, said, accept_changes=accept_changes)
+            island = None
+            if experiment.comms.islands.count > 1:
+                island = Island(prepared, said, lambda: interrupt.signal is not None, fresh=fresh)
+                start = island.begin(start, start.drawn.left_out | frozenset(experiment.skip_batches))
             checkpointer.prepare(start.state)
             keeper = Keeper(experiment.checkpoint, checkpointer, memory, start.stored)
             run_id = checkpointer.run_name()
@@ -149,7 +154,7 @@ def open_run(
             ) as report:
                 rewinding = Rewinding(prepared, start, checkpointer, memory, keeper, report, said)
                 verifying = Verifying(prepared, report, rewinding, said)
-                run = Run(prepared, start, keeper, report, rewinding, verifying, interrupt, said)
+                run = Run(prepared, start, keeper, report, rewinding, verifying, interrupt, said, island)
                 heartbeat().phase("compile")
                 yield run
                 heartbeat().phase("end")

@@ -17,6 +17,7 @@ from .experiment import Experiment
 from .feed import Fed, feed
 from .hooked import Hooked, Wishes
 from .interrupt import Interrupt
+from .islands import Island
 from .keeping import Keeper, due
 from .prepare import Prepared, Say
 from .probing import Probing
@@ -53,13 +54,14 @@ class Run:
         verifying: Verifying,
         interrupt: Interrupt,
         say: Say,
+        island: Island | None = None,
     ):
         self.prepared = prepared
         self.batch: dict[str, jax.Array] = {}
         self.result: Result | None = None
         self.say = say
         self._keeper, self._report, self._rewinding, self._interrupt = keeper, report, rewinding, interrupt
-        self._verifying = verifying
+        self._verifying, self._island = verifying, island
         self._probing = Probing(prepared, report)
         self._stopped, self._failed = "", False
         self._hooked = Hooked(self.experiment.hooks)
@@ -89,6 +91,9 @@ class Run:
         while True:
             self._report.ledger.begin_steps(self.step)
             yield from self._batches()
+            if self._is_behind:
+                self._begin(self._caught_up())
+                continue
             if self.step == self.experiment.num_steps and not (self._stopped or self._failed or self._goes_back):
                 self._report.flush()
                 self._goes_back = self._rewinding.is_due
@@ -106,7 +111,7 @@ class Run:
             feed(self.prepared.data.train, sender, self._position, drawn=self._number, left_out=left_out)
         ) as batches:
             batches.gives_up = interrupt.gives_up_waiting
-            while not self._ended and not self._goes_back and not interrupt.due():
+            while not (self._ended or self._goes_back or self._is_behind or interrupt.due()):
                 report.before_step(self.step)
                 late = report.waiting_for_data() if batches.is_late else contextlib.nullcontext()
                 with report.clock.measure("data_stall"), late:
@@ -151,6 +156,10 @@ class Run:
         self._goes_back = self._rewinding.is_due
         if self._goes_back:
             return
+        if self._island is not None:
+            self.state = self._island.after_step(self.state, self.step)
+            if self._is_behind:
+                return
         self._probing.after_step(self.step)
         wishes = self._called("after_step", due(self.experiment.log_every, self.step))
         if (due(self.experiment.evaluate.every, self.step) or wishes.evaluate) and not self._ended:
@@ -186,6 +195,21 @@ class Run:
         self._report.end(self.step, "done" if self.step == self.experiment.num_steps else left)
         self.result = Result(self.prepared, self.state, self.step, self._evaluation, checkpoint, signal, stopped)
         return self.result
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the other islands have met without this one, which joins them at a later step."""
+        return self._island is not None and self._island.ahead is not None
+
+    def _caught_up(self) -> Start:
+        assert self._island is not None
+        self._report.flush()
+        here = Start(
+            self.state, self.step, self._position, self._keeper.stored, self._hooked.kept(self), self._rewinding.drawn
+        )
+        start = self._island.caught_up(self.state, here, self._rewinding.left_out)
+        self._rewinding.drawn = start.drawn
+        return start
 
     @property
     def _ended(self) -> bool:

@@ -7,12 +7,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..comms import Islands
 from ..core import DataFacts, Source, Task
 from ..core.errors import RecipeError
 from ..core.system import check_system
 from ..data import BatchRamp, ExampleData, IterableSource, TextData
 from ..data.first_batches import FirstBatches
 from ..data.ramped import ramped
+from ..data.share import Share
 from ..data.text_bytes import bits_per_byte
 from ..data.tokenizer import Tokenizer
 from ..kernels import choose_by_timing
@@ -124,7 +126,7 @@ def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any =
     experiment, task = with_chosen_mesh(
         experiment, task, make_program, lambda: batch_shapes(experiment, source), source.axes, devices, say
     )
-    data = _with_ramp(data, experiment.batch_ramp, say)
+    data = _shared(_with_ramp(data, experiment.batch_ramp, say), experiment.comms.islands)
     program = make_program(experiment, task)
     for line in () if program.widths is None else program.widths.words():
         say(line)
@@ -146,6 +148,14 @@ def _with_ramp(data: OpenedData, ramp: BatchRamp, say: Say) -> OpenedData:
     sizes = ", ".join(f"a {count}th" if count > 2 else "a half" for count in ramp.parts)
     say(f"batch ramp: {ramp.steps} steps each with {sizes} of the batch, then all of it from step {ramp.end + 1} on")
     return dataclasses.replace(data, train=ramped(data.train, ramp), shapes=data.shapes * (1 + len(ramp.parts)))
+
+
+def _shared(data: OpenedData, islands: Islands) -> OpenedData:
+    """Of an island its own rows of each batch; it is judged on all that is held out."""
+    if islands.count == 1:
+        return data
+    held_out = None if data.held_out is None else Share(data.held_out, 0, 1)
+    return dataclasses.replace(data, train=Share(data.train, islands.index, islands.count), held_out=held_out)
 
 
 def batch_shapes(experiment: Experiment, source: Source) -> dict[str, Any]:
@@ -184,5 +194,5 @@ def make_program(experiment: Experiment, task: Task) -> Program:
         config=experiment.step,
         frozen=experiment.frozen,
         kernels=experiment.kernels,
-        comms=experiment.comms,
+        comms=experiment.comms.on_mesh,
     )

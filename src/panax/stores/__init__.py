@@ -1,9 +1,21 @@
 """Where bytes are kept: a disk, a shared file system, or an object store, behind one small protocol."""
 
 from .local import LocalStore
-from .store import REMOTE, Buffer, Entry, MissingError, Store, checked_path, is_remote, join, open_store, shown_address
+from .store import (
+    REMOTE,
+    Buffer,
+    Claiming,
+    Entry,
+    MissingError,
+    Store,
+    checked_path,
+    is_remote,
+    join,
+    open_store,
+    shown_address,
+)
 
 __all__ = [
-    "REMOTE", "Buffer", "Entry", "LocalStore", "MissingError", "Store", "checked_path", "is_remote", "join", "open_store",
-    "shown_address",
+    "REMOTE", "Buffer", "Claiming", "Entry", "LocalStore", "MissingError", "Store", "checked_path", "is_remote", "join",
+    "open_store", "shown_address",
 ]  # fmt: skip

@@ -58,6 +58,26 @@ class LocalStore:
                 f"{target} can't be written: {_reason(error)}; free space there, or see that it may be written"
             ) from error
 
+    def create(self, path: str, data: bytes) -> bool:
+        target = self._path(path)
+        partial = target.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
+        try:
+            _make_folder(target.parent)
+            _write_file(partial, [data])
+            try:
+                # A name for whole bytes, which fails where there is one: a rename would take its place.
+                os.link(partial, target)
+            except FileExistsError:
+                return False
+            finally:
+                partial.unlink()
+            _flush_folder(target.parent)
+        except OSError as error:
+            raise StoreError(
+                f"{target} can't be written: {_reason(error)}; the file system must have hard links, and room"
+            ) from error
+        return True
+
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         file = self._path(path)
         if stop is None:

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any, NoReturn, TypeVar
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError
 
 from ..core.errors import StoreError
 from .clients import Clients, parse_address
@@ -107,6 +107,21 @@ class ObjectStore:
                 raise StoreError(f"{error}; an object with other bytes was there, {left}") from None
             finally:
                 self._burst.touch()
+
+    def create(self, path: str, data: bytes) -> bool:
+        key = self._key(path)
+
+        def put(seconds: float) -> bool:
+            try:
+                obstore.put(self._clients.get(seconds), key, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+            return True
+
+        if self._retried(put, "created", path, len(data)):
+            return True
+        # There is one: maybe this very write, whose answer was lost before it was tried again.
+        return self.read(path) == data
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         if stop is None:

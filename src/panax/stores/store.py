@@ -67,6 +67,21 @@ class Store(Protocol):
         ...
 
 
+@runtime_checkable
+class Claiming(Store, Protocol):
+    """A store in which one of several writers of the same object wins."""
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Put an object where there is none of that name; whether this writer has.
+
+        Who writes bytes that nobody else would write is told right also when an answer was lost and the request repeated.
+
+        Raises:
+            StoreError: It could not be written, or the store has no such writes.
+        """
+        ...
+
+
 class MissingError(StoreError):
     """There is no object of that name."""
 
@@ -84,7 +99,7 @@ def is_remote(url: str) -> bool:
     return url.startswith(REMOTE)
 
 
-def open_store(url: str | Path) -> Store:
+def open_store(url: str | Path) -> Claiming:
     """The store at a path of this machine, or at `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`.
 
     Credentials and endpoints of object stores come from the environment alone.

@@ -1,0 +1,133 @@
+"""`panax launch --islands N`: as many jobs, each with its own supervisor and folder, that meet in one place."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from ..core.errors import LaunchError
+
+MEETING = "meeting"
+_OWN = ("--comms.islands.count", "--comms.islands.index")
+
+
+def launch_islands(recipe: str, flags: Sequence[str], folder: Path, count: int, only: int | None) -> int:
+    """Start the islands of a run, and follow them until all have ended. One that fails for good stops no other.
+
+    Args:
+        flags: Of `panax launch`, those that say how many islands there are left out.
+        folder: The run's; each island has a folder in it.
+        only: Start this one alone, to bring it back.
+
+    Returns:
+        0 where all have ended well, else the exit code of one that has not.
+
+    Raises:
+        LaunchError: The flags can't be used for islands.
+    """
+    if count < 2 or (only is not None and not 0 <= only < count):
+        raise LaunchError(
+            f"--islands {count}{'' if only is None else f' --island {only}'}: expected 2 or more, counted from 0"
+        )
+    given = [flag for flag in flags if flag.partition("=")[0].replace("_", "-") in _OWN]
+    if given:
+        raise LaunchError(f"{given[0]} is set by --islands for each island; leave it out")
+    place = str(folder / MEETING)
+    if "--fresh" in flags and only is None:
+        _set_aside(folder / MEETING)
+    indices = range(count) if only is None else [only]
+    jobs = {index: _start(recipe, flags, folder, count, index, place) for index in indices}
+    tellers = [threading.Thread(target=_told, args=(job.stdout, index), daemon=True) for index, job in jobs.items()]
+    for teller in tellers:
+        teller.start()
+
+    def passed_on(number: int, frame: FrameType | None) -> None:
+        for job in jobs.values():
+            if job.poll() is None:
+                job.send_signal(number)
+
+    before = {number: signal.signal(number, passed_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        codes = _followed(jobs)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for teller in tellers:
+        teller.join()
+    return max(codes.values())
+
+
+def _start(
+    recipe: str, flags: Sequence[str], folder: Path, count: int, index: int, place: str
+) -> "subprocess.Popen[str]":
+    own = ["--comms.islands.count", str(count), "--comms.islands.index", str(index)]
+    if not any(flag.partition("=")[0] == "--comms.islands.place" for flag in flags):
+        own += ["--comms.islands.place", place]
+    own += ["--directory", str(folder / f"island_{index}")]
+    command = [sys.executable, "-m", "panax", "launch", recipe, *without_directory(flags)]
+    # In a session of its own: Ctrl-C reaches this process alone, which passes it on once.
+    return subprocess.Popen(
+        [*command, *own],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def _followed(jobs: "dict[int, subprocess.Popen[str]]") -> dict[int, int]:
+    """The exit codes, when all have ended."""
+    codes: dict[int, int] = {}
+    while len(codes) < len(jobs):
+        for index, job in jobs.items():
+            if index in codes:
+                continue
+            try:
+                code = job.wait(timeout=0.2)
+            except subprocess.TimeoutExpired:
+                continue
+            codes[index] = code if code >= 0 else 128 - code
+            if code and len(codes) < len(jobs):
+                print(
+                    f"panax: island {index} ended with exit code {codes[index]}; the others go on, and the same command with "
+                    f"--island {index} brings it back",
+                    file=sys.stderr,
+                    flush=True,
+                )
+    return codes
+
+
+def _told(lines: IO[str] | None, index: int) -> None:
+    for line in lines or ():
+        print(f"island {index} | {line}", end="", flush=True)
+
+
+def _set_aside(place: Path) -> None:
+    """Move what an earlier run's islands left out of the way; it is not removed."""
+    if not place.exists():
+        return
+    number = next(n for n in range(1, 10_000) if not place.with_name(f"{place.name}.{n}").exists())
+    place.rename(place.with_name(f"{place.name}.{number}"))
+
+
+def without_directory(flags: Sequence[str]) -> list[str]:
+    """The flags without the one that says where the run lies.
+
+    >>> without_directory(["--directory", "a", "--seed", "3", "--directory=b"])
+    ['--seed', '3']
+    """
+    found, of_directory = [], False
+    for flag in flags:
+        if of_directory:
+            of_directory = False
+        elif flag == "--directory":
+            of_directory = True
+        elif not flag.startswith("--directory="):
+            found.append(flag)
+    return found

@@ -1,0 +1,136 @@
+"""The outer step of islands: what they have moved by as bytes, and the same arithmetic on the same bytes in each of them.
+
+In NumPy, operation by operation: no compiler may fuse two of them and round once, so islands on different hardware agree bit
+by bit.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from .meeting_place import Arrays
+from .settings import Comms
+from .wires import Wire
+
+BOX = 256
+"""Numbers that share a scale."""
+
+LEAST = 4096
+"""Arrays of fewer numbers travel in float32."""
+
+
+class Agreed(NamedTuple):
+    """What islands have agreed on.
+
+    Attributes:
+        params: Trainable ones, by name, in the type that they rest in.
+        momentum: Of the outer optimizer, in float32.
+    """
+
+    params: Mapping[str, npt.NDArray[Any]]
+    momentum: Mapping[str, npt.NDArray[np.float32]]
+
+    @classmethod
+    def of_first(cls, params: Mapping[str, npt.NDArray[Any]]) -> "Agreed":
+        """Before the first meeting."""
+        return cls(params, {name: np.zeros(x.shape, np.float32) for name, x in params.items()})
+
+    def after(self, gradient: Mapping[str, npt.NDArray[np.float32]], comms: Comms) -> "Agreed":
+        """An outer step, SGD with Nesterov momentum.
+
+        Args:
+            gradient: The mean of what islands have moved by, away from `params`; float32.
+        """
+        params: dict[str, npt.NDArray[Any]] = {}
+        speeds: dict[str, npt.NDArray[np.float32]] = {}
+        rate, momentum = np.float32(comms.outer_rate), np.float32(comms.outer_momentum)
+        for name, old in self.params.items():
+            speeds[name] = np.add(momentum * self.momentum[name], gradient[name], dtype=np.float32)
+            change = rate * (gradient[name] + momentum * speeds[name])
+            params[name] = (old.astype(np.float32) - change).astype(old.dtype)
+        return Agreed(params, speeds)
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """As named arrays, for a file."""
+        params = {f"params/{name}": _plain(x) for name, x in self.params.items()}
+        return params | {f"momentum/{name}": x for name, x in self.momentum.items()}
+
+    @classmethod
+    def of(cls, arrays: Arrays, like: Mapping[str, npt.NDArray[Any]]) -> "Agreed":
+        """What a file holds.
+
+        Args:
+            like: The parameters' names, types and shapes.
+
+        Raises:
+            KeyError, ValueError: It holds something else.
+        """
+        params = {name: _typed(arrays[f"params/{name}"], x.dtype).reshape(x.shape) for name, x in like.items()}
+        return cls(
+            params,
+            {name: np.asarray(arrays[f"momentum/{name}"], np.float32).reshape(x.shape) for name, x in like.items()},
+        )
+
+
+def encoded(
+    moved: Mapping[str, npt.NDArray[np.float32]], wire: Wire | None, chance: int | None
+) -> dict[str, npt.NDArray[Any]]:
+    """What travels of what an island has moved by.
+
+    Args:
+        wire: None for float32.
+        chance: Seeds the bits for rounding up or down by chance; None for the nearest.
+    """
+    found: dict[str, npt.NDArray[Any]] = {}
+    for number, (name, x) in enumerate(sorted(moved.items())):
+        if wire is None or x.size < LEAST:
+            found[name] = x
+            continue
+        rows = np.pad(x.reshape(-1), (0, -x.size % BOX)).reshape(-1, BOX)
+        bits = None
+        if chance is not None:
+            bits = jax.random.bits(jax.random.fold_in(jax.random.key(chance), number), rows.shape, jnp.uint32)
+        for place, part in enumerate(jax.tree.leaves(wire.encode(jnp.asarray(rows), bits))):
+            found[f"{name}/{place}"] = _plain(np.asarray(part))
+    return found
+
+
+def decoded(
+    sent: Arrays, wire: Wire | None, like: Mapping[str, npt.NDArray[Any]]
+) -> dict[str, npt.NDArray[np.float32]]:
+    """The numbers again.
+
+    Raises:
+        KeyError, ValueError: What was sent is not of these parameters.
+    """
+    found = {}
+    for name, x in like.items():
+        if wire is None or x.size < LEAST:
+            found[name] = np.asarray(sent[name], np.float32).reshape(x.shape)
+            continue
+        rows = jax.ShapeDtypeStruct((-(-x.size // BOX), BOX), jnp.float32)
+        shapes, structure = jax.tree.flatten(jax.eval_shape(wire.encode, rows))
+        parts = [
+            jnp.asarray(_typed(sent[f"{name}/{place}"], np.dtype(shape.dtype)).reshape(shape.shape))
+            for place, shape in enumerate(shapes)
+        ]
+        numbers = np.asarray(wire.decode(structure.unflatten(parts)), np.float32)
+        found[name] = numbers.reshape(-1)[: x.size].reshape(x.shape)
+    return found
+
+
+def _plain(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Numbers of a type that NumPy itself does not know as their bits."""
+    return x if x.dtype.kind in "fiub" and x.dtype.isbuiltin == 1 else x.view(f"uint{8 * x.dtype.itemsize}")
+
+
+def _typed(x: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if x.dtype == dtype:
+        return x
+    if x.dtype != _plain(np.zeros(0, dtype)).dtype:
+        raise ValueError(f"{x.dtype} stands where {dtype} was expected")
+    return x.view(dtype)
