@@ -101,14 +101,21 @@ def _summed(
     wire, over = comms.wire, comms.over
     me = jax.lax.axis_index(over)
     by_chance = comms.rounding == "stochastic"
-    cut, sent = {}, {}
+    own, sent, rests = {}, {}, {}
     for name, (rows, value, owed) in bucket.items():
         wide = declared(value.astype(jnp.float32), dict.fromkeys(over, Holds.OWN))
-        cut[name] = _split(rows.cut(wide if owed is None else wide + owed), bucket)
-        sent[name] = wire.encode(cut[name], rows.bits("sent", count, me) if by_chance else None)
+        cut, bits = _split(rows.cut(wide), bucket), rows.bits("sent", count, me) if by_chance else None
+        own[name] = _own(cut, me)
+        if owed is None:
+            sent[name] = wire.encode(cut, bits)
+            continue
+        before = _split(rows.cut(declared(owed, dict.fromkeys(over, Holds.OWN))), bucket)
+        # In one pass over both, where there is a kernel for that.
+        sent[name], rests[name] = wire.encode_with_rest(cut, before, bits)
+        own[name] = own[name] + _own(before, me)
     arrived = jax.tree.map(lambda x: jax.lax.all_to_all(x, over, 0, 0, tiled=True), _joined(list(sent.values())))
     terms = wire.decode(arrived)
-    exact = _joined([_own(cut[name], me) for name in bucket], axis=0)
+    exact = _joined([own[name] for name in bucket], axis=0)
     mine = (jnp.arange(terms.shape[0]) == me)[:, None, None]
     total = _split(jnp.sum(jnp.where(mine, exact, terms), axis=0), bucket)
     bits = [_own(share.rows.bits("back", count), me) for share in bucket.values()] if by_chance else None
@@ -123,7 +130,7 @@ def _summed(
         left = None
         if owed is not None:
             # Of what it owns, a replica has sent nothing to itself, and lost what the sum has.
-            lost = jnp.where(mine, lost_after[here], cut[name] - wire.decode(sent[name]))
+            lost = jnp.where(mine, lost_after[here], rests[name])
             left = declared(_lying(rows.joined(lost), rows, layout), dict.fromkeys(over, Holds.OWN))
         found[name] = _lying(summed.astype(value.dtype), rows, layout), left
     return found

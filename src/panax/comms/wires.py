@@ -9,7 +9,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, UInt32
 
 from ..core.errors import RecipeError
-from ..kernels.quantised import FLOAT8, INT4, INT8, SIGN, Format, Quantised, quantise, round_stochastically
+from ..kernels.quantised import (
+    FLOAT8,
+    INT4,
+    INT8,
+    SIGN,
+    Format,
+    Quantised,
+    quantise,
+    quantise_with_rest,
+    round_stochastically,
+)
 
 
 class Wire(abc.ABC):
@@ -30,6 +40,17 @@ class Wire(abc.ABC):
         Args:
             bits: Random ones, to round up or down by chance, so that the mean is x; None for the nearest.
         """
+
+    def encode_with_rest(
+        self,
+        x: Float32[Array, "*rows box"],
+        owed: Float32[Array, "*rows box"],
+        bits: UInt32[Array, "*rows box"] | None = None,
+    ) -> tuple[Any, Float32[Array, "*rows box"]]:
+        """What travels of `x + owed`, and what that leaves out."""
+        total = x + owed
+        sent = self.encode(total, bits)
+        return sent, total - self.decode(sent)
 
     @abc.abstractmethod
     def decode(self, sent: Any) -> Float32[Array, "*rows box"]:
@@ -70,6 +91,14 @@ class Coded(Wire):
 
     def encode(self, x: Float32[Array, "*rows box"], bits: UInt32[Array, "*rows box"] | None = None) -> Quantised:
         return quantise(x, self.format, x.shape[-1], bits)
+
+    def encode_with_rest(
+        self,
+        x: Float32[Array, "*rows box"],
+        owed: Float32[Array, "*rows box"],
+        bits: UInt32[Array, "*rows box"] | None = None,
+    ) -> tuple[Quantised, Float32[Array, "*rows box"]]:
+        return quantise_with_rest(x, owed, self.format, bits)
 
     def decode(self, sent: Quantised) -> Float32[Array, "*rows box"]:
         return sent.dequantised(jnp.float32)

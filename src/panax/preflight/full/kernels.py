@@ -13,6 +13,8 @@ from ...core.target import Target
 from ...kernels import Kernel, kernels_of
 from ...kernels.grouped import GroupedCase, Groups, aligned_rows, choose_tile
 from ...kernels.product import MatmulCase, product, sum_of_rows
+from ...kernels.quantised import INT8
+from ...kernels.quantised.rest import WORK, RestCase
 from ...kernels.registry import works
 from .attention import check_adapted_attention, check_attention, check_context_attention, check_partial_attention
 from .comparing import here, made_by, refuse_beyond, worst_share
@@ -149,6 +151,25 @@ def check_wall(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
     return {"of the allowed error": "bitwise", **figures}
 
 
+def check_codes(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
+    """A kernel for "codes and rest": no number is further from what its code stands for than half a step, and nothing is lost."""
+    if dtype != "float32":
+        raise LeftOut("gradients are added up in float32")
+    refuse_beyond(kernel, [RestCase(INT8, 256)], here())
+    x, owed = np.random.default_rng(0).normal(size=(2, sizes.rows, 256)).astype(np.float32)
+
+    def run(x: Any, owed: Any) -> tuple[Any, ...]:
+        codes, rest = kernel.run(x, owed, INT8)
+        return codes.dequantised(jnp.float32) + rest, rest
+
+    found, figures = made_by(kernel, run, (x, owed), dtype)
+    total = x.astype(np.float64) + owed
+    steps = np.abs(total).max(1, keepdims=True) / 127
+    allowed = [np.abs(total).max() * 4 * _ROUNDING, 0.5001 * steps]
+    share = worst_share(("codes and rest", "rest"), found, [total, np.zeros_like(total)], allowed)
+    return {"of the allowed error": f"{share:.0%}", **figures}
+
+
 CHECKS: dict[str, Check] = {
     "attention": check_attention,
     "partial attention": check_partial_attention,
@@ -158,6 +179,7 @@ CHECKS: dict[str, Check] = {
     "matmul": check_matmul,
     "row sums": check_row_sums,
     "wall": check_wall,
+    WORK: check_codes,
 }
 """Kind of work to what compares one of its kernels with its definition."""
 
