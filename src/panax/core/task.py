@@ -27,11 +27,13 @@ class DataFacts(NamedTuple):
         vocab_size: Of the tokenizer; None where there is none.
         sequence_length: The most tokens in a row; None where rows have no length.
         num_classes: Of the labels; None where there are none, or it is not known.
+        num_ids: How many ids each leaf of ids may hold, where the data says.
     """
 
     vocab_size: int | None = None
     sequence_length: int | None = None
     num_classes: int | None = None
+    num_ids: Mapping[str, int] = MappingProxyType({})
 
 
 class Evaluation(NamedTuple):
