@@ -171,6 +171,15 @@ class Task(abc.ABC):
         """What its layers exchange whole over a mesh axis."""
         return ()
 
+    def row_ids(self, batch: Batch) -> Mapping[str, Int[Array, "batch ids"]]:
+        """For each table by its parameter's name, all row numbers that this (micro-)batch asks it for; -1 where there is none.
+
+        A table is a parameter whose first logical axis says so, as `row` does. It is never differentiated whole: the rows
+        that are named here are gathered once a step, stand in the parameter's place (`spmd.Rows`) while `loss` is traced, and
+        are what gradients exist for. Empty, the default, where there is no table.
+        """
+        return {}
+
     def layer_parameters(self, params: Params) -> Mapping[int, Mapping[str, tuple[str, int]]]:
         """For each layer its parameters by their names in it: the name of the stacked array, and the layer's index there.
 
