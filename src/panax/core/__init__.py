@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from .layout import Layout, current_layout, current_target, use_layout
     from .logical import LogicalAxis, Role, Undivided, register_axes
-    from .measures import Faults, Loss, Losses, Maximum, Mean, Metrics, Sum, merge_measures, total_loss
+    from .measures import Faults, Loss, Losses, Maximum, Mean, Metrics, Ranked, Sum, merge_measures, total_loss
     from .module import Module, constant, logical_axes, name_key, normal, parameter, stack, stacked
     from .protocols import Axes, Batch, ModelState, Params, Position, Source, SourcedBatch
     from .readable import register_readable
@@ -46,7 +46,7 @@ _WHERE = {
     ),
     "layout": ("Layout", "current_layout", "current_target", "use_layout"),
     "logical": ("LogicalAxis", "Role", "Undivided", "register_axes"),
-    "measures": ("Faults", "Loss", "Losses", "Maximum", "Mean", "Metrics", "Sum", "merge_measures", "total_loss"),
+    "measures": ("Faults", "Loss", "Losses", "Maximum", "Mean", "Metrics", "Ranked", "Sum", "merge_measures", "total_loss"),
     "module": ("Module", "constant", "logical_axes", "name_key", "normal", "parameter", "stack", "stacked"),
     "protocols": ("Axes", "Batch", "ModelState", "Params", "Position", "Source", "SourcedBatch"),
     "readable": ("register_readable",),

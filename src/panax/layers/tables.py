@@ -59,7 +59,7 @@ class TableConfig(Validated):
     """A table and what reads it.
 
     Attributes:
-        rows: Ids from 0 to `rows` - 1.
+        rows: Ids from 0 to `rows` - 1; 0 takes the data's number.
         width: Numbers in a row.
         features: One or more; several share the table.
         placement: rows: split over the whole mesh. columns: its columns over the tensor axis, its rows over the others.
@@ -75,7 +75,7 @@ class TableConfig(Validated):
     def __post_init__(self) -> None:
         if not self.features:
             raise RecipeError(f"no feature uses the table {self.name!r}; add one to its features, or leave the table out")
-        if min(self.rows, self.width) < 1:
+        if self.rows < 0 or self.width < 1:
             raise RecipeError(f"the table {self.name!r} has rows={self.rows}, width={self.width}; expected 1 or more")
         if self.rows > MOST_ROWS:
             raise RecipeError(
@@ -228,6 +228,17 @@ class TablesConfig(Validated):
             return table.placement
         return "everywhere" if table.bytes <= self.small_bytes else "rows"
 
+    def adapted(self, num_ids: Mapping[str, int]) -> "TablesConfig":
+        """These tables, those with rows=0 of the data's number.
+
+        Args:
+            num_ids: How many ids the data says that each leaf may hold.
+
+        Raises:
+            RecipeError: A table has fewer rows than the data has ids, or the data does not say how many.
+        """
+        return dataclasses.replace(self, tables=tuple(_adapted(table, num_ids) for table in self.tables))
+
     @property
     def leaf_ranges(self) -> dict[str, range]:
         """What each feature's leaf may hold, as `Task.leaf_ranges` says it."""
@@ -304,6 +315,22 @@ class Tables(Module):
     def row_ids(self, batch: Batch) -> dict[str, Int[Array, "batch ids"]]:
         """As `TablesConfig.row_ids`."""
         return self.config.row_ids(batch)
+
+
+def _adapted(table: TableConfig, num_ids: Mapping[str, int]) -> TableConfig:
+    leaves = [feature.leaf for feature in table.features]
+    wanted = max((num_ids.get(leaf, 0) for leaf in leaves), default=0)
+    if table.rows == 0 and not wanted:
+        raise RecipeError(
+            f"the table {table.name!r} has rows=0, which takes the data's number of ids, and the data does not say how many "
+            f"{' and '.join(map(repr, leaves))} may hold; give a number"
+        )
+    if 0 < table.rows < wanted:
+        raise RecipeError(
+            f"the table {table.name!r} has rows={table.rows:,}, and the data's {' and '.join(map(repr, leaves))} may hold "
+            f"{wanted:,} ids; raise rows, or set it to 0 to take the data's"
+        )
+    return table if table.rows else dataclasses.replace(table, rows=wanted)
 
 
 def _stack(tables: tuple[TableConfig, ...], placement: str) -> StackPlan:

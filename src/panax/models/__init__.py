@@ -5,6 +5,8 @@ from .base_width import BaseWidth
 from .decoder import Decoder
 from .decoder_config import DecoderConfig
 from .decoder_task import DecoderTask
+from .dlrm import Dlrm, DlrmConfig
+from .dlrm_task import DlrmTask
 from .flops import training_flops_per_image, training_flops_per_token
 from .mamba import HybridConfig
 from .parameter_counts import active_parameters, count_parameters
@@ -18,6 +20,6 @@ from .vit_task import VitTask
 
 __all__ = [
     "PRESETS", "PUBLISHED_ACTIVE", "PUBLISHED_PARAMETERS", "VIT_PRESETS", "VIT_PUBLISHED_PARAMETERS", "BaseWidth", "ComputeType",
-    "Decoder", "DecoderConfig", "DecoderTask", "HybridConfig", "Vit", "VitConfig", "VitTask", "active_parameters",
+    "Decoder", "DecoderConfig", "DecoderTask", "Dlrm", "DlrmConfig", "DlrmTask", "HybridConfig", "Vit", "VitConfig", "VitTask", "active_parameters",
     "count_parameters", "logits_of", "sample", "training_flops_per_image", "training_flops_per_token",
 ]  # fmt: skip
