@@ -51,9 +51,9 @@ _WHERE = {
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Activation", "Attention", "Block", "Cache", "Context", "Embedding", "ExpertWatch", "FeatureConfig", "FeedForward", "Head", "Latent",
-    "LatentAttention", "LatentCache", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling",
-    "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache", "TableConfig", "Tables", "TablesConfig", "TokenLoss", "Tokens",
-    "TransformerBlock", "YarnScaling", "build_stacks", "embedding_bag", "embedding_rows", "register_router", "router_measures", "router_weights", "run_stacks",
-    "token_loss",
+    "Activation", "Attention", "Block", "Cache", "Context", "Embedding", "ExpertWatch", "FeatureConfig", "FeedForward",
+    "Head", "Latent", "LatentAttention", "LatentCache", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary",
+    "RotaryScaling", "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache",
+    "TableConfig", "Tables", "TablesConfig", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling", "build_stacks",
+    "embedding_bag", "embedding_rows", "register_router", "router_measures", "router_weights", "run_stacks", "token_loss",
 ]  # fmt: skip

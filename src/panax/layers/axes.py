@@ -1,7 +1,7 @@
 """The logical axes of the layers that Panax ships, with the default rules and their traits. Plain Python, without jax."""
 
-from ..core.logical import LogicalAxis as Axis
 from ..core.logical import MESH_AXES, Role, Undivided, register_axes
+from ..core.logical import LogicalAxis as Axis
 
 # Layers that rest on their stages leave the stage axis to the embeddings, which no stage holds alone.
 _AT_REST = ("fsdp", "expert", "stage")

@@ -74,7 +74,9 @@ class TableConfig(Validated):
 
     def __post_init__(self) -> None:
         if not self.features:
-            raise RecipeError(f"no feature uses the table {self.name!r}; add one to its features, or leave the table out")
+            raise RecipeError(
+                f"no feature uses the table {self.name!r}; add one to its features, or leave the table out"
+            )
         if self.rows < 0 or self.width < 1:
             raise RecipeError(f"the table {self.name!r} has rows={self.rows}, width={self.width}; expected 1 or more")
         if self.rows > MOST_ROWS:
@@ -290,9 +292,9 @@ class TablesConfig(Validated):
 class Tables(Module):
     """All tables of a model, as parameters.
 
-        tables = TablesConfig(tables=(TableConfig(name="item", rows=1000, width=8, features=(FeatureConfig(leaf="item"),)),))
-        model = tables.create(key)
-        vectors = model(batch)["item"]
+    tables = TablesConfig(tables=(TableConfig(name="item", rows=1000, width=8, features=(FeatureConfig(leaf="item"),)),))
+    model = tables.create(key)
+    vectors = model(batch)["item"]
     """
 
     stacks: tuple[Any, ...]

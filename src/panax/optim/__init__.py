@@ -17,6 +17,7 @@ from .state_axes import optimizer_state_axes
 from .transformation import Transformation
 
 __all__ = [
-    "Adafactor", "AdamW", "Chained", "Lamb", "LazyAdam", "Lars", "Lion", "Muon", "OnShards", "Optax", "Optimizer", "OwnSchedule", "RowOptimizer", "RowSgd", "RowWiseAdagrad", "Schedule",
-    "ScheduleFreeAdamW", "Sgd", "Shampoo", "Soap", "Transformation", "decays", "on_each_layer", "optimizer_state_axes",
+    "Adafactor", "AdamW", "Chained", "Lamb", "Lars", "LazyAdam", "Lion", "Muon", "OnShards", "Optax", "Optimizer",
+    "OwnSchedule", "RowOptimizer", "RowSgd", "RowWiseAdagrad", "Schedule", "ScheduleFreeAdamW", "Sgd", "Shampoo", "Soap",
+    "Transformation", "decays", "on_each_layer", "optimizer_state_axes",
 ]  # fmt: skip

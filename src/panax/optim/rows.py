@@ -5,7 +5,7 @@ A row that no example asks for is left as it is, its state too: nothing decays t
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import jax
@@ -21,6 +21,8 @@ from .schedule import OwnSchedule, Schedule
 
 RowState = Mapping[str, Array]
 """What an optimizer keeps of each row by its name: a number, or as many as the row has."""
+
+RowMean = Callable[[Float[Array, "touched row_width"]], Float[Array, " touched"]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,7 @@ class RowOptimizer(Validated, abc.ABC):
         gradients: Float[Array, "touched row_width"],
         rate: Float[Array, ""],
         updates: Int[Array, ""],
+        mean: RowMean,
     ) -> tuple[Float[Array, "touched row_width"], RowState]:
         """The rows and their state after an update.
 
@@ -56,6 +59,7 @@ class RowOptimizer(Validated, abc.ABC):
             gradients: Each row's, summed over all that asked for it.
             rate: The learning rate.
             updates: Applied so far, this one included: 1 in the first.
+            mean: Of each row's numbers, of which a device may hold a part.
         """
 
     def learning_rate(self, num_steps: int) -> optax.Schedule:
@@ -97,11 +101,11 @@ class RowWiseAdagrad(RowOptimizer):
         return {"sum": axes[:1]}
 
     def step(
-        self, rows: jax.Array, state: RowState, gradients: jax.Array, rate: jax.Array, updates: jax.Array
+        self, rows: jax.Array, state: RowState, gradients: jax.Array, rate: jax.Array, updates: jax.Array, mean: RowMean
     ) -> tuple[jax.Array, RowState]:
         if self.weight_decay and self.decay == "l2":
             gradients = gradients + self.weight_decay * rows
-        total = state["sum"] + jnp.square(gradients).mean(axis=1)
+        total = state["sum"] + mean(jnp.square(gradients))
         if self.weight_decay and self.decay == "decoupled":
             rows = rows * (1 - rate * self.weight_decay)
         step = rate / (jnp.sqrt(total) + self.epsilon)
@@ -132,15 +136,15 @@ class LazyAdam(RowOptimizer):
         return {"mean": axes, "square": axes}
 
     def step(
-        self, rows: jax.Array, state: RowState, gradients: jax.Array, rate: jax.Array, updates: jax.Array
+        self, rows: jax.Array, state: RowState, gradients: jax.Array, rate: jax.Array, updates: jax.Array, mean: RowMean
     ) -> tuple[jax.Array, RowState]:
-        mean = self.b1 * state["mean"] + (1 - self.b1) * gradients
+        first = self.b1 * state["mean"] + (1 - self.b1) * gradients
         square = self.b2 * state["square"] + (1 - self.b2) * jnp.square(gradients)
         count = updates.astype(jnp.float32)
         size = rate * jnp.sqrt(1 - self.b2**count) / (1 - self.b1**count)
         if self.weight_decay:
             rows = rows * (1 - rate * self.weight_decay)
-        return rows - size * mean / (jnp.sqrt(square) + self.epsilon), {"mean": mean, "square": square}
+        return rows - size * first / (jnp.sqrt(square) + self.epsilon), {"mean": first, "square": square}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,7 +160,7 @@ class RowSgd(RowOptimizer):
         return {}
 
     def step(
-        self, rows: jax.Array, state: RowState, gradients: jax.Array, rate: jax.Array, updates: jax.Array
+        self, rows: jax.Array, state: RowState, gradients: jax.Array, rate: jax.Array, updates: jax.Array, mean: RowMean
     ) -> tuple[jax.Array, RowState]:
         return rows - rate * (gradients + self.weight_decay * rows), {}
 

@@ -187,4 +187,5 @@ def make_program(experiment: Experiment, task: Task) -> Program:
         frozen=experiment.frozen,
         kernels=experiment.kernels,
         comms=experiment.comms,
+        table_optimizer=experiment.table_optimizer,
     )

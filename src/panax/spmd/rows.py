@@ -34,8 +34,7 @@ class Rows(eqx.Module):
 
     @property
     def dtype(self) -> Any:
-        assert self.values is not None
-        return self.values.dtype
+        return None if self.values is None else self.values.dtype
 
     def places(self, ids: Int[Array, "*ids"]) -> Int[Array, "*ids"]:
         """Where each row number stands in `values`: one past the last for -1, two for a row that was not gathered."""
@@ -91,7 +90,9 @@ def distinct(ids: Int[Array, " asked"], count: int, bound: int) -> Int[Array, " 
 
 
 @jax.custom_vjp
-def read_places(values: Float[Array, "distinct row_width"], places: Int[Array, "*ids"]) -> Float[Array, "*ids row_width"]:
+def read_places(
+    values: Float[Array, "distinct row_width"], places: Int[Array, "*ids"]
+) -> Float[Array, "*ids row_width"]:
     """Rows at `places`, zeros past the end; a row's gradient is summed in one order, whatever the device."""
     return values.at[places].get(mode="fill", fill_value=0)
 

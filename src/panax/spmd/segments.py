@@ -1,6 +1,5 @@
 """Sums of rows by a number for each."""
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
