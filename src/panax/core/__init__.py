@@ -46,7 +46,18 @@ _WHERE = {
     ),
     "layout": ("Layout", "current_layout", "current_target", "use_layout"),
     "logical": ("LogicalAxis", "Role", "Undivided", "register_axes"),
-    "measures": ("Faults", "Loss", "Losses", "Maximum", "Mean", "Metrics", "Ranked", "Sum", "merge_measures", "total_loss"),
+    "measures": (
+        "Faults",
+        "Loss",
+        "Losses",
+        "Maximum",
+        "Mean",
+        "Metrics",
+        "Ranked",
+        "Sum",
+        "merge_measures",
+        "total_loss",
+    ),
     "module": ("Module", "constant", "logical_axes", "name_key", "normal", "parameter", "stack", "stacked"),
     "protocols": ("Axes", "Batch", "ModelState", "Params", "Position", "Source", "SourcedBatch"),
     "readable": ("register_readable",),
@@ -61,7 +72,7 @@ __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
     "Axes", "Batch", "CheckpointError", "DamagedError", "DataError", "DataFacts", "Evaluation", "Faults", "Gradients", "Guard",
-    "HeatMap", "Layout", "LayoutError", "LogicalAxis", "Loss", "Losses", "Maximum", "Mean", "Metrics", "ModelState", "Module",
+    "HeatMap", "Layout", "LayoutError", "LogicalAxis", "Loss", "Losses", "Maximum", "Mean", "Metrics", "ModelState", "Module", "Ranked",
     "PanaxError", "Params", "Position", "RecipeError", "Role", "Source", "SourcedBatch", "StoreError", "Sum", "Target", "Task",
     "TrainState", "TrainingError", "Traits", "Undivided", "Watch", "Watched", "annotation_axes", "constant", "current_layout",
     "current_scope", "current_target", "debugging", "dropout", "logical_axes", "map_axes", "merge_measures", "name_key",

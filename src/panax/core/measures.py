@@ -91,7 +91,11 @@ class Ranked(eqx.Module):
 
     @classmethod
     def of(
-        cls, probability: Float[Array, " batch"], label: Float[Array, " batch"], counted: Float[Array, " batch"], bins: int
+        cls,
+        probability: Float[Array, " batch"],
+        label: Float[Array, " batch"],
+        counted: Float[Array, " batch"],
+        bins: int,
     ) -> "Ranked":
         """Count a batch's examples.
 

@@ -57,9 +57,7 @@ class CrossLayer(Module):
     u: Float[Array, "hidden width"] = parameter(normal("hidden"))
     b: Float[Array, " norm"] = parameter(constant(0.0))
 
-    def __call__(
-        self, x0: Float[Array, "batch width"], x: Float[Array, "batch width"]
-    ) -> Float[Array, "batch width"]:
+    def __call__(self, x0: Float[Array, "batch width"], x: Float[Array, "batch width"]) -> Float[Array, "batch width"]:
         low = contract("batch width, width hidden -> batch hidden", x, self.v)
         product = contract("batch hidden, hidden width -> batch width", low, self.u)
         return x0 * add_bias(product, self.b, "norm") + x

@@ -8,18 +8,23 @@ from .decoder_task import DecoderTask
 from .dlrm import Dlrm, DlrmConfig
 from .dlrm_task import DlrmTask
 from .flops import training_flops_per_image, training_flops_per_token
+from .hstu import HstuConfig
 from .mamba import HybridConfig
 from .parameter_counts import active_parameters, count_parameters
 from .presets import PRESETS, PUBLISHED_PARAMETERS
 from .presets_moe import PUBLISHED_ACTIVE
 from .sampling import logits_of, sample
+from .sequence_task import SequenceTask
+from .two_tower import TwoTower, TwoTowerConfig
+from .two_tower_task import TwoTowerTask
 from .vit import Vit
 from .vit_config import VitConfig
 from .vit_presets import VIT_PRESETS, VIT_PUBLISHED_PARAMETERS
 from .vit_task import VitTask
 
 __all__ = [
-    "PRESETS", "PUBLISHED_ACTIVE", "PUBLISHED_PARAMETERS", "VIT_PRESETS", "VIT_PUBLISHED_PARAMETERS", "BaseWidth", "ComputeType",
-    "Decoder", "DecoderConfig", "DecoderTask", "Dlrm", "DlrmConfig", "DlrmTask", "HybridConfig", "Vit", "VitConfig", "VitTask", "active_parameters",
-    "count_parameters", "logits_of", "sample", "training_flops_per_image", "training_flops_per_token",
+    "PRESETS", "PUBLISHED_ACTIVE", "PUBLISHED_PARAMETERS", "VIT_PRESETS", "VIT_PUBLISHED_PARAMETERS", "BaseWidth",
+    "ComputeType", "Decoder", "DecoderConfig", "DecoderTask", "Dlrm", "DlrmConfig", "DlrmTask", "HstuConfig",
+    "HybridConfig", "SequenceTask", "TwoTower", "TwoTowerConfig", "TwoTowerTask", "Vit", "VitConfig", "VitTask",
+    "active_parameters", "count_parameters", "logits_of", "sample", "training_flops_per_image", "training_flops_per_token",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """Ranking models for clicks: tables, a perceptron over numbers, and products between features."""
 
 import dataclasses
+import itertools
 from typing import Any, Literal
 
 import equinox as eqx
@@ -8,16 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..core import Batch, Module, register_readable, scope
+from ..core import Batch, Module, scope
 from ..core.errors import RecipeError
 from ..core.validated import Validated
 from ..layers.perceptron import CrossLayer, Perceptron, dot_interaction
 from ..layers.tables import Tables, TablesConfig
 
-register_readable(TablesConfig)
 
-
-@register_readable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DlrmConfig(Validated):
     """A DLRM (arXiv:1906.00091), or a DCN-v2 in its place (arXiv:2008.13535).
@@ -86,7 +84,7 @@ class DlrmConfig(Validated):
     def flops(self) -> float:
         """Of the forward products of one example."""
         sizes = [(self.numeric, *self.bottom_widths), (self.top_inputs, *self.top, 1)]
-        dense = sum(a * b for widths in sizes for a, b in zip(widths, widths[1:]))
+        dense = sum(a * b for widths in sizes for a, b in itertools.pairwise(widths))
         if self.interaction == "cross":
             return 2.0 * (dense + self.cross_layers * 2 * self.interacted * self.cross_rank)
         return 2.0 * (dense + (len(self.leaves) + (self.numeric > 0)) ** 2 * self.tables.tables[0].width)

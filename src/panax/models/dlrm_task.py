@@ -49,7 +49,9 @@ class DlrmTask(Validated, Task):
     @property
     def batch_axes(self) -> Mapping[str, Axes]:
         numeric = {"numeric": ("batch", None)} if self.model.numeric else {}
-        return MappingProxyType({**self.model.tables.batch_axes, **numeric, "label": ("batch",), "loss_mask": ("batch",)})
+        return MappingProxyType(
+            {**self.model.tables.batch_axes, **numeric, "label": ("batch",), "loss_mask": ("batch",)}
+        )
 
     @property
     def leaf_ranges(self) -> Mapping[str, range]:
