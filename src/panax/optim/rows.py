@@ -5,6 +5,7 @@ A row that no example asks for is left as it is, its state too: nothing decays t
 
 import abc
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -141,7 +142,9 @@ class LazyAdam(RowOptimizer):
         first = self.b1 * state["mean"] + (1 - self.b1) * gradients
         square = self.b2 * state["square"] + (1 - self.b2) * jnp.square(gradients)
         count = updates.astype(jnp.float32)
-        size = rate * jnp.sqrt(1 - self.b2**count) / (1 - self.b1**count)
+        # 1 - b ** count, of which float32 would lose most digits in the first updates.
+        of_mean, of_square = (-jnp.expm1(count * math.log(b)) if b else 1.0 for b in (self.b1, self.b2))
+        size = rate * jnp.sqrt(of_square) / of_mean
         if self.weight_decay:
             rows = rows * (1 - rate * self.weight_decay)
         return rows - size * first / (jnp.sqrt(square) + self.epsilon), {"mean": first, "square": square}

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from ..core import Axes, Batch, Task, current_layout, named_leaves, pair_axes
+from ..core import Axes, Batch, Task, current_layout, named_leaves, pair_axes, path_name
 from ..core.errors import RecipeError, nearest
 from ..core.layout import Layout
 from ..core.logical import is_table
@@ -200,7 +200,9 @@ class OpenedTables:
         def one(path: Any, node: Any) -> Any:
             if not is_rows(node):
                 return node
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            if node.values is None:
+                return None
+            name = path_name(path)
             found[name] = self.ways[name].back(node.values, self.asked[name])
             return None
 
