@@ -105,7 +105,7 @@ class Ranked(eqx.Module):
             counted: 0 leaves an example out.
         """
         place = jnp.clip(jnp.nan_to_num(probability) * bins, 0, bins - 1).astype(jnp.int32)
-        flat = jnp.where(counted > 0, place + bins * (label > 0.5), 2 * bins)
+        flat = jnp.where(counted > 0, place + bins * (label > 0.5).astype(jnp.int32), 2 * bins)
         return cls(jnp.zeros(2 * bins, jnp.int32).at[flat].add(1, mode="drop").reshape(2, bins))
 
     def merge(self, other: "Ranked") -> "Ranked":

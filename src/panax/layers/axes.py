@@ -51,7 +51,8 @@ register_axes(
     Axis("row_of_columns", "rows of a table whose columns are split too", compute=MESH_AXES[:-1], table=True),
     Axis("row_columns", "numbers in such a row", compute=MESH_AXES[-1:]),
     Axis("row_everywhere", "rows of a small table, which every device holds", table=True),
-    Axis("hidden", "width between two layers of a perceptron, whole on every device"),
+    Axis("inputs", "numbers that a layer of a perceptron reads: of any count, so whole on every device, at rest too"),
+    Axis("hidden", "numbers that it gives, whole on every device"),
     Axis("bucket", "distances that share a bias of attention"),
     # Of adapted models, which name none:
     Axis("features", "dimension of a weight that is computed in parallel", compute=("tensor",), undivided=_ELECTIVE),

@@ -16,13 +16,13 @@ from .feed_forward import ACTIVATIONS
 
 
 class Dense(Module):
-    """A weight with a bias. Every device multiplies its own rows by all of it; at rest it is split."""
+    """A weight with a bias. Every device multiplies its own rows by all of it, and holds it whole."""
 
-    w: Float[Array, "width hidden"] = parameter(normal("width", gain=math.sqrt(2.0)))
+    w: Float[Array, "inputs hidden"] = parameter(normal("inputs", gain=math.sqrt(2.0)))
     b: Float[Array, " hidden"] = parameter(constant(0.0))
 
-    def __call__(self, x: Float[Array, "batch width"]) -> Float[Array, "batch hidden"]:
-        return add_bias(contract("batch width, width hidden -> batch hidden", x, self.w), self.b, "hidden")
+    def __call__(self, x: Float[Array, "batch inputs"]) -> Float[Array, "batch hidden"]:
+        return add_bias(contract("batch inputs, inputs hidden -> batch hidden", x, self.w), self.b, "hidden")
 
 
 class Perceptron(Module):
@@ -36,10 +36,10 @@ class Perceptron(Module):
         """Draw layers of these widths; () is the identity."""
         keys = jax.random.split(key, max(1, len(widths)))
         sizes = zip([inputs, *widths[:-1]], widths)
-        layers = tuple(Dense.create(k, {"width": size, "hidden": out}) for k, (size, out) in zip(keys, sizes))
+        layers = tuple(Dense.create(k, {"inputs": size, "hidden": out}) for k, (size, out) in zip(keys, sizes))
         return cls(layers=layers, last_linear=last_linear)
 
-    def __call__(self, x: Float[Array, "batch width"]) -> Float[Array, "batch hidden"]:
+    def __call__(self, x: Float[Array, "batch inputs"]) -> Float[Array, "batch hidden"]:
         for number, layer in enumerate(self.layers):
             x = layer(x)
             if not (self.last_linear and number == len(self.layers) - 1):
@@ -53,18 +53,20 @@ class CrossLayer(Module):
     Source: DCN V2 (arXiv:2008.13535), section 3.2, the low-rank form.
     """
 
-    v: Float[Array, "width hidden"] = parameter(normal("width"))
-    u: Float[Array, "hidden width"] = parameter(normal("hidden"))
+    v: Float[Array, "inputs hidden"] = parameter(normal("inputs"))
+    u: Float[Array, "hidden inputs"] = parameter(normal("hidden"))
     b: Float[Array, " norm"] = parameter(constant(0.0))
 
-    def __call__(self, x0: Float[Array, "batch width"], x: Float[Array, "batch width"]) -> Float[Array, "batch width"]:
-        low = contract("batch width, width hidden -> batch hidden", x, self.v)
-        product = contract("batch hidden, hidden width -> batch width", low, self.u)
+    def __call__(
+        self, x0: Float[Array, "batch inputs"], x: Float[Array, "batch inputs"]
+    ) -> Float[Array, "batch inputs"]:
+        low = contract("batch inputs, inputs hidden -> batch hidden", x, self.v)
+        product = contract("batch hidden, hidden inputs -> batch inputs", low, self.u)
         return x0 * add_bias(product, self.b, "norm") + x
 
     @classmethod
     def build(cls, key: jax.Array, width: int, rank: int) -> "CrossLayer":
-        return cls.create(key, {"width": width, "hidden": rank, "norm": width})
+        return cls.create(key, {"inputs": width, "hidden": rank, "norm": width})
 
 
 def dot_interaction(vectors: Float[Array, "batch feature width"]) -> Float[Array, "batch pair"]:

@@ -67,13 +67,15 @@ class PointwiseAttention(Block):
 
     @classmethod
     def build(
-        cls, key: jax.Array, embed: int, heads: int, head_dim: int, max_length: int, *, norm: Any, dropout: float,
-        output_gain: float,
+        cls, key: jax.Array, embed: int, heads: int, head_dim: int, max_length: int, *, norm: Any, epsilon: float,
+        dropout: float, output_gain: float,
     ) -> "PointwiseAttention":  # fmt: skip
         """Draw a layer.
 
         Args:
             norm: From a key and a size to what normalises the layer's input.
+            epsilon: Added to the variance of what a head attended to; where one score decides, as in the first position, its
+                sign turns the vector around, the more suddenly the smaller this is.
         """
         sizes = {"embed": embed, "heads": heads, "head_dim": head_dim, "value_dim": head_dim}
         bias = RelativeBias.create(
@@ -83,7 +85,7 @@ class PointwiseAttention(Block):
             times=constant(0.0),
         )
         w_o = normal("heads", "value_dim", gain=output_gain)
-        return cls.create(key, sizes, norm=norm(key, embed), bias=bias, dropout=dropout, w_o=w_o)
+        return cls.create(key, sizes, norm=norm(key, embed), bias=bias, epsilon=epsilon, dropout=dropout, w_o=w_o)
 
     def __call__(
         self, x: Float[Array, "batch residual embed"], context: Context, state: Any = None

@@ -60,9 +60,9 @@ def target_ranks(
 
     def compared(found: tuple[jax.Array, jax.Array], start: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
         scores, _, counted = scored(start)
-        higher = (counted & (scores > own[:, None])).sum(axis=1)
-        equal = (counted & (scores == own[:, None])).sum(axis=1)
-        return (found[0] + higher, found[1] + equal), None
+        higher = (counted[None] & (scores > own[:, None])).sum(axis=1)
+        equal = (counted[None] & (scores == own[:, None])).sum(axis=1)
+        return (found[0] + higher.astype(jnp.float32), found[1] + equal.astype(jnp.float32)), None
 
     (higher, equal), _ = jax.lax.scan(compared, (zeros, zeros), starts)
     if axes:
@@ -86,7 +86,7 @@ def ranking_metrics(ranks: Float[Array, " batch"], weights: Float[Array, " batch
     total = weights.sum()
     metrics: dict[str, Any] = {"mrr": Mean((weights / ranks).sum(), total)}
     for k in at:
-        inside = weights * (ranks <= k)
+        inside = weights * (ranks <= k).astype(jnp.float32)
         metrics[f"hit_rate@{k}"] = Mean(inside.sum(), total)
         metrics[f"ndcg@{k}"] = Mean((inside / jnp.log2(ranks + 1.0)).sum(), total)
     return metrics

@@ -47,6 +47,7 @@ class HstuConfig(DecoderConfig):
             self.head_size,
             self.max_length,
             norm=norm_of(self),
+            epsilon=self.norm_epsilon,
             dropout=self.dropout,
             output_gain=self.num_layers**-0.5,
         )

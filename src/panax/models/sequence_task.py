@@ -1,6 +1,7 @@
 """Models of sequences as a `Task`: which item a user takes next (SASRec, HSTU)."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -170,9 +171,9 @@ class SequenceTask(Validated, StagedTask):
         hidden, right = whole_sequence(hidden), whole_sequence(right)
         own = jnp.einsum("bse,bse->bs", hidden, right, preferred_element_type=jnp.float32)
         scores = jnp.einsum("bse,ne->bsn", hidden, others, preferred_element_type=jnp.float32)
-        # Each stands for so many of the others, so that the sum of exponentials is that over all items in the mean.
-        scores = scores + jnp.log((self.model.vocab_size - 1) / self.negatives)
-        scores = jnp.where(following[..., None] == drawn[0], -jnp.inf, scores)
+        # In the mean, the sum of exponentials is that over all other items: those that are the target are left out below.
+        scores = scores + math.log(self.model.vocab_size / self.negatives)
+        scores = jnp.where(following[..., None] == drawn[0][None, None], -jnp.inf, scores)
         every = jnp.logaddexp(own, jax.nn.logsumexp(scores, axis=-1))
         return (equal_shares(every - own) * targets["weights"]).sum()
 

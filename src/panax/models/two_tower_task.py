@@ -89,7 +89,7 @@ class TwoTowerTask(Validated, Task):
         losses = equal_shares(jax.nn.logsumexp(scores, axis=1) - right)
         best = (scores > right[:, None]).sum(axis=1) == 0
         weight = mask.sum()
-        metrics = {"in_batch_accuracy": Mean((best * mask).sum(), weight), "examples": Sum(weight)}
+        metrics = {"in_batch_accuracy": Mean((best.astype(jnp.float32) * mask).sum(), weight), "examples": Sum(weight)}
         return Evaluation({"in_batch": Loss((losses * mask).sum(), weight)}, state, metrics)
 
 
