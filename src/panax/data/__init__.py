@@ -6,7 +6,9 @@ from .augmentation import Augmentation, PaddedCrop, RandomCrop
 from .bags import Bag, Calendar, Hashed, Numbered, Vocabulary
 from .buckets import Bucketed
 from .checked import Limits
+from .click_arrays import ClickArrays, ClickExamples
 from .corpus import BadRecord, Corpus, Document, PythonLibrary, TextFiles
+from .criteo import Criteo
 from .digits import Digits
 from .example_data import ExampleData, OpenedExamples
 from .example_source import ExampleSource
@@ -29,6 +31,7 @@ from .records import HuggingFaceDisk, Jsonl, Parquet
 from .sequences import SequenceExamples, Sequences
 from .showing import batch_lines
 from .source import Accounting, PackedSource, RowSource, Seen
+from .synthetic_clicks import SyntheticClicks, SyntheticExamples
 from .table import Table
 from .text import OpenedPart, OpenedText, TextData, split
 from .token_file import TokenFile
@@ -39,12 +42,13 @@ from .webdataset import WebDataset
 
 __all__ = [
     "Accounting", "ArrayRecord", "Arrays", "Arrow", "Augmentation", "BadRecord", "Bag", "BatchRamp", "Bucketed",
-    "BytePairTokenizer", "Calendar", "Corpus", "Digits", "Document", "Documents", "ExampleData", "ExampleFiles",
-    "ExampleSource", "Examples", "Filtered", "Hashed", "HuggingFaceDisk", "ImageFolder", "IterableSource", "Joined",
-    "JoinedRows", "Jsonl", "Limits", "Mds", "MegatronTokens", "MixedSource", "Mixing", "Mixture", "Numbered",
-    "OpenedExamples", "OpenedPart", "OpenedText", "PackedRows", "PackedSource", "PaddedCrop", "PaddedRows", "Parquet",
-    "ParquetImages", "Part", "Prefetched", "PretrainedTokenizer", "PythonLibrary", "RandAugment", "RandomCrop", "RowSource",
-    "Seen", "SequenceExamples", "Sequences", "Table", "TextData", "TextFiles", "TokenFile", "TokenStore", "TokenWriter",
-    "Tokenizer", "Vocabulary", "WebDataset", "WebDatasetImages", "batch_lines", "corpus_of", "divide", "open_corpus",
-    "open_tokens", "prefetch", "split", "split_by_time", "write_tokens",
+    "BytePairTokenizer", "Calendar", "ClickArrays", "ClickExamples", "Corpus", "Criteo", "Digits", "Document", "Documents",
+    "ExampleData", "ExampleFiles", "ExampleSource", "Examples", "Filtered", "Hashed", "HuggingFaceDisk", "ImageFolder",
+    "IterableSource", "Joined", "JoinedRows", "Jsonl", "Limits", "Mds", "MegatronTokens", "MixedSource", "Mixing",
+    "Mixture", "Numbered", "OpenedExamples", "OpenedPart", "OpenedText", "PackedRows", "PackedSource", "PaddedCrop",
+    "PaddedRows", "Parquet", "ParquetImages", "Part", "Prefetched", "PretrainedTokenizer", "PythonLibrary", "RandAugment",
+    "RandomCrop", "RowSource", "Seen", "SequenceExamples", "Sequences", "SyntheticClicks", "SyntheticExamples", "Table",
+    "TextData", "TextFiles", "TokenFile", "TokenStore", "TokenWriter", "Tokenizer", "Vocabulary", "WebDataset",
+    "WebDatasetImages", "batch_lines", "corpus_of", "divide", "open_corpus", "open_tokens", "prefetch", "split",
+    "split_by_time", "write_tokens",
 ]  # fmt: skip

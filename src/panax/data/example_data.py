@@ -9,11 +9,14 @@ from panax.core.validated import Validated
 
 from .augmentation import Augmentation
 from .cache import cache_directory
+from .click_arrays import ClickArrays
+from .criteo import Criteo
 from .digits import Digits
 from .example_source import ExampleSource
 from .examples import ExampleFiles, Examples, divide, split_by_time
 from .images import ImageFolder, ParquetImages, WebDatasetImages
 from .sequences import SequenceExamples, Sequences
+from .synthetic_clicks import SyntheticClicks
 from .table import Table
 
 
@@ -34,7 +37,18 @@ class ExampleData(Validated):
         cache_dir: Where tables and copies are kept. None: $PANAX_CACHE, else ~/.cache/panax.
     """
 
-    examples: ImageFolder | ParquetImages | WebDatasetImages | Digits | Table | Sequences | ExampleFiles
+    examples: (
+        ImageFolder
+        | ParquetImages
+        | WebDatasetImages
+        | Digits
+        | Table
+        | Criteo
+        | ClickArrays
+        | SyntheticClicks
+        | Sequences
+        | ExampleFiles
+    )
     batch_size: int = 32
     seed: int = 0
     held_out: float | int = 0

@@ -248,9 +248,11 @@ class Skipped:
         most: How many there may be.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, *, quiet: bool = False) -> None:
+        """Take at most so many, `quiet` without a word."""
         self.bad: list[BadRecord] = []
         self.most = most
+        self._quiet = quiet
         self._places: set[str] = set()
         self._lock = threading.Lock()
 
@@ -277,7 +279,7 @@ class Skipped:
             self.bad.append(record)
             refuse(len(self.bad), self.most, self.bad)
             count = len(self.bad)
-        if count > _WARNED and count % _THEN_EACH:
+        if self._quiet or (count > _WARNED and count % _THEN_EACH):
             return
         _LOG.warning("bad record %d of at most %d: %s: %s", count, self.most, record.where, record.reason)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from typing import Any, Literal
 
 import equinox as eqx
@@ -23,6 +24,7 @@ class DlrmConfig(Validated):
     Attributes:
         tables: Of categories. With "dot" all have one width.
         numeric: Columns of the batch's leaf `numeric`; 0 for none.
+        numeric_scale: What each of these columns is divided by; () leaves them.
         log_numeric: Numbers x of at least 0 are taken as log(1 + x), as counts should be; smaller ones count as 0.
         bottom: Widths of the perceptron over the numbers; with "dot" a last layer of the tables' width follows.
         interaction: How features meet: "dot" takes the inner product of each two, "cross" multiplies low-rank layers.
@@ -33,6 +35,7 @@ class DlrmConfig(Validated):
 
     tables: TablesConfig
     numeric: int = 0
+    numeric_scale: tuple[float | int, ...] = ()
     log_numeric: bool = False
     bottom: tuple[int, ...] = (512, 256)
     interaction: Literal["dot", "cross"] = "dot"
@@ -48,6 +51,11 @@ class DlrmConfig(Validated):
             raise RecipeError(
                 f"model.numeric={self.numeric}, cross_layers={self.cross_layers}, cross_rank={self.cross_rank}; expected 0 or "
                 f"more columns, and at least 1 of the others"
+            )
+        scale = self.numeric_scale
+        if scale and (len(scale) != self.numeric or not all(0 < each < math.inf for each in scale)):
+            raise RecipeError(
+                f"model.numeric_scale={scale}; expected {self.numeric} positive numbers, one for each column (model.numeric)"
             )
         widths = sorted({table.width for table in self.tables.tables})
         if self.interaction == "dot" and len(widths) > 1:
@@ -148,4 +156,6 @@ class Dlrm(Module):
         if numeric is None or numeric.shape[1] != columns:
             found = "no leaf 'numeric'" if numeric is None else f"{numeric.shape[1]} columns of numbers"
             raise RecipeError(f"the batch has {found}, and model.numeric={columns}; set it to the data's columns")
+        if self.config.numeric_scale:
+            numeric = numeric / jnp.asarray(self.config.numeric_scale, jnp.float32)[None]
         return (jnp.log1p(jnp.maximum(numeric, 0.0)) if self.config.log_numeric else numeric).astype(dtype)

@@ -47,7 +47,7 @@ class DlrmTask(Validated, Task):
             raise RecipeError('task.compute_dtype="float16" would need the loss scaled; take "bfloat16" or "float32"')
 
     @property
-    def batch_axes(self) -> Mapping[str, Axes]:
+    def batch_axes(self) -> Mapping[str, Axes]:  # pyright: ignore[reportIncompatibleVariableOverride]
         numeric = {"numeric": ("batch", None)} if self.model.numeric else {}
         return MappingProxyType(
             {**self.model.tables.batch_axes, **numeric, "label": ("batch",), "loss_mask": ("batch",)}

@@ -39,7 +39,7 @@ class TwoTowerTask(Validated, Task):
     splits_residual = False
 
     @property
-    def batch_axes(self) -> Mapping[str, Axes]:
+    def batch_axes(self) -> Mapping[str, Axes]:  # pyright: ignore[reportIncompatibleVariableOverride]
         model = self.model
         plain = ("loss_mask", self.log_q_leaf) if self.log_q_leaf else ("loss_mask",)
         return MappingProxyType({**model.query.batch_axes, **model.item.batch_axes, **dict.fromkeys(plain, ("batch",))})
@@ -78,7 +78,7 @@ class TwoTowerTask(Validated, Task):
         mask = jnp.ones(names.shape, jnp.float32) if mask is None else mask
         axes = token_axes()
         first = axis_index(axes) * len(names) if axes else 0
-        items = joined(item, axes, 0) if axes else item
+        items: Any = joined(item, axes, 0) if axes else item
         given = names, batch.get(self.log_q_leaf, jnp.zeros(names.shape, jnp.float32)), mask
         names, log_q, real = (all_gather(leaf, axes, 0) for leaf in given) if axes else given
         own = first + jnp.arange(query.shape[0])

@@ -46,8 +46,8 @@ READABLE = {
         "TextData", "PythonLibrary", "TextFiles", "Jsonl", "Parquet", "Arrow", "ArrayRecord", "WebDataset", "Mds",
         "HuggingFaceDisk", "TokenFile", "MegatronTokens", "Filtered", "Joined", "Mixture", "Part", "BytePairTokenizer",
         "PretrainedTokenizer", "ExampleData", "ImageFolder", "ParquetImages", "WebDatasetImages", "Digits", "Table",
-        "Bag", "Numbered", "Hashed", "Vocabulary", "Calendar", "Sequences",
-        "Augmentation", "PaddedCrop", "RandomCrop", "RandAugment", "Mixing",
+        "Bag", "Numbered", "Hashed", "Vocabulary", "Calendar", "Sequences", "Criteo", "ClickArrays",
+        "SyntheticClicks", "Augmentation", "PaddedCrop", "RandomCrop", "RandAugment", "Mixing",
     )
 }  # fmt: skip
 """What a run's settings may name as its data; nothing else is built from a file."""
