@@ -198,7 +198,7 @@ class RowExchange:
                 count, room = jax.lax.pmax(count, self.lies.rows), self.exchange.buffer // ways
             return (jax.lax.pmax(count, self.lies.met) if self.lies.met else count) <= room
 
-        def halved(_: int, between: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        def halved(_: jax.Array, between: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             below, above = between
             middle = below + (above - below) // 2
             good = fits(jnp.searchsorted(numbers, first + middle).astype(jnp.int32) - starts)
