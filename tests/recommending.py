@@ -45,7 +45,7 @@ class TinyRecommender(Task):
     tables: TablesConfig = dataclasses.field(default_factory=tiny_tables)
     names_axes = True
     splits_residual = False
-    mesh_axes = frozenset({"replica", "fsdp", "expert", "context", "tensor"})
+    mesh_axes = frozenset({"replica", "fsdp", "expert", "tensor"})
 
     @property
     def leaf_ranges(self) -> dict[str, range]:

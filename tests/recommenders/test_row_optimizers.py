@@ -142,7 +142,7 @@ def test_row_sgd_is_what_its_steps_say() -> None:
 def test_settings_that_have_no_effect_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"table_optimizer=RowSgd\(\) has no effect: all tables are frozen"):
         Program.create(BagTaskOfBias(), Sgd(), num_steps=1, frozen=("table",), table_optimizer=RowSgd())
-    with pytest.raises(RecipeError, match="table_optimizer.weight_decay=-1.0"):
+    with pytest.raises(RecipeError, match=r"table_optimizer\.weight_decay=-1\.0"):
         RowSgd(weight_decay=-1.0)
 
 

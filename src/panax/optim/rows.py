@@ -7,7 +7,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,9 @@ class RowOptimizer(Validated, abc.ABC):
     """
 
     schedule: Schedule | OwnSchedule = Schedule(peak=0.01, decay="constant")  # noqa: RUF009
+
+    takes_means: ClassVar[bool] = False
+    """Whether `step` calls `mean`, which adds up over devices where columns are split."""
 
     @abc.abstractmethod
     def keeps(self, axes: Axes) -> dict[str, Axes]:
@@ -90,6 +93,8 @@ class RowWiseAdagrad(RowOptimizer):
 
     Source: FBGEMM, optimizers "exact_row_wise_adagrad".
     """
+
+    takes_means = True
 
     epsilon: float = 1e-8
     weight_decay: float = 0.0

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 from ..core.expected import moving, turns
 from ..core.layout import MeshAxes, current_target
 from ..spmd.collectives import all_gather, all_reduce, axis_index, reduce_scatter
-from ..spmd.marks import Holds, declared
+from ..spmd.marks import Holds, declared, split_over
 from ..spmd.row_gradients import Change, RowGradients, changed, merged
 from ..spmd.rows import Rows, distinct
 from .exchange import Exchange, Plan, Window
@@ -116,9 +116,10 @@ class RowExchange:
 
         first = brought(asked.first, asked.arrived)
         rows = self._later(asked, first, lambda total, round_, arrived: total + brought(round_, arrived))
+        part = declared(rows[:, None], dict.fromkeys(self.lies.shared_out, Holds.SPLIT), 1)
         with moving("rows of tables"):
-            together = all_gather(rows[:, None], self.lies.shared_out, 1)
-            whole = all_gather(together.reshape(self.asked * parts, -1), self.lies.columns, 1)
+            together = all_gather(part, self.lies.shared_out, 1).reshape(self.asked * parts, -1)
+            whole = all_gather(split_over(together, ((), self.lies.columns)), self.lies.columns, 1)
         return Rows(numbers, whole[: numbers.shape[0]], self.count), asked
 
     def back(self, gradients: Float[Array, "distinct row_width"], asked: Asked) -> RowGradients:
@@ -198,7 +199,7 @@ class RowExchange:
                 count, room = jax.lax.pmax(count, self.lies.rows), self.exchange.buffer // ways
             return (jax.lax.pmax(count, self.lies.met) if self.lies.met else count) <= room
 
-        def halved(_: int, between: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        def halved(_: jax.Array, between: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             below, above = between
             middle = below + (above - below) // 2
             good = fits(jnp.searchsorted(numbers, first + middle).astype(jnp.int32) - starts)

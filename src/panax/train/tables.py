@@ -5,6 +5,7 @@ and the gradients of all micro-batches add up in one array of these rows.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from ..comms import Comms
 from ..core import Axes, Batch, Task, current_layout, named_leaves, pair_axes, path_name
 from ..core.errors import RecipeError, nearest
 from ..core.layout import Layout
@@ -58,6 +60,24 @@ class Tables:
             why = "all tables are frozen" if axes else f"{type(task).__name__} has no tables"
             raise RecipeError(f"table_optimizer={type(optimizer).__name__}() has no effect: {why}; leave it out")
         return cls(optimizer or RowWiseAdagrad(), num_steps, axes, trained) if axes else None
+
+    def check(self, task: Task, comms: Comms, layout: Layout) -> None:
+        """Refuse what tables can't be trained by.
+
+        Raises:
+            RecipeError: Says what to set.
+        """
+        first = next(iter(self.axes))
+        if not comms.is_plain:
+            raise RecipeError(
+                f"comms other than the default: gradients of the table {first!r} are rows, which are exchanged as such; leave "
+                f"comms out"
+            )
+        if math.prod(layout.sizes.values()) > 1 and not task.names_axes:
+            raise RecipeError(
+                f"{type(task).__name__} has the table {first!r} and names no axes, so XLA would gather the whole table on each "
+                f"device; write its loss with contract and the like and set names_axes, or train on one device"
+            )
 
     def without(self, trainable: Any) -> Any:
         """Which parameters the dense optimizer has, as a tree of bools like the parameters."""
