@@ -21,7 +21,7 @@ from .files import fingerprint
 class SyntheticClicks(Validated):
     """Rows in the shape of Criteo's logs; row number n is the same whatever else is read.
 
-    Ids are Zipf-distributed. A teacher gives each row a logit: a weight for each id and number, and inner products of hidden vectors
+    Ids are Zipf-distributed. A teacher gives each row a logit: a weight for each id and number, and products of hidden vectors
     of ids for some pairs of columns, which no sum over columns can express. A label is drawn with the logit's probability, so
     no model can rank better than the logit itself, whose area is `bayes_auc`.
 
