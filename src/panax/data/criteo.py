@@ -206,7 +206,7 @@ def _blocks(files: list[Any], skipped: Skipped) -> Iterator[_Block]:
                 )
                 for batch in reader:
                     yield _parsed(batch, lines, skipped)
-                lines.report(skipped)
+                lines.report(skipped, [])
         except (*ARROW_ERRORS, arrow.ArrowException) as error:
             if isinstance(error, DataError):
                 raise
@@ -224,10 +224,16 @@ class _Lines:
         self._invalid.append((row.number, f"{row.actual_columns} fields; expected {row.expected_columns}"))
         return "skip"
 
-    def report(self, skipped: Skipped, before: int | None = None) -> None:
-        """Count the lines that could not be taken apart, those before a line number or all."""
-        while self._invalid and (before is None or self._invalid[0][0] < before):
-            number, reason = self._invalid.pop(0)
+    def report(self, skipped: Skipped, others: list[tuple[int, str]], before: int | None = None) -> None:
+        """Count lines with what is wrong with them, in their order.
+
+        Args:
+            others: Lines that could be taken apart.
+            before: Of those that could not, only lines before this one; None for all.
+        """
+        mine = [each for each in self._invalid if before is None or each[0] < before]
+        self._invalid = self._invalid[len(mine) :]
+        for number, reason in sorted(mine + others):
             skipped.add(BadRecord(f"{self._name}, line {number}", reason))
 
     def number(self, rows: int) -> npt.NDArray[np.int64]:
@@ -241,15 +247,12 @@ class _Lines:
         self._next = int(found[-1]) + 1 if rows else self._next
         return found
 
-    def where(self, number: int) -> str:
-        return f"{self._name}, line {number}"
-
 
 def _parsed(batch: Any, lines: _Lines, skipped: Skipped) -> _Block:
     """A block's usable lines; the others are counted."""
     numbers = lines.number(batch.num_rows)
-    lines.report(skipped, int(numbers[-1]) + 1 if len(numbers) else None)
     usable = np.ones(batch.num_rows, bool)
+    found: list[tuple[int, str]] = []
 
     def refuse(column: int, wrong: npt.NDArray[np.bool_], expected: str) -> None:
         for row in np.flatnonzero(wrong & usable).tolist():
@@ -274,6 +277,7 @@ def _parsed(batch: Any, lines: _Lines, skipped: Skipped) -> _Block:
         if wrong.any():
             refuse(column, wrong, "up to 8 hexadecimal digits, or nothing")
         codes.append(values)
+    lines.report(skipped, found, int(numbers[-1]) + 1 if len(numbers) else None)
     numeric = np.stack(integers[1:], axis=1).astype(np.float32)
     whole = usable.all()
     return _Block(
