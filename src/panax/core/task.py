@@ -54,14 +54,15 @@ class Gradients(NamedTuple):
         gradients: Of the total loss, each term divided by its global weight; the structure of the parameters with None
             where one is frozen.
         losses: Merged over the micro-batches.
-        rows: Of tables, by parameter name, the gradients of the rows that were read; these have None in `gradients`.
+        rows: Of tables, by parameter name, the gradients of the rows that were read; these have None in `gradients`. None
+            without tables.
     """
 
     gradients: Params
     losses: Losses
     state: ModelState
     metrics: Metrics
-    rows: Mapping[str, Any] = MappingProxyType({})
+    rows: Mapping[str, Any] | None = None
 
 
 class Task(abc.ABC):

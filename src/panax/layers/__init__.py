@@ -7,9 +7,9 @@ from . import axes as axes
 
 if TYPE_CHECKING:
     from .attention import Attention, Cache
+    from .bags import embedding_bag, embedding_rows
     from .block import Block, Context
     from .embedding import Embedding, Head, PositionEmbedding
-    from .embedding_bag import embedding_bag, embedding_rows
     from .expert_load import ExpertWatch
     from .feed_forward import Activation, FeedForward
     from .latent_attention import Latent, LatentAttention, LatentCache
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "attention": ("Attention", "Cache"),
+    "bags": ("embedding_bag", "embedding_rows"),
     "block": ("Block", "Context"),
     "embedding": ("Embedding", "Head", "PositionEmbedding"),
-    "embedding_bag": ("embedding_bag", "embedding_rows"),
     "expert_load": ("ExpertWatch",),
     "feed_forward": ("Activation", "FeedForward"),
     "latent_attention": ("Latent", "LatentAttention", "LatentCache"),

@@ -17,7 +17,7 @@ from ..core.errors import RecipeError
 from ..core.module import name_key
 from ..core.protocols import Axes
 from ..core.validated import Validated
-from .embedding_bag import Pooling, embedding_rows, pooled
+from .bags import Pooling, embedding_rows, pooled
 
 Placement = Literal["auto", "rows", "columns", "everywhere"]
 
@@ -108,7 +108,7 @@ class SmallTable(Module):
     table: Float[Array, "row_everywhere row_width"] = parameter(lambda *_: jnp.zeros(()))
 
 
-_KINDS: Mapping[str, type[Module]] = MappingProxyType(
+_KINDS: Mapping[str, type[RowTable] | type[ColumnTable] | type[SmallTable]] = MappingProxyType(
     {"rows": RowTable, "columns": ColumnTable, "everywhere": SmallTable}
 )
 

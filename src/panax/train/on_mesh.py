@@ -108,7 +108,7 @@ def gradients(
         return Gradients(sums.sums, *merged, dict(result.rows)), sums.owed, sums.late
 
     specs = _specs(layout, task, params, model_state, batch, axes)
-    dense, rows = trainable, {}
+    dense, rows = trainable, None
     if tables is not None:
         dense, rows = tables.without(trainable), tables.gradient_specs(layout)
     free = jax.tree.map(lambda spec, keep: spec if keep else None, specs[0], dense, is_leaf=_is_spec)

@@ -260,10 +260,11 @@ def with_tables(params: Any, tables: Mapping[str, jax.Array]) -> Any:
     return _with_leaves(params, tables)
 
 
-def table_norm(norm: jax.Array, gradients: Mapping[str, RowGradients]) -> jax.Array:
-    """The norm of a gradient, from that of its dense part and the rows'."""
-    squares = sum((one.square for one in gradients.values()), jnp.float32(0.0))
-    return jnp.sqrt(jnp.square(norm) + squares) if gradients else norm
+def table_norm(norm: jax.Array, gradients: Mapping[str, RowGradients] | None) -> jax.Array:
+    """The norm of a gradient, from that of its dense part and the rows', if there are any."""
+    if not gradients:
+        return norm
+    return jnp.sqrt(jnp.square(norm) + sum((one.square for one in gradients.values()), jnp.float32(0.0)))
 
 
 def scaled_rows(gradients: Mapping[str, RowGradients], factor: jax.Array) -> dict[str, RowGradients]:

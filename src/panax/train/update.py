@@ -201,7 +201,7 @@ def train_step(
         chosen = chosen._replace(model_state=model_state)
         late = late.after(terms or {}, teaches, free, chosen.params)
     params, kept = eqx.combine(chosen.params, frozen), state.tables
-    if tables is not None and kept is not None:
+    if tables is not None and kept is not None and result.rows is not None:
         rows = (
             result.rows if config.clip_norm is None else scaled_rows(result.rows, _clip_factor(norm, config.clip_norm))
         )
