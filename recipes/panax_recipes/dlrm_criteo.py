@@ -15,7 +15,7 @@ MLPERF_ROWS = (
 ROWS = tuple(min(rows, 100) for rows in MLPERF_ROWS)
 
 CLICKS = SyntheticClicks(
-    num_examples=4_000_000, rows=ROWS, numeric=13, zipf=1.1, linear=1.0, interaction=1.2, hidden=1, pairs=8
+    num_examples=8_000_000, rows=ROWS, numeric=13, zipf=1.1, linear=1.0, interaction=1.2, hidden=1, pairs=8
 )
 
 
@@ -34,10 +34,10 @@ def dlrm_criteo() -> Experiment:
     return Experiment(
         name="dlrm_criteo",
         task=DlrmTask(model=model),
-        data=ExampleData(examples=CLICKS, batch_size=2048, held_out=0.05),
+        data=ExampleData(examples=CLICKS, batch_size=2048, held_out=0.025),
         optimizer=AdamW(schedule=Schedule(peak=2e-3, warmup_steps=100, final=0.0)),
         table_optimizer=LazyAdam(schedule=Schedule(peak=2e-3, final=0.0)),
-        num_steps=3000,
+        num_steps=5000,
         evaluate=EvaluateConfig(every=1000),
         log_every=200,
     )

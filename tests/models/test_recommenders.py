@@ -233,7 +233,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(RecipeError, match=r"the tables have \[4, 8\]"):
         wide = dataclasses.replace(tables(a=9).tables[0], width=8, name="b", features=(FeatureConfig(leaf="b"),))
         DlrmConfig(tables=TablesConfig(tables=(*tables(a=9).tables, wide)))
-    with pytest.raises(RecipeError, match="the batch has 2 columns of numbers, and model.numeric=3"):
+    with pytest.raises(RecipeError, match=r"the batch has 2 columns of numbers, and model\.numeric=3"):
         evaluated(dlrm(), {**clicks(), "numeric": np.zeros((16, 2), np.float32)})
     with pytest.raises(RecipeError, match="both towers read the batch leaf 'item'"):
         dataclasses.replace(towers().model, query=tables(item=5))

@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import json
 import math
+import zoneinfo
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -75,9 +76,22 @@ class Vocabulary(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calendar(Validated):
-    """A part of a date in ISO 8601 (`2013-01-31 06:00:00`), or of seconds since 1970 in UTC: months, days and hours from 0 on."""
+    """A part of a date in ISO 8601 (`2013-01-31 06:00:00`), or of seconds since 1970: months, days and hours from 0 on.
+
+    Attributes:
+        zone: Whose date it is, such as "America/New_York"; a date that names no zone is in UTC.
+    """
 
     part: Literal["month", "day", "weekday", "hour"]
+    zone: str = "UTC"
+
+    def __post_init__(self) -> None:
+        try:
+            zoneinfo.ZoneInfo(self.zone)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+            raise RecipeError(
+                f"zone={self.zone!r} is not in this machine's database of time zones; expected one like 'America/New_York'"
+            ) from None
 
 
 Ids = Numbered | Hashed | Vocabulary | Calendar
@@ -246,7 +260,7 @@ class Indexed:
     def _part(self, value: Any, where: str) -> int:
         assert isinstance(self.bag.ids, Calendar)
         seconds = seconds_of(value, self.bag.column, where)
-        date = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+        date = datetime.datetime.fromtimestamp(seconds, zoneinfo.ZoneInfo(self.bag.ids.zone))
         return {"month": date.month - 1, "day": date.day - 1, "weekday": date.weekday(), "hour": date.hour}[
             self.bag.ids.part
         ]

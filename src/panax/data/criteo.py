@@ -258,9 +258,7 @@ def _parsed(batch: Any, lines: _Lines, skipped: Skipped) -> _Block:
         for row in np.flatnonzero(wrong & usable).tolist():
             value = batch.column(column)[row].as_py().decode(errors="backslashreplace")
             name = batch.schema.names[column]
-            skipped.add(
-                BadRecord(lines.where(int(numbers[row])), f"column {name!r} holds {value!r}; expected {expected}")
-            )
+            found.append((int(numbers[row]), f"column {name!r} holds {value!r}; expected {expected}"))
         usable[wrong] = False
 
     integers = []

@@ -188,7 +188,8 @@ class SequenceExamples:
         numbers: npt.NDArray[np.int64] | None = None,
         predicts: Events = "all",
     ) -> None:
-        self._events, self._content, self._predicts = events, content, predicts
+        self._events, self._content = events, content
+        self._predicts: Events = predicts
         self._numbers = np.arange(len(events.offsets) - 1) if numbers is None else numbers
         self.length = last
         self.num_examples = len(self._numbers)

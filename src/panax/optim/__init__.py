@@ -8,6 +8,7 @@ from .muon import Muon
 from .on_shards import OnShards
 from .optimizer import Chained, Optax, Optimizer
 from .per_layer import on_each_layer
+from .row_adagrad import RowAdagrad
 from .rows import LazyAdam, RowOptimizer, RowSgd, RowWiseAdagrad
 from .schedule import OwnSchedule, Schedule
 from .schedule_free import ScheduleFreeAdamW
@@ -18,6 +19,6 @@ from .transformation import Transformation
 
 __all__ = [
     "Adafactor", "AdamW", "Chained", "Lamb", "Lars", "LazyAdam", "Lion", "Muon", "OnShards", "Optax", "Optimizer",
-    "OwnSchedule", "RowOptimizer", "RowSgd", "RowWiseAdagrad", "Schedule", "ScheduleFreeAdamW", "Sgd", "Shampoo", "Soap",
+    "OwnSchedule", "RowAdagrad", "RowOptimizer", "RowSgd", "RowWiseAdagrad", "Schedule", "ScheduleFreeAdamW", "Sgd", "Shampoo", "Soap",
     "Transformation", "decays", "on_each_layer", "optimizer_state_axes",
 ]  # fmt: skip

@@ -83,6 +83,10 @@ def test_parts_of_dates_and_labels_above(tmp_path):
     bags = tuple(Bag(column="when", leaf=part, ids=Calendar(part=part)) for part in parts)
     _, rows = read(tmp_path, bags, label="bought", label_above=2)
     assert [rows[part][0, 0] for part in parts] == [0, 30, 3, 6]  # a Thursday
+    _, there = read(tmp_path, (Bag(column="when", ids=Calendar(part="hour", zone="America/New_York")),))
+    assert there["when"][:2, 0].tolist() == [1, 18]
+    with pytest.raises(RecipeError, match="zone='Nowhere' is not in this machine's database"):
+        Calendar(part="day", zone="Nowhere")
     assert rows["label"].tolist() == [1, 0, 1, 0]
     with pytest.raises(DataError, match="line 2: column 'city' holds 'Rome'; expected a time"):
         read(tmp_path, (Bag(column="city", ids=Calendar(part="day")),))
