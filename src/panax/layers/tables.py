@@ -151,10 +151,13 @@ class StackPlan:
 
 
 def mixed(row: Int[Array, "*rows"], rows: int, blocks: int) -> Int[Array, "*rows"]:
-    """A row's place: adjacent rows are dealt out to `blocks` equal parts, in another order for each round of dealing.
+    """A row's place: adjacent rows are dealt out to `blocks` equal parts, far apart, in another order for each round of dealing.
 
     A bijection of `range(rows)` that depends on no mesh. Frequent ids, which vocabularies number first, so lie on different
     devices, and those with a stride do too.
+
+    Args:
+        blocks: A power of two that divides `rows`.
 
     >>> sorted(mixed(jnp.arange(8), 8, 4).tolist()) == list(range(8))
     True
@@ -162,7 +165,8 @@ def mixed(row: Int[Array, "*rows"], rows: int, blocks: int) -> Int[Array, "*rows
     if blocks == 1:
         return row
     high, low = row // blocks, row % blocks
-    return ((low ^ _turn(high, blocks)) * (rows // blocks) + high).astype(row.dtype)
+    part = (low * _apart(blocks)) % blocks ^ _turn(high, blocks)
+    return (part * (rows // blocks) + high).astype(row.dtype)
 
 
 def unmixed(place: Int[Array, "*rows"], rows: int, blocks: int) -> Int[Array, "*rows"]:
@@ -171,7 +175,13 @@ def unmixed(place: Int[Array, "*rows"], rows: int, blocks: int) -> Int[Array, "*
         return place
     each = rows // blocks
     high, part = place % each, place // each
-    return (high * blocks + (part ^ _turn(high, blocks))).astype(place.dtype)
+    low = (part ^ _turn(high, blocks)) * pow(_apart(blocks), -1, blocks) % blocks
+    return (high * blocks + low).astype(place.dtype)
+
+
+def _apart(blocks: int) -> int:
+    """How far adjacent rows are dealt apart: an odd number next to the golden section, so that few of them are spread too."""
+    return int(0.618 * blocks) | 1
 
 
 def _turn(high: jax.Array, blocks: int) -> jax.Array:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from ..core.layout import current_target
 from .segments import segment_sums
 
 Change = Callable[[jax.Array, Mapping[str, jax.Array], jax.Array], tuple[jax.Array, Mapping[str, jax.Array]]]
@@ -58,7 +59,7 @@ def merged(
     once = jnp.full(numbers.shape, count, jnp.int32).at[place].set(ordered)
     # What is of no row stands last.
     place = jnp.where(ordered < count, place, numbers.shape[0])
-    return once, segment_sums(values[order], place, numbers.shape[0])
+    return once, segment_sums(values[order], place, numbers.shape[0], target=current_target(), ascending=True)
 
 
 def changed(

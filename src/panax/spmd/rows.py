@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ..core.errors import RecipeError
+from ..core.layout import current_target
 from .segments import segment_sums
 from .weights import Opening
 
@@ -104,7 +105,7 @@ def _read_forward(values: jax.Array, places: jax.Array) -> tuple[jax.Array, Any]
 def _read_backward(saved: Any, gradient: jax.Array) -> tuple[jax.Array, None]:
     places, like = saved
     flat = gradient.reshape(-1, gradient.shape[-1]).astype(like.dtype)
-    return segment_sums(flat, places.reshape(-1), like.shape[0]), None
+    return segment_sums(flat, places.reshape(-1), like.shape[0], target=current_target()), None
 
 
 read_places.defvjp(_read_forward, _read_backward)
