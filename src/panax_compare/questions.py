@@ -32,11 +32,7 @@ def answers(comparison: Comparison, rows: list[Row]) -> list[Answer]:
 
 
 def _columns(comparison: Comparison) -> list[tuple[Column, ColumnResult]]:
-    return [
-        (column, comparison.columns[column.name])
-        for column in EVERY
-        if column.name in comparison.columns
-    ]
+    return [(column, comparison.columns[column.name]) for column in EVERY if column.name in comparison.columns]
 
 
 def _ran(comparison: Comparison) -> list[tuple[Column, ColumnResult]]:

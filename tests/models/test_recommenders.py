@@ -1,6 +1,7 @@
 """Recommenders: their parts against brute force and scikit-learn, and every layout against one device."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +10,14 @@ import pytest
 from models.recommenders import ITEMS, LENGTH, TASKS, clicks, dlrm, histories, hstu, sasrec, tables, towers, visits
 
 from panax.core import DataFacts, Ranked
-from panax.core.errors import RecipeError
+from panax.core.errors import DataError, RecipeError
 from panax.core.measures import merge_measures
 from panax.layers import FeatureConfig, TableConfig, TablesConfig
 from panax.layers.perceptron import dot_interaction
 from panax.layers.pointwise_attention import pointwise
 from panax.layers.ranking import ranking_metrics, target_ranks
-from panax.models import DlrmConfig, DlrmTask, SequenceTask
+from panax.models import DlrmConfig, DlrmTask, SequenceTask, item_vectors, retrieval_metrics, write_vectors
 from panax.models.two_tower import in_batch_scores
-from panax.models.two_tower_task import item_vectors
 from panax.testing import check_task
 
 DEFAULT = {"dlrm", "two_tower"}
@@ -211,6 +211,27 @@ def test_vectors_of_a_catalogue_are_those_of_training():
     np.testing.assert_allclose(
         params.vectors(with_rows(batch), jnp.float32)[1], catalogue[batch["item"][:, 0]], rtol=1e-5
     )
+
+
+def test_a_catalogue_is_searched_whole():
+    rng = np.random.default_rng(0)
+    items, queries = (rng.integers(-2, 3, (count, 3)).astype(np.float32) for count in (40, 25))
+    targets = rng.integers(0, 40, 25)
+    found = retrieval_metrics(queries, items, targets, (5,), chunk=7)
+    ranks = np.asarray(target_ranks(jnp.array(queries), jnp.array(targets), jnp.array(items), 40))
+    assert found["hit_rate@5"] == np.mean(ranks <= 5) and found["mrr"] == pytest.approx(np.mean(1 / ranks))
+
+
+def test_vectors_are_written_with_their_names(tmp_path):
+    vectors = np.arange(6.0, dtype=np.float32).reshape(3, 2)
+    write_vectors(tmp_path / "index", vectors, ["x", "y", "z"])
+    assert (np.load(tmp_path / "index" / "vectors.npy") == vectors).all()
+    assert json.loads((tmp_path / "index" / "ids.json").read_text()) == ["x", "y", "z"]
+    with pytest.raises(DataError, match="3 vectors and 2 different ids"):
+        write_vectors(tmp_path, vectors, ["x", "y", "x"])
+    vectors[1, 0] = np.nan
+    with pytest.raises(DataError, match="the vector of item 'y' is not finite"):
+        write_vectors(tmp_path, vectors, ["x", "y", "z"])
 
 
 def test_tasks_take_the_datas_ids():

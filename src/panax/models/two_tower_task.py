@@ -1,14 +1,13 @@
 """Retrieval as a `Task`: a softmax of each query over all items of the global batch."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from ..core import Axes, Batch, DataFacts, Evaluation, Loss, Mean, Sum, Task, logical_axes
 from ..core.validated import Validated
@@ -91,15 +90,3 @@ class TwoTowerTask(Validated, Task):
         weight = mask.sum()
         metrics = {"in_batch_accuracy": Mean((best.astype(jnp.float32) * mask).sum(), weight), "examples": Sum(weight)}
         return Evaluation({"in_batch": Loss((losses * mask).sum(), weight)}, state, metrics)
-
-
-def item_vectors(
-    task: TwoTowerTask, params: TwoTower, batches: Iterable[Mapping[str, np.ndarray]]
-) -> Float[np.ndarray, "item width"]:
-    """The vector of each item of a catalogue, in its order, to be searched by inner product.
-
-    Args:
-        batches: Of the item's leaves alone, each of the same size but the last.
-    """
-    run = jax.jit(lambda params, batch: params.item(batch, task.weight_dtype))
-    return np.concatenate([np.asarray(run(params, dict(batch))) for batch in batches])

@@ -19,6 +19,6 @@ from .transformation import Transformation
 
 __all__ = [
     "Adafactor", "AdamW", "Chained", "Lamb", "Lars", "LazyAdam", "Lion", "Muon", "OnShards", "Optax", "Optimizer",
-    "OwnSchedule", "RowAdagrad", "RowOptimizer", "RowSgd", "RowWiseAdagrad", "Schedule", "ScheduleFreeAdamW", "Sgd", "Shampoo", "Soap",
-    "Transformation", "decays", "on_each_layer", "optimizer_state_axes",
+    "OwnSchedule", "RowAdagrad", "RowOptimizer", "RowSgd", "RowWiseAdagrad", "Schedule", "ScheduleFreeAdamW", "Sgd",
+    "Shampoo", "Soap", "Transformation", "decays", "on_each_layer", "optimizer_state_axes",
 ]  # fmt: skip

@@ -26,9 +26,14 @@ def prepare(work: Work) -> Running:
     task, example = task_of(work), work.batches()[0]
     dense, rows = optimizers_of(work)
     stepper = panax.compile_step(
-        task, example, dense, table_optimizer=rows, config=StepConfig(clip_norm=None), axes={name: task.batch_axes[name] for name in example},
+        task,
+        example,
+        dense,
+        table_optimizer=rows,
+        config=StepConfig(clip_norm=None),
+        axes={name: task.batch_axes[name] for name in example},
         devices=jax.devices()[:1],
-    )  # fmt: skip
+    )
     state = stepper.init(work.seed)
     state = dataclasses.replace(state, params=loaded(state.params, work))
 
