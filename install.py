@@ -20,6 +20,9 @@ OLDEST = (3, 11)
 KINDS = {"run": ((), ("run",)), "test": (("test",), ("test", "run"))}
 """What can be installed: the project's extras, and the kinds that it holds."""
 
+WITHOUT_DEPENDENCIES = ("recommenders",)
+"""Extras with a list of packages, in requirements/, that are installed without what they depend on: data is read from their files."""
+
 ONE_OF = ("cuda12", "cuda13", "tpu")
 """Extras of which an environment takes one."""
 
@@ -95,6 +98,8 @@ class Environment:
         for name in ["pyproject.toml"] + ["requirements/%s.txt" % each for each in sorted(KINDS)]:
             with open(os.path.join(ROOT, name), "rb") as file:
                 digest.update(file.read())
+        for each in WITHOUT_DEPENDENCIES:
+            digest.update(read(os.path.join(ROOT, "requirements", each + ".txt")).encode())
         return "%s\n%s\n" % (ROOT, digest.hexdigest())
 
     def works(self, *imports):
@@ -152,6 +157,11 @@ class Environment:
             say("installing %s; pip chooses versions by pyproject.toml" % " and ".join(extras))
             advice = advice.replace(requirements, "%s and .[%s]" % (requirements, every))
         run(pip + ["--no-build-isolation", "-e", ".[%s]" % every if every else "."], advice)
+        for each in WITHOUT_DEPENDENCIES:
+            alone = os.path.join("requirements", each + ".txt")
+            if each in extras:
+                say("installing the packages of %s without what they depend on: only their files are read" % alone)
+                run(pip + ["--no-deps", "-r", alone], advice.replace(requirements, alone))
         with open(self.stamp(kind), "w") as file:
             file.write(self.wanted())
 

@@ -12,12 +12,12 @@ from panax.core.errors import RecipeError
 from panax.metrics.report.costs import Rate
 from panax.metrics.report.until import lines_of, until_loss
 
-from .columns import COLUMNS, DISTRIBUTED
+from .columns import COLUMNS, DISTRIBUTED, EVERY
 from .measuring import measure
 from .racing import Race, Until, table
 from .report import write_report
 from .results import read_comparison
-from .settings import ATTENTIONS, OPTIMIZERS, PRECISIONS, SIZES, Settings
+from .settings import ATTENTIONS, OPTIMIZERS, PRECISIONS, SIZES, USUAL, Settings
 
 DESCRIPTION = """\
 The same model, weights, data, loss, optimizer, precision and batch in PyTorch, torch.compile, plain JAX, Flax, the PyTorch model
@@ -36,14 +36,18 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(prog="panax compare", description=DESCRIPTION)
     found.add_argument(
-        "work", nargs="+", help="vit, decoder, moe, or recipe:NAME; with --until-loss, recipe:NAME or folders of runs"
+        "work", nargs="+", help="vit, decoder, moe, dlrm, or recipe:NAME; with --until-loss, folders of runs too"
     )
     names = "; ".join(f"{work}: {', '.join(sizes)}" for work, sizes in SIZES.items())
     found.add_argument("--size", default="", help=names)
-    found.add_argument("--batch-size", type=int, help=f"images, or rows of tokens; {Settings.batch_size} unless told")
+    found.add_argument(
+        "--batch-size",
+        type=int,
+        help=f"images, rows of tokens, or examples; {Settings.batch_size} unless told, 2048 of dlrm",
+    )
     found.add_argument("--precision", default=Settings.precision, help=", ".join(PRECISIONS))
     found.add_argument("--attention", default=Settings.attention, help=", ".join(ATTENTIONS))
-    columns = ", ".join(column.name for column in (*COLUMNS, *DISTRIBUTED))
+    columns = ", ".join(column.name for column in EVERY)
     found.add_argument("--columns", default="", help=f"some of {columns}; those of one process unless told")
     found.add_argument(
         "--distributed",
@@ -53,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--steps", type=int, help=f"of a column's turn; {Settings.steps} unless told")
     found.add_argument("--rounds", type=int, help=f"turns of each column; {Settings.rounds} unless told")
     found.add_argument("--checked-steps", type=int, default=Settings.checked_steps, help="whose losses must agree")
-    found.add_argument("--optimizer", default=Settings.optimizer, help=", ".join(OPTIMIZERS))
+    found.add_argument("--optimizer", help=f"{', '.join(OPTIMIZERS)}; adamw unless told, adagrad of dlrm")
     found.add_argument("--learning-rate", type=float, default=0.0)
     found.add_argument("--weight-decay", type=float, default=Settings.weight_decay)
     for name, what in (
@@ -113,8 +117,11 @@ def settings_of(options: argparse.Namespace) -> Settings:
         if values["columns"]:
             raise RecipeError("--distributed chooses columns, and --columns names some; leave one of them out")
         values["columns"] = (COLUMNS[0].name, *(column.name for column in DISTRIBUTED))
-    for name in ("batch_size", "steps", "rounds"):
-        values[name] = getattr(Settings, name) if values[name] is None else values[name]
+    usual: dict[str, str | int] = dict(zip(("optimizer", "batch_size"), USUAL.get(values["work"], ())))
+    if options.work[0] == "dlrm" and not values["columns"]:
+        values["columns"] = tuple(column.name for column in EVERY if "dlrm" in column.families)
+    for name in ("optimizer", "batch_size", "steps", "rounds"):
+        values[name] = usual.get(name, getattr(Settings, name)) if values[name] is None else values[name]
     return Settings(**values, probes=not options.no_probes)
 
 

@@ -16,7 +16,7 @@ import psutil
 from .columns import Column
 from .job import Job, free_port
 
-WORKER = (sys.executable, "-m", "panax.cli.compare", "--worker")
+WORKER = ("-m", "panax.cli.compare", "--worker")
 
 
 class ColumnError(Exception):
@@ -33,11 +33,20 @@ class Crew:
         tracing_seconds: What the column said that it spent before its first step.
     """
 
-    def __init__(self, name: str, folder: Path, processes: int = 1, devices: int = 1, own: bool = False):
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        processes: int = 1,
+        devices: int = 1,
+        own: bool = False,
+        python: str = sys.executable,
+    ):
         """
         Args:
             folder: Where what the processes print is kept.
             own: Panax runs the step: the process sets its allocator as `panax train` does.
+            python: The interpreter.
         """
         self.name = name
         self.log = folder / "logs" / f"{name}.log"
@@ -58,7 +67,7 @@ class Crew:
             with open(self.log, "a", encoding="utf-8") as log:
                 self._processes.append(
                     subprocess.Popen(
-                        WORKER,
+                        (python, *WORKER),
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
                         stderr=log,
@@ -71,7 +80,8 @@ class Crew:
     @classmethod
     def of(cls, column: Column, folder: Path) -> "Crew":
         """Start a column's processes."""
-        return cls(column.name, folder, column.processes, column.devices, column.own)
+        python = os.environ.get(column.python, sys.executable) if column.python else sys.executable
+        return cls(column.name, folder, column.processes, column.devices, column.own, python)
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
         """The first process's answer; `all` holds every one's where there are several.

@@ -21,6 +21,7 @@ from panax.models.flops import training_flops_per_image, training_flops_per_toke
 from panax.run.experiment import Experiment
 from panax.run.prepare import OpenedData, open_data
 
+from .making_clicks import make_clicks
 from .settings import Settings
 from .shapes import decoder_shape, vit_shape
 from .stream import TRAIN, Stream, make_stream
@@ -47,6 +48,8 @@ def make_work(settings: Settings, folder: Path, find_recipe: Callable[[str], Any
     folder.mkdir(parents=True, exist_ok=True)
     if settings.kind == "recipe":
         work = _of_recipe(settings, folder, find_recipe, stream_steps)
+    elif settings.kind == "dlrm":
+        work = make_clicks(settings, folder, numbers_of(settings))
     elif settings.kind == "vit":
         work = _of_vit(settings, folder, vit_shape(settings))
     else:
@@ -175,7 +178,7 @@ def _write_weights(settings: Settings, folder: Path, task: Task) -> Family:
 
 def numbers_of(settings: Settings) -> OptimizerNumbers:
     """The optimizer's numbers; the learning rate is the optimizer's usual one unless told."""
-    usual = {"adamw": 3e-4, "sgd": 1e-3}[settings.optimizer]
+    usual = {"adamw": 3e-4, "sgd": 1e-3, "adagrad": 1e-2}[settings.optimizer]
     decay = settings.weight_decay if settings.optimizer == "adamw" else 0.0
     return OptimizerNumbers(name=settings.optimizer, learning_rate=settings.learning_rate or usual, weight_decay=decay)
 

@@ -13,7 +13,7 @@ import psutil
 from panax.core.errors import RecipeError
 from panax.core.marked_folder import marked_folder, remove_marked
 
-from .columns import COLUMNS, DISTRIBUTED, Column, chosen, column_named
+from .columns import EVERY, Column, chosen, column_named
 from .crew import ColumnError, Crew
 from .environment import Load, describe_machine, free_device_bytes, has_gpu
 from .results import ColumnResult, Comparison, begun
@@ -104,7 +104,7 @@ class Measurement:
                 entry.state = "pending"
             if entry.state in ("absent", "impossible"):
                 self.say(f"{column.title}: {entry.state}: {entry.reason}")
-        order = [column.name for column in (*COLUMNS, *DISTRIBUTED)]
+        order = [column.name for column in EVERY]
         self.comparison.columns = dict(sorted(self.comparison.columns.items(), key=lambda item: order.index(item[0])))
         self._save()
 

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from .columns import COLUMNS, DISTRIBUTED, Column
+from .columns import EVERY, Column
 from .formatting import joined, ratio, seconds, size
 from .results import ColumnResult, Comparison
 from .sources import Length, length_of
@@ -32,11 +32,7 @@ def answers(comparison: Comparison, rows: list[Row]) -> list[Answer]:
 
 
 def _columns(comparison: Comparison) -> list[tuple[Column, ColumnResult]]:
-    return [
-        (column, comparison.columns[column.name])
-        for column in (*COLUMNS, *DISTRIBUTED)
-        if column.name in comparison.columns
-    ]
+    return [(column, comparison.columns[column.name]) for column in EVERY if column.name in comparison.columns]
 
 
 def _ran(comparison: Comparison) -> list[tuple[Column, ColumnResult]]:

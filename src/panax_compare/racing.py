@@ -87,6 +87,11 @@ class Race(Measurement):
                 "--until-loss trains on data, and 'vit' has images of noise, from which nothing can be learnt; give a recipe of "
                 "images, as recipe:vit_digits, or folders of runs"
             )
+        if settings.kind == "dlrm":
+            raise RecipeError(
+                "--until-loss trains on data, and 'dlrm' times batches of made ids; train recipes of recommenders with `panax "
+                "train`, and give folders of runs"
+            )
         super().__init__(settings, folder, command, say, dataclasses.asdict(until))
         self.until = until
 

@@ -13,16 +13,23 @@ PRECISIONS: dict[str, str] = {
 }
 
 ATTENTIONS = ("eager", "fused")
-OPTIMIZERS = ("adamw", "sgd")
+OPTIMIZERS = ("adamw", "sgd", "adagrad")
+
+OF_TABLES = ("sgd", "adagrad")
+"""The optimizers of `dlrm`: PyTorch has no AdamW of sparse gradients."""
 
 SIZES: dict[str, tuple[str, ...]] = {
     "vit": ("tiny", "Ti", "S", "B", "L", "H"),
     "decoder": ("tiny", "60m", "160m", "1b", "8b"),
     "moe": ("tiny", "100m", "8x7b"),
+    "dlrm": ("tiny", "100k", "1m", "1m-bags"),
 }
 """The sizes of each named work; `tiny` is for trying things out."""
 
-DEFAULT_SIZES = {"vit": "B", "decoder": "60m", "moe": "100m"}
+DEFAULT_SIZES = {"vit": "B", "decoder": "60m", "moe": "100m", "dlrm": "1m"}
+
+USUAL = {"dlrm": ("adagrad", 2048)}
+"""The optimizer and the batch size where a work has others than the rest."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,10 +37,10 @@ class Settings:
     """A comparison.
 
     Attributes:
-        work: "vit", "decoder", "moe", or "recipe:NAME".
+        work: "vit", "decoder", "moe", "dlrm", or "recipe:NAME".
         precision: One of `PRECISIONS`.
         attention: "eager" for all scores in memory, "fused" for the fastest that each framework has.
-        optimizer: "adamw" or "sgd".
+        optimizer: "adamw" or "sgd"; of `dlrm`, "adagrad" or "sgd".
         size: One of `SIZES`; empty for the work's usual one.
         batch_size: Images, or rows of tokens, of a step.
         columns: Names of columns; empty for all.
@@ -78,6 +85,10 @@ class Settings:
         _one_of("precision", self.precision, tuple(PRECISIONS))
         _one_of("attention", self.attention, ATTENTIONS)
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
+        if kind != "dlrm" and self.optimizer == "adagrad":
+            raise RecipeError("optimizer='adagrad' is of tables, for `panax compare dlrm`; take adamw or sgd")
+        if kind == "dlrm":
+            self._check_tables()
         if kind == "recipe":
             if not self.work.partition(":")[2]:
                 raise RecipeError("work='recipe:' names no recipe; expected recipe:NAME, as `panax recipes` lists them")
@@ -103,9 +114,19 @@ class Settings:
             if getattr(self, name) < 0:
                 raise RecipeError(f"{name}={getattr(self, name)}; expected 0 or more")
 
+    def _check_tables(self) -> None:
+        if self.optimizer not in OF_TABLES:
+            raise RecipeError(f"optimizer={self.optimizer!r}; tables are updated by {' or '.join(OF_TABLES)} here")
+        if self.precision != "f32":
+            raise RecipeError(f"precision={self.precision!r}; tables and their products are compared in f32")
+        if self.attention != Settings.attention:
+            raise RecipeError(f"attention={self.attention!r} has no effect with 'dlrm', which does not attend")
+        shape = ("layers", "sequence_length", "image_size", "patch_size", "classes")
+        self._refuse(shape, "of a table's shape; use --size and --batch-size")
+
     @property
     def kind(self) -> str:
-        """What stands before the colon: "vit", "decoder", "moe" or "recipe"."""
+        """What stands before the colon: "vit", "decoder", "moe", "dlrm" or "recipe"."""
         return self.work.partition(":")[0]
 
     @property
@@ -118,7 +139,8 @@ class Settings:
         work = self.work.replace(":", "-").replace("/", "-")
         size = self.size or DEFAULT_SIZES.get(self.kind, "")
         shape = [f"{label}{value}" for label, value in self._shape().items() if value]
-        parts = [work, size, *shape, self.precision, self.attention, self.optimizer, f"batch{self.batch_size}"]
+        attention = "" if self.kind == "dlrm" else self.attention
+        parts = [work, size, *shape, self.precision, attention, self.optimizer, f"batch{self.batch_size}"]
         return "-".join(part for part in parts if part)
 
     def _shape(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from panax.core.errors import DataError
 
-Family = Literal["vit", "llama", "mixtral"]
+Family = Literal["vit", "llama", "mixtral", "dlrm"]
 Batch = dict[str, np.ndarray]
 
 WORK, CONFIG, WEIGHTS, BATCHES, NUDGED = (
@@ -42,7 +42,7 @@ class Work:
         title: The model in words.
         folder: With config.json and model.safetensors as Hugging Face lays them out, and the batches.
         family: Whose layout that is.
-        unit: What is counted per second: "images" or "tokens".
+        unit: What is counted per second: "images", "tokens" or "examples".
         flops_per_step: Of the model's products, forward and backward, counted from its shapes.
         recipe: The recipe that it was taken from.
         flaws: Of a published comparison, that a column is to reproduce; empty in an honest one.
@@ -51,7 +51,7 @@ class Work:
     title: str
     folder: str
     family: Family
-    unit: Literal["images", "tokens"]
+    unit: Literal["images", "tokens", "examples"]
     units_per_step: int
     flops_per_step: float
     parameters: int
@@ -71,7 +71,9 @@ class Work:
         return load_file(Path(self.folder) / WEIGHTS)
 
     def batches(self) -> list[Batch]:
-        """`image` [batch, height, width, channel] float32 and `label` [batch] int32; or `tokens` and `targets` [batch, seq]."""
+        """`image` [batch, height, width, channel] float32 and `label` [batch] int32; or `tokens` and `targets` [batch, seq]; or
+        `numeric` [batch, 13], a leaf of ids [batch, capacity] for each table, and `label` [batch], float32.
+        """
         batches: dict[int, Batch] = {}
         for name, array in load_file(Path(self.folder) / BATCHES).items():
             leaf, _, number = name.rpartition(".")

@@ -38,6 +38,9 @@ def here(tmp_path, monkeypatch):
         (("decoder", "--image-size", "8"), "--image-size 8 has no effect with 'decoder'"),
         (("recipe:quickstart", "--layers", "2"), "--layers 2 has no effect with 'recipe:quickstart'"),
         (("recipe:",), "names no recipe"),
+        (("dlrm", "--optimizer", "adamw"), "optimizer='adamw'; tables are updated by sgd or adagrad here"),
+        (("dlrm", "--attention", "eager"), "attention='eager' has no effect with 'dlrm'"),
+        (("vit", "--optimizer", "adagrad"), "optimizer='adagrad' is of tables, for `panax compare dlrm`"),
         (("moe", "--rounds", "0"), "rounds=0; expected 1 or more"),
         (("decoder", "--as-published"), "--as-published is of a ViT"),
         (("vit", "--as-published", "--precision", "bf16"), "--precision has no effect with --as-published"),
@@ -55,6 +58,13 @@ def test_flags_become_settings():
     settings = settings_of(options)
     assert settings == Settings(work="vit", size="S", columns=("panax", "torch_eager"), probes=False, steps=7)
     assert [column.name for column in chosen(settings.columns)] == ["torch_eager", "panax"]
+    tables = settings_of(parser().parse_args(["dlrm"]))
+    assert (tables.optimizer, tables.batch_size, tables.columns) == (
+        "adagrad",
+        2048,
+        ("torch_eager", "panax", "torchrec"),
+    )
+    assert tables.name == "dlrm-1m-f32-adagrad-batch2048"
     assert Settings(work="recipe:quickstart").name.startswith("recipe-quickstart-f32")
 
 

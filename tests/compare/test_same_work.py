@@ -109,3 +109,17 @@ def test_the_command_writes_a_report(tmp_path):
     found = read_comparison(tmp_path / "c")
     assert found is not None and [column.name for column in chosen(())][2] == "torch_xla"
     assert found.columns["torch_xla"].state == "absent"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_tables_lose_here_as_in_pytorch(tmp_path, optimizer):
+    settings = Settings(
+        work="dlrm", size="tiny", batch_size=64, optimizer=optimizer, columns=("torch_eager", "panax"), rounds=1, steps=2,
+        checked_steps=50, probes=False,
+    )  # fmt: skip
+    comparison = measuring.measure(settings, tmp_path / "comparison", "panax compare dlrm", lambda line: None)
+    theirs, ours = (comparison.columns[name] for name in ("torch_eager", "panax"))
+    assert theirs.state == ours.state == "measured", ours.reason
+    np.testing.assert_allclose(ours.losses, theirs.losses, rtol=1e-5)
+    assert max(theirs.losses) - min(theirs.losses) > 1e-3

@@ -33,6 +33,7 @@ ENGLISH = {
     ("plan/auto.py", "experts"): "a kind of mesh: its axis `expert` is used",
     ("run/experiment.py", "class"): "of Python",
     ("train/loss_scaling.py", "scale"): "what a loss is multiplied by",
+    ("train/update.py", "row"): "a leaf of every batch: each row's number in it",
     ("spmd/__init__.py", "bias"): "a file of this room",
     ("spmd/marks.py", "shared"): "a state: each device has a share",
 }

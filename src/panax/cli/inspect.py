@@ -23,6 +23,7 @@ from ..plan import Hardware, StepCost, TooLarge, parse_target, plan_step, target
 from ..plan.profile import HardwareProfile, ProfileError, newest_profile, profiles_folder, read_profile
 from ..plan.report import plan_lines, rare_lines, size, walk_lines
 from ..plan.roofline import DataSheet, Measured, step_time, time_lines
+from ..plan.tables import table_costs, table_lines
 from ..plan.walk import walk_agreement, walk_renewal
 from ..presets import with_blank_images
 from ..run import Experiment
@@ -104,6 +105,8 @@ def inspect(arguments: Sequence[str]) -> int:
     print_parameters(subject, console)
     if isinstance(subject.step, CompiledStep):
         batch = subject.batch()
+        for line in table_lines(table_costs(subject.step, batch)):
+            console.print(_fitted(line), highlight=False, markup=False, soft_wrap=True)
         print_walk(subject, batch, console, given)
         if compiles:
             print_step(subject, batch, console)

@@ -56,6 +56,7 @@ class LogicalAxis:
         in_float32: A parameter with this axis is gathered in float32 where weights are gathered once a step.
         read_out: A weight that ends in it reads something out of the model's width, and does not grow with it.
         copies: A parameter is many of a kind along it, as layers and experts are; optimizers see each by itself.
+        table: A parameter that begins with it is a table: a step reads and changes only the rows that its batch asks for.
 
     >>> LogicalAxis("memory", "slots of a memory", compute=("tensor",), parallel=True).storage
     ('tensor',)
@@ -74,6 +75,7 @@ class LogicalAxis:
     in_float32: bool = False
     read_out: bool = False
     copies: bool = False
+    table: bool = False
 
     def __post_init__(self) -> None:
         if self.storage is None:
@@ -160,6 +162,11 @@ def traits_of(name: str | None) -> LogicalAxis:
 def is_copies(name: str | None) -> bool:
     """Whether a parameter is many of a kind along a logical axis."""
     return traits_of(name).copies
+
+
+def is_table(axes: tuple[str | None, ...]) -> bool:
+    """Whether a parameter with these logical axes is a table, whose gradient is formed and applied as rows."""
+    return bool(axes) and traits_of(axes[0]).table
 
 
 def axes_of_rows(arrays: Mapping[str, Any]) -> dict[str, tuple[str | None, ...]]:

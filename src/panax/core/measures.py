@@ -5,13 +5,15 @@ and the one division happens where all sums have met.
 """
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Float, Int
 
 from .errors import DataError
 
@@ -78,6 +80,51 @@ class Maximum(eqx.Module):
         return Maximum(jnp.maximum(self.value, other.value))
 
 
+class Ranked(eqx.Module):
+    """How often examples of each class have a score in each of equal bins of [0, 1]: the area under the ROC curve, as a sum.
+
+    Attributes:
+        value: Counts, negative examples first; exact, and the same in any order.
+    """
+
+    value: Int[Array, "2 bin"]
+
+    @classmethod
+    def of(
+        cls,
+        probability: Float[Array, " batch"],
+        label: Float[Array, " batch"],
+        counted: Float[Array, " batch"],
+        bins: int,
+    ) -> "Ranked":
+        """Count a batch's examples.
+
+        Args:
+            probability: In [0, 1]; NaN is counted in the lowest bin.
+            label: Above 0.5 for positive examples.
+            counted: 0 leaves an example out.
+        """
+        place = jnp.clip(jnp.nan_to_num(probability) * bins, 0, bins - 1).astype(jnp.int32)
+        flat = jnp.where(counted > 0, place + bins * (label > 0.5).astype(jnp.int32), 2 * bins)
+        return cls(jnp.zeros(2 * bins, jnp.int32).at[flat].add(1, mode="drop").reshape(2, bins))
+
+    def merge(self, other: "Ranked") -> "Ranked":
+        return Ranked(self.value + other.value)
+
+    def figures(self) -> dict[str, float]:
+        """The area, where two scores of a bin count as equal, and by how much that can be wrong at most; on the host.
+
+        Half of the pairs of a bin that are ordered the other way is the bound, as 0.5 of each was counted.
+        """
+        negative, positive = np.asarray(self.value).astype(np.float64)
+        pairs = negative.sum() * positive.sum()
+        if not pairs:
+            return {"": math.nan, "_error_bound": math.nan}
+        below = np.cumsum(negative) - negative
+        tied = (positive * negative).sum()
+        return {"": float(((positive * below).sum() + 0.5 * tied) / pairs), "_error_bound": float(0.5 * tied / pairs)}
+
+
 NO_FAULT = -jnp.inf
 """The worst value of a check that found nothing."""
 
@@ -118,7 +165,7 @@ class Faults(eqx.Module):
                 )
 
 
-Metric = Mean | Sum | Maximum | Faults
+Metric = Mean | Sum | Maximum | Ranked | Faults
 Metrics = Mapping[str, Metric]
 
 
@@ -130,7 +177,7 @@ def _ratio(total: Values, weight: Values) -> Values:
 
 def is_measure(x: Any) -> bool:
     """Whether a pytree node is a loss or a metric."""
-    return isinstance(x, Loss | Mean | Sum | Maximum | Faults)
+    return isinstance(x, Loss | Mean | Sum | Maximum | Ranked | Faults)
 
 
 def merge_measures(a: Any, b: Any) -> Any:

@@ -47,11 +47,12 @@ class TrainState(eqx.Module):
         step: Steps taken, those skipped by the guard included: it is the count of batches consumed.
         params: Trainable and frozen parameters, in one tree.
         model_state: What the model carries besides (see `Task`).
-        optimizer_state: Exists for trainable parameters only.
+        optimizer_state: Exists for trainable parameters only; tables have their own in `tables`.
         key: The run's key; each step folds its number into it and leaves it as it is.
         averaged: An exponential moving average of the trainable parameters, in float32 or wider; None where none is kept.
         replicas: Where replicas take local steps, what each of them keeps for itself; `params` is then what they agreed on last.
         delayed: Where gradients are one step late, those of the last batch.
+        tables: By the name of a table that trains, what its optimizer keeps of its rows; None without tables.
         owed: By parameter, what compressed sums of gradients have left out so far, on each replica; None without error feedback.
     """
 
@@ -65,6 +66,7 @@ class TrainState(eqx.Module):
     owed: Mapping[str, Array] | None = None
     replicas: Any = None
     delayed: Any = None
+    tables: Mapping[str, Mapping[str, Array]] | None = None
 
     def with_params(self, params: Params) -> "TrainState":
         """This state with other parameters of the same structure, such as those another step has trained meanwhile."""

@@ -23,6 +23,7 @@ class Traits:
         keeps_barriers: XLA respects `optimization_barrier` when it merges equal operations.
         optimises_drawing: Compiling the program that draws the first state with all optimisations takes no longer than it saves.
         permutes_apart: A permutation of values among some devices of a mesh waits for no others.
+        scatters_in_order: A scatter that adds does so in the order of its rows, not by atomic additions in any order.
         ragged_exchange: XLA has an all-to-all whose parts differ in size.
         experts_in_one_loop: The float32 feed-forward of all experts runs faster as one loop over chunks of rows.
         flat_matmuls: A float32 contraction runs faster as a multiplication of two matrices.
@@ -39,6 +40,7 @@ class Traits:
     keeps_barriers: bool = True
     optimises_drawing: bool = True
     permutes_apart: bool = True
+    scatters_in_order: bool = False
     ragged_exchange: bool = False
     experts_in_one_loop: bool = False
     flat_matmuls: bool = False
@@ -50,9 +52,10 @@ class Traits:
 
 _TRAITS = {
     "gpu": Traits(ragged_exchange=True),
-    "tpu": Traits(ragged_exchange=True, rings=True, fast_domain=None),
+    "tpu": Traits(scatters_in_order=True, ragged_exchange=True, rings=True, fast_domain=None),
     "cpu": Traits(
         own_memory=False,
+        scatters_in_order=True,
         # A loop copies everything that the backward pass needs into stacked buffers, with one core: a third of a float32 step.
         unrolled_layers=12,
         # A selection reads and writes the whole state once more: twice the update's time.

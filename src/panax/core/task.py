@@ -27,11 +27,13 @@ class DataFacts(NamedTuple):
         vocab_size: Of the tokenizer; None where there is none.
         sequence_length: The most tokens in a row; None where rows have no length.
         num_classes: Of the labels; None where there are none, or it is not known.
+        num_ids: How many ids each leaf of ids may hold, where the data says.
     """
 
     vocab_size: int | None = None
     sequence_length: int | None = None
     num_classes: int | None = None
+    num_ids: Mapping[str, int] = MappingProxyType({})
 
 
 class Evaluation(NamedTuple):
@@ -52,12 +54,15 @@ class Gradients(NamedTuple):
         gradients: Of the total loss, each term divided by its global weight; the structure of the parameters with None
             where one is frozen.
         losses: Merged over the micro-batches.
+        rows: Of tables, by parameter name, the gradients of the rows that were read; these have None in `gradients`. None
+            without tables.
     """
 
     gradients: Params
     losses: Losses
     state: ModelState
     metrics: Metrics
+    rows: Mapping[str, Any] | None = None
 
 
 class Task(abc.ABC):
@@ -168,6 +173,15 @@ class Task(abc.ABC):
     def exchanges(self) -> tuple[Exchange, ...]:
         """What its layers exchange whole over a mesh axis."""
         return ()
+
+    def row_ids(self, batch: Batch) -> Mapping[str, Int[Array, "batch ids"]]:
+        """For each table by its parameter's name, all row numbers that this (micro-)batch asks it for; -1 where there is none.
+
+        A table is a parameter whose first logical axis says so, as `row` does. It is never differentiated whole: the rows
+        that are named here are gathered once a step, stand in the parameter's place (`spmd.Rows`) while `loss` is traced, and
+        are what gradients exist for. Empty, the default, where there is no table.
+        """
+        return {}
 
     def layer_parameters(self, params: Params) -> Mapping[int, Mapping[str, tuple[str, int]]]:
         """For each layer its parameters by their names in it: the name of the stacked array, and the layer's index there.

@@ -3,13 +3,16 @@
 from .array_record import ArrayRecord
 from .arrow import Arrow
 from .augmentation import Augmentation, PaddedCrop, RandomCrop
+from .bags import Bag, Calendar, Hashed, Numbered, Vocabulary
 from .buckets import Bucketed
 from .checked import Limits
+from .click_arrays import ClickArrays, ClickExamples
 from .corpus import BadRecord, Corpus, Document, PythonLibrary, TextFiles
+from .criteo import Criteo
 from .digits import Digits
 from .example_data import ExampleData, OpenedExamples
 from .example_source import ExampleSource
-from .examples import Arrays, ExampleFiles, Examples, divide
+from .examples import Arrays, ExampleFiles, Examples, divide, split_by_time
 from .filtered import Filtered
 from .images import ImageFolder, ParquetImages, WebDatasetImages
 from .iterable import IterableSource
@@ -25,8 +28,10 @@ from .paths import corpus_of
 from .ramped import BatchRamp
 from .rand_augment import RandAugment
 from .records import HuggingFaceDisk, Jsonl, Parquet
+from .sequences import SequenceExamples, Sequences
 from .showing import batch_lines
 from .source import Accounting, PackedSource, RowSource, Seen
+from .synthetic_clicks import SyntheticClicks, SyntheticExamples
 from .table import Table
 from .text import OpenedPart, OpenedText, TextData, split
 from .token_file import TokenFile
@@ -36,12 +41,14 @@ from .tokens import TokenStore, TokenWriter, open_tokens
 from .webdataset import WebDataset
 
 __all__ = [
-    "Accounting", "ArrayRecord", "Arrays", "Arrow", "Augmentation", "BadRecord", "BatchRamp", "Bucketed", "BytePairTokenizer",
-    "Corpus", "Digits", "Document", "Documents", "ExampleData", "ExampleFiles", "ExampleSource", "Examples",
-    "Filtered", "HuggingFaceDisk", "ImageFolder", "IterableSource", "Joined", "JoinedRows", "Jsonl", "Limits", "Mds",
-    "MegatronTokens", "MixedSource", "Mixing", "Mixture", "OpenedExamples", "OpenedPart", "OpenedText",
-    "PackedRows", "PackedSource", "PaddedCrop", "PaddedRows", "Parquet", "ParquetImages", "Part", "Prefetched",
-    "PretrainedTokenizer", "PythonLibrary", "RandAugment", "RandomCrop", "RowSource", "Seen", "Table", "TextData",
-    "TextFiles", "TokenFile", "TokenStore", "TokenWriter", "Tokenizer", "WebDataset", "WebDatasetImages",
-    "batch_lines", "corpus_of", "divide", "open_corpus", "open_tokens", "prefetch", "split", "write_tokens",
+    "Accounting", "ArrayRecord", "Arrays", "Arrow", "Augmentation", "BadRecord", "Bag", "BatchRamp", "Bucketed",
+    "BytePairTokenizer", "Calendar", "ClickArrays", "ClickExamples", "Corpus", "Criteo", "Digits", "Document", "Documents",
+    "ExampleData", "ExampleFiles", "ExampleSource", "Examples", "Filtered", "Hashed", "HuggingFaceDisk", "ImageFolder",
+    "IterableSource", "Joined", "JoinedRows", "Jsonl", "Limits", "Mds", "MegatronTokens", "MixedSource", "Mixing",
+    "Mixture", "Numbered", "OpenedExamples", "OpenedPart", "OpenedText", "PackedRows", "PackedSource", "PaddedCrop",
+    "PaddedRows", "Parquet", "ParquetImages", "Part", "Prefetched", "PretrainedTokenizer", "PythonLibrary", "RandAugment",
+    "RandomCrop", "RowSource", "Seen", "SequenceExamples", "Sequences", "SyntheticClicks", "SyntheticExamples", "Table",
+    "TextData", "TextFiles", "TokenFile", "TokenStore", "TokenWriter", "Tokenizer", "Vocabulary", "WebDataset",
+    "WebDatasetImages", "batch_lines", "corpus_of", "divide", "open_corpus", "open_tokens", "prefetch", "split",
+    "split_by_time", "write_tokens",
 ]  # fmt: skip

@@ -140,7 +140,14 @@ def _value(scalar: Any, most: int) -> Any:
 
 
 def parquet_batches(
-    path: Path, name: str, columns: Sequence[str], *, most: int, rows: int, check: Callable[[Sequence[str], str], None]
+    path: Path,
+    name: str,
+    columns: Sequence[str],
+    *,
+    most: int,
+    rows: int,
+    check: Callable[[Sequence[str], str], None],
+    lists: bool = False,
 ) -> Iterator[Any]:
     """The record batches of a Parquet file, one row group at a time, with only these columns; their values are not yet checked.
 
@@ -148,6 +155,7 @@ def parquet_batches(
         most: The setting `max_record_bytes`.
         rows: How many rows a batch has at most.
         check: Called with the names of the file's columns and the file's name; raises where one is missing.
+        lists: Whether a column may hold lists of plain values.
 
     Raises:
         DataError: A column is missing or of lists, or a page becomes too large.
@@ -161,6 +169,9 @@ def parquet_batches(
         check(schema.names, name)
         for column in columns:
             kind = schema.field(column.partition(".")[0] if column not in schema.names else column).type
+            of_lists = types.is_list(kind) or types.is_large_list(kind)
+            if lists and of_lists and not types.is_nested(kind.value_type):
+                continue
             if types.is_nested(kind) and not types.is_struct(kind):
                 raise DataError(
                     f"{name}: column {column!r} is of type {kind}; expected one value a row: name another column"

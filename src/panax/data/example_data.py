@@ -1,16 +1,22 @@
 """Examples to train on: what a recipe names, and what opening it gives."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Literal
 
 from panax.core.errors import RecipeError
 from panax.core.validated import Validated
 
 from .augmentation import Augmentation
 from .cache import cache_directory
+from .click_arrays import ClickArrays
+from .criteo import Criteo
 from .digits import Digits
 from .example_source import ExampleSource
-from .examples import ExampleFiles, Examples, divide
+from .examples import ExampleFiles, Examples, divide, split_by_time
 from .images import ImageFolder, ParquetImages, WebDatasetImages
+from .sequences import SequenceExamples, Sequences
+from .synthetic_clicks import SyntheticClicks
 from .table import Table
 
 
@@ -24,15 +30,29 @@ class ExampleData(Validated):
         seed: What the order depends on.
         held_out: About which fraction is kept from training, by a hash of each example's name: the same with every seed, and
             what is added moves none of them. 0 for none.
+        split: How they are chosen: by that hash; the latest by `time`, as a table's column says; or the last event of each of
+            `Sequences`, for whom `held_out` is left out.
         augmentation: How training images are changed at random; None for none. Held-out ones never are.
         max_bad_records: So many examples that can't be used are passed over; more are an error.
         cache_dir: Where tables and copies are kept. None: $PANAX_CACHE, else ~/.cache/panax.
     """
 
-    examples: ImageFolder | ParquetImages | WebDatasetImages | Digits | Table | ExampleFiles
+    examples: (
+        ImageFolder
+        | ParquetImages
+        | WebDatasetImages
+        | Digits
+        | Table
+        | Criteo
+        | ClickArrays
+        | SyntheticClicks
+        | Sequences
+        | ExampleFiles
+    )
     batch_size: int = 32
     seed: int = 0
     held_out: float | int = 0
+    split: Literal["hash", "time", "last"] = "hash"
     augmentation: Augmentation | None = None
     max_bad_records: int = 0
     cache_dir: str | None = None
@@ -43,6 +63,10 @@ class ExampleData(Validated):
                 raise RecipeError(f"{name}={getattr(self, name)}; expected at least {least}")
         if not 0 <= self.held_out < 1:
             raise RecipeError(f"held_out={self.held_out}; expected a fraction of the examples, from 0 to below 1")
+        if self.split == "last" and self.held_out:
+            raise RecipeError(
+                f'held_out={self.held_out} has no effect with split="last", which holds one event a user out'
+            )
 
     def open(self) -> "OpenedExamples":
         """Open the examples, or find their copy in the cache, and make the sources.
@@ -51,7 +75,7 @@ class ExampleData(Validated):
             DataError: They can't be read, there is none, too many are bad, or too few to hold some out.
         """
         examples = self.examples.open(cache_directory(self.cache_dir), self.max_bad_records)
-        training, held_out = divide(examples, self.held_out)
+        training, held_out = self._divided(examples)
         return OpenedExamples(
             train=ExampleSource(training, batch_size=self.batch_size, seed=self.seed, augmentation=self.augmentation),
             held_out=None
@@ -59,6 +83,17 @@ class ExampleData(Validated):
             else ExampleSource(held_out, batch_size=self.batch_size, epochs=1, augmentation=self._unchanged),
             examples=examples,
         )
+
+    def _divided(self, examples: Examples) -> tuple[Examples, Examples | None]:
+        match self.split:
+            case "hash":
+                return divide(examples, self.held_out)
+            case "time":
+                return split_by_time(examples, self.held_out)
+            case "last":
+                if not isinstance(examples, SequenceExamples):
+                    raise RecipeError(f'split="last" is for Sequences; {type(examples).__name__} has no last events')
+                return examples.split_last()
 
     @property
     def _unchanged(self) -> Augmentation | None:
@@ -87,3 +122,8 @@ class OpenedExamples:
     def num_classes(self) -> int | None:
         """Of the examples' labels; None where they don't say."""
         return getattr(self.examples, "num_classes", None)
+
+    @property
+    def num_ids(self) -> Mapping[str, int]:
+        """How many ids leaves of ids may hold, by leaf, where the examples say."""
+        return getattr(self.examples, "num_ids", {})

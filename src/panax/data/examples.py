@@ -24,6 +24,8 @@ from .mapped import check_mapped
 
 _BLOCK_BYTES = 2**24
 _LOG = logging.getLogger("panax.data")
+_WARNED, _THEN_EACH = 20, 1000
+"""Of so many bad records each is warned of, and of each thousandth after that."""
 
 
 @runtime_checkable
@@ -91,6 +93,8 @@ class Arrays:
         content: str | None = None,
         numbers: npt.NDArray[np.int64] | None = None,
         num_classes: int | None = None,
+        times: npt.NDArray[np.float64] | None = None,
+        num_ids: Mapping[str, int] | None = None,
     ) -> None:
         """Take examples from `arrays`.
 
@@ -100,6 +104,8 @@ class Arrays:
             content: A hash of what they hold; None: it is computed, which reads them through.
             numbers: Which rows are the examples; None: all.
             num_classes: Of the leaf `label`, where a model is to take it from the data.
+            times: Of each row, for a division by time; no leaf.
+            num_ids: How many ids leaves of ids may hold, where a model is to take it from the data.
 
         Raises:
             RecipeError: There is none, or `axes` are of others.
@@ -119,6 +125,8 @@ class Arrays:
         self._content = content or _hash_of(self._arrays)
         self._numbers = numbers
         self.num_classes = num_classes
+        self.num_ids: Mapping[str, int] = dict(num_ids or {})
+        self._times = times
         self.num_examples = min(lengths.values()) if numbers is None else len(numbers)
         chosen = "" if numbers is None else hash_of_numbers(numbers)
         self.fingerprint = fingerprint("arrays", self._content, sorted(self._arrays), chosen)
@@ -151,7 +159,17 @@ class Arrays:
 
     def take(self, numbers: npt.NDArray[np.int64]) -> "Arrays":
         rows = numbers if self._numbers is None else self._numbers[numbers]
-        return Arrays(self._arrays, axes=self.axes, content=self._content, numbers=rows, num_classes=self.num_classes)
+        return Arrays(
+            self._arrays, axes=self.axes, content=self._content, numbers=rows, num_classes=self.num_classes,
+            times=self._times, num_ids=self.num_ids,
+        )  # fmt: skip
+
+    @property
+    def times(self) -> npt.NDArray[np.float64] | None:
+        """Of each example; None where there are none."""
+        if self._times is None or self._numbers is None:
+            return self._times
+        return self._times[self._numbers]
 
     def open(self, root: Path, max_bad_records: int) -> "Arrays":
         return self
@@ -193,6 +211,35 @@ def divide(examples: Examples, held_out: float | int) -> tuple[Examples, Example
     return examples.take(np.flatnonzero(~kept)), examples.take(np.flatnonzero(kept))
 
 
+def split_by_time(examples: Examples, held_out: float | int) -> tuple[Examples, Examples | None]:
+    """Hold the latest examples out; those of one time stay together, so a little less than the fraction may be held out.
+
+    Args:
+        held_out: About which fraction; 0 for none.
+
+    Raises:
+        RecipeError: It is no fraction, or the examples have no times.
+        DataError: One side would be empty.
+    """
+    if not 0 <= held_out < 1:
+        raise RecipeError(f"held_out={held_out}; expected a fraction of the examples, from 0 to below 1")
+    if held_out == 0:
+        return examples, None
+    times = getattr(examples, "times", None)
+    if times is None:
+        raise RecipeError(
+            f'split="time", and {type(examples).__name__} has no times; name a column, as in Table(time="date")'
+        )
+    latest = np.sort(times)[-max(1, round(held_out * len(times)))]
+    kept = times > latest if (times < latest).sum() == 0 else times >= latest
+    if kept.all() or not kept.any():
+        raise DataError(
+            f"held_out={held_out} by time holds {int(kept.sum())} of {examples.num_examples} examples out; expected some and "
+            f"not all: give another fraction, or a column with more than one time"
+        )
+    return examples.take(np.flatnonzero(~kept)), examples.take(np.flatnonzero(kept))
+
+
 class Skipped:
     """Bad records that were met, up to a limit; by any number of threads.
 
@@ -201,9 +248,12 @@ class Skipped:
         most: How many there may be.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, *, quiet: bool = False) -> None:
+        """Take at most so many, `quiet` without a word."""
         self.bad: list[BadRecord] = []
         self.most = most
+        self._quiet = quiet
+        self._places: set[str] = set()
         self._lock = threading.Lock()
 
     def begin(self, bad: Sequence[BadRecord]) -> None:
@@ -213,6 +263,7 @@ class Skipped:
             DataError: They are too many.
         """
         self.bad = [*bad]
+        self._places = {record.where for record in bad}
         refuse(len(self.bad), self.most, self.bad)
 
     def add(self, record: BadRecord) -> None:
@@ -222,11 +273,14 @@ class Skipped:
             DataError: It is one too many.
         """
         with self._lock:
-            if any(record.where == known.where for known in self.bad):
+            if record.where in self._places:
                 return
+            self._places.add(record.where)
             self.bad.append(record)
             refuse(len(self.bad), self.most, self.bad)
             count = len(self.bad)
+        if self._quiet or (count > _WARNED and count % _THEN_EACH):
+            return
         _LOG.warning("bad record %d of at most %d: %s: %s", count, self.most, record.where, record.reason)
 
 

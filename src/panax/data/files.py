@@ -14,6 +14,7 @@ from panax.core.errors import DataError
 from panax.stores import REMOTE, is_remote, shown_address
 
 from .file_cache import NoRoomError
+from .package_files import SCHEME, package_file
 from .remote import RemoteObject, find_objects
 
 _BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -148,6 +149,7 @@ def find_files(paths: Sequence[str], patterns: Sequence[str]) -> list[DataFile]:
     Args:
         paths: Each a file, a directory (searched with `patterns`; hidden files and linked directories
             in it are left out), or a glob; of this machine, or of an object store (`s3://bucket/texts/*.jsonl`).
+            `package:NAME/PATH` is a file inside an installed Python package.
         patterns: What to look for inside a directory, as in `Path.glob`.
 
     Raises:
@@ -166,7 +168,7 @@ def find_files(paths: Sequence[str], patterns: Sequence[str]) -> list[DataFile]:
                 f"{shown_address(name)} can't be read: expected a path of this machine or {', '.join(REMOTE[:3])}..., with "
                 f"credentials in the environment"
             )
-        path = Path(name).expanduser()
+        path = package_file(name) if name.startswith(SCHEME) else Path(name).expanduser()
         if path.is_file():
             matches = [path]
         elif path.is_dir():

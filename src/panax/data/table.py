@@ -5,15 +5,30 @@ They are read through once, into arrays in the cache that are memory-mapped from
 
 import dataclasses
 import math
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
-import xxhash
 
 from panax.core.errors import DataError, RecipeError
 from panax.core.validated import Validated
 
+from .bags import (
+    LARGEST_ID,
+    Bag,
+    Indexed,
+    Vocabulary,
+    check_bags,
+    counted,
+    hash_of,
+    is_empty,
+    read_words,
+    seconds_of,
+    words_of,
+    write_words,
+)
 from .bounds import MAX_RECORD_BYTES, check_positive
 from .cache import cached
 from .checksums import SEEN, read_sealed, write_sealed
@@ -24,17 +39,27 @@ from .mapped import map_file
 from .table_files import Block, read_blocks
 
 FORMAT_VERSION = 1
-_PATTERNS = ("**/*.csv", "**/*.csv.gz", "**/*.tsv", "**/*.tsv.gz", "**/*.parquet", "**/*.npz")
-_LARGEST_ID = 2**31 - 1
+PATTERNS = (
+    "**/*.csv", "**/*.csv.gz", "**/*.csv.zip", "**/*.tsv", "**/*.tsv.gz", "**/*.tsv.zip", "**/*.inter", "**/*.parquet",
+    "**/*.npz",
+)  # fmt: skip
+_TIME = "_time"
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 
 class Row(NamedTuple):
-    """The values of one row, by leaf."""
+    """The values of one row, by leaf.
+
+    Attributes:
+        bags: The ids of each bag, and their weights.
+        time: In seconds, for a division by time; no leaf of a batch.
+    """
 
     numeric: list[float]
     categorical: list[int]
     label: float | int | None
+    bags: list[tuple[list[int], list[float]]]
+    time: float | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,14 +67,17 @@ class Table(Validated):
     """Rows of CSV (`.csv`, `.tsv`, also `.gz`), Parquet or NumPy (`.npz`, one array a column) files.
 
     A batch has `numeric`, float32 (batch, column), `categorical`, int32 (batch, column), and `label` (batch), as far as
-    columns are named. A row in which a value is missing or none is a bad record.
+    columns are named, and a leaf for each bag. A row in which a value is missing or none is a bad record.
 
     Attributes:
         paths: Files, directories or globs, also of object stores.
         numeric: Columns of numbers.
         categorical: Columns of categories: whole numbers from 0, or anything, where `hash_buckets` is given.
+        bags: Columns of categories, each a leaf with its own ids: what a recommender's tables read.
         label: The column to be learnt; None: none.
         label_type: "float32", or "int32" for classes and counts.
+        label_above: The label is 1 where the column is above this, and 0 elsewhere; None: the column itself.
+        time: A column of dates or numbers, for `ExampleData(split="time")`; None: none.
         missing: What an empty value of a numeric column stands for; None: it makes the row a bad record.
         hash_buckets: So many ids for each categorical column: a value's id is its hash, modulo this. An empty value is one too.
             None: the values are the ids.
@@ -59,22 +87,28 @@ class Table(Validated):
     paths: tuple[str, ...]
     numeric: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
+    bags: tuple[Bag, ...] = ()
     label: str | None = None
     label_type: Literal["float32", "int32"] = "float32"
+    label_above: float | int | None = None
+    time: str | None = None
     missing: float | int | None = None
     hash_buckets: int | None = None
     max_record_bytes: int = MAX_RECORD_BYTES
 
     def __post_init__(self) -> None:
         check_positive(self, "max_record_bytes")
-        names = self._columns()
-        if not (self.numeric or self.categorical) or len(set(names)) < len(names):
+        names = [*self.numeric, *self.categorical, *(() if self.label is None else (self.label,))]
+        if not (self.numeric or self.categorical or self.bags) or len(set(names)) < len(names):
             raise RecipeError(
-                f"the columns {names} of a table; expected one or more, each once, in numeric= or categorical="
+                f"the columns {names} of a table; expected one or more, each once, in numeric=, categorical= or bags="
             )
-        if self.hash_buckets is not None and not (self.categorical and 0 < self.hash_buckets <= _LARGEST_ID):
+        check_bags(self.bags, self._plain_leaves())
+        if self.label_above is not None and self.label is None:
+            raise RecipeError(f"label_above={self.label_above} has no effect without label=; name the column")
+        if self.hash_buckets is not None and not (self.categorical and 0 < self.hash_buckets <= LARGEST_ID):
             raise RecipeError(
-                f"hash_buckets={self.hash_buckets}; expected 1 to {_LARGEST_ID}, with categorical= columns to hash"
+                f"hash_buckets={self.hash_buckets}; expected 1 to {LARGEST_ID}, with categorical= columns to hash"
             )
 
     def open(self, root: Path, max_bad_records: int) -> Arrays:
@@ -83,108 +117,172 @@ class Table(Validated):
         Raises:
             DataError: A file can't be read or lacks a column, there is no row, or too many bad ones.
         """
-        files = find_files(self.paths, _PATTERNS)
+        files = find_files(self.paths, PATTERNS)
+        marks = [*file_marks(files)]
         settings = (self.numeric, self.categorical, self.label, self.label_type, self.missing, self.hash_buckets)
-        name = f"table-v{FORMAT_VERSION}-{fingerprint('table', *settings, *file_marks(files))}"
-        counted = Skipped(max_bad_records)
-        arrays, bad = cached(
+        if self.bags or self.time is not None or self.label_above is not None:
+            settings = (*settings, *map(repr, self.bags), self.time, self.label_above)
+        name = f"table-v{FORMAT_VERSION}-{fingerprint('table', *settings, *marks)}"
+        bad_records = Skipped(max_bad_records)
+        made = cached(
             root,
             name,
-            build=lambda directory: self._build(files, directory, counted),
+            build=lambda directory: self._build(files, directory, bad_records, self._words(files, marks, root)),
             read=lambda directory: self._read(directory, root / SEEN),
         )
-        Skipped(max_bad_records).begin(bad)
-        return Arrays(arrays, content=name)
+        Skipped(max_bad_records).begin(made.bad)
+        times = made.arrays.pop(_TIME, None)
+        return Arrays(made.arrays, content=name, times=times, num_ids=made.num_ids)
 
     def _columns(self) -> list[str]:
-        return [*self.numeric, *self.categorical, *(() if self.label is None else (self.label,))]
+        """Those that are read, each once."""
+        of_bags = (column for bag in self.bags for column in bag.columns)
+        rest = (name for name in (self.label, self.time) if name is not None)
+        return list(dict.fromkeys([*self.numeric, *self.categorical, *of_bags, *rest]))
+
+    def _plain_leaves(self) -> list[str]:
+        wanted = {"numeric": self.numeric, "categorical": self.categorical, "label": self.label is not None}
+        return [leaf for leaf, is_there in wanted.items() if is_there]
+
+    def _words(self, files: list[Any], marks: list[Any], root: Path) -> dict[str, dict[str, int]]:
+        """Of each bag with a vocabulary, its words and their ids, counted in the files where they were not."""
+        bags = [bag for bag in self.bags if isinstance(bag.ids, Vocabulary)]
+        if not bags:
+            return {}
+
+        def build(directory: Path) -> None:
+            counts: dict[str, Counter[str]] = {bag.name: Counter() for bag in bags}
+            columns = list(dict.fromkeys(bag.column for bag in bags))
+            for name, path in each_here(files):
+                for block in read_blocks(path, name, columns, self.max_record_bytes, lists=True):
+                    for bag in bags:
+                        counted(bag, block.columns[bag.column], counts[bag.name])
+            kinds = {bag.name: bag.ids for bag in bags if isinstance(bag.ids, Vocabulary)}
+            write_words(directory, {leaf: words_of(counts[leaf], kinds[leaf]) for leaf in counts})
+
+        name = f"vocabulary-v{FORMAT_VERSION}-{fingerprint('vocabulary', *map(repr, bags), *marks)}"
+        return cached(root, name, build=build, read=lambda directory: read_words(directory, root))
 
     def _dtypes(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-        """Of each leaf, its dtype and the shape of a row."""
+        """Of each array, its dtype and the shape of a row."""
         label = np.dtype("<f4" if self.label_type == "float32" else "<i4")
         leaves = {
             "numeric": (np.dtype("<f4"), (len(self.numeric),)),
             "categorical": (np.dtype("<i4"), (len(self.categorical),)),
             "label": (label, ()),
         }
-        wanted = {"numeric": self.numeric, "categorical": self.categorical, "label": self.label is not None}
-        return {leaf: kind for leaf, kind in leaves.items() if wanted[leaf]}
+        found = {leaf: leaves[leaf] for leaf in self._plain_leaves()}
+        for bag in self.bags:
+            found[bag.name] = np.dtype("<i4"), (bag.capacity,)
+            if bag.weights:
+                found[f"{bag.name}_weights"] = np.dtype("<f4"), (bag.capacity,)
+        return found if self.time is None else {**found, _TIME: (np.dtype("<f8"), ())}
 
-    def _build(self, files: list[Any], directory: Path, skipped: Skipped) -> None:
+    def _build(
+        self, files: list[Any], directory: Path, skipped: Skipped, words: Mapping[str, Mapping[str, int]]
+    ) -> None:
         count = 0
+        bags = [Indexed(bag, words.get(bag.name)) for bag in self.bags]
         outputs: dict[str, BinaryIO] = {leaf: (directory / f"{leaf}.bin").open("wb") for leaf in self._dtypes()}
         try:
             for name, path in each_here(files):
-                for block in read_blocks(path, name, self._columns(), self.max_record_bytes):
-                    rows = self._rows(block, skipped)
+                for block in read_blocks(path, name, self._columns(), self.max_record_bytes, lists=self._lists()):
+                    rows = self._rows(block, skipped, bags)
                     count += len(rows)
                     for leaf, (dtype, _) in self._dtypes().items():
-                        outputs[leaf].write(np.array([getattr(row, leaf) for row in rows], dtype).tobytes())
+                        outputs[leaf].write(np.array(self._values(rows, leaf), dtype).tobytes())
         finally:
             for file in outputs.values():
                 file.close()
         if not count:
             raise DataError(f"the table {', '.join(self.paths)} has no usable row; expected at least one")
-        header = {"num_rows": count, "bad_records": skipped.bad}
+        header = {"num_rows": count, "bad_records": skipped.bad, "num_ids": {bag.bag.name: bag.num_ids for bag in bags}}
         write_sealed(directory / "header.json", header, [f"{leaf}.bin" for leaf in outputs])
 
-    def _rows(self, block: Block, skipped: Skipped) -> list[Row]:
+    def _lists(self) -> bool:
+        """Whether a column of lists may be met: where one is meant for a bag alone."""
+        plain = {*self.numeric, *self.categorical, self.label, self.time}
+        return all(column not in plain for bag in self.bags for column in bag.columns) and bool(self.bags)
+
+    def _values(self, rows: list[Row], leaf: str) -> list[Any]:
+        """One array's values of some rows."""
+        if leaf in ("numeric", "categorical", "label"):
+            return [getattr(row, leaf) for row in rows]
+        if leaf == _TIME:
+            return [row.time for row in rows]
+        for place, bag in enumerate(self.bags):
+            if leaf == bag.name:
+                return [row.bags[place][0] for row in rows]
+            if bag.weights and leaf == f"{bag.name}_weights":
+                return [row.bags[place][1] for row in rows]
+        raise AssertionError(leaf)
+
+    def _rows(self, block: Block, skipped: Skipped, bags: list[Indexed]) -> list[Row]:
         """The usable rows of a block."""
         for record in block.bad:
             skipped.add(record)
-        columns = [block.columns[name] for name in self._columns()]
-        first, second = len(self.numeric), len(self.numeric) + len(self.categorical)
+        names = self._columns()
         rows = []
-        for where, *values in zip(block.where, *columns, strict=True):
+        for where, *values in zip(block.where, *(block.columns[name] for name in names), strict=True):
             try:
-                rows.append(self._row(values[:first], values[first:second], values[second:], where))
+                rows.append(self._row(dict(zip(names, values, strict=True)), bags, where))
             except BadRecordError as error:
                 skipped.add(BadRecord(error.where, error.reason))
         return rows
 
-    def _row(self, numbers: list[Any], categories: list[Any], label: list[Any], where: str) -> Row:
+    def _row(self, values: Mapping[str, Any], bags: list[Indexed], where: str) -> Row:
         return Row(
-            [self._number(*pair, where) for pair in zip(self.numeric, numbers, strict=True)],
-            [self._category(*pair, where) for pair in zip(self.categorical, categories, strict=True)],
-            self._label(label[0], where) if label else None,
+            [self._number(name, values[name], where) for name in self.numeric],
+            [self._category(name, values[name], where) for name in self.categorical],
+            None if self.label is None else self._label(values[self.label], where),
+            [bag.row(values[bag.bag.column], values.get(bag.bag.weights), where) for bag in bags],
+            None if self.time is None else seconds_of(values[self.time], self.time, where),
         )
 
     def _number(self, column: str, value: Any, where: str) -> float:
-        if self.missing is not None and _is_empty(value):
+        if self.missing is not None and is_empty(value):
             return self.missing
-        hint = "; give missing= for empty ones" if _is_empty(value) else ""
+        hint = "; give missing= for empty ones" if is_empty(value) else ""
         return _finite(column, value, where, hint)
 
     def _category(self, column: str, value: Any, where: str) -> int:
         if self.hash_buckets is None:
             return _whole(column, value, where, "; or give hash_buckets=")
-        text = "" if _is_empty(value) else str(value)
+        text = "" if is_empty(value) else str(value)
         try:
-            return xxhash.xxh64_intdigest(f"{column}\0{text}".encode()) % self.hash_buckets
+            return hash_of(column, text) % self.hash_buckets
         except UnicodeEncodeError:
             raise BadRecordError(where, f"column {column!r} holds {value!r}, which is not UTF-8; convert it") from None
 
     def _label(self, value: Any, where: str) -> float | int:
         assert self.label is not None
+        if self.label_above is not None:
+            return int(_finite(self.label, value, where) > self.label_above)
         return (_whole if self.label_type == "int32" else _finite)(self.label, value, where)
 
-    def _read(self, directory: Path, seen: Path) -> tuple[dict[str, np.ndarray], list[BadRecord]]:
+    def _read(self, directory: Path, seen: Path) -> "_Made":
         path = directory / "header.json"
         header = read_sealed(path, seen)
         try:
             count = int(header["num_rows"])
             bad = [BadRecord(str(where), str(reason)) for where, reason in header["bad_records"]]
-        except (ValueError, KeyError, TypeError) as error:
+            num_ids = {str(leaf): int(ids) for leaf, ids in header.get("num_ids", {}).items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise unreadable(path, error) from error
         remedy = "remove its folder, and it is made again"
         leaves = self._dtypes().items()
-        return {
+        arrays = {
             leaf: map_file(directory / f"{leaf}.bin", dtype, (count, *shape), remedy) for leaf, (dtype, shape) in leaves
-        }, bad
+        }
+        return _Made(arrays, bad, num_ids)
 
 
-def _is_empty(value: Any) -> bool:
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+class _Made(NamedTuple):
+    """What the cache holds of a table."""
+
+    arrays: dict[str, np.ndarray]
+    bad: list[BadRecord]
+    num_ids: dict[str, int]
 
 
 def _finite(column: str, value: Any, where: str, hint: str = "") -> float:
@@ -203,6 +301,6 @@ def _whole(column: str, value: Any, where: str, hint: str = "") -> int:
         exact = isinstance(value, str) or number == value
     except (TypeError, ValueError, OverflowError):
         number, exact = -1, False
-    if not exact or not 0 <= number <= _LARGEST_ID:
+    if not exact or not 0 <= number <= LARGEST_ID:
         raise BadRecordError(where, f"column {column!r} holds {value!r}; expected a whole number from 0 on{hint}")
     return number

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import gzip
+import io
 import struct
 import tokenize
 import zipfile
@@ -39,27 +40,28 @@ class Block(NamedTuple):
     bad: Sequence[BadRecord] = ()
 
 
-def read_blocks(path: Path, name: str, columns: list[str], most: int) -> Iterator[Block]:
+def read_blocks(path: Path, name: str, columns: list[str], most: int, *, lists: bool = False) -> Iterator[Block]:
     """The rows of one file, in blocks; of its columns, only these.
 
     Args:
         most: The setting `max_record_bytes`.
+        lists: Whether a column of a Parquet file may hold lists.
 
     Raises:
         DataError: It can't be read, is no table, lacks a column, or a row is too large.
     """
-    kind = name.removesuffix(".gz").rpartition(".")[2].lower()
+    kind = name.removesuffix(".gz").removesuffix(".zip").rpartition(".")[2].lower()
     try:
         match kind:
-            case "csv" | "tsv":
-                yield from _csv_blocks(path, name, columns, "\t" if kind == "tsv" else ",", most)
+            case "csv" | "tsv" | "inter":
+                yield from _csv_blocks(path, name, columns, "," if kind == "csv" else "\t", most)
             case "parquet":
-                yield from _parquet_blocks(path, name, columns, most)
+                yield from _parquet_blocks(path, name, columns, most, lists)
             case "npz":
                 yield from _numpy_blocks(path, name, columns, most)
             case _:
-                raise DataError(f"{name} is no table; expected .csv, .tsv (also .gz), .parquet or .npz")
-    except (OSError, EOFError, zlib.error) as error:
+                raise DataError(f"{name} is no table; expected .csv, .tsv, .inter (also .gz, .zip), .parquet or .npz")
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise unreadable(name, error) from error
 
 
@@ -85,9 +87,11 @@ class _Lines:
 
 
 def _csv_blocks(path: Path, name: str, columns: list[str], delimiter: str, most: int) -> Iterator[Block]:
-    opened = gzip.open if name.endswith(".gz") else open
     # Bytes that are not UTF-8 become half characters, so that only their row is bad.
-    with opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    with (
+        _unpacked(path, name) as raw,
+        io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="") as file,
+    ):
         lines = _Lines(file, name, most)
         rows = csv.reader(lines, delimiter=delimiter)
         try:
@@ -107,6 +111,23 @@ def _csv_blocks(path: Path, name: str, columns: list[str], delimiter: str, most:
             raise DataError(f"{name}, line {rows.line_num}: {error}; expected CSV: repair it") from None
 
 
+@contextlib.contextmanager
+def _unpacked(path: Path, name: str) -> Iterator[Any]:
+    """A file's bytes, decompressed: of an archive, those of the one file in it."""
+    if not name.endswith(".zip"):
+        with gzip.open(path, "rb") if name.endswith(".gz") else path.open("rb") as file:
+            yield file
+        return
+    with zipfile.ZipFile(path) as archive:
+        entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+        if len(entries) != 1:
+            raise DataError(f"{name} holds {len(entries)} files; expected one table: unpack it")
+        if entries[0].flag_bits & 1 or entries[0].compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise DataError(f"{name} is encrypted, or compressed with method {entries[0].compress_type}; unpack it")
+        with archive.open(entries[0]) as file:
+            yield file
+
+
 def _rows_of(rows: Any, lines: _Lines, name: str) -> list[tuple[str, list[str]]]:
     """The next rows, with their places."""
     block, size = [], 0
@@ -120,7 +141,7 @@ def _rows_of(rows: Any, lines: _Lines, name: str) -> list[tuple[str, list[str]]]
     return block
 
 
-def _parquet_blocks(path: Path, name: str, columns: list[str], most: int) -> Iterator[Block]:
+def _parquet_blocks(path: Path, name: str, columns: list[str], most: int, lists: bool) -> Iterator[Block]:
     try:
         import pyarrow as arrow
     except ImportError as error:
@@ -131,7 +152,7 @@ def _parquet_blocks(path: Path, name: str, columns: list[str], most: int) -> Ite
 
     try:
         row = 0
-        for batch in parquet_batches(path, name, columns, most=most, rows=_ROWS_AT_ONCE, check=check):
+        for batch in parquet_batches(path, name, columns, most=most, rows=_ROWS_AT_ONCE, check=check, lists=lists):
             for column in columns:
                 check_values(batch.column(column))
             where = [f"{name}, row {number}" for number in range(row, row + batch.num_rows)]

@@ -7,6 +7,7 @@ from . import axes as axes
 
 if TYPE_CHECKING:
     from .attention import Attention, Cache
+    from .bags import embedding_bag, embedding_rows
     from .block import Block, Context
     from .embedding import Embedding, Head, PositionEmbedding
     from .expert_load import ExpertWatch
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from .staged import StagedTask
     from .state_space import StateSpace, StateSpaceCache
     from .state_space_block import StateSpaceBlock
+    from .tables import FeatureConfig, TableConfig, Tables, TablesConfig
     from .transformer import TransformerBlock
 
 _WHERE = {
     "attention": ("Attention", "Cache"),
+    "bags": ("embedding_bag", "embedding_rows"),
     "block": ("Block", "Context"),
     "embedding": ("Embedding", "Head", "PositionEmbedding"),
     "expert_load": ("ExpertWatch",),
@@ -41,15 +44,16 @@ _WHERE = {
     "staged": ("StagedTask",),
     "state_space": ("StateSpace", "StateSpaceCache"),
     "state_space_block": ("StateSpaceBlock",),
+    "tables": ("FeatureConfig", "TableConfig", "Tables", "TablesConfig"),
     "transformer": ("TransformerBlock",),
 }
 
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Activation", "Attention", "Block", "Cache", "Context", "Embedding", "ExpertWatch", "FeedForward", "Head", "Latent",
-    "LatentAttention", "LatentCache", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling",
-    "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache", "TokenLoss", "Tokens",
-    "TransformerBlock", "YarnScaling", "build_stacks", "register_router", "router_measures", "router_weights", "run_stacks",
-    "token_loss",
+    "Activation", "Attention", "Block", "Cache", "Context", "Embedding", "ExpertWatch", "FeatureConfig", "FeedForward",
+    "Head", "Latent", "LatentAttention", "LatentCache", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary",
+    "RotaryScaling", "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache",
+    "TableConfig", "Tables", "TablesConfig", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling", "build_stacks",
+    "embedding_bag", "embedding_rows", "register_router", "router_measures", "router_weights", "run_stacks", "token_loss",
 ]  # fmt: skip

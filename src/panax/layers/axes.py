@@ -1,7 +1,7 @@
 """The logical axes of the layers that Panax ships, with the default rules and their traits. Plain Python, without jax."""
 
+from ..core.logical import MESH_AXES, Role, Undivided, register_axes
 from ..core.logical import LogicalAxis as Axis
-from ..core.logical import Role, Undivided, register_axes
 
 # Layers that rest on their stages leave the stage axis to the embeddings, which no stage holds alone.
 _AT_REST = ("fsdp", "expert", "stage")
@@ -45,6 +45,15 @@ register_axes(
     Axis("expert", "experts", compute=("expert",), copies=True),
     Axis("expert_ffn", "width of an expert", compute=("tensor",), parallel=True, may_be_whole=True),
     Axis("router", "experts, where a router scores all of them", in_float32=True, read_out=True),
+    # Tables lie where they are computed with: what travels is rows.
+    Axis("row", "rows of a table, split over all devices", compute=MESH_AXES, table=True),
+    Axis("row_width", "numbers in a row of a table"),
+    Axis("row_of_columns", "rows of a table whose columns are split too", compute=MESH_AXES[:-1], table=True),
+    Axis("row_columns", "numbers in such a row", compute=MESH_AXES[-1:]),
+    Axis("row_everywhere", "rows of a small table, which every device holds", table=True),
+    Axis("inputs", "numbers that a layer of a perceptron reads: of any count, so whole on every device, at rest too"),
+    Axis("hidden", "numbers that it gives, whole on every device"),
+    Axis("bucket", "distances that share a bias of attention"),
     # Of adapted models, which name none:
     Axis("features", "dimension of a weight that is computed in parallel", compute=("tensor",), undivided=_ELECTIVE),
     Axis("width", "dimension along which a weight rests split", storage=("fsdp", "expert"), undivided=_ELECTIVE),

@@ -31,6 +31,7 @@ class Context(NamedTuple):
         attention: How rows that are split over the context axis attend.
         valid: False for padding, of each position of the residual stream; None where there is none.
         train: Whether routers draw their jitter.
+        times: When each position's event was, in seconds from any beginning; None where nobody knows.
     """
 
     position: Int[Array, "batch seq"]
@@ -41,6 +42,7 @@ class Context(NamedTuple):
     attention: ContextAttention = "auto"
     valid: Bool[Array, "batch residual"] | None = None
     train: bool = False
+    times: Int[Array, "batch seq"] | None = None
 
 
 class Block(Module):

@@ -107,6 +107,9 @@ class ConsoleTracker(Tracker):
             parts.append(f"{values['evaluation/bits_per_byte']:.3f} bits/byte")
         if "evaluation/accuracy" in values:
             parts.append(f"accuracy {values['evaluation/accuracy']:.1%}")
+        for name in ("auc", "ndcg@10", "hit_rate@10"):
+            if f"evaluation/{name}" in values:
+                parts.append(f"{name} {values[f'evaluation/{name}']:.4f}")
         return "  ".join(parts)
 
     def _training(self, step: int, values: Mapping[str, float]) -> str:

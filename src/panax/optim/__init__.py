@@ -8,6 +8,8 @@ from .muon import Muon
 from .on_shards import OnShards
 from .optimizer import Chained, Optax, Optimizer
 from .per_layer import on_each_layer
+from .row_adagrad import RowAdagrad
+from .rows import LazyAdam, RowOptimizer, RowSgd, RowWiseAdagrad
 from .schedule import OwnSchedule, Schedule
 from .schedule_free import ScheduleFreeAdamW
 from .shampoo import Shampoo
@@ -16,6 +18,7 @@ from .state_axes import optimizer_state_axes
 from .transformation import Transformation
 
 __all__ = [
-    "Adafactor", "AdamW", "Chained", "Lamb", "Lars", "Lion", "Muon", "OnShards", "Optax", "Optimizer", "OwnSchedule", "Schedule",
-    "ScheduleFreeAdamW", "Sgd", "Shampoo", "Soap", "Transformation", "decays", "on_each_layer", "optimizer_state_axes",
+    "Adafactor", "AdamW", "Chained", "Lamb", "Lars", "LazyAdam", "Lion", "Muon", "OnShards", "Optax", "Optimizer",
+    "OwnSchedule", "RowAdagrad", "RowOptimizer", "RowSgd", "RowWiseAdagrad", "Schedule", "ScheduleFreeAdamW", "Sgd",
+    "Shampoo", "Soap", "Transformation", "decays", "on_each_layer", "optimizer_state_axes",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from ..core.layout import MeshAxes
 from ..spmd.collectives import axis_index
@@ -108,7 +108,7 @@ class Exchange:
         low, high = jnp.clip(-first, 0, plan.sent), jnp.clip(self.buffer - first, 0, plan.sent)
         return Window(low, high, jnp.maximum(first + low, 0))
 
-    def send(self, rows: Float[Array, "row ..."], plan: Plan, window: Window) -> Float[Array, "buffer ..."]:
+    def send(self, rows: Shaped[Array, "row ..."], plan: Plan, window: Window) -> Shaped[Array, "buffer ..."]:
         """A round's rows, of all devices to this one; what they don't fill is zeros."""
         if self.ragged:
             return _ragged(self.axes, self.buffer, True, rows, self._route(plan, window))

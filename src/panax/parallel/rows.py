@@ -7,7 +7,7 @@ out in rows knows both which token each row is of and which rows each token is i
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 
 class RowMap(eqx.Module):
@@ -33,7 +33,7 @@ class RowMap(eqx.Module):
 
 
 @jax.custom_vjp
-def spread(x: Float[Array, "token ..."], places: RowMap) -> Float[Array, "row ..."]:
+def spread(x: Shaped[Array, "token ..."], places: RowMap) -> Shaped[Array, "row ..."]:
     """A copy of its token in each row; zeros in a row that is of none.
 
     >>> spread(jnp.array([1.0, 2.0]), RowMap(jnp.array([1, 2, 0]), None, 2)).tolist()

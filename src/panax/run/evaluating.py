@@ -46,7 +46,8 @@ READABLE = {
         "TextData", "PythonLibrary", "TextFiles", "Jsonl", "Parquet", "Arrow", "ArrayRecord", "WebDataset", "Mds",
         "HuggingFaceDisk", "TokenFile", "MegatronTokens", "Filtered", "Joined", "Mixture", "Part", "BytePairTokenizer",
         "PretrainedTokenizer", "ExampleData", "ImageFolder", "ParquetImages", "WebDatasetImages", "Digits", "Table",
-        "Augmentation", "PaddedCrop", "RandomCrop", "RandAugment", "Mixing",
+        "Bag", "Numbered", "Hashed", "Vocabulary", "Calendar", "Sequences", "Criteo", "ClickArrays",
+        "SyntheticClicks", "Augmentation", "PaddedCrop", "RandomCrop", "RandAugment", "Mixing",
     )
 }  # fmt: skip
 """What a run's settings may name as its data; nothing else is built from a file."""
@@ -149,7 +150,7 @@ def open_whole(data: Any, like: Any, tokenizer: Tokenizer | None) -> OpenedData:
     if isinstance(data, ExampleData):
         opened = dataclasses.replace(data, held_out=0, augmentation=None).open()
         source = ExampleSource(opened.examples, batch_size=data.batch_size, epochs=1)
-        return OpenedData(source, source, DataFacts(num_classes=opened.num_classes))
+        return OpenedData(source, source, DataFacts(num_classes=opened.num_classes, num_ids=opened.num_ids))
     source = as_source(data, epochs=1)
     return OpenedData(source, source, DataFacts(), shapes=max(SHAPES_ALLOWED, len(getattr(source, "buckets", ()))))
 

@@ -15,7 +15,7 @@ from ..hooks import Hook
 from ..kernels import Kernels
 from ..mesh import MeshShape, Rules
 from ..metrics import Tracker
-from ..optim import AdamW, Optimizer
+from ..optim import AdamW, Optimizer, RowOptimizer
 from ..stores import shown_address
 from ..train import StepConfig
 
@@ -93,6 +93,9 @@ class Experiment(Validated):
         task: The model with its objective.
         data: `TextData`, `ExampleData`, any `panax.core.Source`, a torch `DataLoader`, or a Python iterable of batches.
         held_out: A finite source to be judged on, where `data` does not bring its own.
+        optimizer: Of all parameters that are not tables.
+        table_optimizer: Of the model's tables, which see only the rows that a batch asks for; None for `RowWiseAdagrad()` where
+            it has tables.
         num_steps: Steps of the whole run, interruptions included.
         seed: Of initialisation and of each step's random bits; `data.seed` is of the order of the data.
         kernels: Which kernel does which work; by default the fastest that can, which the run says.
@@ -120,6 +123,7 @@ class Experiment(Validated):
     data: Any = dataclasses.field(default_factory=TextData)
     held_out: Any = None
     optimizer: Optimizer = dataclasses.field(default_factory=AdamW)
+    table_optimizer: RowOptimizer | None = None
     num_steps: int = 1000
     seed: int = 0
     step: StepConfig = dataclasses.field(default_factory=StepConfig)

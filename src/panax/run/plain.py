@@ -10,7 +10,7 @@ from ..core.logical import axes_of_rows
 from ..data.iterable import as_batch
 from ..kernels import Kernels, choose_by_timing
 from ..mesh import MeshShape, Placement, Rules
-from ..optim import AdamW, Optimizer
+from ..optim import AdamW, Optimizer, RowOptimizer
 from ..train import CompiledStep, Program, Scalars, StepConfig, evaluate_all
 from ..train.compiled import needs_of
 
@@ -86,6 +86,7 @@ def compile_step(
     devices: Any = None,
     kernels: Kernels | None = None,
     comms: Comms | None = None,
+    table_optimizer: RowOptimizer | None = None,
 ) -> PlainStep:
     """A training step for a loop of one's own.
 
@@ -100,6 +101,7 @@ def compile_step(
         devices: JAX devices to use; None for all of them.
         kernels: Which kernel does which work; by default the fastest that can.
         comms: How gradients are added up over the slow network; by default in float32.
+        table_optimizer: Of tables; by default `RowWiseAdagrad` where the task has any.
 
     Raises:
         LayoutError: The task does not fit the mesh.
@@ -126,6 +128,7 @@ def compile_step(
         frozen=frozen,
         kernels=kernels,
         comms=comms,
+        table_optimizer=table_optimizer,
     )
     placement = Placement.create(mesh or MeshShape(), rules or Rules(), devices, needs_of(program))
     return PlainStep(CompiledStep(program, placement, axes))

@@ -99,7 +99,9 @@ def _opened(experiment: Experiment, say: Say) -> OpenedData:
         return OpenedData(opened.train, opened.held_out, facts, opened.tokenizer, shapes, entropy, size)
     if isinstance(data, ExampleData):
         examples = data.open()
-        return OpenedData(examples.train, examples.held_out, DataFacts(num_classes=examples.num_classes))
+        return OpenedData(
+            examples.train, examples.held_out, DataFacts(num_classes=examples.num_classes, num_ids=examples.num_ids)
+        )
     held_out = None if experiment.held_out is None else as_source(experiment.held_out, epochs=1)
     train = as_source(data)
     return OpenedData(train, held_out, DataFacts(), shapes=len(getattr(train, "buckets", ())) or 1)
@@ -195,4 +197,5 @@ def make_program(experiment: Experiment, task: Task) -> Program:
         frozen=experiment.frozen,
         kernels=experiment.kernels,
         comms=experiment.comms.on_mesh,
+        table_optimizer=experiment.table_optimizer,
     )

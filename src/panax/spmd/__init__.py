@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .linear import handed_on, joined, scattered, summed, totalled
     from .marks import Holds, cotangents_declared, declared, expected
     from .product import Product, multiplied
+    from .rows import Rows
     from .sequence import (
         equal_shares,
         own_sequence,
@@ -30,6 +31,7 @@ _WHERE = {
     "linear": ("handed_on", "joined", "scattered", "summed", "totalled"),
     "marks": ("Holds", "cotangents_declared", "declared", "expected"),
     "product": ("Product", "multiplied"),
+    "rows": ("Rows",),
     "sequence": (
         "equal_shares",
         "own_sequence",
@@ -44,7 +46,7 @@ _WHERE = {
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Holds", "Openable", "Opened", "OpenedAtRest", "Opening", "Product", "accumulated", "add_bias", "contract",
+    "Holds", "Openable", "Opened", "OpenedAtRest", "Opening", "Product", "Rows", "accumulated", "add_bias", "contract",
     "contract_whole", "cotangents_declared", "declared", "equal_shares", "expected", "gather", "gradients_of", "handed_on",
     "joined", "merge_over_devices", "multiplied", "open_at_rest", "open_weight", "over_tokens", "own_sequence",
     "scatter_sequence", "scattered", "sequence_parallel_axes", "sum_over_sequence", "summed", "token_axes", "totalled",

@@ -15,6 +15,7 @@ from ..core.logical import traits_of
 from ..core.protocols import Axes
 from .collectives import scatter_dims
 from .gathering import gathered
+from .rows import Rows, is_rows
 from .weights import Opening, gathers_of, is_openable
 
 
@@ -75,12 +76,24 @@ def gathered_once(params: Any, axes: Any, dtype: Any, *, scattered: bool) -> Any
 
 
 def split_slots(params: Any) -> tuple[Any, Any]:
-    """(what is differentiated, the rest): slots against values; every other parameter is in the first."""
-    slots = jax.tree.map(lambda w: Weight(None, w.slot, w.scattered) if is_weight(w) else w, params, is_leaf=is_weight)
-    values = jax.tree.map(
-        lambda w: Weight(w.value, None, w.scattered) if is_weight(w) else None, params, is_leaf=is_weight
-    )
-    return slots, values
+    """(what is differentiated, the rest): slots against values, and rows against their numbers; every other parameter is in the
+    first."""
+
+    def slot(w: Any) -> Any:
+        if is_rows(w):
+            return Rows(None, w.values, w.count)
+        return Weight(None, w.slot, w.scattered) if is_weight(w) else w
+
+    def value(w: Any) -> Any:
+        if is_rows(w):
+            return Rows(w.numbers, None, w.count)
+        return Weight(w.value, None, w.scattered) if is_weight(w) else None
+
+    return jax.tree.map(slot, params, is_leaf=_is_pair), jax.tree.map(value, params, is_leaf=_is_pair)
+
+
+def _is_pair(node: Any) -> bool:
+    return is_weight(node) or is_rows(node)
 
 
 def slot_gradients(gradients: Any) -> Any:

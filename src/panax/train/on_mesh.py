@@ -30,6 +30,7 @@ from ..spmd.marks import Holds, declared, expected
 from ..spmd.once import closed_gradients, gathered_once
 from .in_backward import as_share, early_owed, early_sums
 from .loss_scaling import unscaled
+from .tables import OpenedTables, Tables, scaled_rows
 
 BatchAxes = Mapping[str, Axes]
 
@@ -62,6 +63,7 @@ def gradients(
     owed: Owed = None,
     count: jax.Array | None = None,
     late: Terms | None = None,
+    tables: Tables | None = None,
 ) -> tuple[Gradients, Owed, Terms | None]:
     """`task.gradients` over all `parts` micro-batches of a global batch, merged over devices, in the storage layout; what
     compressed sums owe now; and this batch's terms, where those of the last one are added up.
@@ -72,11 +74,15 @@ def gradients(
         owed: What compressed sums have left out so far.
         count: Of steps; with `comms` only.
         late: The last batch's terms, with delayed gradients.
+        tables: Those among the parameters.
     """
     layout = current_layout()
     if layout is None or not task.names_axes:
         with whole_arrays(), use_loss_scale(scale):
-            found = gradients_of(task, params, model_state, split_rows(batch, parts), key, trainable)
+            opened = None if tables is None else tables.opened(task, params, batch)
+            given = params if opened is None else opened.params
+            found = gradients_of(task, given, model_state, split_rows(batch, parts), key, trainable)
+            found = _with_rows(found, opened, scale)
         return found._replace(gradients=unscaled(found.gradients, scale)), None, None
     parameter_axes = task.parameter_axes(params)
 
@@ -90,17 +96,23 @@ def gradients(
         count: jax.Array | None,
         late: Terms | None,
     ) -> tuple[Gradients, Owed, Terms | None]:
-        opened = _gathered_once(task, layout, params, parameter_axes)
+        read = None if tables is None else tables.opened(task, params, batch)
+        opened = _gathered_once(task, layout, params if read is None else read.params, parameter_axes)
         early = None if comms is None else early_sums(params, parameter_axes, comms, owed, layout)
         with use_loss_scale(scale), sums_in_backward(early):
             result = gradients_of(task, opened, model_state, split_rows(batch, parts), key, trainable)
+            result = _with_rows(result, read, scale)
         shares = closed_gradients(result.gradients, parameter_axes)
         sums = _summed(layout, unscaled(shares, scale), parameter_axes, comms, owed, count, late, early)
-        return Gradients(sums.sums, *_merged(result.losses, result.state, result.metrics)), sums.owed, sums.late
+        merged = _merged(result.losses, result.state, result.metrics)
+        return Gradients(sums.sums, *merged, dict(result.rows)), sums.owed, sums.late
 
     specs = _specs(layout, task, params, model_state, batch, axes)
-    free = jax.tree.map(lambda spec, keep: spec if keep else None, specs[0], trainable, is_leaf=_is_spec)
-    out = Gradients(free, PartitionSpec(), specs[1], PartitionSpec())  # pyright: ignore[reportArgumentType]
+    dense, rows = trainable, None
+    if tables is not None:
+        dense, rows = tables.without(trainable), tables.gradient_specs(layout)
+    free = jax.tree.map(lambda spec, keep: spec if keep else None, specs[0], dense, is_leaf=_is_spec)
+    out = Gradients(free, PartitionSpec(), specs[1], PartitionSpec(), rows)  # pyright: ignore[reportArgumentType]
     named = {name: leaf_axes for name, _, leaf_axes in pair_axes(params, parameter_axes)}
 
     def of_replicas(kept: Mapping[str, Any] | None) -> Any:
@@ -114,7 +126,24 @@ def gradients(
     return on_each_device(local, layout, specs, (out, *lies))(*given)
 
 
-def evaluation(task: Task, params: Any, model_state: Any, batch: Batch, key: jax.Array, axes: BatchAxes) -> Evaluation:
+def _with_rows(found: Gradients, opened: OpenedTables | None, scale: jax.Array | None) -> Gradients:
+    """Gradients of tables as rows, apart from the others, not scaled any more."""
+    if opened is None:
+        return found
+    dense, rows = opened.closed(found.gradients)
+    rows = rows if scale is None else scaled_rows(rows, 1 / scale)
+    return found._replace(gradients=dense, rows=rows)
+
+
+def evaluation(
+    task: Task,
+    params: Any,
+    model_state: Any,
+    batch: Batch,
+    key: jax.Array,
+    axes: BatchAxes,
+    tables: Tables | None = None,
+) -> Evaluation:
     """`task.loss` of a global batch outside of training, merged over devices."""
     layout = current_layout()
     if layout is None or not task.names_axes:
@@ -122,7 +151,8 @@ def evaluation(task: Task, params: Any, model_state: Any, batch: Batch, key: jax
             return task.loss(params, model_state, batch, key, False)
 
     def local(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Evaluation:
-        return Evaluation(*_merged(*task.loss(params, model_state, batch, key, False)))
+        opened = params if tables is None else tables.opened(task, params, batch).params
+        return Evaluation(*_merged(*task.loss(opened, model_state, batch, key, False)))
 
     specs = _specs(layout, task, params, model_state, batch, axes)
     out = Evaluation(PartitionSpec(), specs[1], PartitionSpec())  # pyright: ignore[reportArgumentType]

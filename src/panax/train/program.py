@@ -16,10 +16,11 @@ from ..core.errors import RecipeError
 from ..core.layout import Layout
 from ..core.state import averages_of
 from ..kernels import Kernels
-from ..optim import Optimizer, Transformation
+from ..optim import Optimizer, RowOptimizer, Transformation
 from .freezing import Rows, at_rest, freeze
 from .loss_scaling import FIRST, check_effect
 from .replicated import agreed, begun, placed, steps_apart
+from .tables import Tables
 from .update import Scalars, StepConfig, evaluation_step, gradient_step, train_step
 from .width import WidthFactors, width_factors
 
@@ -37,6 +38,7 @@ class Program:
         resting: Of stacked parameters that train, the layers that are frozen.
         widths: What changes of the settings of a narrower model; None where they are the task's own.
         comms: How gradients are added up over the slow network.
+        tables: Those among the parameters; None where there are none.
     """
 
     task: Task
@@ -51,6 +53,7 @@ class Program:
     resting: Rows | None = None
     widths: WidthFactors | None = None
     comms: Comms = Comms()  # noqa: RUF009
+    tables: Tables | None = None
 
     @classmethod
     def create(
@@ -63,23 +66,28 @@ class Program:
         frozen: tuple[str, ...] = (),
         kernels: Kernels | None = None,
         comms: Comms | None = None,
+        table_optimizer: RowOptimizer | None = None,
     ) -> "Program":
         """Derive everything from the task's abstract parameters.
 
         Args:
             num_steps: Length of the run, which the learning rate's decay ends with.
             frozen: Prefixes of parameter names that are not trained, or single layers; see `freeze`.
+            table_optimizer: Of tables; None for `RowWiseAdagrad()` where there are any.
 
         Raises:
-            RecipeError: A prefix in `frozen` matches no parameter, or two averages of the parameters are asked for.
+            RecipeError: A prefix in `frozen` matches no parameter, two averages of the parameters are asked for, or there is no
+                table for `table_optimizer`.
         """
         params, model_state = jax.eval_shape(task.init, jax.random.key(0))
         parameter_axes = task.parameter_axes(params)
         layers = task.layer_parameters(params)
         trainable, resting = freeze(params, frozen, task.frozen_parameters, layers)
+        tables = Tables.of(task, params, trainable, table_optimizer, num_steps)
+        dense = trainable if tables is None else tables.without(trainable)
         free = {
             name: (leaf.shape, axes)
-            for (name, leaf, axes), keep in zip(pair_axes(params, parameter_axes), jax.tree.leaves(trainable))
+            for (name, leaf, axes), keep in zip(pair_axes(params, parameter_axes), jax.tree.leaves(dense))
             if keep
         }
         widths = width_factors(task)
@@ -95,10 +103,10 @@ class Program:
         averages = config.ema_decay is not None or transformation.averaged is not None
         check_effect(task.scales_loss, type(task).__name__, config.loss_scale, config.loss_scale_steps)
         guard = partial(Guard.create, (config.loss_scale or FIRST) if task.scales_loss else None)
-        create = partial(_initial_state, task, transformation, trainable, averages, guard, widths)
+        create = partial(_initial_state, task, transformation, dense, averages, guard, widths, tables)
         abstract = jax.eval_shape(create, jax.random.key(0))
         lies = transformation.axes(abstract.optimizer_state, free)
-        axes = _state_axes(abstract, parameter_axes, task.state_axes(model_state), lies, trainable)
+        axes = _state_axes(abstract, parameter_axes, task.state_axes(model_state), lies, dense, tables)
         return cls(
             task,
             optimizer,
@@ -112,6 +120,7 @@ class Program:
             resting,
             widths,
             comms or Comms(),
+            tables,
         )
 
     def on(self, layout: Layout) -> "Program":
@@ -130,9 +139,14 @@ class Program:
         scale = None if self.abstract.guard.scale is None else self.config.loss_scale or FIRST
         guard = partial(Guard.create, scale)
         state = _initial_state(
-            self.task, self.transformation, self.trainable, self.averages, guard, self.widths, key, given
+            self.task, self.transformation, self.dense, self.averages, guard, self.widths, self.tables, key, given
         )
         return begun(self, state)
+
+    @property
+    def dense(self) -> Any:
+        """Like the parameters, true where the optimizer of dense parameters has moments: what trains and is not a table."""
+        return self.trainable if self.tables is None else self.tables.without(self.trainable)
 
     @property
     def averages(self) -> bool:
@@ -162,6 +176,7 @@ class Program:
             batch_axes=batch_axes,
             resting=self.resting,
             comms=self.comms if self.sums_otherwise and current_layout() else None,
+            tables=self.tables,
         )
 
     @property
@@ -189,7 +204,7 @@ class Program:
     def renewed(self, optimizer_state: Any) -> Any:
         """The optimizer's state as the next step is to see it, after a step of which `renewal_due` says so."""
         assert self.transformation.renewal is not None
-        return self.transformation.renewal.renewed(optimizer_state, eqx.filter(self.abstract.params, self.trainable))
+        return self.transformation.renewal.renewed(optimizer_state, eqx.filter(self.abstract.params, self.dense))
 
     def taken_over(self, number: int, optimizer_state: Any) -> Any:
         """The optimizer's state after the step with this number, with what was renewed some steps ago where steps read it."""
@@ -201,7 +216,13 @@ class Program:
     ) -> Any:
         """The gradients of one batch, as a tree like the parameters with None where one is frozen."""
         found, *_ = gradient_step(
-            state, batch, task=self.task, trainable=self.trainable, config=self.config, batch_axes=batch_axes
+            state,
+            batch,
+            task=self.task,
+            trainable=self.trainable,
+            config=self.config,
+            batch_axes=batch_axes,
+            tables=self.tables,
         )
         return at_rest(found.gradients, self.resting)
 
@@ -209,17 +230,17 @@ class Program:
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
     ) -> Any:
         """Unmerged losses and metrics of one batch."""
-        return evaluation_step(state, batch, task=self.task, batch_axes=batch_axes)
+        return evaluation_step(state, batch, task=self.task, batch_axes=batch_axes, tables=self.tables)
 
 
 def _state_axes(
-    abstract: TrainState, parameter_axes: Any, model_axes: Any, optimizer_axes: Any, trainable: Any
+    abstract: TrainState, parameter_axes: Any, model_axes: Any, optimizer_axes: Any, dense: Any, tables: Tables | None
 ) -> TrainState:
     averaged = None
     if abstract.averaged is not None:
         kept = [
             axes
-            for (_, _, axes), keep in zip(pair_axes(abstract.params, parameter_axes), jax.tree.leaves(trainable))
+            for (_, _, axes), keep in zip(pair_axes(abstract.params, parameter_axes), jax.tree.leaves(dense))
             if keep
         ]
         averaged = jax.tree.structure(abstract.averaged).unflatten(kept)
@@ -234,6 +255,7 @@ def _state_axes(
         "owed": None,
         "replicas": None,
         "delayed": None,
+        "tables": None if tables is None else tables.kept_axes(),
     }
     leaves = [
         axes
@@ -247,10 +269,11 @@ def _state_axes(
 def _initial_state(
     task: Task,
     transformation: Transformation,
-    trainable: Any,
+    dense: Any,
     averages: bool,
     guard: Callable[[], Guard],
     widths: WidthFactors | None,
+    tables: Tables | None,
     key: jax.Array,
     given: tuple[Any, Any] | None = None,
 ) -> TrainState:
@@ -258,7 +281,7 @@ def _initial_state(
     params, model_state = task.init(init_key) if given is None else given
     if widths is not None and given is None:
         params = widths.scaled(params)
-    free = jax.tree.map(lambda p, keep: p if keep else None, params, trainable)
+    free = jax.tree.map(lambda p, keep: p if keep else None, params, dense)
     return TrainState(
         step=jnp.int32(0),
         params=params,
@@ -267,4 +290,5 @@ def _initial_state(
         key=run_key,
         guard=guard(),
         averaged=averages_of(free) if averages else None,
+        tables=None if tables is None else tables.keeps(params),
     )

@@ -30,6 +30,8 @@ def placed(program: "Program", layout: Layout) -> "Program":
         RecipeError: The mesh does not fit what is asked of it; says what to set.
     """
     comms, task = program.comms, program.task
+    if program.tables is not None:
+        program.tables.check(task, comms, layout)
     named = pair_axes(program.abstract.params, program.axes.params)
     check_gathers(layout, {name: (leaf.shape, tuple(axes)) for name, leaf, axes in named}, task)
     if comms.is_plain:

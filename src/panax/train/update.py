@@ -26,6 +26,7 @@ from .on_mesh import BatchAxes
 from .on_mesh import evaluation as evaluation_on_mesh
 from .on_mesh import gradients as gradients_on_mesh
 from .precision import matmuls_as_set
+from .tables import Tables, scaled_rows, table_norm, with_tables
 
 Scalars = Mapping[str, Any]
 
@@ -88,6 +89,7 @@ def gradient_step(
     config: StepConfig,
     batch_axes: BatchAxes | None = None,
     comms: Comms | None = None,
+    tables: Tables | None = None,
 ) -> tuple[Gradients, Owed, Terms | None]:
     """The gradients of one global batch, and what compressed sums owe after them; arguments as of `train_step`.
 
@@ -110,6 +112,7 @@ def gradient_step(
             state.owed,
             None if comms is None else state.step,
             None if late is None else late.terms,
+            tables,
         )
 
 
@@ -129,6 +132,7 @@ def train_step(
     batch_axes: BatchAxes | None = None,
     resting: Rows | None = None,
     comms: Comms | None = None,
+    tables: Tables | None = None,
 ) -> tuple[TrainState, Scalars]:
     """Take one step.
 
@@ -142,18 +146,20 @@ def train_step(
         batch_axes: The logical axes of each leaf of the batch; by default rows alone are split.
         resting: Of stacked parameters, the layers that are frozen: they count in no norm, and no update moves them.
         comms: How gradients are added up over the slow network, where they are compressed.
+        tables: Those among the parameters, whose gradients are rows and whose update is their own.
 
     Returns:
         The next state, and scalars: `loss`, each loss and metric by name, `gradient_norm`, `learning_rate`, `skipped`,
         `loss_scale` where there is one; and what checks of the data found (`Faults`), where the task makes any.
     """
     result, owed, terms = gradient_step(
-        state, batch, task=task, trainable=trainable, config=config, batch_axes=batch_axes, comms=comms
+        state, batch, task=task, trainable=trainable, config=config, batch_axes=batch_axes, comms=comms, tables=tables
     )
     late = state.delayed
     result = result._replace(gradients=at_rest(result.gradients, resting))
     loss = total_loss(result.losses)
     norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(accumulation_dtype(g.dtype)), result.gradients))
+    norm = table_norm(norm, result.rows)
     teaches = _teaches(result) & jnp.isfinite(loss)
     finite = jnp.isfinite(norm) & (jnp.isfinite(loss) if late is None else True)
     applied = finite & (teaches if late is None else late.teaches) & _is_usual(norm, state.guard, config)
@@ -168,12 +174,12 @@ def train_step(
     if guard.scale is not None:
         scalars["loss_scale"] = guard.scale
     scalars |= {"skipped": guard.skipped, "skipped_in_a_row": guard.skipped_in_a_row}
-    free, frozen = eqx.partition(state.params, trainable)
+    free, frozen = eqx.partition(state.params, trainable if tables is None else tables.without(trainable))
 
     def updated() -> _Guarded:
         gradients = result.gradients
         if config.clip_norm is not None:
-            scale = jnp.minimum(1.0, config.clip_norm / (norm + 1e-6))
+            scale = _clip_factor(norm, config.clip_norm)
             gradients = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
         if config.clip_layer_norm is not None or config.clip_ratio is not None:
             axes = {name: axes for name, _, axes in pair_axes(state.params, task.parameter_axes(state.params))}
@@ -194,9 +200,17 @@ def train_step(
         model_state = jax.tree.map(functools.partial(jnp.where, teaches), result.state, state.model_state)
         chosen = chosen._replace(model_state=model_state)
         late = late.after(terms or {}, teaches, free, chosen.params)
+    params, kept = eqx.combine(chosen.params, frozen), state.tables
+    if tables is not None and kept is not None and result.rows is not None:
+        rows = (
+            result.rows if config.clip_norm is None else scaled_rows(result.rows, _clip_factor(norm, config.clip_norm))
+        )
+        count = state.step - state.guard.skipped
+        changed, kept = tables.updated(params, kept, rows, updates=count, applied=applied)
+        params = with_tables(params, changed)
     next_state = TrainState(
         step=state.step + 1,
-        params=eqx.combine(chosen.params, frozen),
+        params=params,
         model_state=chosen.model_state,
         optimizer_state=chosen.optimizer_state,
         key=state.key,
@@ -204,8 +218,13 @@ def train_step(
         averaged=chosen.averaged,
         owed=chosen.owed,
         delayed=late,
+        tables=kept,
     )
     return next_state, scalars
+
+
+def _clip_factor(norm: jax.Array, most: float) -> jax.Array:
+    return jnp.minimum(1.0, most / (norm + 1e-6))
 
 
 def _teaches(result: Gradients) -> jax.Array:
@@ -274,12 +293,19 @@ def _scheduled(learning_rate: optax.Schedule, count: jax.Array) -> jax.Array:
         return jnp.asarray(learning_rate(count), jnp.float32)
 
 
-def evaluation_step(state: TrainState, batch: Batch, *, task: Task, batch_axes: BatchAxes | None = None) -> Any:
+def evaluation_step(
+    state: TrainState,
+    batch: Batch,
+    *,
+    task: Task,
+    batch_axes: BatchAxes | None = None,
+    tables: Tables | None = None,
+) -> Any:
     """The losses and metrics of one batch, unmerged, so that the division comes after the last one; of the averaged parameters,
     where there are any."""
     batch, axes = number_rows(batch, batch_axes)
     with matmuls_as_set(task, current_target()):
-        result = evaluation_on_mesh(task, state.judged_params, state.model_state, batch, state.key, axes)
+        result = evaluation_on_mesh(task, state.judged_params, state.model_state, batch, state.key, axes, tables)
     return {"losses": dict(result.losses), "metrics": dict(result.metrics)}
 
 

@@ -7,6 +7,7 @@ table imports no framework. The files that a reader would have to write are name
 import dataclasses
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,6 +60,7 @@ class Column:
         whose: Whose model it trains, in words.
         why_not: Why it can't do the others.
         framework: "torch" or "jax": what its process imports.
+        python: A variable of the environment that names another interpreter, where the column has one to itself.
         own: Whether Panax runs the step: its process then sets the allocator as `panax train` does.
         processes: How many processes take a step together.
         devices: How many simulated devices each of them has; 1 for what the machine has.
@@ -79,6 +81,7 @@ class Column:
     processes: int = 1
     devices: int = 1
     layout: str = ""
+    python: str = ""
 
     def files(self, family: Family) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The files of this package that are this column's program, and those that are its model."""
@@ -86,6 +89,8 @@ class Column:
 
     def missing(self) -> list[str]:
         """Which of the required modules are not installed; nothing is imported."""
+        if self.python:
+            return [] if os.path.isfile(os.environ.get(self.python, "")) else [*self.requires]
         return [name for name in self.requires if importlib.util.find_spec(name) is None]
 
     def prepare(self, work: Any) -> Running:
@@ -105,7 +110,7 @@ COLUMNS: tuple[Column, ...] = (
         whose="the class of transformers, unchanged",
         requires=("torch", "transformers"),
         install=_TORCH,
-        families=_TRANSFORMERS,
+        families={**_TRANSFORMERS, "dlrm": ("torch_dlrm",)},
         framework="torch",
     ),
     Column(
@@ -172,11 +177,29 @@ COLUMNS: tuple[Column, ...] = (
         whose="Panax's own",
         requires=("jax",),
         install="pip install panax-jax",
-        families=_TRANSFORMERS,
+        families={**_TRANSFORMERS, "dlrm": ("panax_dlrm",)},
         framework="jax",
         own=True,
     ),
 )
+
+TABLE_COLUMNS: tuple[Column, ...] = (
+    Column(
+        name="torchrec",
+        title="TorchRec's FBGEMM",
+        module="torch_fbgemm",
+        shares=("torch_dlrm",),
+        whose="FBGEMM's table-batched embeddings, as TorchRec uses them",
+        requires=("torch", "fbgemm_gpu"),
+        install="an environment with torch==2.13.0 and, by `pip install --no-deps`, fbgemm-gpu-cpu==1.8.0; name its python in "
+        "$PANAX_TORCHREC_PYTHON",
+        families={"dlrm": ("torch_fbgemm",)},
+        why_not="it is for tables",
+        framework="torch",
+        python="PANAX_TORCHREC_PYTHON",
+    ),
+)
+"""Columns of tables alone; they are not among those that other works take."""
 
 WAYS = 2
 """Over how many processes, or simulated devices, the distributed columns split their work."""
@@ -230,17 +253,20 @@ def _distributed(layout: str, name: str, title: str, families: dict[Family, tupl
 DISTRIBUTED: tuple[Column, ...] = tuple(column for layout in _LAYOUTS for column in _distributed(*layout))
 
 
+EVERY: tuple[Column, ...] = (*COLUMNS, *TABLE_COLUMNS, *DISTRIBUTED)
+"""All columns, in the order in which they are shown."""
+
+
 def column_named(name: str) -> Column:
     """The column of this name.
 
     Raises:
         RecipeError: There is none; names the nearest one.
     """
-    everyone = (*COLUMNS, *DISTRIBUTED)
-    for column in everyone:
+    for column in EVERY:
         if column.name == name:
             return column
-    names = [column.name for column in everyone]
+    names = [column.name for column in EVERY]
     raise RecipeError(f"there is no column {name!r}; {nearest(name, names)}; columns are {', '.join(names)}")
 
 
@@ -253,4 +279,4 @@ def chosen(names: Sequence[str]) -> list[Column]:
     if len(set(names)) != len(names):
         raise RecipeError(f"columns={','.join(names)} names one twice")
     wanted = {column_named(name).name for name in names}
-    return [column for column in (*COLUMNS, *DISTRIBUTED) if column.name in wanted] if wanted else list(COLUMNS)
+    return [column for column in EVERY if column.name in wanted] if wanted else list(COLUMNS)

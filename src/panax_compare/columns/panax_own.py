@@ -26,6 +26,10 @@ AXES = {"tokens": ("batch", "seq"), "targets": ("batch", "seq"), "loss_mask": ("
 
 def prepare(work: Work) -> Running:
     """On one device."""
+    if work.family == "dlrm":
+        from . import panax_dlrm
+
+        return panax_dlrm.prepare(work)
     return train(work, None, jax.devices()[:1])[0]
 
 

@@ -54,6 +54,10 @@ def as_tensors(batch: Batch) -> dict[str, torch.Tensor]:
 
 def prepare(work: Work, compile: bool = False) -> Running:
     """A step: forward under autocast where precision is mixed, backward, update."""
+    if work.family == "dlrm":
+        from . import torch_dlrm
+
+        return torch_dlrm.prepare(work)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     module = build(work).to(device)
     optimizer = optimizer_of(work, module)

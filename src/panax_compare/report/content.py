@@ -4,7 +4,7 @@ import json
 
 from panax.metrics.page.blocks import Block, Code, Paragraph, Picture, Points, Section, Table
 
-from ..columns import COLUMNS, DISTRIBUTED
+from ..columns import EVERY
 from ..formatting import percent, rate, ratio, seconds, size
 from ..questions import answers
 from ..results import Comparison
@@ -288,7 +288,7 @@ def _programs(comparison: Comparison) -> tuple[Block, ...]:
     seen: set[str] = set()
     lengths = [("column", "program", "model", "files")]
     files: list[Block] = []
-    for column in (*COLUMNS, *DISTRIBUTED):
+    for column in EVERY:
         if column.name not in comparison.columns or family not in column.families:
             continue
         program, model = column.files(family)

@@ -1,0 +1,349 @@
+"""Categorical columns of tables as bags of ids: whole numbers, hashes, a vocabulary's ids, or parts of a date."""
+
+import dataclasses
+import datetime
+import json
+import math
+import zoneinfo
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import xxhash
+
+from panax.core.errors import RecipeError
+from panax.core.validated import Validated
+
+from .checksums import SEEN, read_sealed, write_sealed
+from .files import BadRecordError, read_bytes, unreadable
+
+LARGEST_ID = 2**31 - 1
+EMPTY = -1
+"""What fills up a bag: no id."""
+
+_PARTS = {"month": 12, "day": 31, "weekday": 7, "hour": 24}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Numbered(Validated):
+    """Values that are ids already: whole numbers from 0 on.
+
+    Attributes:
+        rows: How many ids there are; a value of this or more is a bad record. None: one more than the largest value.
+    """
+
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows is not None and not 1 <= self.rows <= LARGEST_ID:
+            raise RecipeError(f"rows={self.rows}; expected 1 to {LARGEST_ID}, the number of ids")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hashed(Validated):
+    """A value's id is its hash, with the column's name, modulo `buckets`; values that meet in one share a vector."""
+
+    buckets: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.buckets <= LARGEST_ID:
+            raise RecipeError(f"buckets={self.buckets}; expected 1 to {LARGEST_ID}, the number of ids")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Vocabulary(Validated):
+    """Ids by counts: the most frequent value is 0; values that are rarer than `min_count` share the buckets behind the others.
+
+    It is counted once, over all usable and unusable rows of the files, and kept in the cache under a hash of files and settings.
+
+    Attributes:
+        min_count: A value has an id of its own from so many occurrences on.
+        most: At most so many ids of their own, the most frequent; None: no bound.
+        hash_buckets: Ids that the other values share by their hashes, also those that come later.
+    """
+
+    min_count: int = 1
+    most: int | None = None
+    hash_buckets: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in (("min_count", self.min_count), ("most", self.most), ("hash_buckets", self.hash_buckets)):
+            if value is not None and not 1 <= value <= LARGEST_ID:
+                raise RecipeError(f"{name}={value}; expected 1 to {LARGEST_ID}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calendar(Validated):
+    """A part of a date in ISO 8601 (`2013-01-31 06:00:00`), or of seconds since 1970: months, days and hours from 0 on.
+
+    Attributes:
+        zone: Whose date it is, such as "America/New_York"; a date that names no zone is in UTC.
+    """
+
+    part: Literal["month", "day", "weekday", "hour"]
+    zone: str = "UTC"
+
+    def __post_init__(self) -> None:
+        try:
+            zoneinfo.ZoneInfo(self.zone)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+            raise RecipeError(
+                f"zone={self.zone!r} is not in this machine's database of time zones; expected one like 'America/New_York'"
+            ) from None
+
+
+Ids = Numbered | Hashed | Vocabulary | Calendar
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bag(Validated):
+    """A column of categories as bags of ids: a leaf int32 (batch, capacity), filled up with -1. An empty value is an empty bag.
+
+    Attributes:
+        column: The column; values are single ones, Parquet lists, or text with a `separator`.
+        ids: How a value becomes an id.
+        leaf: What the batch's leaf is called; "": the column's name.
+        capacity: The most ids a bag may have.
+        too_long: What becomes of a longer one: its row is a bad record, or its first or last ids are kept.
+        separator: Where text is cut into values; "": it is one value.
+        weights: A column with as many numbers, cut alike: the leaf `LEAF_weights`, float32, 0 where there is no id. "": none.
+    """
+
+    column: str
+    ids: Ids
+    leaf: str = ""
+    capacity: int = 1
+    too_long: Literal["bad_record", "first", "last"] = "bad_record"
+    separator: str = ""
+    weights: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.column or self.column == self.weights:
+            raise RecipeError(
+                f"column={self.column!r}, weights={self.weights!r}; expected the names of two columns, or one"
+            )
+        if not 1 <= self.capacity <= LARGEST_ID:
+            raise RecipeError(
+                f"capacity={self.capacity}; expected at least 1, the most ids that a bag of {self.column!r} has"
+            )
+
+    @property
+    def name(self) -> str:
+        return self.leaf or self.column
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column, self.weights) if self.weights else (self.column,)
+
+    def values(self, value: Any) -> list[Any]:
+        """One row's values; [] where it is empty."""
+        if is_empty(value):
+            return []
+        if isinstance(value, list | tuple | np.ndarray):
+            return [each for each in value if not is_empty(each)]
+        if self.separator and isinstance(value, str):
+            return [each for each in value.split(self.separator) if each]
+        return [value]
+
+
+def check_bags(bags: Sequence[Bag], taken: Iterable[str]) -> None:
+    """Raise a RecipeError where two leaves of a batch have one name."""
+    seen = set(taken)
+    for bag in bags:
+        for leaf in (bag.name, f"{bag.name}_weights") if bag.weights else (bag.name,):
+            if leaf in seen:
+                raise RecipeError(f"two leaves of a batch are called {leaf!r}; give one bag another name with leaf=")
+            seen.add(leaf)
+
+
+class Indexed:
+    """A bag's column while files are read: from a row's values to its ids.
+
+    Attributes:
+        most: The largest id that was met.
+    """
+
+    def __init__(self, bag: Bag, words: Mapping[str, int] | None = None) -> None:
+        """Take the ids of `words`, where the bag has a vocabulary."""
+        self.bag, self.most = bag, EMPTY
+        self._words = words
+        self._known: dict[Any, int] = {}
+        self._id: Callable[[Any, str], int] = {
+            Numbered: self._number, Hashed: self._hash, Vocabulary: self._word, Calendar: self._part
+        }[type(bag.ids)]  # fmt: skip
+
+    @property
+    def num_ids(self) -> int:
+        ids = self.bag.ids
+        match ids:
+            case Hashed():
+                return ids.buckets
+            case Vocabulary():
+                return len(self._words or {}) + ids.hash_buckets
+            case Calendar():
+                return _PARTS[ids.part]
+            case Numbered():
+                return self.most + 1 if ids.rows is None else ids.rows
+
+    def row(self, value: Any, weights: Any, where: str) -> tuple[list[int], list[float]]:
+        """The ids of one row, filled up to the capacity, and their weights, if there are any.
+
+        Raises:
+            BadRecordError: A value has no id, there are too many, or as many weights as ids are not there.
+        """
+        bag, values = self.bag, self.bag.values(value)
+        found = self._weights(values, weights, where) if bag.weights else []
+        if len(values) > bag.capacity:
+            if bag.too_long == "bad_record":
+                raise BadRecordError(
+                    where,
+                    f"column {bag.column!r} holds {len(values)} values; expected at most capacity={bag.capacity}: raise it, or "
+                    f'keep some with too_long="first" or "last"',
+                )
+            cut = slice(bag.capacity) if bag.too_long == "first" else slice(-bag.capacity, None)
+            values, found = values[cut], found[cut]
+        ids = [self._of(each, where) for each in values]
+        missing = bag.capacity - len(ids)
+        return ids + [EMPTY] * missing, found + [0.0] * missing if bag.weights else []
+
+    def _weights(self, values: list[Any], weights: Any, where: str) -> list[float]:
+        parts = dataclasses.replace(self.bag, column=self.bag.weights, weights="").values(weights)
+        try:
+            found = [float(each) for each in parts]
+        except (TypeError, ValueError):
+            found = [math.nan]
+        if len(found) != len(values) or not all(map(math.isfinite, found)):
+            raise BadRecordError(
+                where,
+                f"column {self.bag.weights!r} holds {weights!r}; expected {len(values)} finite numbers, one for each id",
+            )
+        return found
+
+    def _of(self, value: Any, where: str) -> int:
+        try:
+            return self._known[value]
+        except (KeyError, TypeError):
+            pass
+        found = self._id(value, where)
+        if len(self._known) < 2**20:
+            self._known[value] = found
+        self.most = max(self.most, found)
+        return found
+
+    def _number(self, value: Any, where: str) -> int:
+        rows = self.bag.ids.rows if isinstance(self.bag.ids, Numbered) else None
+        try:
+            number = int(value)
+            exact = isinstance(value, str) or number == value
+        except (TypeError, ValueError, OverflowError):
+            number, exact = -1, False
+        if not exact or not 0 <= number < (LARGEST_ID if rows is None else rows):
+            range_ = "from 0 on" if rows is None else f"from 0 to {rows - 1} (rows={rows})"
+            raise BadRecordError(
+                where,
+                f"column {self.bag.column!r} holds {value!r}; expected a whole number {range_}, or ids=Hashed(...)",
+            )
+        return number
+
+    def _hash(self, value: Any, where: str) -> int:
+        assert isinstance(self.bag.ids, Hashed)
+        return hash_of(self.bag.column, _text(value, self.bag.column, where)) % self.bag.ids.buckets
+
+    def _word(self, value: Any, where: str) -> int:
+        assert isinstance(self.bag.ids, Vocabulary) and self._words is not None
+        text = _text(value, self.bag.column, where)
+        known = self._words.get(text)
+        return len(self._words) + hash_of(self.bag.column, text) % self.bag.ids.hash_buckets if known is None else known
+
+    def _part(self, value: Any, where: str) -> int:
+        assert isinstance(self.bag.ids, Calendar)
+        seconds = seconds_of(value, self.bag.column, where)
+        date = datetime.datetime.fromtimestamp(seconds, zoneinfo.ZoneInfo(self.bag.ids.zone))
+        return {"month": date.month - 1, "day": date.day - 1, "weekday": date.weekday(), "hour": date.hour}[
+            self.bag.ids.part
+        ]
+
+
+def hash_of(column: str, text: str) -> int:
+    """64 bits of a column's value, the same on every machine."""
+    return xxhash.xxh64_intdigest(f"{column}\0{text}".encode())
+
+
+def seconds_of(value: Any, column: str, where: str) -> float:
+    """A time as seconds: a number as it is, a date in ISO 8601 since 1970, in UTC where it names no zone.
+
+    Raises:
+        BadRecordError: It is neither.
+    """
+    try:
+        if isinstance(value, datetime.datetime):
+            date = value
+        else:
+            try:
+                number = float(value)
+                if math.isfinite(number):
+                    return number
+            except ValueError:
+                pass
+            date = datetime.datetime.fromisoformat(value)
+        return (date if date.tzinfo else date.replace(tzinfo=datetime.UTC)).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        raise BadRecordError(
+            where, f"column {column!r} holds {value!r}; expected a time: a number, or a date in ISO 8601"
+        ) from None
+
+
+def counted(bag: Bag, values: Iterable[Any], into: Counter[str]) -> None:
+    """Count a block's values of a bag that has a vocabulary."""
+    into.update(str(each) for value in values for each in bag.values(value))
+
+
+def words_of(counts: Mapping[str, int], vocabulary: Vocabulary) -> list[str]:
+    """The values with ids of their own, in the order of these: by count, then by text.
+
+    >>> words_of({"a": 1, "b": 3, "c": 3}, Vocabulary(min_count=2))
+    ['b', 'c']
+    """
+    frequent = (word for word, count in counts.items() if count >= vocabulary.min_count and _is_unicode(word))
+    kept = sorted(frequent, key=lambda word: (-counts[word], word))
+    return kept[: vocabulary.most]
+
+
+def write_words(directory: Path, words: Mapping[str, Sequence[str]]) -> None:
+    """Write each bag's words, in a folder of the cache."""
+    (directory / "words.json").write_text(json.dumps(words, ensure_ascii=True), encoding="utf-8")
+    write_sealed(
+        directory / "header.json", {"num_words": {leaf: len(each) for leaf, each in words.items()}}, ["words.json"]
+    )
+
+
+def read_words(directory: Path, root: Path) -> dict[str, dict[str, int]]:
+    """Each bag's words with their ids.
+
+    Raises:
+        DataError: The entry is damaged.
+    """
+    read_sealed(directory / "header.json", root / SEEN)
+    path = directory / "words.json"
+    try:
+        found = json.loads(read_bytes(path))
+        return {leaf: {word: i for i, word in enumerate(each)} for leaf, each in found.items()}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise unreadable(path, error) from error
+
+
+def is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and value == "") or (isinstance(value, float) and math.isnan(value))
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _text(value: Any, column: str, where: str) -> str:
+    text = str(value)
+    if not _is_unicode(text):
+        raise BadRecordError(where, f"column {column!r} holds {value!r}, which is not UTF-8; convert it")
+    return text

@@ -1,0 +1,235 @@
+"""Events of users in the order of time, as examples for models of sequences: a user's last events, and which came next."""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from panax.core.errors import DataError, RecipeError
+from panax.core.protocols import Axes
+from panax.core.validated import Validated
+
+from .bags import EMPTY, is_empty, seconds_of
+from .bounds import MAX_RECORD_BYTES, check_positive
+from .cache import cached
+from .checksums import SEEN, read_sealed, write_sealed
+from .corpus import BadRecord
+from .examples import Skipped, hash_of_numbers, hashed
+from .files import BadRecordError, each_here, file_marks, find_files, fingerprint, read_bytes, unreadable
+from .mapped import map_file
+from .table import PATTERNS
+from .table_files import read_blocks
+
+FORMAT_VERSION = 1
+_LARGEST_SPAN = 2**31 - 1
+
+Events = Literal["all", "but_last", "last"]
+"""Which events an example predicts: all but the first, all but the first and the last, or the last alone."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sequences(Validated):
+    """Rows of events (CSV, TSV, Parquet, NumPy), one example a user.
+
+    A batch has `items`, int32 (batch, seq), a user's latest events but one, filled up with -1 behind; `targets`, the item that
+    followed each, -1 for none; `times`, int32, seconds of each event since the user's first.
+
+    Attributes:
+        paths: Files, directories or globs, also of object stores.
+        user: The column that says whose event a row is.
+        item: The column that says with what: anything; ids are given by counts, the most frequent item is 0.
+        time: The column that says when: a number of seconds, or a date in ISO 8601. Events of one time keep the files' order.
+        last: So many of a user's latest events are read.
+        min_events: Users with fewer are left out; at least 3, as the last event may be held out.
+        max_record_bytes: A row of more characters is an error, as is a value of more bytes in Parquet.
+    """
+
+    paths: tuple[str, ...]
+    user: str = "user"
+    item: str = "item"
+    time: str = "time"
+    last: int = 50
+    min_events: int = 3
+    max_record_bytes: int = MAX_RECORD_BYTES
+
+    def __post_init__(self) -> None:
+        check_positive(self, "max_record_bytes")
+        if len({self.user, self.item, self.time}) < 3:
+            raise RecipeError(f"user={self.user!r}, item={self.item!r}, time={self.time!r}; expected three columns")
+        if self.last < 1 or self.min_events < 3:
+            raise RecipeError(
+                f"last={self.last}, min_events={self.min_events}; expected at least 1 event read, and 3 events a user"
+            )
+
+    def open(self, root: Path, max_bad_records: int) -> "SequenceExamples":
+        """Open the sequences; make them first where there are none.
+
+        Raises:
+            DataError: A file can't be read or lacks a column, no user has enough events, or too many rows are bad.
+        """
+        files = find_files(self.paths, PATTERNS)
+        settings = (self.user, self.item, self.time, self.min_events)
+        name = f"sequences-v{FORMAT_VERSION}-{fingerprint('sequences', *settings, *file_marks(files))}"
+        skipped = Skipped(max_bad_records)
+        made = cached(
+            root,
+            name,
+            build=lambda directory: self._build(files, directory, skipped),
+            read=lambda directory: _read(directory, root / SEEN),
+        )
+        Skipped(max_bad_records).begin(made.bad)
+        return SequenceExamples(made.events, self.last, name)
+
+    def _build(self, files: list[Any], directory: Path, skipped: Skipped) -> None:
+        rows = self._rows(files, skipped)
+        counts = Counter(item for _, item, _ in rows)
+        words = sorted(counts, key=lambda word: (-counts[word], word))
+        number = {word: i for i, word in enumerate(words)}
+        of_user: dict[str, list[tuple[float, int]]] = {}
+        for user, item, time in rows:
+            of_user.setdefault(user, []).append((time, number[item]))
+        users = sorted(user for user, events in of_user.items() if len(events) >= self.min_events)
+        if not users:
+            raise DataError(
+                f"{', '.join(self.paths)}: no user has min_events={self.min_events} events, of {len(of_user)} users; lower it, "
+                f"or name the right columns"
+            )
+        items, times, offsets = [], [], [0]
+        for user in users:
+            events = sorted(of_user[user], key=lambda event: event[0])
+            items += [item for _, item in events]
+            times += [min(int(time - events[0][0]), _LARGEST_SPAN) for time, _ in events]
+            offsets.append(len(items))
+        arrays = {"items.bin": (items, "<i4"), "times.bin": (times, "<i4"), "offsets.bin": (offsets, "<i8")}
+        for file, (values, dtype) in arrays.items():
+            (directory / file).write_bytes(np.array(values, dtype).tobytes())
+        (directory / "names.json").write_text(json.dumps({"items": words, "users": users}), encoding="utf-8")
+        header = {"num_users": len(users), "num_events": len(items), "bad_records": skipped.bad}
+        write_sealed(directory / "header.json", header, [*arrays, "names.json"])
+
+    def _rows(self, files: list[Any], skipped: Skipped) -> list[tuple[str, str, float]]:
+        rows = []
+        columns = [self.user, self.item, self.time]
+        for name, path in each_here(files):
+            for block in read_blocks(path, name, columns, self.max_record_bytes):
+                for record in block.bad:
+                    skipped.add(record)
+                for where, user, item, time in zip(
+                    block.where, *(block.columns[name] for name in columns), strict=True
+                ):
+                    try:
+                        for column, value in ((self.user, user), (self.item, item)):
+                            if is_empty(value):
+                                raise BadRecordError(
+                                    where, f"column {column!r} is empty; expected whose event it is, or of what"
+                                )
+                        rows.append((str(user), str(item), seconds_of(time, self.time, where)))
+                    except BadRecordError as error:
+                        skipped.add(BadRecord(error.where, error.reason))
+        return rows
+
+
+class _EventsOfUsers(NamedTuple):
+    """All users' events, one after another; user i's are `offsets[i]` to `offsets[i + 1]`."""
+
+    items: npt.NDArray[np.int32]
+    times: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
+    item_names: tuple[str, ...]
+    user_names: tuple[str, ...]
+
+
+class _Made(NamedTuple):
+    events: _EventsOfUsers
+    bad: list[BadRecord]
+
+
+def _read(directory: Path, seen: Path) -> _Made:
+    path = directory / "header.json"
+    header = read_sealed(path, seen)
+    try:
+        users, count = int(header["num_users"]), int(header["num_events"])
+        bad = [BadRecord(str(where), str(reason)) for where, reason in header["bad_records"]]
+        names = json.loads(read_bytes(directory / "names.json"))
+        named = tuple(map(str, names["items"])), tuple(map(str, names["users"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise unreadable(path, error) from error
+    remedy = "remove its folder, and it is made again"
+    items, times, offsets = (
+        map_file(directory / file, np.dtype(dtype), (length,), remedy)
+        for file, dtype, length in (
+            ("items.bin", "<i4", count),
+            ("times.bin", "<i4", count),
+            ("offsets.bin", "<i8", users + 1),
+        )
+    )
+    return _Made(_EventsOfUsers(items, times, offsets, *named), bad)
+
+
+class SequenceExamples:
+    """Users by number, each an example; see `Sequences` for the leaves.
+
+    Attributes:
+        num_ids: How many items there are, as a task takes it.
+        item_names: Each item's name in the files, by its id.
+        length: Positions of a row.
+    """
+
+    def __init__(
+        self,
+        events: _EventsOfUsers,
+        last: int,
+        content: str,
+        numbers: npt.NDArray[np.int64] | None = None,
+        predicts: Events = "all",
+    ) -> None:
+        self._events, self._content = events, content
+        self._predicts: Events = predicts
+        self._numbers = np.arange(len(events.offsets) - 1) if numbers is None else numbers
+        self.length = last
+        self.num_examples = len(self._numbers)
+        self.axes: Mapping[str, Axes] = dict.fromkeys(("items", "targets", "times"), ("batch", "seq"))
+        self.num_ids: Mapping[str, int] = {"items": len(events.item_names)}
+        self.item_names = events.item_names
+        chosen = "" if numbers is None else hash_of_numbers(numbers)
+        self.fingerprint = fingerprint("sequences", content, last, predicts, chosen)
+
+    def read(self, numbers: npt.NDArray[np.int64]) -> dict[str, np.ndarray]:
+        shape = len(numbers), self.length
+        out = {name: np.full(shape, EMPTY, np.int32) for name in ("items", "targets")}
+        out["times"] = np.zeros(shape, np.int32)
+        for row, user in enumerate(self._numbers[numbers].tolist()):
+            begin, end = self._events.offsets[user : user + 2].tolist()
+            end -= self._predicts == "but_last"
+            first = max(begin, end - 1 - self.length)
+            count = end - 1 - first
+            out["items"][row, :count] = self._events.items[first : end - 1]
+            out["times"][row, :count] = self._events.times[first : end - 1]
+            following = self._events.items[first + 1 : end]
+            if self._predicts == "last":
+                out["targets"][row, count - 1] = following[-1]
+            else:
+                out["targets"][row, :count] = following
+        return out
+
+    def keys(self) -> npt.NDArray[np.uint64]:
+        return hashed([self._events.user_names[user] for user in self._numbers.tolist()])
+
+    def take(self, numbers: npt.NDArray[np.int64]) -> "SequenceExamples":
+        return SequenceExamples(self._events, self.length, self._content, self._numbers[numbers], self._predicts)
+
+    def split_last(self) -> tuple["SequenceExamples", "SequenceExamples"]:
+        """All events but each user's last to learn from, and the last ones to predict: leave one out."""
+        return self._predicting("but_last"), self._predicting("last")
+
+    def _predicting(self, which: Events) -> "SequenceExamples":
+        return SequenceExamples(self._events, self.length, self._content, self._numbers, which)
+
+    def item_counts(self) -> npt.NDArray[np.int64]:
+        """How often each item occurs, to draw or to correct by."""
+        return np.bincount(self._events.items, minlength=len(self.item_names)).astype(np.int64)

@@ -1,0 +1,132 @@
+"""HSTU's layer: attention whose weights are a SiLU of the scores, each for itself, so that how much there was is not lost."""
+
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from ..core import Module, constant, normal, parameter, scope
+from ..kernels.precision import accumulation_dtype
+from ..spmd import contract, contract_whole, gather
+from .block import Block, Context
+from .feed_forward import ACTIVATIONS
+from .norm import Norm
+from .transformer import add
+
+TIME_BUCKETS = 129
+"""Of the logarithm of the seconds between two events, to the base e ** 0.301; the last one holds all longer times."""
+
+
+class RelativeBias(Module):
+    """What is added to a score for the distance of two events: in places, and in time where times are known."""
+
+    places: Float[Array, " position"] = parameter(normal(std=0.02))
+    times: Float[Array, " bucket"] = parameter(normal(std=0.02))
+
+    def __call__(self, seq: int, times: Int[Array, "batch seq"] | None) -> Float[Array, "rows seq seq"]:
+        """`rows` is 1 without times, else the batch's. A later event than the query's has the bias of the nearest one."""
+        distance = jnp.maximum(jnp.arange(seq)[:, None] - jnp.arange(seq)[None, :], 0)
+        bias = gather(self.places, "position", jnp.float32)[distance][None]
+        if times is None:
+            return bias
+        return bias + gather(self.times, "bucket", jnp.float32)[time_buckets(times)]
+
+
+def time_buckets(times: Int[Array, "batch seq"]) -> Int[Array, "batch seq seq"]:
+    """The bucket of the time between each event and the one that follows the query's, as far as that is known.
+
+    >>> time_buckets(jnp.array([[0, 10]]))[0].tolist()
+    [[7, 0], [7, 0]]
+    """
+    # What is predicted is the next event: its time is known in training data, and where it is served.
+    following = jnp.concatenate([times[:, 1:], times[:, -1:]], axis=1)
+    seconds = jnp.maximum(jnp.abs(following[:, :, None] - times[:, None, :]), 1).astype(jnp.float32)
+    return jnp.clip(jnp.log(seconds) / 0.301, 0, TIME_BUCKETS - 1).astype(jnp.int32)
+
+
+class PointwiseAttention(Block):
+    """`x + W_o (norm(A V) * U)`, with `A = SiLU(Q Kᵀ + bias) / length`, and U, V, Q, K each `SiLU(W norm(x))`.
+
+    Differs from the paper: what was attended to is normalised head by head, so that heads can lie on different devices.
+
+    Source: Actions Speak Louder than Words (arXiv:2402.17152), section 3.
+    """
+
+    norm: Norm
+    bias: RelativeBias
+    w_q: Float[Array, "embed heads head_dim"] = parameter(normal("embed"))
+    w_k: Float[Array, "embed heads head_dim"] = parameter(normal("embed"))
+    w_v: Float[Array, "embed heads value_dim"] = parameter(normal("embed"))
+    w_u: Float[Array, "embed heads value_dim"] = parameter(normal("embed"))
+    w_o: Float[Array, "heads value_dim embed"] = parameter(normal("heads", "value_dim"))
+    epsilon: float = eqx.field(static=True, default=1e-6)
+    dropout: float = eqx.field(static=True, default=0.0)
+
+    @classmethod
+    def build(
+        cls, key: jax.Array, embed: int, heads: int, head_dim: int, max_length: int, *, norm: Any, epsilon: float,
+        dropout: float, output_gain: float,
+    ) -> "PointwiseAttention":  # fmt: skip
+        """Draw a layer.
+
+        Args:
+            norm: From a key and a size to what normalises the layer's input.
+            epsilon: Added to the variance of what a head attended to; where one score decides, as in the first position, its
+                sign turns the vector around, the more suddenly the smaller this is.
+        """
+        sizes = {"embed": embed, "heads": heads, "head_dim": head_dim, "value_dim": head_dim}
+        bias = RelativeBias.create(
+            jax.random.fold_in(key, 1),
+            {"position": max_length, "bucket": TIME_BUCKETS},
+            places=constant(0.0),
+            times=constant(0.0),
+        )
+        w_o = normal("heads", "value_dim", gain=output_gain)
+        return cls.create(key, sizes, norm=norm(key, embed), bias=bias, epsilon=epsilon, dropout=dropout, w_o=w_o)
+
+    def __call__(
+        self, x: Float[Array, "batch residual embed"], context: Context, state: Any = None
+    ) -> tuple[Float[Array, "batch residual embed"], None]:
+        act = ACTIVATIONS["silu"]
+        with scope("attention"):
+            projections = (
+                ("batch seq embed, embed heads head_dim -> batch seq heads head_dim", self.w_q),
+                ("batch seq embed, embed heads head_dim -> batch seq heads head_dim", self.w_k),
+                ("batch seq embed, embed heads value_dim -> batch seq heads value_dim", self.w_v),
+                ("batch seq embed, embed heads value_dim -> batch seq heads value_dim", self.w_u),
+            )
+            q, k, v, u = (act(y) for y in contract_whole(self.norm(x), *projections))
+            attended = pointwise(q, k, v, self.bias(q.shape[1], context.times))
+            gated = _normalised(attended, self.epsilon) * u
+            out = contract("batch seq heads value_dim, heads value_dim embed -> batch seq embed", gated, self.w_o)
+            return add(x, out, self.dropout, context, 0), None
+
+    def flops(self, length: int) -> float:
+        heads, head_dim = self.w_q.shape[-2:]
+        weights = sum(math.prod(w.shape) for w in (self.w_q, self.w_k, self.w_v, self.w_u, self.w_o))
+        # Computed for all pairs; those after the query are set to zero.
+        return 2.0 * (weights + 2 * heads * head_dim * length)
+
+
+def pointwise(
+    q: Float[Array, "batch seq heads head_dim"],
+    k: Float[Array, "batch seq heads head_dim"],
+    v: Float[Array, "batch seq heads value_dim"],
+    bias: Float[Array, "rows seq seq"],
+) -> Float[Array, "batch seq heads value_dim"]:
+    """Causal attention with weights `SiLU(q·k + bias) / seq`, which don't add up to one."""
+    seq, wide = q.shape[1], accumulation_dtype(q.dtype)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=wide) + bias[:, None].astype(wide)
+    causal = jnp.arange(seq)[:, None] >= jnp.arange(seq)[None, :]
+    weights = jnp.where(causal, jax.nn.silu(scores) / seq, 0.0).astype(v.dtype)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v, preferred_element_type=wide).astype(v.dtype)
+
+
+def _normalised(x: jax.Array, epsilon: float) -> jax.Array:
+    """Each head's vector with mean 0 and variance 1."""
+    y = x.astype(jnp.float32)
+    y = y - y.mean(axis=-1, keepdims=True)
+    return (y * jax.lax.rsqrt((y * y).mean(axis=-1, keepdims=True) + epsilon)).astype(x.dtype)

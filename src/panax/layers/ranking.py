@@ -1,0 +1,92 @@
+"""How well the right item is ranked among all of a catalogue, a part of it at a time."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from ..core import Mean, current_layout
+from ..core.measures import Metrics
+from ..spmd import open_weight
+from ..spmd.collectives import all_reduce, axis_index
+
+
+def target_ranks(
+    queries: Float[Array, "batch embed"],
+    targets: Int[Array, " batch"],
+    table: Any,
+    num_items: int,
+    *,
+    chunk: int = 8192,
+) -> Float[Array, " batch"]:
+    """Of each target the rank of its score among those of all items, 1 for the highest; of equal scores half count as higher.
+
+    Each device compares its own items where a mesh axis splits them, and at most `chunk` scores of a query are there at once.
+
+    Args:
+        table: A parameter of the axes `vocab embed`, a vector for each item.
+        num_items: Its rows from here on are padding.
+
+    >>> catalogue = jnp.array([[1.0], [3.0], [3.0], [2.0]])
+    >>> target_ranks(jnp.ones((2, 1)), jnp.array([3, 1]), catalogue, 4).tolist()
+    [3.0, 1.5]
+    """
+    layout = current_layout()
+    axes = () if layout is None else layout.compute(("vocab",))[0]
+    queries, table = jax.lax.stop_gradient((queries, table))
+    rows = open_weight(table, "vocab embed", queries.dtype).value
+    first = axis_index(axes) * rows.shape[0] if axes else 0
+    chunk = min(chunk, rows.shape[0])
+    starts = jnp.arange(0, rows.shape[0], chunk)
+
+    def scored(start: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """A chunk's scores and item numbers, and which are of this chunk alone: the last one begins early, to be as long."""
+        begin = jnp.minimum(start, rows.shape[0] - chunk)
+        part = jax.lax.dynamic_slice_in_dim(rows, begin, chunk)
+        place = begin + jnp.arange(chunk)
+        scores = jnp.einsum("be,ve->bv", queries, part, preferred_element_type=jnp.float32)
+        return scores, first + place, (place >= start) & (first + place < num_items)
+
+    def own_score(found: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
+        scores, items, counted = scored(start)
+        mine = counted[None] & (items[None] == targets[:, None])
+        return found + jnp.where(mine, scores, 0.0).sum(axis=1), None
+
+    zeros = jnp.zeros(queries.shape[0], jnp.float32) + 0.0 * queries[:, 0].astype(jnp.float32)
+    own, _ = jax.lax.scan(own_score, zeros, starts)
+    own = all_reduce(own, axes) if axes else own
+
+    def compared(found: tuple[jax.Array, jax.Array], start: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+        scores, _, counted = scored(start)
+        higher = (counted[None] & (scores > own[:, None])).sum(axis=1)
+        equal = (counted[None] & (scores == own[:, None])).sum(axis=1)
+        return (found[0] + higher.astype(jnp.float32), found[1] + equal.astype(jnp.float32)), None
+
+    (higher, equal), _ = jax.lax.scan(compared, (zeros, zeros), starts)
+    if axes:
+        higher, equal = all_reduce((higher, equal), axes)
+    # The target ties with itself.
+    return higher + 0.5 * (equal + 1.0)
+
+
+def ranking_metrics(ranks: Float[Array, " batch"], weights: Float[Array, " batch"], at: Sequence[int]) -> Metrics:
+    """Hit rate and NDCG at each k, and the mean reciprocal rank, of queries with one right item each.
+
+    With one right item the hit rate is the recall, and the ideal gain is 1.
+
+    Args:
+        weights: 0 leaves a query out.
+
+    >>> found = ranking_metrics(jnp.array([1.0, 3.0]), jnp.ones(2), (2,))
+    >>> float(found["hit_rate@2"].value), float(found["ndcg@2"].value)
+    (0.5, 0.5)
+    """
+    total = weights.sum()
+    metrics: dict[str, Any] = {"mrr": Mean((weights / ranks).sum(), total)}
+    for k in at:
+        inside = weights * (ranks <= k).astype(jnp.float32)
+        metrics[f"hit_rate@{k}"] = Mean(inside.sum(), total)
+        metrics[f"ndcg@{k}"] = Mean((inside / jnp.log2(ranks + 1.0)).sum(), total)
+    return metrics

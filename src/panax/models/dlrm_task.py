@@ -1,0 +1,114 @@
+"""Ranking models as a `Task`: the probability of a click."""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from ..core import Axes, Batch, DataFacts, Evaluation, Loss, Mean, Ranked, Sum, Task, logical_axes
+from ..core.errors import RecipeError
+from ..core.measures import Metrics
+from ..core.task import MatmulPrecision
+from ..core.validated import Validated
+from ..layers.staged import ComputeType
+from ..spmd import equal_shares
+from .dlrm import Dlrm, DlrmConfig
+
+AUC_BINS = 2**16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DlrmTask(Validated, Task):
+    """Train a `Dlrm` on batches with `label` (0 or 1), `numeric` and a leaf for each feature of its tables.
+
+    Evaluations give the log loss in nats, the area under the ROC curve from 65,536 bins of the probability with the most that it
+    can be wrong (`auc`, `auc_error_bound`), and `calibration`: the sum of the probabilities over that of the labels.
+    `loss_mask` leaves rows out.
+
+    Attributes:
+        compute_dtype: What vectors and products are in; tables, parameters and sums are float32.
+        matmul_precision: What products of float32 are multiplied in; None for the platform's default.
+    """
+
+    model: DlrmConfig
+    compute_dtype: ComputeType = "float32"
+    matmul_precision: MatmulPrecision | None = None
+
+    mesh_axes = frozenset({"replica", "fsdp", "expert", "context", "tensor"})
+    names_axes = True
+    splits_residual = False
+
+    def __post_init__(self) -> None:
+        if self.compute_dtype == "float16":
+            raise RecipeError('task.compute_dtype="float16" would need the loss scaled; take "bfloat16" or "float32"')
+
+    @property
+    def batch_axes(self) -> Mapping[str, Axes]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        numeric = {"numeric": ("batch", None)} if self.model.numeric else {}
+        return MappingProxyType(
+            {**self.model.tables.batch_axes, **numeric, "label": ("batch",), "loss_mask": ("batch",)}
+        )
+
+    @property
+    def leaf_ranges(self) -> Mapping[str, range]:
+        return self.model.tables.leaf_ranges
+
+    @property
+    def weight_dtype(self) -> Any:
+        return jnp.dtype(self.compute_dtype)
+
+    def adapted(self, facts: DataFacts) -> "DlrmTask":
+        tables = self.model.tables.adapted(facts.num_ids)
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, tables=tables))
+
+    def flops_per_example(self) -> float:
+        return 3 * self.model.flops
+
+    def init(self, key: jax.Array) -> tuple[Dlrm, dict[str, Any]]:
+        return Dlrm.build(key, self.model), {}
+
+    def parameter_axes(self, params: Any) -> Any:
+        return logical_axes(params)
+
+    def row_ids(self, batch: Batch) -> Mapping[str, Int[Array, "batch ids"]]:
+        return self.model.tables.row_ids(batch)
+
+    def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, jax.Array]:
+        mask = micro_batches.get("loss_mask")
+        return {"log_loss": jnp.float32(micro_batches["label"].size) if mask is None else mask.sum()}
+
+    def loss(self, params: Dlrm, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
+        label = batch["label"].astype(jnp.float32)
+        mask = batch.get("loss_mask")
+        mask = jnp.ones(label.shape, jnp.float32) if mask is None else mask
+        logits = equal_shares(params(batch, self.weight_dtype))
+        weight = mask.sum()
+        losses = {"log_loss": Loss((log_loss(logits, label) * mask).sum(), weight)}
+        metrics: dict[str, Any] = {"examples": Sum(weight)}
+        if not train:
+            metrics |= click_metrics(logits, label, mask)
+        return Evaluation(losses, state, metrics)
+
+
+def log_loss(logits: Float[Array, " batch"], label: Float[Array, " batch"]) -> Float[Array, " batch"]:
+    """Of each example, in nats.
+
+    >>> log_loss(jnp.zeros(1), jnp.ones(1)).tolist() == [jnp.log(2.0)]
+    True
+    """
+    return jax.nn.softplus(logits) - logits * label
+
+
+def click_metrics(
+    logits: Float[Array, " batch"], label: Float[Array, " batch"], mask: Float[Array, " batch"]
+) -> Metrics:
+    """The area under the ROC curve, and how the sum of probabilities compares with that of labels."""
+    probability = jax.nn.sigmoid(logits)
+    return {
+        "auc": Ranked.of(probability, label, mask, AUC_BINS),
+        "calibration": Mean((probability * mask).sum(), (label * mask).sum()),
+    }

@@ -1,0 +1,98 @@
+"""Vectors of a catalogue: computed, written for an index, and searched whole for the metrics of retrieval."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from ..core.errors import DataError
+from .decoder import Decoder
+from .two_tower import TwoTower
+from .two_tower_task import TwoTowerTask
+
+VECTORS, IDS = "vectors.npy", "ids.json"
+
+
+def item_vectors(
+    task: TwoTowerTask, params: TwoTower, batches: Iterable[Mapping[str, np.ndarray]]
+) -> Float[np.ndarray, "item width"]:
+    """The item tower's vector of each item of a catalogue, in its order.
+
+    Args:
+        batches: Of the item's leaves alone; those of one size are one program.
+    """
+    return _all(lambda params, batch: params.item(batch, task.weight_dtype), params, batches)
+
+
+def query_vectors(
+    task: TwoTowerTask, params: TwoTower, batches: Iterable[Mapping[str, np.ndarray]]
+) -> Float[np.ndarray, "query width"]:
+    """The query tower's vectors, as `item_vectors`."""
+    return _all(lambda params, batch: params.query(batch, task.weight_dtype), params, batches)
+
+
+def sequence_item_vectors(params: Decoder) -> Float[np.ndarray, "item width"]:
+    """The items' vectors of a trained `SequenceTask`, by id; a history's score of an item is the inner product with its own."""
+    return np.asarray(params.embedding.table[: params.config.vocab_size], np.float32)
+
+
+def write_vectors(directory: str | Path, vectors: Float[np.ndarray, "item width"], ids: Sequence[str | int]) -> None:
+    """Write `vectors.npy`, float32, and `ids.json`, the name of each row, as an index of nearest neighbours takes them.
+
+    Raises:
+        DataError: There are not as many names as vectors, one stands twice, or a vector is not finite.
+    """
+    if len(ids) != len(vectors) or len(set(ids)) != len(ids):
+        raise DataError(
+            f"{len(vectors)} vectors and {len(set(ids))} different ids; expected one for each: name every item once"
+        )
+    wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(wrong):
+        raise DataError(
+            f"the vector of item {ids[int(wrong[0])]!r} is not finite; train the model again, or leave the item out"
+        )
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(folder / VECTORS, vectors.astype(np.float32))
+    (folder / IDS).write_text(json.dumps(list(ids)) + "\n", encoding="utf-8")
+
+
+def retrieval_metrics(
+    queries: Float[np.ndarray, "query width"],
+    items: Float[np.ndarray, "item width"],
+    targets: Int[np.ndarray, " query"],
+    at: Sequence[int] = (10,),
+    *,
+    chunk: int = 1024,
+) -> dict[str, float]:
+    """`hit_rate@k` (the recall), `ndcg@k` and `mrr` of queries with one right item each, ranked among the whole catalogue.
+
+    Of items with equal scores half count as ranked before the right one.
+
+    Args:
+        chunk: So many queries' scores are in memory at once.
+
+    >>> retrieval_metrics(np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32), np.array([0, 0]), (1,))
+    {'mrr': 0.75, 'hit_rate@1': 0.5, 'ndcg@1': 0.5}
+    """
+    ranks = np.empty(len(queries))
+    for begin in range(0, len(queries), chunk):
+        part = slice(begin, begin + chunk)
+        scores = queries[part] @ items.T
+        own = np.take_along_axis(scores, targets[part, None], axis=1)
+        ranks[part] = 1 + (scores > own).sum(axis=1) + 0.5 * ((scores == own).sum(axis=1) - 1)
+    found = {"mrr": float((1 / ranks).mean())}
+    for k in at:
+        inside = ranks <= k
+        found[f"hit_rate@{k}"] = float(inside.mean())
+        found[f"ndcg@{k}"] = float(np.where(inside, 1 / np.log2(ranks + 1), 0.0).mean())
+    return found
+
+
+def _all(vectors: Any, params: TwoTower, batches: Iterable[Mapping[str, np.ndarray]]) -> np.ndarray:
+    run = jax.jit(vectors)
+    return np.concatenate([np.asarray(run(params, dict(batch))) for batch in batches])

@@ -1,0 +1,184 @@
+"""Models of sequences as a `Task`: which item a user takes next (SASRec, HSTU)."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..core import Batch, DataFacts, Evaluation, Loss, Sum, name_key
+from ..core.errors import RecipeError
+from ..core.layout import axis_size
+from ..core.measures import Losses, Metrics
+from ..core.task import MatmulPrecision
+from ..core.validated import Validated
+from ..layers import Context, StagedTask, run_stacks, token_loss
+from ..layers.ranking import ranking_metrics, target_ranks
+from ..layers.staged import ComputeType, FloatType
+from ..parallel import Pipeline, RematPolicy
+from ..parallel.context import sequence_places
+from ..spmd import equal_shares, whole_sequence
+from .decoder import Decoder
+from .decoder_config import DecoderConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SequenceTask(Validated, StagedTask):
+    """Train on batches with `items`, int32 (batch, seq), -1 behind the last, `targets`, what followed each, and maybe `times`.
+
+    The model is a decoder whose tokens are items: with attention a SASRec (arXiv:1808.09781), with `HstuConfig` an HSTU.
+    Evaluations rank each row's last target among all items: `hit_rate@k`, which is the recall, `ndcg@k` and `mrr`.
+
+    Attributes:
+        model: Its `vocab_size` is the number of items, 0 for the data's.
+        negatives: Of a sampled softmax: so many items, drawn alike and anew in each step, stand for all others. 0: all items.
+        ranked_at: The k of the metrics.
+        compute_dtype: What activations and products are in; sums accumulate in float32.
+        parameter_dtype: What parameters, gradients and moments are in.
+        matmul_precision: What products of float32 are multiplied in; None for the platform's default.
+    """
+
+    model: DecoderConfig
+    negatives: int = 0
+    ranked_at: tuple[int, ...] = (10,)
+    compute_dtype: ComputeType = "float32"
+    parameter_dtype: FloatType = "float32"
+    matmul_precision: MatmulPrecision | None = None
+    remat: RematPolicy = "none"
+
+    pipeline: Pipeline = Pipeline()  # noqa: RUF009
+
+    mesh_axes = frozenset({"replica", "fsdp", "expert", "tensor"})
+    batch_axes = MappingProxyType(
+        {**dict.fromkeys(("items", "targets", "times"), ("batch", "seq")), "loss_mask": ("batch",)}
+    )
+
+    def __post_init__(self) -> None:
+        if self.negatives < 0 or not self.ranked_at or min(self.ranked_at) < 1:
+            raise RecipeError(
+                f"task.negatives={self.negatives}, ranked_at={self.ranked_at}; expected 0 or more, and ranks of at least 1"
+            )
+        if not self.model.tied or self.model.feed_forward is not None:
+            raise RecipeError(
+                "a model of sequences reads its scores from the items' own vectors, and is dense; set tied=True"
+            )
+        self.check_precision()
+
+    @property
+    def leaf_ranges(self) -> Mapping[str, range]:
+        return dict.fromkeys(("items", "targets"), range(-1, self.model.vocab_size))
+
+    def adapted(self, facts: DataFacts) -> "SequenceTask":
+        model, items = self.model, facts.num_ids.get("items")
+        if items is not None:
+            if not model.vocab_size:
+                model = dataclasses.replace(model, vocab_size=items)
+            elif model.vocab_size < items:
+                raise RecipeError(
+                    f"task.model.vocab_size={model.vocab_size} is less than the data's {items} items; raise it, or set it to 0 "
+                    f"to take the data's"
+                )
+        if not model.vocab_size:
+            raise RecipeError(
+                "task.model.vocab_size=0 takes the data's items, and it does not say how many; give a number"
+            )
+        if self.negatives >= model.vocab_size:
+            raise RecipeError(
+                f"task.negatives={self.negatives} of {model.vocab_size} items; take fewer, or 0 for the whole softmax"
+            )
+        return dataclasses.replace(self, model=model)
+
+    def flops_per_token(self, length: int) -> float:
+        scored = self.negatives + 1 if self.negatives else self.model.vocab_size
+        return 3 * (2 * self.model.embed * scored + self.layer_flops(length))
+
+    def init(self, key: jax.Array) -> tuple[Decoder, dict[str, Any]]:
+        return self.stored(Decoder.build(key, self.model)), {}
+
+    def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, jax.Array]:
+        return {"cross_entropy": _weights(micro_batches).sum()}
+
+    def context(self, batch: Batch, key: jax.Array, train: bool) -> Context:
+        items = batch["items"]
+        if items.shape[1] > self.model.max_length:
+            raise RecipeError(
+                f"the data's rows are {items.shape[1]} events long, the model is for at most {self.model.max_length}; raise "
+                f"task.model.max_length, or read fewer events"
+            )
+        tensor = axis_size("tensor")
+        position = jnp.broadcast_to(jnp.arange(items.shape[1])[None], items.shape)
+        place = sequence_places(items.shape[1] // tensor, context=1, tensor=tensor)
+        drawn = key if train and self.model.dropout > 0 else None
+        # Padding stands behind all events, where causal attention never looks.
+        return Context(position, None, batch["row"], drawn, place, train=train, times=batch.get("times"))
+
+    def enter(self, params: Decoder, batch: Batch, context: Context) -> Float[Array, "batch residual embed"]:
+        return params.enter(jnp.maximum(batch["items"], 0), context, self.weight_dtype)
+
+    def targets(self, batch: Batch) -> Mapping[str, jax.Array]:
+        return {"targets": batch["targets"], "weights": _weights(batch)}
+
+    def loss(self, params: Decoder, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
+        context, remat = self.context(batch, key, train), self.remat if train else "none"
+        x, _ = run_stacks(self.stacks(params), self.enter(params, batch, context), context, remat)
+        targets = dict(self.targets(batch))
+        if train and self.negatives:
+            # The same for all rows of the step, whichever device has them.
+            shape = (1, self.negatives)
+            targets["negatives"] = jax.random.randint(name_key(key, "negatives"), shape, 0, self.model.vocab_size)
+        losses, metrics = self.measured(params, x, targets, train)
+        return Evaluation(losses, state, metrics)
+
+    def measured(
+        self,
+        params: Decoder,
+        items: Float[Array, "batch residual embed"],
+        targets: Mapping[str, jax.Array],
+        train: bool,
+    ) -> tuple[Losses, Metrics]:
+        following, weights = targets["targets"], targets["weights"]
+        hidden = params.normalised(items)
+        total = weights.sum()
+        metrics: dict[str, Any] = {"tokens": Sum(total)}  # Events; the name is what speed is told in.
+        if "negatives" in targets:
+            loss = self._sampled(params, hidden, targets)
+        else:
+            loss = token_loss(
+                hidden, params.output_table, jnp.maximum(following, 0), weights,
+                vocab_size=None if self.model.vocab_size == self.model.vocab_rows else self.model.vocab_size,
+            ).loss  # fmt: skip
+        if not train:
+            last = jnp.where(weights > 0, jnp.arange(following.shape[1])[None], -1).max(axis=1)
+            rows, at = jnp.arange(following.shape[0]), jnp.maximum(last, 0)
+            ranks = target_ranks(
+                whole_sequence(hidden)[rows, at], jnp.maximum(following[rows, at], 0), params.output_table,
+                self.model.vocab_size,
+            )  # fmt: skip
+            metrics |= ranking_metrics(ranks, (last >= 0).astype(jnp.float32), self.ranked_at)
+        return {"cross_entropy": Loss(loss, total)}, metrics
+
+    def _sampled(
+        self, params: Decoder, hidden: Float[Array, "batch residual embed"], targets: Mapping[str, jax.Array]
+    ) -> Float[Array, ""]:
+        """The sum of the targets' cross-entropies among drawn items, which stand for all others."""
+        following, drawn = targets["targets"], targets["negatives"]
+        right = params.embedding(jnp.maximum(following, 0), hidden.dtype)
+        others = whole_sequence(params.embedding(drawn, hidden.dtype))[0]
+        hidden, right = whole_sequence(hidden), whole_sequence(right)
+        own = jnp.einsum("bse,bse->bs", hidden, right, preferred_element_type=jnp.float32)
+        scores = jnp.einsum("bse,ne->bsn", hidden, others, preferred_element_type=jnp.float32)
+        # In the mean, the sum of exponentials is that over all other items: those that are the target are left out below.
+        scores = scores + math.log(self.model.vocab_size / self.negatives)
+        scores = jnp.where(following[..., None] == drawn[0][None, None], -jnp.inf, scores)
+        every = jnp.logaddexp(own, jax.nn.logsumexp(scores, axis=-1))
+        return (equal_shares(every - own) * targets["weights"]).sum()
+
+
+def _weights(batch: Batch) -> Float[Array, "... batch seq"]:
+    """1 for each target of a row that counts."""
+    there = (batch["targets"] >= 0).astype(jnp.float32)
+    return there * batch["loss_mask"][..., None] if "loss_mask" in batch else there

@@ -1,0 +1,176 @@
+"""What tables take of each device and step, by formula: bytes, distinct rows, and what is sent for them.
+
+`docs/communication.md` derives the formulas; `tests/aot/test_tables.py` compares them with traced and compiled programs.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..core import named_leaves
+from ..mesh.rules import MeshAxes
+from ..parallel.row_exchange import SPARE
+from ..parallel.row_places import Lies
+from ..spmd.collectives import token_axes
+from ..train import CompiledStep
+from .report import size
+
+FLOAT32 = INT32 = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class TableCost:
+    """A table in one step, on each device.
+
+    Attributes:
+        rows: Of the whole table; with `width` numbers each.
+        lies: Where it rests.
+        sizes: Mesh axis to size.
+        ids: Row numbers that a device's examples ask for.
+        found: Distinct ones among those of a real batch, on the device that has most; None where only shapes are known.
+        means: Whether its optimizer takes means of whole rows.
+        table_bytes: Of the table and what its optimizer keeps, on a device.
+    """
+
+    name: str
+    rows: int
+    width: int
+    lies: Lies
+    sizes: Mapping[str, int]
+    ids: int
+    found: int | None
+    means: bool
+    table_bytes: int
+
+    @property
+    def distinct(self) -> int:
+        """The most rows that a device needs, for which there is room."""
+        return min(self.ids, self.rows)
+
+    @property
+    def asked(self) -> int:
+        """The most that it asks for itself: devices that need the same rows ask for a part each."""
+        return -(-self.distinct // self._size(self.lies.shared_out))
+
+    @property
+    def held_whole(self) -> bool:
+        """Whether all rows have gradients: no more than what would be gathered."""
+        return not self.lies.rows and self.rows <= self.ids * self._size(self.lies.met)
+
+    def sent(self) -> dict[tuple[str, MeshAxes], int]:
+        """Bytes that a device sends in a step in which one round delivers everything, by kind and mesh axes."""
+        ledger: dict[tuple[str, MeshAxes], int] = {}
+
+        def add(kind: str, axes: MeshAxes, size: int) -> None:
+            ways = self._size(axes)
+            if ways > 1:
+                each = size * (ways - 1) * (2 if kind == "all-reduce" else 1) // ways
+                ledger[kind, axes] = ledger.get((kind, axes), 0) + each
+
+        lies, columns = self.lies, self._size(self.lies.columns)
+        own = FLOAT32 * self.width // columns
+        if self.held_whole:
+            add("all-reduce", lies.met, INT32 * self.rows)
+            add("all-gather", lies.columns, own * columns * self.rows)
+            add("reduce-scatter", lies.columns, own * columns * self.rows)
+            add("all-reduce", _in_order((*lies.added, *lies.met), self.sizes), own * self.rows)
+        elif lies.rows:
+            self._exchanged(add, own, columns)
+        else:
+            add("all-gather", lies.columns, own * columns * self.distinct)
+            add("reduce-scatter", lies.columns, own * columns * self.distinct)
+            add("all-reduce", lies.added, own * self.distinct)
+            met = self._size(lies.met)
+            add("all-gather", lies.met, met * self.distinct * (own + INT32))
+        if self.means:
+            add("all-reduce", lies.columns, FLOAT32 * self.touched)
+        return ledger
+
+    @property
+    def touched(self) -> int:
+        """The most rows that a device changes in one round."""
+        if self.held_whole:
+            return self.rows
+        ways, met = self._size(self.lies.rows), self._size(self.lies.met)
+        return met * (-(-math.ceil(SPARE * self.asked) // ways) * ways if self.lies.rows else self.distinct)
+
+    def _exchanged(self, add: Any, own: int, columns: int) -> None:
+        lies, ways, parts = self.lies, self._size(self.lies.rows), self._size(self.lies.shared_out)
+        exchange = "ragged-all-to-all"
+        add(exchange, lies.rows, INT32 * self.asked)
+        add(exchange, lies.rows, 2 * own * self.asked)
+        add("all-gather", lies.shared_out, own * parts * self.asked)
+        add("reduce-scatter", lies.shared_out, own * parts * self.asked)
+        add("all-gather", lies.columns, own * columns * parts * self.asked)
+        add("all-reduce", lies.added, own * columns * self.distinct)
+        add("reduce-scatter", lies.columns, own * columns * self.distinct)
+        add("all-gather", lies.met, self.touched * (own + INT32))
+        # Whose rows are how many, and whether all fit in one round: when rows are gathered, and when they are changed.
+        add("all-gather", lies.rows, 2 * 2 * INT32 * ways * ways)
+        add("all-reduce", lies.rows, 2 * INT32 * ways)
+        add("all-reduce", lies.met, 2 * INT32 * ways)
+
+    def _size(self, axes: MeshAxes) -> int:
+        return math.prod(self.sizes[axis] for axis in axes)
+
+
+def _in_order(axes: MeshAxes, sizes: Mapping[str, int]) -> MeshAxes:
+    return tuple(axis for axis in sizes if axis in axes)
+
+
+def table_costs(step: CompiledStep, batch: Mapping[str, Any]) -> list[TableCost]:
+    """What each table of a program takes; nothing of one that has none.
+
+    Args:
+        batch: A global batch, abstract or real: of a real one distinct rows are counted.
+    """
+    program, placement = step.program, step.placement
+    if program.tables is None:
+        return []
+    named, places = named_leaves(program.abstract.params), named_leaves(step.shardings.params)
+    real = all(isinstance(leaf, np.ndarray) for leaf in batch.values())
+    shapes = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in batch.items()}
+    with placement.activate():
+        ways = math.prod(placement.sizes[axis] for axis in token_axes())
+        asked = jax.eval_shape(program.task.row_ids, shapes)
+        numbers = program.task.row_ids(dict(batch)) if real else {}
+        found = []
+        for name, axes in program.tables.axes.items():
+            shape, one_device = named[name].shape, placement.devices.size == 1
+            lies = Lies((), (), (), ()) if one_device else Lies.of(name, axes, placement)
+            kept = (program.abstract.tables or {}).get(name, {})
+            kept_places = (step.shardings.tables or {}).get(name, {})
+            held = [(named[name], places[name]), *((kept[kind], kept_places[kind]) for kind in kept)]
+            each = sum(math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf, place in held)
+            most = _most_distinct(np.asarray(numbers[name]), ways) if real else None
+            means = program.tables.optimizer.takes_means and name in program.tables.trained
+            ids = math.prod(asked[name].shape) // ways
+            found.append(TableCost(name, shape[0], shape[1], lies, placement.sizes, ids, most, means, each))
+    return found
+
+
+def _most_distinct(ids: np.ndarray, ways: int) -> int:
+    """Distinct numbers, -1 left out, of the device that has most of them."""
+    parts = ids.reshape(ways, -1) if len(ids) % ways == 0 else ids.reshape(1, -1)
+    return max(len(np.unique(part[part >= 0])) for part in parts)
+
+
+def table_lines(costs: list[TableCost]) -> list[str]:
+    """What `panax inspect` says of tables."""
+    lines = []
+    for cost in costs:
+        where = "·".join(cost.lies.rows) or "every device"
+        columns = f", columns over {'·'.join(cost.lies.columns)}" if cost.lies.columns else ""
+        seen = "" if cost.found is None else f", {cost.found:,} in the first batch"
+        sent = sum(cost.sent().values())
+        lines += [
+            f"table          {cost.name}: {cost.rows:,} rows x {cost.width} over {where}{columns}, {size(cost.table_bytes)} with "
+            f"its optimizer on each device",
+            f"               {cost.ids:,} ids a step on each, at most {cost.distinct:,} distinct{seen}; sends up to "
+            f"{size(sent)}",
+        ]
+    return lines

@@ -1,0 +1,272 @@
+"""Tables in a step: their rows are opened before the loss is traced, and their gradients applied as rows.
+
+Which rows a batch asks for is known before its first micro-batch: so they are made distinct, exchanged and gathered once a step,
+and the gradients of all micro-batches add up in one array of these rows.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from ..comms import Comms
+from ..core import Axes, Batch, Task, current_layout, named_leaves, pair_axes, path_name
+from ..core.errors import RecipeError, nearest
+from ..core.layout import Layout
+from ..core.logical import is_table
+from ..mesh.placement import as_spec
+from ..optim import RowOptimizer, RowWiseAdagrad
+from ..parallel.row_exchange import RowExchange
+from ..parallel.row_places import Lies, RowCopies
+from ..spmd.manual import on_each_device
+from ..spmd.row_gradients import RowGradients, changed
+from ..spmd.rows import is_rows
+
+Kept = Mapping[str, Mapping[str, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tables:
+    """The tables among a task's parameters, and how they are updated.
+
+    Attributes:
+        axes: Of each table by its name, the logical axes.
+        trained: Those that are not frozen.
+    """
+
+    optimizer: RowOptimizer
+    num_steps: int
+    axes: Mapping[str, Axes]
+    trained: frozenset[str]
+
+    @classmethod
+    def of(
+        cls, task: Task, params: Any, trainable: Any, optimizer: RowOptimizer | None, num_steps: int
+    ) -> "Tables | None":
+        """The tables of a task; None where it has none.
+
+        Raises:
+            RecipeError: An optimizer for tables is given, and there is nothing for it to do.
+        """
+        named = pair_axes(params, task.parameter_axes(params))
+        axes = {name: leaf_axes for name, _, leaf_axes in named if is_table(leaf_axes)}
+        keeps = dict(zip((name for name, _, _ in named), jax.tree.leaves(trainable)))
+        trained = frozenset(name for name in axes if keeps[name])
+        if optimizer is not None and not trained:
+            why = "all tables are frozen" if axes else f"{type(task).__name__} has no tables"
+            raise RecipeError(f"table_optimizer={type(optimizer).__name__}() has no effect: {why}; leave it out")
+        return cls(optimizer or RowWiseAdagrad(), num_steps, axes, trained) if axes else None
+
+    def check(self, task: Task, comms: Comms, layout: Layout) -> None:
+        """Refuse what tables can't be trained by.
+
+        Raises:
+            RecipeError: Says what to set.
+        """
+        first = next(iter(self.axes))
+        if not comms.is_plain:
+            raise RecipeError(
+                f"comms other than the default: gradients of the table {first!r} are rows, which are exchanged as such; leave "
+                f"comms out"
+            )
+        if math.prod(layout.sizes.values()) > 1 and not task.names_axes:
+            raise RecipeError(
+                f"{type(task).__name__} has the table {first!r} and names no axes, so XLA would gather the whole table on each "
+                f"device; write its loss with contract and the like and set names_axes, or train on one device"
+            )
+
+    def without(self, trainable: Any) -> Any:
+        """Which parameters the dense optimizer has, as a tree of bools like the parameters."""
+        names = named_leaves(trainable)
+        kept = [keep and name not in self.axes for name, keep in names.items()]
+        return jax.tree.structure(trainable).unflatten(kept)
+
+    def keeps(self, params: Any) -> dict[str, dict[str, jax.Array]]:
+        """What is kept of the tables before the first update."""
+        named = named_leaves(params)
+        return {name: self.optimizer.first_state(named[name].shape, self.axes[name]) for name in sorted(self.trained)}
+
+    def kept_axes(self) -> dict[str, dict[str, Axes]]:
+        """The logical axes of what is kept."""
+        return {name: self.optimizer.keeps(self.axes[name]) for name in sorted(self.trained)}
+
+    def ids(self, task: Task, batch: Batch) -> dict[str, jax.Array]:
+        """The rows that a batch asks each table for, as one list.
+
+        Raises:
+            RecipeError: A table is asked for nothing, or something is asked that is not a table.
+        """
+        asked = task.row_ids(batch)
+        lacking = [name for name in self.axes if name not in asked]
+        if lacking:
+            raise RecipeError(
+                f"{type(task).__name__} has the table {lacking[0]!r} that no feature uses: its row_ids names "
+                f"{', '.join(asked) or 'nothing'}; add its row numbers there, or leave the table out"
+            )
+        for name, ids in asked.items():
+            if name not in self.axes:
+                raise RecipeError(
+                    f"{type(task).__name__}.row_ids names {name!r}, which is not a table; {nearest(name, self.axes)}"
+                )
+            if not jnp.issubdtype(ids.dtype, jnp.integer):
+                raise RecipeError(f"{type(task).__name__}.row_ids[{name!r}] is {ids.dtype}; expected int32 row numbers")
+        return {name: asked[name].reshape(-1).astype(jnp.int32) for name in self.axes}
+
+    def opened(self, task: Task, params: Any, batch: Batch) -> "OpenedTables":
+        """The parameters with the rows that a batch asks for in the tables' places.
+
+        Args:
+            params: On a mesh this device's shards.
+            batch: On a mesh this device's rows.
+        """
+        ids, named = self.ids(task, batch), named_leaves(params)
+        ways = {name: self._way(name, named[name].shape, asked.shape[0]) for name, asked in ids.items()}
+        found = {name: ways[name].open(named[name], ids[name]) for name in ids}
+        opened = _with_leaves(params, {name: rows for name, (rows, _) in found.items()})
+        return OpenedTables(opened, ways, {name: asked for name, (_, asked) in found.items()})
+
+    def _way(self, name: str, shard: tuple[int, ...], ids: int) -> Any:
+        layout = current_layout()
+        if layout is None:
+            return RowCopies.of(Lies((), (), (), ()), shard, ids)
+        lies = Lies.of(name, self.axes[name], layout)
+        return (RowExchange if lies.rows else RowCopies).of(lies, shard, ids)
+
+    def gradient_specs(self, layout: Layout) -> dict[str, Any]:
+        """Where gradients lie, for `on_each_device`."""
+        return {name: _specs(Lies.of(name, self.axes[name], layout)) for name in self.trained}
+
+    def updated(
+        self,
+        params: Any,
+        kept: Kept,
+        gradients: Mapping[str, RowGradients],
+        *,
+        updates: jax.Array,
+        applied: jax.Array,
+    ) -> tuple[dict[str, jax.Array], Kept]:
+        """Each table and what is kept of it after an update.
+
+        Args:
+            updates: Applied before.
+            applied: Whether this one is; else all stays as it was.
+        """
+        named, layout = named_leaves(params), current_layout()
+        with jax.numpy_dtype_promotion("standard"):
+            rate = jnp.asarray(self.optimizer.learning_rate(self.num_steps)(updates), jnp.float32)
+        tables: dict[str, jax.Array] = {}
+        after: dict[str, Mapping[str, jax.Array]] = {}
+        for name in sorted(self.trained):
+            given = (named[name], dict(kept[name]), gradients[name], rate, updates + 1, applied)
+            function = self._one(name)
+            if layout is not None:
+                lies = PartitionSpec(*as_spec(layout.storage(self.axes[name])))
+                held = {
+                    kind: PartitionSpec(*as_spec(layout.storage(axes)))
+                    for kind, axes in self.optimizer.keeps(self.axes[name]).items()
+                }
+                rows = _specs(Lies.of(name, self.axes[name], layout))
+                whole = PartitionSpec()
+                function = on_each_device(function, layout, (lies, held, rows, whole, whole, whole), (lies, held))
+            tables[name], after[name] = function(*given)
+        return tables, after
+
+    def _one(self, name: str) -> Callable[..., tuple[jax.Array, Any]]:
+        def one(
+            table: jax.Array, kept: Any, gradients: RowGradients, rate: Any, updates: Any, applied: Any
+        ) -> tuple[jax.Array, Any]:
+            layout = current_layout()
+            lies = Lies((), (), (), ()) if layout is None else Lies.of(name, self.axes[name], layout)
+            columns = lies.columns
+
+            def mean(numbers: jax.Array) -> jax.Array:
+                here = numbers.mean(axis=1)
+                return jax.lax.pmean(here, columns) if columns else here
+
+            def change(rows: jax.Array, before: Any, gradients: jax.Array) -> tuple[jax.Array, Any]:
+                wide = rows.astype(jnp.float32), before, gradients.astype(jnp.float32)
+                return self.optimizer.step(*wide, rate, updates, mean)
+
+            if gradients.later is None:
+                return changed(table, kept, gradients.numbers, gradients.values, change, applied)
+            asked = gradients.later[0].shape[0]
+            exchange = RowExchange.of_parts(lies, table.shape, asked, asked)
+            return exchange.applied(table, kept, gradients, change, applied)
+
+        return one
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedTables:
+    """Parameters with rows in the tables' places.
+
+    Attributes:
+        ways: By table, how its rows are exchanged.
+        asked: By table, what the way needs to bring gradients back.
+    """
+
+    params: Any
+    ways: Mapping[str, Any]
+    asked: Mapping[str, Any]
+
+    def closed(self, gradients: Any) -> tuple[Any, dict[str, RowGradients]]:
+        """(gradients with None for tables, those of tables as rows), from gradients by `params`."""
+        found = {}
+
+        def one(path: Any, node: Any) -> Any:
+            if not is_rows(node):
+                return node
+            if node.values is None:
+                return None
+            name = path_name(path)
+            found[name] = self.ways[name].back(node.values, self.asked[name])
+            return None
+
+        rest = jax.tree_util.tree_map_with_path(one, gradients, is_leaf=is_rows)
+        return rest, found
+
+
+def _specs(lies: Lies) -> RowGradients:
+    columns = lies.columns or None
+    rows = lies.rows or None
+    later = None
+    if lies.rows:
+        everyone = (*lies.rows, *lies.met)
+        later = (PartitionSpec(everyone), PartitionSpec(everyone, columns))
+    square = PartitionSpec() if lies.rows else None
+    return _unchecked(RowGradients, PartitionSpec(rows), PartitionSpec(rows, columns), later, square)
+
+
+def _unchecked(kind: type, *fields: Any) -> Any:
+    """A module whose leaves are no arrays."""
+    made = object.__new__(kind)
+    for field, value in zip(dataclasses.fields(kind), fields):
+        object.__setattr__(made, field.name, value)
+    return made
+
+
+def _with_leaves(tree: Any, leaves: Mapping[str, Any]) -> Any:
+    named, structure = jax.tree.flatten(tree)
+    names = list(named_leaves(tree))
+    return structure.unflatten([leaves.get(name, leaf) for name, leaf in zip(names, named)])
+
+
+def with_tables(params: Any, tables: Mapping[str, jax.Array]) -> Any:
+    """The parameters with other tables."""
+    return _with_leaves(params, tables)
+
+
+def table_norm(norm: jax.Array, gradients: Mapping[str, RowGradients] | None) -> jax.Array:
+    """The norm of a gradient, from that of its dense part and the rows', if there are any."""
+    if not gradients:
+        return norm
+    return jnp.sqrt(jnp.square(norm) + sum((one.square for one in gradients.values()), jnp.float32(0.0)))
+
+
+def scaled_rows(gradients: Mapping[str, RowGradients], factor: jax.Array) -> dict[str, RowGradients]:
+    """All gradients multiplied by `factor`."""
+    return {name: one.scaled(factor) for name, one in gradients.items()}

@@ -1,0 +1,134 @@
+"""Bags against PyTorch's, and what may be wrong with tables and their batches."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from recommending import BATCH_AXES, TinyRecommender, batch_of, tiny_tables
+
+from panax.core.errors import DataError, RecipeError
+from panax.layers import FeatureConfig, TableConfig, TablesConfig, embedding_bag
+from panax.layers.tables import BLOCKS, MOST_ROWS, mixed, unmixed
+from panax.mesh import Placement
+from panax.optim import Sgd
+from panax.spmd import Rows
+from panax.spmd.rows import distinct
+from panax.train import CompiledStep, Program
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "max"])
+@pytest.mark.parametrize("as_rows", [False, True])
+def test_bags_are_pytorchs(pooling: Any, as_rows: bool) -> None:
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(20, 5)).astype(np.float32)
+    length = np.array([3, 0, 1, 4, 2])[:, None]
+    ids = np.where(np.arange(4) < length, rng.integers(0, 20, (5, 4)), -1).astype(np.int32)
+    weights = rng.uniform(0.5, 2, (5, 4)).astype(np.float32) if pooling == "sum" else None
+
+    def bags(values: jax.Array) -> jax.Array:
+        source: Any = values
+        if as_rows:
+            numbers = distinct(jnp.asarray(ids).reshape(-1), 20, 20)
+            source = Rows(numbers, values.at[numbers].get(mode="clip"), 20)
+        given = None if weights is None else jnp.asarray(weights)
+        return embedding_bag(source, jnp.asarray(ids), pooling=pooling, weights=given)
+
+    there = ids >= 0
+    own = torch.tensor(table, requires_grad=True)
+    theirs = torch.nn.functional.embedding_bag(
+        torch.tensor(ids[there], dtype=torch.int64),
+        own,
+        torch.tensor(np.cumsum([0, *there.sum(axis=1)])[:-1]),
+        mode=pooling,
+        per_sample_weights=None if weights is None else torch.tensor(weights[there]),
+    )
+    found, pull = jax.vjp(bags, jnp.asarray(table))
+    np.testing.assert_allclose(found, theirs.detach().numpy(), rtol=1e-6, atol=1e-6)
+    assert (found[1] == 0).all()
+    gradient = rng.normal(size=found.shape).astype(np.float32)
+    theirs.backward(torch.tensor(gradient))
+    assert own.grad is not None
+    np.testing.assert_allclose(pull(jnp.asarray(gradient))[0], own.grad.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_row_that_the_task_did_not_name_is_not_a_number() -> None:
+    rows = Rows(jnp.array([2, 5, 9]), jnp.ones((3, 2)), 9)
+    found = rows.read(jnp.array([5, 3, -1]))
+    assert found[0].tolist() == [1, 1] and np.isnan(found[1]).all() and found[2].tolist() == [0, 0]
+
+
+def test_rows_are_mixed_over_any_number_of_devices() -> None:
+    count = BLOCKS * 5
+    places = np.asarray(mixed(jnp.arange(count), count, BLOCKS))
+    assert sorted(places) == list(range(count))
+    assert (np.asarray(unmixed(jnp.asarray(places), count, BLOCKS)) == np.arange(count)).all()
+    # The most frequent ids, and ids with a stride, are spread over 8 devices.
+    for chosen in (np.arange(64), np.arange(0, count, BLOCKS // 8)):
+        owners = np.bincount(places[chosen] // (count // 8), minlength=8)
+        assert owners.max() <= 3 * len(chosen) / 8
+
+
+def feature(leaf: str, **settings: Any) -> FeatureConfig:
+    return FeatureConfig(leaf=leaf, **settings)
+
+
+def table(name: str, rows: int = 10, width: int = 4, **settings: Any) -> TableConfig:
+    return TableConfig(name=name, rows=rows, width=width, **{"features": (feature(name),), **settings})
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda: table("item", features=()), "no feature uses the table 'item'"),
+        (
+            lambda: TablesConfig(tables=(table("item"), table("item", width=8, features=(feature("other"),)))),
+            "two tables are named 'item' of width 4 and of width 8",
+        ),
+        (
+            lambda: TablesConfig(tables=(table("a"), table("b", features=(feature("a"),)))),
+            "'a' is a feature of the tables 'a' and 'b'",
+        ),
+        (lambda: table("item", rows=2**31), "ids are int32, so at most 2,147,418,112"),
+        (lambda: table("item", rows=0), "rows=0"),
+        (lambda: feature("item", capacity=0), "capacity=0"),
+        (lambda: feature("item", pooling="max", weights_leaf="w"), "weights_leaf='w', which has no effect"),
+        (lambda: TablesConfig(tables=()), "tables is empty"),
+    ],
+)
+def test_tables_that_can_not_be_meant_are_refused(made: Any, says: str) -> None:
+    with pytest.raises(RecipeError, match=says):
+        made()
+
+
+def test_all_tables_together_may_have_more_rows_than_int32_has() -> None:
+    config = TablesConfig(tables=tuple(table(f"t{n}", rows=MOST_ROWS // 2, width=4) for n in range(5)))
+    assert [len(plan.tables) for plan in config.stacks] == [2, 2, 1]
+    assert sum(plan.rows for plan in config.stacks) > 2**32 and all(plan.rows < 2**31 for plan in config.stacks)
+
+
+def test_widths_and_placements_are_stacked_apart() -> None:
+    config = tiny_tables(user="columns")
+    assert [(plan.placement, [t.name for t in plan.tables]) for plan in config.stacks] == [
+        ("columns", ["user"]),
+        ("rows", ["item"]),
+        ("everywhere", ["day"]),
+    ]
+
+
+def test_batches_that_do_not_fit_are_refused() -> None:
+    program = Program.create(TinyRecommender(), Sgd(), num_steps=1)
+    step = CompiledStep(program, Placement.create(devices=jax.devices()[:1]), BATCH_AXES)
+    outside = batch_of(0)
+    outside["seen"][2, 1] = 1000
+    with pytest.raises(DataError, match=r"seen.*1000"):
+        step.put(outside)
+    long = batch_of(0)
+    long["seen"] = np.zeros((16, 6), np.int32)
+    with pytest.raises(RecipeError, match=r"'seen' has the shape \[16, 6\], and its feature capacity=5"):
+        step.compiled(step.put(long))
+    config = tiny_tables()
+    with pytest.raises(RecipeError, match="read by the batch leaf 'day'"):
+        config.row_ids({name: leaf for name, leaf in batch_of(0).items() if name != "day"})
