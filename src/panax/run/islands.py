@@ -278,6 +278,10 @@ def _check(prepared: Prepared) -> None:
         (bool(experiment.batch_ramp.parts), "a ramp gives batches that islands can't share; leave batch_ramp out"),
         (experiment.debug, "debug runs alone; leave comms.islands out"),
         (
+            program.tables is not None,
+            f"{type(prepared.task).__name__} has tables, which change by rows and would be sent whole; leave comms.islands out",
+        ),
+        (
             bool(jax.tree.leaves(program.abstract.model_state)),
             f"{type(prepared.task).__name__} carries state beside its parameters, on which islands would not agree",
         ),
