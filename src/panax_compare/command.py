@@ -110,7 +110,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         if values["columns"]:
             raise RecipeError("--distributed chooses columns, and --columns names some; leave one of them out")
         values["columns"] = (COLUMNS[0].name, *(column.name for column in DISTRIBUTED))
-    usual = dict(zip(("optimizer", "batch_size"), USUAL.get(values["work"], ())))
+    usual: dict[str, str | int] = dict(zip(("optimizer", "batch_size"), USUAL.get(values["work"], ())))
     if options.work[0] == "dlrm" and not values["columns"]:
         values["columns"] = tuple(column.name for column in EVERY if "dlrm" in column.families)
     for name in ("optimizer", "batch_size", "steps", "rounds"):

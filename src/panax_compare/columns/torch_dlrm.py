@@ -14,6 +14,8 @@ from .torch_device import running
 class Dlrm(nn.Module):
     """Bags, a perceptron over numbers, inner products of all pairs of vectors, a perceptron on top."""
 
+    pairs: torch.Tensor
+
     def __init__(self, config: dict, bags: nn.Module | None = None) -> None:
         super().__init__()
         width, numeric = config["width"], config["numeric"]
@@ -41,7 +43,7 @@ class Dlrm(nn.Module):
         return self.top[-1](y)[:, 0]
 
     def bags(self, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        return [table(batch[name]) for name, table in self.tables.items()]
+        return [table(batch[name]) for name, table in self.tables.items()]  # pyright: ignore
 
 
 def _layers(widths: tuple[int, ...]) -> list[nn.Linear]:
