@@ -15,7 +15,7 @@ from panax.layers.tables import unmixed
 from panax.mesh import COMPUTE, STORAGE, MeshShape, Placement, Rules
 from panax.optim import LazyAdam, RowOptimizer, RowWiseAdagrad, Schedule, Sgd
 from panax.parallel import row_exchange
-from panax.train import CompiledStep, Program
+from panax.train import CompiledStep, Program, evaluate_all
 from panax.train.update import StepConfig
 
 STEPS = 3
@@ -90,6 +90,10 @@ def test_a_layout_trains_as_one_device_does(mesh, placements, rules, adam, parts
     step = compiled(MeshShape(**mesh), 8, placements, rules, ADAM if adam else ADAGRAD, micro_batches=parts)
     state, losses = trained(step, map(batch_of, range(STEPS)))
     expected, expected_losses = alone(placements, adam)
+    if parts > 1:
+        held_out = evaluate_all(step, jax.device_put(state, step.shardings), [batch_of(9)])["loss"]
+        one = compiled(None, 1, placements, rules)
+        assert held_out == pytest.approx(evaluate_all(one, expected, [batch_of(9)])["loss"], rel=1e-5)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     assert_same(state, expected, 2e-4 if adam else 2e-6)
 
