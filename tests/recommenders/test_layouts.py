@@ -16,6 +16,7 @@ from panax.mesh import COMPUTE, STORAGE, MeshShape, Placement, Rules
 from panax.optim import LazyAdam, RowOptimizer, RowWiseAdagrad, Schedule, Sgd
 from panax.parallel import row_exchange
 from panax.train import CompiledStep, Program, evaluate_all
+from panax.train.debug import DebugStep
 from panax.train.update import StepConfig
 
 STEPS = 3
@@ -46,7 +47,7 @@ def compiled(
     return CompiledStep(program, Placement.create(mesh, rules, devices=jax.devices()[:devices]), BATCH_AXES)
 
 
-def trained(step: CompiledStep, batches: Any) -> tuple[TrainState, list[float]]:
+def trained(step: Any, batches: Any) -> tuple[TrainState, list[float]]:
     state, losses = step.init(0), []
     for batch in batches:
         state, scalars = step(state, step.put(batch))
@@ -211,3 +212,15 @@ def test_what_tables_can_not_be_trained_by_is_refused():
     )
     with pytest.raises(RecipeError, match=r"the table 'tables\.stacks\.1\.table' that no feature uses"):
         step.compiled(step.put(batch_of(0)))
+
+
+@pytest.mark.slow
+def test_the_debugger_takes_the_same_steps():
+    program = Program.create(TinyRecommender(), Sgd(schedule=Schedule(peak=0.1)), num_steps=10)
+    debugged = DebugStep(program, BATCH_AXES)
+    compiled_step = CompiledStep(program, Placement.create(devices=jax.devices()[:1]), BATCH_AXES)
+    (state, losses), (expected, expected_losses) = (
+        trained(step, [batch_of(0, rows=4)]) for step in (debugged, compiled_step)
+    )
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    assert_same(state, expected)
