@@ -15,6 +15,7 @@ from panax.layers.tables import unmixed
 from panax.mesh import COMPUTE, STORAGE, MeshShape, Placement, Rules
 from panax.optim import LazyAdam, RowOptimizer, RowWiseAdagrad, Schedule, Sgd
 from panax.parallel import row_exchange
+from panax.testing import check_task
 from panax.train import CompiledStep, Program, evaluate_all
 from panax.train.debug import DebugStep
 from panax.train.update import StepConfig
@@ -224,3 +225,11 @@ def test_the_debugger_takes_the_same_steps():
     )
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     assert_same(state, expected)
+
+
+@pytest.mark.slow
+def test_the_contract_of_layouts_holds_for_tables():
+    report = check_task(
+        TinyRecommender(), batch_of(0), axes=BATCH_AXES, layouts=[{"fsdp": 2, "tensor": 2, "replica": 2}]
+    )
+    assert report.compared == ("fsdp=2 · tensor=2 · replica=2",)
