@@ -21,7 +21,7 @@ KINDS = {"run": ((), ("run",)), "test": (("test",), ("test", "run"))}
 """What can be installed: the project's extras, and the kinds that it holds."""
 
 WITHOUT_DEPENDENCIES = ("recommenders",)
-"""Extras with a list of packages, in requirements/, that are installed without what they depend on: data is read from their files."""
+"""Extras whose packages, listed in requirements/, are installed without what they depend on: only their files are read."""
 
 ONE_OF = ("cuda12", "cuda13", "tpu")
 """Extras of which an environment takes one."""

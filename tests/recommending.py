@@ -14,7 +14,7 @@ from panax.layers import FeatureConfig, TableConfig, Tables, TablesConfig
 from panax.spmd import contract, equal_shares
 
 
-def tiny_tables(**placements: str) -> TablesConfig:
+def tiny_tables(**placements: Any) -> TablesConfig:
     """Three tables: `user` of 300 rows, `item` of 1,000, read by two features, and `day` of 7."""
 
     def table(name: str, rows: int, *features: FeatureConfig, width: int = 8) -> TableConfig:

@@ -25,6 +25,8 @@ def dlrm_criteo() -> Experiment:
     No model can rank better than the one that drew the labels, and a linear one ranks far worse.
 
     Command: panax train dlrm_criteo
+    Hardware: two CPU cores, beside other programs: about five minutes.
+    Expected: area under the ROC curve 0.7999, where 0.8012 is the best possible.
     """
     leaves = [f"c{number}" for number in range(1, len(ROWS) + 1)]
     tables = TablesConfig(

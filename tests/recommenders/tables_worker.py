@@ -52,8 +52,6 @@ def trained(mesh: dict[str, int], steps: int, source: str, folder: str, devices:
 
 
 def whole(leaf: jax.Array) -> np.ndarray:
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
     return np.asarray(multihost_utils.process_allgather(leaf, tiled=True) if jax.process_count() > 1 else leaf)
 
 

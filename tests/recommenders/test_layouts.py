@@ -15,7 +15,9 @@ from panax.layers.tables import unmixed
 from panax.mesh import COMPUTE, STORAGE, MeshShape, Placement, Rules
 from panax.optim import LazyAdam, RowOptimizer, RowWiseAdagrad, Schedule, Sgd
 from panax.parallel import row_exchange
-from panax.train import CompiledStep, Program
+from panax.testing import check_task
+from panax.train import CompiledStep, Program, evaluate_all
+from panax.train.debug import DebugStep
 from panax.train.update import StepConfig
 
 STEPS = 3
@@ -46,7 +48,7 @@ def compiled(
     return CompiledStep(program, Placement.create(mesh, rules, devices=jax.devices()[:devices]), BATCH_AXES)
 
 
-def trained(step: CompiledStep, batches: Any) -> tuple[TrainState, list[float]]:
+def trained(step: Any, batches: Any) -> tuple[TrainState, list[float]]:
     state, losses = step.init(0), []
     for batch in batches:
         state, scalars = step(state, step.put(batch))
@@ -90,6 +92,10 @@ def test_a_layout_trains_as_one_device_does(mesh, placements, rules, adam, parts
     step = compiled(MeshShape(**mesh), 8, placements, rules, ADAM if adam else ADAGRAD, micro_batches=parts)
     state, losses = trained(step, map(batch_of, range(STEPS)))
     expected, expected_losses = alone(placements, adam)
+    if parts > 1:
+        held_out = evaluate_all(step, jax.device_put(state, step.shardings), [batch_of(9)])["loss"]
+        one = compiled(None, 1, placements, rules)
+        assert held_out == pytest.approx(evaluate_all(one, expected, [batch_of(9)])["loss"], rel=1e-5)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     assert_same(state, expected, 2e-4 if adam else 2e-6)
 
@@ -207,3 +213,23 @@ def test_what_tables_can_not_be_trained_by_is_refused():
     )
     with pytest.raises(RecipeError, match=r"the table 'tables\.stacks\.1\.table' that no feature uses"):
         step.compiled(step.put(batch_of(0)))
+
+
+@pytest.mark.slow
+def test_the_debugger_takes_the_same_steps():
+    program = Program.create(TinyRecommender(), Sgd(schedule=Schedule(peak=0.1)), num_steps=10)
+    debugged = DebugStep(program, BATCH_AXES)
+    compiled_step = CompiledStep(program, Placement.create(devices=jax.devices()[:1]), BATCH_AXES)
+    (state, losses), (expected, expected_losses) = (
+        trained(step, [batch_of(0, rows=4)]) for step in (debugged, compiled_step)
+    )
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    assert_same(state, expected)
+
+
+@pytest.mark.slow
+def test_the_contract_of_layouts_holds_for_tables():
+    report = check_task(
+        TinyRecommender(), batch_of(0), axes=BATCH_AXES, layouts=[{"fsdp": 2, "tensor": 2, "replica": 2}]
+    )
+    assert report.compared == ("fsdp=2 · tensor=2 · replica=2",)

@@ -69,8 +69,8 @@ def trained(optimizer: RowOptimizer) -> tuple[np.ndarray, np.ndarray, dict[str, 
     first = np.asarray(state.params.table)
     step = jax.jit(program.step)
     for batch in batches():
-        state, scalars = step(state, batch)
-    assert int(scalars["skipped"]) == 0
+        state, _ = step(state, batch)
+    assert int(state.guard.skipped) == 0 and state.tables is not None
     return first, np.asarray(state.params.table), {name: np.asarray(x) for name, x in state.tables["table"].items()}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from panax.core.errors import RecipeError
@@ -109,6 +110,8 @@ class Bag(Validated):
         too_long: What becomes of a longer one: its row is a bad record, or its first or last ids are kept.
         separator: Where text is cut into values; "": it is one value.
         weights: A column with as many numbers, cut alike: the leaf `LEAF_weights`, float32, 0 where there is no id. "": none.
+        log_share: Whether to give the leaf `LEAF_log_share` too, float32 (batch): the logarithm of the share of all rows that
+            have this row's first id, which a softmax over a batch's items is corrected by.
     """
 
     column: str
@@ -118,6 +121,7 @@ class Bag(Validated):
     too_long: Literal["bad_record", "first", "last"] = "bad_record"
     separator: str = ""
     weights: str = ""
+    log_share: bool = False
 
     def __post_init__(self) -> None:
         if not self.column or self.column == self.weights:
@@ -132,6 +136,12 @@ class Bag(Validated):
     @property
     def name(self) -> str:
         return self.leaf or self.column
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """All that the batch has of it."""
+        more = (("weights", bool(self.weights)), ("log_share", self.log_share))
+        return (self.name, *(f"{self.name}_{what}" for what, is_there in more if is_there))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -152,7 +162,7 @@ def check_bags(bags: Sequence[Bag], taken: Iterable[str]) -> None:
     """Raise a RecipeError where two leaves of a batch have one name."""
     seen = set(taken)
     for bag in bags:
-        for leaf in (bag.name, f"{bag.name}_weights") if bag.weights else (bag.name,):
+        for leaf in bag.leaves:
             if leaf in seen:
                 raise RecipeError(f"two leaves of a batch are called {leaf!r}; give one bag another name with leaf=")
             seen.add(leaf)
@@ -298,6 +308,17 @@ def seconds_of(value: Any, column: str, where: str) -> float:
 def counted(bag: Bag, values: Iterable[Any], into: Counter[str]) -> None:
     """Count a block's values of a bag that has a vocabulary."""
     into.update(str(each) for value in values for each in bag.values(value))
+
+
+def log_shares(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    """Of each row the logarithm of the share of rows whose first id is its own; rows without one are counted together.
+
+    >>> np.exp(log_shares(np.array([[3], [3], [-1], [0]]))).tolist()
+    [0.5, 0.5, 0.25, 0.25]
+    """
+    first = ids[:, 0].astype(np.int64) - EMPTY
+    counts = np.bincount(first)
+    return np.log(counts[first] / len(first)).astype(np.float32)
 
 
 def words_of(counts: Mapping[str, int], vocabulary: Vocabulary) -> list[str]:

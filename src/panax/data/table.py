@@ -24,6 +24,7 @@ from .bags import (
     counted,
     hash_of,
     is_empty,
+    log_shares,
     read_words,
     seconds_of,
     words_of,
@@ -176,6 +177,8 @@ class Table(Validated):
             found[bag.name] = np.dtype("<i4"), (bag.capacity,)
             if bag.weights:
                 found[f"{bag.name}_weights"] = np.dtype("<f4"), (bag.capacity,)
+            if bag.log_share:
+                found[f"{bag.name}_log_share"] = np.dtype("<f4"), ()
         return found if self.time is None else {**found, _TIME: (np.dtype("<f8"), ())}
 
     def _build(
@@ -183,21 +186,27 @@ class Table(Validated):
     ) -> None:
         count = 0
         bags = [Indexed(bag, words.get(bag.name)) for bag in self.bags]
-        outputs: dict[str, BinaryIO] = {leaf: (directory / f"{leaf}.bin").open("wb") for leaf in self._dtypes()}
+        dtypes = self._dtypes()
+        derived = [bag for bag in self.bags if bag.log_share]
+        written = dtypes.keys() - {f"{bag.name}_log_share" for bag in derived}
+        outputs: dict[str, BinaryIO] = {leaf: (directory / f"{leaf}.bin").open("wb") for leaf in sorted(written)}
         try:
             for name, path in each_here(files):
                 for block in read_blocks(path, name, self._columns(), self.max_record_bytes, lists=self._lists()):
                     rows = self._rows(block, skipped, bags)
                     count += len(rows)
-                    for leaf, (dtype, _) in self._dtypes().items():
-                        outputs[leaf].write(np.array(self._values(rows, leaf), dtype).tobytes())
+                    for leaf, file in outputs.items():
+                        file.write(np.array(self._values(rows, leaf), dtypes[leaf][0]).tobytes())
         finally:
             for file in outputs.values():
                 file.close()
         if not count:
             raise DataError(f"the table {', '.join(self.paths)} has no usable row; expected at least one")
+        for bag in derived:
+            ids = np.fromfile(directory / f"{bag.name}.bin", "<i4").reshape(count, bag.capacity)
+            (directory / f"{bag.name}_log_share.bin").write_bytes(log_shares(ids).astype("<f4").tobytes())
         header = {"num_rows": count, "bad_records": skipped.bad, "num_ids": {bag.bag.name: bag.num_ids for bag in bags}}
-        write_sealed(directory / "header.json", header, [f"{leaf}.bin" for leaf in outputs])
+        write_sealed(directory / "header.json", header, [f"{leaf}.bin" for leaf in dtypes])
 
     def _lists(self) -> bool:
         """Whether a column of lists may be met: where one is meant for a bag alone."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..core import named_leaves
@@ -137,7 +138,7 @@ def table_costs(step: CompiledStep, batch: Mapping[str, Any]) -> list[TableCost]
     with placement.activate():
         ways = math.prod(placement.sizes[axis] for axis in token_axes())
         asked = jax.eval_shape(program.task.row_ids, shapes)
-        numbers = program.task.row_ids(dict(batch)) if real else {}
+        numbers = program.task.row_ids({k: jnp.asarray(v) for k, v in batch.items()}) if real else {}
         found = []
         for name, axes in program.tables.axes.items():
             shape, one_device = named[name].shape, placement.devices.size == 1

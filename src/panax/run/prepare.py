@@ -132,6 +132,8 @@ def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any =
     program = make_program(experiment, task)
     for line in () if program.widths is None else program.widths.words():
         say(line)
+    if program.tables is not None and program.averages:
+        say("averages are of all parameters but the tables, which are evaluated as they are")
     if experiment.debug:
         return Prepared(experiment, task, data, DebugStep(program, data.train.axes, shapes_allowed=data.shapes))
     placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program))
@@ -174,17 +176,21 @@ def with_rate_for_batch(experiment: Experiment, shapes: Callable[[], Mapping[str
     Args:
         shapes: Gives those of a batch; not called without a rule.
     """
-    schedule = experiment.optimizer.schedule
-    if not isinstance(schedule, Schedule) or schedule.base_batch is None:
-        return experiment
-    rows = next(iter(shapes().values())).shape[0]
-    chosen = schedule.for_batch(rows)
-    root = {"linear": "", "sqrt": "the root of "}[schedule.per_batch]
-    say(
-        f"learning rate  peak {chosen.peak:.3g} for {rows:,} rows a batch: {schedule.peak:.3g} times "
-        f"{root}{rows:,} / {schedule.base_batch:,}"
-    )
-    return dataclasses.replace(experiment, optimizer=experiment.optimizer.for_batch(rows))
+    changed: dict[str, Any] = {}
+    for name, what in (("optimizer", "learning rate"), ("table_optimizer", "of tables")):
+        optimizer = getattr(experiment, name)
+        schedule = None if optimizer is None else optimizer.schedule
+        if not isinstance(schedule, Schedule) or schedule.base_batch is None:
+            continue
+        rows = next(iter(shapes().values())).shape[0]
+        chosen = schedule.for_batch(rows)
+        root = {"linear": "", "sqrt": "the root of "}[schedule.per_batch]
+        say(
+            f"{what:14} peak {chosen.peak:.3g} for {rows:,} rows a batch: {schedule.peak:.3g} times "
+            f"{root}{rows:,} / {schedule.base_batch:,}"
+        )
+        changed[name] = optimizer.for_batch(rows)
+    return dataclasses.replace(experiment, **changed) if changed else experiment
 
 
 def make_program(experiment: Experiment, task: Task) -> Program:

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ..core import Axes, Task, named_leaves
-from ..core.logical import axes_of_rows
+from ..core import Axes, Task, named_leaves, pair_axes
+from ..core.logical import axes_of_rows, is_table
 from ..mesh import MESH_AXES, MeshShape, Placement, Rules
 from ..mesh.legality import problem
-from ..optim import Optax
+from ..optim import Optax, RowSgd, Schedule
 from ..train import CompiledStep, Program, StepConfig
 from ..train.compiled import needs_of
 
@@ -179,7 +179,15 @@ def _program(task: Task, micro_batches: int) -> Program:
 
     keeping = optax.GradientTransformation(lambda params: {"gradient": jax.tree.map(jnp.zeros_like, params)}, update)
     config = StepConfig(clip_norm=None, micro_batches=micro_batches)
-    return Program.create(task, Optax(transformation=keeping), num_steps=STEPS, config=config)
+    # Linear in a gradient, as the other: what differs by rounding stays so.
+    rows = RowSgd(schedule=Schedule(peak=RATE, decay="constant")) if _has_tables(task) else None
+    optimizer = Optax(transformation=keeping)
+    return Program.create(task, optimizer, num_steps=STEPS, config=config, table_optimizer=rows)
+
+
+def _has_tables(task: Task) -> bool:
+    params, _ = jax.eval_shape(task.init, jax.random.key(0))
+    return any(is_table(axes) for _, _, axes in pair_axes(params, task.parameter_axes(params)))
 
 
 def _trained(step: CompiledStep, batch: Mapping[str, np.ndarray]) -> Trained:

@@ -105,7 +105,7 @@ def gradients(
         shares = closed_gradients(result.gradients, parameter_axes)
         sums = _summed(layout, unscaled(shares, scale), parameter_axes, comms, owed, count, late, early)
         merged = _merged(result.losses, result.state, result.metrics)
-        return Gradients(sums.sums, *merged, dict(result.rows)), sums.owed, sums.late
+        return Gradients(sums.sums, *merged, result.rows), sums.owed, sums.late
 
     specs = _specs(layout, task, params, model_state, batch, axes)
     dense, rows = trainable, None

@@ -40,13 +40,15 @@ class StepConfig(Validated):
         pad_rows: Fill a batch whose rows don't divide over the devices and parts up with rows that count nothing, where its leaf
             `loss_mask` says which count. Without it such a batch is an error.
         clip_norm: The whole gradient is scaled down to this norm where it is larger; None leaves it.
-        clip_layer_norm: Then the gradient of each layer's own array, to this norm.
+        clip_layer_norm: Then the gradient of each layer's own array, to this norm; of parameters that are not tables, as is the
+            next.
         clip_ratio: Then the gradient of what goes into each output, to this share of the norm of its weights (adaptive clipping,
             arXiv:2102.06171), usually 0.01; of norms and biases as wholes.
         spike_factor: An update whose gradient norm is above this many times the running mean is skipped; None never.
         max_skipped: The run stops with an error after this many skipped updates in a row.
         ema_decay: Keep an exponential moving average of the parameters with this decay, and evaluate and export that; None keeps
             none. After n updates the decay is at most (1 + n) / (10 + n), so that the first parameters are soon forgotten.
+            Tables are not averaged: that would read and write all of them in each step.
         loss_scale: What the loss of a task that computes in float16 is multiplied with at first, a power of two; None for
             2 ** 15. It is halved where gradients are not finite; such a step counts towards `max_skipped` only once it is 1.
         loss_scale_steps: After so many updates it is doubled; None for 2,000.

@@ -1,5 +1,6 @@
 """Bags of ids from tables, vocabularies by counts, division by time, sequences of users, files inside packages."""
 
+import dataclasses
 import zipfile
 
 import numpy as np
@@ -54,6 +55,17 @@ def test_weights_stay_beside_their_ids(tmp_path):
     assert rows["t_weights"].tolist() == [[1, 2, 0], [0.5, 0, 0], [0, 0, 0], [1, 2, 3]]
     with pytest.raises(DataError, match=r"line 2: column 'prices' holds '1'; expected 2 finite numbers"):
         read(tmp_path, (bag,), CSV.replace("1|2,", "1,", 1))
+
+
+def test_shares_of_items_are_counted(tmp_path):
+    for _ in range(2):  # built, then from the cache
+        _, rows = read(tmp_path, (dataclasses.replace(BAGS[0], log_share=True),))
+        np.testing.assert_allclose(np.exp(rows["city_log_share"]), [0.5, 0.25, 0.25, 0.5], rtol=1e-6)
+    with pytest.raises(RecipeError, match="called 'city_log_share'"):
+        Table(
+            paths=("x",),
+            bags=(dataclasses.replace(BAGS[0], log_share=True), Bag(column="city_log_share", ids=Numbered())),
+        )
 
 
 def test_bags_that_are_too_long_are_bad_rows_or_cut(tmp_path):
