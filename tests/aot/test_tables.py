@@ -77,7 +77,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=[pytest.mark.slow] if name == "8, columns" else [])
+        for name, case in CASES.items()
+    ],
+)
 def test_a_traced_step_sends_what_the_formula_says(case):
     step, batch = step_on(*case)
     cost: StepCost = walk_step(step, batch)

@@ -70,10 +70,10 @@ def assert_same(state: TrainState, other: TrainState, tolerance: float = 2e-6) -
 CASES: dict[str, tuple[dict[str, int], tuple, Rules | None, bool, int]] = {
     "rows, shared out": ({"replica": 2, "fsdp": 2, "tensor": 2}, (), None, False, 2),
     "columns": ({"fsdp": 4, "tensor": 2}, COLUMNS, None, False, 1),
-    "copies": ({"replica": 2, "fsdp": 4}, (), COPIES, True, 1),
 }
 SLOW: dict[str, tuple[dict[str, int], tuple, Rules | None, bool, int]] = {
     "rows": ({"fsdp": 8}, (), None, True, 1),
+    "copies": ({"replica": 2, "fsdp": 4}, (), COPIES, True, 1),
     "three axes": ({"fsdp": 2, "expert": 2, "tensor": 2}, (), None, False, 1),
     "columns, adam": ({"fsdp": 4, "tensor": 2}, COLUMNS, None, True, 1),
     "columns alone": ({"tensor": 8}, COLUMNS, None, False, 1),
