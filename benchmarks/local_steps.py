@@ -2,9 +2,9 @@
 
     python benchmarks/local_steps.py [--seeds 3] [--begin 1200] [--folder FOLDER]
 
-For each seed one run adds its gradients up in every step, to the end. Another resumes from its checkpoint of step `--begin` with local
-steps: the same steps, rows and tokens, over the same simulated devices. Each run is a process of `panax train`; one that is
-there is not run again. Results go to `local_steps.jsonl` in the folder.
+For each seed one run adds its gradients up in every step, to the end. Another resumes from its checkpoint of step `--begin` with
+local steps: the same steps, rows and tokens, over the same simulated devices. Each run is a process of `panax train`; one that
+has ended is not run again. Results go to `local_steps.jsonl` in the folder.
 """
 
 import argparse
@@ -38,9 +38,20 @@ def trained(folder: Path, *flags: str) -> float:
         str(STEPS),
     ]
     command += ["--mesh.replica", str(REPLICAS), "--mesh.fsdp", "1", *flags]
+    if (loss := ended(folder)) is not None:
+        return loss
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["evaluation/loss"] for line in lines if "evaluation/loss" in line][-1]
+    loss = ended(folder)
+    assert loss is not None
+    return loss
+
+
+def ended(folder: Path) -> float | None:
+    """The held-out loss after the last step, if a run has come there."""
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    found = [line["evaluation/loss"] for line in lines if "evaluation/loss" in line and line["step"] == STEPS]
+    return found[-1] if found else None
 
 
 def compared(folder: Path, seed: int, begin: int) -> dict[str, float]:
@@ -50,6 +61,7 @@ def compared(folder: Path, seed: int, begin: int) -> dict[str, float]:
     together = trained(whole, *kept)
     if not apart.exists():
         shutil.copytree(whole, apart)
+        (apart / "metrics.jsonl").unlink()
         for checkpoint in (apart / "checkpoints").glob("step_*"):
             if int(checkpoint.name[5:]) != begin:
                 shutil.rmtree(checkpoint)

@@ -179,8 +179,7 @@ def with_rate_for_batch(experiment: Experiment, shapes: Callable[[], Mapping[str
     changed: dict[str, Any] = {}
     for name, what in (("optimizer", "learning rate"), ("table_optimizer", "of tables")):
         optimizer = getattr(experiment, name)
-        schedule = None if optimizer is None else optimizer.schedule
-        if not isinstance(schedule, Schedule) or schedule.base_batch is None:
+        if optimizer is None or not isinstance(schedule := optimizer.schedule, Schedule) or schedule.base_batch is None:
             continue
         rows = next(iter(shapes().values())).shape[0]
         chosen = schedule.for_batch(rows)
