@@ -20,14 +20,13 @@ from ..kernels import choose_by_timing
 from ..mesh import Placement
 from ..metrics.console import WIDTH, fitted, plain_console
 from ..plan import Hardware, StepCost, TooLarge, parse_target, plan_step, target_devices, text_batch, walk_step
-from ..plan.profile import HardwareProfile, ProfileError, newest_profile, profiles_folder, read_profile
+from ..plan.profile import HardwareProfile, ProfileError, newest_profile, profile_in, profiles_folder, read_profile
 from ..plan.report import plan_lines, rare_lines, size, walk_lines
 from ..plan.roofline import DataSheet, Measured, step_time, time_lines
 from ..plan.tables import table_costs, table_lines
 from ..plan.walk import walk_agreement, walk_renewal
 from ..presets import with_blank_images
 from ..run import Experiment
-from ..run.checking import profile_in
 from ..run.description import describe
 from ..run.no_data import lacks_data
 from ..run.prepare import prepare

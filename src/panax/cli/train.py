@@ -20,10 +20,10 @@ from ..core.processes import is_first
 from ..hooks import Samples
 from ..metrics import PrometheusTracker, Tracker
 from ..metrics.console import fitted, plain_console, shown
+from ..plan.profile import profile_in
 from ..presets import PARAMETERS
 from ..run import Experiment, Result, check, fit
 from ..run.automatic import Say
-from ..run.checking import profile_in
 from .overrides import asks_for_help, experiment_from
 from .plugins import start_jax
 from .recipes import built_in

@@ -11,7 +11,7 @@ from ..core.layout import Layout
 from ..core.protocols import Axes
 from ..core.task import Task
 from .reduction import Ways, ways_of
-from .settings import Comms
+from .settings import AUTO, Comms
 
 Kept = dict[str, tuple[jax.ShapeDtypeStruct, Axes]]
 
@@ -37,6 +37,10 @@ def check_mesh(
         raise RecipeError(
             f"{asked}: {type(task).__name__} names no axes, so XLA partitions its program and adds its gradients up; leave comms "
             f"out"
+        )
+    if comms.over == (AUTO,):
+        raise RecipeError(
+            f'{asked}: comms.over="auto" is resolved by `panax train`, `fit` and `compile_step`; name the axes here'
         )
     if math.prod(layout.sizes[axis] for axis in comms.over) == 1:
         raise RecipeError(

@@ -10,6 +10,9 @@ from ..core.validated import Validated
 from ..stores import shown_address
 from .wires import WIRES, Wire
 
+AUTO = "auto"
+"""Stands in `Comms.over` for the slow axes."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Islands(Validated):
@@ -63,9 +66,9 @@ class Comms(Validated):
             empty for float32. Parts of each array go to the replicas that own them, are added up there in float32, and their
             sums
             come back, both ways compressed. Arrays of fewer than 4,096 numbers travel in float32.
-        over: Mesh axes over which they are compressed, together; no parameter may be split over one of them. Sums over all
-        other
-            axes are made before, in float32.
+        over: Mesh axes over which they are compressed, together; no parameter may be split over one of them. Sums over all other
+            axes are made before, in float32. "auto": those over which `panax check` measured less than half of what the fastest
+            axis carries, or, without its profile, those that cross hosts.
         error_feedback: What rounding leaves out is kept on each replica and added to the next step's gradient, at 4 bytes a
             parameter (arXiv:1901.09847).
         rounding: nearest, or stochastic: up or down by chance, so that sums are right in the mean.
@@ -122,12 +125,13 @@ class Comms(Validated):
                     )
         elif self.compress not in WIRES:
             raise RecipeError(f"comms.compress={self.compress!r} is not a wire; {nearest(self.compress, list(WIRES))}")
-        for axis in self.over:
+        for axis in () if self.over == (AUTO,) else self.over:
             if axis not in MESH_AXES:
                 raise RecipeError(f"comms.over: {axis!r} is not a mesh axis; {nearest(axis, MESH_AXES)}")
         if not self.over or len(set(self.over)) < len(self.over):
             raise RecipeError(f"comms.over={self.over}; expected each mesh axis once, and at least one")
-        object.__setattr__(self, "over", tuple(axis for axis in MESH_AXES if axis in self.over))
+        if self.over != (AUTO,):
+            object.__setattr__(self, "over", tuple(axis for axis in MESH_AXES if axis in self.over))
         if not self.compress:
             return
         if self.rounding == "stochastic" and not self.wire.rounds_by_chance:

@@ -307,6 +307,11 @@ def _check_positive(rates: Any, *names: str) -> None:
             raise ProfileError(f"{type(rates).__name__}.{name}={value}; expected a finite number above 0")
 
 
+def profile_in(folder: str | Path) -> Path:
+    """The file of a run's folder that has the profile of the devices on which it was checked."""
+    return Path(folder) / "hardware.json"
+
+
 def profiles_folder() -> Path:
     """Where profiles are kept by default: `hardware` in Panax's cache."""
     from ..core.cache_directory import cache_directory

@@ -112,11 +112,6 @@ def said(result: Preflight) -> str:
     return "\n".join([*lines, *(f"  {each.group}: {each.name}: {each.why.partition(chr(10))[0]}" for each in failed)])
 
 
-def profile_in(folder: str | Path) -> Path:
-    """The file of a run's folder that has the profile of the devices on which it was checked."""
-    return Path(folder) / "hardware.json"
-
-
 def _of_run(experiment: Experiment, say: Say) -> tuple[Placement, list[Use] | None]:
     """The mesh of a run, and what its step sends over it; None where only the compiled step would tell."""
     found = sketched(experiment, jax.devices(), say)

@@ -13,6 +13,7 @@ from ..mesh import MeshShape, Placement, Rules
 from ..optim import AdamW, Optimizer, RowOptimizer
 from ..train import CompiledStep, Program, Scalars, StepConfig, evaluate_all
 from ..train.compiled import needs_of
+from .slow_axes import with_slow_axes
 
 
 class PlainStep:
@@ -131,4 +132,5 @@ def compile_step(
         table_optimizer=table_optimizer,
     )
     placement = Placement.create(mesh or MeshShape(), rules or Rules(), devices, needs_of(program))
+    program = with_slow_axes(program, placement, None)
     return PlainStep(CompiledStep(program, placement, axes))

@@ -27,6 +27,7 @@ from ..train.debug import DebugStep
 from ..train.precision import precision_words
 from .automatic import with_chosen_mesh
 from .experiment import Experiment
+from .slow_axes import with_slow_axes
 
 Say = Callable[[str], None]
 
@@ -137,7 +138,9 @@ def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any =
     if experiment.debug:
         return Prepared(experiment, task, data, DebugStep(program, data.train.axes, shapes_allowed=data.shapes))
     placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program))
-    for words in (precision_words(task, placement.target), experiment.comms.words()):
+    program = with_slow_axes(program, placement, experiment.folder, say)
+    comms = program.comms if experiment.comms.islands.count == 1 else experiment.comms
+    for words in (precision_words(task, placement.target), comms.words()):
         if words is not None:
             say(words)
     return Prepared(

@@ -20,11 +20,10 @@ import jax
 
 from ..core.heartbeat import heartbeat
 from ..core.processes import any_process, first_text, gather_ints, gather_texts, is_first
-from ..plan.profile import HardwareProfile, newest_profile, profiles_folder
+from ..plan.profile import HardwareProfile, newest_profile, profile_in, profiles_folder
 from ..plan.walk import traffic_of_trace
 from ..preflight.probes import AxisProbe, AxisUse, LinkProbe, MatrixProbe, axis_uses, crossing, of_these_hosts, peers
 from ..train import CompiledStep
-from .checking import profile_in
 from .prepare import Prepared
 from .report import Report
 

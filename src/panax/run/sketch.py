@@ -15,6 +15,7 @@ from .automatic import Say, with_chosen_mesh
 from .experiment import Experiment
 from .no_data import lacks_data
 from .prepare import make_program, prepare, with_rate_for_batch
+from .slow_axes import with_slow_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,5 +76,6 @@ def sketched(
     )
     program = make_program(experiment, task)
     placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program))
+    program = with_slow_axes(program, placement, experiment.folder, say)
     step = CompiledStep(program, placement, TEXT_AXES)
     return Sketch(experiment, task, step, lambda: text_batch(data), data.sequence_length)
