@@ -115,7 +115,7 @@ TYPED = [
     ("report runs/tyni", 3, "no such folder; there are runs/tiny"),
     ("report runs/tiny --rate -1", 2, "rate=-1.0; expected the price of a device-hour"),
     ("report runs/tiny runs/tiny", 2, "runs/tiny is given twice"),
-    ("compare resnet", 2, "'resnet' can't be compared; known: decoder, moe"),
+    ("compare resnet", 2, "'resnet' can't be compared; known: decoder, dlrm, moe"),
     ("inspect R --target h1000x8", 2, r"no target 'h1000x8'; did you mean 'h100'\? \(a target is h100x64"),
     # Flags.
     ("train R --task.model.embde 48", 2, "Unrecognized options: --task.model.embde.*Perhaps you meant: --task.model.embed"),
