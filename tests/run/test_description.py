@@ -84,6 +84,7 @@ def test_panax_own_classes_are_those_of_its_tasks():
     own = {name for name in readable_names() if readable(name).__module__.startswith("panax.")}
     assert own == {
         "DecoderTask", "DecoderConfig", "HybridConfig", "Rotary", "RotaryScaling", "YarnScaling", "Latent", "MoE", "Pipeline",
-        "VitTask", "VitConfig",
+        "VitTask", "VitConfig", "DlrmTask", "DlrmConfig", "TwoTowerTask", "TwoTowerConfig", "SequenceTask", "HstuConfig",
+        "TablesConfig", "TableConfig", "FeatureConfig",
     }  # fmt: skip
     assert readable_in("panax.models") is None

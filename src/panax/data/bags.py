@@ -313,7 +313,7 @@ def counted(bag: Bag, values: Iterable[Any], into: Counter[str]) -> None:
 def log_shares(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
     """Of each row the logarithm of the share of rows whose first id is its own; rows without one are counted together.
 
-    >>> np.exp(log_shares(np.array([[3], [3], [-1], [0]]))).tolist()
+    >>> np.exp(log_shares(np.array([[3], [3], [-1], [0]], np.int32))).tolist()
     [0.5, 0.5, 0.25, 0.25]
     """
     first = ids[:, 0].astype(np.int64) - EMPTY

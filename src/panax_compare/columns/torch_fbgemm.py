@@ -2,33 +2,35 @@
 
 import numpy as np
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType  # pyright: ignore[reportMissingImports]
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import (  # pyright: ignore[reportMissingImports]
-    EmbeddingLocation,
-    PoolingMode,
-)
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (  # pyright: ignore[reportMissingImports]
-    ComputeDevice,
-    SplitTableBatchedEmbeddingBagsCodegen,
-)
 
 from ..work import Work
 from . import Running, torch_dlrm
 
-OPTIMIZERS = {"sgd": EmbOptimType.EXACT_SGD, "adagrad": EmbOptimType.EXACT_ADAGRAD}
+OPTIMIZERS = {"sgd": "EXACT_SGD", "adagrad": "EXACT_ADAGRAD"}
 
 
 class Tables(torch.nn.Module):
     """All tables in one operator."""
 
     def __init__(self, work: Work) -> None:
+        # Of an environment of its own: its builds fit one version of PyTorch each.
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType  # pyright: ignore[reportMissingImports]
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import (  # pyright: ignore[reportMissingImports]
+            EmbeddingLocation,
+            PoolingMode,
+        )
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (  # pyright: ignore[reportMissingImports]
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
         super().__init__()
         config = work.config()
         self.names = [f"c{number}" for number in range(1, len(config["rows"]) + 1)]
         self.width = config["width"]
         self.bags = SplitTableBatchedEmbeddingBagsCodegen(
             [(rows, self.width, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows in config["rows"]],
-            optimizer=OPTIMIZERS[work.optimizer.name],
+            optimizer=EmbOptimType[OPTIMIZERS[work.optimizer.name]],
             learning_rate=work.optimizer.learning_rate,
             eps=1e-10,
             pooling_mode=PoolingMode.SUM,

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from golden_rows import BATCH, EPSILON, FILE, RATE, STEPS, batches
 from jaxtyping import Array, Float
-from recommenders.golden_rows import BATCH, EPSILON, FILE, RATE, STEPS, batches
 
 from panax.core import Evaluation, Loss, Module, Task, logical_axes, normal, parameter
 from panax.layers import embedding_bag

@@ -5,7 +5,7 @@ FBGEMM fits one version of torch, so it has an environment to itself:
     python3 -m venv fbgemm
     fbgemm/bin/pip install numpy torch==2.13.0
     fbgemm/bin/pip install --no-deps fbgemm-gpu-cpu==1.8.0
-    fbgemm/bin/python tests/recommenders/golden_rows.py
+    fbgemm/bin/python tests/tables/golden_rows.py
 
 Two features read one table, as bags of 0 to 5 ids: one as a sum with weights, one as a plain sum (weights of 1). Ids are
 Zipf-distributed, so that a step has many duplicates, and some bags are empty. The loss is the inner product of the bags' vectors
