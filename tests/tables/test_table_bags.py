@@ -92,7 +92,7 @@ def table(name: str, rows: int = 10, width: int = 4, **settings: Any) -> TableCo
             "'a' is a feature of the tables 'a' and 'b'",
         ),
         (lambda: table("item", rows=2**31), "ids are int32, so at most 2,147,418,112"),
-        (lambda: table("item", rows=0), "rows=0"),
+        (lambda: table("item", rows=-1), "rows=-1"),
         (lambda: feature("item", capacity=0), "capacity=0"),
         (lambda: feature("item", pooling="max", weights_leaf="w"), "weights_leaf='w', which has no effect"),
         (lambda: TablesConfig(tables=()), "tables is empty"),
