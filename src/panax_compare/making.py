@@ -178,7 +178,7 @@ def _write_weights(settings: Settings, folder: Path, task: Task) -> Family:
 
 def numbers_of(settings: Settings) -> OptimizerNumbers:
     """The optimizer's numbers; the learning rate is the optimizer's usual one unless told."""
-    usual = {"adamw": 3e-4, "sgd": 1e-3, "adagrad": 1e-2}[settings.optimizer]
+    usual = {"adamw": 3e-4, "sgd": 1e-3, "adagrad": 1e-3}[settings.optimizer]
     decay = settings.weight_decay if settings.optimizer == "adamw" else 0.0
     return OptimizerNumbers(name=settings.optimizer, learning_rate=settings.learning_rate or usual, weight_decay=decay)
 
