@@ -54,9 +54,10 @@ def ended(folder: Path) -> float | None:
     return found[-1] if found else None
 
 
-def compared(folder: Path, seed: int, begin: int) -> dict[str, float]:
-    """Both runs of a seed."""
-    whole, apart = folder / f"together_{seed}", folder / f"apart_{seed}"
+def compared(folder: Path, seed: int, begin: int, outer: tuple[float, float]) -> dict[str, float]:
+    """Both runs of a seed; `outer` is the outer optimizer's rate and momentum."""
+    rate, momentum = outer
+    whole, apart = folder / f"together_{seed}", folder / f"apart_{seed}_{begin}_{rate:g}_{momentum:g}"
     kept = ["--seed", str(seed), "--checkpoint.every", str(begin), "--checkpoint.keep-last", "9"]
     together = trained(whole, *kept)
     if not apart.exists():
@@ -66,6 +67,7 @@ def compared(folder: Path, seed: int, begin: int) -> dict[str, float]:
             if int(checkpoint.name[5:]) != begin:
                 shutil.rmtree(checkpoint)
     settings = ["--comms.local-steps", str(LOCAL), "--accept-changes"]
+    settings += ["--comms.outer-rate", str(rate), "--comms.outer-momentum", str(momentum)]
     return {"seed": seed, "together": together, "apart": trained(apart, *kept, *settings)}
 
 
@@ -73,11 +75,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--begin", type=int, default=1200)
+    parser.add_argument("--outer-rate", type=float, default=1.0)
+    parser.add_argument("--outer-momentum", type=float, default=0.0)
     parser.add_argument("--folder", type=Path, default=Path("runs/local_steps"))
     arguments = parser.parse_args()
     found = []
     for seed in range(arguments.seeds):
-        found.append(compared(arguments.folder, seed, arguments.begin))
+        found.append(
+            compared(arguments.folder, seed, arguments.begin, (arguments.outer_rate, arguments.outer_momentum))
+        )
         print(json.dumps(found[-1]), flush=True)
         with open(arguments.folder / "local_steps.jsonl", "w") as file:
             file.writelines(json.dumps(each) + "\n" for each in found)
