@@ -5,7 +5,7 @@
     python benchmarks/recommenders.py sequences --seeds 5      SASRec, HSTU, and a plain PyTorch SASRec, over seeds
     python benchmarks/recommenders.py sequences --seeds 2 --steps 400
 
-Figures are written into `--directory` as soon as they are there (a run of many seeds goes on from where it was stopped); a table
+Figures are written into `--directory` as soon as they are there (a run of many seeds resumes where it was stopped); a table
 of all of them is printed in the end. The logistic regression is given the largest area over all C that are tried, on the held-out
 rows themselves: so it is compared with at its best. Needs `python3 install.py --extra recommenders`, and for sequences PyTorch.
 """

@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--batch-size",
         type=int,
-        help=f"images, rows of tokens, or examples; {Settings.batch_size} unless told, 2048 of dlrm",
+        help=f"images, rows of tokens, or examples; by default {Settings.batch_size}, of dlrm 2048",
     )
     found.add_argument("--precision", default=Settings.precision, help=", ".join(PRECISIONS))
     found.add_argument("--attention", default=Settings.attention, help=", ".join(ATTENTIONS))
@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--steps", type=int, help=f"of a column's turn; {Settings.steps} unless told")
     found.add_argument("--rounds", type=int, help=f"turns of each column; {Settings.rounds} unless told")
     found.add_argument("--checked-steps", type=int, default=Settings.checked_steps, help="whose losses must agree")
-    found.add_argument("--optimizer", help=f"{', '.join(OPTIMIZERS)}; adamw unless told, adagrad of dlrm")
+    found.add_argument("--optimizer", help=f"{', '.join(OPTIMIZERS)}; by default adamw, of dlrm adagrad")
     found.add_argument("--learning-rate", type=float, default=0.0)
     found.add_argument("--weight-decay", type=float, default=Settings.weight_decay)
     for name, what in (

@@ -157,7 +157,7 @@ class Island:
         program = self._prepared.step.program
         skipped = program.transformation.skipped
         if skipped is None:
-            self._say("the optimizer's learning rate goes on from the steps that this island has taken itself")
+            self._say("the optimizer's learning rate continues from the steps that this island has taken itself")
         else:
             state = dataclasses.replace(state, optimizer_state=skipped(state.optimizer_state, missed))
         state = dataclasses.replace(state, step=state.step + jnp.asarray(missed, state.step.dtype))
