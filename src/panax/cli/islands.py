@@ -46,14 +46,17 @@ def launch_islands(recipe: str, flags: Sequence[str], folder: Path, count: int, 
     for teller in tellers:
         teller.start()
 
+    stopped = threading.Event()
+
     def passed_on(number: int, frame: FrameType | None) -> None:
+        stopped.set()
         for job in jobs.values():
             if job.poll() is None:
                 job.send_signal(number)
 
     before = {number: signal.signal(number, passed_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        codes = _followed(jobs)
+        codes = _followed(jobs, stopped)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -81,8 +84,12 @@ def _start(
     )
 
 
-def _followed(jobs: "dict[int, subprocess.Popen[str]]") -> dict[int, int]:
-    """The exit codes, when all have ended."""
+def _followed(jobs: "dict[int, subprocess.Popen[str]]", stopped: threading.Event) -> dict[int, int]:
+    """The exit codes, when all have ended.
+
+    Args:
+        stopped: Whether they were told to end.
+    """
     codes: dict[int, int] = {}
     while len(codes) < len(jobs):
         for index, job in jobs.items():
@@ -93,7 +100,7 @@ def _followed(jobs: "dict[int, subprocess.Popen[str]]") -> dict[int, int]:
             except subprocess.TimeoutExpired:
                 continue
             codes[index] = code if code >= 0 else 128 - code
-            if code and len(codes) < len(jobs):
+            if code and len(codes) < len(jobs) and not stopped.is_set():
                 print(
                     f"panax: island {index} ended with exit code {codes[index]}; the others go on, and the same command with "
                     f"--island {index} brings it back",

@@ -35,7 +35,7 @@ class SequenceTask(Validated, StagedTask):
 
     Attributes:
         model: Its `vocab_size` is the number of items, 0 for the data's.
-        negatives: Of a sampled softmax: so many items, drawn for each step and the same on all devices, stand for all others. 0: all items.
+        negatives: Of a sampled softmax: so many items, drawn for each step, stand for all others. 0: all items.
         ranked_at: The k of the metrics.
         compute_dtype: What activations and products are in; sums accumulate in float32.
         parameter_dtype: What parameters, gradients and moments are in.
