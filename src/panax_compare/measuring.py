@@ -52,12 +52,7 @@ class Measurement:
         """Measure all that is not measured yet. What was finished is in the folder, whatever ends this."""
         self.comparison.sessions += 1
         try:
-            work = self._work()
-            self._list(work)
-            for column in self._to_check():
-                with self._recorded(column):
-                    self._check(column)
-            self._nudge()
+            self._checked()
             for number in range(self.settings.rounds):
                 self._round(number)
             if self.settings.probes:
@@ -72,6 +67,14 @@ class Measurement:
                 self._save()
         remove_marked(self.folder / "work")
         return self.comparison
+
+    def _checked(self) -> None:
+        """Make the work, list the columns, and have each that can run take its first steps."""
+        self._list(self._work())
+        for column in self._to_check():
+            with self._recorded(column):
+                self._check(column)
+        self._nudge()
 
     def result(self, column: Column) -> ColumnResult:
         """What is known of a column."""

@@ -99,12 +99,7 @@ class Race(Measurement):
         """Train all columns that agree. What ended is kept, and not trained again by the same command."""
         arrivals = self._kept()
         try:
-            work = self._work()
-            self._list(work)
-            for column in self._to_check():
-                with self._recorded(column):
-                    self._check(column)
-            self._nudge()
+            self._checked()
             waiting = [column for column in self._agreeing() if column.name not in arrivals]
             if self.comparison.one_at_a_time:
                 for column in waiting:

@@ -49,11 +49,7 @@ class Member:
 
 
 class MeetingPlace:
-    """One island's view of the place.
-
-    Attributes:
-        writes: Bytes that this island has written in the last round, and what it has read there.
-    """
+    """One island's view of the place."""
 
     def __init__(
         self,
@@ -69,7 +65,6 @@ class MeetingPlace:
             hurry: Asked while others are waited for: true where this island has to stop soon.
         """
         self._store, self._islands, self._hurry, self._clock, self._sleep = store, islands, hurry, clock, sleep
-        self.written_bytes = self.read_bytes = 0
 
     def open(self, identity: str, *, fresh: bool) -> None:
         """Claim the place for a run, or find that it is its own.
@@ -125,7 +120,6 @@ class MeetingPlace:
         """
         data = save(dict(arrays), metadata={"base": base, "index": str(self._islands.index)})
         self._store.write(_from(number, self._islands.index), [data])
-        self.written_bytes, self.read_bytes = len(data), 0
 
     def decide(self, number: int, base: str) -> tuple[Member, ...]:
         """Of whom a round is; waits for those that are expected, as long as the settings say."""
@@ -164,7 +158,6 @@ class MeetingPlace:
                 "this island, which "
                 f"then takes over what the others agreed on"
             )
-        self.read_bytes += len(data)
         return _loaded(data, f"{self._store.url}/{path}")
 
     def publish(self, number: int, arrays: Arrays) -> None:
