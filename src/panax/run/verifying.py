@@ -170,7 +170,7 @@ class Verifying:
             found[1].append(order)
         verdict = verdict_of(*found)
         if not self._good and not verdict.clear:
-            self._refuse(state, batch, usual, names, verdict, number)
+            self._look_again(state, batch, (usual, moved), names, verdict, number)
         heartbeat().phase("steps")
         self._fresh = True
         # As process 0 sees it, should what another one was sent differ.
@@ -193,21 +193,33 @@ class Verifying:
         memory = "" if more is None else f"; each needs {more / 2**20:,.1f} MiB more on each device than a usual step"
         self._say(f"every {self._every} steps one is checked on other devices{memory}")
 
-    def _refuse(
+    def _look_again(
         self,
         state: TrainState,
         batch: Mapping[str, jax.Array],
-        usual: np.ndarray,
+        first: tuple[np.ndarray, np.ndarray],
         names: list[str],
         verdict: Verdict,
         number: int,
     ) -> None:
-        """The first check of all has found what no majority explains: end the run.
+        """The first check of all has found what no majority explains: repeat both executions, and end the run if none in one
+        order gives what one in the other order gave. If one did, a device erred, and the step can be checked.
+
+        Args:
+            first: The checksums in the usual order and in the other one.
 
         Raises:
-            TrainingError: Always.
+            TrainingError: The step is not one that can be checked.
         """
+        usual, moved = first
         again = self._at(0).take(state, batch)[2]
+        elsewhere = self._at(self._orders[0]).take(state, batch)[2]
+        # Of each pair, every process is asked.
+        alike = [
+            not any_process(not np.array_equal(one, other)) for one in (usual, again) for other in (moved, elsewhere)
+        ]
+        if any(alike):
+            return
         if any_process(not np.array_equal(again, usual)):
             repeated = np.flatnonzero((again != usual).any((0, 2)))
             what = (
