@@ -277,9 +277,7 @@ def test_a_step_that_depends_on_the_order_of_the_devices_is_refused(tmp_path, mo
         return new, scalars, sums + np.uint32(self.places)
 
     monkeypatch.setattr(Elsewhere, "take", take)
-    with pytest.raises(
-        TrainingError, match=r"step 1 can't be checked: the step gives other bits on the devices in another order"
-    ):
+    with pytest.raises(TrainingError, match=r"step 1 can.t be checked: .* other bits on the devices in another order"):
         fit(tmp_path, devices=devices)
 
 
