@@ -52,7 +52,7 @@ __getattr__ = lazily(
 
 readable_in("panax.models", "DecoderTask", "DecoderConfig", "VitTask", "VitConfig")
 readable_in("panax.models", "DlrmTask", "DlrmConfig", "HstuConfig", "SequenceTask", "TwoTowerTask", "TwoTowerConfig")
-readable_in("panax.layers", "TablesConfig", "TableConfig", "FeatureConfig")
+readable_in("panax.layers", "TablesConfig", "TableConfig", "FeatureConfig", "Growth")
 readable_in("panax.layers", "Rotary", "RotaryScaling", "YarnScaling", "Latent", "MoE")
 readable_in("panax.parallel", "Pipeline")
 

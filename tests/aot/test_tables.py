@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 import pytest
+from growing import AXES as KEYED_AXES
+from growing import Grower, growing_tables, keyed_batch
 from planned import devices
 from recommending import BATCH_AXES, Model, TinyRecommender, batch_of, tiny_tables
 
@@ -91,6 +93,16 @@ def test_a_traced_step_sends_what_the_formula_says(case):
     assert_sent(traffic_totals(cost.traffic), of_tables(table_costs(step, batch)), 1e-3)
     later = [one for one in cost.traffic if one.times.expected == 0]
     assert later and all(one.times.most for one in later)
+
+
+def test_keys_are_told_to_all_as_the_formula_says():
+    program = Program.create(Grower(tables=growing_tables(placement="rows", rows=2**24)), Sgd(), num_steps=10)
+    placement = Placement.create(MeshShape(fsdp=4, tensor=2), devices=devices("h100x8"))
+    step = CompiledStep(program, placement, KEYED_AXES)
+    batch = {name: jax.ShapeDtypeStruct((65536, *leaf.shape[1:]), leaf.dtype) for name, leaf in keyed_batch(0).items()}
+    cost = walk_step(step, batch)
+    assert cost.unknown == ()
+    assert_sent(traffic_totals(cost.traffic), of_tables(table_costs(step, batch)), 1e-3)
 
 
 def check_compiled(case: Any) -> StepPlan:

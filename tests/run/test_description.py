@@ -85,6 +85,6 @@ def test_panax_own_classes_are_those_of_its_tasks():
     assert own == {
         "DecoderTask", "DecoderConfig", "HybridConfig", "Rotary", "RotaryScaling", "YarnScaling", "Latent", "MoE", "Pipeline",
         "VitTask", "VitConfig", "DlrmTask", "DlrmConfig", "TwoTowerTask", "TwoTowerConfig", "SequenceTask", "HstuConfig",
-        "TablesConfig", "TableConfig", "FeatureConfig",
+        "TablesConfig", "TableConfig", "FeatureConfig", "Growth",
     }  # fmt: skip
     assert readable_in("panax.models") is None

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from .errors import RecipeError
+from .growing import Growing
 from .measures import Losses, Metrics, Scalar
 from .needs import Exchange, Pipelined
 from .protocols import AcceptedOrder, Axes, Batch, ModelState, Params
@@ -90,6 +91,11 @@ class Task(abc.ABC):
 
     batch_axes: Mapping[str, Axes] = MappingProxyType({})
     """The logical axes of a batch's leaves, where a source knows less of them: one around a loader splits rows alone."""
+
+    @property
+    def growing(self) -> tuple[Growing, ...]:
+        """Tables whose rows are given out to keys in the data while it is trained; their vocabularies are in the model state."""
+        return ()
 
     @property
     def leaf_ranges(self) -> Mapping[str, range]:

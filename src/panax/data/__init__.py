@@ -3,7 +3,7 @@
 from .array_record import ArrayRecord
 from .arrow import Arrow
 from .augmentation import Augmentation, PaddedCrop, RandomCrop
-from .bags import Bag, Calendar, Hashed, Numbered, Vocabulary
+from .bags import Bag, Calendar, Hashed, Keys, Numbered, Vocabulary
 from .buckets import Bucketed
 from .checked import Limits
 from .click_arrays import ClickArrays, ClickExamples
@@ -44,7 +44,7 @@ __all__ = [
     "Accounting", "ArrayRecord", "Arrays", "Arrow", "Augmentation", "BadRecord", "Bag", "BatchRamp", "Bucketed",
     "BytePairTokenizer", "Calendar", "ClickArrays", "ClickExamples", "Corpus", "Criteo", "Digits", "Document", "Documents",
     "ExampleData", "ExampleFiles", "ExampleSource", "Examples", "Filtered", "Hashed", "HuggingFaceDisk", "ImageFolder",
-    "IterableSource", "Joined", "JoinedRows", "Jsonl", "Limits", "Mds", "MegatronTokens", "MixedSource", "Mixing",
+    "IterableSource", "Joined", "JoinedRows", "Jsonl", "Keys", "Limits", "Mds", "MegatronTokens", "MixedSource", "Mixing",
     "Mixture", "Numbered", "OpenedExamples", "OpenedPart", "OpenedText", "PackedRows", "PackedSource", "PaddedCrop",
     "PaddedRows", "Parquet", "ParquetImages", "Part", "Prefetched", "PretrainedTokenizer", "PythonLibrary", "RandAugment",
     "RandomCrop", "RowSource", "Seen", "SequenceExamples", "Sequences", "SyntheticClicks", "SyntheticExamples", "Table",

@@ -23,6 +23,8 @@ from .files import BadRecordError, read_bytes, unreadable
 LARGEST_ID = 2**31 - 1
 EMPTY = -1
 """What fills up a bag: no id."""
+NO_KEY = 0
+"""What fills up a bag of keys."""
 
 _PARTS = {"month": 12, "day": 31, "weekday": 7, "hour": 24}
 
@@ -95,12 +97,19 @@ class Calendar(Validated):
             ) from None
 
 
-Ids = Numbered | Hashed | Vocabulary | Calendar
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(Validated):
+    """64 bits of a hash of the value, with the column's name: what a table that grows gives its rows out to."""
+
+
+Ids = Numbered | Hashed | Vocabulary | Calendar | Keys
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bag(Validated):
     """A column of categories as bags of ids: a leaf int32 (batch, capacity), filled up with -1. An empty value is an empty bag.
+
+    With `ids=Keys()` the leaf is uint32 (batch, capacity, 2), the lower word first, filled up with zeros.
 
     Attributes:
         column: The column; values are single ones, Parquet lists, or text with a `separator`.
@@ -131,6 +140,11 @@ class Bag(Validated):
         if not 1 <= self.capacity <= LARGEST_ID:
             raise RecipeError(
                 f"capacity={self.capacity}; expected at least 1, the most ids that a bag of {self.column!r} has"
+            )
+        if self.log_share and isinstance(self.ids, Keys):
+            raise RecipeError(
+                f"the bag of {self.column!r} has log_share=True with ids=Keys(), whose shares are of values that may all be "
+                f"distinct; take a Vocabulary"
             )
 
     @property
@@ -172,7 +186,7 @@ class Indexed:
     """A bag's column while files are read: from a row's values to its ids.
 
     Attributes:
-        most: The largest id that was met.
+        most: The largest id that was met, where values are ids.
     """
 
     def __init__(self, bag: Bag, words: Mapping[str, int] | None = None) -> None:
@@ -181,7 +195,7 @@ class Indexed:
         self._words = words
         self._known: dict[Any, int] = {}
         self._id: Callable[[Any, str], int] = {
-            Numbered: self._number, Hashed: self._hash, Vocabulary: self._word, Calendar: self._part
+            Numbered: self._number, Hashed: self._hash, Vocabulary: self._word, Calendar: self._part, Keys: self._key,
         }[type(bag.ids)]  # fmt: skip
 
     @property
@@ -196,6 +210,8 @@ class Indexed:
                 return _PARTS[ids.part]
             case Numbered():
                 return self.most + 1 if ids.rows is None else ids.rows
+            case Keys():
+                return 0
 
     def row(self, value: Any, weights: Any, where: str) -> tuple[list[int], list[float]]:
         """The ids of one row, filled up to the capacity, and their weights, if there are any.
@@ -216,7 +232,8 @@ class Indexed:
             values, found = values[cut], found[cut]
         ids = [self._of(each, where) for each in values]
         missing = bag.capacity - len(ids)
-        return ids + [EMPTY] * missing, found + [0.0] * missing if bag.weights else []
+        nothing = NO_KEY if isinstance(bag.ids, Keys) else EMPTY
+        return ids + [nothing] * missing, found + [0.0] * missing if bag.weights else []
 
     def _weights(self, values: list[Any], weights: Any, where: str) -> list[float]:
         parts = dataclasses.replace(self.bag, column=self.bag.weights, weights="").values(weights)
@@ -260,6 +277,10 @@ class Indexed:
     def _hash(self, value: Any, where: str) -> int:
         assert isinstance(self.bag.ids, Hashed)
         return hash_of(self.bag.column, _text(value, self.bag.column, where)) % self.bag.ids.buckets
+
+    def _key(self, value: Any, where: str) -> int:
+        # One in 2^64 is no key.
+        return hash_of(self.bag.column, _text(value, self.bag.column, where)) or 1
 
     def _word(self, value: Any, where: str) -> int:
         assert isinstance(self.bag.ids, Vocabulary) and self._words is not None

@@ -19,6 +19,7 @@ from .bags import (
     LARGEST_ID,
     Bag,
     Indexed,
+    Keys,
     Vocabulary,
     check_bags,
     counted,
@@ -175,6 +176,8 @@ class Table(Validated):
         found = {leaf: leaves[leaf] for leaf in self._plain_leaves()}
         for bag in self.bags:
             found[bag.name] = np.dtype("<i4"), (bag.capacity,)
+            if isinstance(bag.ids, Keys):
+                found[bag.name] = np.dtype("<u4"), (bag.capacity, 2)
             if bag.weights:
                 found[f"{bag.name}_weights"] = np.dtype("<f4"), (bag.capacity,)
             if bag.log_share:
@@ -196,7 +199,10 @@ class Table(Validated):
                     rows = self._rows(block, skipped, bags)
                     count += len(rows)
                     for leaf, file in outputs.items():
-                        file.write(np.array(self._values(rows, leaf), dtypes[leaf][0]).tobytes())
+                        dtype = dtypes[leaf][0]
+                        # The 64 bits of a key are two words, the lower one first.
+                        dtype = np.dtype("<u8") if dtype == np.dtype("<u4") else dtype
+                        file.write(np.array(self._values(rows, leaf), dtype).tobytes())
         finally:
             for file in outputs.values():
                 file.close()

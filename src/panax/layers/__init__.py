@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .staged import StagedTask
     from .state_space import StateSpace, StateSpaceCache
     from .state_space_block import StateSpaceBlock
-    from .tables import FeatureConfig, TableConfig, Tables, TablesConfig
+    from .tables import FeatureConfig, Growth, TableConfig, Tables, TablesConfig
     from .transformer import TransformerBlock
 
 _WHERE = {
@@ -44,7 +44,7 @@ _WHERE = {
     "staged": ("StagedTask",),
     "state_space": ("StateSpace", "StateSpaceCache"),
     "state_space_block": ("StateSpaceBlock",),
-    "tables": ("FeatureConfig", "TableConfig", "Tables", "TablesConfig"),
+    "tables": ("FeatureConfig", "Growth", "TableConfig", "Tables", "TablesConfig"),
     "transformer": ("TransformerBlock",),
 }
 
@@ -52,6 +52,7 @@ __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
     "Activation", "Attention", "Block", "Cache", "Context", "Embedding", "ExpertWatch", "FeatureConfig", "FeedForward",
+    "Growth",
     "Head", "Latent", "LatentAttention", "LatentCache", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary",
     "RotaryScaling", "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache",
     "TableConfig", "Tables", "TablesConfig", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling", "build_stacks",

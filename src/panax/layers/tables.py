@@ -14,9 +14,12 @@ from jaxtyping import Array, Float, Int
 from ..core import Batch, Module, parameter
 from ..core.counter_hash import bits_of_places, mix
 from ..core.errors import RecipeError
+from ..core.growing import Growing
 from ..core.module import name_key
 from ..core.protocols import Axes
 from ..core.validated import Validated
+from ..parallel.row_places import Lies
+from ..parallel.vocabulary import Blocks, Vocabulary
 from .bags import Pooling, embedding_rows, pooled
 
 Placement = Literal["auto", "rows", "columns", "everywhere"]
@@ -55,6 +58,29 @@ class FeatureConfig(Validated):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Growth(Validated):
+    """Rows are given out to the keys that batches bring, and taken from those that are not asked for any more.
+
+    A feature's leaf then holds keys, uint32 (batch, capacity, 2), as `Bag(ids=Keys())` makes them. A key's hash names a block of
+    rows. A new key gets the row of its block that was asked for longest ago; where all are in use it reads one of them together
+    with its owner, as with hashed ids. A key without a row is an empty bag in evaluations.
+
+    Attributes:
+        ways: Rows of a block, a power of two. More of them fill a table better, and take longer to search.
+        idle_steps: A key may lose its row once it was not asked for in more steps than these.
+    """
+
+    ways: int = 16
+    idle_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ways < 1 or self.ways & (self.ways - 1) or self.ways > BLOCKS:
+            raise RecipeError(f"ways={self.ways}; expected a power of two up to {BLOCKS:,}, the rows of a block")
+        if self.idle_steps < 0:
+            raise RecipeError(f"idle_steps={self.idle_steps}; expected 0 or more")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TableConfig(Validated):
     """A table and what reads it.
 
@@ -64,6 +90,7 @@ class TableConfig(Validated):
         features: One or more; several share the table.
         placement: rows: split over the whole mesh. columns: its columns over the tensor axis, its rows over the others.
             everywhere: a copy on each device. auto: everywhere up to `TablesConfig.small_bytes`, else rows.
+        growth: Its features hold keys, which rows are given out to; None: they hold ids.
     """
 
     name: str
@@ -71,18 +98,33 @@ class TableConfig(Validated):
     width: int
     features: tuple[FeatureConfig, ...]
     placement: Placement = "auto"
+    growth: Growth | None = None
 
     def __post_init__(self) -> None:
         if not self.features:
             raise RecipeError(
                 f"no feature uses the table {self.name!r}; add one to its features, or leave the table out"
             )
+        if self.growth is not None:
+            self._check_growth(self.growth)
         if self.rows < 0 or self.width < 1:
             raise RecipeError(f"the table {self.name!r} has rows={self.rows}, width={self.width}; expected 1 or more")
         if self.rows > MOST_ROWS:
             raise RecipeError(
                 f"the table {self.name!r} has rows={self.rows:,}; ids are int32, so at most {MOST_ROWS:,}: hash the ids to fewer "
                 f"rows, or split the feature into two tables. All tables together may have any number"
+            )
+
+    def _check_growth(self, growth: Growth) -> None:
+        if self.rows < growth.ways:
+            raise RecipeError(
+                f"the table {self.name!r} grows, and has rows={self.rows}; expected as many as it may come to have, at least one "
+                f"block of ways={growth.ways}"
+            )
+        if self.placement == "columns":
+            raise RecipeError(
+                f'the table {self.name!r} grows, and has placement="columns"; a row is given out by the device that holds all of '
+                f'it: take "rows" or "everywhere"'
             )
 
     @property
@@ -228,6 +270,10 @@ class TablesConfig(Validated):
         groups: dict[tuple[int, str, int], list[TableConfig]] = {}
         full: dict[tuple[int, str], int] = {}
         for table in self.tables:
+            if table.growth is not None:
+                # Whose rows are found by their keys' hashes, and so lie in blocks of their own.
+                groups[table.width, self.placement_of(table), -1 - len(groups)] = [table]
+                continue
             kind = table.width, self.placement_of(table)
             number = full.get(kind, 0)
             if sum(t.rows for t in groups.get((*kind, number), ())) + table.rows > MOST_ROWS:
@@ -254,14 +300,75 @@ class TablesConfig(Validated):
     @property
     def leaf_ranges(self) -> dict[str, range]:
         """What each feature's leaf may hold, as `Task.leaf_ranges` says it."""
-        return {feature.leaf: range(-1, table.rows) for table in self.tables for feature in table.features}
+        fixed = (table for table in self.tables if table.growth is None)
+        return {feature.leaf: range(-1, table.rows) for table in fixed for feature in table.features}
 
     @property
     def batch_axes(self) -> dict[str, Axes]:
         """The logical axes of each feature's leaves, as `Task.batch_axes` says them."""
         features = [feature for table in self.tables for feature in table.features]
         leaves = [leaf for f in features for leaf in (f.leaf, f.weights_leaf) if leaf]
-        return dict.fromkeys(leaves, ("batch", None))
+        keys = [feature.leaf for table in self.tables if table.growth is not None for feature in table.features]
+        return {**dict.fromkeys(leaves, ("batch", None)), **dict.fromkeys(keys, ("batch", None, None))}
+
+    @property
+    def growing(self) -> tuple[Growing, ...]:
+        """The tables that grow, as `Task.growing` says them; a vocabulary has its table's name."""
+        return tuple(
+            Growing(
+                f"{self.in_params}.stacks.{n}.table",
+                table.name,
+                tuple(feature.leaf for feature in table.features),
+                table.growth.ways,
+                table.growth.idle_steps,
+                plan.rows**-0.5,
+            )
+            for n, plan in enumerate(self.stacks)
+            for table in plan.tables
+            if table.growth is not None
+        )
+
+    def first_vocabularies(self) -> dict[str, dict[str, Array]]:
+        """Those of the tables that grow, in which no row is given out: a part of the model state, a mapping."""
+        return {
+            plan.tables[0].name: {
+                "keys": jnp.zeros((plan.rows, 2), jnp.uint32),
+                "asked": jnp.full(plan.rows, -1, jnp.int32),
+            }
+            for plan in self.stacks
+            if plan.tables[0].growth is not None
+        }
+
+    def vocabulary_axes(self) -> dict[str, dict[str, Axes]]:
+        """The logical axes of these."""
+        return {
+            plan.tables[0].name: {"keys": (axis, None), "asked": (axis,)}
+            for plan in self.stacks
+            if plan.tables[0].growth is not None
+            for axis in ("row_everywhere" if plan.placement == "everywhere" else "row",)
+        }
+
+    def with_rows(self, vocabularies: Mapping[str, Mapping[str, Array]], batch: Batch) -> dict[str, Any]:
+        """A batch with row numbers in the places of keys, -1 for a key without a row, on one device: as evaluations see it.
+
+        Args:
+            vocabularies: Those that `first_vocabularies` names, such as the whole model state.
+
+        Raises:
+            RecipeError: There is no vocabulary for a table that grows.
+        """
+        found = dict(batch)
+        for each in self.growing:
+            if each.vocabulary not in vocabularies:
+                raise RecipeError(
+                    f"the table {each.vocabulary!r} grows, and its vocabulary is not here; give the model state of the training"
+                )
+            vocabulary = Vocabulary(**{name: jnp.asarray(leaf) for name, leaf in vocabularies[each.vocabulary].items()})
+            blocks = Blocks.of(Lies((), (), (), ()), vocabulary.keys.shape, each.ways, each.idle_steps)
+            for leaf in each.leaves:
+                keys = jnp.asarray(batch[leaf])
+                found[leaf] = blocks.found(vocabulary, keys.reshape(-1, 2)).reshape(keys.shape[:-1])
+        return found
 
     def row_ids(self, batch: Batch) -> dict[str, Int[Array, "batch ids"]]:
         """What a batch asks for, as `Task.row_ids` says it.
@@ -330,6 +437,8 @@ class Tables(Module):
 
 
 def _adapted(table: TableConfig, num_ids: Mapping[str, int]) -> TableConfig:
+    if table.growth is not None:
+        return table
     leaves = [feature.leaf for feature in table.features]
     wanted = max((num_ids.get(leaf, 0) for leaf in leaves), default=0)
     if table.rows == 0 and not wanted:
@@ -348,6 +457,11 @@ def _adapted(table: TableConfig, num_ids: Mapping[str, int]) -> TableConfig:
 def _stack(tables: tuple[TableConfig, ...], placement: str) -> StackPlan:
     starts = np.cumsum([0, *(table.rows for table in tables)]).tolist()
     total = starts[-1]
+    growth = tables[0].growth
+    if growth is not None:
+        # Whole blocks on each device.
+        parts = growth.ways * min(BLOCKS, 2 ** max(0, int(math.log2(max(total // growth.ways // 16, 1)))))
+        return StackPlan(tables, placement, tuple(starts[:-1]), -(-total // parts) * parts, 1)
     # No more than a sixteenth is filled up.
     blocks = 1 if placement == "everywhere" else min(BLOCKS, 2 ** max(0, int(math.log2(max(total // 16, 1)))))
     rows = -(-total // blocks) * blocks
@@ -355,7 +469,9 @@ def _stack(tables: tuple[TableConfig, ...], placement: str) -> StackPlan:
 
 
 def drawn(key: jax.Array, plan: StackPlan) -> Float[Array, "row row_width"]:
-    """The first values of a stack, each a hash of its place: the same on every mesh; zeros in rows that fill up."""
+    """The first values of a stack, each a hash of its place: the same on every mesh; zeros in rows that fill up or are free."""
+    if plan.tables[0].growth is not None:
+        return jnp.zeros((plan.rows, plan.width), jnp.float32)
     place = jnp.arange(plan.rows, dtype=jnp.int32)
     row = unmixed(place, plan.rows, plan.blocks)
     sizes = jnp.asarray([table.rows for table in plan.tables], jnp.float32)

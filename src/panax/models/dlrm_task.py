@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from ..core import Axes, Batch, DataFacts, Evaluation, Loss, Mean, Ranked, Sum, Task, logical_axes
 from ..core.errors import RecipeError
+from ..core.growing import Growing
 from ..core.measures import Metrics
 from ..core.task import MatmulPrecision
 from ..core.validated import Validated
@@ -69,7 +70,14 @@ class DlrmTask(Validated, Task):
         return 3 * self.model.flops
 
     def init(self, key: jax.Array) -> tuple[Dlrm, dict[str, Any]]:
-        return Dlrm.build(key, self.model), {}
+        return Dlrm.build(key, self.model), self.model.tables.first_vocabularies()
+
+    def state_axes(self, state: Any) -> Any:
+        return self.model.tables.vocabulary_axes()
+
+    @property
+    def growing(self) -> tuple[Growing, ...]:
+        return self.model.tables.growing
 
     def parameter_axes(self, params: Any) -> Any:
         return logical_axes(params)

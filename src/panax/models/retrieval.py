@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,21 +19,38 @@ VECTORS, IDS = "vectors.npy", "ids.json"
 
 
 def item_vectors(
-    task: TwoTowerTask, params: TwoTower, batches: Iterable[Mapping[str, np.ndarray]]
+    task: TwoTowerTask,
+    params: TwoTower,
+    batches: Iterable[Mapping[str, np.ndarray]],
+    state: Mapping[str, Any] = MappingProxyType({}),
 ) -> Float[np.ndarray, "item width"]:
     """The item tower's vector of each item of a catalogue, in its order.
 
     Args:
         batches: Of the item's leaves alone; those of one size are one program.
+        state: The model state, where a table grows.
     """
-    return _all(lambda params, batch: params.item(batch, task.weight_dtype), params, batches)
+    tables = task.model.placed().item
+
+    def vectors(params: TwoTower, state: Any, batch: Any) -> jax.Array:
+        return params.item(tables.with_rows(state, batch), task.weight_dtype)
+
+    return _all(vectors, params, state, batches)
 
 
 def query_vectors(
-    task: TwoTowerTask, params: TwoTower, batches: Iterable[Mapping[str, np.ndarray]]
+    task: TwoTowerTask,
+    params: TwoTower,
+    batches: Iterable[Mapping[str, np.ndarray]],
+    state: Mapping[str, Any] = MappingProxyType({}),
 ) -> Float[np.ndarray, "query width"]:
     """The query tower's vectors, as `item_vectors`."""
-    return _all(lambda params, batch: params.query(batch, task.weight_dtype), params, batches)
+    tables = task.model.placed().query
+
+    def vectors(params: TwoTower, state: Any, batch: Any) -> jax.Array:
+        return params.query(tables.with_rows(state, batch), task.weight_dtype)
+
+    return _all(vectors, params, state, batches)
 
 
 def sequence_item_vectors(params: Decoder) -> Float[np.ndarray, "item width"]:
@@ -93,6 +111,8 @@ def retrieval_metrics(
     return found
 
 
-def _all(vectors: Any, params: TwoTower, batches: Iterable[Mapping[str, np.ndarray]]) -> np.ndarray:
+def _all(
+    vectors: Any, params: TwoTower, state: Mapping[str, Any], batches: Iterable[Mapping[str, np.ndarray]]
+) -> np.ndarray:
     run = jax.jit(vectors)
-    return np.concatenate([np.asarray(run(params, dict(batch))) for batch in batches])
+    return np.concatenate([np.asarray(run(params, dict(state), dict(batch))) for batch in batches])

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from ..core import Axes, Batch, DataFacts, Evaluation, Loss, Mean, Sum, Task, logical_axes
+from ..core.growing import Growing
 from ..core.validated import Validated
 from ..layers.staged import FloatType
 from ..spmd import equal_shares, joined, token_axes
@@ -57,7 +58,16 @@ class TwoTowerTask(Validated, Task):
         return dataclasses.replace(self, model=dataclasses.replace(model, query=towers[0], item=towers[1]))
 
     def init(self, key: jax.Array) -> tuple[TwoTower, dict[str, Any]]:
-        return TwoTower.build(key, self.model), {}
+        model = self.model
+        return TwoTower.build(key, model), {**model.query.first_vocabularies(), **model.item.first_vocabularies()}
+
+    def state_axes(self, state: Any) -> Any:
+        return {**self.model.query.vocabulary_axes(), **self.model.item.vocabulary_axes()}
+
+    @property
+    def growing(self) -> tuple[Growing, ...]:
+        model = self.model.placed()
+        return (*model.query.growing, *model.item.growing)
 
     def parameter_axes(self, params: Any) -> Any:
         return logical_axes(params)

@@ -21,6 +21,7 @@ from ..train import CompiledStep
 from .report import size
 
 FLOAT32 = INT32 = 4
+KEY = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,7 @@ class TableCost:
         found: Distinct ones among those of a real batch, on the device that has most; None where only shapes are known.
         means: Whether its optimizer takes means of whole rows.
         table_bytes: Of the table and what its optimizer keeps, on a device.
+        told: Where rows are given out to keys, the axes along which all devices are told all keys; None where ids are fixed.
     """
 
     name: str
@@ -46,6 +48,7 @@ class TableCost:
     found: int | None
     means: bool
     table_bytes: int
+    told: MeshAxes | None = None
 
     @property
     def distinct(self) -> int:
@@ -89,6 +92,11 @@ class TableCost:
             add("all-gather", lies.met, met * self.distinct * (own + INT32))
         if self.means:
             add("all-reduce", lies.columns, FLOAT32 * self.touched)
+        if self.told is not None:
+            everyone = self.ids * self._size(self.told)
+            add("all-gather", self.told, KEY * everyone)
+            # Whose rows they are, and how many were given, taken and shared.
+            add("all-reduce", lies.rows, INT32 * (everyone + 3))
         return ledger
 
     @property
@@ -135,9 +143,13 @@ def table_costs(step: CompiledStep, batch: Mapping[str, Any]) -> list[TableCost]
     named, places = named_leaves(program.abstract.params), named_leaves(step.shardings.params)
     real = all(isinstance(leaf, np.ndarray) for leaf in batch.values())
     shapes = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in batch.items()}
+    if program.growing is not None:
+        # Which rows keys have is decided in a step.
+        real, shapes = False, program.growing.shapes(shapes)
     with placement.activate():
         ways = math.prod(placement.sizes[axis] for axis in token_axes())
         asked = jax.eval_shape(program.task.row_ids, shapes)
+        grows = {each.table for each in program.task.growing}
         numbers = program.task.row_ids({k: jnp.asarray(v) for k, v in batch.items()}) if real else {}
         found = []
         for name, axes in program.tables.axes.items():
@@ -150,7 +162,8 @@ def table_costs(step: CompiledStep, batch: Mapping[str, Any]) -> list[TableCost]
             most = _most_distinct(np.asarray(numbers[name]), ways) if real else None
             means = program.tables.optimizer.takes_means and name in program.tables.trained
             ids = math.prod(asked[name].shape) // ways
-            found.append(TableCost(name, shape[0], shape[1], lies, placement.sizes, ids, most, means, each))
+            told = token_axes() if name in grows else None
+            found.append(TableCost(name, shape[0], shape[1], lies, placement.sizes, ids, most, means, each, told))
     return found
 
 
@@ -167,11 +180,12 @@ def table_lines(costs: list[TableCost]) -> list[str]:
         where = "·".join(cost.lies.rows) or "every device"
         columns = f", columns over {'·'.join(cost.lies.columns)}" if cost.lies.columns else ""
         seen = "" if cost.found is None else f", {cost.found:,} in the first batch"
+        ids = "ids" if cost.told is None else "keys, which rows are given out to,"
         sent = sum(cost.sent().values())
         lines += [
             f"table          {cost.name}: {cost.rows:,} rows x {cost.width} over {where}{columns}, {size(cost.table_bytes)} with "
             f"its optimizer on each device",
-            f"               {cost.ids:,} ids a step on each, at most {cost.distinct:,} distinct{seen}; sends up to "
+            f"               {cost.ids:,} {ids} a step on each, at most {cost.distinct:,} distinct{seen}; sends up to "
             f"{size(sent)}",
         ]
     return lines

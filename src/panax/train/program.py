@@ -14,10 +14,12 @@ from ..comms.fragments import Meeting, last_meeting, meeting_after
 from ..core import Axes, Guard, Task, TrainState, current_layout, pair_axes
 from ..core.errors import RecipeError
 from ..core.layout import Layout
+from ..core.logical import axes_of_rows
 from ..core.state import averages_of
 from ..kernels import Kernels
 from ..optim import Optimizer, RowOptimizer, Transformation
 from .freezing import Rows, at_rest, freeze
+from .growing import GrowingTables
 from .loss_scaling import FIRST, check_effect
 from .replicated import agreed, begun, placed, steps_apart
 from .tables import Tables
@@ -39,6 +41,7 @@ class Program:
         widths: What changes of the settings of a narrower model; None where they are the task's own.
         comms: How gradients are added up over the slow network.
         tables: Those among the parameters; None where there are none.
+        growing: Those of them whose rows are given out in a step's beginning.
     """
 
     task: Task
@@ -54,6 +57,7 @@ class Program:
     widths: WidthFactors | None = None
     comms: Comms = Comms()  # noqa: RUF009
     tables: Tables | None = None
+    growing: GrowingTables | None = None
 
     @classmethod
     def create(
@@ -121,6 +125,7 @@ class Program:
             widths,
             comms or Comms(),
             tables,
+            GrowingTables.of(task, tables),
         )
 
     def on(self, layout: Layout) -> "Program":
@@ -165,7 +170,10 @@ class Program:
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
     ) -> tuple[TrainState, Scalars]:
         """One step of parameters that all devices share."""
-        return train_step(
+        counts: Scalars = {}
+        if self.growing is not None:
+            state, batch, batch_axes, counts = self.growing.given(state, batch, batch_axes or axes_of_rows(batch))
+        after, scalars = train_step(
             state,
             batch,
             task=self.task,
@@ -178,6 +186,7 @@ class Program:
             comms=self.comms if self.sums_otherwise and current_layout() else None,
             tables=self.tables,
         )
+        return after, {**scalars, **counts}
 
     @property
     def sums_otherwise(self) -> bool:
@@ -215,6 +224,7 @@ class Program:
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
     ) -> Any:
         """The gradients of one batch, as a tree like the parameters with None where one is frozen."""
+        batch, batch_axes = self._with_rows(state, batch, batch_axes)
         found, *_ = gradient_step(
             state,
             batch,
@@ -230,7 +240,16 @@ class Program:
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
     ) -> Any:
         """Unmerged losses and metrics of one batch."""
+        batch, batch_axes = self._with_rows(state, batch, batch_axes)
         return evaluation_step(state, batch, task=self.task, batch_axes=batch_axes, tables=self.tables)
+
+    def _with_rows(
+        self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None
+    ) -> tuple[Mapping[str, Any], Mapping[str, Axes] | None]:
+        """A batch as a loss sees it: with row numbers where it has keys of tables that grow; and its axes."""
+        if self.growing is None:
+            return batch, batch_axes
+        return self.growing.found(state, batch, batch_axes or axes_of_rows(batch))
 
 
 def _state_axes(

@@ -5,6 +5,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import xxhash
 
 from panax.core.errors import DataError, RecipeError
 from panax.data import (
@@ -12,6 +13,7 @@ from panax.data import (
     Calendar,
     ExampleData,
     Hashed,
+    Keys,
     Numbered,
     Sequences,
     Table,
@@ -47,6 +49,23 @@ def test_bags_hold_ids_and_then_nothing(tmp_path):
         assert rows["tags"][:3].tolist() == [[1, 0], [0, -1], [-1, -1]]
         assert 2 <= rows["tags"][3, 0] < 6 and rows["tags"][3, 1] == 1
         assert examples.num_ids == {"city": 1000, "tags": 6, "n": 3}
+
+
+def test_keys_are_64_bits_of_a_hash(tmp_path):
+    bag = dataclasses.replace(TAGS, ids=Keys(), leaf="keys")
+    for _ in range(2):
+        rows = read(tmp_path, (bag, Bag(column="city", ids=Keys())))[1]
+        keys = rows["keys"]
+        assert keys.shape == (4, 2, 2) and keys.dtype == np.uint32
+        assert (keys[1, 1] == 0).all() and (keys[2] == 0).all() and keys[0].all()
+        a, b = (xxhash.xxh64_intdigest(b"tags\0" + each) for each in (b"a", b"b"))
+        assert (keys[..., 0].astype(np.uint64) | keys[..., 1].astype(np.uint64) << np.uint64(32)).tolist()[:2] == [
+            [a, b],
+            [b, 0],
+        ]
+        assert (rows["city"][0] == rows["city"][3]).all() and (rows["city"][0] != rows["city"][1]).any()
+    with pytest.raises(RecipeError, match=r"log_share=True with ids=Keys\(\)"):
+        Bag(column="city", ids=Keys(), log_share=True)
 
 
 def test_weights_stay_beside_their_ids(tmp_path):
