@@ -11,7 +11,8 @@ from recommending import BATCH_AXES, TinyRecommender, batch_of, tiny_tables
 
 from panax.core.errors import DataError, RecipeError
 from panax.layers import FeatureConfig, TableConfig, TablesConfig, embedding_bag
-from panax.layers.tables import BLOCKS, MOST_ROWS, mixed, unmixed
+from panax.layers.stacked_tables import mixed, unmixed
+from panax.layers.table_config import BLOCKS, MOST_ROWS
 from panax.mesh import Placement
 from panax.optim import Sgd
 from panax.spmd import Rows
@@ -105,13 +106,13 @@ def test_tables_that_can_not_be_meant_are_refused(made: Any, says: str) -> None:
 
 def test_all_tables_together_may_have_more_rows_than_int32_has() -> None:
     config = TablesConfig(tables=tuple(table(f"t{n}", rows=MOST_ROWS // 2, width=4) for n in range(5)))
-    assert [len(plan.tables) for plan in config.stacks] == [2, 2, 1]
+    assert [len(plan.parts) for plan in config.stacks] == [2, 2, 1]
     assert sum(plan.rows for plan in config.stacks) > 2**32 and all(plan.rows < 2**31 for plan in config.stacks)
 
 
 def test_widths_and_placements_are_stacked_apart() -> None:
     config = tiny_tables(user="columns")
-    assert [(plan.placement, [t.name for t in plan.tables]) for plan in config.stacks] == [
+    assert [(plan.placement, [part.table.name for part in plan.parts]) for plan in config.stacks] == [
         ("columns", ["user"]),
         ("rows", ["item"]),
         ("everywhere", ["day"]),

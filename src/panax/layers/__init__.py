@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from .staged import StagedTask
     from .state_space import StateSpace, StateSpaceCache
     from .state_space_block import StateSpaceBlock
-    from .tables import FeatureConfig, Growth, TableConfig, Tables, TablesConfig
+    from .table_config import FeatureConfig, Growth, TableConfig
+    from .tables import Tables, TablesConfig
     from .transformer import TransformerBlock
 
 _WHERE = {
@@ -44,7 +45,8 @@ _WHERE = {
     "staged": ("StagedTask",),
     "state_space": ("StateSpace", "StateSpaceCache"),
     "state_space_block": ("StateSpaceBlock",),
-    "tables": ("FeatureConfig", "Growth", "TableConfig", "Tables", "TablesConfig"),
+    "table_config": ("FeatureConfig", "Growth", "TableConfig"),
+    "tables": ("Tables", "TablesConfig"),
     "transformer": ("TransformerBlock",),
 }
 

@@ -1,18 +1,15 @@
 """Tables of a recommender: which features read which, how rows of equal width are stacked, and where the stacks lie."""
 
 import dataclasses
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ..core import Batch, Module, parameter
-from ..core.counter_hash import bits_of_places, mix
 from ..core.errors import RecipeError
 from ..core.growing import Growing
 from ..core.module import name_key
@@ -20,116 +17,9 @@ from ..core.protocols import Axes
 from ..core.validated import Validated
 from ..parallel.row_places import Lies
 from ..parallel.vocabulary import Blocks, Vocabulary
-from .bags import Pooling, embedding_rows, pooled
-
-Placement = Literal["auto", "rows", "columns", "everywhere"]
-
-MOST_ROWS = 2**31 - 2**16
-"""Of one stack: its rows, filled up, are numbered by int32."""
-
-BLOCKS = 4096
-"""Parts of a stack between which adjacent ids are dealt out; any number of devices that divides it holds whole parts."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FeatureConfig(Validated):
-    """A column of the data that names rows of a table.
-
-    Attributes:
-        leaf: Of the batch: int32 (batch, capacity), each row a bag of ids, filled up with -1.
-        capacity: The most ids in a bag.
-        pooling: What a bag's rows are reduced by.
-        weights_leaf: Of the batch: float32 (batch, capacity), what each row is multiplied with; empty where there is none.
-    """
-
-    leaf: str
-    capacity: int = 1
-    pooling: Pooling = "sum"
-    weights_leaf: str = ""
-
-    def __post_init__(self) -> None:
-        if self.capacity < 1:
-            raise RecipeError(f"the feature {self.leaf!r} has capacity={self.capacity}; expected 1 or more")
-        if self.pooling == "max" and self.weights_leaf:
-            raise RecipeError(
-                f'the feature {self.leaf!r} has pooling="max" and weights_leaf={self.weights_leaf!r}, which has no effect there; '
-                f"leave it out, or take the sum or mean"
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Growth(Validated):
-    """Rows are given out to the keys that batches bring, and taken from those that are not asked for any more.
-
-    A feature's leaf then holds keys, uint32 (batch, capacity, 2), as `Bag(ids=Keys())` makes them. A key's hash names a block of
-    rows. A new key gets the row of its block that was asked for longest ago; where all are in use it reads one of them together
-    with its owner, as with hashed ids. A key without a row is an empty bag in evaluations.
-
-    Attributes:
-        ways: Rows of a block, a power of two. More of them fill a table better, and take longer to search.
-        idle_steps: A key may lose its row once it was not asked for in more steps than these.
-    """
-
-    ways: int = 16
-    idle_steps: int = 0
-
-    def __post_init__(self) -> None:
-        if self.ways < 1 or self.ways & (self.ways - 1) or self.ways > BLOCKS:
-            raise RecipeError(f"ways={self.ways}; expected a power of two up to {BLOCKS:,}, the rows of a block")
-        if self.idle_steps < 0:
-            raise RecipeError(f"idle_steps={self.idle_steps}; expected 0 or more")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TableConfig(Validated):
-    """A table and what reads it.
-
-    Attributes:
-        rows: Ids from 0 to `rows` - 1; 0 takes the data's number.
-        width: Numbers in a row.
-        features: One or more; several share the table.
-        placement: rows: split over the whole mesh. columns: its columns over the tensor axis, its rows over the others.
-            everywhere: a copy on each device. auto: everywhere up to `TablesConfig.small_bytes`, else rows.
-        growth: Its features hold keys, which rows are given out to; None: they hold ids.
-    """
-
-    name: str
-    rows: int
-    width: int
-    features: tuple[FeatureConfig, ...]
-    placement: Placement = "auto"
-    growth: Growth | None = None
-
-    def __post_init__(self) -> None:
-        if not self.features:
-            raise RecipeError(
-                f"no feature uses the table {self.name!r}; add one to its features, or leave the table out"
-            )
-        if self.growth is not None:
-            self._check_growth(self.growth)
-        if self.rows < 0 or self.width < 1:
-            raise RecipeError(f"the table {self.name!r} has rows={self.rows}, width={self.width}; expected 1 or more")
-        if self.rows > MOST_ROWS:
-            raise RecipeError(
-                f"the table {self.name!r} has rows={self.rows:,}; ids are int32, so at most {MOST_ROWS:,}: hash the ids to fewer "
-                f"rows, or split the feature into two tables. All tables together may have any number"
-            )
-
-    def _check_growth(self, growth: Growth) -> None:
-        if self.rows < growth.ways:
-            raise RecipeError(
-                f"the table {self.name!r} grows, and has rows={self.rows}; expected as many as it may come to have, at least one "
-                f"block of ways={growth.ways}"
-            )
-        if self.placement == "columns":
-            raise RecipeError(
-                f'the table {self.name!r} grows, and has placement="columns"; a row is given out by the device that holds all of '
-                f'it: take "rows" or "everywhere"'
-            )
-
-    @property
-    def bytes(self) -> int:
-        return 4 * self.rows * self.width
+from .bags import embedding_rows, pooled
+from .stacked_tables import StackPlan, TablePart, drawn, stacked_tables
+from .table_config import MOST_ROWS, FeatureConfig, TableConfig
 
 
 class RowTable(Module):
@@ -153,81 +43,6 @@ class SmallTable(Module):
 _KINDS: Mapping[str, type[RowTable] | type[ColumnTable] | type[SmallTable]] = MappingProxyType(
     {"rows": RowTable, "columns": ColumnTable, "everywhere": SmallTable}
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class StackPlan:
-    """Tables of one width and placement, their rows one after the other, mixed.
-
-    Attributes:
-        offsets: Of each table, its first row before mixing.
-        rows: Of all of them, filled up to a multiple of `blocks`.
-        blocks: Parts between which adjacent rows are dealt out; 1 where they are not mixed.
-    """
-
-    tables: tuple[TableConfig, ...]
-    placement: str
-    offsets: tuple[int, ...]
-    rows: int
-    blocks: int
-
-    @property
-    def width(self) -> int:
-        return self.tables[0].width
-
-    @property
-    def features(self) -> tuple[tuple[FeatureConfig, TableConfig, int], ...]:
-        """Each feature with its table and that table's first row."""
-        return tuple((f, table, offset) for table, offset in zip(self.tables, self.offsets) for f in table.features)
-
-    @property
-    def ids_per_example(self) -> int:
-        return sum(feature.capacity for feature, _, _ in self.features)
-
-    def positions(self, batch: Batch) -> Int[Array, "batch ids"]:
-        """Where the rows of all features lie in the stack, side by side; -1 where there is none."""
-        return jnp.concatenate([self.position(batch[f.leaf], offset) for f, _, offset in self.features], axis=1)
-
-    def position(self, ids: Int[Array, "batch ids"], offset: int) -> Int[Array, "batch ids"]:
-        return jnp.where(ids < 0, -1, mixed(ids + offset, self.rows, self.blocks))
-
-
-def mixed(row: Int[Array, "*rows"], rows: int, blocks: int) -> Int[Array, "*rows"]:
-    """A row's place: adjacent rows are dealt out to `blocks` equal parts, far apart, in another order for each round of dealing.
-
-    A bijection of `range(rows)` that depends on no mesh. Frequent ids, which vocabularies number first, so lie on different
-    devices, and those with a stride do too.
-
-    Args:
-        blocks: A power of two that divides `rows`.
-
-    >>> sorted(mixed(jnp.arange(8), 8, 4).tolist()) == list(range(8))
-    True
-    """
-    if blocks == 1:
-        return row
-    high, low = row // blocks, row % blocks
-    part = (low * _apart(blocks)) % blocks ^ _turn(high, blocks)
-    return (part * (rows // blocks) + high).astype(row.dtype)
-
-
-def unmixed(place: Int[Array, "*rows"], rows: int, blocks: int) -> Int[Array, "*rows"]:
-    """The row at a place: the inverse of `mixed`."""
-    if blocks == 1:
-        return place
-    each = rows // blocks
-    high, part = place % each, place // each
-    low = (part ^ _turn(high, blocks)) * pow(_apart(blocks), -1, blocks) % blocks
-    return (high * blocks + low).astype(place.dtype)
-
-
-def _apart(blocks: int) -> int:
-    """How far adjacent rows are dealt apart: an odd number next to the golden section, so that few of them are spread too."""
-    return int(0.618 * blocks) | 1
-
-
-def _turn(high: jax.Array, blocks: int) -> jax.Array:
-    return (mix(high.astype(jnp.uint32)) % jnp.uint32(blocks)).astype(jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -267,19 +82,28 @@ class TablesConfig(Validated):
     @property
     def stacks(self) -> tuple[StackPlan, ...]:
         """Tables of one width and placement in one parameter, as many as int32 can number."""
-        groups: dict[tuple[int, str, int], list[TableConfig]] = {}
+        groups: dict[tuple[int, str, int], list[TablePart]] = {}
         full: dict[tuple[int, str], int] = {}
-        for table in self.tables:
-            if table.growth is not None:
+        for placement, part in self._parts():
+            kind = part.table.width, placement
+            if part.table.growth is not None:
                 # Whose rows are found by their keys' hashes, and so lie in blocks of their own.
-                groups[table.width, self.placement_of(table), -1 - len(groups)] = [table]
+                groups[(*kind, -1 - len(groups))] = [part]
                 continue
-            kind = table.width, self.placement_of(table)
             number = full.get(kind, 0)
-            if sum(t.rows for t in groups.get((*kind, number), ())) + table.rows > MOST_ROWS:
+            if sum(each.rows for each in groups.get((*kind, number), ())) + part.rows > MOST_ROWS:
                 full[kind] = number = number + 1
-            groups.setdefault((*kind, number), []).append(table)
-        return tuple(_stack(tuple(tables), placement) for (_, placement, _), tables in groups.items())
+            groups.setdefault((*kind, number), []).append(part)
+        return tuple(stacked_tables(tuple(parts), placement) for (_, placement, _), parts in groups.items())
+
+    def _parts(self) -> Iterator[tuple[str, TablePart]]:
+        for table in self.tables:
+            placement, hot = self.placement_of(table), table.hot_rows
+            if hot and placement != "everywhere":
+                yield "everywhere", TablePart(table, 0, hot)
+                yield placement, TablePart(table, hot, table.rows - hot)
+            else:
+                yield placement, TablePart(table, 0, table.rows)
 
     def placement_of(self, table: TableConfig) -> str:
         if table.placement != "auto":
@@ -324,27 +148,27 @@ class TablesConfig(Validated):
                 plan.rows**-0.5,
             )
             for n, plan in enumerate(self.stacks)
-            for table in plan.tables
+            for table in (plan.parts[0].table,)
             if table.growth is not None
         )
 
     def first_vocabularies(self) -> dict[str, dict[str, Array]]:
         """Those of the tables that grow, in which no row is given out: a part of the model state, a mapping."""
         return {
-            plan.tables[0].name: {
+            plan.parts[0].table.name: {
                 "keys": jnp.zeros((plan.rows, 2), jnp.uint32),
                 "asked": jnp.full(plan.rows, -1, jnp.int32),
             }
             for plan in self.stacks
-            if plan.tables[0].growth is not None
+            if plan.growth is not None
         }
 
     def vocabulary_axes(self) -> dict[str, dict[str, Axes]]:
         """The logical axes of these."""
         return {
-            plan.tables[0].name: {"keys": (axis, None), "asked": (axis,)}
+            plan.parts[0].table.name: {"keys": (axis, None), "asked": (axis,)}
             for plan in self.stacks
-            if plan.tables[0].growth is not None
+            if plan.growth is not None
             for axis in ("row_everywhere" if plan.placement == "everywhere" else "row",)
         }
 
@@ -420,15 +244,19 @@ class Tables(Module):
     def __call__(self, batch: Batch) -> dict[str, Float[Array, "batch row_width"]]:
         """For each feature, by its leaf, a vector for each example; zeros for an empty bag."""
         self.config.check(batch)
-        found: dict[str, jax.Array] = {}
+        bags: dict[str, tuple[FeatureConfig, jax.Array]] = {}
         for plan, stack in zip(self.config.stacks, self.stacks):
             rows = embedding_rows(stack.table, plan.positions(batch))
             first = 0
             for feature, _, _ in plan.features:
-                weights = batch[feature.weights_leaf] if feature.weights_leaf else None
                 bag = rows[:, first : first + feature.capacity]
-                found[feature.leaf] = pooled(bag, batch[feature.leaf], pooling=feature.pooling, weights=weights)
+                # Of a table in two parts, the one that does not hold a row gives zeros.
+                bags[feature.leaf] = feature, bag + bags[feature.leaf][1] if feature.leaf in bags else bag
                 first += feature.capacity
+        found: dict[str, jax.Array] = {}
+        for leaf, (feature, bag) in bags.items():
+            weights = batch[feature.weights_leaf] if feature.weights_leaf else None
+            found[leaf] = pooled(bag, batch[leaf], pooling=feature.pooling, weights=weights)
         return found
 
     def row_ids(self, batch: Batch) -> dict[str, Int[Array, "batch ids"]]:
@@ -446,39 +274,13 @@ def _adapted(table: TableConfig, num_ids: Mapping[str, int]) -> TableConfig:
             f"the table {table.name!r} has rows=0, which takes the data's number of ids, and the data does not say how many "
             f"{' and '.join(map(repr, leaves))} may hold; give a number"
         )
+    if wanted and table.hot_rows >= wanted:
+        raise RecipeError(
+            f"the table {table.name!r} has hot_rows={table.hot_rows:,}, and the data {wanted:,} ids; expected fewer"
+        )
     if 0 < table.rows < wanted:
         raise RecipeError(
             f"the table {table.name!r} has rows={table.rows:,}, and the data's {' and '.join(map(repr, leaves))} may hold "
             f"{wanted:,} ids; raise rows, or set it to 0 to take the data's"
         )
     return table if table.rows else dataclasses.replace(table, rows=wanted)
-
-
-def _stack(tables: tuple[TableConfig, ...], placement: str) -> StackPlan:
-    starts = np.cumsum([0, *(table.rows for table in tables)]).tolist()
-    total = starts[-1]
-    growth = tables[0].growth
-    if growth is not None:
-        # Whole blocks on each device.
-        parts = growth.ways * min(BLOCKS, 2 ** max(0, int(math.log2(max(total // growth.ways // 16, 1)))))
-        return StackPlan(tables, placement, tuple(starts[:-1]), -(-total // parts) * parts, 1)
-    # No more than a sixteenth is filled up.
-    blocks = 1 if placement == "everywhere" else min(BLOCKS, 2 ** max(0, int(math.log2(max(total // 16, 1)))))
-    rows = -(-total // blocks) * blocks
-    return StackPlan(tables, placement, tuple(starts[:-1]), rows, blocks)
-
-
-def drawn(key: jax.Array, plan: StackPlan) -> Float[Array, "row row_width"]:
-    """The first values of a stack, each a hash of its place: the same on every mesh; zeros in rows that fill up or are free."""
-    if plan.tables[0].growth is not None:
-        return jnp.zeros((plan.rows, plan.width), jnp.float32)
-    place = jnp.arange(plan.rows, dtype=jnp.int32)
-    row = unmixed(place, plan.rows, plan.blocks)
-    sizes = jnp.asarray([table.rows for table in plan.tables], jnp.float32)
-    table = jnp.searchsorted(jnp.asarray(plan.offsets, jnp.int32), row, side="right") - 1
-    real = row < plan.offsets[-1] + plan.tables[-1].rows
-    scale = jnp.where(real, jax.lax.rsqrt(sizes)[table], 0.0)
-    column = jnp.arange(plan.width, dtype=jnp.int32)
-    bits = bits_of_places("table", jax.random.bits(key, (), jnp.uint32), [place[:, None], column[None, :]])
-    signed = (bits >> 8).astype(jnp.int32) - 2**23
-    return (signed.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-23) * scale[:, None]

@@ -11,7 +11,7 @@ import optax
 import panax
 from panax.core.measures import total_loss
 from panax.layers import FeatureConfig, TableConfig, TablesConfig
-from panax.layers.tables import mixed
+from panax.layers.stacked_tables import mixed
 from panax.models import DlrmConfig, DlrmTask
 from panax.optim import Optax, Optimizer, RowAdagrad, RowOptimizer, RowSgd, Schedule, Sgd
 from panax.train import StepConfig
@@ -75,8 +75,17 @@ def optimizers_of(work: Work) -> tuple[Optimizer, RowOptimizer]:
     schedule = Schedule(peak=rate, decay="constant")
     if work.optimizer.name == "sgd":
         return Sgd(schedule=schedule), RowSgd(schedule=schedule)
-    # What PyTorch adds to the root, optax adds below it; where a gradient is not zero neither counts.
-    return Optax(transformation=optax.adagrad(rate, 0.0, eps=1e-20)), RowAdagrad(schedule=schedule)
+    return Optax(transformation=adagrad(rate)), RowAdagrad(schedule=schedule)
+
+
+def adagrad(rate: float, epsilon: float = 1e-10) -> optax.GradientTransformation:
+    """`torch.optim.Adagrad`, which adds epsilon to the root; `optax.adagrad` adds it below."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        state = jax.tree.map(lambda total, g: total + g * g, state, updates)
+        return jax.tree.map(lambda g, total: -rate * g / (jnp.sqrt(total) + epsilon), updates, state), state
+
+    return optax.GradientTransformation(lambda params: jax.tree.map(jnp.zeros_like, params), update)
 
 
 def loaded(params: Any, work: Work) -> Any:
@@ -86,9 +95,9 @@ def loaded(params: Any, work: Work) -> Any:
     stacks = []
     for plan, stack in zip(tables.config.stacks, tables.stacks, strict=True):
         whole = np.zeros(stack.table.shape, np.float32)
-        for table, offset in zip(plan.tables, plan.offsets, strict=True):
-            place = mixed(jnp.arange(table.rows, dtype=jnp.int32) + offset, plan.rows, plan.blocks)
-            whole[np.asarray(place)] = tensors.pop(f"tables.{table.name}.weight")
+        for part, offset in zip(plan.parts, plan.offsets, strict=True):
+            place = mixed(jnp.arange(part.rows, dtype=jnp.int32) + offset, plan.rows, plan.blocks)
+            whole[np.asarray(place)] = tensors.pop(f"tables.{part.table.name}.weight")
         stacks.append(dataclasses.replace(stack, table=jax.device_put(whole, stack.table.sharding)))
 
     def perceptron(module: Any, name: str) -> Any:

@@ -1,0 +1,130 @@
+"""Settings of a recommender's tables, one by one: what reads a table, where it lies, and whether it grows."""
+
+import dataclasses
+from typing import Literal
+
+from ..core.errors import RecipeError
+from ..core.validated import Validated
+from .bags import Pooling
+
+Placement = Literal["auto", "rows", "columns", "everywhere"]
+
+MOST_ROWS = 2**31 - 2**16
+"""Of one stack: its rows, filled up, are numbered by int32."""
+
+BLOCKS = 4096
+"""Parts of a stack between which adjacent ids are dealt out; any number of devices that divides it holds whole parts."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureConfig(Validated):
+    """A column of the data that names rows of a table.
+
+    Attributes:
+        leaf: Of the batch: int32 (batch, capacity), each row a bag of ids, filled up with -1.
+        capacity: The most ids in a bag.
+        pooling: What a bag's rows are reduced by.
+        weights_leaf: Of the batch: float32 (batch, capacity), what each row is multiplied with; empty where there is none.
+    """
+
+    leaf: str
+    capacity: int = 1
+    pooling: Pooling = "sum"
+    weights_leaf: str = ""
+
+    def __post_init__(self) -> None:
+        if self.capacity < 1:
+            raise RecipeError(f"the feature {self.leaf!r} has capacity={self.capacity}; expected 1 or more")
+        if self.pooling == "max" and self.weights_leaf:
+            raise RecipeError(
+                f'the feature {self.leaf!r} has pooling="max" and weights_leaf={self.weights_leaf!r}, which has no effect there; '
+                f"leave it out, or take the sum or mean"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Growth(Validated):
+    """Rows are given out to the keys that batches bring, and taken from those that are not asked for any more.
+
+    A feature's leaf then holds keys, uint32 (batch, capacity, 2), as `Bag(ids=Keys())` makes them. A key's hash names a block of
+    rows. A new key gets the row of its block that was asked for longest ago; where all are in use it reads one of them together
+    with its owner, as with hashed ids. A key without a row is an empty bag in evaluations.
+
+    Attributes:
+        ways: Rows of a block, a power of two. More of them fill a table better, and take longer to search.
+        idle_steps: A key may lose its row once it was not asked for in more steps than these.
+    """
+
+    ways: int = 16
+    idle_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ways < 1 or self.ways & (self.ways - 1) or self.ways > BLOCKS:
+            raise RecipeError(f"ways={self.ways}; expected a power of two up to {BLOCKS:,}, the rows of a block")
+        if self.idle_steps < 0:
+            raise RecipeError(f"idle_steps={self.idle_steps}; expected 0 or more")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableConfig(Validated):
+    """A table and what reads it.
+
+    Attributes:
+        rows: Ids from 0 to `rows` - 1; 0 takes the data's number.
+        width: Numbers in a row.
+        features: One or more; several share the table.
+        placement: rows: split over the whole mesh. columns: its columns over the tensor axis, its rows over the others.
+            everywhere: a copy on each device. auto: everywhere up to `TablesConfig.small_bytes`, else rows.
+        hot_rows: So many of the first rows have a copy on each device, whatever the placement of the others. Where ids are by
+            counts, as of a `Vocabulary`, these are the most frequent ones, which nobody then sends for.
+        growth: Its features hold keys, which rows are given out to; None: they hold ids.
+    """
+
+    name: str
+    rows: int
+    width: int
+    features: tuple[FeatureConfig, ...]
+    placement: Placement = "auto"
+    hot_rows: int = 0
+    growth: Growth | None = None
+
+    def __post_init__(self) -> None:
+        if not self.features:
+            raise RecipeError(
+                f"no feature uses the table {self.name!r}; add one to its features, or leave the table out"
+            )
+        if self.growth is not None:
+            self._check_growth(self.growth)
+        if self.hot_rows < 0 or (0 < self.rows <= self.hot_rows):
+            raise RecipeError(
+                f"the table {self.name!r} has hot_rows={self.hot_rows:,} of rows={self.rows:,}; expected fewer than all, or "
+                f'placement="everywhere"'
+            )
+        if self.hot_rows and (self.placement == "everywhere" or self.growth is not None):
+            why = 'lies on every device whole (placement="everywhere")' if self.growth is None else "gives its rows out"
+            raise RecipeError(
+                f"the table {self.name!r} has hot_rows={self.hot_rows:,}, and {why}; leave one of them out"
+            )
+        if self.rows < 0 or self.width < 1:
+            raise RecipeError(f"the table {self.name!r} has rows={self.rows}, width={self.width}; expected 1 or more")
+        if self.rows > MOST_ROWS:
+            raise RecipeError(
+                f"the table {self.name!r} has rows={self.rows:,}; ids are int32, so at most {MOST_ROWS:,}: hash the ids to fewer "
+                f"rows, or split the feature into two tables. All tables together may have any number"
+            )
+
+    def _check_growth(self, growth: Growth) -> None:
+        if self.rows < growth.ways:
+            raise RecipeError(
+                f"the table {self.name!r} grows, and has rows={self.rows}; expected as many as it may come to have, at least one "
+                f"block of ways={growth.ways}"
+            )
+        if self.placement == "columns":
+            raise RecipeError(
+                f'the table {self.name!r} grows, and has placement="columns"; a row is given out by the device that holds all of '
+                f'it: take "rows" or "everywhere"'
+            )
+
+    @property
+    def bytes(self) -> int:
+        return 4 * self.rows * self.width
