@@ -22,7 +22,7 @@ WAYS: dict[str, tuple[int, tuple[str, ...]]] = {
     # The mean of replicas, 12 times; and DiLoCo's outer optimizer as often.
     "local": (1300, ("--comms.local-steps", "25", "--comms.outer-rate", "1", "--comms.outer-momentum", "0")),
     "diloco": (1300, ("--comms.local-steps", "25")),
-    **{kind: (800, ("--comms.compress", kind)) for kind in ("bfloat16", "int8", "float8", "int4", "sign")},
+    **{kind: (1200, ("--comms.compress", kind)) for kind in ("bfloat16", "int8", "float8", "int4", "sign")},
 }
 """From which step on, and the flags."""
 
