@@ -31,7 +31,9 @@ def trained(folder: Path, *flags: str) -> float:
     """Train the quickstart in a folder; the held-out loss at its end."""
     if (loss := ended(folder)) is not None:
         return loss
-    devices = f"--xla_force_host_platform_device_count={REPLICAS}"
+    # Simulated devices wait for each other also where other programs use the machine.
+    waits = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
+    devices = f"--xla_force_host_platform_device_count={REPLICAS} {waits}"
     environment = {**os.environ, "XLA_FLAGS": devices, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "panax", "train", "quickstart", "--directory", str(folder)]
     command += ["--num-steps", str(STEPS), "--mesh.replica", str(REPLICAS), "--mesh.fsdp", "1", *flags]
