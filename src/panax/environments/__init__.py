@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .acrobot import Acrobot
     from .batch import EnvironmentBatch, Ongoing, Transition, batch_axes
     from .cart_pole import CartPole
+    from .checking import check_actions, check_environment
     from .environment import Environment, Frame, Step
     from .grid_world import GridWorld
     from .pendulum import Pendulum
@@ -17,6 +18,7 @@ _WHERE = {
     "acrobot": ("Acrobot",),
     "batch": ("EnvironmentBatch", "Ongoing", "Transition", "batch_axes"),
     "cart_pole": ("CartPole",),
+    "checking": ("check_actions", "check_environment"),
     "environment": ("Environment", "Frame", "Step"),
     "grid_world": ("GridWorld",),
     "pendulum": ("Pendulum",),
@@ -27,5 +29,5 @@ __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
     "Acrobot", "Box", "CartPole", "Discrete", "Environment", "EnvironmentBatch", "Frame", "GridWorld", "Ongoing", "Pendulum",
-    "Space", "Step", "Transition", "batch_axes",
+    "Space", "Step", "Transition", "batch_axes", "check_actions", "check_environment",
 ]  # fmt: skip
