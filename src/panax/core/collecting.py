@@ -16,8 +16,8 @@ class Collected(NamedTuple):
     """What one collection gives.
 
     Attributes:
-        experience: What the batches of the updates are drawn from, any pytree. It is constant while updates are made, and forgotten
-            after them unless it is part of `kept` too.
+        experience: What the batches of the updates are drawn from, any pytree. It is constant while updates are made, and
+            dropped after them unless it is part of `kept` too.
         kept: The part of the model state that updates neither read nor change, such as environments and replay buffers: it does
             not travel through them.
         state: The rest of the model state, which `loss` sees and may change.
@@ -33,9 +33,10 @@ class Collected(NamedTuple):
 class CollectingTask(Task):
     """A task whose step collects data, and then makes several updates from it. How reinforcement learning trains.
 
-    One step is one compiled call: `collections` times `collect`, each followed by `updates` updates by the experiment's optimizer.
-    An update differentiates `loss` of what `minibatch` gives, with everything that an update has elsewhere: clipping, the guard,
-    frozen parameters, averages. So an agent says how it acts and what it minimises, and has no loop of its own.
+    One step is one compiled call: `collections` times `collect`, each followed by `updates` updates by the experiment's
+    optimizer. An update differentiates `loss` of what `minibatch` gives, with everything that an update has elsewhere:
+    clipping, the guard, frozen parameters, averages. So an agent says how it acts and what it minimises, and has no loop of its
+    own.
 
     What is carried from step to step (environments, running statistics, replay buffers, target networks) is model state, a
     mapping at its top: it lies on the mesh by `state_axes`, is saved in checkpoints, and resumes. Leaves with one entry for each
@@ -99,7 +100,7 @@ class CollectingTask(Task):
         """
 
     def goes_on(self, scalars: Mapping[str, Any]) -> jax.Array:
-        """Whether an update with these losses and metrics is made; where not, none is made after it before the next collection."""
+        """Whether an update with these losses and metrics is made; if not, none is made after it before the next collection."""
         raise NotImplementedError
 
     def updated(self, params: Params, state: ModelState) -> ModelState:

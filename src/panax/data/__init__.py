@@ -48,8 +48,8 @@ __all__ = [
     "IterableSource", "Joined", "JoinedRows", "Jsonl", "Limits", "Mds", "MegatronTokens", "MixedSource", "Mixing",
     "Mixture", "Numbered", "OpenedExamples", "OpenedPart", "OpenedText", "PackedRows", "PackedSource", "PaddedCrop",
     "PaddedRows", "Parquet", "ParquetImages", "Part", "Prefetched", "PretrainedTokenizer", "PythonLibrary", "RandAugment",
-    "RandomCrop", "RowNumbers", "RowSource", "Seen", "SequenceExamples", "Sequences", "SyntheticClicks", "SyntheticExamples", "Table",
-    "TextData", "TextFiles", "TokenFile", "TokenStore", "TokenWriter", "Tokenizer", "Vocabulary", "WebDataset",
+    "RandomCrop", "RowNumbers", "RowSource", "Seen", "SequenceExamples", "Sequences", "SyntheticClicks", "SyntheticExamples",
+    "Table", "TextData", "TextFiles", "TokenFile", "TokenStore", "TokenWriter", "Tokenizer", "Vocabulary", "WebDataset",
     "WebDatasetImages", "batch_lines", "corpus_of", "divide", "open_corpus", "open_tokens", "prefetch", "split",
     "split_by_time", "write_tokens",
 ]  # fmt: skip
