@@ -11,12 +11,13 @@ import jax.numpy as jnp
 
 from ..comms import Comms
 from ..comms.fragments import Meeting, last_meeting, meeting_after
-from ..core import Axes, Guard, Task, TrainState, current_layout, pair_axes
+from ..core import Axes, CollectingTask, Guard, Task, TrainState, current_layout, pair_axes
 from ..core.errors import RecipeError
 from ..core.layout import Layout
 from ..core.state import averages_of
 from ..kernels import Kernels
 from ..optim import Optimizer, RowOptimizer, Transformation
+from .collecting import check_plain, collecting_step, first_batch
 from .freezing import Rows, at_rest, freeze
 from .loss_scaling import FIRST, check_effect
 from .replicated import agreed, begun, placed, steps_apart
@@ -71,7 +72,8 @@ class Program:
         """Derive everything from the task's abstract parameters.
 
         Args:
-            num_steps: Length of the run, which the learning rate's decay ends with.
+            num_steps: Length of the run, which the learning rate's decay ends with. Where a task makes several updates in a step,
+                its schedule counts these.
             frozen: Prefixes of parameter names that are not trained, or single layers; see `freeze`.
             table_optimizer: Of tables; None for `RowWiseAdagrad()` where there are any.
 
@@ -83,7 +85,8 @@ class Program:
         parameter_axes = task.parameter_axes(params)
         layers = task.layer_parameters(params)
         trainable, resting = freeze(params, frozen, task.frozen_parameters, layers)
-        tables = Tables.of(task, params, trainable, table_optimizer, num_steps)
+        num_updates = num_steps * task.updates_per_step
+        tables = Tables.of(task, params, trainable, table_optimizer, num_updates)
         dense = trainable if tables is None else tables.without(trainable)
         free = {
             name: (leaf.shape, axes)
@@ -93,7 +96,7 @@ class Program:
         widths = width_factors(task)
         if widths is not None:
             optimizer = widths.of_optimizer(optimizer, free)
-        transformation = optimizer.build({name: axes for name, (_, axes) in free.items()}, num_steps, layers)
+        transformation = optimizer.build({name: axes for name, (_, axes) in free.items()}, num_updates, layers)
         config = config or StepConfig()
         if config.ema_decay is not None and transformation.averaged is not None:
             raise RecipeError(
@@ -107,7 +110,7 @@ class Program:
         abstract = jax.eval_shape(create, jax.random.key(0))
         lies = transformation.axes(abstract.optimizer_state, free)
         axes = _state_axes(abstract, parameter_axes, task.state_axes(model_state), lies, dense, tables)
-        return cls(
+        program = cls(
             task,
             optimizer,
             config,
@@ -122,6 +125,9 @@ class Program:
             comms or Comms(),
             tables,
         )
+        if isinstance(task, CollectingTask):
+            check_plain(program)
+        return program
 
     def on(self, layout: Layout) -> "Program":
         """This program for a mesh, with the state of what is kept on each of its replicas.
@@ -159,6 +165,8 @@ class Program:
         """One training step; see `train_step`."""
         if self.abstract.replicas is not None:
             return steps_apart(self, state, batch, batch_axes)
+        if isinstance(self.task, CollectingTask):
+            return collecting_step(self, state, batch, batch_axes)
         return self.one_step(state, batch, batch_axes)
 
     def one_step(
@@ -171,7 +179,7 @@ class Program:
             task=self.task,
             trainable=self.trainable,
             transformation=self.transformation,
-            learning_rate=self.optimizer.reported_rate(self.num_steps),
+            learning_rate=self.optimizer.reported_rate(self.num_steps * self.task.updates_per_step),
             config=self.config,
             batch_axes=batch_axes,
             resting=self.resting,
@@ -214,7 +222,13 @@ class Program:
     def gradients(
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
     ) -> Any:
-        """The gradients of one batch, as a tree like the parameters with None where one is frozen."""
+        """The gradients of one batch, as a tree like the parameters with None where one is frozen.
+
+        Where a task collects its own, they are those of the step's first update.
+        """
+        if isinstance(self.task, CollectingTask):
+            state, batch = first_batch(self, state, batch)
+            batch_axes = None
         found, *_ = gradient_step(
             state,
             batch,
