@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from .checking import check_actions, check_environment
     from .environment import Environment, Frame, Step
     from .grid_world import GridWorld
+    from .of_brax import Brax
+    from .of_gymnax import Gymnax
     from .pendulum import Pendulum
     from .spaces import Box, Discrete, Space
 
@@ -21,6 +23,8 @@ _WHERE = {
     "checking": ("check_actions", "check_environment"),
     "environment": ("Environment", "Frame", "Step"),
     "grid_world": ("GridWorld",),
+    "of_brax": ("Brax",),
+    "of_gymnax": ("Gymnax",),
     "pendulum": ("Pendulum",),
     "spaces": ("Box", "Discrete", "Space"),
 }
@@ -28,6 +32,6 @@ _WHERE = {
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Acrobot", "Box", "CartPole", "Discrete", "Environment", "EnvironmentBatch", "Frame", "GridWorld", "Ongoing", "Pendulum",
-    "Space", "Step", "Transition", "batch_axes", "check_actions", "check_environment",
+    "Acrobot", "Box", "Brax", "CartPole", "Discrete", "Environment", "EnvironmentBatch", "Frame", "GridWorld", "Gymnax",
+    "Ongoing", "Pendulum", "Space", "Step", "Transition", "batch_axes", "check_actions", "check_environment",
 ]  # fmt: skip
