@@ -2,13 +2,16 @@
 
 from .advantages import Advantages, generalised_advantages
 from .distributions import Categorical, DiagonalGaussian, Distribution, SquashedGaussian, distribution_of
+from .dqn import Dqn
 from .episodes import Episodes, Finished, evaluation_of, play
 from .policies import DecoderPolicy, PerceptronPolicy, Policy, PolicyOutput, RecurrentPolicy
 from .ppo import Ppo
+from .replay import Experience, Replay
+from .sac import Sac
 from .statistics import Statistics
 
 __all__ = [
-    "Advantages", "Categorical", "DecoderPolicy", "DiagonalGaussian", "Distribution", "Episodes", "Finished", "PerceptronPolicy",
-    "Policy", "PolicyOutput", "Ppo", "RecurrentPolicy", "SquashedGaussian", "Statistics", "distribution_of", "evaluation_of",
-    "generalised_advantages", "play",
+    "Advantages", "Categorical", "DecoderPolicy", "DiagonalGaussian", "Distribution", "Dqn", "Episodes", "Experience",
+    "Finished", "PerceptronPolicy", "Policy", "PolicyOutput", "Ppo", "RecurrentPolicy", "Replay", "Sac", "SquashedGaussian",
+    "Statistics", "distribution_of", "evaluation_of", "generalised_advantages", "play",
 ]  # fmt: skip
