@@ -44,7 +44,7 @@ def best_value(target_values: Values, own_values: Values | None = None) -> Rows:
 def value_of(values: Values, action: Int[Array, " batch"]) -> Rows:
     """The value of the action taken."""
     # By a mask, not a gather: its transpose is a product, where a gather's is a scatter.
-    return jnp.where(action[:, None] == jnp.arange(values.shape[1]), values, 0.0).sum(axis=-1)
+    return jnp.where(action[:, None] == jnp.arange(values.shape[1])[None], values, 0.0).sum(axis=-1)
 
 
 def duelling(advantage: Values, value: Rows) -> Values:

@@ -88,7 +88,7 @@ class Replay(eqx.Module):
         """With transitions from its first place on, of any number of steps up to the ring's own; only of an empty one."""
 
         def put(ring: jax.Array, new: jax.Array) -> jax.Array:
-            return ring.at[:, : new.shape[0]].set(jnp.moveaxis(new, 0, 1))
+            return jax.lax.dynamic_update_slice_in_dim(ring, jnp.moveaxis(new, 0, 1), 0, axis=1)
 
         return Replay(jax.tree.map(put, self.experience, experience), self.added + experience.reward.shape[0])
 

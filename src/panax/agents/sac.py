@@ -148,8 +148,8 @@ class Sac(OffPolicy):
 
     def action(self, stored: Num[Array, "batch element"]) -> Action:
         space = self.distribution.space
-        low, high = (jnp.broadcast_to(jnp.asarray(b, jnp.float32), space.shape) for b in (space.lower, space.upper))
         unit = stored.reshape(stored.shape[0], *space.shape)
+        low, high = (jnp.broadcast_to(jnp.asarray(b, jnp.float32), unit.shape) for b in (space.lower, space.upper))
         return low + 0.5 * (unit + 1.0) * (high - low)
 
     def losses(self, params: SacParameters, state: Any, batch: Batch, key: jax.Array) -> Evaluation:

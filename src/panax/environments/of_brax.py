@@ -79,7 +79,8 @@ class Brax(Environment):
         return BraxState(inner, jnp.int32(0)), inner.obs.astype(jnp.float32)
 
     def step(self, state: BraxState, action: Action, key: Key[Array, ""]) -> Step:
-        after = self._made.step(state.inner, action)
+        # Brax writes into its state's dictionaries: it gets some of its own.
+        after = self._made.step(jax.tree.map(lambda leaf: leaf, state.inner), action)
         after = jax.tree.map(lambda new, old: jnp.asarray(new).astype(old.dtype), after, state.inner)
         time = state.time + 1
         seen, reward = after.obs.astype(jnp.float32), after.reward.astype(jnp.float32)
