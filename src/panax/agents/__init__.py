@@ -5,10 +5,11 @@ from .distributions import Categorical, DiagonalGaussian, Distribution, Squashed
 from .episodes import Episodes, Finished, evaluation_of, play
 from .policies import DecoderPolicy, PerceptronPolicy, Policy, PolicyOutput, RecurrentPolicy
 from .ppo import Ppo
+from .seeds import Seeds
 from .statistics import Statistics
 
 __all__ = [
     "Advantages", "Categorical", "DecoderPolicy", "DiagonalGaussian", "Distribution", "Episodes", "Finished", "PerceptronPolicy",
-    "Policy", "PolicyOutput", "Ppo", "RecurrentPolicy", "SquashedGaussian", "Statistics", "distribution_of", "evaluation_of",
+    "Policy", "PolicyOutput", "Ppo", "RecurrentPolicy", "Seeds", "SquashedGaussian", "Statistics", "distribution_of", "evaluation_of",
     "generalised_advantages", "play",
 ]  # fmt: skip
