@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from ..core.errors import RecipeError
-from .environment import Action, Environment, Observation, Step
+from .drawing import BLUE, DARK, PALE, RED, blank, fill_circle, fill_line, fill_rectangle
+from .environment import Action, Environment, Frame, Observation, Step
 from .spaces import Box, Discrete
 
 _GRAVITY = 9.8
@@ -61,6 +62,10 @@ class CartPole(Environment):
     def action_space(self) -> Discrete:
         return Discrete(count=2)
 
+    @property
+    def seconds_per_frame(self) -> float:
+        return _SECONDS
+
     def reset(self, key: Key[Array, ""]) -> tuple[CartPoleState, Observation]:
         motion = jax.random.uniform(key, (4,), jnp.float32, -_FIRST, _FIRST)
         return CartPoleState(motion, jnp.int32(0)), motion
@@ -79,3 +84,12 @@ class CartPole(Environment):
         time = state.time + 1
         terminated = (jnp.abs(motion[0]) > _FURTHEST) | (jnp.abs(motion[2]) > _STEEPEST)
         return Step(CartPoleState(motion, time), motion, jnp.float32(1.0), terminated, time >= self.max_steps)
+
+    def draw(self, state: CartPoleState) -> Frame:
+        frame = blank(96, 192)
+        column, angle = 96 + 36 * float(state.motion[0]), float(state.motion[2])
+        fill_line(frame, (76, 0), (76, 192), 2, PALE)
+        fill_rectangle(frame, (66, column - 14), (80, column + 14), DARK)
+        fill_line(frame, (66, column), (66 - 50 * math.cos(angle), column + 50 * math.sin(angle)), 6, RED)
+        fill_circle(frame, (66, column), 3, BLUE)
+        return frame

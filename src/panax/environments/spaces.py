@@ -115,14 +115,16 @@ class Box(Space):
             return jax.random.bernoulli(key, 0.5, self.shape)
         if self.dtype in ("int32", "uint8"):
             limits = np.iinfo(self.dtype)
-            low, high = (np.clip(bound, limits.min, limits.max) for bound in (self.lower, self.upper))
+            low, high = (np.asarray(np.clip(bound, limits.min, limits.max)) for bound in (self.lower, self.upper))
             drawn = jax.random.uniform(key, self.shape, jnp.float32)
-            whole = jnp.floor(self._between(drawn, low, high + 1.0))
+            whole = jnp.floor(self._between(drawn, low, np.asarray(high + 1.0)))
             return jnp.clip(whole, self._full(low), self._full(high)).astype(self.dtype)
         # Where there is no bound, what is drawn may be of any sign within 1 of the other bound, or of 0.
-        low = np.where(np.isfinite(self.lower), self.lower, np.where(np.isfinite(self.upper), self.upper, 0.0) - 1.0)
-        high = np.where(np.isfinite(self.upper), self.upper, np.where(np.isfinite(self.lower), self.lower, 0.0) + 1.0)
-        return self._between(jax.random.uniform(key, self.shape, jnp.dtype(self.dtype)), low, high)
+        low, high = np.broadcast_arrays(self.lower, self.upper)
+        below, above = np.isfinite(low), np.isfinite(high)
+        least = np.where(below, low, np.where(above, high, 0.0) - 1.0)
+        most = np.where(above, high, np.where(below, low, 0.0) + 1.0)
+        return self._between(jax.random.uniform(key, self.shape, jnp.dtype(self.dtype)), least, most)
 
     def contains(self, value: Num[Array, "..."] | Bool[Array, "..."]) -> Bool[Array, ""]:
         if self.dtype == "bool":
