@@ -8,10 +8,11 @@ from .policies import DecoderPolicy, PerceptronPolicy, Policy, PolicyOutput, Rec
 from .ppo import Ppo
 from .replay import Experience, Replay
 from .sac import Sac
+from .seeds import Seeds
 from .statistics import Statistics
 
 __all__ = [
     "Advantages", "Categorical", "DecoderPolicy", "DiagonalGaussian", "Distribution", "Dqn", "Episodes", "Experience",
-    "Finished", "PerceptronPolicy", "Policy", "PolicyOutput", "Ppo", "RecurrentPolicy", "Replay", "Sac", "SquashedGaussian",
-    "Statistics", "distribution_of", "evaluation_of", "generalised_advantages", "play",
+    "Finished", "PerceptronPolicy", "Policy", "PolicyOutput", "Ppo", "RecurrentPolicy", "Replay", "Sac", "Seeds",
+    "SquashedGaussian", "Statistics", "distribution_of", "evaluation_of", "generalised_advantages", "play",
 ]  # fmt: skip

@@ -141,11 +141,12 @@ def next_values(actor: Actor, rollout: Rollout) -> Float[Array, "time environmen
 
     last = values(rollout.final_observation[-1])
     following = jnp.concatenate([rollout.value[1:], last[None]])
-    shape = rollout.value.shape
 
     def of_cut() -> Float[Array, "time environment"]:
-        flat = rollout.final_observation.reshape(-1, *rollout.final_observation.shape[2:])
-        return jnp.where(rollout.truncated, values(flat).reshape(shape), following)
+        # Environments first: what lies split over devices stays in its place.
+        apart = rollout.final_observation.swapaxes(0, 1)
+        found = values(apart.reshape(-1, *apart.shape[2:])).reshape(apart.shape[:2])
+        return jnp.where(rollout.truncated, found.T, following)
 
     return jax.lax.cond(rollout.truncated.any(), of_cut, lambda: following)
 

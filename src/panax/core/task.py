@@ -104,6 +104,9 @@ class Task(abc.ABC):
         """How many of them a step makes of one row."""
         return 1
 
+    separate_runs: bool = False
+    """Whether its parameters are of several runs side by side, so that the norm of all of them means nothing."""
+
     @property
     def updates_per_step(self) -> int:
         """How many updates of the parameters a step makes: what the optimizer's schedule counts."""
