@@ -109,7 +109,9 @@ class Seeds(Validated, CollectingTask):
         one = {name: leaf if name == "row" else leaf[:, :, 0] for name, leaf in micro_batches.items()}
         return self.task.loss_weights(_first(params), _first(state), one, key)
 
-    def gradients(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any) -> Gradients | None:
+    def gradients(
+        self, params: Any, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any
+    ) -> Gradients | None:
         found = accumulated(self, params, state, micro_batches, key, trainable)
         if self.clip_norm is None:
             return found
