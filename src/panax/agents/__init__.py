@@ -10,6 +10,6 @@ from .statistics import Statistics
 
 __all__ = [
     "Advantages", "Categorical", "DecoderPolicy", "DiagonalGaussian", "Distribution", "Episodes", "Finished", "PerceptronPolicy",
-    "Policy", "PolicyOutput", "Ppo", "RecurrentPolicy", "Seeds", "SquashedGaussian", "Statistics", "distribution_of", "evaluation_of",
-    "generalised_advantages", "play",
+    "Policy", "PolicyOutput", "Ppo", "RecurrentPolicy", "Seeds", "SquashedGaussian", "Statistics", "distribution_of",
+    "evaluation_of", "generalised_advantages", "play",
 ]  # fmt: skip

@@ -79,8 +79,8 @@ class Categorical(Distribution):
         return numbers.argmax(axis=-1).astype(jnp.int32)
 
     def log_prob(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
-        # By a mask, not a gather: its transpose is a product, where a gather's is a scatter.
-        chosen = drawn[..., None] == jnp.arange(self.count)
+        # By a mask, not a gather, whose transpose is a scatter.
+        chosen = jax.nn.one_hot(drawn, self.count, dtype=jnp.bool_)
         return jnp.where(chosen, jax.nn.log_softmax(numbers), 0.0).sum(axis=-1)
 
     def entropy(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
@@ -149,11 +149,11 @@ class SquashedGaussian(DiagonalGaussian):
         return -self.log_prob(numbers, drawn)
 
     def action(self, drawn: Num[Array, "..."]) -> Num[Array, "..."]:
+        unit = jnp.tanh(drawn).reshape(*drawn.shape[:-1], *self.space.shape)
         low, high = (
-            jnp.asarray(bound, jnp.float32).reshape(self.space.shape or ()) if bound.ndim else jnp.float32(bound)
+            jnp.broadcast_to(jnp.asarray(bound, jnp.float32), unit.shape)
             for bound in (self.space.lower, self.space.upper)
         )
-        unit = jnp.tanh(drawn).reshape(*drawn.shape[:-1], *self.space.shape)
         return (low + 0.5 * (unit + 1.0) * (high - low)).astype(self.space.dtype)
 
 

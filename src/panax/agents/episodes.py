@@ -62,7 +62,7 @@ class Finished(eqx.Module):
         known = self.any.astype(jnp.float32)
         return {
             "episode_return": Mean((self.total * known).sum(), known.sum()),
-            "episode_length": Mean((self.length * known).sum(), known.sum()),
+            "episode_length": Mean((self.length.astype(jnp.float32) * known).sum(), known.sum()),
         }
 
 

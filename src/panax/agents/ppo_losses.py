@@ -5,7 +5,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-Rows = Float[Array, " batch"]
+Rows = Float[Array, "*rows"]
 
 ValueClip = Literal["larger", "clipped"]
 
