@@ -2,14 +2,17 @@
 
 from .advantages import Advantages, generalised_advantages
 from .distributions import Categorical, DiagonalGaussian, Distribution, SquashedGaussian, distribution_of
+from .dqn import Dqn
 from .episodes import Episodes, Finished, evaluation_of, play
 from .policies import DecoderPolicy, PerceptronPolicy, Policy, PolicyOutput, RecurrentPolicy
 from .ppo import Ppo
+from .replay import Experience, Replay
+from .sac import Sac
 from .seeds import Seeds
 from .statistics import Statistics
 
 __all__ = [
-    "Advantages", "Categorical", "DecoderPolicy", "DiagonalGaussian", "Distribution", "Episodes", "Finished", "PerceptronPolicy",
-    "Policy", "PolicyOutput", "Ppo", "RecurrentPolicy", "Seeds", "SquashedGaussian", "Statistics", "distribution_of",
-    "evaluation_of", "generalised_advantages", "play",
+    "Advantages", "Categorical", "DecoderPolicy", "DiagonalGaussian", "Distribution", "Dqn", "Episodes", "Experience",
+    "Finished", "PerceptronPolicy", "Policy", "PolicyOutput", "Ppo", "RecurrentPolicy", "Replay", "Sac", "Seeds",
+    "SquashedGaussian", "Statistics", "distribution_of", "evaluation_of", "generalised_advantages", "play",
 ]  # fmt: skip

@@ -246,7 +246,7 @@ class Ppo(Validated, CollectingTask):
             **acting.finished.metrics(),
             "episodes": Sum(ended.sum().astype(jnp.float32)),
             "explained_variance": Mean(explained_variance(rollout.value, found.target), jnp.float32(1.0)),
-            "environment": faults_of(rollout),
+            "environment": faults_of(rollout.reward, rollout.final_observation),
         }
         return Collected(experience, {**kept, **of_rewards}, {}, metrics)
 

@@ -151,8 +151,12 @@ def next_values(actor: Actor, rollout: Rollout) -> Float[Array, "time environmen
     return jax.lax.cond(rollout.truncated.any(), of_cut, lambda: following)
 
 
-def faults_of(rollout: Rollout) -> Faults:
-    """Whether the environment gave numbers that nothing can be learned from."""
+def faults_of(reward: Num[Array, "..."], observation: Num[Array, "..."]) -> Faults:
+    """Whether the environment gave numbers that nothing can be learned from.
+
+    Args:
+        observation: What steps led to, before any reset.
+    """
 
     def worst(values: Num[Array, "..."]) -> jax.Array:
         if not jnp.issubdtype(values.dtype, jnp.floating):
@@ -161,4 +165,4 @@ def faults_of(rollout: Rollout) -> Faults:
         found = jnp.isfinite(values)
         return jnp.where(found.all(), NO_FAULT, jnp.where(found, 0.0, values).sum()).astype(jnp.float32)
 
-    return Faults(jnp.stack([worst(rollout.reward), worst(rollout.final_observation)]), CHECKS)
+    return Faults(jnp.stack([worst(reward), worst(observation)]), CHECKS)

@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from .batch import EnvironmentBatch, Ongoing, Transition, batch_axes
     from .cart_pole import CartPole
     from .checking import check_actions, check_environment
-    from .environment import Environment, Frame, Step
+    from .environment import Action, Environment, Frame, Step
     from .grid_world import GridWorld
+    from .of_brax import Brax
+    from .of_gymnax import Gymnax
     from .pendulum import Pendulum
     from .spaces import Box, Discrete, Space
 
@@ -19,8 +21,10 @@ _WHERE = {
     "batch": ("EnvironmentBatch", "Ongoing", "Transition", "batch_axes"),
     "cart_pole": ("CartPole",),
     "checking": ("check_actions", "check_environment"),
-    "environment": ("Environment", "Frame", "Step"),
+    "environment": ("Action", "Environment", "Frame", "Step"),
     "grid_world": ("GridWorld",),
+    "of_brax": ("Brax",),
+    "of_gymnax": ("Gymnax",),
     "pendulum": ("Pendulum",),
     "spaces": ("Box", "Discrete", "Space"),
 }
@@ -28,6 +32,6 @@ _WHERE = {
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Acrobot", "Box", "CartPole", "Discrete", "Environment", "EnvironmentBatch", "Frame", "GridWorld", "Ongoing", "Pendulum",
-    "Space", "Step", "Transition", "batch_axes", "check_actions", "check_environment",
+    "Acrobot", "Action", "Box", "Brax", "CartPole", "Discrete", "Environment", "EnvironmentBatch", "Frame", "GridWorld", "Gymnax",
+    "Ongoing", "Pendulum", "Space", "Step", "Transition", "batch_axes", "check_actions", "check_environment",
 ]  # fmt: skip
