@@ -6,13 +6,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Num
+from jaxtyping import Array, Float, Num, Shaped
 
-from ..core import Batch, Collected, CollectingTask, Evaluation, Loss, Mean, Metrics, Module, Sum, logical_axes
+from ..core import (
+    Batch,
+    Collected,
+    CollectingTask,
+    DataFacts,
+    Evaluation,
+    Loss,
+    Mean,
+    Metrics,
+    Module,
+    Sum,
+    logical_axes,
+)
 from ..core.errors import RecipeError
 from ..core.measures import Losses, Scalar
 from ..core.validated import Validated
-from ..environments import Box, Environment
+from ..environments import Box, Environment, check_environment
 from .advantages import generalised_advantages
 from .distributions import Continuous, Distribution, distribution_of
 from .episodes import evaluation_of, play
@@ -126,6 +138,10 @@ class Ppo(Validated, CollectingTask):
             raise RecipeError(f"task.normalise_observations is for a Box of float32, and observations are {space}")
         _ = self.distribution
 
+    def adapted(self, facts: DataFacts) -> "Ppo":
+        check_environment(self.environment, steps=0)
+        return self
+
     @property
     def distribution(self) -> Distribution:
         """Of actions."""
@@ -188,7 +204,7 @@ class Ppo(Validated, CollectingTask):
         def seen(observation: Num[Array, "batch ..."]) -> Num[Array, "batch ..."]:
             return observation if seen_so_far is None else seen_so_far.normalised(observation, _LIMIT)
 
-        def numbers(given: Float[Array, "*rows number"]) -> Float[Array, "*rows number"]:
+        def numbers(given: Float[Array, "*rows given"]) -> Float[Array, "*rows number"]:
             if params.log_deviation is None:
                 return given
             return jnp.concatenate([given, jnp.broadcast_to(params.log_deviation, given.shape)], axis=-1)
@@ -252,7 +268,7 @@ class Ppo(Validated, CollectingTask):
     def _pieces(self) -> int:
         return self.steps // self.piece_length
 
-    def _in_pieces(self, leaf: Num[Array, "time environment ..."]) -> Num[Array, "environment piece step ..."]:
+    def _in_pieces(self, leaf: Shaped[Array, "time environment ..."]) -> Shaped[Array, "environment piece step ..."]:
         apart = leaf.reshape(self._pieces, self.piece_length, *leaf.shape[1:])
         return jnp.moveaxis(apart, 2, 0)
 
@@ -266,7 +282,7 @@ class Ppo(Validated, CollectingTask):
         order = jax.lax.dynamic_index_in_dim(experience["order"], index // self.minibatches, keepdims=False)
         chosen = jax.lax.dynamic_slice_in_dim(order, (index % self.minibatches) * each, each, axis=1)
 
-        def take(leaf: Num[Array, "environment piece ..."]) -> Num[Array, "batch ..."]:
+        def take(leaf: Shaped[Array, "environment piece ..."]) -> Shaped[Array, "batch ..."]:
             taken = jax.vmap(lambda own, places: own[places])(leaf, chosen)
             return taken.reshape(-1, *leaf.shape[2:])
 

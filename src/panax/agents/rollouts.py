@@ -161,7 +161,8 @@ def faults_of(reward: Num[Array, "..."], observation: Num[Array, "..."]) -> Faul
     def worst(values: Num[Array, "..."]) -> jax.Array:
         if not jnp.issubdtype(values.dtype, jnp.floating):
             return jnp.float32(NO_FAULT)
+        # A sum, since a NaN may be lost in a maximum.
         found = jnp.isfinite(values)
-        return jnp.where(found.all(), NO_FAULT, jnp.where(found, NO_FAULT, values).max()).astype(jnp.float32)
+        return jnp.where(found.all(), NO_FAULT, jnp.where(found, 0.0, values).sum()).astype(jnp.float32)
 
     return Faults(jnp.stack([worst(reward), worst(observation)]), CHECKS)

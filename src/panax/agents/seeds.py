@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..core import Batch, Collected, CollectingTask, Evaluation, Gradients, Loss, map_axes, merge_measures
+from ..core import Batch, Collected, CollectingTask, DataFacts, Evaluation, Gradients, Loss, map_axes, merge_measures
 from ..core.errors import RecipeError
 from ..core.measures import Metrics, Scalar
 from ..core.validated import Validated
@@ -23,14 +23,14 @@ PER_SEED = ("return", "episode_return")
 class Seeds(Validated, CollectingTask):
     """`count` runs of `task` that know nothing of each other: every array has one more axis in front, `seed`.
 
-    What a device does for one small network it does for several in hardly more time. Reported figures are of all seeds together, and
-    returns of each by itself as well. A step whose gradient is not finite in one of the runs is skipped in all of them.
+    What a device does for one small network it does for several in hardly more time. Reported figures are of all seeds together,
+    and returns of each by itself as well. A step whose gradient is not finite in one of the runs is skipped in all of them.
 
     Attributes:
         task: The agent.
         count: How many runs.
-        clip_norm: The gradient of each run is scaled down to this norm where it is larger; in place of `step.clip_norm`, which would
-            look at all of them as one and is to be None.
+        clip_norm: The gradient of each run is scaled down to this norm where it is larger; in place of `step.clip_norm`, which
+            would look at all of them as one and is to be None.
     """
 
     task: CollectingTask
@@ -49,6 +49,11 @@ class Seeds(Validated, CollectingTask):
                 f"{type(self.task).__name__} ends updates early, which runs side by side can't do each for itself; set "
                 f"target_divergence to None"
             )
+
+    def adapted(self, facts: DataFacts) -> "Seeds":
+        task = self.task.adapted(facts)
+        assert isinstance(task, CollectingTask)
+        return dataclasses.replace(self, task=task)
 
     @property
     def name(self) -> str:

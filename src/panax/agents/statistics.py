@@ -41,8 +41,9 @@ class Statistics(eqx.Module):
 
     def normalised(self, values: Float[Array, "*seen"], limit: float) -> Float[Array, "*seen"]:
         """Less the mean, by the standard deviation, clipped to `limit` on both sides."""
-        return jnp.clip((values - self.mean) / jnp.sqrt(self.variance + _EPSILON), -limit, limit)
+        return self.scaled(values - jnp.broadcast_to(self.mean, values.shape), limit)
 
     def scaled(self, values: Float[Array, "*seen"], limit: float) -> Float[Array, "*seen"]:
         """By the standard deviation alone, clipped to `limit` on both sides."""
-        return jnp.clip(values / jnp.sqrt(self.variance + _EPSILON), -limit, limit)
+        deviation = jnp.sqrt(self.variance + _EPSILON)
+        return jnp.clip(values / jnp.broadcast_to(deviation, values.shape), -limit, limit)

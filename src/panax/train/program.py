@@ -107,8 +107,8 @@ class Program:
         check_effect(task.scales_loss, type(task).__name__, config.loss_scale, config.loss_scale_steps)
         if task.separate_runs and (config.clip_norm is not None or config.spike_factor is not None):
             raise RecipeError(
-                f"step.clip_norm={config.clip_norm} and step.spike_factor={config.spike_factor} look at the gradient of all runs of "
-                f"{type(task).__name__} as one; set both to None, and clip by task.clip_norm"
+                f"step.clip_norm={config.clip_norm} and step.spike_factor={config.spike_factor} look at the gradients of all "
+                f"runs of {type(task).__name__} as one; set both to None, and clip by task.clip_norm"
             )
         guard = partial(Guard.create, (config.loss_scale or FIRST) if task.scales_loss else None)
         create = partial(_initial_state, task, transformation, dense, averages, guard, widths, tables)
