@@ -24,7 +24,7 @@ from ..core import (
     logical_axes,
 )
 from ..core.errors import RecipeError
-from ..core.measures import Scalar
+from ..core.measures import NO_FAULT, Scalar
 from ..core.validated import Validated
 from ..environments import Action, Environment, EnvironmentBatch, check_environment
 from .episodes import Finished, evaluation_of, keys_of, play
@@ -199,7 +199,8 @@ class OffPolicy(Validated, CollectingTask):
         acting, seen, ended = self._act(explore, state["acting"], batch["row"], key, self.steps)
         replay = state["replay"].adding(seen)
         # What was found once, also before the first step, stays in the buffer: no update is made again.
-        worst = jnp.maximum(faults_of(seen.reward, seen.next_observation).worst, state["faults"])
+        found = faults_of(seen.reward, seen.next_observation).worst
+        worst = jnp.where(state["faults"] != NO_FAULT, state["faults"], found)
         metrics: Metrics = {
             **acting.finished.metrics(),
             "episodes": Sum(ended.sum().astype(jnp.float32)),
