@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,9 +10,9 @@ import optax
 
 from ..core import Batch, Collected, CollectingTask, DataFacts, Evaluation, Gradients, Loss, map_axes, merge_measures
 from ..core.errors import RecipeError
-from ..core.measures import Metrics, Scalar
+from ..core.measures import Metrics
 from ..core.validated import Validated
-from ..spmd import accumulated
+from ..spmd import gradients_of
 
 PER_SEED = ("return", "episode_return")
 """Of these metrics each seed's own is reported too, as `return/seed0`."""
@@ -104,20 +103,24 @@ class Seeds(Validated, CollectingTask):
         return jax.vmap(self.task.updated)(params, state)
 
     def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
+        """Of an evaluation; in training `gradients` differentiates the agent's own loss."""
         one = functools.partial(self.task.loss, train=train)
         rows: Any = {name: 1 if train and name != "row" else None for name in batch}
         found = jax.vmap(one, (0, 0, rows, 0))(params, state, batch, self._keys(key))
         losses = {name: self._summed(loss, train) for name, loss in found.losses.items()}
         return Evaluation(losses, found.state, self._merged(found.metrics))
 
-    def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, Scalar]:
-        one = {name: leaf if name == "row" else leaf[:, :, 0] for name, leaf in micro_batches.items()}
-        return self.task.loss_weights(_first(params), _first(state), one, key)
-
     def gradients(
         self, params: Any, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any
     ) -> Gradients | None:
-        found = accumulated(self, params, state, micro_batches, key, trainable)
+        def of_one(params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Gradients:
+            return gradients_of(self.task, params, state, micro_batches, key, trainable)
+
+        # Each run is differentiated by itself: where weights are opened, a gradient that comes through `vmap` is summed over it.
+        rows: Any = {name: None if name == "row" else 2 for name in micro_batches}
+        found = jax.vmap(of_one, (0, 0, rows, 0))(params, state, micro_batches, self._keys(key))
+        losses = {name: self._summed(loss, True) for name, loss in found.losses.items()}
+        found = found._replace(losses=losses, metrics=self._merged(found.metrics))
         if self.clip_norm is None:
             return found
         norm = jax.vmap(optax.tree.norm)(found.gradients)
