@@ -1,6 +1,6 @@
 """Values of actions, learned from a replay buffer: DQN that finds the shortest way through a maze."""
 
-from panax.agents import Dqn, PerceptronPolicy
+from panax.agents import Dqn, Film, PerceptronPolicy
 from panax.environments import GridWorld
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, Experiment
@@ -36,5 +36,6 @@ def dqn_gridworld() -> Experiment:
         num_steps=10,
         step=StepConfig(clip_norm=10.0),
         evaluate=EvaluateConfig(every=2),
+        hooks=(Film(),),
         log_every=1,
     )

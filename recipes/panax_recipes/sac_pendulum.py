@@ -1,6 +1,6 @@
 """Continuous actions, learned from a replay buffer: SAC that swings a pendulum up."""
 
-from panax.agents import PerceptronPolicy, Sac
+from panax.agents import Film, PerceptronPolicy, Sac
 from panax.environments import Pendulum
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, Experiment
@@ -33,5 +33,6 @@ def sac_pendulum() -> Experiment:
         num_steps=20,
         step=StepConfig(clip_norm=None),
         evaluate=EvaluateConfig(every=4),
+        hooks=(Film(),),
         log_every=1,
     )
