@@ -1,7 +1,6 @@
 """`Film`: a hook that shows an episode as the agent plays it now, drawn by its environment."""
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +48,11 @@ class Film(Hook, Validated):
             raise RecipeError(f"{type(environment).__name__} draws no pictures, so Film has none to show; leave it out")
         if jax.process_count() > 1:
             raise RecipeError("Film plays in runs of one process; leave it out of this job")
+        self._play = _player(task, self.most_steps)
 
     def after_evaluation(self, run: Running, evaluation: Any) -> None:
         task, state = run.experiment.task, run.state
-        states = _played(task, self.most_steps)(state.judged_params, state.model_state, jax.random.key(self.seed))
+        states = self._play(state.judged_params, state.model_state, jax.random.key(self.seed))
         frames = frames_of(task.environment, *jax.device_get(states))
         seconds = task.environment.seconds_per_frame
         run.film("episode", frames, seconds)
@@ -73,8 +73,7 @@ def frames_of(environment: Environment, states: Any, steps: np.ndarray) -> Frame
     return np.stack([frame for frame in drawn if frame is not None])
 
 
-@functools.lru_cache(maxsize=4)
-def _played(task: Any, most: int) -> Any:
+def _player(task: Any, most: int) -> Any:
     """A compiled function that plays one episode: its states, and how many steps it had."""
     environment: Environment = task.environment
 
