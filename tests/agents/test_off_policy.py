@@ -13,7 +13,7 @@ from panax.agents import Dqn, PerceptronPolicy, RecurrentPolicy, Sac
 from panax.checkpoint import CheckpointConfig
 from panax.core import named_leaves
 from panax.core.errors import DataError, RecipeError
-from panax.environments import CartPole, GridWorld, Pendulum
+from panax.environments import GridWorld, Pendulum
 from panax.mesh import MeshShape, Placement
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, Experiment
@@ -24,7 +24,7 @@ COMMON = {
     "environments": 8, "steps": 2, "collections": 4, "updates": 2, "batch_size": 32, "capacity": 128, "warmup": 4,
     "target_rate": 0.1, "evaluation_episodes": 8, "evaluation_steps": 12, "policy": SMALL,
 }  # fmt: skip
-DQN = Dqn(environment=CartPole(max_steps=10), dueling=True, epsilon_steps=100, **COMMON)
+DQN = Dqn(environment=GridWorld(maze=("S.X", "..G"), max_steps=6), dueling=True, epsilon_steps=100, **COMMON)
 SAC = Sac(environment=Pendulum(max_steps=10), critic_hidden=(8,), **COMMON)
 
 
@@ -142,7 +142,11 @@ def on_one_device(task):
     return jax.device_get(taken(step_of(task), 2))
 
 
-@pytest.mark.parametrize("mesh", [MeshShape(fsdp=8), MeshShape(replica=2, fsdp=4)], ids=["fsdp", "replicas"])
+@pytest.mark.parametrize(
+    "mesh",
+    [MeshShape(replica=2, fsdp=4), pytest.param(MeshShape(fsdp=8), marks=pytest.mark.slow)],
+    ids=["replicas", "fsdp"],
+)
 def test_layouts_equal_one_device(task, mesh, on_one_device):
     """Parameters, target networks and buffers; float32 sums in another order."""
     step = step_of(task, mesh)
@@ -150,7 +154,7 @@ def test_layouts_equal_one_device(task, mesh, on_one_device):
     for (name, a), b in zip(named_leaves(on_one_device[0]).items(), jax.tree.leaves(jax.device_get(state))):
         if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             np.testing.assert_allclose(a, b, atol=3e-5, rtol=1e-4, err_msg=name)
-    assert scalars["transitions_kept"] == on_one_device[1]["transitions_kept"] == 8 * (4 + 2 * 2 * 4) - 28
+    assert scalars["transitions_kept"] == on_one_device[1]["transitions_kept"] == 8 * (14 + 16 + 16 + 16) / 4
     held = state.model_state["replay"].experience.observation
     assert held.addressable_shards[0].data.shape[:2] == (1, 16), "an environment's ring on each device"
     text = step.compiled({"row": jax.ShapeDtypeStruct((8,), np.int32)}).as_text()
@@ -188,7 +192,8 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(task, tmp_path):
         assert (np.asarray(a) == np.asarray(b)).all(), name
 
 
-def test_a_time_limit_is_not_a_death():
+@pytest.mark.slow
+def test_a_time_limit_is_not_a_death_to_what_is_learned():
     """All states look alike: each is worth 10 where a limit cuts, and less where it is a death."""
 
     def value_of(environment) -> np.ndarray:
@@ -225,8 +230,8 @@ def test_random_actions_grow_fewer():
     seen, keys = jnp.tile(state["acting"].ongoing.observation[:1], (4000, 1)), jax.random.split(jax.random.key(1), 4000)
     best = int(task.greedy(params, seen[:1])[0])
     for added, share in ((0, 1.0), (25, 0.6), (50, 0.2), (500, 0.2)):
-        # Half of the random ones are the best one too.
-        assert np.mean(np.asarray(explore(jnp.int32(added))) != best) == pytest.approx(share / 2, abs=0.03)
+        # One in four of the random ones is the best one too.
+        assert np.mean(np.asarray(explore(jnp.int32(added))) != best) == pytest.approx(share * 0.75, abs=0.03)
 
 
 def test_an_environment_that_gives_nan_ends_the_run(tmp_path):

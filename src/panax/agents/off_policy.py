@@ -13,6 +13,7 @@ from ..core import (
     Batch,
     Collected,
     CollectingTask,
+    DataFacts,
     Evaluation,
     Faults,
     Mean,
@@ -25,7 +26,7 @@ from ..core import (
 from ..core.errors import RecipeError
 from ..core.measures import NO_FAULT, Scalar
 from ..core.validated import Validated
-from ..environments import Action, Environment, EnvironmentBatch
+from ..environments import Action, Environment, EnvironmentBatch, check_environment
 from .episodes import Finished, evaluation_of, keys_of, play
 from .replay import Experience, Replay, as_leaves, check_memory
 from .rollouts import CHECKS, Acting, faults_of
@@ -146,6 +147,10 @@ class OffPolicy(Validated, CollectingTask):
         """What to report of exploring."""
         return {}
 
+    def adapted(self, facts: DataFacts) -> "OffPolicy":
+        check_environment(self.environment, steps=0)
+        return self
+
     def init(self, key: jax.Array) -> tuple[Any, dict[str, Any]]:
         network_key, reset_key, warmup_key = jax.random.split(key, 3)
         params = self.networks(network_key)
@@ -164,7 +169,7 @@ class OffPolicy(Validated, CollectingTask):
         return params, {
             "acting": acting,
             "replay": replay,
-            "warmup_faults": faults_of(seen.reward, seen.next_observation).worst,
+            "faults": faults_of(seen.reward, seen.next_observation).worst,
             "target": target,
             "updates_made": jnp.int32(0),
         }
@@ -184,7 +189,7 @@ class OffPolicy(Validated, CollectingTask):
         return {
             "acting": jax.tree.map(by_environment, state["acting"]),
             "replay": jax.tree.map(by_environment, state["replay"]),
-            "warmup_faults": (None,),
+            "faults": (None,),
             "target": logical_axes(state["target"]),
             "updates_made": (),
         }
@@ -193,18 +198,18 @@ class OffPolicy(Validated, CollectingTask):
         explore = self.explorer(params, state["replay"])
         acting, seen, ended = self._act(explore, state["acting"], batch["row"], key, self.steps)
         replay = state["replay"].adding(seen)
-        faults = faults_of(seen.reward, seen.next_observation)
+        # What was found once, also before the first step, stays in the buffer: no update is made again.
+        found = faults_of(seen.reward, seen.next_observation).worst
+        worst = jnp.where(state["faults"] != NO_FAULT, state["faults"], found)
         metrics: Metrics = {
             **acting.finished.metrics(),
             "episodes": Sum(ended.sum().astype(jnp.float32)),
             "transitions_kept": Mean((replay.kept * self.environments).astype(jnp.float32), jnp.float32(1.0)),
             **self.exploring_metrics(state["replay"]),
-            "environment": Faults(jnp.maximum(faults.worst, state["warmup_faults"]), CHECKS),
+            "environment": Faults(worst, CHECKS),
         }
         rest = {name: state[name] for name in ("target", "updates_made")}
-        # What was found once is reported once.
-        found = jnp.full_like(state["warmup_faults"], NO_FAULT)
-        kept = {"acting": acting, "replay": replay, "warmup_faults": found}
+        kept = {"acting": acting, "replay": replay, "faults": worst}
         return Collected({"replay": replay, "row": batch["row"]}, kept, rest, metrics)
 
     def minibatch(self, experience: Any, state: Any, index: jax.Array, key: jax.Array) -> Batch:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .environment import Action, Environment, Frame, Step
     from .grid_world import GridWorld
     from .of_brax import Brax
+    from .of_gymnasium import Gymnasium
     from .of_gymnax import Gymnax
     from .pendulum import Pendulum
     from .spaces import Box, Discrete, Space
@@ -24,6 +25,7 @@ _WHERE = {
     "environment": ("Action", "Environment", "Frame", "Step"),
     "grid_world": ("GridWorld",),
     "of_brax": ("Brax",),
+    "of_gymnasium": ("Gymnasium",),
     "of_gymnax": ("Gymnax",),
     "pendulum": ("Pendulum",),
     "spaces": ("Box", "Discrete", "Space"),
@@ -32,6 +34,7 @@ _WHERE = {
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Acrobot", "Action", "Box", "Brax", "CartPole", "Discrete", "Environment", "EnvironmentBatch", "Frame", "GridWorld", "Gymnax",
-    "Ongoing", "Pendulum", "Space", "Step", "Transition", "batch_axes", "check_actions", "check_environment",
+    "Acrobot", "Action", "Box", "Brax", "CartPole", "Discrete", "Environment", "EnvironmentBatch", "Frame", "GridWorld",
+    "Gymnasium", "Gymnax", "Ongoing", "Pendulum", "Space", "Step", "Transition", "batch_axes", "check_actions",
+    "check_environment",
 ]  # fmt: skip

@@ -10,9 +10,6 @@ from jaxtyping import Array, Bool, Float, Int, Key, Num
 
 from .environment import Action, Environment, State
 
-_RESET = 0x7E5E7
-"""Folded into a step's key for the reset that may follow, which so shares no bits with the step."""
-
 
 class Ongoing(eqx.Module):
     """Episodes under way; every leaf has the leading axis `batch`.
@@ -80,7 +77,7 @@ class EnvironmentBatch:
             key: Of the run, or of an evaluation.
             index: Of each environment in the whole batch.
         """
-        state, observation = jax.vmap(self.environment.reset)(_keys(key, index))
+        state, observation = self.environment.begin_all(_keys(key, index))
         zeros = jnp.zeros(index.shape, jnp.float32)
         return Ongoing(state, observation, zeros, zeros.astype(jnp.int32))
 
@@ -92,15 +89,10 @@ class EnvironmentBatch:
             key: Another one for every step.
             index: Of each environment in the whole batch.
         """
-        keys = _keys(key, index)
-        stepped = jax.vmap(self.environment.step)(ongoing.state, action, keys)
-        first = jax.vmap(self.environment.reset)(jax.vmap(lambda each: jax.random.fold_in(each, _RESET))(keys))
+        stepped, state, observation = self.environment.step_all(
+            ongoing.state, ongoing.observation, action, _keys(key, index)
+        )
         ended = stepped.terminated | stepped.truncated
-
-        def where_ended(new: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.where(ended.reshape(ended.shape + (1,) * (old.ndim - 1)), new, old)
-
-        state, observation = jax.tree.map(where_ended, first, (stepped.state, stepped.observation))
         total, length = ongoing.episode_return + stepped.reward, ongoing.episode_length + 1
         zero = jnp.zeros_like(total)
         after = Ongoing(

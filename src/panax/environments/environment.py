@@ -4,6 +4,7 @@ import abc
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Key, UInt8
 
@@ -18,6 +19,10 @@ Action = jax.Array
 
 Frame = UInt8[np.ndarray, "height width 3"]
 """One picture: 8 bits for each of red, green and blue."""
+
+
+_RESET = 0x7E5E7
+"""Folded into a step's key for the reset that may follow, which so shares no bits with the step."""
 
 
 class Step(NamedTuple):
@@ -66,6 +71,27 @@ class Environment(Validated, abc.ABC):
         Args:
             action: Of `action_space`; another one gives a state that means nothing.
         """
+
+    def begin_all(self, keys: Key[Array, " batch"]) -> tuple[State, Observation]:
+        """`reset` for each of a batch. Of environments that are stepped all at once, as those of the host."""
+        return jax.vmap(self.reset)(keys)
+
+    def step_all(
+        self, state: State, observation: Observation, action: Action, keys: Key[Array, " batch"]
+    ) -> tuple[Step, State, Observation]:
+        """`step` for each of a batch, and `reset` where an episode ended: the step, then states and observations after that.
+
+        Args:
+            observation: What the action was taken on.
+        """
+        stepped = jax.vmap(self.step)(state, action, keys)
+        first = jax.vmap(self.reset)(jax.vmap(lambda key: jax.random.fold_in(key, _RESET))(keys))
+        ended = stepped.terminated | stepped.truncated
+
+        def where_ended(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(ended.reshape(ended.shape + (1,) * (old.ndim - 1)), new, old)
+
+        return stepped, *jax.tree.map(where_ended, first, (stepped.state, stepped.observation))
 
     def draw(self, state: State) -> Frame | None:
         """A picture of a state, drawn on the host from NumPy arrays; None, the default, where there is none."""
