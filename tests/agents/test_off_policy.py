@@ -274,6 +274,16 @@ def test_an_environment_that_gives_nan_ends_the_run(tmp_path):
         panax.fit(experiment(task, tmp_path))
 
 
+def test_what_was_wrong_once_is_not_forgotten():
+    """The buffer still holds it, so that no update is made when the environment has recovered."""
+    params, state, _ = begun("dqn")
+    assert np.isneginf(state["faults"]).all()
+    collect = jax.jit(lambda state: DQN.collect(params, state, {"row": jnp.arange(8)}, jax.random.key(1)))
+    ill = collect({**state, "faults": jnp.array([jnp.nan, -jnp.inf], jnp.float32)})
+    assert ill.metrics["environment"].any and np.isnan(ill.kept["faults"][0])  # pyright: ignore
+    assert not collect(state).metrics["environment"].any  # pyright: ignore
+
+
 def test_a_buffer_larger_than_memory_is_refused_before_it_is_made(tmp_path):
     task = dataclasses.replace(DQN, capacity=2**33)
     with pytest.raises(RecipeError, match=r"task.capacity=8,589,934,592: the replay buffer takes [\d,]+ bytes on each"):
