@@ -10,8 +10,8 @@ from panax.train import StepConfig
 def ppo_pendulum() -> Experiment:
     """Swing a pendulum up with PPO: 983,040 steps in 16 environments, observations and rewards normalised.
 
-    An evaluation plays 100 episodes of 200 steps. Each is cut by its time limit, and none ends otherwise: the value of a cut state is
-    bootstrapped.
+    An evaluation plays 100 episodes of 200 steps. Each ends by its time limit, and is bootstrapped from there: no state of a
+    pendulum is a death.
 
     Command: panax train ppo_pendulum
     """
