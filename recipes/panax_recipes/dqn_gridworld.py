@@ -1,6 +1,6 @@
 """Values of actions, learned from a replay buffer: DQN that finds the shortest way through a maze."""
 
-from panax.agents import Dqn, PerceptronPolicy
+from panax.agents import Dqn, Film, PerceptronPolicy
 from panax.environments import GridWorld
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, Experiment
@@ -32,9 +32,10 @@ def dqn_gridworld() -> Experiment:
     return Experiment(
         task=task,
         name="dqn_gridworld",
-        optimizer=AdamW(schedule=Schedule(peak=1e-3, decay="constant"), weight_decay=0.0),
-        num_steps=10,
+        optimizer=AdamW(schedule=Schedule(peak=1e-3, decay="linear"), weight_decay=0.0),
+        num_steps=15,
         step=StepConfig(clip_norm=10.0),
-        evaluate=EvaluateConfig(every=2),
+        evaluate=EvaluateConfig(every=3),
+        hooks=(Film(),),
         log_every=1,
     )

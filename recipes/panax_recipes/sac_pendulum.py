@@ -1,6 +1,6 @@
 """Continuous actions, learned from a replay buffer: SAC that swings a pendulum up."""
 
-from panax.agents import PerceptronPolicy, Sac
+from panax.agents import Film, PerceptronPolicy, Sac
 from panax.environments import Pendulum
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, Experiment
@@ -29,9 +29,10 @@ def sac_pendulum() -> Experiment:
     return Experiment(
         task=task,
         name="sac_pendulum",
-        optimizer=AdamW(schedule=Schedule(peak=1e-3, decay="constant"), weight_decay=0.0),
-        num_steps=20,
+        optimizer=AdamW(schedule=Schedule(peak=1e-3, decay="linear", final=0.05), weight_decay=0.0),
+        num_steps=40,
         step=StepConfig(clip_norm=None),
-        evaluate=EvaluateConfig(every=4),
+        evaluate=EvaluateConfig(every=10),
+        hooks=(Film(),),
         log_every=1,
     )

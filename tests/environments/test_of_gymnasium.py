@@ -117,6 +117,7 @@ def test_it_runs_in_a_compiled_loop_and_ends_with_a_word():
     assert last.state.steps.tolist() == [30] * 4
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_it_and_an_environment_that_breaks_ends_it_with_one_message(sick, tmp_path, caplog):
     def experiment(name, environment):
         task = Dqn(

@@ -4,6 +4,7 @@ from .advantages import Advantages, generalised_advantages
 from .distributions import Categorical, DiagonalGaussian, Distribution, SquashedGaussian, distribution_of
 from .dqn import Dqn
 from .episodes import Episodes, Finished, evaluation_of, play
+from .filming import Film
 from .policies import DecoderPolicy, PerceptronPolicy, Policy, PolicyOutput, RecurrentPolicy
 from .ppo import Ppo
 from .replay import Experience, Replay
@@ -12,7 +13,7 @@ from .seeds import Seeds
 from .statistics import Statistics
 
 __all__ = [
-    "Advantages", "Categorical", "DecoderPolicy", "DiagonalGaussian", "Distribution", "Dqn", "Episodes", "Experience",
+    "Advantages", "Categorical", "DecoderPolicy", "DiagonalGaussian", "Distribution", "Dqn", "Episodes", "Experience", "Film",
     "Finished", "PerceptronPolicy", "Policy", "PolicyOutput", "Ppo", "RecurrentPolicy", "Replay", "Sac", "Seeds",
     "SquashedGaussian", "Statistics", "distribution_of", "evaluation_of", "generalised_advantages", "play",
 ]  # fmt: skip

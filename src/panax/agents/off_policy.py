@@ -27,7 +27,7 @@ from ..core.errors import RecipeError
 from ..core.measures import NO_FAULT, Scalar
 from ..core.validated import Validated
 from ..environments import Action, Environment, EnvironmentBatch, check_environment
-from .episodes import Finished, evaluation_of, keys_of, play
+from .episodes import Act, Finished, evaluation_of, keys_of, play
 from .replay import Experience, Replay, as_leaves, check_memory
 from .rollouts import CHECKS, Acting, faults_of
 
@@ -240,17 +240,22 @@ class OffPolicy(Validated, CollectingTask):
 
     def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, Scalar]:
         count = jnp.float32(micro_batches["reward"].size)
-        return dict.fromkeys(self.loss_names, count)
+        weights: dict[str, Scalar] = dict.fromkeys(self.loss_names, count)
+        return weights
 
     def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
         if train:
             return self.losses(params, state, batch, key)
-        row = batch["row"]
+        act, memory = self.player(params, state, batch["row"].shape[0])
+        return evaluation_of(play(self.environment, act, memory, batch["row"], key, self.evaluation_steps), state)
+
+    def player(self, params: Any, state: Any, rows: int) -> tuple[Act, Any]:
+        """How an evaluation acts in `rows` environments, and what it remembers at first."""
 
         def act(memory: Any, observation: Num[Array, "batch ..."], keys: jax.Array) -> tuple[Any, Any]:
             return memory, self.action(self.greedy(params, observation))
 
-        return evaluation_of(play(self.environment, act, (), row, key, self.evaluation_steps), state)
+        return act, ()
 
     def _act(
         self, explore: Explore, acting: Acting, row: Int[Array, " environment"], key: jax.Array, steps: int

@@ -27,7 +27,7 @@ from ..core.validated import Validated
 from ..environments import Box, Environment, check_environment
 from .advantages import generalised_advantages
 from .distributions import Continuous, Distribution, distribution_of
-from .episodes import evaluation_of, play
+from .episodes import Act, evaluation_of, play
 from .policies import PerceptronPolicy, Policy
 from .ppo_losses import ValueClip, divergence, explained_variance, outside, policy_loss, value_loss
 from .rollouts import Acting, Actor, Rollout, faults_of, next_values, rolled_out
@@ -333,7 +333,13 @@ class Ppo(Validated, CollectingTask):
         return losses, metrics
 
     def _evaluation(self, params: Any, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
-        actor, row = self.actor(params, state), batch["row"]
+        row = batch["row"]
+        act, memory = self.player(params, state, row.shape[0])
+        return evaluation_of(play(self.environment, act, memory, row, key, self.evaluation_steps), state)
+
+    def player(self, params: Any, state: Any, rows: int) -> tuple[Act, Any]:
+        """How an evaluation acts in `rows` environments, and what it remembers at first."""
+        actor = self.actor(params, state)
 
         def act(memory: Any, observation: Num[Array, "batch ..."], keys: jax.Array) -> tuple[Any, Any]:
             memory, said = self.policy.act(actor.params, memory, actor.seen(observation))
@@ -343,5 +349,4 @@ class Ppo(Validated, CollectingTask):
             )
             return memory, actor.distribution.action(drawn)
 
-        memory = self.policy.first_carry(row.shape[0])
-        return evaluation_of(play(self.environment, act, memory, row, key, self.evaluation_steps), state)
+        return act, self.policy.first_carry(rows)

@@ -7,7 +7,8 @@ import numpy as np
 
 from .environment import Frame
 
-Place = tuple[float, float]
+Number = float | int
+Place = tuple[Number, Number]
 Colour = tuple[int, int, int]
 
 WHITE, PALE, DARK = (255, 255, 255), (200, 200, 200), (60, 60, 60)
@@ -25,13 +26,13 @@ def fill_rectangle(frame: Frame, upper_left: Place, lower_right: Place, colour: 
     frame[top:bottom, left:right] = colour
 
 
-def fill_circle(frame: Frame, centre: Place, radius: float, colour: Colour) -> None:
+def fill_circle(frame: Frame, centre: Place, radius: Number, colour: Colour) -> None:
     """Colour the pixels within `radius` of the centre."""
     row, column = _pixels(frame)
     frame[(row - centre[0]) ** 2 + (column - centre[1]) ** 2 <= radius**2] = colour
 
 
-def fill_line(frame: Frame, start: Place, end: Place, width: float, colour: Colour) -> None:
+def fill_line(frame: Frame, start: Place, end: Place, width: Number, colour: Colour) -> None:
     """Colour the pixels within half of `width` of the line between two places."""
     row, column = _pixels(frame)
     along = (end[0] - start[0], end[1] - start[1])
