@@ -14,6 +14,8 @@ def ppo_pendulum() -> Experiment:
     pendulum is a death.
 
     Command: panax train ppo_pendulum
+    Hardware: two CPU cores that did other work too, 17 to 38 s in all.
+    Expected: a return of -157 to -187 on 6 seeds side by side; an episode's own depends on where the pendulum begins.
     """
     task = Ppo(
         environment=Pendulum(),
@@ -23,7 +25,7 @@ def ppo_pendulum() -> Experiment:
         collections=20,
         epochs=10,
         minibatches=8,
-        discount=0.9,
+        discount=0.95,
         normalise_observations=True,
         normalise_rewards=True,
         evaluation_episodes=100,
