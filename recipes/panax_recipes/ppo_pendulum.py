@@ -10,10 +10,12 @@ from panax.train import StepConfig
 def ppo_pendulum() -> Experiment:
     """Swing a pendulum up with PPO: 983,040 steps in 16 environments, observations and rewards normalised.
 
-    An evaluation plays 100 episodes of 200 steps. Each is cut by its time limit, and none ends otherwise: the value of a cut state is
-    bootstrapped.
+    An evaluation plays 100 episodes of 200 steps. Each ends by its time limit, and is bootstrapped from there: no state of a
+    pendulum is a death.
 
     Command: panax train ppo_pendulum
+    Hardware: two CPU cores that did other work too, 17 to 38 s in all.
+    Expected: a return of -157 to -187 on 6 seeds side by side; an episode's own depends on where the pendulum begins.
     """
     task = Ppo(
         environment=Pendulum(),
@@ -23,7 +25,7 @@ def ppo_pendulum() -> Experiment:
         collections=20,
         epochs=10,
         minibatches=8,
-        discount=0.9,
+        discount=0.95,
         normalise_observations=True,
         normalise_rewards=True,
         evaluation_episodes=100,

@@ -1,6 +1,7 @@
 """PPO as a task: on any mesh, resumed, with any policy, and never taught that a time limit is a death."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,7 @@ TASK = Ppo(
 )
 
 
-def step_of(task, mesh=None, *, rate=1e-3, clip_norm=0.5, num_steps=100) -> CompiledStep:
+def step_of(task, mesh=None, *, rate=1e-3, clip_norm: float | None = 0.5, num_steps=100) -> CompiledStep:
     optimizer = AdamW(schedule=Schedule(peak=rate, decay="constant"), weight_decay=0.0, b2=0.999)
     program = Program.create(task, optimizer, num_steps=num_steps, config=StepConfig(clip_norm=clip_norm))
     placement = Placement.create(mesh or MeshShape(), devices=None if mesh else jax.devices()[:1])
@@ -54,7 +55,7 @@ def taken(step: CompiledStep, count: int):
     return state, jax.device_get(dict(scalars))
 
 
-def judged(step: CompiledStep, state) -> Episodes:
+def judged(step: CompiledStep, state) -> dict[str, Any]:
     rows = step.program.task.evaluation_rows  # pyright: ignore
     return step.evaluate(state, step.put({"row": np.arange(rows, dtype=np.int32)}))["metrics"]
 

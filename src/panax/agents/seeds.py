@@ -139,7 +139,7 @@ class Seeds(Validated, CollectingTask):
 
     def _summed(self, loss: Loss, train: bool) -> Loss:
         """A loss of each seed as one: in training the sum of all, so that each has its own gradient; else their mean."""
-        coefficient = loss.coefficient if isinstance(loss.coefficient, float) else loss.coefficient[0]
+        coefficient = loss.coefficient[0] if isinstance(loss.coefficient, jax.Array) else loss.coefficient
         return Loss(loss.sum.sum(), loss.weight[0] if train else loss.weight.sum(), coefficient)
 
     def _merged(self, metrics: Metrics) -> Metrics:
