@@ -1,20 +1,22 @@
 """DQN and SAC as tasks: their losses in NumPy, on any mesh, resumed with their buffers; a time limit is not a death."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents.tiny_environments import Endless, Sick
+from agents.tiny_environments import Copy, Endless, Sick
 
 import panax
-from panax.agents import Dqn, PerceptronPolicy, RecurrentPolicy, Sac
+from panax.agents import DecoderPolicy, Dqn, PerceptronPolicy, RecurrentPolicy, Sac
 from panax.checkpoint import CheckpointConfig
 from panax.core import named_leaves
 from panax.core.errors import DataError, RecipeError
 from panax.environments import GridWorld, Pendulum
 from panax.mesh import MeshShape, Placement
+from panax.models import DecoderConfig
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, Experiment
 from panax.train import CompiledStep, Program, StepConfig
@@ -51,10 +53,16 @@ def layers(network, x: np.ndarray) -> np.ndarray:
     return x
 
 
-def drawn_batch(task, state, updates: int = 0) -> tuple:
+@functools.cache
+def begun(agent: str) -> tuple:
+    """The first parameters and state, and parameters of another seed."""
+    init = jax.jit({"dqn": DQN, "sac": SAC}[agent].init)
+    return *init(jax.random.key(0)), init(jax.random.key(7))[0]
+
+
+def drawn_batch(task, updates: int = 0) -> tuple:
     """Parameters, state and a minibatch after `init`, with target networks that differ from those that are trained."""
-    params, model_state = jax.jit(task.init)(jax.random.key(0))
-    other = jax.jit(task.init)(jax.random.key(7))[0]
+    params, model_state, other = begun(task.name)
     model_state = {**model_state, "target": task.followed(other)}
     experience = {"replay": model_state["replay"], "row": jnp.arange(task.rows)}
     batch = dict(task.minibatch(experience, model_state, jnp.int32(updates), jax.random.key(3)))
@@ -64,7 +72,7 @@ def drawn_batch(task, state, updates: int = 0) -> tuple:
 @pytest.mark.parametrize("double", [False, True])
 def test_the_loss_of_dqn_in_numpy(double):
     task = dataclasses.replace(DQN, double=double)
-    params, state, batch = drawn_batch(task, None)
+    params, state, batch = drawn_batch(task)
     given = {name: np.asarray(leaf) for name, leaf in batch.items()}
     assert given["terminated"].any() and not given["terminated"].all()
 
@@ -86,7 +94,7 @@ def test_the_loss_of_dqn_in_numpy(double):
 
 
 def test_the_losses_of_sac_in_numpy():
-    params, state, batch = drawn_batch(SAC, None)
+    params, state, batch = drawn_batch(SAC)
     params = dataclasses.replace(params, log_temperature=jnp.float32(-0.7))
     given = {name: np.asarray(leaf) for name, leaf in batch.items()}
     key = jax.random.key(5)
@@ -119,7 +127,7 @@ def test_the_losses_of_sac_in_numpy():
 
 
 def test_each_loss_of_sac_moves_what_it_is_of():
-    params, state, batch = drawn_batch(SAC, None)
+    params, state, batch = drawn_batch(SAC)
     moved = {"critic": "critics", "actor": "actor", "temperature": "log_temperature"}
 
     def of(name):
@@ -207,9 +215,34 @@ def test_a_time_limit_is_not_a_death_to_what_is_learned():
     assert value_of(Endless(dies=True)) == pytest.approx(1 / (1 - 0.9 * 0.75), abs=0.5)
 
 
+@pytest.mark.slow
+def test_a_buffer_is_changed_in_place():
+    """What the step needs besides its state does not grow with the buffer."""
+
+    def bytes_of(capacity: int) -> tuple[int, int]:
+        memory = step_of(dataclasses.replace(SAC, capacity=capacity)).compiled(
+            {"row": jax.ShapeDtypeStruct((8,), np.int32)}
+        ).memory_analysis()  # fmt: skip
+        return memory.temp_size_in_bytes, memory.alias_size_in_bytes
+
+    (small, kept), (large, kept_more) = bytes_of(16_000), bytes_of(1_600_000)
+    assert large < small + 4096 and kept_more > kept + 1_500_000 * 30
+
+
+@pytest.mark.slow
+def test_a_decoder_values_actions():
+    model = DecoderConfig(vocab_size=4, max_length=2, embed=32, num_layers=1, heads=2, ffn=64)
+    settings = {**COMMON, "policy": DecoderPolicy(model=model), "collections": 200, "capacity": 4096}
+    task = Dqn(environment=Copy(), epsilon_steps=2000, **{**settings, "evaluation_episodes": 64, "evaluation_steps": 1})
+    step = step_of(task, MeshShape(fsdp=4, replica=2), rate=3e-3)
+    state, _ = taken(step, 3)
+    rows = step.put({"row": np.arange(64, dtype=np.int32)})
+    assert float(step.evaluate(state, rows)["metrics"]["return"].value) > 0.9, "chance is 0.2"
+
+
 def test_a_target_network_follows_as_it_is_told():
     hard = dataclasses.replace(DQN, target_rate=1.0, target_period=3)
-    params, state = jax.jit(hard.init)(jax.random.key(0))
+    params, state, _ = begun("dqn")
     other = jax.tree.map(lambda leaf: leaf + 1, params)
     followed = [state]
     for _ in range(3):
@@ -223,7 +256,7 @@ def test_a_target_network_follows_as_it_is_told():
 
 def test_random_actions_grow_fewer():
     task = dataclasses.replace(DQN, epsilon=(1.0, 0.2), epsilon_steps=400)
-    params, state = jax.jit(task.init)(jax.random.key(0))
+    params, state, _ = begun("dqn")
     explore = jax.jit(
         lambda added: task.explorer(params, dataclasses.replace(state["replay"], added=added))(seen, keys)
     )
@@ -239,6 +272,16 @@ def test_an_environment_that_gives_nan_ends_the_run(tmp_path):
     task = Dqn(environment=Sick(), **COMMON)
     with pytest.raises(DataError, match="step 1: the environment gave a reward that is not finite: nan"):
         panax.fit(experiment(task, tmp_path))
+
+
+def test_what_was_wrong_once_is_not_forgotten():
+    """The buffer still holds it, so that no update is made when the environment has recovered."""
+    params, state, _ = begun("dqn")
+    assert np.isneginf(state["faults"]).all()
+    collect = jax.jit(lambda state: DQN.collect(params, state, {"row": jnp.arange(8)}, jax.random.key(1)))
+    ill = collect({**state, "faults": jnp.array([jnp.nan, -jnp.inf], jnp.float32)})
+    assert ill.metrics["environment"].any and np.isnan(ill.kept["faults"][0])  # pyright: ignore
+    assert not collect(state).metrics["environment"].any  # pyright: ignore
 
 
 def test_a_buffer_larger_than_memory_is_refused_before_it_is_made(tmp_path):

@@ -64,11 +64,11 @@ def test_a_pool_steps_as_gymnasium_does_and_its_processes_end():
     [
         ("raises", "an environment of sick_gymnasium:Sick-v0 raised ValueError: the arm is broken"),
         ("dies", r"process \d of the environments of sick_gymnasium:Sick-v0 died \(exit code 7\)"),
-        ("hangs", "has not answered for 3 seconds"),
+        ("hangs", "has not answered for 2 seconds"),
     ],
 )
 def test_an_environment_that_breaks_is_one_message_and_ends_the_others(sick, sickness, message):
-    ours = pool(sick, sickness=sickness, timeout=3.0 if sickness == "hangs" else 60.0)
+    ours = pool(sick, sickness=sickness, timeout=2.0 if sickness == "hangs" else 60.0)
     ours.reset([0, 1, 2])
     for _ in range(2):
         ours.step(np.zeros(3, np.int32), [0, 1, 2])

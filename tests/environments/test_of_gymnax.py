@@ -29,7 +29,7 @@ def test_breakout_steps_as_gymnax_does():
     assert ours.action_space == Discrete(count=3) and ours.observation_space == Box(
         low=0.0, high=1.0, shape=(10, 10, 4)
     )
-    step = jax.jit(ours.step)
+    step, theirs_step = jax.jit(ours.step), jax.jit(theirs.step_env)
     state, observation = ours.reset(jax.random.key(0))
     seen, same = theirs.reset_env(jax.random.key(0), parameters)
     np.testing.assert_array_equal(observation, seen)
@@ -37,7 +37,7 @@ def test_breakout_steps_as_gymnax_does():
     for number in range(60):
         key, action = jax.random.key(number), jnp.int32(number * 7 % 3)
         ours_now = step(state, action, key)
-        seen, same, reward, done, _ = theirs.step_env(key, same, action, parameters)
+        seen, same, reward, done, _ = theirs_step(key, same, action, parameters)
         np.testing.assert_array_equal(ours_now.observation, seen)
         assert float(ours_now.reward) == float(reward) and bool(ours_now.terminated) == bool(done)
         state, ended = ours_now.state, ended or bool(done)

@@ -18,7 +18,7 @@ from .importing import Setting
 
 MOST_PROCESSES = 64
 
-_SECONDS_TO_END = 2.0
+_SECONDS_TO_BEGIN, _SECONDS_TO_END = 60.0, 2.0
 
 
 class Stepped(NamedTuple):
@@ -70,7 +70,7 @@ class HostPool:
         self._end = weakref.finalize(self, _end, self._processes)
         try:
             told = [{"id": name, "settings": dict(settings), "count": share} for share in self._shares]
-            self.spaces = self._ask(told)[0][0]
+            self.spaces = self._ask(told, seconds=max(timeout_seconds, _SECONDS_TO_BEGIN))[0][0]
         except TrainingError as error:
             raise RecipeError(f"gymnasium can't make {name!r}: {error}") from error
 
@@ -113,14 +113,17 @@ class HostPool:
         return [rows[end - share : end] for share, end in zip(self._shares, ends)]
 
     def _ask(
-        self, told: Sequence[Mapping[str, Any]], arrays: Sequence[np.ndarray] | None = None
+        self,
+        told: Sequence[Mapping[str, Any]],
+        arrays: Sequence[np.ndarray] | None = None,
+        seconds: float | None = None,
     ) -> list[tuple[dict[str, Any], list[np.ndarray]]]:
         """Tell every process something, then read what each answers."""
         with self._lock:
             if self.closed:
                 raise TrainingError(f"the environments of {self._name} are closed")
             # A process that hangs is killed, and its pipe ends: reading then says so.
-            late = threading.Timer(self._timeout, self._give_up)
+            late = threading.Timer(seconds or self._timeout, self._give_up)
             late.daemon = True
             late.start()
             try:
