@@ -14,8 +14,8 @@ def ppo_pendulum() -> Experiment:
     pendulum is a death.
 
     Command: panax train ppo_pendulum
-    Hardware: two CPU cores that did other work too, 17 to 38 s in all.
-    Expected: a return of -157 to -187 on 6 seeds side by side; an episode's own depends on where the pendulum begins.
+    Hardware: two CPU cores that did other work too, 15 to 20 s in all.
+    Expected: returns of -141 to -164 on 5 seeds, +- 20; an episode's own depends on where the pendulum begins.
     """
     task = Ppo(
         environment=Pendulum(),
