@@ -179,7 +179,7 @@ def _student(freedom: float, z: float = 1.959964) -> float:
     """The 97.5 % quantile of Student's distribution (Abramowitz and Stegun, 26.7.5).
 
     >>> [round(_student(n), 2) for n in (3.0, 10.0, 100.0)]
-    [3.17, 2.23, 1.98]
+    [3.18, 2.23, 1.98]
     """
     terms = (
         z,
