@@ -55,6 +55,8 @@ readable_in("panax.models", "DlrmTask", "DlrmConfig", "HstuConfig", "SequenceTas
 readable_in("panax.layers", "TablesConfig", "TableConfig", "FeatureConfig", "Growth")
 readable_in("panax.layers", "Rotary", "RotaryScaling", "YarnScaling", "Latent", "MoE")
 readable_in("panax.parallel", "Pipeline")
+readable_in("panax.agents", "Ppo", "Seeds", "PerceptronPolicy", "RecurrentPolicy", "DecoderPolicy")
+readable_in("panax.environments", "Acrobot", "CartPole", "GridWorld", "Pendulum")
 
 __all__ = [
     "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "check", "compile_step", "debugging",

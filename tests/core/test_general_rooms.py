@@ -18,10 +18,13 @@ GENERAL = ("core", "spmd", "mesh", "parallel", "train", "plan", "metrics", "run"
 MODELS = ("layers", "models")
 
 ENGLISH = {
+    ("core/collecting.py", "row"): "a leaf of every batch: each row's number in it",
     ("metrics/heat_map.py", "b"): "a letter",
     ("metrics/heat_map.py", "w"): "a letter",
     ("metrics/services.py", "w"): "how a file is opened",
     ("metrics/report/curves.py", "d"): "how an array keeps its numbers",
+    ("metrics/report/origin.py", "environment"): "variables of a process",
+    ("metrics/report/origin.py", "seed"): "a run's setting",
     ("metrics/goodput.py", "d"): "days",
     ("run/sweeping.py", "w"): "how a file is opened",
     ("metrics/tensorboard.py", "experts"): "a group of figures in TensorBoard",

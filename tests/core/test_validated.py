@@ -76,7 +76,8 @@ def wrong_for(hint):
         return None
     if bool in each:
         return "yes", "expected True or False"
-    return ("text", "expected a tuple, and this is text") if tuple in map(get_origin, each) else ("text", "number")
+    # The message is of the first alternative.
+    return ("text", "expected a tuple, and this is text") if get_origin(each[0]) is tuple else ("text", "number")
 
 
 @pytest.mark.parametrize("cls", SETTINGS, ids=lambda cls: cls.__name__)

@@ -134,7 +134,12 @@ def show(result: Result, console: Console, *, kept: bool) -> None:
     if result.evaluation:
         entropy = prepared.data.unigram_entropy
         compared = f" (token frequencies alone give {entropy:.4f})" if entropy is not None else ""
-        lines.append(f"held-out loss {result.evaluation['loss']:.4f}{compared}")
+        if "return" in result.evaluation:
+            interval = result.evaluation.get("return_ci95")
+            within = "" if interval is None else f" +- {interval:.1f}"
+            lines.append(f"mean return   {result.evaluation['return']:.1f}{within} (95 % of confidence)")
+        else:
+            lines.append(f"held-out loss {result.evaluation['loss']:.4f}{compared}")
         if "bits_per_byte" in result.evaluation:
             lines.append(f"bits per byte {result.evaluation['bits_per_byte']:.3f} of held-out text")
     where = result.checkpoint if prepared.experiment.checkpoint.directory else prepared.experiment.folder

@@ -6,6 +6,7 @@ from .lazy import lazily
 
 if TYPE_CHECKING:
     from .axes import annotation_axes, map_axes, named_leaves, pair_axes, path_name
+    from .collecting import Collected, CollectingTask
     from .dropping import dropout, uniform
     from .errors import (
         CheckpointError,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     )
     from .layout import Layout, current_layout, current_target, use_layout
     from .logical import LogicalAxis, Role, Undivided, register_axes
-    from .measures import Faults, Loss, Losses, Maximum, Mean, Metrics, Ranked, Sum, merge_measures, total_loss
+    from .measures import Faults, Loss, Losses, Maximum, Mean, Metrics, Ranked, Sample, Sum, merge_measures, total_loss
     from .module import Module, constant, logical_axes, name_key, normal, parameter, stack, stacked
     from .protocols import Axes, Batch, ModelState, Params, Position, Source, SourcedBatch
     from .readable import register_readable
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "axes": ("annotation_axes", "map_axes", "named_leaves", "pair_axes", "path_name"),
+    "collecting": ("Collected", "CollectingTask"),
     "dropping": ("dropout", "uniform"),
     "errors": (
         "CheckpointError",
@@ -54,6 +56,7 @@ _WHERE = {
         "Mean",
         "Metrics",
         "Ranked",
+        "Sample",
         "Sum",
         "merge_measures",
         "total_loss",
@@ -74,6 +77,8 @@ __all__ = [
     "Axes",
     "Batch",
     "CheckpointError",
+    "Collected",
+    "CollectingTask",
     "DamagedError",
     "DataError",
     "DataFacts",
@@ -98,6 +103,7 @@ __all__ = [
     "Ranked",
     "RecipeError",
     "Role",
+    "Sample",
     "Source",
     "SourcedBatch",
     "StoreError",

@@ -125,6 +125,72 @@ class Ranked(eqx.Module):
         return {"": float(((positive * below).sum() + 0.5 * tied) / pairs), "_error_bound": float(0.5 * tied / pairs)}
 
 
+class Sample(eqx.Module):
+    """The mean of independent numbers with what is known of it: their spread, and an interval of confidence.
+
+    Attributes:
+        count: How many numbers.
+        mean: Theirs.
+        squares: The sum of their squared distances from it.
+    """
+
+    count: Scalar
+    mean: Scalar
+    squares: Scalar
+
+    @classmethod
+    def of(cls, numbers: Float[Array, " batch"], counted: Float[Array, " batch"]) -> "Sample":
+        """Count a batch's numbers.
+
+        Args:
+            counted: 1, or 0 to leave a number out.
+        """
+        count = counted.sum()
+        mean = jnp.where(counted > 0, numbers, 0.0).sum() / jnp.maximum(count, 1.0)
+        return cls(count, mean, (jnp.where(counted > 0, numbers - mean, 0.0) ** 2).sum())
+
+    @property
+    def value(self) -> Values:
+        return self.mean
+
+    def merge(self, other: "Sample") -> "Sample":
+        count = self.count + other.count
+        share = other.count / jnp.maximum(count, 1.0)
+        apart = other.mean - self.mean
+        return Sample(
+            count,
+            self.mean + apart * share,
+            self.squares + other.squares + apart * apart * self.count * share,
+        )
+
+    def figures(self) -> dict[str, float]:
+        """The standard deviation, and half the width of the mean's 95 % interval of confidence; NaN of fewer than two numbers.
+
+        Student's t, by Cornish and Fisher's expansion: within 1 % of the true width from 4 numbers on. On the host.
+        """
+        count, squares = float(self.count), float(self.squares)
+        if count < 2:
+            return {"_std": math.nan, "_ci95": math.nan}
+        deviation = math.sqrt(squares / (count - 1))
+        return {"_std": deviation, "_ci95": _student(count - 1) * deviation / math.sqrt(count)}
+
+
+def _student(freedom: float, z: float = 1.959964) -> float:
+    """The 97.5 % quantile of Student's distribution (Abramowitz and Stegun, 26.7.5).
+
+    >>> [round(_student(n), 2) for n in (3.0, 10.0, 100.0)]
+    [3.18, 2.23, 1.98]
+    """
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return sum(term / freedom**power for power, term in enumerate(terms))
+
+
 NO_FAULT = -jnp.inf
 """The worst value of a check that found nothing."""
 
@@ -165,7 +231,7 @@ class Faults(eqx.Module):
                 )
 
 
-Metric = Mean | Sum | Maximum | Ranked | Faults
+Metric = Mean | Sum | Maximum | Ranked | Sample | Faults
 Metrics = Mapping[str, Metric]
 
 
@@ -177,7 +243,7 @@ def _ratio(total: Values, weight: Values) -> Values:
 
 def is_measure(x: Any) -> bool:
     """Whether a pytree node is a loss or a metric."""
-    return isinstance(x, Loss | Mean | Sum | Maximum | Ranked | Faults)
+    return isinstance(x, Loss | Mean | Sum | Maximum | Ranked | Sample | Faults)
 
 
 def merge_measures(a: Any, b: Any) -> Any:

@@ -105,6 +105,19 @@ class Task(abc.ABC):
     unit: str = "examples"
     """What a row of a batch without positions is called where speed is reported."""
 
+    @property
+    def units_per_row(self) -> int:
+        """How many of them a step makes of one row."""
+        return 1
+
+    separate_runs: bool = False
+    """Whether its parameters are of several runs side by side, so that the norm of all of them means nothing."""
+
+    @property
+    def updates_per_step(self) -> int:
+        """How many updates of the parameters a step makes: what the optimizer's schedule counts."""
+        return 1
+
     weight_dtype: Any = jnp.float32
     """What weights are gathered in where that is done once a step (`rules.zero`)."""
 

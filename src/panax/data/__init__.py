@@ -28,6 +28,7 @@ from .paths import corpus_of
 from .ramped import BatchRamp
 from .rand_augment import RandAugment
 from .records import HuggingFaceDisk, Jsonl, Parquet
+from .row_numbers import RowNumbers
 from .sequences import SequenceExamples, Sequences
 from .showing import batch_lines
 from .source import Accounting, PackedSource, RowSource, Seen
@@ -47,8 +48,8 @@ __all__ = [
     "IterableSource", "Joined", "JoinedRows", "Jsonl", "Keys", "Limits", "Mds", "MegatronTokens", "MixedSource", "Mixing",
     "Mixture", "Numbered", "OpenedExamples", "OpenedPart", "OpenedText", "PackedRows", "PackedSource", "PaddedCrop",
     "PaddedRows", "Parquet", "ParquetImages", "Part", "Prefetched", "PretrainedTokenizer", "PythonLibrary", "RandAugment",
-    "RandomCrop", "RowSource", "Seen", "SequenceExamples", "Sequences", "SyntheticClicks", "SyntheticExamples", "Table",
-    "TextData", "TextFiles", "TokenFile", "TokenStore", "TokenWriter", "Tokenizer", "Vocabulary", "WebDataset",
+    "RandomCrop", "RowNumbers", "RowSource", "Seen", "SequenceExamples", "Sequences", "SyntheticClicks", "SyntheticExamples",
+    "Table", "TextData", "TextFiles", "TokenFile", "TokenStore", "TokenWriter", "Tokenizer", "Vocabulary", "WebDataset",
     "WebDatasetImages", "batch_lines", "corpus_of", "divide", "open_corpus", "open_tokens", "prefetch", "split",
     "split_by_time", "write_tokens",
 ]  # fmt: skip

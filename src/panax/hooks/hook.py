@@ -5,6 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ..core import TrainState
 from ..metrics import Histogram
+from ..metrics.film import Frames
 from ..metrics.heat_map import Picture
 
 
@@ -43,6 +44,10 @@ class Running(Protocol):
 
     def picture(self, name: str, image: Picture) -> None:
         """Log a picture of this step; 8 bits for each of red, green and blue."""
+        ...
+
+    def film(self, name: str, frames: Frames, seconds_per_frame: float) -> None:
+        """Log a film of this step; TensorBoard plays it, other trackers show its frames side by side."""
         ...
 
     def histogram(self, name: str, histogram: Histogram) -> None:

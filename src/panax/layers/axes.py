@@ -53,6 +53,9 @@ register_axes(
     Axis("row_everywhere", "rows of a small table, which every device holds", table=True),
     Axis("inputs", "numbers that a layer of a perceptron reads: of any count, so whole on every device, at rest too"),
     Axis("hidden", "numbers that it gives, whole on every device"),
+    Axis("environment", "environments side by side, with what is known of each; rows of replay buffers",
+         compute=("replica", "fsdp", "expert")),
+    Axis("seed", "runs side by side that know nothing of each other", copies=True),
     Axis("bucket", "distances that share a bias of attention"),
     # Of adapted models, which name none:
     Axis("features", "dimension of a weight that is computed in parallel", compute=("tensor",), undivided=_ELECTIVE),

@@ -103,6 +103,11 @@ class ConsoleTracker(Tracker):
     def _evaluation(self, values: Mapping[str, float]) -> str:
         which = " of averaged parameters" if {"evaluation/ema_decay", "evaluation/averaged"} & values.keys() else ""
         parts = [f"[green]held-out loss{which} {values['evaluation/loss']:.4f}[/]"]
+        if "evaluation/return" in values:
+            parts = [f"[green]return{which} {values['evaluation/return']:.1f}[/]"]
+            if "evaluation/return_ci95" in values:
+                parts.append(f"+- {values['evaluation/return_ci95']:.1f}")
+            parts.append(f"{values.get('evaluation/episodes', 0):.0f} episodes")
         if "evaluation/bits_per_byte" in values:
             parts.append(f"{values['evaluation/bits_per_byte']:.3f} bits/byte")
         if "evaluation/accuracy" in values:
@@ -118,6 +123,8 @@ class ConsoleTracker(Tracker):
         for rank, name, form in ((0, "loss", "loss {:.4f}"), (3, "accuracy", "acc {:.1%}")):
             if f"train/{name}" in values:
                 parts.append((rank, form.format(values[f"train/{name}"])))
+        if "train/episode_return" in values:
+            parts.append((0, f"return {values['train/episode_return']:.1f}"))
         for name, value in values.items():
             if name.startswith("speed/") and name.endswith(_PER_SECOND):
                 unit = name.removeprefix("speed/").removesuffix(_PER_SECOND)

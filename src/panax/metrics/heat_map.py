@@ -101,13 +101,19 @@ def _text(text: str) -> Mask:
 
 def png(image: Picture) -> bytes:
     """A picture in the Portable Network Graphics format (RFC 2083)."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     height, width, _ = image.shape
-    # Each line begins with its filter, of which 0 is none.
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1)
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(lines.tobytes())), chunk(b"IEND", b""))
+    data = zlib.compress(lines_of(image))
+    parts = (png_chunk(b"IHDR", header), png_chunk(b"IDAT", data), png_chunk(b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    """A part of a PNG file, with its length and checksum."""
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def lines_of(image: Picture) -> bytes:
+    """The lines of a picture, each with its filter before it, of which 0 is none."""
+    height = image.shape[0]
+    return np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1).tobytes()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .facts import RunFacts
+from .film import Frames, animated_png
 from .heat_map import Picture, png
 from .histogram import Histogram
 from .trackers import Tracker
@@ -120,11 +121,17 @@ class TensorBoardTracker(Tracker):
             self._files[run].write(step, Summary(value=scalars))
 
     def picture(self, step: int, name: str, image: Picture) -> None:
+        self._image(step, name, image.shape, png(image))
+
+    def film(self, step: int, name: str, frames: Frames, seconds_per_frame: float) -> None:
+        # TensorBoard hands an image's bytes to the browser, which plays an animated PNG.
+        self._image(step, name, frames.shape[1:], animated_png(frames, seconds_per_frame))
+
+    def _image(self, step: int, name: str, shape: tuple[int, ...], encoded: bytes) -> None:
         from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
-        height, width, _ = image.shape
-        encoded = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png(image))
-        self._files[TRAIN].write(step, Summary(value=[Summary.Value(tag=run_and_tag(name)[1], image=encoded)]))
+        image = Summary.Image(height=shape[0], width=shape[1], colorspace=3, encoded_image_string=encoded)
+        self._files[TRAIN].write(step, Summary(value=[Summary.Value(tag=run_and_tag(name)[1], image=image)]))
 
     def text(self, step: int, name: str, text: str) -> None:
         from tensorboardX.summary import text as summary_of

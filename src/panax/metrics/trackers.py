@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .facts import RunFacts
+from .film import Frames, sheet
 from .heat_map import Picture
 from .histogram import Histogram
 from .lane import Lane
@@ -39,6 +40,10 @@ class Tracker(abc.ABC):
 
     def picture(self, step: int, name: str, image: Picture) -> None:  # noqa: B027
         """Take a picture, if this is a place for pictures."""
+
+    def film(self, step: int, name: str, frames: Frames, seconds_per_frame: float) -> None:
+        """Take a film; by default as a picture of its frames side by side."""
+        self.picture(step, name, sheet(frames))
 
     def text(self, step: int, name: str, text: str) -> None:  # noqa: B027
         """Take a text, such as a sample, if this is a place for texts."""
@@ -97,6 +102,9 @@ class Trackers(Tracker):
 
     def picture(self, step: int, name: str, image: Picture) -> None:
         self._put("picture", step, name, image)
+
+    def film(self, step: int, name: str, frames: Frames, seconds_per_frame: float) -> None:
+        self._put("film", step, name, frames, seconds_per_frame)
 
     def text(self, step: int, name: str, text: str) -> None:
         self._put("text", step, name, text)

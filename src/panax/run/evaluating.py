@@ -12,7 +12,7 @@ import jax
 
 from .. import data as sources
 from ..checkpoint import open_checkpoint
-from ..core import DataFacts, Source, TrainState
+from ..core import CollectingTask, DataFacts, Source, TrainState
 from ..core.errors import CheckpointError, LayoutError, RecipeError
 from ..data import (
     BytePairTokenizer,
@@ -194,6 +194,8 @@ def _with_tokenizer(data: TextData, tokenizer: Tokenizer | None) -> Iterator[Tex
 
 def _held_out(trained: Trained, settings: Mapping[str, Any]) -> OpenedData:
     """What the run of a checkpoint held out."""
+    if isinstance(trained.task, CollectingTask):
+        return open_data(Experiment(task=trained.task), lambda line: None)
     like = _described_data(settings)
     if like is None:
         kind = settings.get("data")

@@ -7,10 +7,10 @@ from typing import Any
 
 from ..checkpoint import CheckpointConfig
 from ..comms import Comms
-from ..core import Task
+from ..core import CollectingTask, Task
 from ..core.errors import RecipeError
 from ..core.validated import Validated
-from ..data import BatchRamp, TextData
+from ..data import BatchRamp, RowNumbers, TextData
 from ..hooks import Hook
 from ..kernels import Kernels
 from ..mesh import MeshShape, Rules
@@ -91,7 +91,8 @@ class Experiment(Validated):
     Attributes:
         name: The run's folder is `runs/name` unless `directory` says otherwise; the task's name unless told.
         task: The model with its objective.
-        data: `TextData`, `ExampleData`, any `panax.core.Source`, a torch `DataLoader`, or a Python iterable of batches.
+        data: `TextData`, `ExampleData`, any `panax.core.Source`, a torch `DataLoader`, or a Python iterable of batches. A task
+            that collects its own (`panax.core.CollectingTask`) takes none: the numbers of its rows stand here.
         held_out: A finite source to be judged on, where `data` does not bring its own.
         optimizer: Of all parameters that are not tables.
         table_optimizer: Of the model's tables, which see only the rows that a batch asks for; None for `RowWiseAdagrad()` where
@@ -151,6 +152,8 @@ class Experiment(Validated):
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", getattr(self.task, "name", type(self.task).__name__.lower()))
+        if isinstance(self.task, CollectingTask):
+            self._take_row_numbers(self.task)
         for field in ("data", "held_out"):
             value = getattr(self, field)
             if inspect.isroutine(value) or inspect.isclass(value):
@@ -217,6 +220,21 @@ class Experiment(Validated):
                 f"directory={shown_address(self.directory)!r}; expected a folder of this machine: logs are written there. "
                 f"Checkpoints go to an object store by checkpoint.directory"
             )
+
+    def _take_row_numbers(self, task: CollectingTask) -> None:
+        """Put the numbers of a task's own rows where data would be."""
+        if not (isinstance(self.data, RowNumbers) or (isinstance(self.data, TextData) and self.data == TextData())):
+            raise RecipeError(
+                f"data is a {type(self.data).__name__}, and {type(task).__name__} collects its own: leave data out"
+            )
+        if not (self.held_out is None or isinstance(self.held_out, RowNumbers)):
+            raise RecipeError(
+                f"held_out is a {type(self.held_out).__name__}, and {type(task).__name__} is evaluated by episodes: leave it out"
+            )
+        if self.batch_ramp.parts or self.overfit_batches:
+            raise RecipeError(f"batch_ramp and overfit_batches are of data, and {type(task).__name__} collects its own")
+        object.__setattr__(self, "data", RowNumbers(batch_size=task.rows))
+        object.__setattr__(self, "held_out", RowNumbers(batch_size=task.evaluation_rows, num_batches=1))
 
     @property
     def folder(self) -> str:

@@ -13,6 +13,7 @@ import jax
 from ..core.compiling import compile_once
 from ..core.errors import RecipeError
 from ..core.heartbeat import heartbeat
+from ..core.host_calls import as_raised
 from ..core.joining import this_membership
 from ..core.processes import is_first
 from ..core.system import check_system
@@ -120,7 +121,7 @@ def open_run(
     elif say is None:
         say, progress = shown()
         trackers = (progress, *trackers)
-    with contextlib.closing(Lane("the console", threaded=not experiment.debug)) as told:
+    with as_raised(), contextlib.closing(Lane("the console", threaded=not experiment.debug)) as told:
         said = functools.partial(told.put, say) if is_first() else _unsaid
         place = this_membership()
         if place is not None and jax.process_count() == 1:

@@ -11,6 +11,7 @@ from ..core.errors import DataError, RecipeError
 from ..core.heartbeat import heartbeat
 from ..data.ramped import Ramped
 from ..metrics import Histogram
+from ..metrics.film import Frames
 from ..metrics.heat_map import Picture
 from ..train import Scalars, evaluate_sent
 from .experiment import Experiment
@@ -259,6 +260,9 @@ class Run:
 
     def picture(self, name: str, image: Picture) -> None:
         self._report.trackers.picture(self.step, name, image)
+
+    def film(self, name: str, frames: Frames, seconds_per_frame: float) -> None:
+        self._report.trackers.film(self.step, name, frames, seconds_per_frame)
 
     def histogram(self, name: str, histogram: Histogram) -> None:
         self._report.trackers.histogram(self.step, name, histogram)

@@ -144,7 +144,7 @@ class Report:
             self._say_kernels()
         else:
             first = next(iter(batch.values()))
-            self._counted += first.size if self._length else first.shape[0]
+            self._counted += first.size if self._length else first.shape[0] * self._prepared.task.units_per_row
             self.clock.tick()
         axes = next(iter(self._prepared.step.batch_axes.values()))
         rows_of_positions = (axis_of(Role.ROWS), axis_of(Role.POSITIONS))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from ..core.expected import moving
 from ..core.layout import MeshAxes, current_layout
 from ..core.logical import Role, axis_of
-from ..core.measures import Maximum, is_measure
+from ..core.measures import Maximum, Sample, is_measure
 
 
 def all_gather(x: jax.Array, axes: MeshAxes, dim: int) -> jax.Array:
@@ -69,6 +69,8 @@ def merge_over_devices(measures: Any, axes: MeshAxes) -> Any:
     def merge(measure: Any) -> Any:
         if isinstance(measure, Maximum):
             return Maximum(jax.lax.pmax(measure.value, axes))
+        if isinstance(measure, Sample):
+            raise TypeError("a Sample is of tasks that see whole arrays; one that names its axes returns a Mean")
         fixed = {"coefficient"} & set(measure.__dataclass_fields__)
         return type(measure)(
             **{

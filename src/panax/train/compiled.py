@@ -14,7 +14,7 @@ from ..comms.fragments import Meeting
 from ..core import Axes, Faults, TrainState, merge_measures, pair_axes
 from ..core.errors import TrainingError
 from ..core.logical import Role, axis_of
-from ..core.measures import Ranked, total_loss
+from ..core.measures import Ranked, Sample, total_loss
 from ..kernels import use_kernels
 from ..mesh import Placement
 from ..mesh.legality import Needs, check, fitted_rules, remarks
@@ -419,7 +419,7 @@ def evaluate_sent(step: Step, state: TrainState, batches: Iterable[Mapping[str, 
         **{
             f"{name}{figure}": value
             for name, metric in merged["metrics"].items()
-            if isinstance(metric, Ranked)
+            if isinstance(metric, Ranked | Sample)
             for figure, value in metric.figures().items()
         },
         # Says which parameters these figures are of.

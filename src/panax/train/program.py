@@ -11,13 +11,14 @@ import jax.numpy as jnp
 
 from ..comms import Comms
 from ..comms.fragments import Meeting, last_meeting, meeting_after
-from ..core import Axes, Guard, Task, TrainState, current_layout, pair_axes
+from ..core import Axes, CollectingTask, Guard, Task, TrainState, current_layout, pair_axes
 from ..core.errors import RecipeError
 from ..core.layout import Layout
 from ..core.logical import axes_of_rows
 from ..core.state import averages_of
 from ..kernels import Kernels
 from ..optim import Optimizer, RowOptimizer, Transformation
+from .collecting import check_plain, collecting_step, first_batch
 from .freezing import Rows, at_rest, freeze
 from .growing import GrowingTables
 from .loss_scaling import FIRST, check_effect
@@ -75,7 +76,8 @@ class Program:
         """Derive everything from the task's abstract parameters.
 
         Args:
-            num_steps: Length of the run, which the learning rate's decay ends with.
+            num_steps: Length of the run, which the learning rate's decay ends with. Where a task makes several updates in a step,
+                its schedule counts these.
             frozen: Prefixes of parameter names that are not trained, or single layers; see `freeze`.
             table_optimizer: Of tables; None for `RowWiseAdagrad()` where there are any.
 
@@ -87,7 +89,8 @@ class Program:
         parameter_axes = task.parameter_axes(params)
         layers = task.layer_parameters(params)
         trainable, resting = freeze(params, frozen, task.frozen_parameters, layers)
-        tables = Tables.of(task, params, trainable, table_optimizer, num_steps)
+        num_updates = num_steps * task.updates_per_step
+        tables = Tables.of(task, params, trainable, table_optimizer, num_updates)
         dense = trainable if tables is None else tables.without(trainable)
         free = {
             name: (leaf.shape, axes)
@@ -97,7 +100,7 @@ class Program:
         widths = width_factors(task)
         if widths is not None:
             optimizer = widths.of_optimizer(optimizer, free)
-        transformation = optimizer.build({name: axes for name, (_, axes) in free.items()}, num_steps, layers)
+        transformation = optimizer.build({name: axes for name, (_, axes) in free.items()}, num_updates, layers)
         config = config or StepConfig()
         if config.ema_decay is not None and transformation.averaged is not None:
             raise RecipeError(
@@ -106,12 +109,17 @@ class Program:
             )
         averages = config.ema_decay is not None or transformation.averaged is not None
         check_effect(task.scales_loss, type(task).__name__, config.loss_scale, config.loss_scale_steps)
+        if task.separate_runs and (config.clip_norm is not None or config.spike_factor is not None):
+            raise RecipeError(
+                f"step.clip_norm={config.clip_norm} and step.spike_factor={config.spike_factor} look at the gradients of all "
+                f"runs of {type(task).__name__} as one; set both to None, and clip by task.clip_norm"
+            )
         guard = partial(Guard.create, (config.loss_scale or FIRST) if task.scales_loss else None)
         create = partial(_initial_state, task, transformation, dense, averages, guard, widths, tables)
         abstract = jax.eval_shape(create, jax.random.key(0))
         lies = transformation.axes(abstract.optimizer_state, free)
         axes = _state_axes(abstract, parameter_axes, task.state_axes(model_state), lies, dense, tables)
-        return cls(
+        program = cls(
             task,
             optimizer,
             config,
@@ -127,6 +135,9 @@ class Program:
             tables,
             GrowingTables.of(task, tables),
         )
+        if isinstance(task, CollectingTask):
+            check_plain(program)
+        return program
 
     def on(self, layout: Layout) -> "Program":
         """This program for a mesh, with the state of what is kept on each of its replicas.
@@ -164,6 +175,8 @@ class Program:
         """One training step; see `train_step`."""
         if self.abstract.replicas is not None:
             return steps_apart(self, state, batch, batch_axes)
+        if isinstance(self.task, CollectingTask):
+            return collecting_step(self, state, batch, batch_axes)
         return self.one_step(state, batch, batch_axes)
 
     def one_step(
@@ -179,7 +192,7 @@ class Program:
             task=self.task,
             trainable=self.trainable,
             transformation=self.transformation,
-            learning_rate=self.optimizer.reported_rate(self.num_steps),
+            learning_rate=self.optimizer.reported_rate(self.num_steps * self.task.updates_per_step),
             config=self.config,
             batch_axes=batch_axes,
             resting=self.resting,
@@ -223,7 +236,13 @@ class Program:
     def gradients(
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
     ) -> Any:
-        """The gradients of one batch, as a tree like the parameters with None where one is frozen."""
+        """The gradients of one batch, as a tree like the parameters with None where one is frozen.
+
+        Where a task collects its own, they are those of the step's first update.
+        """
+        if isinstance(self.task, CollectingTask):
+            state, batch = first_batch(self, state, batch)
+            batch_axes = None
         batch, batch_axes = self._with_rows(state, batch, batch_axes)
         found, *_ = gradient_step(
             state,

@@ -1,0 +1,41 @@
+"""A first agent: PPO that balances a pole."""
+
+from panax.agents import Film, PerceptronPolicy, Ppo
+from panax.environments import CartPole
+from panax.optim import AdamW, Schedule
+from panax.run import EvaluateConfig, Experiment
+from panax.train import StepConfig
+
+
+def ppo_cartpole() -> Experiment:
+    """Balance a pole on a cart with PPO: 98,304 steps in 8 environments, in 12 calls of one compiled program.
+
+    An evaluation plays 100 episodes with the likeliest actions. 500 is the best return there is.
+
+    Command: panax train ppo_cartpole
+    Hardware: two CPU cores that did other work too: 10 s in all, 6.5 s of them compilation; 4 s where the program is cached.
+    Expected: a return of 500.0 on each of 10 seeds.
+    """
+    task = Ppo(
+        environment=CartPole(),
+        policy=PerceptronPolicy(hidden=(64, 64)),
+        environments=8,
+        steps=128,
+        collections=8,
+        epochs=10,
+        minibatches=4,
+        evaluation_episodes=100,
+        evaluation_steps=500,
+    )
+    return Experiment(
+        name="ppo_cartpole",
+        task=task,
+        optimizer=AdamW(
+            schedule=Schedule(peak=1e-3, decay="linear", final=0.0), weight_decay=0.0, b2=0.999, epsilon=1e-5
+        ),
+        num_steps=12,
+        step=StepConfig(clip_norm=0.5),
+        hooks=(Film(),),
+        evaluate=EvaluateConfig(every=3),
+        log_every=1,
+    )

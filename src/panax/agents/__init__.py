@@ -1,0 +1,19 @@
+"""Agents that learn by acting: each is a `panax.core.CollectingTask`, trained by the same step and loop as every other task."""
+
+from .advantages import Advantages, generalised_advantages
+from .distributions import Categorical, DiagonalGaussian, Distribution, SquashedGaussian, distribution_of
+from .dqn import Dqn
+from .episodes import Episodes, Finished, evaluation_of, play
+from .filming import Film
+from .policies import DecoderPolicy, PerceptronPolicy, Policy, PolicyOutput, RecurrentPolicy
+from .ppo import Ppo
+from .replay import Experience, Replay
+from .sac import Sac
+from .seeds import Seeds
+from .statistics import Statistics
+
+__all__ = [
+    "Advantages", "Categorical", "DecoderPolicy", "DiagonalGaussian", "Distribution", "Dqn", "Episodes", "Experience", "Film",
+    "Finished", "PerceptronPolicy", "Policy", "PolicyOutput", "Ppo", "RecurrentPolicy", "Replay", "Sac", "Seeds",
+    "SquashedGaussian", "Statistics", "distribution_of", "evaluation_of", "generalised_advantages", "play",
+]  # fmt: skip

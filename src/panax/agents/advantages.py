@@ -1,0 +1,59 @@
+"""Generalised advantages, in which a time limit is not a death."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+
+class Advantages(NamedTuple):
+    """What each step of a rollout was worth.
+
+    Attributes:
+        advantage: How much more than the state's value.
+        target: What the state's value is to be: the advantage with the value that was predicted.
+    """
+
+    advantage: Float[Array, "time environment"]
+    target: Float[Array, "time environment"]
+
+
+def generalised_advantages(
+    reward: Float[Array, "time environment"],
+    value: Float[Array, "time environment"],
+    next_value: Float[Array, "time environment"],
+    terminated: Bool[Array, "time environment"],
+    truncated: Bool[Array, "time environment"],
+    *,
+    discount: float,
+    trace: float,
+) -> Advantages:
+    """Advantages as sums of temporal differences, each `discount * trace` times what follows it, up to an episode's end.
+
+    A step that terminates its episode is followed by the value 0. One that truncates it is followed by the value of the state
+    that it led to, which the time limit says nothing of; only the sum ends there.
+
+    Args:
+        value: Predicted for the state before each step.
+        next_value: Predicted for the state that each step led to, before any reset.
+        discount: Of the value one step later.
+        trace: 0 counts one difference alone, 1 all rewards to the episode's end.
+
+    Source: High-Dimensional Continuous Control Using Generalized Advantage Estimation (arXiv:1506.02438), equation 16.
+
+    >>> one = lambda x: jnp.array([[x]])
+    >>> kept = generalised_advantages(one(1.0), one(0.0), one(10.0), one(False), one(True), discount=0.5, trace=1.0)
+    >>> died = generalised_advantages(one(1.0), one(0.0), one(10.0), one(True), one(False), discount=0.5, trace=1.0)
+    >>> kept.target.item(), died.target.item()
+    (6.0, 1.0)
+    """
+    difference = reward + discount * jnp.where(terminated, 0.0, next_value) - value
+    decay = jnp.where(terminated | truncated, 0.0, discount * trace)
+
+    def earlier(after: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        own = step[0] + step[1] * after
+        return own, own
+
+    _, advantage = jax.lax.scan(earlier, jnp.zeros_like(value[0]), (difference, decay), reverse=True)
+    return Advantages(advantage, advantage + value)

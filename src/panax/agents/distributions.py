@@ -1,0 +1,173 @@
+"""What a policy's numbers mean: a distribution over actions, for each space of actions."""
+
+import abc
+import dataclasses
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key, Num
+
+from ..core.errors import RecipeError
+from ..core.validated import Validated
+from ..environments import Box, Discrete, Space
+
+Continuous = Literal["gaussian", "squashed"]
+
+Numbers = Float[Array, "*rows number"]
+"""What a policy says of an action: logits, or means followed by logarithms of standard deviations."""
+
+_LOG_ROOT_2_PI = 0.5 * math.log(2 * math.pi)
+
+
+class Distribution(Validated, abc.ABC):
+    """A family of distributions over the actions of one space; a member is the numbers that a policy gives.
+
+    What is drawn is stored as it is drawn. `action` makes what the environment takes of it.
+    """
+
+    @property
+    @abc.abstractmethod
+    def outputs(self) -> int:
+        """How many numbers a network gives for one action."""
+
+    @property
+    def log_deviations(self) -> int:
+        """How many further numbers are parameters, the same for every observation."""
+        return 0
+
+    @abc.abstractmethod
+    def draw(self, numbers: Numbers, keys: Key[Array, "*rows"]) -> Num[Array, "..."]:
+        """Draw one action for each row, by the row's own key."""
+
+    @abc.abstractmethod
+    def mode(self, numbers: Numbers) -> Num[Array, "..."]:
+        """The likeliest one, before `action`."""
+
+    @abc.abstractmethod
+    def log_prob(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
+        """The logarithm of the probability, or density, of the action that was made of `drawn`."""
+
+    @abc.abstractmethod
+    def entropy(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
+        """In nats; where there is no closed form, an unbiased estimate from `drawn`."""
+
+    def action(self, drawn: Num[Array, "..."]) -> Num[Array, "..."]:
+        """What the environment takes."""
+        return drawn
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Categorical(Distribution):
+    """One of `count` choices; the numbers are logits.
+
+    >>> round(Categorical(count=2).entropy(jnp.zeros((1, 2)), jnp.zeros(1, jnp.int32)).item(), 4)
+    0.6931
+    """
+
+    count: int
+
+    @property
+    def outputs(self) -> int:
+        return self.count
+
+    def draw(self, numbers: Numbers, keys: Key[Array, "*rows"]) -> Num[Array, "..."]:
+        return jax.vmap(jax.random.categorical)(keys, numbers).astype(jnp.int32)
+
+    def mode(self, numbers: Numbers) -> Num[Array, "..."]:
+        return numbers.argmax(axis=-1).astype(jnp.int32)
+
+    def log_prob(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
+        # By a mask, not a gather, whose transpose is a scatter.
+        chosen = jax.nn.one_hot(drawn, self.count, dtype=jnp.bool_)
+        return jnp.where(chosen, jax.nn.log_softmax(numbers), 0.0).sum(axis=-1)
+
+    def entropy(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
+        logs = jax.nn.log_softmax(numbers)
+        return -(jnp.exp(logs) * logs).sum(axis=-1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DiagonalGaussian(Distribution):
+    """Independent normal numbers, which are clipped to the bounds of the space only when they are acted with.
+
+    Densities are of what was drawn, before clipping, as in stable-baselines3.
+    """
+
+    space: Box
+
+    @property
+    def outputs(self) -> int:
+        return self.space.size
+
+    @property
+    def log_deviations(self) -> int:
+        return self.space.size
+
+    def draw(self, numbers: Numbers, keys: Key[Array, "*rows"]) -> Num[Array, "..."]:
+        mean, log_deviation = jnp.split(numbers, 2, axis=-1)
+        noise = jax.vmap(lambda key: jax.random.normal(key, (self.space.size,), jnp.float32))(keys)
+        return mean + jnp.exp(log_deviation) * noise
+
+    def mode(self, numbers: Numbers) -> Num[Array, "..."]:
+        return jnp.split(numbers, 2, axis=-1)[0]
+
+    def log_prob(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
+        mean, log_deviation = jnp.split(numbers, 2, axis=-1)
+        distance = (drawn - mean) * jnp.exp(-log_deviation)
+        return (-0.5 * distance * distance - log_deviation - _LOG_ROOT_2_PI).sum(axis=-1)
+
+    def entropy(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
+        _, log_deviation = jnp.split(numbers, 2, axis=-1)
+        return (log_deviation + 0.5 + _LOG_ROOT_2_PI).sum(axis=-1)
+
+    def action(self, drawn: Num[Array, "..."]) -> Num[Array, "..."]:
+        return self.space.clip(drawn.reshape(*drawn.shape[:-1], *self.space.shape)).astype(self.space.dtype)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SquashedGaussian(DiagonalGaussian):
+    """Normal numbers through `tanh` into the bounds of the space, which are to be finite.
+
+    Densities are of actions in [-1, 1], with tanh's own share: what SAC and stable-baselines3 count. The bounds' widths, a
+    constant, are left out. Source: SAC (arXiv:1801.01290), appendix C.
+    """
+
+    def __post_init__(self) -> None:
+        if not self.space.bounded:
+            raise RecipeError(
+                f"a squashed distribution fills the bounds of actions, and these are not finite: {self.space}; take 'gaussian'"
+            )
+
+    def log_prob(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
+        # log(1 - tanh(u)^2), so that it does not round to log 0.
+        slope = 2.0 * (math.log(2.0) - drawn - jax.nn.softplus(-2.0 * drawn))
+        return super().log_prob(numbers, drawn) - slope.sum(axis=-1)
+
+    def entropy(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
+        return -self.log_prob(numbers, drawn)
+
+    def action(self, drawn: Num[Array, "..."]) -> Num[Array, "..."]:
+        unit = jnp.tanh(drawn).reshape(*drawn.shape[:-1], *self.space.shape)
+        low, high = (
+            jnp.broadcast_to(jnp.asarray(bound, jnp.float32), unit.shape)
+            for bound in (self.space.lower, self.space.upper)
+        )
+        return (low + 0.5 * (unit + 1.0) * (high - low)).astype(self.space.dtype)
+
+
+def distribution_of(space: Space, continuous: Continuous = "gaussian") -> Distribution:
+    """The family for a space of actions.
+
+    Raises:
+        RecipeError: There is none for it.
+
+    >>> distribution_of(Discrete(count=4)).outputs
+    4
+    """
+    if isinstance(space, Discrete):
+        return Categorical(count=space.count)
+    if isinstance(space, Box) and space.dtype == "float32":
+        return (SquashedGaussian if continuous == "squashed" else DiagonalGaussian)(space=space)
+    raise RecipeError(f"there is no distribution over the actions {space}; expected Discrete, or a Box of float32")

@@ -1,0 +1,121 @@
+"""`Dqn`: values of actions learned from a replay buffer, as a task."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Num
+
+from ..core import Batch, Evaluation, Loss, Mean, Metrics, Module
+from ..core.errors import RecipeError
+from ..environments import Discrete
+from .off_policy import Explore, OffPolicy
+from .policies import PerceptronPolicy, Policy
+from .q_losses import ErrorForm, best_value, duelling, error_of, target_of, value_of
+from .replay import Replay
+
+
+class DqnParameters(Module):
+    """What is trained: a network whose numbers are the values of actions."""
+
+    policy: Module
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dqn(OffPolicy):
+    """Deep Q-learning (arXiv:1312.5602) with a target network; double and dueling, if asked for.
+
+    Attributes:
+        policy: The network: its numbers are values of actions. What it says of the state's value counts if `dueling`.
+        double: The network that is trained picks the best next action, and the target network values it.
+        dueling: Values of actions are made of the state's value and of what each action adds.
+        error: "huber" for errors that count linearly beyond 1; "squared".
+        epsilon: The shares of random actions at first and at last.
+        epsilon_steps: Steps of all environments together, those of `warmup` included, over which the first share falls to the
+            last one.
+    """
+
+    policy: Policy = PerceptronPolicy(activation="relu", first_gain=1.0)  # noqa: RUF009
+    double: bool = True
+    dueling: bool = False
+    error: ErrorForm = "huber"
+    epsilon: tuple[float, float] = (1.0, 0.05)
+    epsilon_steps: int = 20_000
+
+    name = "dqn"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        space = self.environment.action_space
+        if not isinstance(space, Discrete):
+            raise RecipeError(
+                f"Dqn takes one of some actions, and those of the environment are {space}; take Sac or Ppo"
+            )
+        if self.policy.recurrent:
+            raise RecipeError(
+                f"Dqn draws single transitions, and {type(self.policy).__name__} has a memory; take one without, or Ppo"
+            )
+        if not all(0.0 <= share <= 1.0 for share in self.epsilon):
+            raise RecipeError(f"task.epsilon={self.epsilon}; expected shares of actions, in [0, 1]")
+        if self.epsilon_steps < 1:
+            raise RecipeError(f"task.epsilon_steps={self.epsilon_steps}; expected 1 or more")
+
+    @property
+    def _count(self) -> int:
+        space = self.environment.action_space
+        assert isinstance(space, Discrete)
+        return space.count
+
+    @property
+    def stored_action(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((), jnp.int32)
+
+    def networks(self, key: jax.Array) -> DqnParameters:
+        return DqnParameters(policy=self.policy.build(key, self.environment.observation_space, self._count))
+
+    def followed(self, params: DqnParameters) -> DqnParameters:
+        return params
+
+    def values(self, params: DqnParameters, observation: Num[Array, "batch ..."]) -> Float[Array, "batch action"]:
+        """The return that is expected of each action."""
+        _, said = self.policy.act(params.policy, self.policy.first_carry(observation.shape[0]), observation)
+        return duelling(said.numbers, said.value) if self.dueling else said.numbers
+
+    def share_of_random(self, replay: Replay) -> Float[Array, ""]:
+        """How many actions are random now."""
+        first, last = self.epsilon
+        done = (replay.added * self.environments).astype(jnp.float32) / self.epsilon_steps
+        return first + (last - first) * jnp.minimum(done, 1.0)
+
+    def explorer(self, params: DqnParameters, replay: Replay) -> Explore:
+        share = self.share_of_random(replay)
+
+        def explore(observation: jax.Array, keys: jax.Array) -> jax.Array:
+            def one(key: jax.Array, best: jax.Array) -> jax.Array:
+                whether, which = jax.random.split(key)
+                return jnp.where(jax.random.uniform(whether) < share, self.random_action(which), best)
+
+            return jax.vmap(one)(keys, self.greedy(params, observation))
+
+        return explore
+
+    def greedy(self, params: DqnParameters, observation: Num[Array, "batch ..."]) -> Num[Array, " batch"]:
+        return self.values(params, observation).argmax(axis=-1).astype(jnp.int32)
+
+    def exploring_metrics(self, replay: Replay) -> Metrics:
+        return {"epsilon": Mean(self.share_of_random(replay), jnp.float32(1.0))}
+
+    def losses(self, params: DqnParameters, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
+        value = value_of(self.values(params, batch["observation"]), batch["action"])
+        following = batch["next_observation"]
+        own = jax.lax.stop_gradient(self.values(params, following)) if self.double else None
+        next_value = best_value(self.values(state["target"], following), own)
+        target = target_of(batch["reward"], batch["terminated"], next_value, discount=self.discount)
+        error = error_of(value, jax.lax.stop_gradient(target), form=self.error)
+        count = jnp.float32(error.size)
+        metrics: Metrics = {
+            "action_value": Mean(value.sum(), count),
+            "temporal_difference": Mean(jnp.abs(value - target).sum(), count),
+        }
+        return Evaluation({"value": Loss(error.sum(), count)}, state, metrics)

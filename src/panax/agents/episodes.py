@@ -1,0 +1,127 @@
+"""Whole episodes: what an agent is evaluated by, and what is kept of those that end while it trains."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, Num
+
+from ..core import Evaluation, Loss, Mean, Metrics, Sample, Sum
+from ..environments import Environment, EnvironmentBatch, Transition
+
+Act = Callable[[Any, Num[Array, "batch ..."], Key[Array, " batch"]], tuple[Any, Num[Array, "batch ..."]]]
+"""(what it remembers, observations, a key for each row) to what it remembers now, and actions."""
+
+
+class Episodes(NamedTuple):
+    """One episode of each environment.
+
+    Attributes:
+        total: Sum of its rewards, not discounted.
+        length: Its steps.
+        finished: Whether it came to an end.
+    """
+
+    total: Float[Array, " batch"]
+    length: Int[Array, " batch"]
+    finished: Bool[Array, " batch"]
+
+
+class Finished(eqx.Module):
+    """Of each environment the last episode that ended in training.
+
+    Attributes:
+        total: Sum of its rewards, not discounted.
+        length: Its steps.
+        any: Whether there was one.
+    """
+
+    total: Float[Array, " environment"]
+    length: Int[Array, " environment"]
+    any: Bool[Array, " environment"]
+
+    @classmethod
+    def none(cls, environments: int) -> "Finished":
+        return cls(
+            jnp.zeros(environments, jnp.float32), jnp.zeros(environments, jnp.int32), jnp.zeros(environments, jnp.bool_)
+        )
+
+    def after(self, transition: Transition) -> "Finished":
+        """With the episodes that a step ended."""
+        ended = transition.ended
+        return Finished(
+            jnp.where(ended, transition.episode_return, self.total),
+            jnp.where(ended, transition.episode_length, self.length),
+            self.any | ended,
+        )
+
+    def metrics(self) -> Metrics:
+        """The mean return and length over environments of which an episode has ended, and how many these are."""
+        known = self.any.astype(jnp.float32)
+        return {
+            "episode_return": Mean((self.total * known).sum(), known.sum()),
+            "episode_length": Mean((self.length.astype(jnp.float32) * known).sum(), known.sum()),
+        }
+
+
+def keys_of(key: Key[Array, ""], row: Int[Array, " batch"]) -> Key[Array, " batch"]:
+    """A key for each row by its number in the whole batch."""
+    return jax.vmap(lambda each: jax.random.fold_in(key, each))(row)
+
+
+def play(
+    environment: Environment,
+    act: Act,
+    memory: Any,
+    row: Int[Array, " batch"],
+    key: Key[Array, ""],
+    most: int,
+) -> Episodes:
+    """Play one episode in each of several environments, until all have ended or after `most` steps.
+
+    Args:
+        memory: What `act` remembers at first.
+        row: The number of each environment.
+    """
+    batch = EnvironmentBatch(environment)
+    reset_key, step_key = jax.random.split(key)
+
+    def goes_on(carry: tuple[Any, ...]) -> jax.Array:
+        number, _, _, _, found = carry
+        return (number < most) & ~found.finished.all()
+
+    def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        number, ongoing, memory, _, found = carry
+        act_key, move_key = jax.random.split(jax.random.fold_in(step_key, number))
+        memory, action = act(memory, ongoing.observation, keys_of(act_key, row))
+        moved = batch.step(ongoing, action, move_key, row)
+        playing = ~found.finished
+        found = Episodes(
+            found.total + jnp.where(playing, moved.reward, 0.0),
+            found.length + playing.astype(jnp.int32),
+            found.finished | moved.ended,
+        )
+        return number + 1, moved.ongoing, memory, moved.ended, found
+
+    none = jnp.zeros(row.shape, jnp.bool_)
+    nothing = Episodes(jnp.zeros(row.shape, jnp.float32), jnp.zeros(row.shape, jnp.int32), none)
+    first = (jnp.int32(0), batch.reset(reset_key, row), memory, none, nothing)
+    return jax.lax.while_loop(goes_on, step, first)[-1]
+
+
+def evaluation_of(episodes: Episodes, state: Any) -> Evaluation:
+    """What `Task.loss` returns of an evaluation: the loss is the mean return with its sign changed, so that less is better.
+
+    `return` comes with `return_std`, and with `return_ci95`, half the width of the mean's 95 % confidence interval. Episodes
+    that did not come to an end count as far as they came, and are counted in `unfinished`.
+    """
+    count = jnp.float32(episodes.total.size)
+    metrics: Mapping[str, Any] = {
+        "return": Sample.of(episodes.total, jnp.ones_like(episodes.total)),
+        "length": Mean(episodes.length.sum().astype(jnp.float32), count),
+        "episodes": Sum(count),
+        "unfinished": Sum((~episodes.finished).sum().astype(jnp.float32)),
+    }
+    return Evaluation({"negative_return": Loss(-episodes.total.sum(), count)}, state, metrics)

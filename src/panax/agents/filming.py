@@ -1,0 +1,110 @@
+"""`Film`: a hook that shows an episode as the agent plays it now, drawn by its environment."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core.errors import RecipeError
+from ..core.processes import is_first
+from ..core.validated import Validated
+from ..environments import Environment, EnvironmentBatch
+from ..hooks import Hook, Running
+from ..metrics.film import Frames, animated_png
+from .episodes import Act, keys_of
+
+_MOST_STEPS = 10_000
+
+
+@dataclasses.dataclass
+class Film(Hook, Validated):
+    """Play an episode after each evaluation, and log it as a film: TensorBoard plays it, other trackers get a sheet of frames.
+
+    The film is also written to `films/step_NUMBER.png` in the run's folder: an animated PNG, which browsers play.
+
+    Attributes:
+        most_steps: A film is at most so long.
+        seed: Of the episode.
+    """
+
+    most_steps: int = 500
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.most_steps <= _MOST_STEPS:
+            raise RecipeError(f"Film.most_steps={self.most_steps}; expected 1 to {_MOST_STEPS}")
+
+    def before_run(self, run: Running) -> None:
+        task = run.experiment.task
+        if not (hasattr(task, "player") and isinstance(getattr(task, "environment", None), Environment)):
+            raise RecipeError(
+                f"Film shows episodes of one agent, and the task is a {type(task).__name__}; leave it out"
+            )
+        environment: Environment = task.environment
+        if type(environment).draw is Environment.draw or _first_frame(environment) is None:
+            raise RecipeError(f"{type(environment).__name__} draws no pictures, so Film has none to show; leave it out")
+        if jax.process_count() > 1:
+            raise RecipeError("Film plays in runs of one process; leave it out of this job")
+        self._play = _player(task, self.most_steps)
+
+    def after_evaluation(self, run: Running, evaluation: Any) -> None:
+        task, state = run.experiment.task, run.state
+        states = self._play(state.judged_params, state.model_state, jax.random.key(self.seed))
+        frames = frames_of(task.environment, *jax.device_get(states))
+        seconds = task.environment.seconds_per_frame
+        run.film("episode", frames, seconds)
+        if is_first():
+            path = Path(run.experiment.folder) / "films" / f"step_{run.step:08d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(animated_png(frames, seconds))
+
+
+def frames_of(environment: Environment, states: Any, steps: np.ndarray) -> Frames:
+    """The pictures of an episode.
+
+    Args:
+        states: From the first on; every leaf has a leading axis of time.
+        steps: How many the episode had.
+    """
+    drawn = [environment.draw(jax.tree.map(lambda leaf, at=at: leaf[at], states)) for at in range(int(steps) + 1)]
+    return np.stack([frame for frame in drawn if frame is not None])
+
+
+def _player(task: Any, most: int) -> Any:
+    """A compiled function that plays one episode: its states, and how many steps it had."""
+    environment: Environment = task.environment
+
+    def play(params: Any, model_state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
+        act, memory = task.player(params, model_state, 1)
+        return states_of(environment, act, memory, key, most)
+
+    return jax.jit(play)
+
+
+def states_of(environment: Environment, act: Act, memory: Any, key: jax.Array, most: int) -> tuple[Any, jax.Array]:
+    """The states of one episode of at most `most` steps, whose count comes with them; those after its end repeat its last one."""
+    batch, row = EnvironmentBatch(environment), jnp.zeros(1, jnp.int32)
+    first = batch.reset(key, row)
+
+    def step(carry: tuple[Any, ...], number: jax.Array) -> tuple[tuple[Any, ...], Any]:
+        ongoing, memory, last, playing, steps = carry
+        act_key, move_key = jax.random.split(jax.random.fold_in(key, number + 1))
+        memory, action = act(memory, ongoing.observation, keys_of(act_key, row))
+        moved = jax.vmap(environment.step)(ongoing.state, action, keys_of(move_key, row))
+        shown = jax.tree.map(lambda new, old: jnp.where(playing, new, old), moved.state, last)
+        after = dataclasses.replace(ongoing, state=moved.state, observation=moved.observation)
+        playing_on = playing & ~(moved.terminated | moved.truncated)[0]
+        return (after, memory, shown, playing_on, steps + playing.astype(jnp.int32)), shown
+
+    begun = (first, memory, first.state, jnp.bool_(True), jnp.int32(0))
+    (*_, steps), states = jax.lax.scan(step, begun, jnp.arange(most))
+    every = jax.tree.map(lambda one, rest: jnp.concatenate([one[None], rest])[:, 0], first.state, states)
+    return every, steps
+
+
+def _first_frame(environment: Environment) -> Any:
+    state, _ = environment.reset(jax.random.key(0))
+    return environment.draw(jax.device_get(state))

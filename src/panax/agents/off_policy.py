@@ -1,0 +1,272 @@
+"""`OffPolicy`: what agents have in common that learn from a replay buffer: collecting, drawing, target networks, evaluation."""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Key, Num
+
+from ..core import (
+    Batch,
+    Collected,
+    CollectingTask,
+    DataFacts,
+    Evaluation,
+    Faults,
+    Mean,
+    Metrics,
+    Module,
+    Params,
+    Sum,
+    logical_axes,
+)
+from ..core.errors import RecipeError
+from ..core.measures import NO_FAULT, Scalar
+from ..core.validated import Validated
+from ..environments import Action, Environment, EnvironmentBatch, check_environment
+from .episodes import Act, Finished, evaluation_of, keys_of, play
+from .replay import Experience, Replay, as_leaves, check_memory
+from .rollouts import CHECKS, Acting, faults_of
+
+Explore = Callable[[Num[Array, "environment ..."], Key[Array, " environment"]], Num[Array, "environment ..."]]
+"""(observations, a key for each) to actions as the agent stores them."""
+
+_DRAWS = 0xD4A35
+"""Folded into a collection's key for what its updates draw."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OffPolicy(Validated, CollectingTask):
+    """Act for some steps, keep them in a replay buffer, and make some updates, each of transitions drawn from all that is kept.
+
+    A minibatch has as many transitions of every environment, so none leaves the device of its environment.
+
+    Attributes:
+        environments: All devices together.
+        steps: Of each environment in one collection.
+        collections: In one step of the run, which is one call of the compiled program.
+        updates: After each collection.
+        batch_size: Transitions in an update; a multiple of `environments`.
+        capacity: Transitions that are kept, all environments together; a multiple of `environments * steps`.
+        warmup: Steps of each environment with actions drawn evenly, which the buffer begins with; a multiple of `steps`.
+        discount: Of a value one step later.
+        target_rate: How far target networks move towards those that are trained.
+        target_period: Updates from one such movement to the next.
+        evaluation_episodes: How many an evaluation plays.
+        evaluation_steps: At most so many steps each.
+    """
+
+    environment: Environment
+    environments: int = 8
+    steps: int = 1
+    collections: int = 64  # pyright: ignore[reportIncompatibleMethodOverride]
+    updates: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
+    batch_size: int = 256
+    capacity: int = 131_072
+    warmup: int = 128
+    discount: float = 0.99
+    target_rate: float = 0.005
+    target_period: int = 1
+    evaluation_episodes: int = 64
+    evaluation_steps: int = 1000
+
+    unit = "environment steps"
+
+    def __post_init__(self) -> None:
+        names = ("environments", "steps", "collections", "updates", "batch_size", "capacity", "warmup", "target_period")
+        for name in (*names, "evaluation_episodes", "evaluation_steps"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"task.{name}={getattr(self, name)}; expected 1 or more")
+        if not 0.0 <= self.discount <= 1.0:
+            raise RecipeError(f"task.discount={self.discount}; expected a number in [0, 1]")
+        if not 0.0 < self.target_rate <= 1.0:
+            raise RecipeError(f"task.target_rate={self.target_rate}; expected a share in (0, 1]")
+        for name, unit, of in (
+            ("batch_size", self.environments, "environments"),
+            ("capacity", self.environments * self.steps, "environments * steps"),
+            ("warmup", self.steps, "steps"),
+        ):
+            if getattr(self, name) % unit:
+                raise RecipeError(f"task.{name}={getattr(self, name)}; expected a multiple of {of} = {unit}")
+        if self.warmup > self.places:
+            raise RecipeError(
+                f"task.warmup={self.warmup} steps of {self.environments} environments are more than "
+                f"task.capacity={self.capacity} transitions; expected at most {self.places}"
+            )
+
+    @property
+    def places(self) -> int:
+        """Transitions that are kept of each environment."""
+        return self.capacity // self.environments
+
+    @property
+    def rows(self) -> int:
+        return self.environments
+
+    @property
+    def evaluation_rows(self) -> int:
+        return self.evaluation_episodes
+
+    @property
+    def units_per_row(self) -> int:
+        return self.steps * self.collections
+
+    @abc.abstractmethod
+    def networks(self, key: jax.Array) -> Module:
+        """Draw all that is trained."""
+
+    @abc.abstractmethod
+    def followed(self, params: Any) -> Any:
+        """The part of the parameters that target networks follow."""
+
+    @property
+    @abc.abstractmethod
+    def stored_action(self) -> jax.ShapeDtypeStruct:
+        """One action as the buffer keeps it."""
+
+    @abc.abstractmethod
+    def explorer(self, params: Params, replay: Replay) -> Explore:
+        """How to act while collecting."""
+
+    @abc.abstractmethod
+    def greedy(self, params: Params, observation: Num[Array, "batch ..."]) -> Num[Array, "batch ..."]:
+        """What an evaluation does, as the buffer would keep it."""
+
+    def random_action(self, key: Key[Array, ""]) -> Num[Array, "..."]:
+        """An action drawn evenly, as the buffer keeps it."""
+        return self.environment.action_space.sample(key)
+
+    def action(self, stored: Num[Array, "batch ..."]) -> Action:
+        """What the environment takes of actions as the buffer keeps them."""
+        return stored
+
+    def exploring_metrics(self, replay: Replay) -> Metrics:
+        """What to report of exploring."""
+        return {}
+
+    def adapted(self, facts: DataFacts) -> "OffPolicy":
+        check_environment(self.environment, steps=0)
+        return self
+
+    def init(self, key: jax.Array) -> tuple[Any, dict[str, Any]]:
+        network_key, reset_key, warmup_key = jax.random.split(key, 3)
+        params = self.networks(network_key)
+        row = jnp.arange(self.environments, dtype=jnp.int32)
+        begins, none = jnp.ones(self.environments, jnp.bool_), Finished.none(self.environments)
+        acting = Acting(EnvironmentBatch(self.environment).reset(reset_key, row), (), begins, none)
+
+        def explore(observation: jax.Array, keys: jax.Array) -> jax.Array:
+            return jax.vmap(self.random_action)(keys)
+
+        acting, seen, _ = self._act(explore, acting, row, warmup_key, self.warmup)
+        replay = Replay.create(
+            self.environment.observation_space, self.stored_action, self.environments, self.places
+        ).adding_first(seen)
+        target = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), self.followed(params))
+        return params, {
+            "acting": acting,
+            "replay": replay,
+            "faults": faults_of(seen.reward, seen.next_observation).worst,
+            "target": target,
+            "updates_made": jnp.int32(0),
+        }
+
+    def given(self, shardings: tuple[Any, Any]) -> None:
+        """See that the buffer fits: this is called before the first state is made."""
+        _, state = jax.eval_shape(self.init, jax.random.key(0))
+        check_memory(state["replay"], shardings[1]["replay"])
+
+    def parameter_axes(self, params: Any) -> Any:
+        return logical_axes(params)
+
+    def state_axes(self, state: Any) -> Any:
+        def by_environment(leaf: Any) -> tuple[str | None, ...]:
+            return (("environment",) if leaf.ndim else ()) + (None,) * (leaf.ndim - 1)
+
+        return {
+            "acting": jax.tree.map(by_environment, state["acting"]),
+            "replay": jax.tree.map(by_environment, state["replay"]),
+            "faults": (None,),
+            "target": logical_axes(state["target"]),
+            "updates_made": (),
+        }
+
+    def collect(self, params: Any, state: Mapping[str, Any], batch: Batch, key: jax.Array) -> Collected:
+        explore = self.explorer(params, state["replay"])
+        acting, seen, ended = self._act(explore, state["acting"], batch["row"], key, self.steps)
+        replay = state["replay"].adding(seen)
+        # What was found once, also before the first step, stays in the buffer: no update is made again.
+        found = faults_of(seen.reward, seen.next_observation).worst
+        worst = jnp.where(state["faults"] != NO_FAULT, state["faults"], found)
+        metrics: Metrics = {
+            **acting.finished.metrics(),
+            "episodes": Sum(ended.sum().astype(jnp.float32)),
+            "transitions_kept": Mean((replay.kept * self.environments).astype(jnp.float32), jnp.float32(1.0)),
+            **self.exploring_metrics(state["replay"]),
+            "environment": Faults(worst, CHECKS),
+        }
+        rest = {name: state[name] for name in ("target", "updates_made")}
+        kept = {"acting": acting, "replay": replay, "faults": worst}
+        return Collected({"replay": replay, "row": batch["row"]}, kept, rest, metrics)
+
+    def minibatch(self, experience: Any, state: Any, index: jax.Array, key: jax.Array) -> Batch:
+        own = jax.random.fold_in(jax.random.fold_in(key, _DRAWS), index)
+        replay: Replay = experience["replay"]
+        return dict(as_leaves(replay.drawn(experience["row"], own, self.batch_size // self.environments)))
+
+    def updated(self, params: Any, state: Any) -> Any:
+        made = state["updates_made"] + 1
+        moves = made % self.target_period == 0
+
+        def toward(old: jax.Array, new: jax.Array) -> jax.Array:
+            # In this order, a rate of 1 copies exactly.
+            moved = (1.0 - self.target_rate) * old + self.target_rate * new.astype(old.dtype)
+            return moved if self.target_period == 1 else jnp.where(moves, moved, old)
+
+        target = jax.tree.map(toward, state["target"], self.followed(params))
+        return {**state, "target": target, "updates_made": made}
+
+    @property
+    def loss_names(self) -> tuple[str, ...]:
+        """Of what `losses` gives, in training."""
+        return ("value",)
+
+    @abc.abstractmethod
+    def losses(self, params: Any, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
+        """Of transitions that were drawn."""
+
+    def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, Scalar]:
+        return dict.fromkeys(self.loss_names, jnp.float32(micro_batches["reward"].size))
+
+    def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
+        if train:
+            return self.losses(params, state, batch, key)
+        act, memory = self.player(params, state, batch["row"].shape[0])
+        return evaluation_of(play(self.environment, act, memory, batch["row"], key, self.evaluation_steps), state)
+
+    def player(self, params: Any, state: Any, rows: int) -> tuple[Act, Any]:
+        """How an evaluation acts in `rows` environments, and what it remembers at first."""
+
+        def act(memory: Any, observation: Num[Array, "batch ..."], keys: jax.Array) -> tuple[Any, Any]:
+            return memory, self.action(self.greedy(params, observation))
+
+        return act, ()
+
+    def _act(
+        self, explore: Explore, acting: Acting, row: Int[Array, " environment"], key: jax.Array, steps: int
+    ) -> tuple[Acting, Experience, jax.Array]:
+        """Take steps in each environment; what was seen is (time, environment, ...), with which steps ended an episode."""
+        batch = EnvironmentBatch(self.environment)
+
+        def step(now: Acting, number: jax.Array) -> tuple[Acting, tuple[Experience, jax.Array]]:
+            act_key, move_key = jax.random.split(jax.random.fold_in(key, number))
+            stored = explore(now.ongoing.observation, keys_of(act_key, row))
+            moved = batch.step(now.ongoing, self.action(stored), move_key, row)
+            seen = Experience(now.ongoing.observation, stored, moved.reward, moved.terminated, moved.final_observation)
+            return Acting(moved.ongoing, (), moved.ended, now.finished.after(moved)), (seen, moved.ended)
+
+        acting, (seen, ended) = jax.lax.scan(step, acting, jnp.arange(steps))
+        return acting, seen, ended

@@ -1,0 +1,110 @@
+"""`Policy`: a network that an agent acts with, from observations to the numbers of a distribution and a value."""
+
+import abc
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Num
+
+from ...core import Module
+from ...core.validated import Validated
+from ...environments import Discrete, Space
+
+Carry = Any
+"""What a recurrent policy remembers: a pytree of arrays with one row for each environment; () where there is none."""
+
+
+class PolicyOutput(NamedTuple):
+    """What a policy says of observations.
+
+    Attributes:
+        numbers: Of the distribution over actions.
+        value: The return that is expected.
+    """
+
+    numbers: Float[Array, "*rows number"]
+    value: Float[Array, "*rows"]
+
+
+class Policy(Validated, abc.ABC):
+    """The settings of a network: a frozen keyword-only dataclass. Any model is a policy by these methods."""
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether `act` reads what it remembers: rollouts are then trained on in pieces of several steps."""
+        return False
+
+    @abc.abstractmethod
+    def build(self, key: jax.Array, observations: Space, outputs: int) -> Module:
+        """Draw the parameters.
+
+        Args:
+            outputs: How many numbers are to be given for each observation.
+
+        Raises:
+            RecipeError: The network does not take such observations.
+        """
+
+    def first_carry(self, rows: int) -> Carry:
+        """What is remembered at the beginning of an episode."""
+        return ()
+
+    @abc.abstractmethod
+    def act(self, params: Any, carry: Carry, observation: Num[Array, "batch ..."]) -> tuple[Carry, PolicyOutput]:
+        """One step of each row."""
+
+    def over_time(
+        self,
+        params: Any,
+        carry: Carry,
+        observations: Num[Array, "batch time ..."],
+        begins: Bool[Array, "batch time"],
+    ) -> PolicyOutput:
+        """Several steps of each row, as `act` would take them one after the other.
+
+        Args:
+            carry: Before the first step.
+            begins: Whether an episode begins with a step, and nothing is remembered of those before.
+        """
+        rows, steps = begins.shape
+        if not self.recurrent:
+            flat = observations.reshape(rows * steps, *observations.shape[2:])
+            _, found = self.act(params, (), flat)
+            return jax.tree.map(lambda leaf: leaf.reshape(rows, steps, *leaf.shape[1:]), found)
+
+        def step(carry: Carry, seen: tuple[jax.Array, jax.Array]) -> tuple[Carry, PolicyOutput]:
+            return self.act(params, self.forgotten(carry, seen[1]), seen[0])
+
+        _, found = jax.lax.scan(step, carry, (observations.swapaxes(0, 1), begins.T))
+        return jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), found)
+
+    def forgotten(self, carry: Carry, begins: Bool[Array, " batch"]) -> Carry:
+        """What is remembered, replaced by `first_carry` in rows that begin an episode."""
+
+        def one(first: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(begins.reshape(begins.shape + (1,) * (old.ndim - 1)), first, old)
+
+        return jax.tree.map(one, self.first_carry(begins.shape[0]), carry)
+
+
+def features_of(space: Space) -> int:
+    """How many numbers `as_features` gives.
+
+    >>> features_of(Discrete(count=4))
+    4
+    """
+    if isinstance(space, Discrete):
+        return space.count
+    size = 1
+    for each in space.abstract.shape:
+        size *= each
+    return size
+
+
+def as_features(observation: Num[Array, "batch ..."], space: Space) -> Float[Array, "batch inputs"]:
+    """Observations as rows of float32: choices as one-hot vectors, bytes divided by 255, all else flattened."""
+    if isinstance(space, Discrete):
+        return jax.nn.one_hot(observation, space.count, dtype=jnp.float32)
+    scale = 1.0 / 255.0 if observation.dtype == jnp.uint8 else 1.0
+    return observation.reshape(observation.shape[0], -1).astype(jnp.float32) * scale

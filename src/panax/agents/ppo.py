@@ -1,0 +1,352 @@
+"""`Ppo`: proximal policy optimisation as a task."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Num, Shaped
+
+from ..core import (
+    Batch,
+    Collected,
+    CollectingTask,
+    DataFacts,
+    Evaluation,
+    Loss,
+    Mean,
+    Metrics,
+    Module,
+    Sum,
+    logical_axes,
+)
+from ..core.errors import RecipeError
+from ..core.measures import Losses, Scalar
+from ..core.validated import Validated
+from ..environments import Box, Environment, check_environment
+from .advantages import generalised_advantages
+from .distributions import Continuous, Distribution, distribution_of
+from .episodes import Act, evaluation_of, play
+from .policies import PerceptronPolicy, Policy
+from .ppo_losses import ValueClip, divergence, explained_variance, outside, policy_loss, value_loss
+from .rollouts import Acting, Actor, Rollout, faults_of, next_values, rolled_out
+from .statistics import Statistics
+
+_LIMIT = 10.0
+"""Of normalised observations and rewards, as gymnasium and stable-baselines3 have it."""
+
+_MEMORY = "memory"
+
+
+class PpoParameters(Module):
+    """What is trained.
+
+    Attributes:
+        log_deviation: Logarithms of the standard deviations of continuous actions, the same for every observation.
+    """
+
+    policy: Module
+    log_deviation: Float[Array, " hidden"] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ppo(Validated, CollectingTask):
+    """Proximal policy optimisation (arXiv:1707.06347): act for some steps, then make several passes over what was seen.
+
+    A collection takes `steps` steps in each of `environments` environments; one step of the run is `collections` of them, each
+    with `epochs * minibatches` updates. A minibatch has as many steps of every environment, in an order drawn for each of them,
+    so no step leaves the device of its environment.
+
+    Attributes:
+        environments: All devices together.
+        steps: Of each environment in one collection.
+        collections: In one step of the run, which is one call of the compiled program.
+        epochs: Passes over a collection.
+        minibatches: Updates in each pass.
+        piece_length: Consecutive steps that a recurrent policy is trained on at once, and its gradient goes back through.
+        discount: Of a reward one step later.
+        trace: Of generalised advantages, usually called lambda.
+        clip: How far from 1 the ratio of probabilities may profit.
+        dual_clip: Of actions worse than expected, the loss is at most this many advantages; None leaves it.
+        value_clip: How far a value may move from the old one; None leaves it.
+        value_clip_form: See `ppo_losses.value_loss`.
+        target_divergence: Updates of a collection end when the policy's KL divergence from the old one passes 1.5 times this.
+        entropy_weight: Of the entropy that is added to what is maximised.
+        value_weight: Of half the squared error of values.
+        normalise_advantages: To mean 0 and deviation 1 in each minibatch.
+        normalise_observations: By the mean and variance of all that were seen before this collection.
+        normalise_rewards: By the deviation of the discounted return so far.
+        continuous: How numbers become continuous actions.
+        first_log_deviation: Of continuous actions.
+        evaluation_episodes: How many an evaluation plays.
+        evaluation_steps: At most so many steps each.
+        evaluation_draws: Whether it draws actions as training does, in place of the likeliest one.
+    """
+
+    environment: Environment
+    policy: Policy = PerceptronPolicy()  # noqa: RUF009
+    environments: int = 16
+    steps: int = 128
+    collections: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
+    epochs: int = 4
+    minibatches: int = 4
+    piece_length: int = 1
+    discount: float = 0.99
+    trace: float = 0.95
+    clip: float = 0.2
+    dual_clip: float | None = None
+    value_clip: float | None = None
+    value_clip_form: ValueClip = "larger"
+    target_divergence: float | None = None
+    entropy_weight: float = 0.0
+    value_weight: float = 1.0
+    normalise_advantages: bool = True
+    normalise_observations: bool = False
+    normalise_rewards: bool = False
+    continuous: Continuous = "gaussian"
+    first_log_deviation: float = 0.0
+    evaluation_episodes: int = 64
+    evaluation_steps: int = 1000
+    evaluation_draws: bool = False
+
+    unit = "environment steps"
+    name = "ppo"
+
+    def __post_init__(self) -> None:
+        names = ("environments", "steps", "collections", "epochs", "minibatches", "piece_length")
+        for name in (*names, "evaluation_episodes", "evaluation_steps"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"task.{name}={getattr(self, name)}; expected 1 or more")
+        for name in ("discount", "trace"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise RecipeError(f"task.{name}={getattr(self, name)}; expected a number in [0, 1]")
+        for name, least in (("clip", 0.0), ("value_clip", 0.0), ("dual_clip", 1.0), ("target_divergence", 0.0)):
+            if getattr(self, name) is not None and getattr(self, name) <= least:
+                raise RecipeError(f"task.{name}={getattr(self, name)}; expected more than {least:g}")
+        if self.piece_length > 1 and not self.policy.recurrent:
+            raise RecipeError(
+                f"task.piece_length={self.piece_length} has no effect: {type(self.policy).__name__} has no memory; leave it out"
+            )
+        if self.steps % (self.piece_length * self.minibatches):
+            raise RecipeError(
+                f"task.steps={self.steps} does not divide into minibatches={self.minibatches} of pieces of "
+                f"piece_length={self.piece_length} steps; take a multiple of {self.piece_length * self.minibatches}"
+            )
+        space = self.environment.observation_space
+        if self.normalise_observations and not (isinstance(space, Box) and space.dtype == "float32"):
+            raise RecipeError(f"task.normalise_observations is for a Box of float32, and observations are {space}")
+        _ = self.distribution
+
+    def adapted(self, facts: DataFacts) -> "Ppo":
+        check_environment(self.environment, steps=0)
+        return self
+
+    @property
+    def distribution(self) -> Distribution:
+        """Of actions."""
+        return distribution_of(self.environment.action_space, self.continuous)
+
+    @property
+    def rows(self) -> int:
+        return self.environments
+
+    @property
+    def evaluation_rows(self) -> int:
+        return self.evaluation_episodes
+
+    @property
+    def updates(self) -> int:
+        return self.epochs * self.minibatches
+
+    @property
+    def units_per_row(self) -> int:
+        return self.steps * self.collections
+
+    @property
+    def stops_early(self) -> bool:
+        return self.target_divergence is not None
+
+    def init(self, key: jax.Array) -> tuple[PpoParameters, dict[str, Any]]:
+        policy_key, acting_key = jax.random.split(key)
+        space, family = self.environment.observation_space, self.distribution
+        count = family.log_deviations
+        deviation = jnp.full((count,), self.first_log_deviation, jnp.float32) if count else None
+        params = PpoParameters(policy=self.policy.build(policy_key, space, family.outputs), log_deviation=deviation)
+        state: dict[str, Any] = {"acting": Acting.begun(self.environment, self.policy, self.environments, acting_key)}
+        if self.normalise_observations:
+            state["observations"] = Statistics.create(space.abstract.shape)
+        if self.normalise_rewards:
+            state["returns"] = Statistics.create(())
+            state["discounted"] = jnp.zeros(self.environments, jnp.float32)
+        return params, state
+
+    def parameter_axes(self, params: Any) -> Any:
+        return logical_axes(params)
+
+    def state_axes(self, state: Any) -> Any:
+        by_environment = ("acting", "discounted")
+        return {
+            name: jax.tree.map(
+                lambda leaf, name=name: (
+                    (("environment",) if name in by_environment else (None,) * min(1, leaf.ndim))
+                    + (None,) * (leaf.ndim - 1)
+                ),
+                part,
+            )
+            for name, part in state.items()
+        }
+
+    def actor(self, params: PpoParameters, state: Mapping[str, Any]) -> Actor:
+        """How to act with these parameters, and what was learned of observations."""
+        seen_so_far = state.get("observations")
+
+        def seen(observation: Num[Array, "batch ..."]) -> Num[Array, "batch ..."]:
+            return observation if seen_so_far is None else seen_so_far.normalised(observation, _LIMIT)
+
+        def numbers(given: Float[Array, "*rows given"]) -> Float[Array, "*rows number"]:
+            if params.log_deviation is None:
+                return given
+            return jnp.concatenate([given, jnp.broadcast_to(params.log_deviation, given.shape)], axis=-1)
+
+        return Actor(self.policy, params.policy, self.distribution, seen, numbers)
+
+    def collect(self, params: PpoParameters, state: Mapping[str, Any], batch: Batch, key: jax.Array) -> Collected:
+        actor, (act_key, order_key) = self.actor(params, state), jax.random.split(key)
+        acting, rollout = rolled_out(self.environment, actor, state["acting"], batch["row"], act_key, self.steps)
+        kept = {**state, "acting": acting}
+        if self.normalise_observations:
+            kept["observations"] = state["observations"].including(rollout.observation)
+        reward, of_rewards = self._rewards(state, rollout)
+        found = generalised_advantages(
+            reward,
+            rollout.value,
+            next_values(actor, rollout),
+            rollout.terminated,
+            rollout.truncated,
+            discount=self.discount,
+            trace=self.trace,
+        )
+        seen = {
+            "observation": actor.seen(rollout.observation),
+            "drawn": rollout.drawn,
+            "log_prob": rollout.log_prob,
+            "value": rollout.value,
+            "advantage": found.advantage,
+            "target": found.target,
+            "begins": rollout.begins,
+        }
+        experience = {
+            "seen": {name: self._in_pieces(leaf) for name, leaf in seen.items()},
+            _MEMORY: jax.tree.map(lambda leaf: self._in_pieces(leaf)[:, :, 0], rollout.memory),
+            "order": self._orders(order_key),
+        }
+        ended = rollout.terminated | rollout.truncated
+        metrics: Metrics = {
+            **acting.finished.metrics(),
+            "episodes": Sum(ended.sum().astype(jnp.float32)),
+            "explained_variance": Mean(explained_variance(rollout.value, found.target), jnp.float32(1.0)),
+            "environment": faults_of(rollout.reward, rollout.final_observation),
+        }
+        return Collected(experience, {**kept, **of_rewards}, {}, metrics)
+
+    def _rewards(self, state: Mapping[str, Any], rollout: Rollout) -> tuple[Float[Array, "time environment"], Any]:
+        """What advantages are made of, and what is known of rewards now."""
+        if not self.normalise_rewards:
+            return rollout.reward, {}
+
+        def add(total: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            total = self.discount * total + step[0]
+            return jnp.where(step[1], 0.0, total), total
+
+        ended = rollout.terminated | rollout.truncated
+        discounted, returns = jax.lax.scan(add, state["discounted"], (rollout.reward, ended))
+        statistics = state["returns"].including(returns)
+        return statistics.scaled(rollout.reward, _LIMIT), {"returns": statistics, "discounted": discounted}
+
+    @property
+    def _pieces(self) -> int:
+        return self.steps // self.piece_length
+
+    def _in_pieces(self, leaf: Shaped[Array, "time environment ..."]) -> Shaped[Array, "environment piece step ..."]:
+        apart = leaf.reshape(self._pieces, self.piece_length, *leaf.shape[1:])
+        return jnp.moveaxis(apart, 2, 0)
+
+    def _orders(self, key: jax.Array) -> Num[Array, "epoch environment piece"]:
+        """For each pass and environment the order of its pieces."""
+        drawn = jax.random.bits(key, (self.epochs, self.environments, self._pieces), jnp.uint32)
+        return jnp.argsort(drawn, axis=-1)
+
+    def minibatch(self, experience: Any, state: Any, index: jax.Array, key: jax.Array) -> Batch:
+        each = self._pieces // self.minibatches
+        order = jax.lax.dynamic_index_in_dim(experience["order"], index // self.minibatches, keepdims=False)
+        chosen = jax.lax.dynamic_slice_in_dim(order, (index % self.minibatches) * each, each, axis=1)
+
+        def take(leaf: Shaped[Array, "environment piece ..."]) -> Shaped[Array, "batch ..."]:
+            taken = jax.vmap(lambda own, places: own[places])(leaf, chosen)
+            return taken.reshape(-1, *leaf.shape[2:])
+
+        batch = {name: take(leaf) for name, leaf in experience["seen"].items()}
+        for number, leaf in enumerate(jax.tree.leaves(experience[_MEMORY])):
+            batch[f"{_MEMORY}{number}"] = take(leaf)
+        if self.normalise_advantages:
+            advantage = batch["advantage"]
+            batch["advantage"] = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        return batch
+
+    def goes_on(self, scalars: Mapping[str, Any]) -> jax.Array:
+        assert self.target_divergence is not None
+        return scalars["divergence"] <= 1.5 * self.target_divergence
+
+    def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, Scalar]:
+        count = jnp.float32(micro_batches["advantage"].size)
+        return dict.fromkeys(("policy", "value", *(("entropy",) if self.entropy_weight else ())), count)
+
+    def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
+        if not train:
+            return self._evaluation(params, state, batch, key)
+        losses, metrics = self._losses(params, batch)
+        return Evaluation(losses, state, metrics)
+
+    def _losses(self, params: PpoParameters, batch: Batch) -> tuple[Losses, Metrics]:
+        leaves = [batch[name] for name in sorted(batch) if name.startswith(_MEMORY)]
+        memory = jax.tree.structure(self.policy.first_carry(1)).unflatten(leaves)
+        said = self.policy.over_time(params.policy, memory, batch["observation"], batch["begins"])
+        numbers = self.actor(params, {}).numbers(said.numbers)
+        family, drawn = self.distribution, batch["drawn"]
+        log_ratio = family.log_prob(numbers, drawn) - batch["log_prob"]
+        count = jnp.float32(log_ratio.size)
+        policy = policy_loss(log_ratio, batch["advantage"], clip=self.clip, dual_clip=self.dual_clip)
+        value = value_loss(said.value, batch["value"], batch["target"], clip=self.value_clip, form=self.value_clip_form)
+        entropy = family.entropy(numbers, drawn)
+        losses: dict[str, Loss] = {
+            "policy": Loss(policy.sum(), count),
+            "value": Loss(value.sum(), count, self.value_weight),
+        }
+        if self.entropy_weight:
+            losses["entropy"] = Loss(-entropy.sum(), count, self.entropy_weight)
+        metrics: Metrics = {
+            "entropy": Mean(entropy.sum(), count),
+            "divergence": Mean(divergence(log_ratio).sum(), count),
+            "clipped": Mean(outside(log_ratio, self.clip).sum(), count),
+        }
+        return losses, metrics
+
+    def _evaluation(self, params: Any, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
+        row = batch["row"]
+        act, memory = self.player(params, state, row.shape[0])
+        return evaluation_of(play(self.environment, act, memory, row, key, self.evaluation_steps), state)
+
+    def player(self, params: Any, state: Any, rows: int) -> tuple[Act, Any]:
+        """How an evaluation acts in `rows` environments, and what it remembers at first."""
+        actor = self.actor(params, state)
+
+        def act(memory: Any, observation: Num[Array, "batch ..."], keys: jax.Array) -> tuple[Any, Any]:
+            memory, said = self.policy.act(actor.params, memory, actor.seen(observation))
+            numbers = actor.numbers(said.numbers)
+            drawn = (
+                actor.distribution.draw(numbers, keys) if self.evaluation_draws else actor.distribution.mode(numbers)
+            )
+            return memory, actor.distribution.action(drawn)
+
+        return act, self.policy.first_carry(rows)

@@ -1,0 +1,155 @@
+"""`Replay`: a ring of the last transitions of each environment, which lies where the environment lies."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+from jaxtyping import Array, Bool, Float, Int, Key, Num
+
+from ..core.errors import RecipeError
+from ..environments import Space
+from .episodes import keys_of
+
+
+class Experience(NamedTuple):
+    """Transitions; every leaf has the same leading axes.
+
+    Attributes:
+        observation: Before the step.
+        action: As the agent stores it.
+        terminated: Whether the value of `next_observation` is 0. A time limit is not a termination, and isn't kept.
+        next_observation: What the step led to, before any reset.
+    """
+
+    observation: Num[Array, "..."] | Bool[Array, "..."]
+    action: Num[Array, "..."]
+    reward: Float[Array, "..."]
+    terminated: Bool[Array, "..."]
+    next_observation: Num[Array, "..."] | Bool[Array, "..."]
+
+
+class Replay(eqx.Module):
+    """The last transitions of each environment.
+
+    Attributes:
+        experience: Every leaf is (environment, place, ...): a ring in each environment's row, all of the same age.
+        added: How many transitions each environment has added so far.
+    """
+
+    experience: Experience
+    added: Int[Array, ""]
+
+    @classmethod
+    def create(cls, observations: Space, action: jax.ShapeDtypeStruct, environments: int, places: int) -> "Replay":
+        """A ring that is empty.
+
+        Args:
+            action: One action as the agent stores it.
+            places: For each environment.
+        """
+        seen = observations.abstract
+
+        def zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+            return jnp.zeros((environments, places, *leaf.shape), leaf.dtype)
+
+        number, flag = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.bool_)
+        return cls(Experience(*(zeros(leaf) for leaf in (seen, action, number, flag, seen))), jnp.int32(0))
+
+    @property
+    def places(self) -> int:
+        """For each environment."""
+        return self.experience.reward.shape[1]
+
+    @property
+    def kept(self) -> Int[Array, ""]:
+        """How many transitions of each environment are kept now."""
+        return jnp.minimum(self.added, self.places)
+
+    def adding(self, experience: Experience) -> "Replay":
+        """With transitions in the place of the oldest ones.
+
+        Args:
+            experience: (time, environment, ...), as many steps as divide the ring, each time.
+        """
+        steps = experience.reward.shape[0]
+        assert self.places % steps == 0
+        start = self.added % self.places
+
+        def put(ring: jax.Array, new: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_update_slice_in_dim(ring, jnp.moveaxis(new, 0, 1), start, axis=1)
+
+        return Replay(jax.tree.map(put, self.experience, experience), self.added + steps)
+
+    def adding_first(self, experience: Experience) -> "Replay":
+        """With transitions from its first place on, of any number of steps up to the ring's own; only of an empty one."""
+
+        def put(ring: jax.Array, new: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_update_slice_in_dim(ring, jnp.moveaxis(new, 0, 1), 0, axis=1)
+
+        return Replay(jax.tree.map(put, self.experience, experience), self.added + experience.reward.shape[0])
+
+    def drawn(self, row: Int[Array, " environment"], key: Key[Array, ""], each: int) -> Experience:
+        """Transitions drawn evenly, with replacement: `each` of every environment, so that none leaves its device.
+
+        Args:
+            row: The number of each environment among all, from which its random bits come.
+
+        Returns:
+            Leaves of environment * each rows.
+        """
+        most = self.kept
+        places = jax.vmap(lambda own: jax.random.randint(own, (each,), 0, most))(keys_of(key, row))
+
+        def take(ring: jax.Array) -> jax.Array:
+            taken = jax.vmap(lambda own, chosen: own[chosen])(ring, places)
+            return taken.reshape(-1, *ring.shape[2:])
+
+        return jax.tree.map(take, self.experience)
+
+
+def check_memory(replay: Replay, shardings: Any, free_bytes: int | None = None) -> None:
+    """See that a ring fits beside nothing else into the memory of its devices.
+
+    Args:
+        replay: Abstract.
+        shardings: One for each of its leaves.
+        free_bytes: On a device; None to ask it, or of a CPU the system.
+
+    Raises:
+        RecipeError: It does not fit; names both sizes, and how many transitions would fit.
+    """
+    leaves, each = jax.tree.leaves(replay.experience), jax.tree.leaves(shardings.experience)
+    needed = sum(
+        int(np.prod(sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize for leaf, sharding in zip(leaves, each)
+    )
+    free = _free_bytes(each[0]) if free_bytes is None else free_bytes
+    if free is None or needed <= free:
+        return
+    environments, places = replay.experience.reward.shape
+    whole = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+    fits = int(places * free / needed) * environments
+    raise RecipeError(
+        f"task.capacity={environments * places:,}: the replay buffer takes {needed:,} bytes on each device ({whole:,} in all, "
+        f"{whole // (environments * places):,} for a transition), and there are {free:,}; lower task.capacity to {fits:,} or "
+        f"fewer, or take more devices"
+    )
+
+
+def _free_bytes(sharding: Any) -> int | None:
+    """On the first of this process's devices; None where it does not say."""
+    devices = sorted(sharding.addressable_devices, key=lambda device: device.id)
+    if not devices:
+        return None
+    if devices[0].platform == "cpu":
+        return psutil.virtual_memory().available // len(devices)
+    stats = devices[0].memory_stats() or {}
+    return stats.get("bytes_limit")
+
+
+def as_leaves(experience: Experience) -> Mapping[str, jax.Array]:
+    """The leaves of a batch."""
+    return experience._asdict()

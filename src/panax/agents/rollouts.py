@@ -1,0 +1,168 @@
+"""Acting for some steps in all environments with a policy that does not change meanwhile."""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, Num
+
+from ..core import Faults
+from ..core.measures import NO_FAULT
+from ..environments import Environment, EnvironmentBatch, Ongoing
+from .distributions import Distribution
+from .episodes import Finished, keys_of
+from .policies import Carry, Policy
+
+CHECKS = (
+    "the environment gave a reward that is not finite: ",
+    "the environment gave an observation that is not finite: ",
+)
+
+
+class Acting(eqx.Module):
+    """Where acting goes on; every leaf has the leading axis `environment`.
+
+    Attributes:
+        ongoing: The episodes under way.
+        memory: What the policy remembers.
+        begins: Whether the observation that is acted on next is an episode's first.
+        finished: The last episode of each environment that ended.
+    """
+
+    ongoing: Ongoing
+    memory: Carry
+    begins: Bool[Array, " environment"]
+    finished: Finished
+
+    @classmethod
+    def begun(cls, environment: Environment, policy: Policy, environments: int, key: Key[Array, ""]) -> "Acting":
+        ongoing = EnvironmentBatch(environment).reset(key, jnp.arange(environments, dtype=jnp.int32))
+        begins = jnp.ones(environments, jnp.bool_)
+        return cls(ongoing, policy.first_carry(environments), begins, Finished.none(environments))
+
+
+class Rollout(NamedTuple):
+    """What was seen and done; every leaf is (time, environment, ...).
+
+    Attributes:
+        observation: As the environment gave it.
+        memory: Of the policy, before the step.
+        begins: Whether `observation` is an episode's first.
+        drawn: What the distribution drew.
+        log_prob: Of that.
+        value: Predicted for `observation`.
+        final_observation: What the step led to, before any reset.
+        final_value: Predicted for that where the policy is recurrent; else 0, to be found afterwards in one pass.
+        episodes: How many episodes ended with the step.
+    """
+
+    observation: Num[Array, "time environment ..."]
+    memory: Any
+    begins: Bool[Array, "time environment"]
+    drawn: Num[Array, "time environment ..."]
+    log_prob: Float[Array, "time environment"]
+    value: Float[Array, "time environment"]
+    reward: Float[Array, "time environment"]
+    terminated: Bool[Array, "time environment"]
+    truncated: Bool[Array, "time environment"]
+    final_observation: Num[Array, "time environment ..."]
+    final_value: Float[Array, "time environment"]
+
+
+class Actor(NamedTuple):
+    """How to act: a policy with its parameters.
+
+    Attributes:
+        seen: What the policy sees of an observation, such as a normalised one.
+        numbers: Of the distribution, from those that the policy gives.
+    """
+
+    policy: Policy
+    params: Any
+    distribution: Distribution
+    seen: Any
+    numbers: Any
+
+
+def rolled_out(
+    environment: Environment,
+    actor: Actor,
+    acting: Acting,
+    row: Int[Array, " environment"],
+    key: Key[Array, ""],
+    steps: int,
+) -> tuple[Acting, Rollout]:
+    """Take `steps` steps in each environment.
+
+    Args:
+        row: The number of each environment among all, from which its random bits come.
+    """
+    batch, policy, distribution = EnvironmentBatch(environment), actor.policy, actor.distribution
+
+    def step(now: Acting, number: jax.Array) -> tuple[Acting, Rollout]:
+        act_key, move_key = jax.random.split(jax.random.fold_in(key, number))
+        memory, said = policy.act(actor.params, now.memory, actor.seen(now.ongoing.observation))
+        numbers = actor.numbers(said.numbers)
+        drawn = distribution.draw(numbers, keys_of(act_key, row))
+        moved = batch.step(now.ongoing, distribution.action(drawn), move_key, row)
+        final_value = jnp.zeros_like(said.value)
+        if policy.recurrent:
+            final_value = policy.act(actor.params, memory, actor.seen(moved.final_observation))[1].value
+        after = Acting(moved.ongoing, policy.forgotten(memory, moved.ended), moved.ended, now.finished.after(moved))
+        return after, Rollout(
+            now.ongoing.observation,
+            now.memory,
+            now.begins,
+            drawn,
+            distribution.log_prob(numbers, drawn),
+            said.value,
+            moved.reward,
+            moved.terminated,
+            moved.truncated,
+            moved.final_observation,
+            final_value,
+        )
+
+    return jax.lax.scan(step, acting, jnp.arange(steps))
+
+
+def next_values(actor: Actor, rollout: Rollout) -> Float[Array, "time environment"]:
+    """The value of what each step led to, before any reset.
+
+    Where an episode goes on it is the value that the next step was taken with. Those of states in which an episode was cut are
+    found in one more pass, which is left out where none was.
+    """
+    if actor.policy.recurrent:
+        return rollout.final_value
+
+    def values(observation: Num[Array, "rows ..."]) -> Float[Array, " rows"]:
+        return actor.policy.act(actor.params, (), actor.seen(observation))[1].value
+
+    last = values(rollout.final_observation[-1])
+    following = jnp.concatenate([rollout.value[1:], last[None]])
+
+    def of_cut() -> Float[Array, "time environment"]:
+        # Environments first: what lies split over devices stays in its place.
+        apart = rollout.final_observation.swapaxes(0, 1)
+        found = values(apart.reshape(-1, *apart.shape[2:])).reshape(apart.shape[:2])
+        return jnp.where(rollout.truncated, found.T, following)
+
+    return jax.lax.cond(rollout.truncated.any(), of_cut, lambda: following)
+
+
+def faults_of(reward: Num[Array, "..."], observation: Num[Array, "..."]) -> Faults:
+    """Whether the environment gave numbers that nothing can be learned from.
+
+    Args:
+        observation: What steps led to, before any reset.
+    """
+
+    def worst(values: Num[Array, "..."]) -> jax.Array:
+        if not jnp.issubdtype(values.dtype, jnp.floating):
+            return jnp.float32(NO_FAULT)
+        # A sum, since a NaN may be lost in a maximum.
+        found = jnp.isfinite(values)
+        return jnp.where(found.all(), NO_FAULT, jnp.where(found, 0.0, values).sum()).astype(jnp.float32)
+
+    return Faults(jnp.stack([worst(reward), worst(observation)]), CHECKS)

@@ -1,0 +1,167 @@
+"""`Seeds`: several runs of one agent side by side, in one program."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ..core import Batch, Collected, CollectingTask, DataFacts, Evaluation, Gradients, Loss, map_axes, merge_measures
+from ..core.errors import RecipeError
+from ..core.measures import Metrics
+from ..core.validated import Validated
+from ..spmd import gradients_of
+
+PER_SEED = ("return", "episode_return")
+"""Of these metrics each seed's own is reported too, as `return/seed0`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seeds(Validated, CollectingTask):
+    """`count` runs of `task` that know nothing of each other: every array has one more axis in front, `seed`.
+
+    They are compiled once, and fill a device that one small network leaves idle. Reported figures are of all seeds together, and
+    returns of each by itself as well. A step whose gradient is not finite in one of the runs is skipped in all of them.
+
+    Attributes:
+        task: The agent.
+        count: How many runs.
+        clip_norm: The gradient of each run is scaled down to this norm where it is larger; in place of `step.clip_norm`, which
+            would look at all of them as one and is to be None.
+    """
+
+    task: CollectingTask
+    count: int = 3
+    clip_norm: float | None = None
+
+    separate_runs = True
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise RecipeError(f"Seeds.count={self.count}; expected 1 or more")
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise RecipeError(f"Seeds.clip_norm={self.clip_norm}; expected a positive number, or None")
+        if self.task.stops_early:
+            raise RecipeError(
+                f"{type(self.task).__name__} ends updates early, which runs side by side can't do each for itself; set "
+                f"target_divergence to None"
+            )
+
+    def adapted(self, facts: DataFacts) -> "Seeds":
+        task = self.task.adapted(facts)
+        assert isinstance(task, CollectingTask)
+        return dataclasses.replace(self, task=task)
+
+    @property
+    def name(self) -> str:
+        return getattr(self.task, "name", type(self.task).__name__.lower())
+
+    @property
+    def unit(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.task.unit
+
+    @property
+    def units_per_row(self) -> int:
+        return self.count * self.task.units_per_row
+
+    @property
+    def rows(self) -> int:
+        return self.task.rows
+
+    @property
+    def evaluation_rows(self) -> int:
+        return self.task.evaluation_rows
+
+    @property
+    def collections(self) -> int:
+        return self.task.collections
+
+    @property
+    def updates(self) -> int:
+        return self.task.updates
+
+    def init(self, key: jax.Array) -> tuple[Any, Any]:
+        return jax.vmap(self.task.init)(self._keys(key))
+
+    def parameter_axes(self, params: Any) -> Any:
+        return self._with_seed(params, self.task.parameter_axes(_first(params)))
+
+    def state_axes(self, state: Any) -> Any:
+        return self._with_seed(state, self.task.state_axes(_first(state)))
+
+    def collect(self, params: Any, state: Any, batch: Batch, key: jax.Array) -> Collected:
+        collected = jax.vmap(self.task.collect, (0, 0, None, 0))(params, state, batch, self._keys(key))
+        return collected._replace(metrics=self._merged(collected.metrics))
+
+    def minibatch(self, experience: Any, state: Any, index: jax.Array, key: jax.Array) -> Batch:
+        """Rows first, then seeds."""
+        return jax.vmap(self.task.minibatch, (0, 0, None, 0), out_axes=1)(experience, state, index, self._keys(key))
+
+    def updated(self, params: Any, state: Any) -> Any:
+        return jax.vmap(self.task.updated)(params, state)
+
+    def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
+        """Of an evaluation; in training `gradients` differentiates the agent's own loss."""
+        one = functools.partial(self.task.loss, train=train)
+        rows: Any = {name: 1 if train and name != "row" else None for name in batch}
+        found = jax.vmap(one, (0, 0, rows, 0))(params, state, batch, self._keys(key))
+        losses = {name: self._summed(loss, train) for name, loss in found.losses.items()}
+        return Evaluation(losses, found.state, self._merged(found.metrics))
+
+    def gradients(
+        self, params: Any, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any
+    ) -> Gradients | None:
+        def of_one(params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Gradients:
+            return gradients_of(self.task, params, state, micro_batches, key, trainable)
+
+        # Each run is differentiated by itself: where weights are opened, a gradient that comes through `vmap` is summed over it.
+        rows: Any = {name: None if name == "row" else 2 for name in micro_batches}
+        found = jax.vmap(of_one, (0, 0, rows, 0))(params, state, micro_batches, self._keys(key))
+        losses = {name: self._summed(loss, True) for name, loss in found.losses.items()}
+        found = found._replace(losses=losses, metrics=self._merged(found.metrics))
+        if self.clip_norm is None:
+            return found
+        norm = jax.vmap(optax.tree.norm)(found.gradients)
+        scale = jnp.minimum(1.0, self.clip_norm / (norm + 1e-6))
+
+        def clipped(gradient: jax.Array) -> jax.Array:
+            return gradient * scale.reshape(scale.shape + (1,) * (gradient.ndim - 1)).astype(gradient.dtype)
+
+        return found._replace(gradients=jax.tree.map(clipped, found.gradients))
+
+    def _keys(self, key: jax.Array) -> jax.Array:
+        return jax.vmap(lambda seed: jax.random.fold_in(key, seed))(jnp.arange(self.count))
+
+    def _with_seed(self, tree: Any, axes: Any) -> Any:
+        return map_axes(lambda _, own: ("seed", *own), _first(tree), axes)
+
+    def _summed(self, loss: Loss, train: bool) -> Loss:
+        """A loss of each seed as one: in training the sum of all, so that each has its own gradient; else their mean."""
+        coefficient = loss.coefficient[0] if isinstance(loss.coefficient, jax.Array) else loss.coefficient
+        return Loss(loss.sum.sum(), loss.weight[0] if train else loss.weight.sum(), coefficient)
+
+    def _merged(self, metrics: Metrics) -> Metrics:
+        """Metrics of all seeds together, and some of each."""
+        each = [_nth(metrics, seed) for seed in range(self.count)]
+        own = {
+            f"{name}/seed{seed}": metric
+            for seed, found in enumerate(each)
+            for name, metric in found.items()
+            if name in PER_SEED
+        }
+        return {**functools.reduce(merge_measures, each), **own}
+
+
+def _first(tree: Any) -> Any:
+    """What one seed has; abstract where the tree is."""
+
+    def one(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf[0]
+
+    return jax.tree.map(one, tree)
+
+
+def _nth(metrics: Metrics, seed: int) -> dict[str, Any]:
+    return jax.tree.map(lambda leaf: leaf[seed], dict(metrics))

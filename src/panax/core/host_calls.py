@@ -1,0 +1,56 @@
+"""What a compiled step calls on the host: its errors reach whoever waits for the step as they were raised.
+
+JAX logs an exception of a callback and wraps it, as text with both tracebacks, in an error of the runtime's.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+
+import jax
+
+from .errors import PanaxError
+
+_raised: list[PanaxError] = []
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def called_by_a_step() -> Iterator[None]:
+    """Around the body of a callback: an error in it is kept for `as_raised`."""
+    try:
+        yield
+    except PanaxError as error:
+        with _lock:
+            _raised.append(error)
+        raise
+
+
+@contextlib.contextmanager
+def as_raised() -> Iterator[None]:
+    """Around what waits for steps: the first error of a callback is raised in the place of the runtime's.
+
+    Raises:
+        PanaxError: A callback raised it.
+    """
+    logger = logging.getLogger("jax._src.callback")
+    logger.addFilter(_is_not_kept)
+    with _lock:
+        _raised.clear()
+    try:
+        yield
+    except jax.errors.JaxRuntimeError:
+        with _lock:
+            first = _raised[0] if _raised else None
+        if first is None:
+            raise
+        raise first from None
+    finally:
+        logger.removeFilter(_is_not_kept)
+
+
+def _is_not_kept(record: logging.LogRecord) -> bool:
+    """Whether a line of the log is of another error."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, PanaxError)

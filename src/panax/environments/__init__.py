@@ -1,0 +1,40 @@
+"""Environments for reinforcement learning: the protocol, its spaces, batches with automatic reset, and our own environments."""
+
+from typing import TYPE_CHECKING
+
+from ..core.lazy import lazily
+
+if TYPE_CHECKING:
+    from .acrobot import Acrobot
+    from .batch import EnvironmentBatch, Ongoing, Transition, batch_axes
+    from .cart_pole import CartPole
+    from .checking import check_actions, check_environment
+    from .environment import Action, Environment, Frame, Step
+    from .grid_world import GridWorld
+    from .of_brax import Brax
+    from .of_gymnasium import Gymnasium
+    from .of_gymnax import Gymnax
+    from .pendulum import Pendulum
+    from .spaces import Box, Discrete, Space
+
+_WHERE = {
+    "acrobot": ("Acrobot",),
+    "batch": ("EnvironmentBatch", "Ongoing", "Transition", "batch_axes"),
+    "cart_pole": ("CartPole",),
+    "checking": ("check_actions", "check_environment"),
+    "environment": ("Action", "Environment", "Frame", "Step"),
+    "grid_world": ("GridWorld",),
+    "of_brax": ("Brax",),
+    "of_gymnasium": ("Gymnasium",),
+    "of_gymnax": ("Gymnax",),
+    "pendulum": ("Pendulum",),
+    "spaces": ("Box", "Discrete", "Space"),
+}
+
+__getattr__ = lazily(__name__, _WHERE)
+
+__all__ = [
+    "Acrobot", "Action", "Box", "Brax", "CartPole", "Discrete", "Environment", "EnvironmentBatch", "Frame", "GridWorld",
+    "Gymnasium", "Gymnax", "Ongoing", "Pendulum", "Space", "Step", "Transition", "batch_axes", "check_actions",
+    "check_environment",
+]  # fmt: skip

@@ -1,0 +1,26 @@
+"""Libraries of environments that only some users have, imported when an environment of theirs is used."""
+
+import importlib
+from types import ModuleType
+
+from ..core.errors import RecipeError
+
+Setting = bool | int | float | str
+"""What an environment of another library may be given: it is part of a run's settings, and travels as JSON."""
+
+
+def library(module: str, extra: str, remark: str = "") -> ModuleType:
+    """Import a module that `panax-jax[extra]` installs.
+
+    Args:
+        remark: What else to know, as a sentence's part.
+
+    Raises:
+        RecipeError: It can't be imported; with the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise RecipeError(
+            f"this environment needs {module}, which can't be imported ({error}); run: pip install 'panax-jax[{extra}]'{remark}"
+        ) from error

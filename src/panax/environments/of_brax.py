@@ -1,0 +1,87 @@
+"""`Brax`: an environment of Brax, a simulator of bodies in JAX, so that it runs inside the compiled step."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, Key
+
+from ..core.errors import RecipeError, nearest
+from .environment import Action, Environment, Observation, State, Step
+from .importing import Setting, library
+from .spaces import Box
+
+
+class BraxState(eqx.Module):
+    """What Brax keeps of an episode.
+
+    Attributes:
+        inner: Brax's own state.
+        time: Steps taken.
+    """
+
+    inner: State
+    time: Int[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Brax(Environment):
+    """One of Brax's environments, such as `ant`.
+
+    Brax's wrappers count a time limit as `done`; here they are left out, and the limit truncates.
+
+    Attributes:
+        name: As Brax registers it.
+        options: What its class is built with, such as `backend`.
+        max_steps: After so many, an episode is cut.
+    """
+
+    name: str
+    options: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
+    max_steps: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.max_steps < 1:
+            raise RecipeError(f"Brax.max_steps={self.max_steps}; expected 1 or more")
+        known = getattr(library("brax.envs", "brax"), "_envs", None)
+        if known is not None and self.name not in known:
+            raise RecipeError(f"Brax.name={self.name!r}; {nearest(self.name, known)}")
+        try:
+            _ = self._made
+        except (TypeError, ValueError) as error:
+            raise RecipeError(f"Brax.options={dict(self.options)} don't build {self.name}: {error}") from error
+        if not isinstance(self._made.observation_size, int | np.integer):
+            raise RecipeError(
+                f"Brax's {self.name} is observed by several arrays, {self._made.observation_size}; expected one"
+            )
+
+    @functools.cached_property
+    def _made(self) -> Any:
+        return library("brax.envs", "brax").get_environment(self.name, **self.options)
+
+    @property
+    def observation_space(self) -> Box:
+        return Box(low=-np.inf, high=np.inf, shape=(int(self._made.observation_size),))
+
+    @property
+    def action_space(self) -> Box:
+        return Box(low=-1.0, high=1.0, shape=(int(self._made.action_size),))
+
+    def reset(self, key: Key[Array, ""]) -> tuple[BraxState, Observation]:
+        # Brax keeps keys in its state: words, as every leaf of a checkpoint is an array of numbers.
+        inner = self._made.reset(jax.random.key_data(key))
+        inner = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), inner)
+        return BraxState(inner, jnp.int32(0)), inner.obs.astype(jnp.float32)
+
+    def step(self, state: BraxState, action: Action, key: Key[Array, ""]) -> Step:
+        # Brax writes into its state's dictionaries: it gets some of its own.
+        after = self._made.step(jax.tree.map(lambda leaf: leaf, state.inner), action)
+        after = jax.tree.map(lambda new, old: jnp.asarray(new).astype(old.dtype), after, state.inner)
+        time = state.time + 1
+        seen, reward = after.obs.astype(jnp.float32), after.reward.astype(jnp.float32)
+        return Step(BraxState(after, time), seen, reward, after.done > 0, time >= self.max_steps)

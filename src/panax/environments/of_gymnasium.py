@@ -1,0 +1,211 @@
+"""`Gymnasium`: environments of gymnasium, in Python or C++, which processes of the host step while the compiled step waits."""
+
+import collections
+import dataclasses
+import functools
+import os
+import threading
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+from jax.typing import ArrayLike
+from jaxtyping import Array, Int, Key, UInt32
+
+from ..core.errors import RecipeError
+from ..core.host_calls import called_by_a_step
+from .environment import Action, Environment, Observation, State, Step
+from .host_pool import MOST_PROCESSES, HostPool
+from .importing import Setting, library
+from .spaces import Box, Discrete, Space
+
+_MOST_POOLS = 2
+"""That one environment's settings keep open: one to train in, and one to evaluate in."""
+
+
+class HostState(eqx.Module):
+    """What a device knows of environments that live on the host.
+
+    Attributes:
+        session: Which environments: those that `begin_all` began.
+        steps: Taken so far, the same number in all of them.
+    """
+
+    session: UInt32[Array, "..."]
+    steps: Int[Array, "..."]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gymnasium(Environment):
+    """One of gymnasium's environments, stepped by processes of this host.
+
+    It trains as any other environment does, in jobs of one process, and slower: the step waits for the host. What it can't do is
+    resume exactly: an episode's state is in a process, and not in a checkpoint. Where a run resumes, goes back or repeats a
+    step, the episodes under way are cut, as by a time limit, and others begin.
+
+    Attributes:
+        name: As gymnasium registers it; `module:name` imports a module first.
+        settings: What gymnasium's `make` is given.
+        processes: How many step a batch of environments; None for as many as this process has cores.
+        timeout_seconds: How long a step of all environments may take.
+    """
+
+    name: str
+    settings: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
+    processes: int | None = None
+    timeout_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        library("gymnasium", "gymnasium")
+        if self.processes is not None and not 1 <= self.processes <= MOST_PROCESSES:
+            raise RecipeError(f"Gymnasium.processes={self.processes}; expected 1 to {MOST_PROCESSES}")
+        if self.timeout_seconds <= 0:
+            raise RecipeError(f"Gymnasium.timeout_seconds={self.timeout_seconds}; expected more than 0")
+        _ = self._spaces
+
+    @functools.cached_property
+    def _spaces(self) -> tuple[Space, Space]:
+        """Of observations and of actions, as a process says that is then ended."""
+        pool = self._pool(1)
+        pool.close()
+        observation, action = (
+            _space(pool.spaces[role], f"{self.name}'s {role}s") for role in ("observation", "action")
+        )
+        return observation, action
+
+    @functools.cached_property
+    def _sessions(self) -> "_Sessions":
+        return _Sessions(self._pool)
+
+    def _pool(self, count: int) -> HostPool:
+        processes = self.processes or len(os.sched_getaffinity(0))
+        return HostPool(
+            self.name, count, processes=processes, settings=self.settings, timeout_seconds=self.timeout_seconds
+        )
+
+    @property
+    def observation_space(self) -> Space:
+        return self._spaces[0]
+
+    @property
+    def action_space(self) -> Space:
+        return self._spaces[1]
+
+    def close(self) -> None:
+        """End all processes; they end with the program otherwise."""
+        self._sessions.close()
+
+    def reset(self, key: Key[Array, ""]) -> tuple[State, Observation]:
+        state, observation = self.begin_all(key[None])
+        return jax.tree.map(lambda leaf: leaf[0], (state, observation))
+
+    def step(self, state: State, action: Action, key: Key[Array, ""]) -> Step:
+        seen = jnp.zeros(self.observation_space.abstract.shape, self.observation_space.abstract.dtype)
+        own, before, act = jax.tree.map(lambda leaf: leaf[None], (state, seen, action))
+        stepped, after, _ = self.step_all(own, before, act, key[None])
+        return jax.tree.map(lambda leaf: leaf[0], stepped._replace(state=after))
+
+    def begin_all(self, keys: Key[Array, " batch"]) -> tuple[HostState, Observation]:
+        session, observation = io_callback(
+            self._sessions.begin, (jax.ShapeDtypeStruct((), jnp.uint32), self._seen(keys.shape[0])), _seeds(keys)
+        )
+        count = keys.shape[0]
+        return HostState(jnp.broadcast_to(session, (count,)), jnp.zeros(count, jnp.int32)), observation
+
+    def step_all(
+        self, state: HostState, observation: Observation, action: Action, keys: Key[Array, " batch"]
+    ) -> tuple[Step, HostState, Observation]:
+        count = keys.shape[0]
+        seen, flags = self._seen(count), jax.ShapeDtypeStruct((count,), jnp.bool_)
+        # Each step is given the session that the one before gave back: so they follow each other without being ordered.
+        rewards = jax.ShapeDtypeStruct((count,), jnp.float32)
+        answer = (jax.ShapeDtypeStruct((), jnp.uint32), seen, seen, rewards, flags, flags)
+        session, led_to, now, reward, terminated, truncated = io_callback(
+            self._sessions.step, answer, state.session[0], state.steps[0], observation, action, _seeds(keys)
+        )
+        after = HostState(jnp.broadcast_to(session, (count,)), state.steps + 1)
+        return Step(after, led_to, reward, terminated, truncated), after, now
+
+    def _seen(self, count: int) -> jax.ShapeDtypeStruct:
+        one = self.observation_space.abstract
+        return jax.ShapeDtypeStruct((count, *one.shape), one.dtype)
+
+
+class _Sessions:
+    """The pools that are open, by the session that each serves; the one used last is last."""
+
+    def __init__(self, make: Any):
+        self._make = make
+        self._pools: collections.OrderedDict[int, tuple[HostPool, int]] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def begin(self, seeds: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """Begin episodes with these seeds; the session, by which `step` finds them, and what is seen."""
+        drawn = np.asarray(seeds)
+        session = zlib.crc32(drawn.tobytes())
+        with called_by_a_step(), self._lock:
+            pool = self._free_pool(session, len(drawn))
+            seen = pool.reset(drawn.tolist())
+            self._pools[session] = (pool, 0)
+        return np.asarray(session, np.uint32), _as_device(seen)
+
+    def step(
+        self, session: ArrayLike, steps: ArrayLike, observation: ArrayLike, action: ArrayLike, seeds: ArrayLike
+    ) -> tuple[np.ndarray, ...]:
+        number, taken, drawn = int(np.asarray(session)), int(np.asarray(steps)), np.asarray(seeds)
+        with called_by_a_step(), self._lock:
+            pool, made = self._pools.get(number, (None, -1))
+            if pool is not None and made == taken:
+                stepped = pool.step(np.asarray(action), drawn.tolist())
+                self._pools[number] = (pool, made + 1)
+                self._pools.move_to_end(number)
+                return np.asarray(number, np.uint32), *map(_as_device, stepped)
+            # The run has resumed, or gone back: those episodes are no more.
+            pool = self._free_pool(number, len(drawn))
+            seen = _as_device(pool.reset(drawn.tolist()))
+            self._pools[number] = (pool, taken + 1)
+        nothing, cut = np.zeros(len(drawn), np.float32), np.ones(len(drawn), bool)
+        return np.asarray(number, np.uint32), np.asarray(observation), seen, nothing, ~cut, cut
+
+    def close(self) -> None:
+        with self._lock:
+            for pool, _ in self._pools.values():
+                pool.close()
+            self._pools.clear()
+
+    def _free_pool(self, session: int, count: int) -> HostPool:
+        """A pool for a session: its own, one that was not used for longest, or another one."""
+        own = self._pools.pop(session, None)
+        oldest = self._pools.popitem(last=False)[1] if own is None and len(self._pools) >= _MOST_POOLS else None
+        for held in (own, oldest):
+            if held is not None and held[0].count == count and not held[0].closed:
+                return held[0]
+            if held is not None:
+                held[0].close()
+        return self._make(count)
+
+
+def _seeds(keys: Key[Array, " batch"]) -> UInt32[Array, " batch"]:
+    return jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys) >> 1
+
+
+def _as_device(array: np.ndarray) -> np.ndarray:
+    narrow = {"float64": "float32", "int64": "int32"}
+    return array.astype(narrow.get(array.dtype.name, array.dtype.name), copy=False)
+
+
+def _space(told: Mapping[str, Any], whose: str) -> Space:
+    if told["kind"] == "Discrete" and told["start"] == 0:
+        return Discrete(count=told["count"])
+    if told["kind"] != "Box":
+        raise RecipeError(f"{whose} are a {told['kind']}; expected a Box, or a Discrete that counts from 0")
+    shape, low, high = tuple(told["shape"]), told["low"], told["high"]
+    dtype: Any = {"float64": "float32", "int64": "int32"}.get(told["dtype"], told["dtype"])
+    if len(shape) == 1 and (len(set(low)) > 1 or len(set(high)) > 1):
+        return Box(low=tuple(low), high=tuple(high), shape=shape, dtype=dtype)
+    return Box(low=min(low), high=max(high), shape=shape, dtype=dtype)

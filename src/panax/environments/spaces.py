@@ -1,0 +1,152 @@
+"""What an environment's observations and actions are: `Box`, numbers between bounds, and `Discrete`, one of so many choices."""
+
+import abc
+import dataclasses
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Key, Num
+
+from ..core.errors import RecipeError
+from ..core.validated import Validated
+
+BoxType = Literal["float32", "float64", "int32", "uint8", "bool"]
+
+_LEAST_CHOICES = 1
+
+
+class Space(Validated, abc.ABC):
+    """A set of values of one shape and dtype. Spaces are compared and hashed by value."""
+
+    @property
+    @abc.abstractmethod
+    def abstract(self) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of one value."""
+
+    @abc.abstractmethod
+    def sample(self, key: Key[Array, ""]) -> Num[Array, "..."] | Bool[Array, "..."]:
+        """Draw one value: evenly between finite bounds."""
+
+    @abc.abstractmethod
+    def contains(self, value: Num[Array, "..."] | Bool[Array, "..."]) -> Bool[Array, ""]:
+        """Whether a value of the right shape and dtype lies in this set. NaN lies in none."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Discrete(Space):
+    """One of `count` choices: 0 to `count - 1`, as int32.
+
+    >>> Discrete(count=3).contains(jnp.int32(3)).item()
+    False
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < _LEAST_CHOICES:
+            raise RecipeError(f"Discrete(count={self.count}); expected {_LEAST_CHOICES} or more choices")
+
+    @property
+    def abstract(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((), jnp.int32)
+
+    def sample(self, key: Key[Array, ""]) -> Num[Array, "..."]:
+        return jax.random.randint(key, (), 0, self.count, jnp.int32)
+
+    def contains(self, value: Num[Array, "..."]) -> Bool[Array, ""]:
+        return jnp.all((value >= 0) & (value < self.count))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Box(Space):
+    """Arrays whose elements lie between `low` and `high`, both included.
+
+    Attributes:
+        low: One bound for all elements, or, of a one-dimensional shape, one for each; may be infinite.
+        high: The same for the upper bounds.
+        shape: Of one value.
+        dtype: Of one value.
+
+    >>> Box(low=-1.0, high=(1.0, 2.0), shape=(2,)).contains(jnp.array([0.0, 1.5])).item()
+    True
+    """
+
+    low: float | tuple[float, ...]
+    high: float | tuple[float, ...]
+    shape: tuple[int, ...] = ()
+    dtype: BoxType = "float32"
+
+    def __post_init__(self) -> None:
+        if any(size < 1 for size in self.shape):
+            raise RecipeError(f"Box(shape={self.shape}); expected sizes of 1 or more")
+        for name, bounds in (("low", self.low), ("high", self.high)):
+            if isinstance(bounds, tuple) and self.shape != (len(bounds),):
+                raise RecipeError(
+                    f"Box.{name} has {len(bounds)} bounds for the shape {self.shape}; give one number for all elements, or "
+                    f"one for each of a one-dimensional shape"
+                )
+        if not np.all(self.lower <= self.upper):
+            raise RecipeError(f"Box(low={self.low}, high={self.high}); expected no lower bound above its upper bound")
+
+    @property
+    def lower(self) -> np.ndarray:
+        """The lower bounds, float64, of a shape that broadcasts to `shape`."""
+        return np.asarray(self.low, np.float64)
+
+    @property
+    def upper(self) -> np.ndarray:
+        """The upper bounds, float64, of a shape that broadcasts to `shape`."""
+        return np.asarray(self.high, np.float64)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether all bounds are finite."""
+        return bool(np.isfinite(self.lower).all() and np.isfinite(self.upper).all())
+
+    @property
+    def abstract(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.shape, jnp.dtype(self.dtype))
+
+    def sample(self, key: Key[Array, ""]) -> Num[Array, "..."] | Bool[Array, "..."]:
+        if self.dtype == "bool":
+            return jax.random.bernoulli(key, 0.5, self.shape)
+        if self.dtype in ("int32", "uint8"):
+            limits = np.iinfo(self.dtype)
+            low, high = (np.asarray(np.clip(bound, limits.min, limits.max)) for bound in (self.lower, self.upper))
+            drawn = jax.random.uniform(key, self.shape, jnp.float32)
+            whole = jnp.floor(self._between(drawn, low, np.asarray(high + 1.0)))
+            return jnp.clip(whole, self._full(low), self._full(high)).astype(self.dtype)
+        # Where there is no bound, what is drawn may be of any sign within 1 of the other bound, or of 0.
+        low, high = np.broadcast_arrays(self.lower, self.upper)
+        below, above = np.isfinite(low), np.isfinite(high)
+        least = np.where(below, low, np.where(above, high, 0.0) - 1.0)
+        most = np.where(above, high, np.where(below, low, 0.0) + 1.0)
+        return self._between(jax.random.uniform(key, self.shape, jnp.dtype(self.dtype)), least, most)
+
+    def contains(self, value: Num[Array, "..."] | Bool[Array, "..."]) -> Bool[Array, ""]:
+        if self.dtype == "bool":
+            return jnp.bool_(True)
+        wide = value.astype(jnp.float32)
+        return jnp.all((wide >= self._full(self.lower)) & (wide <= self._full(self.upper)))
+
+    def clip(self, value: Num[Array, "*batch"]) -> Num[Array, "*batch"]:
+        """A value, or a batch of them with leading axes, whose elements are moved to the nearest bound where they lie outside."""
+        low, high = (
+            jnp.broadcast_to(self._full(bound).astype(value.dtype), value.shape) for bound in (self.lower, self.upper)
+        )
+        return jnp.clip(value, low, high)
+
+    @property
+    def size(self) -> int:
+        """How many elements one value has."""
+        return math.prod(self.shape)
+
+    def _full(self, bound: np.ndarray) -> jax.Array:
+        return jnp.asarray(np.broadcast_to(bound, self.shape), jnp.float32)
+
+    def _between(self, unit: jax.Array, low: np.ndarray, high: np.ndarray) -> jax.Array:
+        least, most = (jnp.asarray(np.broadcast_to(bound, self.shape), unit.dtype) for bound in (low, high))
+        return least + unit * (most - least)

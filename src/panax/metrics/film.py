@@ -1,0 +1,67 @@
+"""Films, as animated PNGs that every browser plays, and as one picture with frames side by side. Drawn with numpy alone."""
+
+import struct
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import UInt8
+
+from .heat_map import Picture, lines_of, png_chunk
+
+GAP = 4
+"""White pixels between the frames of a sheet."""
+
+Frames = UInt8[np.ndarray, "frame height width 3"]
+
+
+def animated_png(frames: Frames, seconds_per_frame: float) -> bytes:
+    """A film that is shown over and over; what knows no animation shows its first frame.
+
+    Each frame holds only the rectangle that differs from the one before.
+
+    Source: Portable Network Graphics (PNG) Specification (Third Edition), section 11.3.2.7, "APNG".
+    """
+    count, height, width, _ = frames.shape
+    milliseconds = max(1, min(65_535, round(1000 * seconds_per_frame)))
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = [png_chunk(b"IHDR", header), png_chunk(b"acTL", struct.pack(">II", count, 0))]
+    number = 0
+    for place, frame in enumerate(frames):
+        top, left, piece = (0, 0, frame) if place == 0 else _changed(frames[place - 1], frame)
+        shown = struct.pack(">IIIIIHHBB", number, piece.shape[1], piece.shape[0], left, top, milliseconds, 1000, 0, 0)
+        parts.append(png_chunk(b"fcTL", shown))
+        number += 1
+        data = zlib.compress(lines_of(piece))
+        if place == 0:
+            parts.append(png_chunk(b"IDAT", data))
+        else:
+            parts.append(png_chunk(b"fdAT", struct.pack(">I", number) + data))
+            number += 1
+    return b"\x89PNG\r\n\x1a\n" + b"".join([*parts, png_chunk(b"IEND", b"")])
+
+
+def sheet(frames: Frames, columns: int = 6, most: int = 24) -> UInt8[np.ndarray, "rows columns 3"]:
+    """Frames in rows, from the first to the last one; of more than `most`, so many that lie evenly between."""
+    chosen = frames[_evenly(len(frames), most)]
+    rows = -(-len(chosen) // columns)
+    height, width = (size + GAP for size in chosen.shape[1:3])
+    canvas = np.full((rows * height - GAP, min(columns, len(chosen)) * width - GAP, 3), 255, np.uint8)
+    for place, frame in enumerate(chosen):
+        row, column = divmod(place, columns)
+        canvas[row * height : row * height + height - GAP, column * width : column * width + width - GAP] = frame
+    return canvas
+
+
+def _evenly(count: int, most: int) -> Sequence[int]:
+    return range(count) if count <= most else np.linspace(0, count - 1, most).round().astype(int).tolist()
+
+
+def _changed(before: Picture, after: Picture) -> tuple[int, int, UInt8[np.ndarray, "rows columns 3"]]:
+    """The rectangle that differs, with its upper left corner; one pixel where nothing does."""
+    differs = (before != after).any(axis=-1)
+    if not differs.any():
+        return 0, 0, after[:1, :1]
+    rows, columns = (np.flatnonzero(differs.any(axis=axis)) for axis in (1, 0))
+    top, left = int(rows[0]), int(columns[0])
+    return top, left, after[top : rows[-1] + 1, left : columns[-1] + 1]

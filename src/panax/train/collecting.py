@@ -1,0 +1,127 @@
+"""A step that collects its own data and makes several updates from it, in one program."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core import Axes, Batch, Collected, CollectingTask, Faults, TrainState, current_target
+from ..core.errors import RecipeError
+from ..core.layout import whole_arrays
+from ..core.measures import merge_stacked
+from .precision import matmuls_as_set
+from .update import Scalars, number_rows
+
+if TYPE_CHECKING:
+    from .program import Program
+
+LAST = ("skipped", "skipped_in_a_row", "learning_rate", "loss_scale")
+"""Of these the last update's number is reported; of other scalars the mean over updates."""
+
+
+def check_plain(program: "Program") -> None:
+    """Raise an error where a collecting task is asked for what only a step with one update has.
+
+    Raises:
+        RecipeError: Says what to leave out.
+    """
+    for asked, setting in ((not program.comms.is_plain, "comms"), (program.tables is not None, "tables of parameters")):
+        if asked:
+            raise RecipeError(
+                f"{type(program.task).__name__} makes {program.task.updates_per_step} updates in a step, which can't be combined "
+                f"with {setting}; leave them out"
+            )
+
+
+def collecting_step(
+    program: "Program", state: TrainState, batch: Batch, batch_axes: Mapping[str, Axes] | None
+) -> tuple[TrainState, Scalars]:
+    """`collections` times: collect, then make `updates` updates. Scalars are means over them, or the last ones (`LAST`)."""
+    task = _task_of(program)
+    numbered, _ = number_rows(batch, batch_axes)
+    step, key = state.step, state.step_key
+
+    def collection(state: TrainState, number: jax.Array) -> tuple[TrainState, Any]:
+        own = jax.random.fold_in(key, number)
+        collected = collect(program, state, numbered, own)
+        first = (step * task.collections + number) * task.updates
+        state, scalars = _updates(program, state, collected, own, first)
+        return dataclasses.replace(state, step=step), (scalars, collected.metrics)
+
+    state, (scalars, metrics) = jax.lax.scan(collection, state, jnp.arange(task.collections))
+    merged = merge_stacked(metrics, task.collections)
+    own = {name: metric if isinstance(metric, Faults) else metric.value for name, metric in merged.items()}
+    return dataclasses.replace(state, step=step + 1), _over_updates(scalars) | own
+
+
+def collect(program: "Program", state: TrainState, batch: Batch, key: jax.Array) -> Collected:
+    """What the task collects with the parameters of `state`."""
+    task = _task_of(program)
+    task.check_rows(batch)
+    with matmuls_as_set(task, current_target()), whole_arrays():
+        return task.collect(state.params, state.model_state, batch, key)
+
+
+def first_batch(program: "Program", state: TrainState, batch: Batch) -> tuple[TrainState, Batch]:
+    """The batch of the first update of the step that `state` stands before, with the state as that update sees it."""
+    task, key = _task_of(program), jax.random.fold_in(state.step_key, 0)
+    collected = collect(program, state, number_rows(batch)[0], key)
+    minibatch = task.minibatch(collected.experience, collected.state, jnp.int32(0), key)
+    first = state.step * task.updates_per_step
+    return dataclasses.replace(state, model_state=collected.state, step=first), minibatch
+
+
+def _updates(
+    program: "Program", state: TrainState, collected: Collected, key: jax.Array, first: jax.Array
+) -> tuple[TrainState, tuple[Scalars, jax.Array]]:
+    """All updates of one collection; their scalars, and which of them were made.
+
+    Args:
+        first: The number of the first of these updates in the run.
+    """
+    task = _task_of(program)
+    faults = [metric.any for metric in collected.metrics.values() if isinstance(metric, Faults)]
+
+    def update(carry: tuple[TrainState, jax.Array], index: jax.Array) -> Any:
+        state, going = carry
+        with whole_arrays():
+            minibatch = task.minibatch(collected.experience, state.model_state, index, key)
+        after, scalars = program.one_step(dataclasses.replace(state, step=first + index), minibatch, None)
+        if task.stops_early:
+            going &= task.goes_on(scalars)
+        followed = task.updated(after.params, after.model_state)
+        after = dataclasses.replace(after, model_state=followed, step=state.step)
+        if task.stops_early or faults:
+            after = jax.tree.map(lambda new, old: jnp.where(going, new, old), after, state)
+        return (after, going), (scalars, going)
+
+    going = jnp.bool_(True)
+    for found in faults:
+        going &= ~found
+    begun = dataclasses.replace(state, model_state=dict(collected.state))
+    (state, _), made = jax.lax.scan(update, (begun, going), jnp.arange(task.updates))
+    return dataclasses.replace(state, model_state={**collected.kept, **state.model_state}), made
+
+
+def _over_updates(made: tuple[Scalars, jax.Array]) -> dict[str, Any]:
+    """Scalars of updates (collection, update) as those of the step; of updates that were not made, nothing counts."""
+    scalars, counted = made
+    weight = jnp.maximum(counted.sum(), 1).astype(jnp.float32)
+
+    def one(name: str, value: Any) -> Any:
+        if isinstance(value, Faults):
+            return Faults(value.worst.max(axis=(0, 1)), value.checks)
+        if name in LAST:
+            return value[-1, -1]
+        mask = counted.reshape(counted.shape + (1,) * (value.ndim - counted.ndim))
+        return jnp.where(mask, value, 0).sum(axis=(0, 1)) / weight
+
+    found = {name: one(name, value) for name, value in scalars.items()}
+    return found | {"updates": counted.sum().astype(jnp.float32)}
+
+
+def _task_of(program: "Program") -> CollectingTask:
+    assert isinstance(program.task, CollectingTask)
+    return program.task

@@ -1,0 +1,71 @@
+"""Generalised advantages against a loop in NumPy and against stable-baselines3; a time limit is not a death."""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from panax.agents import generalised_advantages
+
+GOLDEN = json.loads((Path(__file__).parent / "sb3_golden.json").read_text())["advantages"]
+DISCOUNT, TRACE = 0.97, 0.9
+"""As sb3_golden.py has them."""
+
+
+def written_out(reward, value, following, terminated, truncated, discount, trace):
+    """The sum of all later differences of the same episode, each by itself: quadratic, and without a recursion."""
+    steps, environments = reward.shape
+    found = np.zeros_like(reward)
+    for environment in range(environments):
+        for start in range(steps):
+            factor = 1.0
+            for step in range(start, steps):
+                at = (step, environment)
+                after = 0.0 if terminated[at] else following[at]
+                found[start, environment] += factor * (reward[at] + discount * after - value[at])
+                factor *= discount * trace
+                if terminated[at] or truncated[at]:
+                    break
+    return found
+
+
+@pytest.mark.parametrize("trace", [0.0, 0.9, 1.0])
+def test_equal_to_the_sum_written_out(trace):
+    generator = np.random.default_rng(3)
+    reward, value, following = generator.standard_normal((3, 40, 5), dtype=np.float32)
+    terminated, truncated = generator.random((2, 40, 5)) < 0.1
+    assert (terminated & truncated).any(), "a step that does both has terminated"
+    found = generalised_advantages(
+        *map(jnp.asarray, (reward, value, following, terminated, truncated)), discount=DISCOUNT, trace=trace
+    )
+    expected = written_out(reward, value, following, terminated, truncated, DISCOUNT, trace)
+    np.testing.assert_allclose(found.advantage, expected, atol=1e-5)
+    np.testing.assert_allclose(found.target, expected + value, atol=1e-5)
+
+
+def test_equal_to_stable_baselines3():
+    """Which adds the discounted value of a cut episode's last state to the reward, and calls the end a death."""
+    given = {name: np.asarray(numbers) for name, numbers in GOLDEN.items()}
+    reward, value, final = (given[name].astype(np.float32) for name in ("reward", "value", "final"))
+    following = np.concatenate([value[1:], given["last"].astype(np.float32)[None]])
+    following = np.where(given["truncated"], final, following)
+    found = generalised_advantages(
+        *map(jnp.asarray, (reward, value, following, given["terminated"], given["truncated"])),
+        discount=DISCOUNT,
+        trace=TRACE,
+    )
+    np.testing.assert_allclose(found.advantage, given["advantage"], atol=1e-5)
+    np.testing.assert_allclose(found.target, given["target"], atol=1e-5)
+    assert given["truncated"].any() and given["terminated"].any()
+
+
+def test_a_cut_episode_is_followed_by_its_last_states_value_and_by_nothing_of_the_next_episode():
+    reward, value = jnp.ones((2, 1)), jnp.zeros((2, 1))
+    following, cut = jnp.array([[50.0], [70.0]]), jnp.array([[True], [False]])
+    none = jnp.zeros((2, 1), bool)
+    found = generalised_advantages(reward, value, following, none, cut, discount=0.9, trace=1.0)
+    died = generalised_advantages(reward, value, following, cut, none, discount=0.9, trace=1.0)
+    assert found.target[:, 0].tolist() == pytest.approx([1 + 0.9 * 50, 1 + 0.9 * 70])
+    assert died.target[:, 0].tolist() == pytest.approx([1, 1 + 0.9 * 70])
