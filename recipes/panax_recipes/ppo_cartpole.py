@@ -1,6 +1,6 @@
 """A first agent: PPO that balances a pole."""
 
-from panax.agents import PerceptronPolicy, Ppo
+from panax.agents import Film, PerceptronPolicy, Ppo
 from panax.environments import CartPole
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, Experiment
@@ -35,6 +35,7 @@ def ppo_cartpole() -> Experiment:
         ),
         num_steps=12,
         step=StepConfig(clip_norm=0.5),
+        hooks=(Film(),),
         evaluate=EvaluateConfig(every=3),
         log_every=1,
     )

@@ -1,6 +1,6 @@
 """PPO with continuous actions."""
 
-from panax.agents import PerceptronPolicy, Ppo
+from panax.agents import Film, PerceptronPolicy, Ppo
 from panax.environments import Pendulum
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, Experiment
@@ -39,6 +39,7 @@ def ppo_pendulum() -> Experiment:
         ),
         num_steps=24,
         step=StepConfig(clip_norm=0.5),
+        hooks=(Film(),),
         evaluate=EvaluateConfig(every=8),
         log_every=2,
     )

@@ -239,9 +239,7 @@ class OffPolicy(Validated, CollectingTask):
         """Of transitions that were drawn."""
 
     def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, Scalar]:
-        count = jnp.float32(micro_batches["reward"].size)
-        weights: dict[str, Scalar] = dict.fromkeys(self.loss_names, count)
-        return weights
+        return dict.fromkeys(self.loss_names, jnp.float32(micro_batches["reward"].size))
 
     def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
         if train:

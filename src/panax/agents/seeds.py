@@ -22,8 +22,8 @@ PER_SEED = ("return", "episode_return")
 class Seeds(Validated, CollectingTask):
     """`count` runs of `task` that know nothing of each other: every array has one more axis in front, `seed`.
 
-    What a device does for one small network it does for several in hardly more time. Reported figures are of all seeds together,
-    and returns of each by itself as well. A step whose gradient is not finite in one of the runs is skipped in all of them.
+    They are compiled once, and fill a device that one small network leaves idle. Reported figures are of all seeds together, and
+    returns of each by itself as well. A step whose gradient is not finite in one of the runs is skipped in all of them.
 
     Attributes:
         task: The agent.
