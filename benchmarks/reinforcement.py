@@ -4,10 +4,10 @@
     python benchmarks/reinforcement.py seeds                    one seed and three at once
     python benchmarks/reinforcement.py recipe ppo_pendulum --seeds 3
 
-Each figure comes from a process of its own with empty caches of compiled programs; columns take turns. Seconds are of the whole
-process: imports, compilation, training, and with Panax its evaluations and checkpoints, but no films. Figures are written into `--directory`
-at once, and a table is printed in the end. stable-baselines3 is fetched into a folder of its own below `--directory`, and runs
-on the torch of this environment; the one function needs gymnax (jax<0.12).
+Each figure comes from a process of its own with empty caches of compiled programs; columns take turns. Seconds are of the
+whole process: imports, compilation, training, and with Panax its evaluations and checkpoints, but no films. Figures are
+written into `--directory` at once, and a table is printed in the end. stable-baselines3 is fetched into a folder of its own
+below `--directory`, and runs on the torch of this environment; the one function needs gymnax (jax<0.12).
 """
 
 import argparse

@@ -239,8 +239,8 @@ class OffPolicy(Validated, CollectingTask):
         """Of transitions that were drawn."""
 
     def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, Scalar]:
-        count = jnp.float32(micro_batches["reward"].size)
-        return dict(zip(self.loss_names, [count] * len(self.loss_names)))
+        count: Scalar = jnp.float32(micro_batches["reward"].size)
+        return dict.fromkeys(self.loss_names, count)
 
     def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
         if train:
