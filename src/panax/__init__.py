@@ -55,8 +55,9 @@ readable_in("panax.models", "DlrmTask", "DlrmConfig", "HstuConfig", "SequenceTas
 readable_in("panax.layers", "TablesConfig", "TableConfig", "FeatureConfig", "Growth")
 readable_in("panax.layers", "Rotary", "RotaryScaling", "YarnScaling", "Latent", "MoE")
 readable_in("panax.parallel", "Pipeline")
-readable_in("panax.agents", "Ppo", "Seeds", "PerceptronPolicy", "RecurrentPolicy", "DecoderPolicy")
-readable_in("panax.environments", "Acrobot", "CartPole", "GridWorld", "Pendulum")
+readable_in("panax.agents", "Dqn", "Ppo", "Sac", "Seeds", "PerceptronPolicy", "RecurrentPolicy", "DecoderPolicy")
+# Not Gymnasium: it starts processes, which import modules by name.
+readable_in("panax.environments", "Acrobot", "Brax", "CartPole", "GridWorld", "Gymnax", "Pendulum")
 
 __all__ = [
     "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "check", "compile_step", "debugging",

@@ -198,6 +198,7 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(task, tmp_path):
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         assert (np.asarray(a) == np.asarray(b)).all(), name
+    assert panax.evaluate(tmp_path / "cut") == pytest.approx(dict(resumed.evaluation))
 
 
 @pytest.mark.slow

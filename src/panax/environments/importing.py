@@ -1,12 +1,20 @@
 """Libraries of environments that only some users have, imported when an environment of theirs is used."""
 
 import importlib
+from collections.abc import Mapping
 from types import ModuleType
 
 from ..core.errors import RecipeError
 
 Setting = bool | int | float | str
 """What an environment of another library may be given: it is part of a run's settings, and travels as JSON."""
+
+Settings = Mapping[str, Setting] | tuple[tuple[str, Setting], ...]
+
+
+def as_pairs(settings: Settings) -> tuple[tuple[str, Setting], ...]:
+    """Names with their values, in the order of names: values that are compared, hashed, and read back from a file."""
+    return tuple(sorted(dict(settings).items()))
 
 
 def library(module: str, extra: str, remark: str = "") -> ModuleType:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
@@ -13,7 +12,7 @@ from jaxtyping import Array, Int, Key
 
 from ..core.errors import RecipeError, nearest
 from .environment import Action, Environment, Observation, State, Step
-from .importing import Setting, library
+from .importing import Settings, as_pairs, library
 from .spaces import Box
 
 
@@ -42,10 +41,11 @@ class Brax(Environment):
     """
 
     name: str
-    options: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
+    options: Settings = ()
     max_steps: int = 1000
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "options", as_pairs(self.options))
         if self.max_steps < 1:
             raise RecipeError(f"Brax.max_steps={self.max_steps}; expected 1 or more")
         known = getattr(library("brax.envs", "brax"), "_envs", None)
@@ -62,7 +62,7 @@ class Brax(Environment):
 
     @functools.cached_property
     def _made(self) -> Any:
-        return library("brax.envs", "brax").get_environment(self.name, **self.options)
+        return library("brax.envs", "brax").get_environment(self.name, **dict(self.options))
 
     @property
     def observation_space(self) -> Box:

@@ -21,7 +21,7 @@ from ..core.errors import RecipeError
 from ..core.host_calls import called_by_a_step
 from .environment import Action, Environment, Observation, State, Step
 from .host_pool import MOST_PROCESSES, HostPool
-from .importing import Setting, library
+from .importing import Settings, as_pairs, library
 from .spaces import Box, Discrete, Space
 
 _MOST_POOLS = 2
@@ -56,11 +56,12 @@ class Gymnasium(Environment):
     """
 
     name: str
-    settings: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
+    settings: Settings = ()
     processes: int | None = None
     timeout_seconds: float = 60.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", as_pairs(self.settings))
         library("gymnasium", "gymnasium")
         if self.processes is not None and not 1 <= self.processes <= MOST_PROCESSES:
             raise RecipeError(f"Gymnasium.processes={self.processes}; expected 1 to {MOST_PROCESSES}")
@@ -85,7 +86,7 @@ class Gymnasium(Environment):
     def _pool(self, count: int) -> HostPool:
         processes = self.processes or len(os.sched_getaffinity(0))
         return HostPool(
-            self.name, count, processes=processes, settings=self.settings, timeout_seconds=self.timeout_seconds
+            self.name, count, processes=processes, settings=dict(self.settings), timeout_seconds=self.timeout_seconds
         )
 
     @property

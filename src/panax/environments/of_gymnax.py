@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ from jaxtyping import Array, Key
 from ..core.errors import RecipeError, nearest
 from .drawing import BLUE, DARK, GREEN, RED, YELLOW
 from .environment import Action, Environment, Frame, Observation, State, Step
-from .importing import Setting, library
+from .importing import Settings, as_pairs, library
 from .spaces import Box, Discrete, Space
 
 _REMARK = " (gymnax is for jax below 0.12)"
@@ -34,15 +33,17 @@ class Gymnax(Environment):
     """
 
     name: str
-    parameters: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
-    options: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
+    parameters: Settings = ()
+    options: Settings = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", as_pairs(self.parameters))
+        object.__setattr__(self, "options", as_pairs(self.options))
         gymnax = library("gymnax", "gymnax", _REMARK)
         if self.name not in gymnax.registered_envs:
             raise RecipeError(f"Gymnax.name={self.name!r}; {nearest(self.name, gymnax.registered_envs)}")
         known = [field.name for field in dataclasses.fields(gymnax.make(self.name)[1])]
-        for name in self.parameters:
+        for name in dict(self.parameters):
             if name not in known:
                 raise RecipeError(f"Gymnax.parameters has {name!r}, which {self.name} has not; {nearest(name, known)}")
         try:
@@ -53,8 +54,8 @@ class Gymnax(Environment):
     @functools.cached_property
     def _made(self) -> tuple[Any, Any]:
         """gymnax's environment, and its parameters."""
-        environment, parameters = library("gymnax", "gymnax", _REMARK).make(self.name, **self.options)
-        return environment, parameters.replace(**self.parameters)
+        environment, parameters = library("gymnax", "gymnax", _REMARK).make(self.name, **dict(self.options))
+        return environment, parameters.replace(**dict(self.parameters))
 
     @functools.cached_property
     def _spaces(self) -> tuple[Space, Space]:
