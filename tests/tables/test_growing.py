@@ -24,6 +24,7 @@ from panax.models import TwoTowerConfig, TwoTowerTask, item_vectors
 from panax.optim import Schedule, Sgd
 from panax.parallel.vocabulary import block_of
 from panax.train import CompiledStep, Program, evaluate_all
+from panax.train.debug import DebugStep
 from panax.train.growing import first_rows
 
 STEPS = 6
@@ -222,3 +223,16 @@ def test_two_towers_grow_and_tell_the_vectors_of_a_catalogue():
     np.testing.assert_array_equal(vectors[8], nobody[0])
     with pytest.raises(RecipeError, match="the table 'film' grows, and its vocabulary is not here"):
         item_vectors(task, state.params, catalogue)
+
+
+@pytest.mark.slow
+def test_the_debugger_gives_out_the_same_rows():
+    step = step_of(None, 1)
+    debugged = DebugStep(step.program, step.batch_axes)
+    state, other = debugged.init(0), step.init(0)
+    for seed in range(2):
+        batch = keyed_batch(seed)
+        state, scalars = debugged(state, debugged.put(batch))
+        other, expected = step(other, step.put(batch))
+        assert float(scalars["loss"]) == pytest.approx(float(expected["loss"]), rel=1e-6)
+    np.testing.assert_array_equal(vocabulary(state)["keys"], vocabulary(other)["keys"])

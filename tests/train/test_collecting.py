@@ -19,6 +19,7 @@ from panax.mesh import MeshShape, Placement
 from panax.optim import Schedule, Sgd
 from panax.run import EvaluateConfig, Experiment
 from panax.train import CompiledStep, Program, StepConfig
+from panax.train.debug import DebugStep
 
 ROWS, RATE = 8, 0.125
 
@@ -54,7 +55,7 @@ class Counting(CollectingTask):
         counts = state["counts"] + 1
         drawn = jax.vmap(lambda row: jax.random.uniform(jax.random.fold_in(key, row)))(batch["row"])
         kept = {"counts": counts, "drawn": drawn}
-        bad = jnp.where(counts[0] == self.breaks_at, jnp.nan, NO_FAULT).astype(jnp.float32)
+        bad = jnp.where(counts[0] == self.breaks_at, -1.0, NO_FAULT).astype(jnp.float32)
         metrics = {
             "collected": Sum(jnp.float32(counts.size)),
             "sick": Faults(bad[None], ("the environment is broken: ",)),
@@ -126,6 +127,16 @@ def test_meshes_draw_and_count_alike(mesh):
     )
     assert one[0].params["w"] == split[0].params["w"]
     assert len(set(one[0].model_state["drawn"].tolist())) == ROWS, "each row draws for itself"
+
+
+def test_the_debugger_takes_the_same_step():
+    step = DebugStep(program_of(Counting()), {})
+    state = step.init(0)
+    after, _ = step(state, {"row": jnp.arange(ROWS, dtype=jnp.int32)})
+    expected = taken(Counting(), 1)
+    for one, other in zip(jax.tree.leaves(after.model_state), jax.tree.leaves(expected[0].model_state)):
+        np.testing.assert_array_equal(one, other)
+    assert float(after.params["w"]) == float(expected[0].params["w"]) and int(after.step) == 1
 
 
 def test_updates_end_where_the_task_says():

@@ -49,11 +49,12 @@ class DebugStep:
 
     def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]:
         with _eager(), use_kernels(self.program.kernels.names):
-            micro_batches = split_rows(number_rows(batch)[0], self.program.config.micro_batches)
             with real_values():
+                before, seen = self.program.first_seen(state, batch)
+                micro_batches = split_rows(number_rows(seen)[0], self.program.config.micro_batches)
                 for i in range(self.program.config.micro_batches):
                     part = jax.tree.map(lambda leaf, i=i: leaf[i], micro_batches)
-                    self.program.task.loss(state.params, state.model_state, part, state.step_key, True)
+                    self.program.task.loss(before.params, before.model_state, part, before.step_key, True)
             with _without_breakpoints():
                 state, scalars = self.program.step(state, batch)
                 number = int(state.step)

@@ -262,6 +262,15 @@ class Program:
         batch, batch_axes = self._with_rows(state, batch, batch_axes)
         return evaluation_step(state, batch, task=self.task, batch_axes=batch_axes, tables=self.tables)
 
+    def first_seen(self, state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, Mapping[str, Any]]:
+        """The state and the batch as the loss sees them in the first update of a step: of a task that collects its own, what it
+        has collected; with row numbers where the batch has keys of tables that grow."""
+        if isinstance(self.task, CollectingTask):
+            return first_batch(self, state, batch)
+        if self.growing is not None:
+            state, batch, *_ = self.growing.given(state, batch, axes_of_rows(batch))
+        return state, batch
+
     def _with_rows(
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None
     ) -> tuple[Mapping[str, Any], Mapping[str, Axes] | None]:
