@@ -149,7 +149,7 @@ def test_updates_end_where_the_task_says():
 def test_what_the_environment_breaks_is_not_learned_from():
     state, scalars = taken(Counting(breaks_at=2), 1)
     assert state.params["w"] == -RATE * 3, "the first of two collections alone"
-    with pytest.raises(DataError, match="the environment is broken: nan"):
+    with pytest.raises(DataError, match="the environment is broken: -1"):
         scalars["sick"].refuse("step 1")
 
 
@@ -170,7 +170,7 @@ def test_a_run_needs_no_data_and_a_broken_environment_ends_it(tmp_path):
     assert result.state.model_state["counts"].tolist() == [8] * ROWS
     assert result.evaluation["loss"] == pytest.approx(float(result.state.params["w"]))
     broken = dataclasses.replace(experiment(tmp_path / "two"), task=Counting(breaks_at=3))
-    with pytest.raises(DataError, match="step 2: the environment is broken: nan"):
+    with pytest.raises(DataError, match="step 2: the environment is broken: -1"):
         panax.fit(broken)
 
 
