@@ -36,6 +36,6 @@ def ppo_cartpole() -> Experiment:
         num_steps=12,
         step=StepConfig(clip_norm=0.5),
         hooks=(Film(),),
-        evaluate=EvaluateConfig(every=3),
+        evaluate=EvaluateConfig(every=4),
         log_every=1,
     )

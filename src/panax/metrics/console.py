@@ -62,11 +62,12 @@ class ConsoleTracker(Tracker):
         self.width = max(WIDTH, console.width) if console.is_terminal else WIDTH
         self._progress: Progress | None = None
 
-    def begin(self, first_step: int, num_steps: int, peak: Peak) -> None:
+    def begin(self, first_step: int, num_steps: int, peak: Peak | None) -> None:
         self.num_steps = num_steps
         self._start = time.perf_counter()
         self._first = first_step
-        self.console.print(fitted(f"MFU divides by {peak.source}"), style="dim", markup=False, highlight=False)
+        if peak is not None:
+            self.console.print(fitted(f"MFU divides by {peak.source}"), style="dim", markup=False, highlight=False)
         console = self.console
         self._progress = Progress(
             TextColumn("training"),

@@ -31,8 +31,9 @@ class Tracker(abc.ABC):
     def about(self, run: RunFacts) -> None:  # noqa: B027
         """Take the run's name, id and settings; called once, before `begin`."""
 
-    def begin(self, first_step: int, num_steps: int, peak: Peak) -> None:  # noqa: B027
-        """Training begins at `first_step` of `num_steps`; `peak` is what model FLOPs utilisation divides by."""
+    def begin(self, first_step: int, num_steps: int, peak: Peak | None) -> None:  # noqa: B027
+        """Training begins at `first_step` of `num_steps`; `peak` is what model FLOPs utilisation divides by, if the task
+        says its FLOPs."""
 
     @abc.abstractmethod
     def record(self, step: int, values: Mapping[str, float]) -> None:
@@ -94,7 +95,7 @@ class Trackers(Tracker):
     def about(self, run: RunFacts) -> None:
         self._put("about", run)
 
-    def begin(self, first_step: int, num_steps: int, peak: Peak) -> None:
+    def begin(self, first_step: int, num_steps: int, peak: Peak | None) -> None:
         self._put("begin", first_step, num_steps, peak)
 
     def record(self, step: int, values: Mapping[str, float]) -> None:

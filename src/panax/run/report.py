@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..core import Faults, Position
+from ..core import Faults, Position, Task
 from ..core.compiling import compilations
 from ..core.errors import TrainingError
 from ..core.heartbeat import heartbeat
@@ -55,7 +55,7 @@ class Report:
     Attributes:
         clock: Measures the parts of a step.
         ledger: Books the seconds of the run.
-        peak: What model FLOPs utilisation divides by.
+        peak: What model FLOPs utilisation divides by; None where the task does not say its FLOPs.
         goes_back: Told the scalars of each step; whether the run goes back rather than ends where too many updates are skipped.
     """
 
@@ -110,7 +110,7 @@ class Report:
         self._first_told = self._interrupted = False
         self.goes_back: Callable[[int, Mapping[str, float]], bool] = lambda number, values: False
         self.clock = StepClock()
-        self.peak = find_peak(prepared)
+        self.peak = find_peak(prepared) if says_flops(prepared.task) else None
         self._trackers.about(RunFacts(experiment.name, run_id, experiment.folder, describe(experiment)))
         self._trackers.begin(first_step, prepared.experiment.num_steps, self.peak)
         record_facts(prepared, run_id, first_step, self._lanes[0] if self._lanes else None)
@@ -325,7 +325,9 @@ class Report:
             ("tokens", task.flops_per_token(self._length)) if self._length else (task.unit, task.flops_per_example())
         )
         speed = {f"speed/{unit}_per_second": per_second}
-        return speed if flops is None else speed | {"speed/mfu": flops * per_second / self.peak.flops_per_second}
+        if flops is None or self.peak is None:
+            return speed
+        return speed | {"speed/mfu": flops * per_second / self.peak.flops_per_second}
 
     @property
     def _profile_folder(self) -> Path:
@@ -374,6 +376,11 @@ def _tell_first_step() -> None:
         programs_received=done.received,
         programs_compiled=done.misses,
     )
+
+
+def says_flops(task: Task) -> bool:
+    """Whether there is anything that a peak would be compared with; to measure it takes most of a second."""
+    return task.flops_per_example() is not None or task.flops_per_token(1) is not None
 
 
 def find_peak(prepared: Prepared) -> Peak:
