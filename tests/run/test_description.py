@@ -86,5 +86,7 @@ def test_panax_own_classes_are_those_of_its_tasks():
         "DecoderTask", "DecoderConfig", "HybridConfig", "Rotary", "RotaryScaling", "YarnScaling", "Latent", "MoE", "Pipeline",
         "VitTask", "VitConfig", "DlrmTask", "DlrmConfig", "TwoTowerTask", "TwoTowerConfig", "SequenceTask", "HstuConfig",
         "TablesConfig", "TableConfig", "FeatureConfig", "Growth",
+        "Dqn", "Ppo", "Sac", "Seeds", "PerceptronPolicy", "RecurrentPolicy", "DecoderPolicy",
+        "Acrobot", "Brax", "CartPole", "GridWorld", "Gymnax", "Pendulum",
     }  # fmt: skip
     assert readable_in("panax.models") is None
