@@ -52,7 +52,7 @@ def ended(folder: Path) -> float | None:
 
 
 def went_on(whole: Path, folder: Path, begin: int, flags: tuple[str, ...]) -> float:
-    """The loss of a run that goes on from another one's checkpoint of step `begin`."""
+    """The loss of a run that resumes from another run's checkpoint of step `begin`."""
     if not folder.exists():
         copy = folder.with_suffix(".copied")
         shutil.rmtree(copy, ignore_errors=True)

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agent_steps import step_of as step_with
+from agent_steps import taken
 from agents.tiny_environments import Copy, Endless, Sick
 
 import panax
@@ -15,11 +17,11 @@ from panax.checkpoint import CheckpointConfig
 from panax.core import named_leaves
 from panax.core.errors import DataError, RecipeError
 from panax.environments import GridWorld, Pendulum
-from panax.mesh import MeshShape, Placement
+from panax.mesh import MeshShape
 from panax.models import DecoderConfig
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, Experiment
-from panax.train import CompiledStep, Program, StepConfig
+from panax.train import StepConfig
 
 SMALL = PerceptronPolicy(hidden=(8,), activation="relu", first_gain=1.0)
 COMMON = {
@@ -29,20 +31,7 @@ COMMON = {
 DQN = Dqn(environment=GridWorld(maze=("S.X", "..G"), max_steps=6), dueling=True, epsilon_steps=100, **COMMON)
 SAC = Sac(environment=Pendulum(max_steps=10), critic_hidden=(8,), **COMMON)
 
-
-def step_of(task, mesh=None, rate=1e-3) -> CompiledStep:
-    optimizer = AdamW(schedule=Schedule(peak=rate, decay="constant"), weight_decay=0.0)
-    program = Program.create(task, optimizer, num_steps=100, config=StepConfig(clip_norm=None))
-    placement = Placement.create(mesh or MeshShape(), devices=None if mesh else jax.devices()[:1])
-    return CompiledStep(program, placement, {"row": ("batch",)})
-
-
-def taken(step: CompiledStep, count: int):
-    rows = step.program.task.rows  # pyright: ignore
-    state, batch, scalars = step.init(0), step.put({"row": np.arange(rows, dtype=np.int32)}), {}
-    for _ in range(count):
-        state, scalars = step(state, batch)
-    return state, jax.device_get(dict(scalars))
+step_of = functools.partial(step_with, clip_norm=None, b2=AdamW().b2)
 
 
 def layers(network, x: np.ndarray) -> np.ndarray:

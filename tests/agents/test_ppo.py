@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agent_steps import step_of, taken
 from agents.tiny_environments import Copy, Endless, Growing, Recall, Sick
 
 import panax
@@ -17,7 +18,7 @@ from panax.checkpoint import CheckpointConfig
 from panax.core import named_leaves
 from panax.core.errors import DataError, RecipeError
 from panax.environments import Box, CartPole, Pendulum
-from panax.mesh import MeshShape, Placement
+from panax.mesh import MeshShape
 from panax.models import DecoderConfig
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, Experiment
@@ -38,21 +39,6 @@ TASK = Ppo(
     evaluation_episodes=8,
     evaluation_steps=30,
 )
-
-
-def step_of(task, mesh=None, *, rate=1e-3, clip_norm: float | None = 0.5, num_steps=100) -> CompiledStep:
-    optimizer = AdamW(schedule=Schedule(peak=rate, decay="constant"), weight_decay=0.0, b2=0.999)
-    program = Program.create(task, optimizer, num_steps=num_steps, config=StepConfig(clip_norm=clip_norm))
-    placement = Placement.create(mesh or MeshShape(), devices=None if mesh else jax.devices()[:1])
-    return CompiledStep(program, placement, {"row": ("batch",)})
-
-
-def taken(step: CompiledStep, count: int):
-    rows = step.program.task.rows  # pyright: ignore
-    state, batch, scalars = step.init(0), step.put({"row": np.arange(rows, dtype=np.int32)}), {}
-    for _ in range(count):
-        state, scalars = step(state, batch)
-    return state, jax.device_get(dict(scalars))
 
 
 def judged(step: CompiledStep, state) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from panax.environments import CartPole, EnvironmentBatch, batch_axes
+from panax.environments import CartPole, EnvironmentBatch
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +53,3 @@ def test_what_is_drawn_depends_on_the_index_alone(batch):
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[:, 3:], b), whole, part)
     first = np.asarray(whole[0].observation[0])
     assert len({tuple(row) for row in first.tolist()}) == 6
-
-
-def test_every_leaf_has_the_batch_axis(batch):
-    ongoing = jax.eval_shape(batch.reset, jax.random.key(0), jnp.arange(4))
-    axes = batch_axes(ongoing)
-    assert axes.observation == ("batch", None) and axes.state.motion == ("batch", None)
-    assert axes.state.time == axes.episode_return == axes.episode_length == ("batch",)

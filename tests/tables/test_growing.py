@@ -216,6 +216,11 @@ def test_two_towers_grow_and_tell_the_vectors_of_a_catalogue():
     batch = {leaf: key_of(np.arange(8)[:, None]) for leaf in ("user", "film")} | {"loss_mask": np.ones(8, np.float32)}
     state, scalars = step(step.init(0), step.put(batch))
     assert float(scalars["vocabulary/film/given"]) == float(scalars["vocabulary/user/given"]) == 8
+    twice = TwoTowerConfig(query=tower("user"), item=dataclasses.replace(tower("film"), tables=(
+        dataclasses.replace(tower("film").tables[0], name="user"),
+    )), hidden=(8,), width=4)  # fmt: skip
+    with pytest.raises(RecipeError, match="two tables of TwoTowerTask have the vocabulary 'user'"):
+        Program.create(TwoTowerTask(model=twice), Sgd(), num_steps=10)
     catalogue = [{"film": key_of(np.arange(9)[:, None])}]
     vectors = item_vectors(task, state.params, catalogue, state.model_state)
     nobody = item_vectors(task, state.params, [{"film": np.zeros((1, 1, 2), np.uint32)}], state.model_state)

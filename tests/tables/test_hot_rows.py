@@ -112,6 +112,9 @@ def test_mistakes_are_told():
     ):
         with pytest.raises(RecipeError, match=message):
             TableConfig(name="item", rows=rows, width=8, features=feature, hot_rows=hot, **more)
+    small = TablesConfig(tables=(TableConfig(name="item", rows=90, width=8, features=feature, hot_rows=5),))
+    with pytest.raises(RecipeError, match="has hot_rows=5, and lies on every device whole, since its 2,880 bytes"):
+        _ = small.stacks
     open_ = TablesConfig(tables=(TableConfig(name="item", rows=0, width=8, features=feature, hot_rows=50),))
     with pytest.raises(RecipeError, match="has hot_rows=50, and the data 40 ids; expected fewer"):
         open_.adapted({"item": 40})

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Num
 
 from ..core import Evaluation, Loss, Mean, Metrics, Sample, Sum
 from ..environments import Environment, EnvironmentBatch, Transition
+from ..environments.batch import keys_of
 
 Act = Callable[[Any, Num[Array, "batch ..."], Key[Array, " batch"]], tuple[Any, Num[Array, "batch ..."]]]
 """(what it remembers, observations, a key for each row) to what it remembers now, and actions."""
@@ -64,11 +65,6 @@ class Finished(eqx.Module):
             "episode_return": Mean((self.total * known).sum(), known.sum()),
             "episode_length": Mean((self.length.astype(jnp.float32) * known).sum(), known.sum()),
         }
-
-
-def keys_of(key: Key[Array, ""], row: Int[Array, " batch"]) -> Key[Array, " batch"]:
-    """A key for each row by its number in the whole batch."""
-    return jax.vmap(lambda each: jax.random.fold_in(key, each))(row)
 
 
 def play(

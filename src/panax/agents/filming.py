@@ -12,9 +12,11 @@ from ..core.errors import RecipeError
 from ..core.processes import is_first
 from ..core.validated import Validated
 from ..environments import Environment, EnvironmentBatch
+from ..environments.batch import keys_of
 from ..hooks import Hook, Running
 from ..metrics.film import Frames, animated_png
-from .episodes import Act, keys_of
+from .agent import Agent
+from .episodes import Act
 
 _MOST_STEPS = 10_000
 
@@ -39,11 +41,11 @@ class Film(Hook, Validated):
 
     def before_run(self, run: Running) -> None:
         task = run.experiment.task
-        if not (hasattr(task, "player") and isinstance(getattr(task, "environment", None), Environment)):
+        if not isinstance(task, Agent):
             raise RecipeError(
                 f"Film shows episodes of one agent, and the task is a {type(task).__name__}; leave it out"
             )
-        environment: Environment = task.environment
+        environment = task.environment
         if type(environment).draw is Environment.draw or _first_frame(environment) is None:
             raise RecipeError(f"{type(environment).__name__} draws no pictures, so Film has none to show; leave it out")
         if jax.process_count() > 1:

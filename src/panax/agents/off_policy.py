@@ -12,9 +12,6 @@ from jaxtyping import Array, Int, Key, Num
 from ..core import (
     Batch,
     Collected,
-    CollectingTask,
-    DataFacts,
-    Evaluation,
     Faults,
     Mean,
     Metrics,
@@ -25,9 +22,10 @@ from ..core import (
 )
 from ..core.errors import RecipeError
 from ..core.measures import NO_FAULT, Scalar
-from ..core.validated import Validated
-from ..environments import Action, Environment, EnvironmentBatch, check_environment
-from .episodes import Act, Finished, evaluation_of, keys_of, play
+from ..environments import Action, EnvironmentBatch
+from ..environments.batch import keys_of
+from .agent import Agent
+from .episodes import Act, Finished
 from .replay import Experience, Replay, as_leaves, check_memory
 from .rollouts import CHECKS, Acting, faults_of
 
@@ -39,15 +37,12 @@ _DRAWS = 0xD4A35
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OffPolicy(Validated, CollectingTask):
+class OffPolicy(Agent):
     """Act for some steps, keep them in a replay buffer, and make some updates, each of transitions drawn from all that is kept.
 
     A minibatch has as many transitions of every environment, so none leaves the device of its environment.
 
     Attributes:
-        environments: All devices together.
-        steps: Of each environment in one collection.
-        collections: In one step of the run, which is one call of the compiled program.
         updates: After each collection.
         batch_size: Transitions in an update; a multiple of `environments`.
         capacity: Transitions that are kept, all environments together; a multiple of `environments * steps`.
@@ -55,13 +50,8 @@ class OffPolicy(Validated, CollectingTask):
         discount: Of a value one step later.
         target_rate: How far target networks move towards those that are trained.
         target_period: Updates from one such movement to the next.
-        evaluation_episodes: How many an evaluation plays.
-        evaluation_steps: At most so many steps each.
     """
 
-    environment: Environment
-    environments: int = 8
-    steps: int = 1
     collections: int = 64  # pyright: ignore[reportIncompatibleMethodOverride]
     updates: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
     batch_size: int = 256
@@ -70,14 +60,10 @@ class OffPolicy(Validated, CollectingTask):
     discount: float = 0.99
     target_rate: float = 0.005
     target_period: int = 1
-    evaluation_episodes: int = 64
-    evaluation_steps: int = 1000
-
-    unit = "environment steps"
 
     def __post_init__(self) -> None:
-        names = ("environments", "steps", "collections", "updates", "batch_size", "capacity", "warmup", "target_period")
-        for name in (*names, "evaluation_episodes", "evaluation_steps"):
+        super().__post_init__()
+        for name in ("updates", "batch_size", "capacity", "warmup", "target_period"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"task.{name}={getattr(self, name)}; expected 1 or more")
         if not 0.0 <= self.discount <= 1.0:
@@ -101,18 +87,6 @@ class OffPolicy(Validated, CollectingTask):
     def places(self) -> int:
         """Transitions that are kept of each environment."""
         return self.capacity // self.environments
-
-    @property
-    def rows(self) -> int:
-        return self.environments
-
-    @property
-    def evaluation_rows(self) -> int:
-        return self.evaluation_episodes
-
-    @property
-    def units_per_row(self) -> int:
-        return self.steps * self.collections
 
     @abc.abstractmethod
     def networks(self, key: jax.Array) -> Module:
@@ -147,10 +121,6 @@ class OffPolicy(Validated, CollectingTask):
         """What to report of exploring."""
         return {}
 
-    def adapted(self, facts: DataFacts) -> "OffPolicy":
-        check_environment(self.environment, steps=0)
-        return self
-
     def init(self, key: jax.Array) -> tuple[Any, dict[str, Any]]:
         network_key, reset_key, warmup_key = jax.random.split(key, 3)
         params = self.networks(network_key)
@@ -178,9 +148,6 @@ class OffPolicy(Validated, CollectingTask):
         """See that the buffer fits: this is called before the first state is made."""
         _, state = jax.eval_shape(self.init, jax.random.key(0))
         check_memory(state["replay"], shardings[1]["replay"])
-
-    def parameter_axes(self, params: Any) -> Any:
-        return logical_axes(params)
 
     def state_axes(self, state: Any) -> Any:
         def by_environment(leaf: Any) -> tuple[str | None, ...]:
@@ -234,23 +201,11 @@ class OffPolicy(Validated, CollectingTask):
         """Of what `losses` gives, in training."""
         return ("value",)
 
-    @abc.abstractmethod
-    def losses(self, params: Any, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
-        """Of transitions that were drawn."""
-
     def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, Scalar]:
         count: Scalar = jnp.float32(micro_batches["reward"].size)
         return dict.fromkeys(self.loss_names, count)
 
-    def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
-        if train:
-            return self.losses(params, state, batch, key)
-        act, memory = self.player(params, state, batch["row"].shape[0])
-        return evaluation_of(play(self.environment, act, memory, batch["row"], key, self.evaluation_steps), state)
-
     def player(self, params: Any, state: Any, rows: int) -> tuple[Act, Any]:
-        """How an evaluation acts in `rows` environments, and what it remembers at first."""
-
         def act(memory: Any, observation: Num[Array, "batch ..."], keys: jax.Array) -> tuple[Any, Any]:
             return memory, self.action(self.greedy(params, observation))
 

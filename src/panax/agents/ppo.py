@@ -11,23 +11,20 @@ from jaxtyping import Array, Float, Num, Shaped
 from ..core import (
     Batch,
     Collected,
-    CollectingTask,
-    DataFacts,
     Evaluation,
     Loss,
     Mean,
     Metrics,
     Module,
     Sum,
-    logical_axes,
 )
 from ..core.errors import RecipeError
-from ..core.measures import Losses, Scalar
-from ..core.validated import Validated
-from ..environments import Box, Environment, check_environment
+from ..core.measures import Scalar
+from ..environments import Box
 from .advantages import generalised_advantages
+from .agent import Agent
 from .distributions import Continuous, Distribution, distribution_of
-from .episodes import Act, evaluation_of, play
+from .episodes import Act
 from .policies import PerceptronPolicy, Policy
 from .ppo_losses import ValueClip, divergence, explained_variance, outside, policy_loss, value_loss
 from .rollouts import Acting, Actor, Rollout, faults_of, next_values, rolled_out
@@ -51,7 +48,7 @@ class PpoParameters(Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ppo(Validated, CollectingTask):
+class Ppo(Agent):
     """Proximal policy optimisation (arXiv:1707.06347): act for some steps, then make several passes over what was seen.
 
     A collection takes `steps` steps in each of `environments` environments; one step of the run is `collections` of them, each
@@ -59,9 +56,6 @@ class Ppo(Validated, CollectingTask):
     so no step leaves the device of its environment.
 
     Attributes:
-        environments: All devices together.
-        steps: Of each environment in one collection.
-        collections: In one step of the run, which is one call of the compiled program.
         epochs: Passes over a collection.
         minibatches: Updates in each pass.
         piece_length: Consecutive steps that a recurrent policy is trained on at once, and its gradient goes back through.
@@ -79,16 +73,12 @@ class Ppo(Validated, CollectingTask):
         normalise_rewards: By the deviation of the discounted return so far.
         continuous: How numbers become continuous actions.
         first_log_deviation: Of continuous actions.
-        evaluation_episodes: How many an evaluation plays.
-        evaluation_steps: At most so many steps each.
         evaluation_draws: Whether it draws actions as training does, in place of the likeliest one.
     """
 
-    environment: Environment
     policy: Policy = PerceptronPolicy()  # noqa: RUF009
     environments: int = 16
     steps: int = 128
-    collections: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
     epochs: int = 4
     minibatches: int = 4
     piece_length: int = 1
@@ -106,16 +96,13 @@ class Ppo(Validated, CollectingTask):
     normalise_rewards: bool = False
     continuous: Continuous = "gaussian"
     first_log_deviation: float = 0.0
-    evaluation_episodes: int = 64
-    evaluation_steps: int = 1000
     evaluation_draws: bool = False
 
-    unit = "environment steps"
     name = "ppo"
 
     def __post_init__(self) -> None:
-        names = ("environments", "steps", "collections", "epochs", "minibatches", "piece_length")
-        for name in (*names, "evaluation_episodes", "evaluation_steps"):
+        super().__post_init__()
+        for name in ("epochs", "minibatches", "piece_length"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"task.{name}={getattr(self, name)}; expected 1 or more")
         for name in ("discount", "trace"):
@@ -138,30 +125,14 @@ class Ppo(Validated, CollectingTask):
             raise RecipeError(f"task.normalise_observations is for a Box of float32, and observations are {space}")
         _ = self.distribution
 
-    def adapted(self, facts: DataFacts) -> "Ppo":
-        check_environment(self.environment, steps=0)
-        return self
-
     @property
     def distribution(self) -> Distribution:
         """Of actions."""
         return distribution_of(self.environment.action_space, self.continuous)
 
     @property
-    def rows(self) -> int:
-        return self.environments
-
-    @property
-    def evaluation_rows(self) -> int:
-        return self.evaluation_episodes
-
-    @property
     def updates(self) -> int:
         return self.epochs * self.minibatches
-
-    @property
-    def units_per_row(self) -> int:
-        return self.steps * self.collections
 
     @property
     def stops_early(self) -> bool:
@@ -180,9 +151,6 @@ class Ppo(Validated, CollectingTask):
             state["returns"] = Statistics.create(())
             state["discounted"] = jnp.zeros(self.environments, jnp.float32)
         return params, state
-
-    def parameter_axes(self, params: Any) -> Any:
-        return logical_axes(params)
 
     def state_axes(self, state: Any) -> Any:
         by_environment = ("acting", "discounted")
@@ -302,13 +270,7 @@ class Ppo(Validated, CollectingTask):
         count = jnp.float32(micro_batches["advantage"].size)
         return dict.fromkeys(("policy", "value", *(("entropy",) if self.entropy_weight else ())), count)
 
-    def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
-        if not train:
-            return self._evaluation(params, state, batch, key)
-        losses, metrics = self._losses(params, batch)
-        return Evaluation(losses, state, metrics)
-
-    def _losses(self, params: PpoParameters, batch: Batch) -> tuple[Losses, Metrics]:
+    def losses(self, params: PpoParameters, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
         leaves = [batch[name] for name in sorted(batch) if name.startswith(_MEMORY)]
         memory = jax.tree.structure(self.policy.first_carry(1)).unflatten(leaves)
         said = self.policy.over_time(params.policy, memory, batch["observation"], batch["begins"])
@@ -330,15 +292,9 @@ class Ppo(Validated, CollectingTask):
             "divergence": Mean(divergence(log_ratio).sum(), count),
             "clipped": Mean(outside(log_ratio, self.clip).sum(), count),
         }
-        return losses, metrics
-
-    def _evaluation(self, params: Any, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
-        row = batch["row"]
-        act, memory = self.player(params, state, row.shape[0])
-        return evaluation_of(play(self.environment, act, memory, row, key, self.evaluation_steps), state)
+        return Evaluation(losses, state, metrics)
 
     def player(self, params: Any, state: Any, rows: int) -> tuple[Act, Any]:
-        """How an evaluation acts in `rows` environments, and what it remembers at first."""
         actor = self.actor(params, state)
 
         def act(memory: Any, observation: Num[Array, "batch ..."], keys: jax.Array) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Num
 
 from ..core.errors import RecipeError
 from ..environments import Space
-from .episodes import keys_of
+from ..environments.batch import keys_of
 
 
 class Experience(NamedTuple):

@@ -10,8 +10,9 @@ from jaxtyping import Array, Bool, Float, Int, Key, Num
 from ..core import Faults
 from ..core.measures import NO_FAULT
 from ..environments import Environment, EnvironmentBatch, Ongoing
+from ..environments.batch import keys_of
 from .distributions import Distribution
-from .episodes import Finished, keys_of
+from .episodes import Finished
 from .policies import Carry, Policy
 
 CHECKS = (
@@ -54,7 +55,6 @@ class Rollout(NamedTuple):
         value: Predicted for `observation`.
         final_observation: What the step led to, before any reset.
         final_value: Predicted for that where the policy is recurrent; else 0, to be found afterwards in one pass.
-        episodes: How many episodes ended with the step.
     """
 
     observation: Num[Array, "time environment ..."]

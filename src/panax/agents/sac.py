@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, Num
 from ..core import Batch, Evaluation, Loss, Mean, Metrics, Module
 from ..core.errors import RecipeError
 from ..environments import Action, Box
+from ..environments.batch import keys_of
 from .distributions import SquashedGaussian
-from .episodes import keys_of
 from .off_policy import Explore, OffPolicy
 from .policies import Layers, PerceptronPolicy, Policy, as_features, features_of
 from .policies.perceptron import Activation

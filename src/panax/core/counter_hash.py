@@ -4,7 +4,7 @@ import zlib
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, UInt32
+from jaxtyping import Array, Float, UInt32
 
 
 def mix(h: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
@@ -12,6 +12,12 @@ def mix(h: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
     h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
     h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
     return h ^ (h >> 16)
+
+
+def centred(bits: UInt32[Array, "..."]) -> Float[Array, "..."]:
+    """Numbers spread evenly between -1 and 1, neither of them nor 0 included, from 32 random bits each."""
+    signed = (bits >> 8).astype(jnp.int32) - 2**23
+    return (signed.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-23)
 
 
 def bits_of_places(name: str, count: jax.Array, places: list[jax.Array]) -> UInt32[Array, "..."]:

@@ -6,7 +6,7 @@ from ..core.lazy import lazily
 
 if TYPE_CHECKING:
     from .acrobot import Acrobot
-    from .batch import EnvironmentBatch, Ongoing, Transition, batch_axes
+    from .batch import EnvironmentBatch, Ongoing, Transition
     from .cart_pole import CartPole
     from .checking import check_actions, check_environment
     from .environment import Action, Environment, Frame, Step
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "acrobot": ("Acrobot",),
-    "batch": ("EnvironmentBatch", "Ongoing", "Transition", "batch_axes"),
+    "batch": ("EnvironmentBatch", "Ongoing", "Transition"),
     "cart_pole": ("CartPole",),
     "checking": ("check_actions", "check_environment"),
     "environment": ("Action", "Environment", "Frame", "Step"),
@@ -35,6 +35,6 @@ __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
     "Acrobot", "Action", "Box", "Brax", "CartPole", "Discrete", "Environment", "EnvironmentBatch", "Frame", "GridWorld",
-    "Gymnasium", "Gymnax", "Ongoing", "Pendulum", "Space", "Step", "Transition", "batch_axes", "check_actions",
+    "Gymnasium", "Gymnax", "Ongoing", "Pendulum", "Space", "Step", "Transition", "check_actions",
     "check_environment",
 ]  # fmt: skip

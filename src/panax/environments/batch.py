@@ -77,7 +77,7 @@ class EnvironmentBatch:
             key: Of the run, or of an evaluation.
             index: Of each environment in the whole batch.
         """
-        state, observation = self.environment.begin_all(_keys(key, index))
+        state, observation = self.environment.begin_all(keys_of(key, index))
         zeros = jnp.zeros(index.shape, jnp.float32)
         return Ongoing(state, observation, zeros, zeros.astype(jnp.int32))
 
@@ -90,7 +90,7 @@ class EnvironmentBatch:
             index: Of each environment in the whole batch.
         """
         stepped, state, observation = self.environment.step_all(
-            ongoing.state, ongoing.observation, action, _keys(key, index)
+            ongoing.state, ongoing.observation, action, keys_of(key, index)
         )
         ended = stepped.terminated | stepped.truncated
         total, length = ongoing.episode_return + stepped.reward, ongoing.episode_length + 1
@@ -103,10 +103,6 @@ class EnvironmentBatch:
         )
 
 
-def batch_axes(ongoing: Ongoing) -> Ongoing:
-    """The logical axes of each leaf: `batch`, then no name."""
-    return jax.tree.map(lambda leaf: ("batch", *[None] * (leaf.ndim - 1)), ongoing)
-
-
-def _keys(key: Key[Array, ""], index: Int[Array, " batch"]) -> Key[Array, " batch"]:
+def keys_of(key: Key[Array, ""], index: Int[Array, " batch"]) -> Key[Array, " batch"]:
+    """A key for each row by its number in the whole batch."""
     return jax.vmap(lambda each: jax.random.fold_in(key, each))(index)

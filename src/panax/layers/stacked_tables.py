@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ..core import Batch
-from ..core.counter_hash import bits_of_places, mix
+from ..core.counter_hash import bits_of_places, centred, mix
 from .table_config import BLOCKS, FeatureConfig, Growth, TableConfig
 
 
@@ -143,5 +143,4 @@ def drawn(key: jax.Array, plan: StackPlan) -> Float[Array, "row row_width"]:
     scale = jnp.where(real, jax.lax.rsqrt(sizes)[table], 0.0)
     column = jnp.arange(plan.width, dtype=jnp.int32)
     bits = bits_of_places("table", jax.random.bits(key, (), jnp.uint32), [place[:, None], column[None, :]])
-    signed = (bits >> 8).astype(jnp.int32) - 2**23
-    return (signed.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-23) * scale[:, None]
+    return centred(bits) * scale[:, None]

@@ -99,7 +99,13 @@ class TablesConfig(Validated):
     def _parts(self) -> Iterator[tuple[str, TablePart]]:
         for table in self.tables:
             placement, hot = self.placement_of(table), table.hot_rows
-            if hot and placement != "everywhere":
+            # Of a table that takes its rows from the data nothing is known yet.
+            if hot and table.rows:
+                if placement == "everywhere":
+                    raise RecipeError(
+                        f"the table {table.name!r} has hot_rows={hot:,}, and lies on every device whole, since its "
+                        f"{table.bytes:,} bytes are at most small_bytes={self.small_bytes:,}; leave hot_rows out"
+                    )
                 yield "everywhere", TablePart(table, 0, hot)
                 yield placement, TablePart(table, hot, table.rows - hot)
             else:

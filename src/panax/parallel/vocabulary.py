@@ -111,7 +111,7 @@ class Blocks:
     def of(cls, lies: Lies, shard: tuple[int, ...], ways: int, idle_steps: int) -> "Blocks":
         """
         Args:
-            shard: A device's shape of the table.
+            shard: A device's shape of the table, or of what has its rows.
         """
         return cls(lies, shard[0] // ways, ways, idle_steps)
 

@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, UInt32
 
 from ..core import Axes, Batch, Task, TrainState, current_layout, named_leaves
-from ..core.counter_hash import bits_of_places
-from ..core.errors import RecipeError, nearest
+from ..core.counter_hash import bits_of_places, centred
+from ..core.errors import LayoutError, RecipeError, nearest
 from ..core.growing import Growing
 from ..core.layout import Layout
 from ..mesh.placement import as_spec
@@ -39,15 +39,22 @@ class GrowingTables:
         """None where a task has none.
 
         Raises:
-            RecipeError: A table that is to grow is none, is frozen, or has its columns split.
+            RecipeError: What is to grow is not a table, or is frozen, or two vocabularies have one name.
         """
         if not task.growing:
             return None
         known = {} if tables is None else tables.axes
+        names = [each.vocabulary for each in task.growing]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise RecipeError(
+                f"two tables of {type(task).__name__} have the vocabulary {twice!r}; give one of the tables another name"
+            )
         for each in task.growing:
             if each.table not in known:
                 raise RecipeError(
-                    f"{type(task).__name__} has a vocabulary for {each.table!r}, which is no table; {nearest(each.table, known)}"
+                    f"{type(task).__name__} has a vocabulary for {each.table!r}, which is not a table; "
+                    f"{nearest(each.table, known)}"
                 )
             assert tables is not None
             if each.table not in tables.trained:
@@ -103,20 +110,19 @@ class GrowingTables:
         """The batch with row numbers in the keys' places, -1 for a key without a row; and its axes."""
         for each in self.growing:
             self._check(each, batch)
-            table = named_leaves(state.params)[each.table]
             vocabulary = _vocabulary(state.model_state, each)
             leaves = {leaf: batch[leaf] for leaf in each.leaves}
             function: Callable[..., Any] = self._finding(each)
             layout = current_layout()
             if layout is not None:
-                lies, _, rows, ids = self._specs(each, layout, {}, leaves, axes)
+                _, _, rows, ids = self._specs(each, layout, {}, leaves, axes)
                 function = on_each_device(
                     function,
                     layout,
-                    (lies, rows, {leaf: ids[leaf][0] for leaf in leaves}),
+                    (rows, {leaf: ids[leaf][0] for leaf in leaves}),
                     {leaf: ids[leaf][1] for leaf in leaves},
                 )
-            batch, axes = _with_numbers(batch, axes, function(table, vocabulary, leaves))
+            batch, axes = _with_numbers(batch, axes, function(vocabulary, leaves))
         return dict(batch), dict(axes)
 
     def shapes(self, batch: Batch) -> dict[str, Any]:
@@ -158,16 +164,25 @@ class GrowingTables:
         }
         return spec(layout.storage(own)), held, rows, ids
 
-    def _blocks(self, each: Growing, shard: tuple[int, ...]) -> Blocks:
+    def _blocks(self, each: Growing, vocabulary: Vocabulary) -> Blocks:
+        """
+        Raises:
+            LayoutError: The table's columns are split, so that no device holds a row.
+        """
         layout = current_layout()
         lies = Lies((), (), (), ()) if layout is None else Lies.of(each.table, self.tables.axes[each.table], layout)
-        return Blocks.of(lies, shard, each.ways, each.idle_steps)
+        if lies.columns:
+            raise LayoutError(
+                f"the table {each.table!r} grows, and its columns are split over {', '.join(lies.columns)}; split its rows "
+                f"alone, since the device that gives out a row holds all of it"
+            )
+        return Blocks.of(lies, vocabulary.keys.shape, each.ways, each.idle_steps)
 
     def _giving(self, each: Growing) -> Callable[..., Any]:
         def one(
             table: jax.Array, kept: Any, vocabulary: Vocabulary, leaves: Any, step: jax.Array, seed: jax.Array
         ) -> tuple[Any, ...]:
-            blocks = self._blocks(each, table.shape)
+            blocks = self._blocks(each, vocabulary)
             rows, vocabulary, decided = blocks.given(vocabulary, _together(leaves), step)
             first = first_rows(decided.keys, table.shape[1], seed, each.scale)
             table = _put(table, decided, first)
@@ -179,8 +194,8 @@ class GrowingTables:
         return one
 
     def _finding(self, each: Growing) -> Callable[..., Any]:
-        def one(table: jax.Array, vocabulary: Vocabulary, leaves: Any) -> dict[str, jax.Array]:
-            rows = self._blocks(each, table.shape).found(vocabulary, _together(leaves))
+        def one(vocabulary: Vocabulary, leaves: Any) -> dict[str, jax.Array]:
+            rows = self._blocks(each, vocabulary).found(vocabulary, _together(leaves))
             return _apart(rows, leaves)
 
         return one
@@ -192,8 +207,7 @@ def first_rows(
     """The first numbers of each key's row, a hash of the key: the same whatever row it gets, and whenever."""
     column = jnp.arange(width, dtype=jnp.int32)
     bits = bits_of_places("key", seed, [keys[:, :1], keys[:, 1:], column[None, :]])
-    signed = (bits >> 8).astype(jnp.int32) - 2**23
-    return (signed.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-23 * scale)
+    return centred(bits) * jnp.float32(scale)
 
 
 def _put(whole: jax.Array, decided: Decided, part: jax.Array) -> jax.Array:

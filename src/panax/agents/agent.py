@@ -1,0 +1,73 @@
+"""`Agent`: where an agent acts, for how long, and how it is evaluated."""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+
+from ..core import Batch, CollectingTask, DataFacts, Evaluation, logical_axes
+from ..core.errors import RecipeError
+from ..core.validated import Validated
+from ..environments import Environment, check_environment
+from .episodes import Act, evaluation_of, play
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Agent(Validated, CollectingTask):
+    """A task that acts in `environments` copies of an environment, and is evaluated by whole episodes.
+
+    Attributes:
+        environments: All devices together.
+        steps: Of each environment in one collection.
+        collections: In one step of the run, which is one call of the compiled program.
+        evaluation_episodes: How many an evaluation plays.
+        evaluation_steps: At most so many steps each.
+    """
+
+    environment: Environment
+    environments: int = 8
+    steps: int = 1
+    collections: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
+    evaluation_episodes: int = 64
+    evaluation_steps: int = 1000
+
+    unit = "environment steps"
+
+    def __post_init__(self) -> None:
+        for name in ("environments", "steps", "collections", "evaluation_episodes", "evaluation_steps"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"task.{name}={getattr(self, name)}; expected 1 or more")
+
+    @property
+    def rows(self) -> int:
+        return self.environments
+
+    @property
+    def evaluation_rows(self) -> int:
+        return self.evaluation_episodes
+
+    @property
+    def units_per_row(self) -> int:
+        return self.steps * self.collections
+
+    def adapted(self, facts: DataFacts) -> "Agent":
+        check_environment(self.environment, steps=0)
+        return self
+
+    def parameter_axes(self, params: Any) -> Any:
+        return logical_axes(params)
+
+    @abc.abstractmethod
+    def player(self, params: Any, state: Any, rows: int) -> tuple[Act, Any]:
+        """How an evaluation acts in `rows` environments, and what it remembers at first."""
+
+    @abc.abstractmethod
+    def losses(self, params: Any, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
+        """What an update minimises, of a minibatch."""
+
+    def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
+        if train:
+            return self.losses(params, state, batch, key)
+        act, memory = self.player(params, state, batch["row"].shape[0])
+        return evaluation_of(play(self.environment, act, memory, batch["row"], key, self.evaluation_steps), state)
