@@ -17,6 +17,7 @@ from ..core.lock import locked
 from ..core.processes import first_text, is_first
 from ..kernels import TimedKernels, choose_by_timing, timed_kernels_in_force
 from ..stores import open_store
+from .ahead import compile_ahead
 from .description import describe
 from .earlier import SETTINGS, check_same_run, position_in, set_aside
 from .experiment import Experiment
@@ -265,8 +266,9 @@ def begin_from(prepared: Prepared, checkpoint: Checkpoint, say: Say, accept_chan
     with agreeing():
         check_same_run(prepared.experiment, checkpoint, accept_changes=accept_changes, say=say)
     position = position_in(prepared, checkpoint, accept_changes=accept_changes, say=say)
-    state = restored(prepared, checkpoint, say)
     step = checkpoint.manifest.step
+    compile_ahead(prepared, prepared.experiment.num_steps - step)
+    state = restored(prepared, checkpoint, say)
     say(f"resuming from step {step} of {prepared.experiment.num_steps}: {checkpoint.url}")
     hooks = checkpoint.manifest.host.get("hooks")
     drawn = Drawn.of(checkpoint.manifest)
@@ -297,6 +299,7 @@ def begin_from_memory(
 def first_state(prepared: Prepared, say: Say) -> TrainState:
     """The state before the first step: drawn, or with parameters loaded."""
     experiment = prepared.experiment
+    compile_ahead(prepared, experiment.num_steps)
     state = prepared.step.init(experiment.seed)
     if not experiment.init:
         return state

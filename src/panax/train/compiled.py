@@ -21,6 +21,7 @@ from ..mesh.legality import Needs, check, fitted_rules, remarks
 from ..mesh.topology import data_parallel_size
 from ..parallel.context import zigzag_order
 from ..spmd.checking import check_program
+from .ahead import Ahead
 from .precision import check_precision
 from .program import Program
 from .sending import HeldRows, Sender, check_ranges, global_array, held_by
@@ -56,7 +57,7 @@ class CompiledStep:
     Attributes:
         compile_seconds: Spent on compiling so far, all programs together.
         kernels_taken: Which kernel the training programs run for each kind of work and why, a line each.
-        when_traced: Takes the trace of each training program, before it is compiled.
+        when_traced: Takes the trace of each training program.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class CompiledStep:
         self._summaries: dict[Any, dict[Signature, Any]] = {}
         self._renewal: Any = None
         self._agreements: dict[Meeting, Any] = {}
+        self._ahead = Ahead()
         # The number of the last step and the array that says it, so that no step waits for the one before to be read.
         self._count: tuple[int, Any] = (0, None)
 
@@ -256,6 +258,15 @@ class CompiledStep:
         """The compiled training step for the shapes of `batch` (abstract or real)."""
         return self._program_for(self._train, batch, self._compile_train)
 
+    def compile_ahead(self, batch: Mapping[str, Any], evaluation: Mapping[str, Any] | None) -> None:
+        """Begin to compile in other threads: the training step and the evaluation, for batches of these shapes.
+
+        For what takes a while before there is a batch, such as reading the state. An error comes when the program is used.
+        """
+        self._ahead.begin(("train", _signature(batch)), partial(self._traced_and_compiled, batch))
+        if evaluation is not None:
+            self._ahead.begin(("evaluate", _signature(evaluation)), partial(self._evaluation_compiled, evaluation))
+
     def evaluate(self, state: TrainState, batch: Mapping[str, jax.Array]) -> Any:
         """Dispatch the evaluation of one batch; the state stays."""
         return self._program_for(self._evaluate, batch, self._compile_evaluate)(state, batch)
@@ -307,13 +318,21 @@ class CompiledStep:
         return self._checked_program(traced)
 
     def _compile_train(self, batch: Mapping[str, Any]) -> Any:
-        traced = self.trace(batch)
+        make = partial(self._traced_and_compiled, batch)
+        traced, compiled = self._ahead.made(("train", _signature(batch)), make)
         self.when_traced(traced)
+        return compiled
+
+    def _traced_and_compiled(self, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+        traced = self.trace(batch)
         with self.placement.activate():
             lowered = traced.lower()
-        return lowered.compile()
+        return traced, lowered.compile()
 
     def _compile_evaluate(self, batch: Mapping[str, Any]) -> Any:
+        return self._ahead.made(("evaluate", _signature(batch)), partial(self._evaluation_compiled, batch))
+
+    def _evaluation_compiled(self, batch: Mapping[str, Any]) -> Any:
         with self.placement.activate(), use_kernels(self.program.kernels.names):
             function = partial(self.program.evaluate, batch_axes=self.batch_axes)
             traced = jax.jit(function).trace(self._abstract_state(), self._abstract_batch(batch))
@@ -340,8 +359,7 @@ class CompiledStep:
     def _program_for(
         self, programs: dict[Signature, Any], batch: Mapping[str, Any], compile_: Callable[[Mapping[str, Any]], Any]
     ) -> Any:
-        # The same leaves in another order are the same batch.
-        signature = tuple((name, batch[name].shape, batch[name].dtype.name) for name in sorted(batch))
+        signature = _signature(batch)
         if signature in programs:
             return programs[signature]
         if len(programs) >= self.shapes_allowed:
@@ -350,6 +368,13 @@ class CompiledStep:
         programs[signature] = compile_(batch)
         self.compile_seconds += time.perf_counter() - start
         return programs[signature]
+
+
+def _signature(batch: Mapping[str, Any]) -> Signature:
+    """The same leaves in another order are the same batch."""
+    # 64 bits become 32 on the device.
+    dtypes = {name: jax.dtypes.canonicalize_dtype(leaf.dtype).name for name, leaf in batch.items()}
+    return tuple((name, batch[name].shape, dtypes[name]) for name in sorted(batch))
 
 
 def needs_of(program: Program) -> Needs:

@@ -1,0 +1,76 @@
+"""What a run needs is compiled while its state is drawn or read: once, and by nobody else."""
+
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+
+from panax import fit
+from panax.core.errors import PanaxError
+from panax.run.ahead import known_shapes
+from panax.run.prepare import prepare
+from panax.train import CompiledStep
+from panax.train.ahead import Ahead
+
+
+def test_errors_come_to_whoever_asks():
+    ahead, here = Ahead(), threading.current_thread()
+
+    def fail():
+        raise ValueError("no program")
+
+    ahead.begin("wrong", fail)
+    ahead.begin("right", threading.current_thread)
+    assert ahead.made("right", lambda: None) is not here
+    with pytest.raises(ValueError, match="no program"):
+        ahead.made("wrong", lambda: None)
+    # Each is given once, and what nobody began is made by whoever asks.
+    assert ahead.made("right", threading.current_thread) is here
+
+
+def traced_in(monkeypatch, experiment, **settings):
+    """The names of the threads that traced training steps in a run."""
+    threads, trace = [], CompiledStep.trace
+    monkeypatch.setattr(
+        CompiledStep, "trace", lambda self, batch: threads.append(threading.current_thread().name) or trace(self, batch)
+    )
+    fit(experiment, quiet=True, **settings)
+    return threads
+
+
+def test_a_run_traces_its_step_once(experiment, monkeypatch):
+    """The shapes that are known before the data is read are those that come; a run that resumes compiles while it reads."""
+    half = dataclasses.replace(experiment, num_steps=experiment.num_steps // 2)
+    for chosen in (half, experiment):
+        (thread,) = traced_in(monkeypatch, chosen, accept_changes=chosen is experiment)
+        assert thread.startswith("panax-compile")
+
+
+def test_nothing_is_compiled_for_a_run_that_has_ended(experiment, undisturbed, monkeypatch):
+    result, _ = undisturbed
+    ended = dataclasses.replace(experiment, directory=result.prepared.experiment.directory)
+    assert traced_in(monkeypatch, ended) == []
+
+
+def test_shapes_that_only_reading_tells(experiment):
+    ramped = dataclasses.replace(experiment, overfit_batches=1)
+    assert known_shapes(prepare(ramped)) is None
+    rows = ({"x": np.zeros((4, 2), np.float32)} for _ in range(3))
+    assert (
+        known_shapes(dataclasses.replace(prepare(experiment), experiment=dataclasses.replace(experiment, data=rows)))
+        is None
+    )
+    train, held_out = known_shapes(prepare(experiment))
+    assert {name: leaf.shape for name, leaf in train.items()} == {name: leaf.shape for name, leaf in held_out.items()}
+
+
+def test_an_error_of_the_step_is_the_run_s_own(experiment, monkeypatch):
+    """What the thread raises ends the run as if the run had compiled."""
+
+    def refuse(self, batch):
+        raise PanaxError("this step can't be")
+
+    monkeypatch.setattr(CompiledStep, "trace", refuse)
+    with pytest.raises(PanaxError, match="this step can't be"):
+        fit(experiment, quiet=True)
