@@ -23,7 +23,7 @@ from ..core import (
 from ..core.errors import RecipeError
 from ..core.measures import NO_FAULT, Scalar
 from ..environments import Action, EnvironmentBatch
-from ..environments.batch import keys_of
+from ..environments.batch import keys_of_steps
 from .agent import Agent
 from .episodes import Act, Finished
 from .replay import Experience, Replay, as_leaves, check_memory
@@ -217,12 +217,12 @@ class OffPolicy(Agent):
         """Take steps in each environment; what was seen is (time, environment, ...), with which steps ended an episode."""
         batch = EnvironmentBatch(self.environment)
 
-        def step(now: Acting, number: jax.Array) -> tuple[Acting, tuple[Experience, jax.Array]]:
-            act_key, move_key = jax.random.split(jax.random.fold_in(key, number))
-            stored = explore(now.ongoing.observation, keys_of(act_key, row))
-            moved = batch.step(now.ongoing, self.action(stored), move_key, row)
+        def step(now: Acting, keys: tuple[Any, Any]) -> tuple[Acting, tuple[Experience, jax.Array]]:
+            act_keys, move_keys = keys
+            stored = explore(now.ongoing.observation, act_keys)
+            moved = batch.moved(now.ongoing, self.action(stored), move_keys)
             seen = Experience(now.ongoing.observation, stored, moved.reward, moved.terminated, moved.final_observation)
             return Acting(moved.ongoing, (), moved.ended, now.finished.after(moved)), (seen, moved.ended)
 
-        acting, (seen, ended) = jax.lax.scan(step, acting, jnp.arange(steps))
+        acting, (seen, ended) = jax.lax.scan(step, acting, keys_of_steps(key, row, steps))
         return acting, seen, ended

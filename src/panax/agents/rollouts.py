@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Num
 from ..core import Faults
 from ..core.measures import NO_FAULT
 from ..environments import Environment, EnvironmentBatch, Ongoing
-from ..environments.batch import keys_of
+from ..environments.batch import keys_of_steps
 from .distributions import Distribution
 from .episodes import Finished
 from .policies import Carry, Policy
@@ -100,12 +100,12 @@ def rolled_out(
     """
     batch, policy, distribution = EnvironmentBatch(environment), actor.policy, actor.distribution
 
-    def step(now: Acting, number: jax.Array) -> tuple[Acting, Rollout]:
-        act_key, move_key = jax.random.split(jax.random.fold_in(key, number))
+    def step(now: Acting, keys: tuple[Any, Any]) -> tuple[Acting, Rollout]:
+        act_keys, move_keys = keys
         memory, said = policy.act(actor.params, now.memory, actor.seen(now.ongoing.observation))
         numbers = actor.numbers(said.numbers)
-        drawn = distribution.draw(numbers, keys_of(act_key, row))
-        moved = batch.step(now.ongoing, distribution.action(drawn), move_key, row)
+        drawn = distribution.draw(numbers, act_keys)
+        moved = batch.moved(now.ongoing, distribution.action(drawn), move_keys)
         final_value = jnp.zeros_like(said.value)
         if policy.recurrent:
             final_value = policy.act(actor.params, memory, actor.seen(moved.final_observation))[1].value
@@ -124,7 +124,7 @@ def rolled_out(
             final_value,
         )
 
-    return jax.lax.scan(step, acting, jnp.arange(steps))
+    return jax.lax.scan(step, acting, keys_of_steps(key, row, steps))
 
 
 def next_values(actor: Actor, rollout: Rollout) -> Float[Array, "time environment"]:

@@ -89,9 +89,11 @@ class EnvironmentBatch:
             key: Another one for every step.
             index: Of each environment in the whole batch.
         """
-        stepped, state, observation = self.environment.step_all(
-            ongoing.state, ongoing.observation, action, keys_of(key, index)
-        )
+        return self.moved(ongoing, action, keys_of(key, index))
+
+    def moved(self, ongoing: Ongoing, action: Action, keys: Key[Array, " batch"]) -> Transition:
+        """As `step`, with a key for each environment."""
+        stepped, state, observation = self.environment.step_all(ongoing.state, ongoing.observation, action, keys)
         ended = stepped.terminated | stepped.truncated
         total, length = ongoing.episode_return + stepped.reward, ongoing.episode_length + 1
         zero = jnp.zeros_like(total)
@@ -106,3 +108,18 @@ class EnvironmentBatch:
 def keys_of(key: Key[Array, ""], index: Int[Array, " batch"]) -> Key[Array, " batch"]:
     """A key for each row by its number in the whole batch."""
     return jax.vmap(lambda each: jax.random.fold_in(key, each))(index)
+
+
+def keys_of_steps(
+    key: Key[Array, ""], index: Int[Array, " batch"], steps: int
+) -> tuple[Key[Array, "time batch"], Key[Array, "time batch"]]:
+    """For each of several steps a key for each row to act with, and one to be moved with.
+
+    All at once: in a loop over steps their few numbers would cost more than small networks do.
+    """
+
+    def of_step(number: Int[Array, ""]) -> tuple[Key[Array, " batch"], Key[Array, " batch"]]:
+        act_key, move_key = jax.random.split(jax.random.fold_in(key, number))
+        return keys_of(act_key, index), keys_of(move_key, index)
+
+    return jax.vmap(of_step)(jnp.arange(steps))

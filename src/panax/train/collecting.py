@@ -1,16 +1,19 @@
 """A step that collects its own data and makes several updates from it, in one program."""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from ..core import Axes, Batch, Collected, CollectingTask, Faults, TrainState, current_target
 from ..core.errors import RecipeError
 from ..core.layout import whole_arrays
-from ..core.measures import merge_stacked
+from ..core.measures import NO_FAULT, merge_stacked
 from .precision import matmuls_as_set
 from .update import Scalars, number_rows
 
@@ -19,6 +22,35 @@ if TYPE_CHECKING:
 
 LAST = ("skipped", "skipped_in_a_row", "learning_rate", "loss_scale")
 """Of these the last update's number is reported; of other scalars the mean over updates."""
+
+
+class _Packed(eqx.Module):
+    """Scalars of an update: a loop copies one vector where it would copy each number by itself.
+
+    Attributes:
+        values: Numbers in float32, in the order of `names`.
+        others: The rest by name.
+    """
+
+    values: Float[Array, "*loops name"]
+    others: Scalars
+    names: tuple[str, ...] = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, scalars: Scalars) -> "_Packed":
+        def packs(value: Any) -> bool:
+            return not isinstance(value, Faults) and value.shape == () and value.dtype == jnp.float32
+
+        names = tuple(name for name, value in scalars.items() if packs(value))
+        others = {name: value for name, value in scalars.items() if name not in names}
+        return cls(jnp.stack([scalars[name] for name in names]), others, names)
+
+    def unpacked(self) -> Scalars:
+        return {**{name: self.values[..., place] for place, name in enumerate(self.names)}, **self.others}
+
+
+Made = tuple[_Packed, jax.Array]
+"""Scalars of updates, and which of these were made; each with the leading axis `update`."""
 
 
 def check_plain(program: "Program") -> None:
@@ -75,39 +107,55 @@ def first_batch(program: "Program", state: TrainState, batch: Batch) -> tuple[Tr
 
 def _updates(
     program: "Program", state: TrainState, collected: Collected, key: jax.Array, first: jax.Array
-) -> tuple[TrainState, tuple[Scalars, jax.Array]]:
+) -> tuple[TrainState, Made]:
     """All updates of one collection; their scalars, and which of them were made.
 
     Args:
         first: The number of the first of these updates in the run.
     """
     task = _task_of(program)
-    faults = [metric.any for metric in collected.metrics.values() if isinstance(metric, Faults)]
 
     def update(carry: tuple[TrainState, jax.Array], index: jax.Array) -> Any:
         state, going = carry
         with whole_arrays():
             minibatch = task.minibatch(collected.experience, state.model_state, index, key)
         after, scalars = program.one_step(dataclasses.replace(state, step=first + index), minibatch, None)
-        if task.stops_early:
-            going &= task.goes_on(scalars)
         followed = task.updated(after.params, after.model_state)
         after = dataclasses.replace(after, model_state=followed, step=state.step)
-        if task.stops_early or faults:
+        if task.stops_early:
+            going &= task.goes_on(scalars)
             after = jax.tree.map(lambda new, old: jnp.where(going, new, old), after, state)
-        return (after, going), (scalars, going)
+        return (after, going), (_Packed.of(scalars), going)
 
-    going = jnp.bool_(True)
-    for found in faults:
-        going &= ~found
+    def updates(begun: TrainState) -> tuple[TrainState, Made]:
+        (state, _), made = jax.lax.scan(update, (begun, jnp.bool_(True)), jnp.arange(task.updates))
+        return state, made
+
     begun = dataclasses.replace(state, model_state=dict(collected.state))
-    (state, _), made = jax.lax.scan(update, (begun, going), jnp.arange(task.updates))
+    faults = [metric.any for metric in collected.metrics.values() if isinstance(metric, Faults)]
+    state, made = _unless(faults, updates, begun) if faults else updates(begun)
     return dataclasses.replace(state, model_state={**collected.kept, **state.model_state}), made
 
 
-def _over_updates(made: tuple[Scalars, jax.Array]) -> dict[str, Any]:
+def _unless(faults: list[jax.Array], updates: Callable[[TrainState], Any], begun: TrainState) -> Any:
+    """What the updates yield; where a fault was found the state they begin with, and scalars of which none counts."""
+    found = functools.reduce(jnp.logical_or, faults)
+    shapes = jax.eval_shape(updates, begun)[1]
+
+    def none(made: Any) -> Any:
+        if isinstance(made, Faults):
+            return Faults(jnp.full(made.worst.shape, NO_FAULT, made.worst.dtype), made.checks)
+        return jnp.zeros(made.shape, made.dtype)
+
+    nothing = jax.tree.map(none, shapes, is_leaf=lambda made: isinstance(made, Faults))
+    if current_target().traits.cheap_branches:
+        return jax.lax.cond(found, lambda: (begun, nothing), lambda: updates(begun))
+    return jax.tree.map(lambda new, old: jnp.where(found, old, new), updates(begun), (begun, nothing))
+
+
+def _over_updates(made: Made) -> dict[str, Any]:
     """Scalars of updates (collection, update) as those of the step; of updates that were not made, nothing counts."""
-    scalars, counted = made
+    scalars, counted = made[0].unpacked(), made[1]
     weight = jnp.maximum(counted.sum(), 1).astype(jnp.float32)
 
     def one(name: str, value: Any) -> Any:
