@@ -60,6 +60,8 @@ class Gymnasium(Environment):
     processes: int | None = None
     timeout_seconds: float = 60.0
 
+    lives_on_host = True
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", as_pairs(self.settings))
         library("gymnasium", "gymnasium")
