@@ -171,5 +171,7 @@ def test_processes_end_with_the_program(tmp_path):
 def test_a_job_of_several_processes_refuses_it(monkeypatch):
     environment = Gymnasium(name="CartPole-v1", processes=1)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(RecipeError, match=r"^Gymnasium\(name='CartPole-v1'\) is stepped by one host, and this job has 2"):
+    with pytest.raises(
+        RecipeError, match=r"^Gymnasium\(name='CartPole-v1'\) is stepped by one host, and this job has 2"
+    ):
         Dqn(environment=environment).adapted(DataFacts())
