@@ -76,3 +76,18 @@ def test_a_ring_that_does_not_fit_is_refused_with_its_bytes():
         r"and there are 6,500; lower task.capacity to 999 or fewer",
     ):
         check_memory(replay, shardings, free_bytes=6500)
+
+
+def test_rings_of_runs_side_by_side_are_counted_together():
+    """Three of the rings above, each too small to be refused by itself."""
+    replay = jax.eval_shape(lambda: ring(1000))
+    whole = types.SimpleNamespace(shard_shape=lambda shape: shape, addressable_devices=())
+    shardings = jax.tree.map(lambda leaf: whole, replay)
+    check_memory(replay, shardings, free_bytes=117_000, runs=(3,))
+    with pytest.raises(
+        RecipeError,
+        match=r"task.capacity=3,000, in each of 3 runs side by side: the replay buffer takes 117,000 bytes on each device "
+        r"\(117,000 in all, 13 for a transition\), and there are 78,000; lower task.capacity to 1,998 or fewer, lower "
+        r"Seeds.count, or take more devices",
+    ):
+        check_memory(replay, shardings, free_bytes=78_000, runs=(3,))

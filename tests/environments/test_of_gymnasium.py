@@ -13,7 +13,7 @@ import pytest
 
 import panax
 from panax.agents import Dqn
-from panax.core import RecipeError, TrainingError
+from panax.core import DataFacts, RecipeError, TrainingError
 from panax.environments import Box, CartPole, Discrete, EnvironmentBatch, Gymnasium
 from panax.environments.host_pool import HostPool
 from panax.run import Experiment
@@ -166,3 +166,12 @@ def test_processes_end_with_the_program(tmp_path):
         while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def test_a_job_of_several_processes_refuses_it(monkeypatch):
+    environment = Gymnasium(name="CartPole-v1", processes=1)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(
+        RecipeError, match=r"^Gymnasium\(name='CartPole-v1'\) is stepped by one host, and this job has 2"
+    ):
+        Dqn(environment=environment).adapted(DataFacts())

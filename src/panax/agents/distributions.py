@@ -149,7 +149,16 @@ class SquashedGaussian(DiagonalGaussian):
         return -self.log_prob(numbers, drawn)
 
     def action(self, drawn: Num[Array, "..."]) -> Num[Array, "..."]:
-        unit = jnp.tanh(drawn).reshape(*drawn.shape[:-1], *self.space.shape)
+        return self.scaled(jnp.tanh(drawn))
+
+    def scaled(self, unit: Float[Array, "*rows element"]) -> Num[Array, "..."]:
+        """Actions in [-1, 1] as the environment takes them: stretched to the bounds of the space, in its shape.
+
+        >>> box = Box(low=0.0, high=(1.0, 10.0), shape=(2,))
+        >>> SquashedGaussian(space=box).scaled(jnp.array([[-1.0, 0.0]])).tolist()
+        [[0.0, 5.0]]
+        """
+        unit = unit.reshape(*unit.shape[:-1], *self.space.shape)
         low, high = (
             jnp.broadcast_to(jnp.asarray(bound, jnp.float32), unit.shape)
             for bound in (self.space.lower, self.space.upper)

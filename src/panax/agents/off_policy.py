@@ -144,10 +144,9 @@ class OffPolicy(Agent):
             "updates_made": jnp.int32(0),
         }
 
-    def given(self, shardings: tuple[Any, Any]) -> None:
-        """See that the buffer fits: this is called before the first state is made."""
+    def check_memory(self, shardings: Any, runs: tuple[int, ...] = ()) -> None:
         _, state = jax.eval_shape(self.init, jax.random.key(0))
-        check_memory(state["replay"], shardings[1]["replay"])
+        check_memory(state["replay"], shardings["replay"], runs=runs)
 
     def state_axes(self, state: Any) -> Any:
         def by_environment(leaf: Any) -> tuple[str | None, ...]:

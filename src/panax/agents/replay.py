@@ -1,5 +1,6 @@
 """`Replay`: a ring of the last transitions of each environment, which lies where the environment lies."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -111,31 +112,35 @@ class Replay(eqx.Module):
         return jax.tree.map(take, self.experience)
 
 
-def check_memory(replay: Replay, shardings: Any, free_bytes: int | None = None) -> None:
+def check_memory(replay: Replay, shardings: Any, free_bytes: int | None = None, *, runs: tuple[int, ...] = ()) -> None:
     """See that a ring fits beside nothing else into the memory of its devices.
 
     Args:
-        replay: Abstract.
+        replay: Abstract, of one run.
         shardings: One for each of its leaves.
         free_bytes: On a device; None to ask it, or of a CPU the system.
+        runs: The sizes of further axes before a leaf's own: so many rings lie side by side.
 
     Raises:
         RecipeError: It does not fit; names both sizes, and how many transitions would fit.
     """
     leaves, each = jax.tree.leaves(replay.experience), jax.tree.leaves(shardings.experience)
     needed = sum(
-        int(np.prod(sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize for leaf, sharding in zip(leaves, each)
+        int(np.prod(sharding.shard_shape((*runs, *leaf.shape)))) * leaf.dtype.itemsize
+        for leaf, sharding in zip(leaves, each)
     )
     free = _free_bytes(each[0]) if free_bytes is None else free_bytes
     if free is None or needed <= free:
         return
     environments, places = replay.experience.reward.shape
+    count = math.prod(runs)
+    of, lower = (f", in each of {count} runs side by side", "lower Seeds.count, ") if count > 1 else ("", "")
     whole = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
     fits = int(places * free / needed) * environments
     raise RecipeError(
-        f"task.capacity={environments * places:,}: the replay buffer takes {needed:,} bytes on each device ({whole:,} in all, "
-        f"{whole // (environments * places):,} for a transition), and there are {free:,}; lower task.capacity to {fits:,} or "
-        f"fewer, or take more devices"
+        f"task.capacity={environments * places:,}{of}: the replay buffer takes {needed:,} bytes on each device "
+        f"({whole * count:,} in all, {whole // (environments * places):,} for a transition), and there are {free:,}; lower "
+        f"task.capacity to {fits:,} or fewer, {lower}or take more devices"
     )
 
 

@@ -147,10 +147,7 @@ class Sac(OffPolicy):
         return jax.random.uniform(key, (self._size,), jnp.float32, -1.0, 1.0)
 
     def action(self, stored: Num[Array, "batch element"]) -> Action:
-        space = self.distribution.space
-        unit = stored.reshape(stored.shape[0], *space.shape)
-        low, high = (jnp.broadcast_to(jnp.asarray(b, jnp.float32), unit.shape) for b in (space.lower, space.upper))
-        return low + 0.5 * (unit + 1.0) * (high - low)
+        return self.distribution.scaled(stored)
 
     def losses(self, params: SacParameters, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
         now_key, next_key = jax.random.split(key)

@@ -2,17 +2,42 @@
 
 import dataclasses
 import functools
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from ..core import Batch, Collected, CollectingTask, DataFacts, Evaluation, Gradients, Loss, map_axes, merge_measures
+from ..core import (
+    Axes,
+    Batch,
+    Collected,
+    CollectingTask,
+    DataFacts,
+    Evaluation,
+    Gradients,
+    Loss,
+    Task,
+    map_axes,
+    merge_measures,
+)
 from ..core.errors import RecipeError
 from ..core.measures import Metrics
+from ..core.task import MatmulPrecision
 from ..core.validated import Validated
 from ..spmd import gradients_of
+from .agent import Agent
+
+FOLLOWS = ("loss_weights", "goes_on", "stops_early", "updates_per_step")
+"""What is not passed on since it is asked of the agent itself (`gradients`), is refused, or follows from the rest."""
+
+NOT_PASSED_ON = (
+    "axes_of", "exchanges", "flops_per_token", "generate", "generates", "given", "growing", "layer_parameters", "names_axes",
+    "narrower", "pipelined", "read_outs", "row_ids", "row_order", "scales_loss", "splits_residual", "watch", "weight_dtype",
+)  # fmt: skip
+"""What an agent may not set where it runs in `Seeds`: it would be of one run, of whole parameters or of positions."""
 
 PER_SEED = ("return", "episode_return")
 """Of these metrics each seed's own is reported too, as `return/seed0`."""
@@ -49,14 +74,68 @@ class Seeds(Validated, CollectingTask):
                 f"target_divergence to None"
             )
 
+        if isinstance(self.task, Agent) and self.task.environment.lives_on_host:
+            raise RecipeError(
+                f"{type(self.task.environment).__name__} is stepped on the host, which does it for one run at a time; train "
+                f"seeds one after the other, or take an environment that is written in JAX"
+            )
+        for name in NOT_PASSED_ON:
+            if _says_otherwise(self.task, name):
+                raise RecipeError(
+                    f"{type(self.task).__name__}.{name} has no effect in Seeds, which does not pass it on; train it alone"
+                )
+
     def adapted(self, facts: DataFacts) -> "Seeds":
-        task = self.task.adapted(facts)
-        assert isinstance(task, CollectingTask)
-        return dataclasses.replace(self, task=task)
+        return self._of(self.task.adapted(facts))
 
     @property
     def name(self) -> str:
         return getattr(self.task, "name", type(self.task).__name__.lower())
+
+    @property
+    def mesh_axes(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.task.mesh_axes
+
+    @property
+    def batch_axes(self) -> Mapping[str, Axes]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.task.batch_axes
+
+    @property
+    def matmul_precision(self) -> MatmulPrecision | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.task.matmul_precision
+
+    @property
+    def frozen_parameters(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.task.frozen_parameters
+
+    @property
+    def notes(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.task.notes
+
+    @property
+    def leaf_ranges(self) -> Mapping[str, range]:
+        return self.task.leaf_ranges
+
+    @property
+    def remat_policies(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.task.remat_policies
+
+    def rematerialised(self, policy: str) -> "Seeds":
+        return self._of(self.task.rematerialised(policy))
+
+    def for_debugging(self) -> "Seeds":
+        return self._of(self.task.for_debugging())
+
+    def flops_per_example(self) -> float | None:
+        """Of a row of each run, since the runs share a row's number."""
+        one = self.task.flops_per_example()
+        return None if one is None else self.count * one
+
+    def check_rows(self, batch: Batch) -> None:
+        self.task.check_rows(batch)
+
+    def check_memory(self, shardings: Any, runs: tuple[int, ...] = ()) -> None:
+        self.task.check_memory(shardings, (*runs, self.count))
 
     @property
     def unit(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -131,6 +210,10 @@ class Seeds(Validated, CollectingTask):
 
         return found._replace(gradients=jax.tree.map(clipped, found.gradients))
 
+    def _of(self, task: Task) -> "Seeds":
+        assert isinstance(task, CollectingTask)
+        return dataclasses.replace(self, task=task)
+
     def _keys(self, key: jax.Array) -> jax.Array:
         return jax.vmap(lambda seed: jax.random.fold_in(key, seed))(jnp.arange(self.count))
 
@@ -152,6 +235,15 @@ class Seeds(Validated, CollectingTask):
             if name in PER_SEED
         }
         return {**functools.reduce(merge_measures, each), **own}
+
+
+def _says_otherwise(task: CollectingTask, name: str) -> bool:
+    """Whether a task has something else under a name than every task has."""
+    usual = inspect.getattr_static(CollectingTask, name)
+    if isinstance(usual, property):
+        assert usual.fget is not None
+        return getattr(task, name) != usual.fget(task)
+    return getattr(type(task), name) is not usual if callable(usual) else getattr(task, name) != usual
 
 
 def _first(tree: Any) -> Any:

@@ -107,6 +107,22 @@ class CollectingTask(Task):
         """The state after an update that led to these parameters; where target networks follow."""
         return state
 
+    def given(self, shardings: tuple[Any, Any]) -> tuple[Params, ModelState] | None:
+        """None: `init` draws what a run begins with. What it keeps is then known to fit."""
+        self.check_memory(shardings[1])
+        return None
+
+    def check_memory(self, shardings: Any, runs: tuple[int, ...] = ()) -> None:
+        """Raise an error where what it keeps does not fit its devices' memory; called before the first state is made.
+
+        Args:
+            shardings: Of the model state, one for each leaf.
+            runs: The sizes of further axes before a leaf's own, where several runs lie side by side.
+
+        Raises:
+            RecipeError: It does not fit; says by how much, and what to lower.
+        """
+
     def check_rows(self, batch: Batch) -> None:
         """Raise an error where the data is not this task's own.
 

@@ -58,6 +58,8 @@ def _check_shapes(environment: Environment, name: str) -> None:
     key = jax.eval_shape(lambda: jax.random.key(0))
     try:
         state, observation = jax.eval_shape(environment.reset, key)
+    except RecipeError:
+        raise
     except (TypeError, ValueError) as error:
         raise RecipeError(f"{name}.reset(key) can't be traced: {error}") from error
     _check_leaf(f"{name}.reset: observation", observation, environment.observation_space.abstract)

@@ -50,6 +50,9 @@ class Environment(Validated, abc.ABC):
     `step` never resets: `EnvironmentBatch` does. `check_environment` finds what breaks this contract.
     """
 
+    lives_on_host: bool = False
+    """Whether its state is on the host: it is then stepped for one run in one process."""
+
     @property
     @abc.abstractmethod
     def observation_space(self) -> Space:

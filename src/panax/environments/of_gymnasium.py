@@ -60,6 +60,8 @@ class Gymnasium(Environment):
     processes: int | None = None
     timeout_seconds: float = 60.0
 
+    lives_on_host = True
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", as_pairs(self.settings))
         library("gymnasium", "gymnasium")
@@ -112,6 +114,13 @@ class Gymnasium(Environment):
         return jax.tree.map(lambda leaf: leaf[0], stepped._replace(state=after))
 
     def begin_all(self, keys: Key[Array, " batch"]) -> tuple[HostState, Observation]:
+        if jax.process_count() > 1:
+            # The error of a callback reaches the process that called it alone, and all wait for each other.
+            raise RecipeError(
+                f"Gymnasium(name={self.name!r}) is stepped by one host, and this job has {jax.process_count()} processes, which "
+                f"would wait without end for an environment that breaks; run it in one process, or take an environment that is "
+                f"written in JAX"
+            )
         session, observation = io_callback(
             self._sessions.begin, (jax.ShapeDtypeStruct((), jnp.uint32), self._seen(keys.shape[0])), _seeds(keys)
         )
