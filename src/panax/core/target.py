@@ -21,7 +21,8 @@ class Traits:
         unrolled_layers: Stacks of up to this many layers run faster unrolled than as a loop.
         cheap_branches: A branch costs less than computing both sides. On an accelerator the host may wait for the condition.
         keeps_barriers: XLA respects `optimization_barrier` when it merges equal operations.
-        optimises_drawing: Compiling the program that draws the first state with all optimisations takes no longer than it saves.
+        optimises_small: All optimisations pay for programs of many small kernels too: the one that draws the first state, and the
+            steps of tasks that collect their own data.
         permutes_apart: A permutation of values among some devices of a mesh waits for no others.
         scatters_in_order: A scatter that adds does so in the order of its rows, not by atomic additions in any order.
         ragged_exchange: XLA has an all-to-all whose parts differ in size.
@@ -38,7 +39,7 @@ class Traits:
     unrolled_layers: int = 0
     cheap_branches: bool = False
     keeps_barriers: bool = True
-    optimises_drawing: bool = True
+    optimises_small: bool = True
     permutes_apart: bool = True
     scatters_in_order: bool = False
     ragged_exchange: bool = False
@@ -62,8 +63,9 @@ _TRAITS = {
         cheap_branches=True,
         # jax 0.10 to 0.12: XLA on CPU drops barriers first, and with them `jax.checkpoint`.
         keeps_barriers=False,
-        # Compiling took longer than everything else about the first state.
-        optimises_drawing=False,
+        # Compiling took longer than everything else about the first state; PPO's step took a quarter less to compile, and as long
+        # to run.
+        optimises_small=False,
         # jax 0.10: a step whose stages differ in whether they permute hangs.
         permutes_apart=False,
         experts_in_one_loop=True,

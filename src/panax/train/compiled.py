@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from ..comms.fragments import Meeting
-from ..core import Axes, Faults, TrainState, merge_measures, pair_axes
+from ..core import Axes, CollectingTask, Faults, TrainState, merge_measures, pair_axes
 from ..core.errors import TrainingError
 from ..core.logical import Role, axis_of
 from ..core.measures import Ranked, Sample, total_loss
@@ -95,9 +95,10 @@ class CompiledStep:
         self.when_traced: Callable[[Any], None] = lambda traced: None
         self.shardings: TrainState = placement.storage_shardings(program.abstract, program.axes)
         # Drawing is exact whatever the optimisation.
-        options = None if placement.target.traits.optimises_drawing else {"xla_backend_optimization_level": 1}
+        small = None if placement.target.traits.optimises_small else {"xla_backend_optimization_level": 1}
+        self._options = small if isinstance(program.task, CollectingTask) else None
         self._create = jax.jit(
-            program.initial_state, out_shardings=self.shardings, compiler_options=options, donate_argnums=1
+            program.initial_state, out_shardings=self.shardings, compiler_options=small, donate_argnums=1
         )
         self._train: dict[Signature, Any] = {}
         self._evaluate: dict[Signature, Any] = {}
@@ -259,7 +260,7 @@ class CompiledStep:
         return self._program_for(self._train, batch, self._compile_train)
 
     def compile_ahead(self, batch: Mapping[str, Any], evaluation: Mapping[str, Any] | None) -> None:
-        """Begin to compile in other threads: the training step and the evaluation, for batches of these shapes.
+        """Begin to compile in another thread: the training step, then the evaluation, for batches of these shapes.
 
         For what takes a while before there is a batch, such as reading the state. An error comes when the program is used.
         """
@@ -327,7 +328,7 @@ class CompiledStep:
         traced = self.trace(batch)
         with self.placement.activate():
             lowered = traced.lower()
-        return traced, lowered.compile()
+        return traced, lowered.compile(compiler_options=self._options)
 
     def _compile_evaluate(self, batch: Mapping[str, Any]) -> Any:
         return self._ahead.made(("evaluate", _signature(batch)), partial(self._evaluation_compiled, batch))
@@ -336,7 +337,7 @@ class CompiledStep:
         with self.placement.activate(), use_kernels(self.program.kernels.names):
             function = partial(self.program.evaluate, batch_axes=self.batch_axes)
             traced = jax.jit(function).trace(self._abstract_state(), self._abstract_batch(batch))
-            return self._checked_program(traced).lower().compile()
+            return self._checked_program(traced).lower().compile(compiler_options=self._options)
 
     def _checked_program(self, traced: Any) -> Any:
         if self.program.config.check_sums:
@@ -432,15 +433,9 @@ def evaluate_sent(step: Step, state: TrainState, batches: Iterable[Mapping[str, 
     for metric in merged["metrics"].values():
         if isinstance(metric, Faults):
             metric.refuse("the held-out data")
-    values = {name: term.mean for name, term in merged["losses"].items()}
-    # Arrays, as those of routers, say nothing of how good a model is.
-    metrics = {name: metric.value for name, metric in merged["metrics"].items() if metric.value.ndim == 0}
-    total = total_loss(merged["losses"])
     decay = step.program.config.ema_decay
     return {
-        "loss": float(total),
-        **{f"loss/{name}": float(value) for name, value in values.items()},
-        **{name: float(value) for name, value in metrics.items()},
+        **{name: float(value) for name, value in _divided(merged).items()},
         **{
             f"{name}{figure}": value
             for name, metric in merged["metrics"].items()
@@ -451,3 +446,12 @@ def evaluate_sent(step: Step, state: TrainState, batches: Iterable[Mapping[str, 
         **({} if decay is None else {"ema_decay": decay}),
         **({"averaged": 1.0} if step.program.averages and decay is None else {}),
     }
+
+
+@jax.jit
+def _divided(merged: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Sums and weights as what is reported, in one program where each operation would be one."""
+    # Arrays, as those of routers, say nothing of how good a model is.
+    metrics = {name: metric.value for name, metric in merged["metrics"].items() if metric.value.ndim == 0}
+    losses = {f"loss/{name}": term.mean for name, term in merged["losses"].items()}
+    return {"loss": total_loss(merged["losses"]), **losses, **metrics}
