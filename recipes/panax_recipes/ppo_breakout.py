@@ -12,8 +12,8 @@ def ppo_breakout() -> Experiment:
 
     Command: panax train ppo_breakout
 
-    999,424 steps, two minutes on two CPU cores, compilation and films included. One seed ended with 24.1 +- 1.5; PureJaxRL's own
-    code reached 20.9 after a million.
+    999,424 steps, 24 s on two CPU cores, compilation included and films not. Three seeds ended with returns of 22.1 to 26.5;
+    PureJaxRL's own code with 16.8 to 25.9.
     """
     task = Ppo(
         environment=Gymnax(name="Breakout-MinAtar"),

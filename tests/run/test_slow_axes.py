@@ -22,7 +22,7 @@ from panax.plan.profile import (
     profiles_folder,
 )
 from panax.run.prepare import prepare
-from panax.run.slow_axes import crosses_hosts, rates_of
+from panax.run.slow_axes import crosses_hosts, devices_inside, rates_of, with_slow_axes
 
 MESH = {"replica": 2, "fsdp": 4}
 
@@ -106,3 +106,22 @@ def test_a_step_by_itself_is_asked_too(tmp_path):
         )
     with pytest.raises(RecipeError, match=r"comms.over: 'atuo' is not a mesh axis"):
         Comms(compress="int8", over=("atuo",))
+
+
+def test_an_axis_that_joins_hosts_and_their_devices_is_advised_against(tmp_path, monkeypatch):
+    """Copies on all 16 devices of two hosts: those inside of a host are to be added up first."""
+    mixed = Placement.create(MeshShape(replica=16), devices=target_devices(parse_target("h100x16")))
+    apart = Placement.create(MeshShape(replica=2, fsdp=8), devices=target_devices(parse_target("h100x16")))
+    assert (devices_inside(mixed, "replica"), devices_inside(apart, "replica"), devices_inside(apart, "fsdp")) == (
+        8,
+        1,
+        8,
+    )
+    chosen = dataclasses.replace(experiment(tmp_path), comms=Comms(compress="int8", over=("replica",)))
+    said = {}
+    for name, placement in (("mixed", mixed), ("apart", apart)):
+        with_slow_axes(prepare(chosen).step.program, placement, None, said.setdefault(name, []).append)
+    (line,) = said["mixed"]
+    assert "replica=16 joins 2 hosts with 8 devices each" in line
+    assert "--mesh.replica 2 --mesh.fsdp 8" in line
+    assert said["apart"] == []

@@ -38,6 +38,7 @@ def with_slow_axes(
         RecipeError: No axis is slow.
     """
     if program.comms.over != (AUTO,):
+        _advise(program, placement, say)
         return program
     copies = _copies(program, placement)
     measured = _measured(placement, folder)
@@ -58,7 +59,31 @@ def with_slow_axes(
             f"comms.over=auto finds no slow axis among {among}: {why}; name one in comms.over, or leave comms out"
         )
     say(f"comms.over     {' and '.join(slow)}: {why}")
-    return dataclasses.replace(program, comms=dataclasses.replace(program.comms, over=slow))
+    program = dataclasses.replace(program, comms=dataclasses.replace(program.comms, over=slow))
+    _advise(program, placement, say)
+    return program
+
+
+def _advise(program: Program, placement: Placement, say: Callable[[str], None]) -> None:
+    """Say of compressed axes with several devices of a host how the mesh would send less across hosts."""
+    if not program.comms.compress:
+        return
+    for axis in program.comms.over:
+        inside, size = devices_inside(placement, axis), placement.sizes[axis]
+        if 1 < inside < size:
+            hosts, fsdp = size // inside, placement.sizes["fsdp"] * inside
+            say(
+                f"warning: {axis}={size} joins {hosts} hosts with {inside} devices each, and all of them exchange compressed "
+                f"gradients with all; --mesh.{axis} {hosts} --mesh.fsdp {fsdp} adds up inside of hosts first, and sends "
+                f"1/{inside} of that across them"
+            )
+
+
+def devices_inside(placement: Placement, axis: str) -> int:
+    """How many devices along a mesh axis belong to one process."""
+    process = np.vectorize(lambda device: device.process_index)(placement.devices.devices)
+    lines = np.moveaxis(process, placement.devices.axis_names.index(axis), -1).reshape(-1, placement.sizes[axis])
+    return int(max(np.unique(line, return_counts=True)[1].max() for line in lines))
 
 
 def crosses_hosts(placement: Placement, axis: str) -> bool:
