@@ -1,6 +1,7 @@
 """The step, its compilation, its evaluation, its debugging."""
 
-from .compiled import CompiledStep, evaluate_all, evaluate_sent
+from .compiled import CompiledStep
+from .evaluation import evaluate_all, evaluate_sent
 from .program import Program
 from .update import Scalars, StepConfig, train_step
 
