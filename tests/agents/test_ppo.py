@@ -100,6 +100,7 @@ def experiment(task, folder, **settings) -> Experiment:
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_ends_as_one_that_was_not(tmp_path):
     """To the last bit, environments, their statistics and unfinished episodes included."""
     whole = panax.fit(experiment(TASK, tmp_path / "whole"))
