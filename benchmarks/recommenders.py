@@ -54,6 +54,8 @@ class Kept:
 def trained(experiment: Experiment, directory: Path) -> Figures:
     """What a recipe's last evaluation says."""
     result = panax.fit(dataclasses.replace(experiment, directory=str(directory)), quiet=True)
+    if result.interrupted_by is not None:
+        raise SystemExit(f"{experiment.name} was stopped by {result.interrupted_by}; the same command goes on")
     names = ("loss", "auc", "auc_error_bound", "calibration", "ndcg@10", "hit_rate@10", "mrr")
     return {name: result.evaluation[name] for name in names if name in result.evaluation}
 
