@@ -1,6 +1,7 @@
 """The parent's side of a column: its process, or several that step together, and what they answer."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -64,6 +65,8 @@ class Crew:
                 "PANAX_COMPARE_OWN": "1" if own else "",
                 **Job.environment(rank, processes, port, devices),
             }
+            if python != sys.executable:
+                environment["PYTHONPATH"] = str(linked_packages(folder))
             with open(self.log, "a", encoding="utf-8") as log:
                 self._processes.append(
                     subprocess.Popen(
@@ -145,6 +148,18 @@ class Crew:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def linked_packages(folder: Path) -> Path:
+    """A folder in which another interpreter finds this Panax, and nothing else of this environment."""
+    place = folder / "packages"
+    place.mkdir(exist_ok=True)
+    for name in ("panax", "panax_compare"):
+        found = importlib.util.find_spec(name)
+        assert found is not None and found.origin is not None
+        (place / name).unlink(missing_ok=True)
+        (place / name).symlink_to(Path(found.origin).parent, target_is_directory=True)
+    return place.absolute()
 
 
 def _together(answers: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,15 +1,19 @@
 """Columns that train to a held-out loss: who goes on, what is counted, what is kept, what the batches are."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from test_compare_command import Played
 
+import panax
 from panax.cli.main import main
 from panax.core.errors import DataError, RecipeError
 from panax_compare import measuring
-from panax_compare.crew import ColumnError
+from panax_compare.crew import ColumnError, linked_packages
 from panax_compare.racing import REACHED, Race, Until, table
 from panax_compare.settings import Settings
 from panax_compare.stream import HELD_OUT, TRAIN, Stream, make_stream
@@ -157,3 +161,25 @@ def test_columns_reach_a_loss_by_the_same_steps(tmp_path, monkeypatch, capsys):
     rows = capsys.readouterr().out.splitlines()[1:]
     assert len(rows) == 5 and len({row.split()[-1] for row in rows}) == 1
     assert all(" 80  " in row and "40,960" in row for row in rows)
+
+
+def test_another_interpreter_finds_this_panax_and_nothing_else(tmp_path):
+    """As that of FBGEMM, in whose environment Panax is not installed."""
+    place = linked_packages(tmp_path)
+    # Isolated from this environment: neither its site-packages nor its variables.
+    told = subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            f"import sys; sys.path.insert(0, {str(place)!r}); import panax; print(panax.__file__)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(told.stdout.strip()).resolve() == Path(panax.__file__).resolve()
+    assert sorted(path.name for path in place.iterdir()) == ["panax", "panax_compare"]
+    # A second comparison in the same folder finds it again.
+    assert linked_packages(tmp_path) == place

@@ -191,8 +191,8 @@ TABLE_COLUMNS: tuple[Column, ...] = (
         shares=("torch_dlrm",),
         whose="FBGEMM's table-batched embeddings, as TorchRec uses them",
         requires=("torch", "fbgemm_gpu"),
-        install="an environment with torch==2.13.0 and, by `pip install --no-deps`, fbgemm-gpu-cpu==1.8.0; name its python in "
-        "$PANAX_TORCHREC_PYTHON",
+        install="an environment with torch==2.13.0, numpy, safetensors, psutil and, by `pip install --no-deps`, "
+        "fbgemm-gpu-cpu==1.8.0; name its python in $PANAX_TORCHREC_PYTHON",
         families={"dlrm": ("torch_fbgemm",)},
         why_not="it is for tables",
         framework="torch",
