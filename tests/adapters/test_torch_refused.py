@@ -1,5 +1,6 @@
 """What can't be right is refused when it is adapted, and a wrong call gets one message that says what to do."""
 
+import itertools
 import os
 import warnings
 
@@ -113,8 +114,10 @@ def test_a_parameter_changed_in_place_is_refused():
     assert "inner.1.linear.weight" in refused(clips)
 
 
-def test_what_differs_from_call_to_call_is_found_by_the_check():
-    message = refused(lambda part, h: h * (1 + int.from_bytes(os.urandom(4)) / 2**32))
+def test_what_differs_from_call_to_call_is_found_by_the_check(monkeypatch):
+    draws = itertools.cycle((1, 2, 4, 8, 16))
+    monkeypatch.setattr(os, "urandom", lambda size: next(draws).to_bytes(size))
+    message = refused(lambda part, h: h * int.from_bytes(os.urandom(4)))
     assert "in PyTorch and" in message and "check=False" in message
 
 
