@@ -19,9 +19,9 @@ os.environ["PANAX_CPU_KERNELS"] = KERNELS[0]
 
 import jax
 import pytest
-from jaxtyping import install_import_hook
+from type_checks import check_types
 
-install_import_hook(["panax", "panax_compare"], "beartype.beartype")
+check_types(("panax", "panax_compare"))
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")

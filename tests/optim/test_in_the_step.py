@@ -116,6 +116,7 @@ def test_roots_come_by_the_number_of_the_step_whoever_took_those_before():
         made("muon", {}).trace_renewal()
 
 
+@pytest.mark.slow
 def test_roots_wait_for_their_step_and_the_debugger_takes_them_too():
     optimizer = dataclasses.replace(OPTIMIZERS["shampoo"], root_delay=2)
     program = Program.create(Stacked(), optimizer, num_steps=10, config=StepConfig())
