@@ -11,8 +11,8 @@ from recommending import BATCH_AXES, TinyRecommender, batch_of, tiny_tables
 
 from panax.core.errors import DataError, RecipeError
 from panax.layers import FeatureConfig, TableConfig, TablesConfig, embedding_bag
-from panax.layers.stacked_tables import mixed, unmixed
-from panax.layers.table_config import BLOCKS, MOST_ROWS
+from panax.layers.mixed_rows import DIGIT, MOST_PARTS, _times, filled, mixed, parts_for, unmixed
+from panax.layers.table_config import MOST_ROWS
 from panax.mesh import Placement
 from panax.optim import Sgd
 from panax.spmd import Rows
@@ -61,15 +61,37 @@ def test_a_row_that_the_task_did_not_name_is_not_a_number() -> None:
     assert found[0].tolist() == [1, 1] and np.isnan(found[1]).all() and found[2].tolist() == [0, 0]
 
 
-def test_rows_are_mixed_over_any_number_of_devices() -> None:
-    count = BLOCKS * 5
-    places = np.asarray(mixed(jnp.arange(count), count, BLOCKS))
-    assert sorted(places) == list(range(count))
-    assert (np.asarray(unmixed(jnp.asarray(places), count, BLOCKS)) == np.arange(count)).all()
-    # The most frequent ids, and ids with a stride, are spread over 8 devices.
-    for chosen in (np.arange(64), np.arange(0, count, BLOCKS // 8)):
-        owners = np.bincount(places[chosen] // (count // 8), minlength=8)
-        assert owners.max() <= 3 * len(chosen) / 8
+@pytest.mark.parametrize(
+    ("rows", "devices"), [(3_000, 8), (12_288, 6), (70_000, 5), (440_000, 7), (440_000, 56), (7_000_000, 96)]
+)
+def test_rows_are_mixed_over_any_number_of_devices(rows: int, devices: int) -> None:
+    parts = parts_for(rows)
+    count = filled(rows, parts)
+    assert count % devices == 0 and count - rows <= rows / 16
+    places = np.asarray(mixed(jnp.arange(count), count, parts))
+    assert (np.bincount(places, minlength=count) == 1).all()
+    assert (np.asarray(unmixed(jnp.asarray(places), count, parts)) == np.arange(count)).all()
+    # The most frequent ids, and ids with a stride, are spread over the devices.
+    for stride in (1, 7, 16, 100, 128):
+        chosen = np.arange(0, count, stride)[: 8 * devices]
+        owners = np.bincount(places[chosen] // (count // devices), minlength=devices)
+        assert owners.max() <= 3 * len(chosen) / devices, (stride, owners)
+
+
+def test_the_most_rows_that_a_table_may_have_are_numbered_by_int32_when_filled_up() -> None:
+    parts = parts_for(MOST_ROWS)
+    count = filled(MOST_ROWS, parts)
+    assert parts == MOST_PARTS and count < 2**31
+    rows = np.r_[0, np.random.default_rng(0).integers(0, count, 1000), count - 1].astype(np.int32)
+    places = np.asarray(mixed(jnp.asarray(rows), count, parts))
+    assert (np.asarray(unmixed(jnp.asarray(places), count, parts)) == rows).all()
+
+
+@pytest.mark.parametrize("factor", [0, 1, DIGIT, MOST_PARTS // 2 + 1, MOST_PARTS - 1])
+def test_products_of_digits_are_products(factor: int) -> None:
+    numbers = [*range(0, MOST_PARTS, 4097), MOST_PARTS - 1]
+    found = _times(jnp.asarray(numbers, jnp.int32), factor, MOST_PARTS)
+    assert found.tolist() == [number * factor % MOST_PARTS for number in numbers]
 
 
 def feature(leaf: str, **settings: Any) -> FeatureConfig:
@@ -92,7 +114,7 @@ def table(name: str, rows: int = 10, width: int = 4, **settings: Any) -> TableCo
             lambda: TablesConfig(tables=(table("a"), table("b", features=(feature("a"),)))),
             "'a' is a feature of the tables 'a' and 'b'",
         ),
-        (lambda: table("item", rows=2**31), "ids are int32, so at most 2,147,418,112"),
+        (lambda: table("item", rows=2**31), "ids are int32, so at most 2,146,959,360"),
         (lambda: table("item", rows=-1), "rows=-1"),
         (lambda: feature("item", capacity=0), "capacity=0"),
         (lambda: feature("item", pooling="max", weights_leaf="w"), "weights_leaf='w', which has no effect"),

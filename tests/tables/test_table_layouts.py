@@ -1,6 +1,8 @@
 """Tables on meshes: every layout trains as one device does, skew costs rounds and no id, a failed step changes nothing."""
 
+import dataclasses
 import functools
+import math
 import re
 from typing import Any
 
@@ -11,7 +13,7 @@ from recommending import BATCH_AXES, TinyRecommender, batch_of, tiny_tables
 
 from panax.core import TrainState
 from panax.core.errors import RecipeError
-from panax.layers.stacked_tables import unmixed
+from panax.layers.mixed_rows import unmixed
 from panax.mesh import COMPUTE, STORAGE, MeshShape, Placement, Rules
 from panax.optim import LazyAdam, RowOptimizer, RowWiseAdagrad, Schedule, Sgd
 from panax.parallel import row_exchange
@@ -98,6 +100,28 @@ def test_a_layout_trains_as_one_device_does(mesh, placements, rules, adam, parts
         assert held_out == pytest.approx(evaluate_all(one, expected, [batch_of(9)])["loss"], rel=1e-5)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     assert_same(state, expected, 2e-4 if adam else 2e-6)
+
+
+@pytest.mark.parametrize("mesh", [{"fsdp": 7}, {"fsdp": 2, "tensor": 3}], ids=["seven", "six"])
+def test_a_job_that_has_lost_a_host_trains_as_one_device_does(mesh):
+    """Of 8 devices, 7 or 6 are left: rows are dealt out to a multiple of these."""
+    small = tiny_tables()
+    tables = tuple(dataclasses.replace(each, rows=each.rows * 440) if each.rows > 7 else each for each in small.tables)
+    task = TinyRecommender(tables=dataclasses.replace(small, tables=tables))
+    (large, _) = task.tables.stacks
+    assert large.rows % 7 == large.rows % 6 == 0
+    program = Program.create(
+        task, Sgd(schedule=Schedule(peak=0.1)), num_steps=10, table_optimizer=ADAGRAD, config=StepConfig(clip_norm=0.1)
+    )
+
+    def on(mesh: MeshShape | None, devices: int) -> CompiledStep:
+        return CompiledStep(program, Placement.create(mesh, devices=jax.devices()[:devices]), BATCH_AXES)
+
+    batches = [{name: leaf[:14] for name, leaf in batch_of(seed).items()} for seed in range(STEPS)]
+    state, losses = trained(on(MeshShape(**mesh), math.prod(mesh.values())), batches)
+    expected, expected_losses = trained(on(None, 1), batches)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    assert_same(state, expected)
 
 
 def skewed(owner_rows: int, seed: int) -> dict[str, np.ndarray]:

@@ -1,7 +1,6 @@
 """Tables of one width stacked into one array: where each row lies in it, and what it holds at first."""
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +8,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ..core import Batch
-from ..core.counter_hash import bits_of_places, centred, mix
-from .table_config import BLOCKS, FeatureConfig, Growth, TableConfig
+from ..core.counter_hash import bits_of_places, centred
+from .mixed_rows import filled, mixed, parts_for, unmixed
+from .table_config import FeatureConfig, Growth, TableConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class StackPlan:
     Attributes:
         offsets: Of each part, its first row before mixing.
         rows: Of all of them, filled up to a multiple of `blocks`.
-        blocks: Parts between which adjacent rows are dealt out; 1 where they are not mixed.
+        blocks: Equal parts between which adjacent rows are dealt out; 1 where they are not mixed.
     """
 
     parts: tuple[TablePart, ...]
@@ -78,57 +78,17 @@ class StackPlan:
         return jnp.where(elsewhere, -1, mixed(ids + (offset - part.first), self.rows, self.blocks))
 
 
-def mixed(row: Int[Array, "*rows"], rows: int, blocks: int) -> Int[Array, "*rows"]:
-    """A row's place: adjacent rows are dealt out to `blocks` equal parts, far apart, in another order for each round of dealing.
-
-    A bijection of `range(rows)` that depends on no mesh. Frequent ids, which vocabularies number first, so lie on different
-    devices, and those with a stride do too.
-
-    Args:
-        blocks: A power of two that divides `rows`.
-
-    >>> sorted(mixed(jnp.arange(8), 8, 4).tolist()) == list(range(8))
-    True
-    """
-    if blocks == 1:
-        return row
-    high, low = row // blocks, row % blocks
-    part = (low * _apart(blocks)) % blocks ^ _turn(high, blocks)
-    return (part * (rows // blocks) + high).astype(row.dtype)
-
-
-def unmixed(place: Int[Array, "*rows"], rows: int, blocks: int) -> Int[Array, "*rows"]:
-    """The row at a place: the inverse of `mixed`."""
-    if blocks == 1:
-        return place
-    each = rows // blocks
-    high, part = place % each, place // each
-    low = (part ^ _turn(high, blocks)) * pow(_apart(blocks), -1, blocks) % blocks
-    return (high * blocks + low).astype(place.dtype)
-
-
-def _apart(blocks: int) -> int:
-    """How far adjacent rows are dealt apart: an odd number next to the golden section, so that few of them are spread too."""
-    return int(0.618 * blocks) | 1
-
-
-def _turn(high: jax.Array, blocks: int) -> jax.Array:
-    return (mix(high.astype(jnp.uint32)) % jnp.uint32(blocks)).astype(jnp.int32)
-
-
 def stacked_tables(parts: tuple[TablePart, ...], placement: str) -> StackPlan:
     """Parts of tables of one width and placement, one after the other."""
     starts = np.cumsum([0, *(part.rows for part in parts)]).tolist()
     total = starts[-1]
     growth = parts[0].table.growth
     if growth is not None:
-        # Whole blocks on each device.
-        each = growth.ways * min(BLOCKS, 2 ** max(0, int(math.log2(max(total // growth.ways // 16, 1)))))
-        return StackPlan(parts, placement, tuple(starts[:-1]), -(-total // each) * each, 1)
-    # No more than a sixteenth is filled up.
-    blocks = 1 if placement == "everywhere" else min(BLOCKS, 2 ** max(0, int(math.log2(max(total // 16, 1)))))
-    rows = -(-total // blocks) * blocks
-    return StackPlan(parts, placement, tuple(starts[:-1]), rows, blocks)
+        # Whole blocks on each device, where keys are mixed by their hashes.
+        blocks = -(-total // growth.ways)
+        return StackPlan(parts, placement, tuple(starts[:-1]), filled(blocks, parts_for(blocks)) * growth.ways, 1)
+    blocks = 1 if placement == "everywhere" else parts_for(total)
+    return StackPlan(parts, placement, tuple(starts[:-1]), filled(total, blocks), blocks)
 
 
 def drawn(key: jax.Array, plan: StackPlan) -> Float[Array, "row row_width"]:

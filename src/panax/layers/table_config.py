@@ -9,11 +9,10 @@ from .bags import Pooling
 
 Placement = Literal["auto", "rows", "columns", "everywhere"]
 
-MOST_ROWS = 2**31 - 2**16
+MOST_ROWS = 2**31 - 2**19
 """Of one stack: its rows, filled up, are numbered by int32."""
 
-BLOCKS = 4096
-"""Parts of a stack between which adjacent ids are dealt out; any number of devices that divides it holds whole parts."""
+MOST_WAYS = 4096
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,8 +58,8 @@ class Growth(Validated):
     idle_steps: int = 0
 
     def __post_init__(self) -> None:
-        if self.ways < 1 or self.ways & (self.ways - 1) or self.ways > BLOCKS:
-            raise RecipeError(f"ways={self.ways}; expected a power of two up to {BLOCKS:,}, the rows of a block")
+        if self.ways < 1 or self.ways & (self.ways - 1) or self.ways > MOST_WAYS:
+            raise RecipeError(f"ways={self.ways}; expected a power of two up to {MOST_WAYS:,}, the rows of a block")
         if self.idle_steps < 0:
             raise RecipeError(f"idle_steps={self.idle_steps}; expected 0 or more")
 

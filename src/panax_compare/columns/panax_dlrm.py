@@ -11,7 +11,7 @@ import optax
 import panax
 from panax.core.measures import total_loss
 from panax.layers import FeatureConfig, TableConfig, TablesConfig
-from panax.layers.stacked_tables import mixed
+from panax.layers.mixed_rows import mixed
 from panax.models import DlrmConfig, DlrmTask
 from panax.optim import Optax, Optimizer, RowAdagrad, RowOptimizer, RowSgd, Schedule, Sgd
 from panax.train import StepConfig
