@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Int, UInt32
 from ..core.counter_hash import mix
 from ..core.expected import moving
 from ..spmd.collectives import all_gather, all_reduce, axis_index, token_axes
+from ..spmd.in_place import once_read
 from .row_places import Lies
 
 NONE = -1
@@ -43,6 +44,7 @@ class Decided(NamedTuple):
         given: Rows that were given out, over all devices.
         taken: Of these, rows that another key has lost.
         crowded: Keys that have got none, since all rows of their blocks were in use: each reads one of another key's.
+        before: What the vocabulary said before.
     """
 
     rows: Int[Array, " keys"]
@@ -50,6 +52,21 @@ class Decided(NamedTuple):
     given: Int[Array, ""]
     taken: Int[Array, ""]
     crowded: Int[Array, ""]
+    before: "Said"
+
+
+class Said(NamedTuple):
+    """What a vocabulary says of the rows that a step asks for.
+
+    Attributes:
+        rows: In a device's shard, each once; its number of rows in places that hold none.
+        keys: As of `Vocabulary`.
+        asked: The same.
+    """
+
+    rows: Int[Array, " keys"]
+    keys: UInt32[Array, "keys 2"]
+    asked: Int[Array, " keys"]
 
 
 class Keys(NamedTuple):
@@ -137,7 +154,9 @@ class Blocks:
         mine, block = asked.mine.keys, asked.mine.block
         real = block < self.here
         had = self._rows_of(vocabulary, asked.mine)
-        last = vocabulary.asked.at[jnp.where(had >= 0, had, self.rows)].set(step, mode="drop")
+        asked_before = vocabulary.asked.at[had].get(mode="clip")
+        marked = once_read(jnp.where(had >= 0, had, self.rows), asked_before)
+        last = vocabulary.asked.at[marked].set(step, mode="drop")
         of_block = last.reshape(self.here, self.ways).at[block].get(mode="clip")
         idle = (of_block < 0) | (step - of_block > self.idle_steps)
         new = real & (had < 0)
@@ -148,10 +167,14 @@ class Blocks:
         way = jnp.take_along_axis(order, jnp.minimum(number, self.ways - 1)[:, None], axis=1)[:, 0].astype(jnp.int32)
         gets = new & (number < idle.sum(axis=1))
         row = block * self.ways + way
-        lost = gets & (jnp.take_along_axis(of_block, way[:, None], axis=1)[:, 0] >= 0)
+        asked_before = jnp.where(gets, jnp.take_along_axis(of_block, way[:, None], axis=1)[:, 0], asked_before)
+        lost = gets & (asked_before >= 0)
         by_chance = (mix(mine[:, 0] + jnp.uint32(1)) % jnp.uint32(self.ways)).astype(jnp.int32)
         reads = jnp.where(gets, row, jnp.where(new, block * self.ways + by_chance, had))
-        place = jnp.where(gets, row, self.rows)
+        keys_before = vocabulary.keys.at[row].get(mode="clip")
+        place = once_read(jnp.where(gets, row, self.rows), keys_before)
+        touched = jnp.where(gets, row, jnp.where(had >= 0, had, self.rows))
+        before = Said(touched, jnp.where(gets[:, None], keys_before, mine), asked_before)
         after = Vocabulary(
             vocabulary.keys.at[place].set(mine, mode="drop", unique_indices=True),
             last.at[place].set(step, mode="drop", unique_indices=True),
@@ -159,7 +182,7 @@ class Blocks:
         counts = jnp.stack([gets.sum(), lost.sum(), (new & ~gets).sum()]).astype(jnp.int32)
         with moving("what a vocabulary gave out"):
             counts = all_reduce(counts, self.lies.rows)
-        return asked.answers(reads), after, Decided(place, mine, counts[0], counts[1], counts[2])
+        return asked.answers(reads), after, Decided(place, mine, counts[0], counts[1], counts[2], before)
 
     def _asked(self, keys: UInt32[Array, "ids 2"]) -> "_Asked":
         ways = jax.lax.axis_size(self.lies.rows) if self.lies.rows else 1

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,13 @@ from jaxtyping import Array, Float, Int, UInt32
 from ..core import Axes, Batch, Task, TrainState, current_layout, named_leaves
 from ..core.counter_hash import bits_of_places, centred
 from ..core.errors import LayoutError, RecipeError, nearest
+from ..core.expected import turns
 from ..core.growing import Growing
 from ..core.layout import Layout
 from ..mesh.placement import as_spec
 from ..parallel.row_places import Lies
-from ..parallel.vocabulary import Blocks, Decided, Vocabulary
+from ..parallel.vocabulary import Blocks, Said, Vocabulary
+from ..spmd.in_place import once_read
 from ..spmd.manual import on_each_device
 from .tables import Tables, with_tables
 
@@ -25,6 +27,42 @@ Counts = Mapping[str, jax.Array]
 
 WORDS = 2
 """Of 32 bits, which a key has."""
+
+
+TABLE = "table"
+"""The table's own numbers, beside the kinds that an optimizer keeps."""
+
+
+class Before(NamedTuple):
+    """What was there before rows were given out, of one table: as much as a step asks for.
+
+    Attributes:
+        given: The rows that were, each once; the shard's number of rows in places that hold none.
+        were: What they held, of the table and of each kind that is kept.
+        said: What the vocabulary said of the rows that are asked for.
+    """
+
+    given: jax.Array
+    were: dict[str, jax.Array]
+    said: Said
+
+
+class Given(NamedTuple):
+    """What a step sees.
+
+    Attributes:
+        state: Each key of the batch has a row.
+        batch: Row numbers are in the keys' places.
+        axes: Of the batch.
+        counts: `vocabulary/NAME/given`, `taken` and `crowded`, as `Decided` says.
+        before: By table, for `undone`.
+    """
+
+    state: TrainState
+    batch: dict[str, jax.Array]
+    axes: dict[str, Axes]
+    counts: Counts
+    before: Mapping[str, Before]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,16 +102,11 @@ class GrowingTables:
         assert tables is not None
         return cls(tables, task.growing)
 
-    def given(
-        self, state: TrainState, batch: Batch, axes: BatchAxes
-    ) -> tuple[TrainState, dict[str, jax.Array], dict[str, Axes], Counts]:
-        """The state in which each key of a batch has a row, the batch with row numbers in the keys' places, its axes, and counts:
-        `vocabulary/NAME/given`, `taken` and `crowded`, as `Decided` says.
-
-        Rows that are given out have their first numbers, and what an optimizer keeps of them is as before the first update. They
-        are given out whether or not the update of this step is applied.
-        """
+    def given(self, state: TrainState, batch: Batch, axes: BatchAxes) -> "Given":
+        """Give each key of a batch a row. Those that are given out have their first numbers, and what an optimizer keeps of them
+        is as before the first update."""
         counts: dict[str, jax.Array] = {}
+        before: dict[str, Before] = {}
         for each in self.growing:
             self._check(each, batch)
             named = named_leaves(state.params)
@@ -91,20 +124,34 @@ class GrowingTables:
                     function,
                     layout,
                     (lies, held, rows, {leaf: ids[leaf][0] for leaf in leaves}, whole, whole),
-                    (lies, held, rows, {leaf: ids[leaf][1] for leaf in leaves}, [whole] * 3),
+                    (lies, held, rows, {leaf: ids[leaf][1] for leaf in leaves}, [whole] * 3, _before(rows, kept)),
                 )
-            table, kept, vocabulary, numbers, found = function(*arguments)
+            table, kept, vocabulary, numbers, found, before[each.table] = function(*arguments)
             counts |= {
                 f"vocabulary/{each.vocabulary}/{name}": n for name, n in zip(("given", "taken", "crowded"), found)
             }
             batch, axes = _with_numbers(batch, axes, numbers)
-            state = dataclasses.replace(
-                state,
-                params=with_tables(state.params, {each.table: table}),
-                tables={**(state.tables or {}), each.table: kept},
-                model_state={**state.model_state, each.vocabulary: vocabulary._asdict()},
-            )
-        return state, dict(batch), dict(axes), counts
+            state = _with(state, each, table, kept, vocabulary)
+        return Given(state, dict(batch), dict(axes), counts, before)
+
+    def undone(self, state: TrainState, before: Mapping[str, "Before"], undo: jax.Array) -> TrainState:
+        """The state as it was before rows were given out, bit by bit, where `undo` says so.
+
+        Args:
+            state: Since then no other rows have changed, if it does.
+        """
+        for each in self.growing:
+            table, kept = named_leaves(state.params)[each.table], dict((state.tables or {})[each.table])
+            vocabulary = _vocabulary(state.model_state, each)
+            function: Callable[..., Any] = _undone
+            layout = current_layout()
+            if layout is not None:
+                lies, held, rows, _ = self._specs(each, layout, kept, {}, {})
+                places = lies, held, rows
+                function = on_each_device(function, layout, (*places, _before(rows, kept), PartitionSpec()), places)
+            table, kept, vocabulary = function(table, kept, vocabulary, before[each.table], undo)
+            state = _with(state, each, table, kept, vocabulary)
+        return state
 
     def found(self, state: TrainState, batch: Batch, axes: BatchAxes) -> tuple[dict[str, jax.Array], dict[str, Axes]]:
         """The batch with row numbers in the keys' places, -1 for a key without a row; and its axes."""
@@ -185,11 +232,13 @@ class GrowingTables:
             blocks = self._blocks(each, vocabulary)
             rows, vocabulary, decided = blocks.given(vocabulary, _together(leaves), step)
             first = first_rows(decided.keys, table.shape[1], seed, each.scale)
-            table = _put(table, decided, first)
             begun = self.tables.optimizer.first_state(first.shape, self.tables.axes[each.table])
-            kept = {kind: _put(leaf, decided, begun[kind]) for kind, leaf in kept.items()}
+            were = {kind: leaf.at[decided.rows].get(mode="clip") for kind, leaf in {**kept, TABLE: table}.items()}
+            table = _put(table, once_read(decided.rows, were[TABLE]), first)
+            kept = {kind: _put(leaf, once_read(decided.rows, were[kind]), begun[kind]) for kind, leaf in kept.items()}
             counts = [decided.given, decided.taken, decided.crowded]
-            return table, kept, vocabulary, _apart(rows, leaves), counts
+            before = Before(decided.rows, were, decided.before)
+            return table, kept, vocabulary, _apart(rows, leaves), counts, before
 
         return one
 
@@ -210,8 +259,43 @@ def first_rows(
     return centred(bits) * jnp.float32(scale)
 
 
-def _put(whole: jax.Array, decided: Decided, part: jax.Array) -> jax.Array:
-    return whole.at[decided.rows].set(part.astype(whole.dtype), mode="drop", unique_indices=True)
+def _put(whole: jax.Array, rows: jax.Array, part: jax.Array) -> jax.Array:
+    return whole.at[rows].set(part.astype(whole.dtype), mode="drop", unique_indices=True)
+
+
+def _undone(
+    table: jax.Array, kept: Mapping[str, jax.Array], vocabulary: Vocabulary, before: Before, undo: jax.Array
+) -> tuple[jax.Array, dict[str, jax.Array], Vocabulary]:
+    """On one device. A loop of no turn or one, which leaves a table where it is; a branch would copy it."""
+
+    def one(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        table, kept, vocabulary = carry[1]
+        table = _put(table, before.given, before.were[TABLE])
+        kept = {kind: _put(leaf, before.given, before.were[kind]) for kind, leaf in kept.items()}
+        keys = _put(vocabulary.keys, before.said.rows, before.said.keys)
+        asked = _put(vocabulary.asked, before.said.rows, before.said.asked)
+        return jnp.bool_(False), (table, kept, Vocabulary(keys, asked))
+
+    with turns(0, 1):
+        return jax.lax.while_loop(lambda carry: carry[0], one, (undo, (table, dict(kept), vocabulary)))[1]
+
+
+def _before(rows: Vocabulary, kept: Mapping[str, Any]) -> Before:
+    """Where it lies: with the rows of each shard."""
+    places: Any = rows.asked
+    were: dict[str, Any] = dict.fromkeys((TABLE, *kept), places)
+    return Before(places, were, Said(places, places, places))
+
+
+def _with(
+    state: TrainState, each: Growing, table: jax.Array, kept: Mapping[str, jax.Array], vocabulary: Vocabulary
+) -> TrainState:
+    return dataclasses.replace(
+        state,
+        params=with_tables(state.params, {each.table: table}),
+        tables={**(state.tables or {}), each.table: kept},
+        model_state={**state.model_state, each.vocabulary: vocabulary._asdict()},
+    )
 
 
 def _vocabulary(model_state: Any, each: Growing) -> Vocabulary:

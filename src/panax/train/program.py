@@ -183,9 +183,10 @@ class Program:
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
     ) -> tuple[TrainState, Scalars]:
         """One step of parameters that all devices share."""
-        counts: Scalars = {}
+        given = None
         if self.growing is not None:
-            state, batch, batch_axes, counts = self.growing.given(state, batch, batch_axes or axes_of_rows(batch))
+            given = self.growing.given(state, batch, batch_axes or axes_of_rows(batch))
+            state, batch, batch_axes = given.state, given.batch, given.axes
         after, scalars = train_step(
             state,
             batch,
@@ -199,7 +200,11 @@ class Program:
             comms=self.comms if self.sums_otherwise and current_layout() else None,
             tables=self.tables,
         )
-        return after, {**scalars, **counts}
+        if self.growing is None or given is None:
+            return after, scalars
+        skipped = after.guard.skipped > state.guard.skipped
+        counts = {name: jnp.where(skipped, 0, count) for name, count in given.counts.items()}
+        return self.growing.undone(after, given.before, skipped), {**scalars, **counts}
 
     @property
     def sums_otherwise(self) -> bool:
@@ -268,7 +273,8 @@ class Program:
         if isinstance(self.task, CollectingTask):
             return first_batch(self, state, batch)
         if self.growing is not None:
-            state, batch, *_ = self.growing.given(state, batch, axes_of_rows(batch))
+            given = self.growing.given(state, batch, axes_of_rows(batch))
+            return given.state, given.batch
         return state, batch
 
     def _with_rows(
