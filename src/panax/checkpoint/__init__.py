@@ -1,12 +1,14 @@
 """Checkpoints: saved in the background by every process, committed by one manifest, restored onto any layout."""
 
-from .checkpointer import CheckpointConfig, Checkpointer, open_checkpoint, step_of
+from .checkpointer import Checkpointer
+from .config import CheckpointConfig
 from .manifest import FILE as MANIFEST
 from .manifest import Manifest
 from .memory import MemoryConfig, MemoryTier
 from .reading import Checkpoint
 from .record import only_job
 from .restoring import agreeing, restore
+from .saved import open_checkpoint, step_of
 
 __all__ = [
     "MANIFEST",

@@ -4,78 +4,29 @@ Training waits for the copy to host memory; a thread does the rest. One save is 
 again, then given up with a warning: the run goes on, and the checkpoints before it are as they were.
 """
 
-import dataclasses
-import math
 import random
-import re
 import secrets
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
-from ..core.errors import CheckpointError, DamagedError, PanaxError, RecipeError, StoreError
+from ..core.errors import CheckpointError, DamagedError, PanaxError, StoreError
 from ..core.processes import any_process, first_text, is_first
-from ..core.validated import Validated
-from ..stores import LocalStore, MissingError, Store, open_store
+from ..stores import LocalStore, Store, open_store
 from .commit import Attempt, commit, discard, publish_part, remove, sweep, write_part
-from .manifest import FILE, Manifest
-from .memory import MemoryConfig
+from .config import CheckpointConfig
+from .manifest import Manifest
 from .reading import Checkpoint
 from .record import FOLDER as RECORD_FOLDER
-from .record import RunRecord, check_listed, read_record, write_record
 from .restoring import agreeing
+from .saved import Saved, folder_of, step_of
 from .snapshot import Snapshot, plan_save
 
 Say = Callable[[str], None]
-
-_LIST_AGAIN_SECONDS = 1.0
-
-MOST_MANIFEST_BYTES = 2**30
-"""A manifest of more is none: that of two terabytes in chunks of 4 MiB has about 60 MB."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CheckpointConfig(Validated):
-    """When checkpoints are saved, where, and which are kept.
-
-    Attributes:
-        directory: A folder, or `s3://bucket/prefix`, `gs://...`, `az://...`; empty: `checkpoints` in the run's folder.
-        every: Steps between two saves; 0 saves only at the end and when interrupted.
-        keep_last: How many of the newest are kept.
-        keep_best: How many with the lowest held-out loss are kept besides.
-        keep_every: Those of steps that this divides are kept for good; 0 for none.
-        when_busy: What a save does that is due while the one before is still being written: `wait` for it, or `skip` this one.
-        retries: How often a save that failed is tried again, besides the store's own retries of each request.
-        retry_seconds: The longest pause before the first retry; twice as long before each further one.
-        commit_seconds: How long the first process waits for the parts of the others.
-        memory: Copies in the memory of hosts, between two saves.
-    """
-
-    directory: str = ""
-    every: int = 100
-    keep_last: int = 2
-    keep_best: int = 1
-    keep_every: int = 0
-    when_busy: Literal["wait", "skip"] = "wait"
-    retries: int = 3
-    retry_seconds: float = 2.0
-    commit_seconds: float = 600.0
-    memory: MemoryConfig = dataclasses.field(default_factory=MemoryConfig)
-
-    def __post_init__(self) -> None:
-        for name in ("keep_last", "keep_best", "every", "keep_every", "retries"):
-            least = int(name == "keep_last")
-            if getattr(self, name) < least:
-                raise RecipeError(f"checkpoint.{name}={getattr(self, name)}; expected {least} or more")
-        if self.when_busy not in ("wait", "skip"):
-            raise RecipeError(f"checkpoint.when_busy={self.when_busy!r}; expected wait or skip")
-        if self.retry_seconds < 0 or self.commit_seconds <= 0:
-            raise RecipeError(f"{self}: expected retry_seconds >= 0 and commit_seconds > 0")
 
 
 class Checkpointer:
@@ -102,8 +53,7 @@ class Checkpointer:
         self.attachments = dict(attachments or {})
         self.config = config or CheckpointConfig()
         self._say = say
-        self._found: dict[int, Manifest | CheckpointError] | None = None
-        self._record: RunRecord | None = None
+        self._saved = Saved(self.store, say)
         self.distrusted: set[int] = set()
         self._snapshot: Snapshot | None = None
         self._thread: threading.Thread | None = None
@@ -125,27 +75,23 @@ class Checkpointer:
             CheckpointError: What is here contradicts the list that the store gives of it.
             StoreError: The store can't be read or written.
         """
-        self._scanned()
-        run = secrets.token_hex(8) if self._record is None else self._record.run
-        newest = None if self._record is None else self._record.newest
-        self._record = RunRecord(run, secrets.token_hex(8), newest, kernels)
-        write_record(self.store, self._record)
+        self._saved.claim(kernels)
 
     def run_name(self) -> str:
         """The name that this run has had since its first job, in every process. `claim` must have been called in the first."""
-        return first_text("" if self._record is None else self._record.run)
+        return first_text(self._saved.run)
 
     def steps(self) -> list[int]:
         """The steps of the committed checkpoints here, ascending."""
-        return sorted(step for step, found in self._scanned().items() if isinstance(found, Manifest))
+        return self._saved.steps()
 
     def folder(self, step: int) -> str:
         """The name of the checkpoint of `step`, below the store's root."""
-        return f"step_{step:08d}"
+        return folder_of(step)
 
     def url(self, step: int) -> str:
         """Where the checkpoint of `step` is or would be."""
-        return f"{self.store.url.rstrip('/')}/{self.folder(step)}"
+        return self._saved.url(step)
 
     def open(self, step: int) -> Checkpoint:
         """The checkpoint of a step.
@@ -154,12 +100,7 @@ class Checkpointer:
             CheckpointError: There is none, or its manifest is damaged.
             StoreError: The store can't be read.
         """
-        found = self._scanned().get(step)
-        if found is None:
-            raise CheckpointError(f"{self.url(step)} is not a checkpoint: {FILE} is missing")
-        if isinstance(found, CheckpointError):
-            raise found
-        return Checkpoint(self.store, self.folder(step), found)
+        return self._saved.open(step)
 
     def latest(self) -> int | None:
         """The step of the newest checkpoint, if there is one."""
@@ -169,12 +110,12 @@ class Checkpointer:
     def best_first(self) -> Iterator[Checkpoint]:
         """Checkpoints to use a model of: the best ones, then the newest."""
         steps = self.steps()
-        for step in dict.fromkeys([*self._judged(steps), *reversed(steps)]):
+        for step in dict.fromkeys([*self._saved.judged(steps), *reversed(steps)]):
             yield self.open(step)
 
     def best(self) -> int | None:
         """The step of the checkpoint with the lowest held-out loss, else of the newest."""
-        judged = self._judged(self.steps())
+        judged = self._saved.judged(self.steps())
         return judged[0] if judged else self.latest()
 
     def newest_first(self) -> Iterator[Checkpoint]:
@@ -189,13 +130,11 @@ class Checkpointer:
         """
         steps: list[int] = []
         with agreeing():
-            steps = sorted(self._scanned(), reverse=True)[:64]
+            steps = sorted(self._saved.found, reverse=True)[:64]
         for step in map(int, first_text(" ".join(map(str, steps))).split()):
             try:
                 with agreeing():
-                    # The list that this process got of a shared file system may lag behind.
-                    if step not in self._scanned():
-                        self._scanned()[step] = self._manifest(step)
+                    self._saved.look(step)
                     checkpoint = self.open(step)
             except DamagedError as error:
                 self.distrust(step, error)
@@ -295,19 +234,16 @@ class Checkpointer:
                 if removed:
                     self._remove(removed)
         if not is_first():
-            # What another process has removed or written since is read again where it is asked for.
-            self._found = {}
+            self._saved.forget_list()
         return removed
 
     def _remove(self, steps: list[int]) -> None:
-        self._check_claim()
+        self._saved.check_claim()
         for step in steps:
             remove(self.store, self.folder(step))
-            del self._scanned()[step]
+            del self._saved.found[step]
             self.distrusted.discard(step)
-        if self._record is not None and self._record.newest in steps:
-            self._record = dataclasses.replace(self._record, newest=self.latest())
-            write_record(self.store, self._record)
+        self._saved.removed(steps)
 
     def close(self) -> None:
         """Wait for the save under way without trying again what fails."""
@@ -326,73 +262,8 @@ class Checkpointer:
     def _busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _scanned(self) -> dict[int, Manifest | CheckpointError]:
-        if self._found is None:
-            try:
-                self._record = read_record(self.store)
-            except StoreError:
-                raise
-            except CheckpointError as error:
-                self._say(f"warning: {error}; it is written again")
-                check_listed(self.store, self.store.folders())
-            found = self._listed()
-            newest = None if self._record is None else self._record.newest
-            if newest is not None and newest not in found and self._is_committed(newest):
-                time.sleep(_LIST_AGAIN_SECONDS)
-                found = self._listed()
-                if newest not in found:
-                    raise CheckpointError(
-                        f"{self.url(newest)}/{FILE} is there, but the list that the store answers lacks it: the list is an old "
-                        f"one, or of another place. See that the endpoint and its proxies answer lists, then run the same again"
-                    )
-            self._found = found
-        return self._found
-
-    def _listed(self) -> dict[int, Manifest | CheckpointError]:
-        """The committed checkpoints by the store's list, which must hold the run's record if there is one."""
-        folders = self.store.folders()
-        if self._record is not None:
-            check_listed(self.store, folders)
-        found: dict[int, Manifest | CheckpointError] = {}
-        for folder in folders:
-            step = step_of(folder)
-            sizes = {} if step is None else {entry.path: entry.size for entry in self.store.list(folder)}
-            if step is not None and f"{folder}/{FILE}" in sizes:
-                found[step] = self._manifest(step, sizes[f"{folder}/{FILE}"])
-        return found
-
-    def _is_committed(self, step: int) -> bool:
-        """Whether a checkpoint's manifest is there, by its name."""
-        try:
-            self.store.read(f"{self.folder(step)}/{FILE}")
-        except MissingError:
-            return False
-        return True
-
-    def _check_claim(self) -> None:
-        """Raise a CheckpointError where another job has claimed the place since this one did."""
-        if self._record is None:
-            return
-        there = read_record(self.store)
-        if there is not None and there.writer != self._record.writer:
-            raise CheckpointError(
-                f"another job has written checkpoints to {self.store.url} since this one began: stop one of them, or give it "
-                f"another place with --checkpoint.directory"
-            )
-
-    def _manifest(self, step: int, size: int = 0) -> Manifest | CheckpointError:
-        found = _read_manifest(self.store, self.folder(step), size)
-        if isinstance(found, Manifest) and found.step != step:
-            return DamagedError(f"{self.url(step)}/{FILE} is that of step {found.step}")
-        return found
-
     def _write(
-        self,
-        attempt: Attempt,
-        step: int,
-        host: Mapping[str, Any],
-        metric: float | None,
-        back_to: int | None = None,
+        self, attempt: Attempt, step: int, host: Mapping[str, Any], metric: float | None, back_to: int | None = None
     ) -> None:
         assert self._snapshot is not None
         snapshot = self._snapshot
@@ -407,10 +278,7 @@ class Checkpointer:
             if attempt.process != 0:
                 self._tried(f"saving step {step}", lambda: publish_part(self.store, attempt, part))
                 return
-            manifest = self._tried(
-                f"committing step {step}",
-                lambda: self._commit(attempt, part),
-            )
+            manifest = self._tried(f"committing step {step}", lambda: self._commit(attempt, part))
         except (PanaxError, OSError) as error:
             self._give_up(attempt, step, error)
             return
@@ -420,18 +288,16 @@ class Checkpointer:
             raise
         self.distrusted.discard(step)
         try:
-            self._scanned()[step] = manifest
+            self._saved.found[step] = manifest
             self._prune(step, attempt, back_to)
         except (PanaxError, OSError) as error:
             self._say(f"warning: old checkpoints could not be removed: {error}")
 
     def _commit(self, attempt: Attempt, part: Manifest) -> Manifest:
         """Commit, unless another job has taken this place over, and say so in the run's record."""
-        self._check_claim()
+        self._saved.check_claim()
         manifest = commit(self.store, attempt, part, self.config.commit_seconds, self._closing.is_set)
-        if self._record is not None:
-            self._record = dataclasses.replace(self._record, newest=manifest.step)
-            write_record(self.store, self._record)
+        self._saved.committed(manifest.step)
         return manifest
 
     def _tried(self, what: str, action: Callable[[], Any]) -> Any:
@@ -466,64 +332,16 @@ class Checkpointer:
         except (PanaxError, OSError) as further:
             self._say(f"warning: what was written of it could not be removed: {further}")
 
-    def _judged(self, steps: list[int]) -> list[int]:
-        """The steps whose checkpoints were judged, best first; a loss that is not finite is no judgement."""
-        found = self._scanned()
-        metrics = {step: found[step].metric for step in steps if isinstance(found[step], Manifest)}  # type: ignore[union-attr]
-        return [
-            step for metric, step in sorted((m, s) for s, m in metrics.items() if m is not None and math.isfinite(m))
-        ]
-
     def _prune(self, newest: int, attempt: Attempt, back_to: int | None) -> None:
         # What is left of an earlier attempt at this step, that its manifest has replaced.
         sweep(self.store, [attempt.folder])
         good = [step for step in self.steps() if step not in self.distrusted]
-        keep = set(good[-self.config.keep_last :]) | set(self._judged(good)[: self.config.keep_best]) | {newest}
+        keep = set(good[-self.config.keep_last :]) | set(self._saved.judged(good)[: self.config.keep_best]) | {newest}
         keep |= set([step for step in good if back_to is not None and step <= back_to][-self.config.keep_last :])
-        for step, found in list(self._scanned().items()):
+        for step, found in list(self._saved.found.items()):
             forever = self.config.keep_every and step % self.config.keep_every == 0 and step in good
             # A damaged one is left for a person to look at until newer ones have taken its place.
             damaged = isinstance(found, CheckpointError) or step in self.distrusted
             if step not in keep and not forever and not (damaged and step > newest):
                 remove(self.store, self.folder(step))
-                del self._scanned()[step]
-
-
-def open_checkpoint(where: str | Path) -> Checkpoint:
-    """The checkpoint at an address of its own, `runs/quickstart/checkpoints/step_00000100`.
-
-    Raises:
-        CheckpointError: There is none, or its manifest is damaged.
-    """
-    store = open_store(where)
-    sizes = {entry.path: entry.size for entry in store.list()}
-    if FILE not in sizes:
-        raise CheckpointError(f"{where} is not a checkpoint: {FILE} is missing")
-    found = _read_manifest(store, "", sizes[FILE])
-    if isinstance(found, CheckpointError):
-        raise found
-    return Checkpoint(store, "", found)
-
-
-def _read_manifest(store: Store, folder: str, size: int = 0) -> Manifest | CheckpointError:
-    path = f"{folder}/{FILE}" if folder else FILE
-    if size > MOST_MANIFEST_BYTES:
-        return DamagedError(f"{store.url}/{path} has {size:,} bytes; a manifest has at most {MOST_MANIFEST_BYTES:,}")
-    try:
-        manifest = Manifest.from_json(store.read(path), f"{store.url}/{path}")
-        manifest.check_covered()
-    except MissingError as error:
-        return DamagedError(f"{error}, though it is listed")
-    except CheckpointError as error:
-        return error
-    return manifest
-
-
-def step_of(folder: str) -> int | None:
-    """The step of a checkpoint's folder; None for the name of another folder.
-
-    >>> step_of("step_00000100"), step_of("step_old")
-    (100, None)
-    """
-    match = re.fullmatch(r"step_([0-9]{8,})", folder)
-    return int(match[1]) if match else None
+                del self._saved.found[step]

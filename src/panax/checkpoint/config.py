@@ -1,0 +1,47 @@
+"""Settings of a run's checkpoints."""
+
+import dataclasses
+from typing import Literal
+
+from ..core.errors import RecipeError
+from ..core.validated import Validated
+from .memory import MemoryConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(Validated):
+    """When checkpoints are saved, where, and which are kept.
+
+    Attributes:
+        directory: A folder, or `s3://bucket/prefix`, `gs://...`, `az://...`; empty: `checkpoints` in the run's folder.
+        every: Steps between two saves; 0 saves only at the end and when interrupted.
+        keep_last: How many of the newest are kept.
+        keep_best: How many with the lowest held-out loss are kept besides.
+        keep_every: Those of steps that this divides are kept for good; 0 for none.
+        when_busy: What a save does that is due while the one before is still being written: `wait` for it, or `skip` this one.
+        retries: How often a save that failed is tried again, besides the store's own retries of each request.
+        retry_seconds: The longest pause before the first retry; twice as long before each further one.
+        commit_seconds: How long the first process waits for the parts of the others.
+        memory: Copies in the memory of hosts, between two saves.
+    """
+
+    directory: str = ""
+    every: int = 100
+    keep_last: int = 2
+    keep_best: int = 1
+    keep_every: int = 0
+    when_busy: Literal["wait", "skip"] = "wait"
+    retries: int = 3
+    retry_seconds: float = 2.0
+    commit_seconds: float = 600.0
+    memory: MemoryConfig = dataclasses.field(default_factory=MemoryConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("keep_last", "keep_best", "every", "keep_every", "retries"):
+            least = int(name == "keep_last")
+            if getattr(self, name) < least:
+                raise RecipeError(f"checkpoint.{name}={getattr(self, name)}; expected {least} or more")
+        if self.when_busy not in ("wait", "skip"):
+            raise RecipeError(f"checkpoint.when_busy={self.when_busy!r}; expected wait or skip")
+        if self.retry_seconds < 0 or self.commit_seconds <= 0:
+            raise RecipeError(f"{self}: expected retry_seconds >= 0 and commit_seconds > 0")

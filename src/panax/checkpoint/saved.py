@@ -1,0 +1,206 @@
+"""The checkpoints that a store holds, as one job knows them: from its list once, and from then on from what it does itself."""
+
+import dataclasses
+import math
+import re
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ..core.errors import CheckpointError, DamagedError, StoreError
+from ..stores import MissingError, Store, open_store
+from .manifest import FILE, Manifest
+from .reading import Checkpoint
+from .record import RunRecord, check_listed, read_record, write_record
+
+_LIST_AGAIN_SECONDS = 1.0
+
+MOST_MANIFEST_BYTES = 2**30
+"""A manifest of more is none: that of two terabytes in chunks of 4 MiB has about 60 MB."""
+
+
+class Saved:
+    """What is there. Every process of a job has one of these, and the first one claims the place for its job."""
+
+    def __init__(self, store: Store, say: Callable[[str], None]) -> None:
+        self._store = store
+        self._say = say
+        self._found: dict[int, Manifest | CheckpointError] | None = None
+        self._record: RunRecord | None = None
+
+    @property
+    def found(self) -> dict[int, Manifest | CheckpointError]:
+        """By step the manifest, or what is wrong with it; listed when it is asked for first.
+
+        Raises:
+            CheckpointError: What is here contradicts the list that the store gives of it.
+            StoreError: The store can't be read.
+        """
+        if self._found is None:
+            try:
+                self._record = read_record(self._store)
+            except StoreError:
+                raise
+            except CheckpointError as error:
+                self._say(f"warning: {error}; it is written again")
+                check_listed(self._store, self._store.folders())
+            found = self._listed()
+            newest = None if self._record is None else self._record.newest
+            if newest is not None and newest not in found and self._is_committed(newest):
+                time.sleep(_LIST_AGAIN_SECONDS)
+                found = self._listed()
+                if newest not in found:
+                    raise CheckpointError(
+                        f"{self.url(newest)}/{FILE} is there, but the list that the store answers lacks it: the list is an old "
+                        f"one, or of another place. See that the endpoint and its proxies answer lists, then run the same again"
+                    )
+            self._found = found
+        return self._found
+
+    @property
+    def run(self) -> str:
+        """The name that the run has had since its first job; empty where no record of it was read or written yet."""
+        return "" if self._record is None else self._record.run
+
+    def url(self, step: int) -> str:
+        """Where the checkpoint of a step is or would be."""
+        return f"{self._store.url.rstrip('/')}/{folder_of(step)}"
+
+    def steps(self) -> list[int]:
+        """The steps of the committed checkpoints, ascending."""
+        return sorted(step for step, found in self.found.items() if isinstance(found, Manifest))
+
+    def open(self, step: int) -> Checkpoint:
+        """The checkpoint of a step.
+
+        Raises:
+            CheckpointError: There is none, or its manifest is damaged.
+            StoreError: The store can't be read.
+        """
+        found = self.found.get(step)
+        if found is None:
+            raise CheckpointError(f"{self.url(step)} is not a checkpoint: {FILE} is missing")
+        if isinstance(found, CheckpointError):
+            raise found
+        return Checkpoint(self._store, folder_of(step), found)
+
+    def judged(self, steps: list[int]) -> list[int]:
+        """The steps whose checkpoints were judged, best first; a loss that is not finite is no judgement."""
+        manifests = ((step, self.found[step]) for step in steps)
+        metrics = ((found.metric, step) for step, found in manifests if isinstance(found, Manifest))
+        return [step for _, step in sorted((m, step) for m, step in metrics if m is not None and math.isfinite(m))]
+
+    def look(self, step: int) -> None:
+        """Read the manifest of a step that another process has seen; the list that this one got may lag behind."""
+        if step not in self.found:
+            self.found[step] = self._manifest(step)
+
+    def forget_list(self) -> None:
+        """What another process has removed or written since is read again where it is asked for."""
+        self._found = {}
+
+    def claim(self, kernels: str) -> None:
+        """Become the one job that writes here, on record; see `Checkpointer.claim`."""
+        _ = self.found  # And the record.
+        newest = None if self._record is None else self._record.newest
+        self._record = RunRecord(self.run or secrets.token_hex(8), secrets.token_hex(8), newest, kernels)
+        write_record(self._store, self._record)
+
+    def check_claim(self) -> None:
+        """Raise a CheckpointError where another job has claimed the place since this one did."""
+        if self._record is None:
+            return
+        there = read_record(self._store)
+        if there is not None and there.writer != self._record.writer:
+            raise CheckpointError(
+                f"another job has written checkpoints to {self._store.url} since this one began: stop one of them, or give it "
+                f"another place with --checkpoint.directory"
+            )
+
+    def committed(self, step: int) -> None:
+        """Say on record that this is the checkpoint that was committed last."""
+        self._recorded(step)
+
+    def removed(self, steps: list[int]) -> None:
+        """Say on record which checkpoint is the newest, where it was one of these, which are gone."""
+        if self._record is not None and self._record.newest in steps:
+            left = self.steps()
+            self._recorded(left[-1] if left else None)
+
+    def _recorded(self, newest: int | None) -> None:
+        if self._record is not None:
+            self._record = dataclasses.replace(self._record, newest=newest)
+            write_record(self._store, self._record)
+
+    def _listed(self) -> dict[int, Manifest | CheckpointError]:
+        """The committed checkpoints by the store's list, which must hold the run's record if there is one."""
+        folders = self._store.folders()
+        if self._record is not None:
+            check_listed(self._store, folders)
+        found: dict[int, Manifest | CheckpointError] = {}
+        for folder in folders:
+            step = step_of(folder)
+            sizes = {} if step is None else {entry.path: entry.size for entry in self._store.list(folder)}
+            if step is not None and f"{folder}/{FILE}" in sizes:
+                found[step] = self._manifest(step, sizes[f"{folder}/{FILE}"])
+        return found
+
+    def _is_committed(self, step: int) -> bool:
+        """Whether a checkpoint's manifest is there, by its name."""
+        try:
+            self._store.read(f"{folder_of(step)}/{FILE}")
+        except MissingError:
+            return False
+        return True
+
+    def _manifest(self, step: int, size: int = 0) -> Manifest | CheckpointError:
+        found = _read_manifest(self._store, folder_of(step), size)
+        if isinstance(found, Manifest) and found.step != step:
+            return DamagedError(f"{self.url(step)}/{FILE} is that of step {found.step}")
+        return found
+
+
+def open_checkpoint(where: str | Path) -> Checkpoint:
+    """The checkpoint at an address of its own, `runs/quickstart/checkpoints/step_00000100`.
+
+    Raises:
+        CheckpointError: There is none, or its manifest is damaged.
+    """
+    store = open_store(where)
+    sizes = {entry.path: entry.size for entry in store.list()}
+    if FILE not in sizes:
+        raise CheckpointError(f"{where} is not a checkpoint: {FILE} is missing")
+    found = _read_manifest(store, "", sizes[FILE])
+    if isinstance(found, CheckpointError):
+        raise found
+    return Checkpoint(store, "", found)
+
+
+def _read_manifest(store: Store, folder: str, size: int = 0) -> Manifest | CheckpointError:
+    path = f"{folder}/{FILE}" if folder else FILE
+    if size > MOST_MANIFEST_BYTES:
+        return DamagedError(f"{store.url}/{path} has {size:,} bytes; a manifest has at most {MOST_MANIFEST_BYTES:,}")
+    try:
+        manifest = Manifest.from_json(store.read(path), f"{store.url}/{path}")
+        manifest.check_covered()
+    except MissingError as error:
+        return DamagedError(f"{error}, though it is listed")
+    except CheckpointError as error:
+        return error
+    return manifest
+
+
+def step_of(folder: str) -> int | None:
+    """The step of a checkpoint's folder; None for the name of another folder.
+
+    >>> step_of("step_00000100"), step_of("step_old")
+    (100, None)
+    """
+    match = re.fullmatch(r"step_([0-9]{8,})", folder)
+    return int(match[1]) if match else None
+
+
+def folder_of(step: int) -> str:
+    """The name of the checkpoint of a step, below the store's root."""
+    return f"step_{step:08d}"
