@@ -1,0 +1,307 @@
+"""Configurations of released models as their folders have them, by the names of our presets."""
+
+
+def gpt2(embed: int, layers: int, heads: int) -> dict:
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "activation_function": "gelu_new",
+        "attn_pdrop": 0.1,
+        "embd_pdrop": 0.1,
+        "resid_pdrop": 0.1,
+        "layer_norm_epsilon": 1e-05,
+        "n_ctx": 1024,
+        "n_embd": embed,
+        "n_head": heads,
+        "n_layer": layers,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+    }
+
+
+def llama(
+    embed: int, layers: int, heads: int, ffn: int, *, factor: float | None = None, tied: bool = False, **more
+) -> dict:
+    scaling = {
+        "factor": factor,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    }
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "hidden_size": embed,
+        "intermediate_size": ffn,
+        "max_position_embeddings": 8192 if factor is None else 131072,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": 8,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None if factor is None else scaling,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": tied,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 128256,
+        **more,
+    }
+
+
+def qwen3(embed: int, layers: int, heads: int, ffn: int, *, tied: bool) -> dict:
+    return {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": embed,
+        "intermediate_size": ffn,
+        "max_position_embeddings": 40960,
+        "max_window_layers": layers,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "tie_word_embeddings": tied,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    }
+
+
+def gemma2(embed: int, layers: int, heads: int, kv_heads: int, head_dim: int, ffn: int, scalar: int) -> dict:
+    return {
+        "model_type": "gemma2",
+        "architectures": ["Gemma2ForCausalLM"],
+        "attention_bias": False,
+        "attn_logit_softcapping": 50.0,
+        "cache_implementation": "hybrid",
+        "final_logit_softcapping": 30.0,
+        "head_dim": head_dim,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": embed,
+        "intermediate_size": ffn,
+        "max_position_embeddings": 8192,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": kv_heads,
+        "query_pre_attn_scalar": scalar,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "vocab_size": 256000,
+    }
+
+
+def mixtral(embed: int, layers: int, heads: int, ffn: int, length: int) -> dict:
+    return {
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "hidden_act": "silu",
+        "hidden_size": embed,
+        "intermediate_size": ffn,
+        "max_position_embeddings": length,
+        "num_attention_heads": heads,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "output_router_logits": False,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.02,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "vocab_size": 32000,
+    }
+
+
+def qwen3_moe(embed: int, layers: int, heads: int, ffn: int, expert_ffn: int) -> dict:
+    return {
+        **qwen3(embed, layers, heads, ffn, tied=False),
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": expert_ffn,
+        "norm_topk_prob": True,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 4,
+        "router_aux_loss_coef": 0.001,
+    }
+
+
+def deepseek(model_type: str, vocab_size: int, length: int, heads: int, dense: int, rope: dict, **moe) -> dict:
+    return {
+        "model_type": model_type,
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "attention_bias": False,
+        "first_k_dense_replace": dense,
+        "hidden_act": "silu",
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "kv_lora_rank": 512,
+        "max_position_embeddings": length,
+        "moe_intermediate_size": 2048,
+        "moe_layer_freq": 1,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_attention_heads": heads,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 61,
+        "num_key_value_heads": heads,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": {
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096,
+            "type": "yarn",
+            **rope["scaling"],
+        },
+        "rope_theta": rope["theta"],
+        "scoring_func": "sigmoid",
+        "tie_word_embeddings": False,
+        "topk_method": "noaux_tc",
+        "v_head_dim": 128,
+        "vocab_size": vocab_size,
+        **moe,
+    }
+
+
+def dbrx() -> dict:
+    return {
+        "model_type": "dbrx",
+        "architectures": ["DbrxForCausalLM"],
+        "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "model_type": "", "rope_theta": 500000},
+        "d_model": 6144,
+        "emb_pdrop": 0.0,
+        "ffn_config": {
+            "ffn_hidden_size": 10752,
+            "model_type": "",
+            "moe_jitter_eps": 0.01,
+            "moe_loss_weight": 0.05,
+            "moe_num_experts": 16,
+            "moe_top_k": 4,
+        },
+        "max_seq_len": 32768,
+        "n_heads": 48,
+        "n_layers": 40,
+        "resid_pdrop": 0.0,
+        "router_aux_loss_coef": 0.05,
+        "tie_word_embeddings": False,
+        "vocab_size": 100352,
+    }
+
+
+def released_mamba2(width: int, layers: int) -> dict:
+    return {
+        "model_type": "mamba2",
+        "vocab_size": 50288,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_heads": width // 32,
+        "head_dim": 64,
+        "n_groups": 1,
+        "state_size": 128,
+        "conv_kernel": 4,
+        "expand": 2,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "hidden_act": "silu",
+        "layer_norm_epsilon": 1e-5,
+        "time_step_limit": [0.0, float("inf")],
+        "residual_in_fp32": True,
+        "tie_word_embeddings": True,
+    }
+
+
+RELEASED = {
+    "dbrx": dbrx(),
+    "gpt2": gpt2(768, 12, 12),
+    "gpt2_medium": gpt2(1024, 24, 16),
+    "gpt2_large": gpt2(1280, 36, 20),
+    "gpt2_xl": gpt2(1600, 48, 25),
+    "llama3_8b": llama(4096, 32, 32, 14336),
+    "llama3_70b": llama(8192, 80, 64, 28672),
+    "llama3_405b": llama(16384, 126, 128, 53248, factor=8.0, mlp_bias=False),
+    "llama3_1b": llama(2048, 16, 32, 8192, factor=32.0, tied=True, head_dim=64),
+    "llama3_3b": llama(3072, 28, 24, 8192, factor=32.0, tied=True, head_dim=128),
+    "qwen3_0.6b": qwen3(1024, 28, 16, 3072, tied=True),
+    "qwen3_1.7b": qwen3(2048, 28, 16, 6144, tied=True),
+    "qwen3_4b": qwen3(2560, 36, 32, 9728, tied=True),
+    "qwen3_8b": qwen3(4096, 36, 32, 12288, tied=False),
+    "qwen3_14b": qwen3(5120, 40, 40, 17408, tied=False),
+    "qwen3_32b": qwen3(5120, 64, 64, 25600, tied=False),
+    "gemma2_2b": gemma2(2304, 26, 8, 4, 256, 9216, 256),
+    "gemma2_9b": gemma2(3584, 42, 16, 8, 256, 14336, 256),
+    "gemma2_27b": gemma2(4608, 46, 32, 16, 128, 36864, 144),
+    "mixtral_8x7b": mixtral(4096, 32, 32, 14336, 32768),
+    "mixtral_8x22b": mixtral(6144, 56, 48, 16384, 65536),
+    "qwen3_30b_a3b": qwen3_moe(2048, 48, 32, 6144, 768),
+    "qwen3_235b_a22b": qwen3_moe(4096, 94, 64, 12288, 1536),
+    "deepseek_v3": deepseek(
+        "deepseek_v3",
+        129280,
+        163840,
+        128,
+        3,
+        {"theta": 10000, "scaling": {"factor": 40, "beta_fast": 32}},
+        n_routed_experts=256,
+        n_group=8,
+        topk_group=4,
+        routed_scaling_factor=2.5,
+    ),
+    "kimi_k2": deepseek(
+        "kimi_k2",
+        163840,
+        131072,
+        64,
+        1,
+        {"theta": 50000.0, "scaling": {"factor": 32.0, "beta_fast": 1.0}},
+        n_routed_experts=384,
+        n_group=1,
+        topk_group=1,
+        routed_scaling_factor=2.827,
+    ),
+    "mamba2_130m": released_mamba2(768, 24),
+    "mamba2_370m": released_mamba2(1024, 48),
+    "mamba2_780m": released_mamba2(1536, 48),
+    "mamba2_1.3b": released_mamba2(2048, 48),
+    "mamba2_2.7b": released_mamba2(2560, 64),
+    "bamba_9b": {
+        "architectures": ["BambaForCausalLM"],
+        "attn_layer_indices": [9, 18, 27],
+        "attn_rotary_emb": 64,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "mamba_conv_bias": True,
+        "mamba_d_conv": 4,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_expand": 2,
+        "mamba_n_groups": 1,
+        "mamba_n_heads": 128,
+        "mamba_proj_bias": False,
+        "model_type": "bamba",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "tie_word_embeddings": False,
+        "vocab_size": 128256,
+    },
+}
+"""The parts of each release's config.json that say what is computed; Mamba-2's as `transformers` has them."""
