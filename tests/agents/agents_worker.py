@@ -15,10 +15,10 @@ from jax.experimental import multihost_utils
 from launching import join_job
 
 import panax
-from panax.agents import Dqn, PerceptronPolicy, Ppo
+from panax.agents import Dqn, PerceptronPolicy, Ppo, Sac, Seeds
 from panax.checkpoint import CheckpointConfig
 from panax.core import named_leaves
-from panax.environments import CartPole, Gymnasium
+from panax.environments import CartPole, Gymnasium, Pendulum
 from panax.mesh import MeshShape
 from panax.metrics import Tracker
 from panax.optim import AdamW, Schedule
@@ -31,16 +31,26 @@ PPO = Ppo(
     environment=CartPole(), policy=POLICY, environments=8, steps=16, collections=2, epochs=2, minibatches=2,
     normalise_observations=True, evaluation_episodes=8, evaluation_steps=40,
 )  # fmt: skip
-DQN = Dqn(
-    environment=CartPole(), policy=POLICY, environments=8, steps=2, collections=4, updates=2, batch_size=32, capacity=256,
-    warmup=4, target_rate=0.1, evaluation_episodes=8, evaluation_steps=40,
-)  # fmt: skip
-
-
-def agent_of(name: str) -> Any:
-    if name == "gymnasium":
-        return dataclasses.replace(PPO, environment=Gymnasium(name="CartPole-v1", processes=1))
-    return {"ppo": PPO, "dqn": DQN}[name]
+DRAWN: dict[str, Any] = {
+    "policy": POLICY,
+    "environments": 8,
+    "steps": 2,
+    "collections": 4,
+    "updates": 2,
+    "batch_size": 32,
+    "capacity": 256,
+    "warmup": 4,
+    "target_rate": 0.1,
+    "evaluation_episodes": 8,
+    "evaluation_steps": 40,
+}
+AGENTS: dict[str, Any] = {
+    "ppo": PPO,
+    "dqn": Dqn(environment=CartPole(), **DRAWN),
+    "sac": Sac(environment=Pendulum(max_steps=10), critic_hidden=(16,), **DRAWN),
+    "seeds": Seeds(task=PPO, count=2, clip_norm=0.5),
+    "gymnasium": dataclasses.replace(PPO, environment=Gymnasium(name="CartPole-v1", processes=1)),
+}
 
 
 class Figures(Tracker):
@@ -87,9 +97,9 @@ def main() -> None:
     agent, folder, until, left = join_job()
     figures, watched = Figures(), Watched(int(until))
     experiment = Experiment(
-        task=agent_of(agent),
+        task=AGENTS[agent],
         optimizer=AdamW(schedule=Schedule(peak=RATE, decay="constant"), weight_decay=0.0),
-        step=StepConfig(clip_norm=0.5),
+        step=StepConfig(clip_norm=None if agent == "seeds" else 0.5),
         mesh=MeshShape(fsdp=-1),
         num_steps=STEPS,
         log_every=1,
