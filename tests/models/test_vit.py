@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from panax.core import DataFacts, named_leaves
-from panax.core.errors import LayoutError, RecipeError
+from panax.core.errors import DataError, LayoutError, RecipeError
 from panax.mesh import MeshShape, Placement, Rules
 from panax.models import VIT_PRESETS, VIT_PUBLISHED_PARAMETERS, Vit, VitConfig, VitTask
 from panax.models.vit import normalised
@@ -131,8 +131,12 @@ def test_evaluation_knows_no_smoothing_and_counts_what_is_right():
 
 
 def test_a_label_that_is_no_class_is_not_trained_on():
-    step = compiled({})
-    _, scalars = step(step.init(0), step.put({**batch(), "label": np.full(ROWS, 7, np.int32)}))
+    step, none = compiled({}), np.full(ROWS, 7, np.int32)
+    with pytest.raises(DataError, match=r"the batch's leaf 'label' holds 7; this task takes 0 to 6"):
+        step.put({**batch(), "label": none})
+    # One that reaches the devices all the same, which can't raise.
+    sent = step.put(batch())
+    _, scalars = step(step.init(0), {**sent, "label": jax.device_put(none, sent["label"].sharding)})
     assert float(scalars["skipped"]) == 1
 
 
