@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 from growing import AXES as KEYED_AXES
-from growing import Grower, growing_tables, keyed_batch
+from growing import WAYS, Grower, growing_tables, keyed_batch
 from planned import devices
 from recommending import BATCH_AXES, Model, TinyRecommender, batch_of, tiny_tables
 
@@ -95,11 +95,26 @@ def test_a_traced_step_sends_what_the_formula_says(case):
     assert later and all(one.times.most for one in later)
 
 
-def test_keys_are_told_to_all_as_the_formula_says():
+def growing_step(**mesh: int) -> tuple[CompiledStep, Any]:
     program = Program.create(Grower(tables=growing_tables(placement="rows", rows=2**24)), Sgd(), num_steps=10)
-    placement = Placement.create(MeshShape(fsdp=4, tensor=2), devices=devices("h100x8"))
-    step = CompiledStep(program, placement, KEYED_AXES)
+    step = CompiledStep(program, Placement.create(MeshShape(**mesh), devices=devices("h100x8")), KEYED_AXES)
     batch = {name: jax.ShapeDtypeStruct((65536, *leaf.shape[1:]), leaf.dtype) for name, leaf in keyed_batch(0).items()}
+    return step, batch
+
+
+@pytest.mark.slow
+def test_rows_are_given_out_and_taken_back_in_place():
+    step, batch = growing_step(fsdp=8)
+    (plan,) = (plan for plan in step.program.task.tables.stacks if plan.growth is not None)
+    program, shard = step.compiled(batch), plan.rows // 8
+    made = re.findall(rf"= \w+\[(?:{shard}|{shard // WAYS},{WAYS})[,\]]\S* ([\w-]+)\(", program.as_text())
+    assert "scatter" in made
+    assert set(made) <= {"parameter", "get-tuple-element", "scatter", "fusion", "bitcast"}
+    assert program.memory_analysis().alias_size_in_bytes >= 4 * shard * (8 + 1 + 2 + 1)  # Rows, sums, keys, steps.
+
+
+def test_keys_are_told_to_all_as_the_formula_says():
+    step, batch = growing_step(fsdp=4, tensor=2)
     cost = walk_step(step, batch)
     assert cost.unknown == ()
     assert_sent(traffic_totals(cost.traffic), of_tables(table_costs(step, batch)), 1e-3)

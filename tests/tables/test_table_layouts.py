@@ -102,7 +102,13 @@ def test_a_layout_trains_as_one_device_does(mesh, placements, rules, adam, parts
     assert_same(state, expected, 2e-4 if adam else 2e-6)
 
 
-@pytest.mark.parametrize("mesh", [{"fsdp": 7}, {"fsdp": 2, "tensor": 3}], ids=["seven", "six"])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param({"fsdp": 7}, id="seven"),
+        pytest.param({"fsdp": 2, "tensor": 3}, id="six", marks=pytest.mark.slow),
+    ],
+)
 def test_a_job_that_has_lost_a_host_trains_as_one_device_does(mesh):
     """Of 8 devices, 7 or 6 are left: rows are dealt out to a multiple of these."""
     small = tiny_tables()

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Int, UInt32
 from ..core.counter_hash import mix
 from ..core.expected import moving
 from ..spmd.collectives import all_gather, all_reduce, axis_index, token_axes
-from ..spmd.in_place import once_read
+from ..spmd.in_place import read_first
 from .row_places import Lies
 
 NONE = -1
@@ -154,8 +154,7 @@ class Blocks:
         mine, block = asked.mine.keys, asked.mine.block
         real = block < self.here
         had = self._rows_of(vocabulary, asked.mine)
-        asked_before = vocabulary.asked.at[had].get(mode="clip")
-        marked = once_read(jnp.where(had >= 0, had, self.rows), asked_before)
+        asked_before, marked = read_first(vocabulary.asked, had, jnp.where(had >= 0, had, self.rows))
         last = vocabulary.asked.at[marked].set(step, mode="drop")
         of_block = last.reshape(self.here, self.ways).at[block].get(mode="clip")
         idle = (of_block < 0) | (step - of_block > self.idle_steps)
@@ -171,8 +170,7 @@ class Blocks:
         lost = gets & (asked_before >= 0)
         by_chance = (mix(mine[:, 0] + jnp.uint32(1)) % jnp.uint32(self.ways)).astype(jnp.int32)
         reads = jnp.where(gets, row, jnp.where(new, block * self.ways + by_chance, had))
-        keys_before = vocabulary.keys.at[row].get(mode="clip")
-        place = once_read(jnp.where(gets, row, self.rows), keys_before)
+        keys_before, place = read_first(vocabulary.keys, row, jnp.where(gets, row, self.rows))
         touched = jnp.where(gets, row, jnp.where(had >= 0, had, self.rows))
         before = Said(touched, jnp.where(gets[:, None], keys_before, mine), asked_before)
         after = Vocabulary(

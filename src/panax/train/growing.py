@@ -18,7 +18,7 @@ from ..core.layout import Layout
 from ..mesh.placement import as_spec
 from ..parallel.row_places import Lies
 from ..parallel.vocabulary import Blocks, Said, Vocabulary
-from ..spmd.in_place import once_read
+from ..spmd.in_place import read_first
 from ..spmd.manual import on_each_device
 from .tables import Tables, with_tables
 
@@ -233,12 +233,13 @@ class GrowingTables:
             rows, vocabulary, decided = blocks.given(vocabulary, _together(leaves), step)
             first = first_rows(decided.keys, table.shape[1], seed, each.scale)
             begun = self.tables.optimizer.first_state(first.shape, self.tables.axes[each.table])
-            were = {kind: leaf.at[decided.rows].get(mode="clip") for kind, leaf in {**kept, TABLE: table}.items()}
-            table = _put(table, once_read(decided.rows, were[TABLE]), first)
-            kept = {kind: _put(leaf, once_read(decided.rows, were[kind]), begun[kind]) for kind, leaf in kept.items()}
+            were, after = {}, {}
+            for kind, leaf in {TABLE: table, **kept}.items():
+                were[kind], place = read_first(leaf, decided.rows, decided.rows)
+                after[kind] = _put(leaf, place, first if kind == TABLE else begun[kind])
             counts = [decided.given, decided.taken, decided.crowded]
             before = Before(decided.rows, were, decided.before)
-            return table, kept, vocabulary, _apart(rows, leaves), counts, before
+            return after.pop(TABLE), after, vocabulary, _apart(rows, leaves), counts, before
 
         return one
 
