@@ -27,6 +27,7 @@ import panax.core.errors
 import panax_compare.command
 from panax.checkpoint import CheckpointConfig, MemoryConfig
 from panax.cli.inspect import own_flags
+from panax.cli.islands import island_flags
 from panax.cli.main import COMMANDS, main
 from panax.cli.overrides import experiment_from
 from panax.cli.recipes import built_in, find_recipe
@@ -123,6 +124,8 @@ def check_command(arguments: list[str], where: str) -> None:
         elif command == "launch":
             own, flags = panax.cli.launch.own_flags(rest[1:])
             panax.cli.launch.resources_of(own)
+            if own.islands:
+                flags = island_flags(flags, Path("run"), own.islands, own.island or 0)
             experiment_from([rest[0], *(flag for flag in flags if flag not in NO_SETTINGS)], "train")
         elif command == "check":
             flags = panax.cli.check.own_flags(rest)[1]

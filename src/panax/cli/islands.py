@@ -37,11 +37,10 @@ def launch_islands(recipe: str, flags: Sequence[str], folder: Path, count: int, 
     given = [flag for flag in flags if flag.partition("=")[0].replace("_", "-") in _OWN]
     if given:
         raise LaunchError(f"{given[0]} is set by --islands for each island; leave it out")
-    place = str(folder / MEETING)
     if "--fresh" in flags and only is None:
         _set_aside(folder / MEETING)
     indices = range(count) if only is None else [only]
-    jobs = {index: _start(recipe, flags, folder, count, index, place) for index in indices}
+    jobs = {index: _start(recipe, island_flags(flags, folder, count, index)) for index in indices}
     tellers = [threading.Thread(target=_told, args=(job.stdout, index), daemon=True) for index, job in jobs.items()]
     for teller in tellers:
         teller.start()
@@ -65,17 +64,19 @@ def launch_islands(recipe: str, flags: Sequence[str], folder: Path, count: int, 
     return max(codes.values())
 
 
-def _start(
-    recipe: str, flags: Sequence[str], folder: Path, count: int, index: int, place: str
-) -> "subprocess.Popen[str]":
+def island_flags(flags: Sequence[str], folder: Path, count: int, index: int) -> list[str]:
+    """The flags that the job of one island is launched with, from those of all."""
     own = ["--comms.islands.count", str(count), "--comms.islands.index", str(index)]
     if not any(flag.partition("=")[0] == "--comms.islands.place" for flag in flags):
-        own += ["--comms.islands.place", place]
-    own += ["--directory", str(folder / f"island_{index}")]
-    command = [sys.executable, "-m", "panax", "launch", recipe, *without_directory(flags)]
+        own += ["--comms.islands.place", str(folder / MEETING)]
+    return [*without_directory(flags), *own, "--directory", str(folder / f"island_{index}")]
+
+
+def _start(recipe: str, flags: Sequence[str]) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "panax", "launch", recipe, *flags]
     # In a session of its own: Ctrl-C reaches this process alone, which passes it on once.
     return subprocess.Popen(
-        [*command, *own],
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
