@@ -52,7 +52,7 @@ def hstu_ml100k() -> Experiment:
 
     Command: panax train hstu_ml100k
     Hardware: two CPU cores, beside other programs: about a quarter of an hour.
-    Expected: after half of the steps NDCG@10 0.0528, hit rate at 10 0.118.
+    Expected: NDCG@10 0.0582, hit rate at 10 0.129.
     """
-    model = HstuConfig(max_length=LENGTH, embed=64, num_layers=4, heads=2, dropout=0.3)
+    model = HstuConfig(max_length=LENGTH, embed=64, num_layers=4, heads=2, dropout=0.5)
     return dataclasses.replace(sasrec_ml100k(), name="hstu_ml100k", task=SequenceTask(model=model))

@@ -238,7 +238,7 @@ def test_presets_are_those_of_the_table():
 
 
 def test_the_log_has_the_fields_of_the_table(here):
-    """A short run logs exactly what docs/training.md lists."""
+    """A short run logs what docs/training.md lists, but for what has no part in it."""
     namespace: dict = {"__name__": "chat"}
     exec(next(block.text for block in fences(TRAINING) if "def chat()" in block.text), namespace)
     experiment = dataclasses.replace(
@@ -252,7 +252,10 @@ def test_the_log_has_the_fields_of_the_table(here):
     with open("runs/chat/metrics.jsonl", encoding="utf-8") as file:
         logged = {name for line in file for name in json.loads(line)} - {"step"}
     listed = {cells[0].strip("`") for cells in table_rows(TRAINING, "field") if "/" in cells[0]}
-    assert logged == listed
+    rare = {"rewind/count", "rewind/batches_left_out", "verify/seconds", "seconds/probe", "seconds/hooks"}
+    kinds = {f"goodput/{cells[0].replace(' ', '_')}_seconds" for cells in table_rows(TRAINING, "kind")}
+    assert len(kinds) > 5 and rare < listed and not rare & logged
+    assert logged == (listed - rare) | kinds | {"goodput/fraction"}
 
 
 def test_pages_speak_of_the_project_alone():
