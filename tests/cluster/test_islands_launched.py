@@ -59,7 +59,7 @@ def test_a_killed_island_comes_back_and_the_other_never_stops(tmp_path):
         "--comms.local-steps",
         str(LOCAL),
         "--comms.islands.wait-seconds",
-        "5",
+        "1",
         "--no-spares",
     ]
     command = [sys.executable, "-m", "panax", "launch", "slow.py:slow", *flags, "--directory", str(tmp_path / "run")]

@@ -29,21 +29,19 @@ WORDS = 2
 """Of 32 bits, which a key has."""
 
 
-TABLE = "table"
-"""The table's own numbers, beside the kinds that an optimizer keeps."""
-
-
 class Before(NamedTuple):
     """What was there before rows were given out, of one table: as much as a step asks for.
 
     Attributes:
         given: The rows that were, each once; the shard's number of rows in places that hold none.
-        were: What they held, of the table and of each kind that is kept.
+        numbers: What they held.
+        kept: What was kept of them, of each kind.
         said: What the vocabulary said of the rows that are asked for.
     """
 
     given: jax.Array
-    were: dict[str, jax.Array]
+    numbers: jax.Array
+    kept: dict[str, jax.Array]
     said: Said
 
 
@@ -233,13 +231,14 @@ class GrowingTables:
             rows, vocabulary, decided = blocks.given(vocabulary, _together(leaves), step)
             first = first_rows(decided.keys, table.shape[1], seed, each.scale)
             begun = self.tables.optimizer.first_state(first.shape, self.tables.axes[each.table])
-            were, after = {}, {}
-            for kind, leaf in {TABLE: table, **kept}.items():
-                were[kind], place = read_first(leaf, decided.rows, decided.rows)
-                after[kind] = _put(leaf, place, first if kind == TABLE else begun[kind])
+            were, place = read_first(table, decided.rows, decided.rows)
+            before = Before(decided.rows, were, {}, decided.before)
+            table, after = _put(table, place, first), {}
+            for kind, leaf in kept.items():
+                before.kept[kind], place = read_first(leaf, decided.rows, decided.rows)
+                after[kind] = _put(leaf, place, begun[kind])
             counts = [decided.given, decided.taken, decided.crowded]
-            before = Before(decided.rows, were, decided.before)
-            return after.pop(TABLE), after, vocabulary, _apart(rows, leaves), counts, before
+            return table, after, vocabulary, _apart(rows, leaves), counts, before
 
         return one
 
@@ -271,8 +270,8 @@ def _undone(
 
     def one(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
         table, kept, vocabulary = carry[1]
-        table = _put(table, before.given, before.were[TABLE])
-        kept = {kind: _put(leaf, before.given, before.were[kind]) for kind, leaf in kept.items()}
+        table = _put(table, before.given, before.numbers)
+        kept = {kind: _put(leaf, before.given, before.kept[kind]) for kind, leaf in kept.items()}
         keys = _put(vocabulary.keys, before.said.rows, before.said.keys)
         asked = _put(vocabulary.asked, before.said.rows, before.said.asked)
         return jnp.bool_(False), (table, kept, Vocabulary(keys, asked))
@@ -284,8 +283,8 @@ def _undone(
 def _before(rows: Vocabulary, kept: Mapping[str, Any]) -> Before:
     """Where it lies: with the rows of each shard."""
     places: Any = rows.asked
-    were: dict[str, Any] = dict.fromkeys((TABLE, *kept), places)
-    return Before(places, were, Said(places, places, places))
+    kinds: dict[str, Any] = dict.fromkeys(kept, places)
+    return Before(places, places, kinds, Said(places, places, places))
 
 
 def _with(
