@@ -41,7 +41,10 @@ def test_one_of_two_processes_compiles_and_all_have_hits_at_the_second_start(tmp
     assert first["received"] == 0 and second["received"] >= 3
     warm = run(tmp_path, "warm", processes=2)
     assert [each["misses"] for each in warm] == [0, 0]
-    assert all(each["hits"] == first["hits"] + first["misses"] for each in warm)
+    # Each reads what it made, read or was given: the first one has timed kernels besides.
+    assert [each["hits"] for each in warm] == [
+        cold["hits"] + cold["misses"] + cold["received"] for cold in (first, second)
+    ]
     losses = {each["loss"] for each in (first, second, *warm)}
     assert len(losses) == 1
 

@@ -6,6 +6,9 @@ One process agrees with itself, and touches no device.
 import jax
 import numpy as np
 
+LEAST_BYTES = 1024
+"""Of a text that travels."""
+
 
 def gather_ints(*values: int) -> np.ndarray:
     """Each process's numbers, (process, number): every process calls it at the same place, with as many."""
@@ -23,8 +26,8 @@ def gather_texts(text: str) -> list[str]:
         return [text]
     data = text.encode()
     longest = int(gather_ints(len(data)).max())
-    # Few different lengths, each of which is compiled once.
-    room = np.zeros(max(64, 1 << (longest - 1).bit_length()) if longest else 64, np.uint8)
+    # Few different lengths, each of which is compiled once: nearly all texts have the least.
+    room = np.zeros(max(LEAST_BYTES, 1 << max(longest - 1, 0).bit_length()), np.uint8)
     room[: len(data)] = np.frombuffer(data, np.uint8)
     found = gather_ints(*room.view(np.int32).tolist())
     return [row.tobytes().rstrip(b"\0").decode() for row in found]
