@@ -201,7 +201,9 @@ def test_the_noise_is_theirs():
     keys = jax.random.split(jax.random.key(KEY))
     for key, expected in zip(keys, GOLDEN["sac"]["noise"]):
         drawn = SAC.distribution.draw(jnp.zeros((ROWS, 4)), keys_of(key, jnp.arange(ROWS)))
-        np.testing.assert_array_equal(drawn, np.array(expected, np.float32))
+        # The same bits give the same uniform numbers; the inverse error function after them is a polynomial, of which compilers
+        # fuse other multiplications and additions at each optimization level: up to 4 units in the last place.
+        np.testing.assert_array_max_ulp(np.asarray(drawn), np.array(expected, np.float32), maxulp=4)
 
 
 @pytest.mark.parametrize(("name", "critics"), [("critic", "before"), ("temperature", "before"), ("actor", "after")])

@@ -1,6 +1,7 @@
 """The step, compiled for a mesh: abstract state, shardings, donation, ahead-of-time compilation, one program per shape."""
 
 import dataclasses
+import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from ..comms.fragments import Meeting
 from ..core import Axes, CollectingTask, TrainState, pair_axes
 from ..core.errors import TrainingError
 from ..core.logical import Role, axis_of
+from ..core.target import Target
 from ..kernels import use_kernels
 from ..mesh import Placement
 from ..mesh.legality import Needs, check, fitted_rules, remarks
@@ -45,6 +47,19 @@ class Step(Sender, Protocol):
     def summarised(
         self, state: TrainState, batch: Mapping[str, jax.Array], summary: Callable[[Any, Any], Any]
     ) -> Any: ...
+
+
+def small_program_options(target: Target) -> dict[str, int] | None:
+    """Compiler options for a program of many small kernels: fewer optimizations, if that pays and the user has set no level.
+
+    Drawing random numbers is exact at every level.
+    """
+    if target.traits.optimises_small or _LEVEL in os.environ.get("XLA_FLAGS", ""):
+        return None
+    return {_LEVEL: 1}
+
+
+_LEVEL = "xla_backend_optimization_level"
 
 
 class CompiledStep:
@@ -93,8 +108,7 @@ class CompiledStep:
         self.kernels_taken: list[str] = []
         self.when_traced: Callable[[Any], None] = lambda traced: None
         self.shardings: TrainState = placement.storage_shardings(program.abstract, program.axes)
-        # Drawing is exact whatever the optimisation.
-        small = None if placement.target.traits.optimises_small else {"xla_backend_optimization_level": 1}
+        small = small_program_options(placement.target)
         self._options = small if isinstance(program.task, CollectingTask) else None
         self._create = jax.jit(
             program.initial_state, out_shardings=self.shardings, compiler_options=small, donate_argnums=1

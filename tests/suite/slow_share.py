@@ -1,0 +1,84 @@
+"""Select a share of the slow tests: `pytest -m slow --share MINUTES`.
+
+The slow cases are cut, file by file, into shares that each take the given minutes by the recorded durations. The number of
+commits chooses the share, so that successive runs take successive ones and none goes stale.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from .records import read_durations
+from .tiers import case_of, commit_count
+
+UNKNOWN_SECONDS = 45.0
+"""Assumed for a slow case that has never been recorded."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the flags that choose a share."""
+    parser.addoption(
+        "--share",
+        type=float,
+        metavar="MINUTES",
+        help="with -m slow: run a share that takes about MINUTES, by the commit",
+    )
+    parser.addoption("--share-number", type=int, metavar="N", help="with --share: run share N instead (from 1)")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what is not in the share."""
+    minutes = config.getoption("--share")
+    if minutes is None:
+        return
+    if any(item.get_closest_marker("slow") is None for item in items):
+        raise pytest.UsageError("--share selects among slow tests; run `pytest -m slow --share MINUTES`")
+    names = ["::".join(case_of(item)) for item in items]
+    shares = cut_into_shares(names, read_durations(), seconds=60.0 * minutes, workers=_workers(config))
+    number = config.getoption("--share-number") or commit_count() % max(1, len(shares)) + 1
+    if not 1 <= number <= len(shares):
+        raise pytest.UsageError(f"--share-number {number}: there are {len(shares)} shares of {minutes:g} minutes")
+    chosen = set(shares[number - 1])
+    config.stash[_SHARE] = (number, len(shares), len(chosen))
+    config.hook.pytest_deselected(items=[item for name, item in zip(names, items) if name not in chosen])
+    items[:] = [item for name, item in zip(names, items) if name in chosen]
+
+
+_SHARE = pytest.StashKey[tuple[int, int, int]]()
+
+
+def _workers(config: pytest.Config) -> int:
+    """Number of processes that run tests: of this run, as its controller or as one of its workers."""
+    return int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)) or config.getoption("numprocesses", None) or 1
+
+
+def cut_into_shares(
+    names: Sequence[str], durations: Mapping[str, tuple[float, float]], *, seconds: float, workers: int = 1
+) -> list[list[str]]:
+    """Cut cases into successive shares that take `seconds` each on so many workers.
+
+    >>> cut_into_shares(["a.py::x", "a.py::y", "b.py::z"], {"a.py::x": (50, 50), "a.py::y": (5, 5)}, seconds=60)
+    [['a.py::x', 'a.py::y'], ['b.py::z']]
+    """
+    shares: list[list[str]] = []
+    used = float("inf")
+    for name in names:
+        cost = durations.get(name, (UNKNOWN_SECONDS, 0.0))[0] / workers
+        if used + cost > seconds:
+            shares.append([])
+            used = 0.0
+        shares[-1].append(name)
+        used += cost
+    return shares
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
+    """Report which share runs, and after how many runs all have."""
+    return describe_share(*config.stash[_SHARE]) if _SHARE in config.stash else None
+
+
+def describe_share(number: int, count: int, cases: int) -> str:
+    """One line about a share."""
+    return f"slow share {number} of {count} ({cases} cases); the whole of slow has run after {count} successive shares"
