@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from affected_tests import START_SECONDS, AffectedFile, affected_files, fill_budget
 from changed_files import changes_since
 from import_graph import ImportGraph

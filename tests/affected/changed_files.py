@@ -1,8 +1,9 @@
 """The files that differ from a commit: committed, uncommitted and untracked changes together."""
 
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
+
+from checkouts import git
 
 
 class Changes(NamedTuple):
@@ -17,18 +18,6 @@ class Changes(NamedTuple):
     base: str
     changed: tuple[str, ...]
     deleted: tuple[str, ...]
-
-
-def git(root: Path, *arguments: str) -> str:
-    """Run git and return its output.
-
-    Raises:
-        RuntimeError: git failed; the message holds what it printed.
-    """
-    run = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
-    if run.returncode:
-        raise RuntimeError(f"git {' '.join(arguments)}: {run.stderr.strip() or run.stdout.strip()}")
-    return run.stdout
 
 
 def default_base(root: Path) -> str:
