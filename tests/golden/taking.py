@@ -77,10 +77,12 @@ class Taker:
                 for future in concurrent.futures.as_completed(futures):
                     found = future.result()
                     answers |= found
-                    seconds = sum(answer.get("seconds", 0.0) for answer in found.values())
+                    seconds, used = (
+                        sum(answer.get(name, 0.0) for answer in found.values()) for name in ("seconds", "cpu_seconds")
+                    )
                     failed = [name for name, answer in found.items() if "error" in answer]
                     note = f", failed: {', '.join(failed)}" if failed else ""
-                    say(f"{futures[future]}: {len(found)} runs in {seconds:.0f} s{note}")
+                    say(f"{futures[future]}: {len(found)} runs in {seconds:.0f} s, {used:.0f} s of CPU{note}")
             except BaseException:
                 self.stop()
                 pool.shutdown(cancel_futures=True)
