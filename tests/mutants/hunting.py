@@ -72,8 +72,9 @@ class Hunt:
         self.budget_seconds, self.workers, self.all_tiers, self.options = budget_seconds, workers, all_tiers, options
         self.graph = ImportGraph(tree)
         self.times = RecordedTimes.read(tree, all_tiers=all_tiers)
-        # Tests that fail without any fault: they find nothing.
+        # Tests that fail without any fault find nothing; those that pass without one are run once to know it.
         self.failing: list[str] = []
+        self._passing: set[str] = set()
 
     def tests_of(self, path: str) -> list[AffectedFile]:
         """The tests that a change of this file affects, within the budget; nearest first."""
@@ -113,7 +114,9 @@ class Hunt:
                 return outcome(BROKEN, imports[0] if imports else "conftest.py")
             # A test that fails without the fault as well has found nothing.
             name = failures[0].removeprefix("tests/")
-            if self._pytest([failures[0].partition("::")[0]], [name])[0] == 0:
+            if name not in self._passing and self._pytest([failures[0].partition("::")[0]], [name])[0] == 0:
+                self._passing.add(name)
+            if name in self._passing:
                 return outcome(FOUND, name)
             if name in self.failing:
                 return outcome(SURVIVED)
