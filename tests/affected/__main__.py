@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from affected_tests import START_SECONDS, AffectedFile, affected_files, fill_budget
+from affected_tests import START_SECONDS, AffectedFile, affected_files, fill_budget, listed_names
 from changed_files import changes_since
 from import_graph import ImportGraph
 from only_listed import LIST
@@ -89,15 +89,6 @@ def pytest_command(root: Path, chosen: Sequence[AffectedFile], options: Sequence
     """The command that runs the chosen files, the longest first."""
     longest_first = sorted(chosen, key=lambda file: -file.seconds)
     return [sys.executable, "-m", "pytest", "-p", "only_listed", *options, *(file.path for file in longest_first)]
-
-
-def listed_names(chosen: Sequence[AffectedFile]) -> list[str]:
-    """What the list for `only_listed` holds: whole files if they changed, otherwise tests."""
-    return [
-        name
-        for file in chosen
-        for name in ([file.path.removeprefix("tests/")] if file.distance == 0 else [case.name for case in file.cases])
-    ]
 
 
 def run_pytest(root: Path, chosen: Sequence[AffectedFile], options: Sequence[str]) -> int:

@@ -25,12 +25,14 @@ class AffectedFile:
             of its room.
         reason: The changed file and the imports that lead to it.
         cases: Its test functions or cases with their seconds.
+        whole: These are all of them.
     """
 
     path: str
     distance: float
     reason: str
     cases: tuple[Case, ...]
+    whole: bool = True
 
     @property
     def seconds(self) -> float:
@@ -97,18 +99,27 @@ def fill_budget(files: Sequence[AffectedFile], budget_seconds: float, workers: i
     chosen = []
     for file in files:
         room = file.seconds if file.distance == 0 else min(left, each)
-        if file.seconds <= room:
-            cases = list(file.cases)
-        else:
-            cases, used = [], 0.0
+        whole = file.seconds <= room
+        cases = list(file.cases) if whole else []
+        if not whole:
+            used = 0.0
             for case in sorted(file.cases, key=lambda case: case.seconds):
                 if used + case.seconds <= room:
                     cases.append(case)
                     used += case.seconds
         if cases or file.distance == 0:
-            chosen.append(dataclasses.replace(file, cases=tuple(cases)))
+            chosen.append(dataclasses.replace(file, cases=tuple(cases), whole=whole))
             left -= sum(case.seconds for case in cases)
     return chosen
+
+
+def listed_names(chosen: Sequence[AffectedFile]) -> list[str]:
+    """What the list for `only_listed` holds: the path of a file that runs whole, otherwise tests."""
+    return [
+        name
+        for file in chosen
+        for name in ([file.path.removeprefix("tests/")] if file.whole else [case.name for case in file.cases])
+    ]
 
 
 def nearest_changes(

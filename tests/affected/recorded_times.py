@@ -2,14 +2,19 @@
 
 import ast
 import json
-import re
-import statistics
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 DEFAULT_SECONDS = 3.0
-"""Seconds of a test function without any recorded duration in the suite."""
+"""Seconds of a test function, if no durations are recorded."""
+
+SHORT_SECONDS = 0.5
+"""Seconds of a test function that is not among the recorded ones: short cases are not recorded."""
+
+LONG_SECONDS = 30.0
+"""Seconds of a test function from which its recorded cases are chosen one by one."""
 
 OTHER_TIERS = frozenset({"slow", "full", "gpu", "tpu"})
 """Marks of tests that are not in the default tier."""
@@ -32,27 +37,26 @@ class RecordedTimes:
 
     Attributes:
         seconds: Node id relative to `tests/`, to wall seconds.
+        left_out: Node ids of cases that are in slower tiers, and paths of files that are wholly so.
     """
 
     def __init__(self, seconds: Mapping[str, float] | None = None, left_out: frozenset[str] = frozenset()):
-        """Take durations, without the cases in `left_out` (of slower tiers)."""
         self.seconds = {name: value for name, value in (seconds or {}).items() if name not in left_out}
-        self._slow_functions = {name.partition("[")[0] for name in left_out}
+        self.left_out = left_out
         self._of_function: dict[str, list[Case]] = {}
         for name, value in self.seconds.items():
             self._of_function.setdefault(name.partition("[")[0], []).append(Case(name, value))
-        sums = [sum(case.seconds for case in cases) for cases in self._of_function.values()]
-        self.default = statistics.median(sums) if sums else DEFAULT_SECONDS
+        self.default = SHORT_SECONDS if self.seconds else DEFAULT_SECONDS
 
     @classmethod
     def read(cls, root: Path, *, all_tiers: bool = False) -> "RecordedTimes":
-        """Read `tests/durations.json` and the list of slow cases, if they exist.
+        """Read `tests/durations.json` and `tests/tiers.toml`, if they exist.
 
         Raises:
-            ValueError: The file is not of the expected form.
+            ValueError: A file is not of the expected form.
         """
         path = root / "tests/durations.json"
-        left_out = frozenset() if all_tiers else slow_cases(root)
+        left_out = frozenset() if all_tiers else slower_cases(root)
         if not path.exists():
             return cls(None, left_out)
         try:
@@ -60,26 +64,33 @@ class RecordedTimes:
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise ValueError(
                 f'{path} should map "path::test[param]" to [wall seconds, CPU seconds]; {error}. '
-                "Write it again with `pytest --write-durations tests/durations.json`"
+                "Write it again with `python tests/timings --record`"
             ) from error
 
     def cases(self, name: str) -> list[Case]:
-        """The recorded cases of a test function; if there are none, a single one with an estimate."""
-        if recorded := self._of_function.get(name):
-            return recorded
-        # If other tests have been recorded, a function with slow cases alone is not of this tier.
-        return [] if self.seconds and name in self._slow_functions else [Case(name, self.default)]
+        """The cases of a test function that are chosen one by one; the function itself if it is short."""
+        if {name, name.partition("::")[0]} & self.left_out:
+            return []
+        recorded = self._of_function.get(name, [])
+        total = sum(case.seconds for case in recorded)
+        return recorded if total > LONG_SECONDS else [Case(name, total or self.default)]
 
 
-def slow_cases(root: Path) -> frozenset[str]:
-    """The cases that `tests/slow_cases.py` names."""
-    path = root / "tests/slow_cases.py"
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError):
+def slower_cases(root: Path) -> frozenset[str]:
+    """The cases that `tests/tiers.toml` gives to slower tiers, as node ids; the path of a file for all of its cases.
+
+    Raises:
+        ValueError: The file is not of the expected form.
+    """
+    path = root / "tests/tiers.toml"
+    if not path.exists():
         return frozenset()
-    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
-    return frozenset(text for text in texts if re.search(r"\.py::", text))
+    try:
+        tiers = tomllib.loads(path.read_text(encoding="utf-8"))
+        listed = [(file, case) for files in tiers.values() for file, cases in files.items() for case in cases]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} should have tables of files with lists of their cases; {error}") from error
+    return frozenset(file if case == "*" else f"{file}::{case}" for file, case in listed)
 
 
 def test_functions(path: str, tree: ast.Module, *, all_tiers: bool = False) -> list[str]:

@@ -145,6 +145,21 @@ def test_a_budget_is_filled_nearest_first_from_recorded_durations(repository):
     assert "train/test_step.py::test_b" not in {case.name for file in files for case in file.cases}
 
 
+def test_cases_of_slower_tiers_are_left_out_unless_asked_for(repository):
+    (repository / "tests/tiers.toml").write_text(
+        '[full]\n"train/test_tiny.py" = ["*"]\n[slow]\n"train/test_worker.py" = ["test_a[1]", "test_b"]\n'
+    )
+    (repository / "tests/durations.json").write_text(
+        '{"train/test_worker.py::test_a[1]": [99, 9], "train/test_worker.py::test_a[2]": [40, 9]}'
+    )
+    default, every = RecordedTimes.read(repository), RecordedTimes.read(repository, all_tiers=True)
+    assert default.cases("train/test_tiny.py::test_a") == default.cases("train/test_worker.py::test_b") == []
+    assert [case.seconds for case in default.cases("train/test_worker.py::test_a")] == [40.0]
+    assert len(every.cases("train/test_worker.py::test_a")) == 2 and every.cases("train/test_tiny.py::test_a")
+    # Short cases are not recorded.
+    assert default.cases("train/test_step.py::test_a")[0].seconds < 1
+
+
 def test_durations_of_another_form_are_refused(repository):
     (repository / "tests/durations.json").write_text('{"a": 1}')
     answer = run(repository, "HEAD")

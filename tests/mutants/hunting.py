@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from affected_tests import AffectedFile, affected_files, fill_budget
+from affected_tests import AffectedFile, affected_files, fill_budget, listed_names
 from changed_files import Changes
 from failures import FILE, IMPORT
 from import_graph import ImportGraph
@@ -97,7 +97,7 @@ class Hunt:
         def outcome(result: str, by: str = "") -> Outcome:
             return Outcome(fault, result, by, count, time.monotonic() - begun)
 
-        names = [case.name for file in chosen for case in file.cases]
+        names = listed_names(chosen)
         paths = [file.path for file in chosen]
         while True:
             source.write_text(planted, encoding="utf-8")
