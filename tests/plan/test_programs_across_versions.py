@@ -5,6 +5,7 @@ too; `python tests/plan/test_programs_across_versions.py` then writes the file a
 """
 
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -56,8 +57,9 @@ def recommender() -> DlrmTask:
 
 
 def text_batch() -> dict[str, np.ndarray]:
-    tokens = np.zeros((ROWS, LENGTH), np.int32)
-    return {"tokens": tokens, "targets": tokens, "loss_mask": np.ones((ROWS, LENGTH), np.float32)}
+    drawn = np.random.default_rng(0)
+    tokens, targets = (drawn.integers(0, VOCABULARY, (ROWS, LENGTH)).astype(np.int32) for _ in range(2))
+    return {"tokens": tokens, "targets": targets, "loss_mask": np.ones((ROWS, LENGTH), np.float32)}
 
 
 def click_batch() -> dict[str, np.ndarray]:
@@ -100,8 +102,8 @@ CASES = {
 }
 
 
-def figures_of(case: Case) -> dict[str, Any]:
-    """Trace a step, which checks its sums over devices too, and count."""
+def step_of(case: Case) -> tuple[CompiledStep, dict[str, jax.Array]]:
+    """Make a step, and a batch on its devices."""
     tables = isinstance(case.task, DlrmTask)
     config = StepConfig(check_sums=True, micro_batches=case.micro_batches)
     program = Program.create(case.task, case.optimizer, num_steps=4, config=config, comms=case.comms)
@@ -110,10 +112,16 @@ def figures_of(case: Case) -> dict[str, Any]:
     placement = Placement.create(shape, devices=jax.devices()[:count])
     axes = case.task.batch_axes if isinstance(case.task, DlrmTask) else TEXT_AXES
     step = CompiledStep(program, placement, axes)
-    read = read_program(step.trace(step.put(click_batch() if tables else text_batch())).jaxpr)
+    return step, step.put(click_batch() if tables else text_batch())
+
+
+def figures_of(case: Case) -> dict[str, Any]:
+    """Trace a step, which checks its sums over devices too, and count."""
+    step, batch = step_of(case)
+    read = read_program(step.trace(batch).jaxpr)
     work = work_of(read)
     assert work.flops.is_integer() and not work.unknown
-    sent = traffic_totals(traffic_of(read, placement.sizes))
+    sent = traffic_totals(traffic_of(read, step.placement.sizes))
     return {
         "sent_bytes": {f"{kind} over {', '.join(over)}": size for (kind, over), size in sorted(sent.items())},
         "flops": int(work.flops),
@@ -127,6 +135,43 @@ def test_a_program_sends_and_computes_what_was_recorded(name):
 
 def test_nothing_is_recorded_that_is_not_traced():
     assert json.loads(RECORDED.read_text(encoding="utf-8")).keys() == CASES.keys()
+
+
+# Every mesh axis once, with a decoder, a mixture of experts, compressed sums and tables.
+TRAINED = (
+    "dense, fsdp and tensor",
+    "dense, context",
+    "dense, stage",
+    "experts, expert",
+    "int8 sums, replica",
+    "tables split by rows, fsdp",
+)
+
+
+def losses_of(case: Case) -> list[float]:
+    """Take two steps on the same batch."""
+    step, batch = step_of(case)
+    state, losses = step.init(0), []
+    for _ in range(2):
+        state, scalars = step(state, batch)
+        losses.append(float(scalars["loss"]))
+    return losses
+
+
+@functools.cache
+def losses_on_one_device(task: Task) -> list[float]:
+    return losses_of(Case(task=task, mesh={}))
+
+
+# Other tests of the default suite train on every axis; this one is for `tests/newest.txt`.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_program_trains_as_on_one_device(name):
+    found, alone = losses_of(CASES[name]), losses_on_one_device(CASES[name].task)
+    # The first loss is of the same parameters; the second follows a step, of gradients rounded to 8 bits in one case.
+    np.testing.assert_allclose(found[0], alone[0], rtol=1e-5)
+    np.testing.assert_allclose(found[1], alone[1], rtol=1e-3 if "int8" in name else 1e-5)
+    assert found[1] < found[0]
 
 
 if __name__ == "__main__":
