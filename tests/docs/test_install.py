@@ -96,7 +96,7 @@ def clone(tmp_path) -> Path:
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
         '[project]\nname = "panax-jax"\nversion = "0"\n'
     )
-    for kind in ("run", "test"):
+    for kind in ("run", "test", "newest"):
         (folder / f"requirements/{kind}.txt").write_text("# nothing\n")
     return folder
 
@@ -106,6 +106,9 @@ def test_it_ends_with_a_sentence_and_makes_nothing(clone):
     said = run(["-c", without], clone, 1)
     assert said.startswith("install.py: this Python lacks ensurepip") and said.count("\n") == 1
     assert run(["install.py", "everything"], clone, 1).startswith("usage: ")
+    older = "import runpy, sys; sys.version_info = (3, 11, 7); runpy.run_path('install.py', run_name='__main__')"
+    said = run(["-c", older, "newest"], clone, 1)
+    assert "needs Python 3.12 or newer, and this is 3.11; run `python3.13 install.py newest`" in said
     (clone / ".venv").mkdir()
     (clone / ".venv/mine").touch()
     assert "is not a virtual environment; move it away" in run(["install.py"], clone, 1)
@@ -128,6 +131,9 @@ def test_it_makes_an_environment_once_and_mends_it(clone):
     (clone / "requirements/run.txt").write_text("# nothing yet\n")
     (clone / ".venv/kept").touch()
     assert "installing" in run(["install.py"], clone, **plain) and (clone / ".venv/kept").exists()
+    # Those of another kind, which this environment does not hold, change nothing.
+    (clone / "requirements/newest.txt").write_text("# other versions\n")
+    assert run(["install.py"], clone, **plain) == ""
     # What can't be installed is said, and tried again.
     (clone / "requirements/run.txt").write_text("no-such-package-here==1\n")
     assert "pip could not install requirements/run.txt; see above" in run(["install.py"], clone, 1, **plain)

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from ..core.jax_primitives import contracted_dims, gathered_dim, scan_arity, scattered_dim, while_arity
 from .fusing import in_passes
 from .moving import rescheduled
 from .needs import FUSED, IN_PLACE, SAME_MEMORY, Needs
@@ -192,7 +193,7 @@ def _turned(operation: Operation, needs: Needs) -> Value | None:
     """What a collective along another dimension than the first has to turn round, since it works along the first."""
     gathered = operation.name == "all_gather"
     whole = operation.outputs[0] if gathered else operation.arrays[0]
-    dim = operation.params["all_gather_dimension" if gathered else "scatter_dimension"]
+    dim = gathered_dim(operation.eqn) if gathered else scattered_dim(operation.eqn)
     if math.prod(whole.shape[:dim]) == 1:
         return None
     beside = needs.readers.get(id(whole), []) if gathered else [needs.makers.get(id(needs.base(whole)))]
@@ -207,7 +208,7 @@ def _in_any_order(operation: Operation, value: Value, dim: int, needs: Needs) ->
     """
     if operation.name != "dot_general":
         return operation.name in FUSED or operation.name == "scatter-add"
-    (left, right), (left_batch, right_batch) = operation.params["dimension_numbers"]
+    (left, right), (left_batch, right_batch) = contracted_dims(operation.eqn)
     given = [v for v in operation.inputs if v is not None and needs.base(v) is needs.base(value)]
     if not given:
         sides = [
@@ -227,8 +228,8 @@ def _in_any_order(operation: Operation, value: Value, dim: int, needs: Needs) ->
 def _carried(operation: Operation) -> tuple[int, int]:
     """(where among a loop's operands, and its body's inputs, those begin that it carries; how many there are)."""
     if operation.name == "scan":
-        return operation.params["num_consts"], operation.params["num_carry"]
+        return scan_arity(operation.eqn)
     if operation.name == "while":
-        first = operation.params["cond_nconsts"] + operation.params["body_nconsts"]
+        first = sum(while_arity(operation.eqn))
         return first, len(operation.inputs) - first
     return 0, 0

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..core.expected import declared_shares, declared_turns
+from ..core.jax_primitives import scan_length
 from .program import Block, Operation
 
 
@@ -44,7 +45,7 @@ def undeclared(program: Block) -> tuple[str, ...]:
 def _inside(operation: Operation, times: Often) -> list[Often]:
     """How often each of an operation's blocks runs."""
     if operation.name == "scan":
-        length = float(operation.params["length"])
+        length = float(scan_length(operation.eqn))
         return [times.times(length, length)]
     if operation.name == "while":
         declared = declared_turns(_own(operation))

@@ -3,16 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
-from jax.extend.core import ClosedJaxpr
-
+from ..core.jax_primitives import contracted_dims, dimension_numbers, foreign_target, read_kernel
 from ..kernels.cost import cost_of
 from .often import often
 from .program import ALIASES, Block, Operation, read_block, shape_of
 
-_FOREIGN = {"ffi_call": "target_name"}
-"""Primitives that call what no program shows, and the parameter with its name."""
+_FOREIGN = "ffi_call"
+"""The primitive that calls what no program shows."""
 
 _CALLED_BACK = frozenset({"pure_callback", "io_callback", "custom_call", "tpu_custom_call", "triton_kernel_call"})
 
@@ -55,22 +53,21 @@ def flops_of(operation: Operation) -> float | None:
         return cost(given, operation.outputs, operation.params) * (
             operation.outputs[0].share if operation.outputs else 1
         )
-    return None if operation.name in _FOREIGN or operation.name in _CALLED_BACK else 0.0
+    return None if operation.name == _FOREIGN or operation.name in _CALLED_BACK else 0.0
 
 
 def _name(operation: Operation) -> str:
-    key = _FOREIGN.get(operation.name)
-    return operation.name if key is None else str(operation.params[key])
+    return foreign_target(operation.eqn) if operation.name == _FOREIGN else operation.name
 
 
 def _dot(operation: Operation) -> float:
-    (left, _), _ = operation.params["dimension_numbers"]
+    (left, _), _ = contracted_dims(operation.eqn)
     shape = shape_of(operation, 0)
     return 2.0 * operation.outputs[0].elements * operation.outputs[0].share * math.prod(shape[dim] for dim in left)
 
 
 def _convolution(operation: Operation) -> float:
-    numbers = operation.params["dimension_numbers"]
+    numbers = dimension_numbers(operation.eqn)
     kernel = shape_of(operation, 1)
     each = math.prod(kernel) // kernel[numbers.rhs_spec[0]]
     return 2.0 * operation.outputs[0].elements * operation.outputs[0].share * each
@@ -82,12 +79,11 @@ def _ragged(operation: Operation) -> float:
 
 def _pallas(operation: Operation) -> float | None:
     """Of the kernel's own body, once for each place of its grid: at most, since a kernel leaves out blocks that a mask hides."""
-    declared = operation.params.get("cost_estimate")
-    if declared is not None:
-        return float(declared.flops)
-    body: Any = operation.params["jaxpr"]
-    found = work_of(read_block(ClosedJaxpr(body, ()) if not isinstance(body, ClosedJaxpr) else body))
-    return None if found.unknown else found.flops * math.prod(operation.params["grid_mapping"].grid)
+    kernel = read_kernel(operation.eqn)
+    if kernel.flops is not None:
+        return kernel.flops
+    found = work_of(read_block(kernel.jaxpr))
+    return None if found.unknown else found.flops * math.prod(kernel.grid)
 
 
 def _factorised(times: float) -> Callable[[Operation], float]:

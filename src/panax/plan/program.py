@@ -13,29 +13,30 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from jax.interpreters import partial_eval
 
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_partitioning": "call",
-    "shard_map": "jaxpr",
-}
-"""Primitives that are no more than what they call, and the parameter that holds it."""
+from ..core.jax_primitives import (
+    REMATERIALIZED,
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    called_jaxpr,
+    cond_branches,
+    eliminate_dead_code,
+    is_shard_map,
+    open_jaxpr,
+    read_shard_map,
+    scan_arity,
+    scan_body,
+    scan_length,
+    while_body,
+    while_condition,
+)
 
 _NAMES_ONLY = ("name", "spmd_mark", "stop_gradient")
 """Primitives that say something of their operands and do nothing."""
 
 _ROUNDED = ("dot_general", "conv_general_dilated")
-_REMATERIALISED = ("remat2", "checkpoint")
-_BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 
 ALIASES = frozenset({"again", "part", "whole"})
 """Operations of our own, which only give a name to memory: what is computed again reads its operands by other names; `part` is a
@@ -119,7 +120,7 @@ def read_program(closed: ClosedJaxpr, shares: Sequence[float] | None = None) -> 
     Args:
         shares: How much of each argument a device holds; all of it where this is None.
     """
-    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    jaxpr = eliminate_dead_code(closed)
     inputs = [Value.of(v.aval, 1.0 if shares is None else shares[i]) for i, v in enumerate(jaxpr.invars)]
     reader = _Reader()
     outputs = reader.run(jaxpr, [*map(_constant, jaxpr.constvars), *inputs], "")
@@ -152,33 +153,32 @@ class _Reader:
         name = eqn.primitive.name
         if name in _NAMES_ONLY:
             return inputs
-        if name == "scan" and eqn.params["length"] == 1:
+        if name == "scan" and scan_length(eqn) == 1:
             return self.once(eqn, inputs, scope)
-        called = eqn.params.get(_CALLS.get(name, ""))
-        if called is None:
+        jaxpr = read_shard_map(eqn).jaxpr if is_shard_map(eqn) else called_jaxpr(eqn)
+        if jaxpr is None:
             results, blocks = [_result(var.aval, inputs) for var in eqn.outvars], _blocks(eqn, scope)
             if name == "scan":
-                inputs = _read_in(blocks[0], inputs, eqn.params["num_consts"], eqn.params["num_carry"])
+                inputs = _read_in(blocks[0], inputs, *scan_arity(eqn))
             return self.add(eqn, name, inputs, results, scope, blocks)
-        jaxpr = called.jaxpr if isinstance(called, ClosedJaxpr) else called
-        if name in _REMATERIALISED:
+        if name in REMATERIALIZED:
             # Computed again, and not what was computed before.
             inputs = [self.alias(eqn, v, v and dataclasses.replace(v), "again", scope) for v in inputs]
-        if name == "shard_map":
+        if is_shard_map(eqn):
             inputs = [self.alias(eqn, v, Value.of(x.aval), "part", scope) for v, x in zip(inputs, jaxpr.invars)]
         outputs = self.run(jaxpr, [*map(_constant, jaxpr.constvars), *inputs], scope)
-        if name == "shard_map":
+        if is_shard_map(eqn):
             outputs = [self.alias(eqn, v, _whole(v, x.aval), "whole", scope) for v, x in zip(outputs, eqn.outvars)]
         return outputs
 
     def once(self, eqn: JaxprEqn, inputs: list[Value | None], scope: str) -> Sequence[Value | None]:
         """A loop of one turn, which compilers open: what nobody reads of it is then not computed."""
-        closed, carried = eqn.params["jaxpr"], eqn.params["num_carry"]
-        kept = eqn.params["num_consts"] + carried
+        body, (consts, carried) = scan_body(eqn), scan_arity(eqn)
+        kept = consts + carried
         of_turn = [
-            self.alias(eqn, v, Value.of(x), "part", scope) for v, x in zip(inputs[kept:], closed.in_avals[kept:])
+            self.alias(eqn, v, Value.of(x.aval), "part", scope) for v, x in zip(inputs[kept:], body.invars[kept:])
         ]
-        outputs = self.run(closed.jaxpr, [*map(_constant, closed.jaxpr.constvars), *inputs[:kept], *of_turn], scope)
+        outputs = self.run(body, [*map(_constant, body.constvars), *inputs[:kept], *of_turn], scope)
         stacked = zip(outputs[carried:], eqn.outvars[carried:])
         return [*outputs[:carried], *(self.alias(eqn, v, Value.of(x.aval), "whole", scope) for v, x in stacked)]
 
@@ -217,14 +217,21 @@ def _read_in(body: Block, inputs: list[Value | None], constants: int, carried: i
 
 def _blocks(eqn: JaxprEqn, scope: str) -> tuple[Block, ...]:
     """The bodies of a loop, or the branches of a choice."""
-    held = [eqn.params[name] for name in _BODIES.get(eqn.primitive.name, ())]
-    return tuple(read_block(one, scope) for each in held for one in (each if isinstance(each, tuple) else (each,)))
+    name = eqn.primitive.name
+    if name == "scan":
+        held = (scan_body(eqn),)
+    elif name == "while":
+        held = (while_condition(eqn), while_body(eqn))
+    else:
+        held = cond_branches(eqn) if name == "cond" else ()
+    return tuple(read_block(one, scope) for one in held)
 
 
-def read_block(closed: ClosedJaxpr, scope: str = "") -> Block:
+def read_block(program: ClosedJaxpr | Jaxpr, scope: str = "") -> Block:
     """A jaxpr whose arrays are a device's own, such as a loop's body."""
-    reader, inputs = _Reader(), [Value.of(v.aval) for v in closed.jaxpr.invars]
-    outputs = reader.run(closed.jaxpr, [*map(_constant, closed.jaxpr.constvars), *inputs], scope)
+    jaxpr = open_jaxpr(program)
+    reader, inputs = _Reader(), [Value.of(v.aval) for v in jaxpr.invars]
+    outputs = reader.run(jaxpr, [*map(_constant, jaxpr.constvars), *inputs], scope)
     return Block(inputs, _read_by(outputs, reader.operations), outputs)
 
 

@@ -8,9 +8,9 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from ..core.expected import declared_cargo
+from ..core.jax_primitives import collective_axes
 from ..mesh.rules import MESH_AXES, MeshAxes
 from .often import Often, often
 from .program import Block, Operation
@@ -86,8 +86,7 @@ def traffic_totals(traffic: Iterable[Traffic]) -> dict[tuple[str, MeshAxes], int
 
 
 def _axes(operation: Operation, mesh: Mapping[str, int]) -> MeshAxes:
-    named: Any = operation.params["axes"] if "axes" in operation.params else operation.params["axis_name"]
-    names = named if isinstance(named, tuple) else (named,)
+    names = collective_axes(operation.eqn)
     return tuple(axis for axis in MESH_AXES if axis in names and mesh.get(axis, 1) > 1)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from ..checkpoint import CheckpointConfig, Checkpointer, MemoryTier
 from ..core import Position, TrainState
 from ..core.heartbeat import heartbeat
+from .versions import VERSIONS, jax_versions
 
 
 def due(every: int, number: int) -> bool:
@@ -78,5 +79,6 @@ class Keeper:
 
     def _host(self, number: int, position: Position | None) -> dict[str, Any]:
         host: dict[str, Any] = {"data": None if position is None else dict(position), **self.of_batches(number)}
+        host[VERSIONS] = jax_versions()
         of_hooks = dict(self.of_hooks())
         return {**host, "hooks": of_hooks} if of_hooks else host

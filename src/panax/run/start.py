@@ -24,6 +24,7 @@ from .experiment import Experiment
 from .leaving_out import Drawn, Rewind, is_of_history, list_rewinds, read_rewinds, readable_numbers
 from .prepare import Prepared, Say
 from .restored import averaging_again, restored
+from .versions import report_versions
 
 MODEL = "model.json"
 TOKENIZER = "tokenizer.json"
@@ -265,6 +266,7 @@ def begin_from(prepared: Prepared, checkpoint: Checkpoint, say: Say, accept_chan
     """Where a checkpoint ends, saying what has changed since."""
     with agreeing():
         check_same_run(prepared.experiment, checkpoint, accept_changes=accept_changes, say=say)
+    report_versions(checkpoint, say)
     position = position_in(prepared, checkpoint, accept_changes=accept_changes, say=say)
     step = checkpoint.manifest.step
     compile_ahead(prepared, prepared.experiment.num_steps - step)

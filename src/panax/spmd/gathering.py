@@ -14,11 +14,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
 
 from ..core.boxes import LEAST, boxes_of_shard
 from ..core.errors import RecipeError
+from ..core.jax_primitives import define_primitive
 from ..core.layout import Layout, MeshAxes, current_layout
 from ..core.logical import traits_of
 from ..core.protocols import Axes
@@ -48,10 +47,6 @@ def gathered(x: jax.Array, axes: Axes, gathers: Sequence[MeshAxes], dtype: Any) 
     return _decoded(jax.tree.map(lambda part: gather_dims(part, gathers), codes), dtype)
 
 
-DECODED = Primitive("decode_gathered")
-"""Decodes a gathered weight: one operation, so that a rematerialisation policy keeps none of what lies between."""
-
-
 def _decoded(codes: Quantised, dtype: Any) -> jax.Array:
     return DECODED.bind(codes.codes, codes.scales, format=codes.format, block=codes.block, dtype=jnp.dtype(dtype))
 
@@ -65,14 +60,15 @@ def _in_front(arrays: Any, dims: Sequence[int], **params: Any) -> tuple[Any, int
     return DECODED.bind(*(jnp.moveaxis(x, dim, 0) for x, dim in zip(arrays, dims)), **params), 0
 
 
-DECODED.def_impl(_decode)
-DECODED.def_abstract_eval(
-    lambda codes, _, *, format, dtype, **__: codes.update(
+DECODED = define_primitive(
+    "decode_gathered",
+    compute=_decode,
+    infer=lambda codes, _, *, format, dtype, **__: codes.update(
         shape=(*codes.shape[:-1], codes.shape[-1] * format.packed), dtype=dtype
-    )
+    ),
+    batch=_in_front,
 )
-mlir.register_lowering(DECODED, mlir.lower_fun(_decode, multiple_results=False))
-batching.primitive_batchers[DECODED] = _in_front
+"""Decodes a gathered weight: one operation, so that a rematerialisation policy keeps none of what lies between."""
 
 
 def check_effect(layout: Layout, parameters: Mapping[str, tuple[tuple[int, ...], Axes]], task: Task) -> None:

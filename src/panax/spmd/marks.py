@@ -8,12 +8,11 @@ add a gradient up. Marks stand inside of custom derivatives or after a gradient;
 import enum
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
+from ..core.jax_primitives import define_primitive, read_parameter
 from ..core.layout import MeshAxes, current_layout
 
 Tree = TypeVar("Tree")
@@ -40,15 +39,36 @@ class Mark(enum.Enum):
     SHARED = "shared"
 
 
-mark_p = Primitive("spmd_mark")
-mark_p.def_impl(lambda x, **_: x)
-mark_p.def_abstract_eval(lambda x, **_: x)
-mlir.register_lowering(mark_p, lambda _, x, **__: [x])
-batching.primitive_batchers[mark_p] = lambda xs, dims, *, dim, **params: (
-    mark_p.bind(*xs, dim=dim + (dims[0] <= dim), **params),
-    dims[0],
+mark_p = define_primitive(
+    "spmd_mark",
+    compute=lambda x, **_: x,
+    infer=lambda x, **_: x,
+    batch=lambda xs, dims, *, dim, **params: (mark_p.bind(*xs, dim=dim + (dims[0] <= dim), **params), dims[0]),
+    differentiate=lambda primals, tangents, **params: (mark_p.bind(*primals, **params), tangents[0]),
 )
-ad.primitive_jvps[mark_p] = lambda primals, tangents, **params: (mark_p.bind(*primals, **params), tangents[0])
+
+
+class Marked(NamedTuple):
+    """The parameters of a mark in a traced program.
+
+    Attributes:
+        holds: Mesh axis to what may be there.
+        label: Of an expected value, its name in an error.
+        dim: The dimension that split arrays are split along.
+    """
+
+    mark: Mark
+    holds: Mapping[str, tuple[Holds, ...]]
+    label: str
+    dim: int
+
+
+def read_mark(equation: Any) -> Marked | None:
+    """Read a mark; None for an equation of any other primitive."""
+    if equation.primitive is not mark_p:
+        return None
+    mark, holds, label, dim = (read_parameter(equation, name) for name in ("mark", "holds", "label", "dim"))
+    return Marked(mark, dict(holds), label, dim)
 
 
 def declared(tree: Tree, holds: Mapping[str, Holds], dim: int = 0) -> Tree:

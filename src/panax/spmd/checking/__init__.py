@@ -9,9 +9,8 @@ what it hands out must be what its specs say.
 from collections.abc import Iterator
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
-
 from ...core.errors import LayoutError
+from ...core.jax_primitives import ClosedJaxpr, Jaxpr, called_jaxpr, is_shard_map, open_jaxpr, read_shard_map
 from ..marks import mark_p
 from .lines import line_of
 from .walk import Finding, Walk, inputs, wrong_results
@@ -37,16 +36,16 @@ def check_program(program: ClosedJaxpr) -> None:
 
 def findings(program: ClosedJaxpr) -> Iterator[Finding]:
     """What is wrong, axis by axis, in the order of the program."""
-    for equation in _manual_programs(program.jaxpr):
-        params, jaxpr = equation.params, _open_jaxpr(equation.params["jaxpr"])
-        for axis, size in params["mesh"].shape.items():
+    for equation in _manual_programs(open_jaxpr(program)):
+        jaxpr, sizes, in_specs, out_specs = read_shard_map(equation)
+        for axis, size in sizes.items():
             if size == 1:
                 continue
             walk = Walk(axis)
-            results = walk.run(jaxpr, list(inputs(jaxpr, params["in_specs"], axis)))
+            results = walk.run(jaxpr, list(inputs(jaxpr, in_specs, axis)))
             yield from walk.findings.values()
             if not walk.findings:
-                yield from wrong_results(results, params["out_specs"], axis, jaxpr)
+                yield from wrong_results(results, out_specs, axis, jaxpr)
 
 
 def said(found: list[Finding]) -> str:
@@ -60,12 +59,8 @@ def said(found: list[Finding]) -> str:
 
 def _manual_programs(jaxpr: Jaxpr) -> Iterator[Any]:
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "shard_map":
-            if any(inner.primitive is mark_p for inner in _open_jaxpr(equation.params["jaxpr"]).eqns):
+        if is_shard_map(equation):
+            if any(inner.primitive is mark_p for inner in read_shard_map(equation).jaxpr.eqns):
                 yield equation
-        elif equation.primitive.name == "jit":
-            yield from _manual_programs(equation.params["jaxpr"].jaxpr)
-
-
-def _open_jaxpr(jaxpr: Any) -> Jaxpr:
-    return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+        elif equation.primitive.name == "jit" and (called := called_jaxpr(equation)) is not None:
+            yield from _manual_programs(called)

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from ..marks import Holds, Mark, mark_p
+from ...core.jax_primitives import exchanged_dims, gathered_dim, gathers_into_dim, permutation_pairs, scattered_dim
+from ..marks import Holds, Mark, read_mark
 from .states import CONSTANT, PARTIAL, UNKNOWN, WHOLE, ZERO, Kind, State, described, of, split, wrong
 from .values import States
 
@@ -16,7 +17,7 @@ def added_up(equation: Any, state: State) -> State:
 
 
 def scattered(equation: Any, state: State) -> State:
-    return _added_up(equation, state, split((equation.params["scatter_dimension"],)))
+    return _added_up(equation, state, split((scattered_dim(equation),)))
 
 
 def _added_up(equation: Any, state: State, result: State) -> State:
@@ -37,7 +38,7 @@ def _added_up(equation: Any, state: State, result: State) -> State:
 
 
 def gathered(equation: Any, state: State) -> State:
-    dim = equation.params["all_gather_dimension"]
+    dim = gathered_dim(equation)
     if state.kind in (Kind.ZERO, Kind.CONSTANT, Kind.WRONG):
         return state
     if state.kind is Kind.PARTIAL:
@@ -46,7 +47,7 @@ def gathered(equation: Any, state: State) -> State:
         return wrong(
             equation, "gathers a value that is equal on every device: the result repeats it; leave the gather out"
         )
-    if state.dims and dim not in state.dims and equation.params["tiled"]:
+    if state.dims and dim not in state.dims and gathers_into_dim(equation):
         dims = " or ".join(map(str, sorted(state.dims)))
         return wrong(
             equation,
@@ -71,7 +72,7 @@ def moved(equation: Any, state: State) -> State:
 def permuted(equation: Any, state: State) -> State:
     """A device that nobody sends to gets zeros: what was equal on all of them is then not any more."""
     state = moved(equation, state)
-    senders, receivers = zip(*equation.params["perm"])
+    senders, receivers = zip(*permutation_pairs(equation))
     return split((), equation) if state.kind is Kind.WHOLE and {*senders} != {*receivers} else state
 
 
@@ -79,7 +80,7 @@ def exchanged(equation: Any, state: State) -> State:
     state = moved(equation, state)
     if state.kind is not Kind.SPLIT and state.kind is not Kind.WHOLE:
         return state
-    cut, along = equation.params["split_axis"], equation.params["concat_axis"]
+    cut, along = exchanged_dims(equation)
     return split({*(part for part in state.parts if part[0] != along), cut})
 
 
@@ -99,22 +100,16 @@ SENT: dict[str, Sent] = {
 }
 
 
-def axes_of(equation: Any) -> tuple[str, ...]:
-    """The mesh axes that it sends over."""
-    axes = equation.params.get("axis_name", equation.params.get("axes"))
-    return (axes,) if isinstance(axes, str) else tuple(axes)
-
-
 def marked(equation: Any, states: States, axis: str) -> tuple[State, str]:
     """The state after a mark, and what is wrong where it says what was expected."""
     (state,) = states
-    holds = dict(equation.params["holds"]).get(axis)
-    if holds is None or equation.primitive is not mark_p:
+    mark = read_mark(equation)
+    if mark is None or axis not in mark.holds:
         return state, ""
-    mark, dim = equation.params["mark"], equation.params["dim"]
-    if mark is Mark.DECLARED:
-        return (ZERO if state.kind is Kind.ZERO else of(holds[0], dim)), ""
-    if mark is Mark.SHARED:
+    holds = mark.holds[axis]
+    if mark.mark is Mark.DECLARED:
+        return (ZERO if state.kind is Kind.ZERO else of(holds[0], mark.dim)), ""
+    if mark.mark is Mark.SHARED:
         return _shared(equation, state), ""
     if state.kind in (Kind.ZERO, Kind.UNKNOWN) or any(_is(state, what) for what in holds):
         return state, ""

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ...core.jax_primitives import broadcast_dims, squeezed_dims, stacked_dim, transposed_dims
 from .states import Part, State
 
 
@@ -61,24 +62,24 @@ def without(gone: Iterable[int], state: State) -> set[Part]:
 
 
 def _transposed(equation: Any, state: State) -> Iterable[Part]:
-    return state.moved(equation.params["permutation"].index)
+    return state.moved(list(transposed_dims(equation)).index)
 
 
 def _broadcast(equation: Any, state: State) -> Iterable[Part]:
-    places = equation.params["broadcast_dimensions"]
+    places = broadcast_dims(equation)
     return state.moved(lambda dim: places[dim])
 
 
 def _squeezed(equation: Any, state: State) -> Iterable[Part]:
-    return without(equation.params["dimensions"], state)
+    return without(squeezed_dims(equation), state)
 
 
 def _unstacked(equation: Any, state: State) -> Iterable[Part]:
-    return without([equation.params["axis"]], state)
+    return without([stacked_dim(equation)], state)
 
 
 def _stacked(equation: Any, state: State) -> Iterable[Part]:
-    axis = equation.params["axis"]
+    axis = stacked_dim(equation)
     return state.moved(lambda dim: dim + (dim >= axis))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from ...core.jax_primitives import contracted_dims, dimension_numbers, foreign_target, reduced_dims, slice_sizes
 from .shapes import without
 from .states import LONE, PARTIAL, UNKNOWN, ZERO, Kind, Part, State, split, together, worst, wrong
 from .values import FIXED, Rule, States, nonlinear, unknown
@@ -17,7 +18,7 @@ def reduced(equation: Any, states: States) -> State:
     (state,) = states
     if state.kind is not Kind.SPLIT or not state.dims:
         return state
-    found, shape = _summed(equation, without(equation.params["axes"], state)), equation.invars[0].aval.shape
+    found, shape = _summed(equation, without(reduced_dims(equation), state)), equation.invars[0].aval.shape
     return LONE if found is PARTIAL and all(shape[dim] == 1 for dim in state.dims) else found
 
 
@@ -34,12 +35,12 @@ def extreme(equation: Any, states: States) -> State | list[State]:
         return nonlinear(equation, states)
     if state.kind is not Kind.SPLIT or not state.dims:
         return state
-    return split(without(equation.params["axes"], state), equation)
+    return split(without(reduced_dims(equation), state), equation)
 
 
 def contracted(equation: Any, states: States) -> State:
     """A product of arrays, summed over the dimensions that the first two lists name."""
-    (left_sum, right_sum), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    (left_sum, right_sum), (left_batch, right_batch) = contracted_dims(equation)
     ranks = [len(operand.aval.shape) for operand in equation.invars[:2]]
     return product_of(
         equation, states, (tuple(left_sum), tuple(right_sum)), (tuple(left_batch), tuple(right_batch)), ranks
@@ -87,7 +88,7 @@ def sliced(equation: Any, states: States) -> State:
         return found or operand
     if operand.kind in (Kind.ZERO, Kind.PARTIAL, Kind.UNKNOWN):
         return operand
-    before, after = equation.invars[0].aval.shape, equation.params["slice_sizes"]
+    before, after = equation.invars[0].aval.shape, slice_sizes(equation)
     moved = {dim for dim, place in enumerate(places) if place.kind not in FIXED and after[dim] < before[dim]}
     if operand.kind is Kind.SPLIT:
         # Each device's own rows of its part; at other places than its part's, a value of its own.
@@ -129,7 +130,7 @@ def taken(equation: Any, states: States) -> State:
         return operand if operand.kind is Kind.PARTIAL else together((operand, numbers))
     if UNKNOWN in (operand, numbers):
         return UNKNOWN
-    how = equation.params["dimension_numbers"]
+    how = dimension_numbers(equation)
     rank = len(equation.outvars[0].aval.shape)
     batch = [dim for dim in range(rank) if dim not in how.offset_dims]
     gone = (*how.collapsed_slice_dims, *how.operand_batching_dims)
@@ -166,7 +167,7 @@ def scattered(equation: Any, states: States) -> State:
         if term.kind is Kind.PARTIAL:
             return PARTIAL if all(state.kind is Kind.PARTIAL for state in live) else _mixed(equation, live)
         return together((operand, term))
-    how = equation.params["dimension_numbers"]
+    how = dimension_numbers(equation)
     into = set(how.scatter_dims_to_operand_dims) if places and not adds else set()
     into = {int(dim) for dim in window | into}
     return together((operand, split(into, equation))) if operand.kind is not Kind.PARTIAL else operand
@@ -174,7 +175,7 @@ def scattered(equation: Any, states: States) -> State:
 
 def _places(equation: Any, numbers: State, updates: State) -> tuple[set[int], set[int]]:
     """Split dimensions of the updates that are places, and of the operand that whole windows of these lie along."""
-    how = equation.params["dimension_numbers"]
+    how = dimension_numbers(equation)
     rank = len(equation.invars[2].aval.shape)
     batch = [dim for dim in range(rank) if dim not in how.update_window_dims]
     dims = updates.dims | {batch[dim] for dim in numbers.dims if dim < len(batch)}
@@ -189,7 +190,7 @@ def _places(equation: Any, numbers: State, updates: State) -> tuple[set[int], se
 
 def foreign(equation: Any, states: States) -> State | list[State]:
     """Panax's own kernels on CPU."""
-    target = equation.params.get("target_name", "")
+    target = foreign_target(equation)
     if target.startswith("panax_product_"):
         first, second = target.removeprefix("panax_product_")
         summed = ((0 if first == "t" else 1,), (1 if second == "t" else 0,))

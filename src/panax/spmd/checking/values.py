@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from ...core.jax_primitives import converted_dtype
 from .shapes import MOVED
 from .states import CONSTANT, LONE, PARTIAL, UNKNOWN, ZERO, Kind, State, described, split, together, worst, wrong
 
@@ -61,7 +62,7 @@ def linear(equation: Any, states: States) -> State:
 
 def converted(equation: Any, states: States) -> State:
     (state,) = states
-    if state.kind is Kind.PARTIAL and not jnp.issubdtype(equation.params["new_dtype"], jnp.inexact):
+    if state.kind is Kind.PARTIAL and not jnp.issubdtype(converted_dtype(equation), jnp.inexact):
         return nonlinear(equation, states)
     return state
 

@@ -7,11 +7,22 @@ It is reported where it reaches a result, with the equation where it went wrong.
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
-
-from ..marks import mark_p
+from ...core.jax_primitives import (
+    Jaxpr,
+    Literal,
+    called_jaxpr,
+    collective_axes,
+    cond_branches,
+    open_jaxpr,
+    scan_arity,
+    scan_body,
+    while_arity,
+    while_body,
+    while_condition,
+)
+from ..marks import mark_p, read_mark
 from . import sums, values
-from .sent import SENT, axes_of, marked
+from .sent import SENT, marked
 from .states import CONSTANT, UNKNOWN, WHOLE, ZERO, Kind, State, described, joined, split, together
 from .values import FIXED, unknown
 
@@ -51,7 +62,7 @@ class Walk:
 
     def run(self, program: Any, states: Sequence[State]) -> list[State]:
         """The states of a jaxpr's results."""
-        jaxpr: Jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
+        jaxpr = open_jaxpr(program)
         key = (id(jaxpr), tuple(states))
         found = self._known.get(key)
         if found is None:
@@ -76,56 +87,51 @@ class Walk:
 
     def _marked(self, equation: Any, operands: list[State], made: dict[Any, Any]) -> list[State]:
         state, reason = marked(equation, operands, self.axis)
-        if reason:
+        mark = read_mark(equation)
+        if reason and mark is not None:
             source = operands[0].source or made.get(equation.invars[0])
-            self.findings[id(equation)] = Finding(equation.params["label"], reason, self.axis, source)
+            self.findings[id(equation)] = Finding(mark.label, reason, self.axis, source)
         return [state]
 
     def _equation(self, equation: Any, operands: list[State]) -> Sequence[State]:
         name = equation.primitive.name
         if name in SENT:
-            if self.axis in axes_of(equation):
+            if self.axis in collective_axes(equation):
                 return [SENT[name](equation, state) for state in operands]
             extreme = name in ("pmax", "pmin")
             return [values.nonlinear(equation, [s]) if extreme and s.kind is Kind.PARTIAL else s for s in operands]
         if name == "axis_index":
-            return [split((), equation) if self.axis in axes_of(equation) else CONSTANT]
-        control = getattr(self, f"_{name}", None) if name in CONTROL else None
-        if control is not None:
-            return control(equation, operands)
+            return [split((), equation) if self.axis in collective_axes(equation) else CONSTANT]
+        if name in CONTROL:
+            return CONTROL[name](self, equation, operands)
+        called = called_jaxpr(equation)
+        if called is not None:
+            return self.run(called, operands)
         rule = RULES.get(name, unknown)
         result = rule(equation, operands)
         return [result] * len(equation.outvars) if isinstance(result, State) else result
 
-    def _call(self, equation: Any, operands: list[State]) -> list[State]:
-        program = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-        return self.run(program, operands)
-
-    _jit = _closed_call = _remat2 = _checkpoint = _custom_vjp_call = _custom_jvp_call = _core_call = _call
-
     def _scan(self, equation: Any, operands: list[State]) -> list[State]:
-        params = equation.params
-        consts, carries = params["num_consts"], params["num_carry"]
+        body, (consts, carries) = scan_body(equation), scan_arity(equation)
         fixed, carry, stacked = operands[:consts], operands[consts : consts + carries], operands[consts + carries :]
         rows = [_moved(state, -1) for state in stacked]
 
         def once(carry: Sequence[State]) -> tuple[Sequence[State], Sequence[State]]:
-            results = self.run(params["jaxpr"], [*fixed, *carry, *rows])
+            results = self.run(body, [*fixed, *carry, *rows])
             return results[:carries], results[carries:]
 
         carry, others = self._settled(once, carry, equation)
         return [*carry, *(_moved(state, 1) for state in others)]
 
     def _while(self, equation: Any, operands: list[State]) -> list[State]:
-        params = equation.params
-        first, second = params["cond_nconsts"], params["body_nconsts"]
+        condition, body, (first, second) = while_condition(equation), while_body(equation), while_arity(equation)
         of_test, of_body, carry = operands[:first], operands[first : first + second], operands[first + second :]
 
         def once(carry: Sequence[State]) -> tuple[Sequence[State], Sequence[State]]:
-            return self.run(params["body_jaxpr"], [*of_body, *carry]), ()
+            return self.run(body, [*of_body, *carry]), ()
 
         carry, _ = self._settled(once, carry, equation)
-        (test,) = self.run(params["cond_jaxpr"], [*of_test, *carry])
+        (test,) = self.run(condition, [*of_test, *carry])
         return [_chosen(test, state, equation) for state in carry]
 
     def _settled(self, once: Any, carry: Sequence[State], equation: Any) -> tuple[list[State], Sequence[State]]:
@@ -142,18 +148,13 @@ class Walk:
     def _cond(self, equation: Any, operands: list[State]) -> list[State]:
         test, *rest = operands
         results: list[State] | None = None
-        for branch in equation.params["branches"]:
+        for branch in cond_branches(equation):
             found = self.run(branch, rest)
             results = found if results is None else [joined(a, b, equation) for a, b in zip(results, found)]
         return [_chosen(test, state, equation) for state in results or []]
 
 
-CONTROL = frozenset(
-    (
-        *("jit", "closed_call", "remat2", "checkpoint", "custom_vjp_call", "custom_jvp_call", "core_call"),
-        *("scan", "while", "cond"),
-    )
-)
+CONTROL = {"scan": Walk._scan, "while": Walk._while, "cond": Walk._cond}
 
 
 def _literal(literal: Any) -> State:

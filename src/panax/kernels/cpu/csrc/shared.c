@@ -43,9 +43,10 @@ XLA_FFI_Error *refuse(const XLA_FFI_CallFrame *frame, const char *message) {
 }
 
 int only_asked(XLA_FFI_CallFrame *frame) {
-  const XLA_FFI_Extension_Base *extension = frame->extension_start;
-  if (extension && extension->type == XLA_FFI_Extension_Metadata) {
-    XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)extension)->metadata;
+  /* The type that every extension begins with has another name from jax 0.12 on; this one has the same. */
+  const XLA_FFI_Metadata_Extension *extension = (const XLA_FFI_Metadata_Extension *)frame->extension_start;
+  if (extension && extension->extension_base.type == XLA_FFI_Extension_Metadata) {
+    XLA_FFI_Metadata *metadata = extension->metadata;
     metadata->api_version.major_version = XLA_FFI_API_MAJOR;
     metadata->api_version.minor_version = XLA_FFI_API_MINOR;
     return 1;
