@@ -26,7 +26,7 @@ os.environ.setdefault("PANAX_TEST_CACHE", os.path.join(tempfile.gettempdir(), f"
 
 import jax
 import pytest
-from type_checks import check_types
+from suite.type_checks import check_types
 
 pytest_plugins = ("suite.durations", "suite.tiers", "suite.slow_share", "suite.budget")
 
