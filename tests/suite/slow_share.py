@@ -12,6 +12,9 @@ import pytest
 from .records import read_durations
 from .tiers import case_of, commit_count
 
+LONGEST_SECONDS = 300.0
+"""What a slow test may take; a longer campaign is a command with a dated result."""
+
 UNKNOWN_SECONDS = 45.0
 """Assumed for a slow case that has never been recorded."""
 
@@ -82,3 +85,14 @@ def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
 def describe_share(number: int, count: int, cases: int) -> str:
     """One line about a share."""
     return f"slow share {number} of {count} ({cases} cases); the whole of slow has run after {count} successive shares"
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    """Name the tests that take longer than a slow test may."""
+    durations = config.pluginmanager.get_plugin("panax-durations")
+    for case, seconds in durations.wall.items() if durations is not None else ():
+        if seconds > LONGEST_SECONDS:
+            terminalreporter.write_line(
+                f"warning: {case} took {seconds:.0f} s of {LONGEST_SECONDS:.0f} s; "
+                "split it, or make it a command with a dated result"
+            )

@@ -1,6 +1,7 @@
 """How fast a run is, against what its devices could do."""
 
 import dataclasses
+import functools
 import json
 import math
 import time
@@ -67,10 +68,11 @@ def peak_of(devices: Sequence[Any], dtype: str) -> Peak:
     )
 
 
+@functools.cache
 def measure_product(dtype: str, size: int = 1536, rounds: int = 3) -> float:
-    """FLOP/s of the fastest of a few square matrix products with random entries, by the fastest kernel that this machine has.
+    """Measure the FLOP/s of the fastest of a few square matmuls with random entries, by the fastest kernel of this machine.
 
-    A round that is faster than all before it is followed by more: what a busy machine gives is not what it can.
+    It takes most of a second, so a process measures once: a sweep's or a notebook's second run begins that much earlier. A round that is faster than all before it is followed by more: what a busy machine gives is not what it can.
     """
     device = jax.local_devices()[0]
     a = jax.device_put(np.random.default_rng(0).standard_normal((size, size), dtype=np.float32), device)
