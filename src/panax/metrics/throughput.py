@@ -72,7 +72,8 @@ def peak_of(devices: Sequence[Any], dtype: str) -> Peak:
 def measure_product(dtype: str, size: int = 1536, rounds: int = 3) -> float:
     """Measure the FLOP/s of the fastest of a few square matmuls with random entries, by the fastest kernel of this machine.
 
-    It takes most of a second, so a process measures once: a sweep's or a notebook's second run begins that much earlier. A round that is faster than all before it is followed by more: what a busy machine gives is not what it can.
+    It takes most of a second, so a process measures once: the second run of a sweep or a notebook begins that much earlier.
+    A round that is faster than all before it is followed by more: what a busy machine gives is not what it can.
     """
     device = jax.local_devices()[0]
     a = jax.device_put(np.random.default_rng(0).standard_normal((size, size), dtype=np.float32), device)
