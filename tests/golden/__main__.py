@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     root = options.root.resolve()
     # A command that is ended by its group's SIGTERM removes its checkouts as well.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    # A shell that starts it in the background has SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="panax-golden-", ignore_cleanup_errors=True) as folder:
         try:
             if options.list:

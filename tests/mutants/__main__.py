@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.replay and options.room:
         parser.error("--replay has its own faults; leave --room out")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    # A shell that starts it in the background has SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return run(options, passed_on)
     except (RuntimeError, ValueError, OSError) as error:

@@ -77,9 +77,17 @@ def cut_into_shares(
     return shares
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
-    """Report which share runs, and after how many runs all have."""
-    return describe_share(*config.stash[_SHARE]) if _SHARE in config.stash else None
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send the share from a worker, which has collected the tests, to the process that reports."""
+    if _SHARE in session.config.stash and hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["slow_share"] = session.config.stash[_SHARE]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    """Receive the share from a worker."""
+    if share := getattr(node, "workeroutput", {}).get("slow_share"):
+        node.config.stash[_SHARE] = tuple(share)
 
 
 def describe_share(number: int, count: int, cases: int) -> str:
@@ -88,7 +96,9 @@ def describe_share(number: int, count: int, cases: int) -> str:
 
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    """Name the tests that take longer than a slow test may."""
+    """Report which share ran, and name the tests that take longer than a slow test may."""
+    if _SHARE in config.stash:
+        terminalreporter.write_line(describe_share(*config.stash[_SHARE]))
     durations = config.pluginmanager.get_plugin("panax-durations")
     for case, seconds in durations.wall.items() if durations is not None else ():
         if seconds > LONGEST_SECONDS:

@@ -124,6 +124,16 @@ def test_successive_shares_hold_every_slow_case_once():
     assert slow_share.cut_into_shares(["a", "b"], {"a": (500.0, 1.0)}, seconds=60.0) == [["a"], ["b"]]
 
 
+def test_a_worker_sends_its_share_to_the_process_that_reports():
+    worker, controller = (
+        SimpleNamespace(stash={slow_share._SHARE: (2, 9, 4)}, workeroutput={}),
+        SimpleNamespace(stash={}),
+    )
+    slow_share.pytest_sessionfinish(SimpleNamespace(config=worker))  # pyright: ignore[reportArgumentType]
+    slow_share.pytest_testnodedown(SimpleNamespace(workeroutput=worker.workeroutput, config=controller))
+    assert slow_share.describe_share(*controller.stash[slow_share._SHARE]).startswith("slow share 2 of 9 (4 cases)")
+
+
 def test_recorded_durations_are_merged(tmp_path):
     path = tmp_path / "durations.json"
     assert records.read_durations(path) == {}
