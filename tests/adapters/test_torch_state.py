@@ -199,6 +199,12 @@ def test_a_draw_that_decides_nothing_is_let_through():
     assert_trains_as_pytorch(adapted, module, mean, BATCH)
 
 
+@pytest.fixture(autouse=True)
+def empty_cache():
+    """Nothing of `positions` is known before a test: what it holds after a trace was made by that trace."""
+    positions.cache_clear()
+
+
 @functools.lru_cache
 def positions(width):
     return (torch.arange(width).float(), {"twice": 2 * torch.arange(width)})

@@ -101,7 +101,12 @@ def swapped(module: nn.Module, tensors: Mapping[Place, Any], aliases: Iterable[P
 
 
 def forget_fakes() -> None:
-    """Clear the caches of `functools` that hold a tensor of a trace: it has no values, and belongs to that trace alone."""
+    """Clear the caches of `functools` that hold a tensor of a trace: it has no values, and belongs to that trace alone.
+
+    What was frozen by `gc.freeze` is not listed, so it is unfrozen: the collector looks at it again, and nothing else changes.
+    """
+    if gc.get_freeze_count():
+        gc.unfreeze()
     for cache in gc.get_objects():
         if type(cache) is functools._lru_cache_wrapper and _holds_fake(cache):
             cache.cache_clear()
