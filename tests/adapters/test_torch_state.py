@@ -1,6 +1,7 @@
 """Python values that a forward changes or draws are refused with their place; the user's module is afterwards as it was."""
 
 import functools
+import gc
 import itertools
 import random
 import sys
@@ -238,6 +239,13 @@ def test_what_broke_the_module_works(make):
     assert_untouched(module, before)
     assert type(positions(WIDTH)[0]) is torch.Tensor
     assert_trains_as_pytorch(adapted, module, mean, BATCH)
+
+
+def test_a_cache_that_the_collector_does_not_list_is_emptied_too():
+    module = cached()
+    gc.freeze()
+    task(module, mean, BATCH)
+    assert type(positions(WIDTH)[0]) is torch.Tensor
 
 
 def test_tensors_in_lists_and_dictionaries_are_refused():
