@@ -38,6 +38,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     if any(item.get_closest_marker("slow") is None for item in items):
         raise pytest.UsageError("--share selects among slow tests; run `pytest -m slow --share MINUTES`")
+    campaigns = [item for item in items if is_campaign(item)]
+    config.hook.pytest_deselected(items=campaigns)
+    items[:] = [item for item in items if not is_campaign(item)]
     names = ["::".join(case_of(item)) for item in items]
     shares = cut_into_shares(names, read_durations(), seconds=60.0 * minutes, workers=_workers(config))
     number = config.getoption("--share-number") or commit_count() % max(1, len(shares)) + 1
@@ -47,6 +50,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[_SHARE] = (number, len(shares), len(chosen))
     config.hook.pytest_deselected(items=[item for name, item in zip(names, items) if name not in chosen])
     items[:] = [item for name, item in zip(names, items) if name in chosen]
+
+
+def is_campaign(item: pytest.Item) -> bool:
+    """True if a test has allowed itself more time than a slow test may take: it is run by `pytest -m slow` alone."""
+    marker = item.get_closest_marker("timeout")
+    return marker is not None and bool(marker.args) and marker.args[0] > LONGEST_SECONDS
 
 
 _SHARE = pytest.StashKey[tuple[int, int, int]]()

@@ -124,6 +124,14 @@ def test_successive_shares_hold_every_slow_case_once():
     assert slow_share.cut_into_shares(["a", "b"], {"a": (500.0, 1.0)}, seconds=60.0) == [["a"], ["b"]]
 
 
+def test_a_campaign_is_in_no_share():
+    def item(*arguments):
+        marker = SimpleNamespace(args=arguments) if arguments else None
+        return SimpleNamespace(get_closest_marker=lambda name: marker if name == "timeout" else None)
+
+    assert [slow_share.is_campaign(each) for each in (item(), item(300), item(301))] == [False, False, True]  # pyright: ignore[reportArgumentType]
+
+
 def test_a_worker_sends_its_share_to_the_process_that_reports():
     worker, controller = (
         SimpleNamespace(stash={slow_share._SHARE: (2, 9, 4)}, workeroutput={}),
