@@ -34,7 +34,7 @@ _EXPANDED = "call_hi_primitive"
 """A primitive that is expanded into others when it is lowered; `jnp.searchsorted` is one from jax 0.12 on."""
 
 REMATERIALIZED = frozenset({"remat2", "checkpoint"})
-"""Calls whose program is computed again in the backward pass."""
+"""Calls that recompute their program in the backward pass."""
 
 
 class UnknownForm(RuntimeError):
@@ -90,7 +90,7 @@ def called_jaxpr(equation: Any) -> Jaxpr | None:
 
 
 def _expand(equation: Any) -> Jaxpr:
-    """Trace what a primitive is expanded into."""
+    """Trace the expansion of a primitive."""
     operation = read_parameter(equation, "_prim")
     if not all(hasattr(operation, name) for name in ("expand", "in_tree", "out_tree")):
         raise UnknownForm(equation, f"`expand`, `in_tree` and `out_tree` in its '{type(operation).__name__}'")

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import random
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -101,15 +102,40 @@ def swapped(module: nn.Module, tensors: Mapping[Place, Any], aliases: Iterable[P
 
 
 def forget_fakes() -> None:
-    """Clear the caches of `functools` that hold a tensor of a trace: it has no values, and belongs to that trace alone.
-
-    What was frozen by `gc.freeze` is not listed, so it is unfrozen: the collector looks at it again, and nothing else changes.
-    """
-    if gc.get_freeze_count():
-        gc.unfreeze()
-    for cache in gc.get_objects():
-        if type(cache) is functools._lru_cache_wrapper and _holds_fake(cache):
+    """Clear the caches of `functools` that hold a tensor of a trace: it has no values, and belongs to that trace alone."""
+    for cache in [*filter(_is_cache, gc.get_objects()), *_FROZEN.caches()]:
+        if _holds_fake(cache):
             cache.cache_clear()
+
+
+def _is_cache(each: object) -> bool:
+    return type(each) is functools._lru_cache_wrapper
+
+
+class _FrozenCaches:
+    """Caches among what `gc.freeze` took from the collector's lists.
+
+    They are looked for once after each freeze: that takes a collection, and a look at every object of the process.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._known: list[weakref.ref[Any]] = []
+
+    def caches(self) -> Iterator[Any]:
+        """Yield those that still exist."""
+        if gc.get_freeze_count() > self._count:
+            gc.unfreeze()
+            gc.collect()
+            self._known = [weakref.ref(each) for each in gc.get_objects() if _is_cache(each)]
+            gc.freeze()
+            self._count = gc.get_freeze_count()
+        for reference in self._known:
+            if (cache := reference()) is not None:
+                yield cache
+
+
+_FROZEN = _FrozenCaches()
 
 
 def _holds_fake(cache: Any, depth: int = 5) -> bool:
