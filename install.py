@@ -12,6 +12,7 @@ an old one can say what is wrong.
 import hashlib
 import os
 import platform
+import shlex
 import subprocess
 import sys
 
@@ -80,6 +81,7 @@ class Environment:
         self.folder = os.path.abspath(folder)
         self.python = os.path.join(self.folder, "bin", "python")
         self.named_extras = os.path.join(self.folder, "panax-extras.txt")
+        self.made = os.path.join(self.folder, "panax-made.txt")
 
     def stamp(self, kind):
         """The file that says what was installed."""
@@ -122,7 +124,14 @@ class Environment:
     def moved(self):
         """Whether it was made at another path: its scripts would start what lies there."""
         script = read(os.path.join(self.folder, "bin", "activate"))
-        return self.folder not in script and os.path.realpath(self.folder) not in script
+        places = (self.folder, os.path.realpath(self.folder))
+        # Python 3.13 quotes what a shell would read otherwise.
+        return not any(each in script or shlex.quote(each) in script for each in places)
+
+    def own(self):
+        """Whether this program has made it: what others have made is never removed."""
+        names = [self.made, self.named_extras] + [self.stamp(kind) for kind in KINDS]
+        return any(os.path.isfile(name) for name in names)
 
     def ready(self, kind, extras=()):
         """Whether all that `kind` and extras take is there."""
@@ -135,9 +144,14 @@ class Environment:
         )
 
     def make(self):
-        """Make it where it is missing, does not work, or was moved."""
+        """Make it where it is missing, and again where this program has made it and it does not work, or was moved."""
+        if os.path.islink(self.folder) and not os.path.isdir(self.folder):
+            sys.exit("install.py: %s is a link to what is not there; remove it" % self.folder)
         if os.path.isfile(os.path.join(self.folder, "pyvenv.cfg")):
             if self.works("pip") and not self.moved():
+                return
+            if not self.own():
+                self.complete()
                 return
             say("making %s again: it does not work here" % shown(self.folder))
         elif os.path.isdir(self.folder) and os.listdir(self.folder):
@@ -145,6 +159,20 @@ class Environment:
         else:
             say("making %s with Python %s" % (shown(self.folder), platform.python_version()))
         run([sys.executable, "-m", "venv", "--clear", self.folder], "could not make %s" % self.folder)
+        with open(self.made, "w") as file:
+            file.write("made by install.py, which may make it again\n")
+
+    def complete(self):
+        """Put pip into an environment that others have made without it, as `uv venv` does; or end with a sentence."""
+        other = "move it away, or name another folder with --venv"
+        if self.moved():
+            sys.exit("install.py: %s was made elsewhere, and not by this program; %s" % (self.folder, other))
+        if not self.works():
+            sys.exit("install.py: the Python of %s does not start, or is too old; %s" % (self.folder, other))
+        say(
+            "%s has no pip, and was not made by this program: it gets pip, and what is there stays" % shown(self.folder)
+        )
+        run([self.python, "-m", "ensurepip", "--default-pip"], "could not put pip into %s; %s" % (self.folder, other))
 
     def install(self, kind, extras=()):
         """Install what `kind` and extras take, with its stamp written last."""

@@ -49,7 +49,7 @@ def worker(processes: int, index: int, port: int) -> None:
     import jax.numpy as jnp
     from jax.sharding import PartitionSpec as P
 
-    from panax.core.scheduling import choose
+    from panax.job.cpu_scheduling import choose
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     address = f"127.0.0.1:{port}"

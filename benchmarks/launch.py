@@ -27,7 +27,7 @@ FLAGS = ("--num-steps", "3", "--log-every", "1", "--evaluate.every", "0", "--che
 PRETENDED = """
 import os, signal, sys, time
 from panax.cluster.worker import guard
-from panax.core.heartbeat import heartbeat
+from panax.job.heartbeat import heartbeat
 guard()
 beat = heartbeat()
 for phase in ("join", "prepare", "restore", "compile"):

@@ -10,7 +10,7 @@ from panax.run import EvaluateConfig, Experiment
 LENGTH = 50
 
 
-def _data() -> ExampleData:
+def _data(target_times: bool = False) -> ExampleData:
     """MovieLens-100K as it ships in a package: 943 people, 1,682 films, 100,000 ratings in their order of time."""
     return ExampleData(
         examples=Sequences(
@@ -19,6 +19,7 @@ def _data() -> ExampleData:
             item="item_id:token",
             time="timestamp:float",
             last=LENGTH,
+            target_times=target_times,
         ),
         split="last",
         batch_size=128,
@@ -48,11 +49,13 @@ def sasrec_ml100k() -> Experiment:
 
 
 def hstu_ml100k() -> Experiment:
-    """The same by HSTU, whose attention is pointwise and knows when events were.
+    """The same by HSTU, whose attention is pointwise and knows when events were, and when the film that it ranks was rated.
 
     Command: panax train hstu_ml100k
     Hardware: two CPU cores, beside other programs: about a quarter of an hour.
-    Expected: NDCG@10 0.0582, hit rate at 10 0.129.
+    Expected: NDCG@10 0.0576, hit rate at 10 0.120.
     """
     model = HstuConfig(max_length=LENGTH, embed=64, num_layers=4, heads=2, dropout=0.5)
-    return dataclasses.replace(sasrec_ml100k(), name="hstu_ml100k", task=SequenceTask(model=model))
+    return dataclasses.replace(
+        sasrec_ml100k(), name="hstu_ml100k", task=SequenceTask(model=model), data=_data(target_times=True)
+    )

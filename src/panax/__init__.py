@@ -13,7 +13,7 @@ from .core.readable import readable_in
 if TYPE_CHECKING:
     from . import adapters, hooks
     from .core import Task, debugging
-    from .core.joining import join
+    from .job.join import join
     from .metrics.report import report, until_loss
     from .plan.goodput import simulate
     from .presets import preset
@@ -38,7 +38,7 @@ __getattr__ = lazily(
     __name__,
     {
         "core": ("Task", "debugging"),
-        "core.joining": ("join",),
+        "job.join": ("join",),
         "metrics.report": ("report", "until_loss"),
         "plan.goodput": ("simulate",),
         "presets": ("preset",),

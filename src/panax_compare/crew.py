@@ -14,6 +14,9 @@ from typing import Any
 
 import psutil
 
+from panax.system import json_reader
+from panax.system.signals import name_of
+
 from .columns import Column
 from .job import Job, free_port
 
@@ -111,14 +114,14 @@ class Crew:
         line = process.stdout.readline()
         if not line:
             raise ColumnError(self._ended(process))
-        return json.loads(line)
+        return json_reader.parse(line, constants=True)
 
     def _ended(self, process: subprocess.Popen[str]) -> str:
         code = process.wait()
         tail = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         if code == -signal.SIGKILL:
             return "its process was killed (signal 9), as the kernel does when memory runs out"
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+        how = f"by {name_of(-code)}" if code < 0 else f"with code {code}"
         return f"its process ended {how}: {' '.join(tail)[:300]}"
 
     def cpu_seconds(self) -> float:

@@ -4,13 +4,14 @@ import glob
 import importlib.metadata
 import os
 import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from panax.system import children
 
 from .cores import usable_cores
 
@@ -63,9 +64,8 @@ def free_device_bytes() -> int:
     """What the fullest NVIDIA GPU has left; without a limit where that can't be asked."""
     command = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
-        return min(int(line) for line in answer.split()) * 2**20
-    except (OSError, ValueError, subprocess.SubprocessError):
+        return min(int(line) for line in children.run(command, 30).output.split()) * 2**20
+    except (OSError, ValueError):
         return 2**62
 
 

@@ -4,7 +4,6 @@ Runs in a process of its own, which ends before the first column begins.
 """
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from panax.models import DecoderConfig, DecoderTask, VitConfig, VitTask, count_p
 from panax.models.flops import training_flops_per_image, training_flops_per_token
 from panax.run.experiment import Experiment
 from panax.run.prepare import OpenedData, open_data
+from panax.system import json_reader
 
 from .making_clicks import make_clicks
 from .settings import Settings
@@ -167,7 +167,7 @@ def _of_vit(settings: Settings, folder: Path, config: VitConfig, recipe: str = "
 def _write_weights(settings: Settings, folder: Path, task: Task) -> Family:
     params, state = jax.jit(task.init)(jax.random.key(settings.seed))
     save(folder, params, state, max_shard_bytes=2**62)
-    family = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    family = json_reader.read(folder / "config.json")["model_type"]
     if family not in ("llama", "mixtral", "vit"):
         raise RecipeError(
             f"the model is of Hugging Face's family {family!r}; columns are written for llama, mixtral and vit: change its norm, "

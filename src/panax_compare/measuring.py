@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from panax.core.errors import RecipeError
-from panax.core.marked_folder import marked_folder, remove_marked
+from panax.system.owned_dir import marked_folder, remove_marked
 
 from .columns import EVERY, Column, chosen, column_named
 from .crew import ColumnError, Crew

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from panax.core.errors import DataError, RecipeError
-from panax.core.marked_folder import remove_marked
+from panax.system import json_reader
+from panax.system.owned_dir import remove_marked
 
 from .crew import ColumnError, Crew
 from .environment import describe_machine, has_gpu
@@ -158,7 +159,7 @@ def _begun(folder: Path, wanted: Published) -> Published:
     if not path.is_file():
         return wanted
     try:
-        found = Published(**json.loads(path.read_text(encoding="utf-8")))
+        found = Published(**json_reader.read(path, constants=True))
     except (ValueError, TypeError) as error:
         raise DataError(
             f"{path} can't be read: {error}; remove it, or choose another folder with --directory"
@@ -193,7 +194,7 @@ def run_published(options: argparse.Namespace, command: str, say: Say) -> int:
         if not (folder / RESULTS).is_file():
             say("stopped before anything was measured")
             return code
-        published = Published(**json.loads((folder / RESULTS).read_text(encoding="utf-8")))
+        published = Published(**json_reader.read(folder / RESULTS, constants=True))
         say("stopped; what was finished is kept, and the same command resumes from there")
     page, table = write_published(published, folder)
     print(table, end="")

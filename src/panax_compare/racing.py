@@ -10,6 +10,7 @@ from pathlib import Path
 
 from panax.core.errors import RecipeError
 from panax.metrics.report.wording import duration, money
+from panax.system import json_reader
 
 from .columns import Column
 from .crew import Crew
@@ -193,7 +194,7 @@ class Race(Measurement):
     def _kept(self) -> dict[str, Arrival]:
         """Those that ended before; one that failed is tried again."""
         with contextlib.suppress(FileNotFoundError):
-            raw = json.loads((self.folder / REACHED).read_text(encoding="utf-8"))
+            raw = json_reader.read(self.folder / REACHED, constants=True)
             found = [Arrival(**{**each, "losses": {int(n): v for n, v in each["losses"].items()}}) for each in raw]
             return {each.name: each for each in found if each.reached or each.steps >= self.until.steps}
         return {}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from panax.core.errors import DataError, RecipeError
+from panax.system import json_reader
 
 RESULTS = "comparison.json"
 
@@ -104,7 +105,7 @@ def read_comparison(folder: Path) -> Comparison | None:
     if not path.is_file():
         return None
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json_reader.read(path, constants=True)
         columns = {name: ColumnResult(**found) for name, found in raw.pop("columns").items()}
         return Comparison(**raw, columns=columns)
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from panax.core.errors import DataError, RecipeError
+from panax.system import json_reader
 
 from .work import Batch
 
@@ -37,7 +38,7 @@ class Stream:
         """
         self.folder = Path(folder)
         try:
-            facts = json.loads((self.folder / STREAM).read_text(encoding="utf-8"))
+            facts = json_reader.read(self.folder / STREAM, constants=True)
             self.batch_size = int(facts["batch_size"])
             self._leaves = {
                 name: np.load(self.folder / f"{part}.{name}.npy", mmap_mode="r", allow_pickle=False)

@@ -9,6 +9,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from panax.core.errors import DataError
+from panax.system import json_reader
 
 Family = Literal["vit", "llama", "mixtral", "dlrm"]
 Batch = dict[str, np.ndarray]
@@ -64,7 +65,7 @@ class Work:
 
     def config(self) -> dict[str, Any]:
         """The model's config.json."""
-        return json.loads((Path(self.folder) / CONFIG).read_text(encoding="utf-8"))
+        return json_reader.read(Path(self.folder) / CONFIG, constants=True)
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The model's weights in float32, by Hugging Face's names."""
@@ -97,7 +98,7 @@ def read_work(folder: str | Path) -> Work:
         DataError: There is none.
     """
     try:
-        raw = json.loads((Path(folder) / WORK).read_text(encoding="utf-8"))
+        raw = json_reader.read(Path(folder) / WORK, constants=True)
     except (OSError, ValueError) as error:
         raise DataError(f"{folder} holds no work to compare: {error}; run `panax compare` anew") from error
     numbers = OptimizerNumbers(**raw.pop("optimizer"))

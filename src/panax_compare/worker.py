@@ -14,6 +14,8 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from panax.system import json_reader
+
 from .columns import Running, column_named
 from .cores import usable_cores
 from .job import Job, loopback_bytes
@@ -28,7 +30,7 @@ def serve(find_recipe: Callable[[str], Any]) -> None:
     os.dup2(2, 1)
     worker: dict[str, Any] = {}
     for line in sys.stdin:
-        command = json.loads(line)
+        command = json_reader.parse(line, constants=True)
         try:
             answer = _answer(command, worker, find_recipe)
         except Exception as error:

@@ -9,6 +9,7 @@ from flax import nnx
 
 from panax.adapters import flax_linen, flax_nnx
 from panax.core import RecipeError, named_leaves
+from panax.core.errors import DataError
 
 BATCH = {"x": np.ones((4, 6), np.float32)}
 KEY = jax.random.key(0)
@@ -195,3 +196,106 @@ def test_linen_draws_what_init_draws():
 def test_what_makes_no_linen_model(module, loss, example, message):
     with pytest.raises(RecipeError, match=message):
         flax_linen.task(module, loss, example=example)
+
+
+class Changing(nnx.Module):
+    """A model whose call changes something besides its variables that are state."""
+
+    def __init__(self, change=None):
+        self.linear = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+        self.calls, self.change = 0, change or (lambda self: None)
+        self.kept = {"calls": 0}
+
+    def __call__(self, x):
+        self.change(self)
+        return self.linear(x) * (1 + 0.1 * self.calls)
+
+
+def counts(model):
+    model.calls += 1
+
+
+def counts_in_a_dictionary(model):
+    model.kept["calls"] += 1
+
+
+def clips(model):
+    model.linear.kernel[...] = jnp.clip(model.linear.kernel[...], -0.1, 0.1)
+
+
+def test_an_attribute_that_a_call_changes_is_refused():
+    with pytest.raises(RecipeError, match=r"changes its attribute calls \(from 0 to 1\).*make it an nnx.Variable"):
+        evaluated(flax_nnx.task(Changing(counts), square))
+    with pytest.raises(RecipeError, match=r"changes its attribute kept.calls \(from 0 to 1\)"):
+        evaluated(flax_nnx.task(Changing(counts_in_a_dictionary), square))
+
+
+def test_a_parameter_that_a_call_changes_ends_the_run():
+    task = flax_nnx.task(Changing(clips), square)
+    params, state = task.given(
+        jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), jax.eval_shape(task.init, KEY))
+    )
+    result = task.loss(params, state, BATCH, KEY, True)
+    with pytest.raises(DataError, match=r"a call of the model changes the parameter linear.kernel"):
+        result.metrics["faults"].refuse("the batch")
+    clipped = {**params, "linear.kernel": jnp.clip(params["linear.kernel"], -0.05, 0.05)}
+    task.loss(clipped, state, BATCH, KEY, True).metrics["faults"].refuse("the batch")
+    assert "faults" not in task.loss(params, state, BATCH, KEY, False).metrics
+
+
+@pytest.mark.parametrize("transform", [nnx.jit, nnx.remat])
+def test_transformations_that_give_parameters_back_change_none(transform):
+    class Inside(Changing):
+        def __call__(self, x):
+            return transform(lambda model, x: model(x))(self.linear, x)
+
+    result = evaluated(flax_nnx.task(lambda rngs: Inside(), square))
+    for metric in result.metrics.values():
+        metric.refuse("the batch")
+
+
+class OfTheMode(nnx.Module):
+    def __init__(self, rngs):
+        self.linear, self.training = nnx.Linear(6, 3, rngs=rngs), True
+
+    def __call__(self, x):
+        return self.linear(x) if self.training else 0 * self.linear(x)
+
+
+class LinenOfTheMode(nn.Module):
+    train: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x) if self.train else 0 * nn.Dense(3)(x)
+
+
+class Around(nn.Module):
+    inner: nn.Module
+    more: tuple = ()
+
+    def __call__(self, x):
+        for each in (self.inner, *self.more):
+            x = each(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: flax_nnx.task(lambda rngs: OfTheMode(rngs), square),
+        lambda: flax_linen.task(LinenOfTheMode(), square, example=BATCH),
+        lambda: flax_linen.task(Around(LinenOfTheMode()), square, example=BATCH),
+        lambda: flax_linen.task(Around(nn.Dense(6), (LinenOfTheMode(),)), square, example=BATCH),
+    ],
+    ids=["nnx", "linen", "nested", "in a tuple"],
+)
+def test_a_mode_that_is_a_field_is_turned_in_evaluation(make):
+    task = make()
+    assert float(evaluated(task).losses["objective"].mean) > 0
+    assert float(evaluated(task, train=False).losses["objective"].mean) == 0
+
+
+def test_a_field_that_says_that_it_does_not_train_is_kept():
+    task = flax_linen.task(LinenOfTheMode(train=False), square, example=BATCH)
+    assert float(evaluated(task).losses["objective"].mean) == 0

@@ -70,6 +70,20 @@ def test_integers(folder: Path, llama: Example) -> None:
     refused(folder, llama, "model.norm.weight holds I8; expected one of F64, F32")
 
 
+@pytest.mark.parametrize("wrapper", ["_orig_mod.", "module."])
+def test_names_of_a_wrapper(wrapper: str, folder: Path, llama: Example) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    save_file({wrapper + name: value for name, value in tensors.items()}, folder / WEIGHTS)
+    refused(folder, llama, rf"names in the files hold '{wrapper}' \({wrapper}.*as those of a module in a wrapper do")
+
+
+def test_names_of_compiled_layers(folder: Path, llama: Example) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    inside = {name.replace("layers.1.", "layers.1._orig_mod."): value for name, value in tensors.items()}
+    save_file(inside, folder / WEIGHTS)
+    refused(folder, llama, r"names in the files hold '_orig_mod.' \(model\.layers\.1\._orig_mod\.")
+
+
 def test_missing_weight(folder: Path, llama: Example) -> None:
     change(folder, {"model.layers.2.mlp.up_proj.weight": None, "lm_head.weight": None})
     refused(folder, llama, r"lacks weights that its llama model has: lm_head.weight, model\.layers\.2\.mlp\.up_proj")

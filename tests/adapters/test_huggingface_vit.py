@@ -217,6 +217,14 @@ def test_saved_files_are_theirs_to_the_bit(example, tmp_path):
     assert config_from(tmp_path) == example.task.model
 
 
+def test_classes_keep_their_names(example, tmp_path):
+    save(tmp_path, example.params, classes=("cat", "dog"))
+    raw = json.loads((tmp_path / "config.json").read_text())
+    assert raw["id2label"]["0"] == "cat" and raw["label2id"]["dog"] == 1 and len(raw["id2label"]) == CLASSES
+    assert raw["id2label"].get("2", "LABEL_2") == "LABEL_2"
+    assert config_from(tmp_path) == example.task.model
+
+
 def test_preprocessing_goes_along(example, tmp_path):
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config = dataclasses.replace(example.task.model, mean=mean, std=std)

@@ -18,6 +18,7 @@ from panax.adapters import keras as keras_adapter
 from panax.adapters.keras import by_name
 from panax.core import RecipeError, TrainingError
 from panax.mesh import MeshShape
+from panax.train import StepConfig
 
 BATCH = {"x": np.ones((4, 6), np.float32), "y": np.arange(4, dtype=np.int32)}
 KEY = jax.random.key(0)
@@ -29,6 +30,33 @@ def square(model, batch):
 
 def network(x):
     return hk.Linear(8)(x)
+
+
+class Keyed(eqx.Module):
+    """A typed key among the fields of a model that exists."""
+
+    linear: eqx.nn.Linear
+    key: jax.Array
+    train: bool = eqx.field(static=True)
+
+    def __init__(self, train=False):
+        self.linear, self.key, self.train = eqx.nn.Linear(6, 8, key=KEY), jax.random.key(7), train
+
+    def __call__(self, x):
+        return self.linear(x) + jax.random.normal(self.key, (8,))
+
+
+def test_an_equinox_model_with_a_typed_key():
+    model = Keyed()
+    task = equinox.task(model, rows)
+    step = panax.compile_step(task, BATCH, mesh=MeshShape(fsdp=4, tensor=2))
+    state = step.init()
+    expected = rows(model, BATCH)
+    state, metrics = step(state, BATCH)
+    assert float(metrics["loss"]) == pytest.approx(float(expected), rel=1e-5)
+    trained = task.trained(state)
+    assert trained.key == model.key and not task.notes
+    assert "Keyed has the field train=True, which evaluation keeps" in equinox.task(Keyed(True), rows).notes[0]
 
 
 @pytest.mark.parametrize("function", [network, hk.transform(network), hk.transform_with_state(network)])
@@ -212,3 +240,28 @@ def test_keras_on_another_backend(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
     with pytest.raises(RecipeError, match="Keras runs on tensorflow; set KERAS_BACKEND=jax"):
         keras_adapter.task(dense(), loss="mse")
+
+
+@pytest.mark.parametrize("constraint", ["unit_norm", "non_neg", "max_norm"])
+def test_a_constraint_of_keras_is_refused(constraint):
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(4, kernel_constraint=constraint)])
+    with pytest.raises(RecipeError, match=r"dense.*kernel of .* has the constraint .*apply after each update"):
+        keras_adapter.task(model, loss="mse")
+
+
+def test_a_loss_of_keras_that_is_a_sum_is_one_micro_batch():
+    summed = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    task = keras_adapter.task(dense(), loss=summed)
+    batch = {name: np.repeat(leaf, 4, 0)[:16] for name, leaf in BATCH.items()}
+    with pytest.raises(
+        RecipeError, match=r"step.micro_batches=2: the loss SparseCategoricalCrossentropy has reduction='sum'"
+    ):
+        panax.compile_step(task, batch, config=StepConfig(micro_batches=2), devices=jax.devices()[:1])(
+            *_first(task, batch)
+        )
+    assert keras_adapter.task(dense(), loss="mse").model.one_pass is None
+
+
+def _first(task, batch):
+    step = panax.compile_step(task, batch, devices=jax.devices()[:1])
+    return step.init(), batch

@@ -1,5 +1,7 @@
 """What models that name no axes are laid out by, and what a loss may return: the base of all adapters."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -12,6 +14,7 @@ from panax.adapters.layouts import automatic_axes, axes_of
 from panax.adapters.losses import read_loss
 from panax.adapters.naming import read_names
 from panax.core import RecipeError
+from panax.core.installing import with_extra
 from panax.mesh.rules import STORAGE, assign
 from panax.optim.decay import decays
 
@@ -151,7 +154,7 @@ def test_a_loss_is_called_with_the_keywords_that_it_names():
 
 
 def test_a_library_that_is_not_there():
-    with pytest.raises(RecipeError, match=r"needs no_such_library.*run: pip install 'panax-jax\[flax\]'"):
+    with pytest.raises(RecipeError, match=rf"needs no_such_library.*run: {re.escape(with_extra('flax'))}"):
         needed("no_such_library", "flax")
 
 

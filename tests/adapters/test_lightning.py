@@ -200,3 +200,91 @@ def test_a_hook_may_be_ignored_by_name():
     fit_arguments(Hooked(), example=EXAMPLE, num_steps=4, check=False, ignore=["on_train_batch_end"])
     with pytest.raises(RecipeError, match="overrides no hook 'on_fit_end'"):
         fit_arguments(Hooked(), example=EXAMPLE, num_steps=4, check=False, ignore=["on_fit_end"])
+
+
+class Alternating(Plain):
+    def training_step(self, batch, batch_idx):
+        loss = (self.layer(batch) ** 2).mean()
+        return loss if batch_idx % 2 else 2 * loss
+
+
+class Named(Plain):
+    def training_step(self, batch, batch_idx):
+        self.log(f"loss_{batch_idx}", 1.0)
+        return (self.layer(batch) ** 2).mean()
+
+
+class Scaled(Plain):
+    def training_step(self, batch, batch_idx):
+        return (self.layer(batch) ** 2).mean() * torch.exp(-torch.tensor(1.0) * batch_idx)
+
+
+class HandsOn(Plain):
+    def shared(self, batch, batch_idx=None):
+        return (self.layer(batch) ** 2).mean()
+
+    def training_step(self, batch, batch_idx):
+        return self.shared(batch, batch_idx)
+
+
+@pytest.mark.parametrize("module", [Alternating, Named, Scaled])
+def test_a_step_that_computes_with_the_number_of_its_batch_is_refused(module):
+    with pytest.raises(RecipeError, match=r"computes or decides with batch_idx.*leaf of the batch"):
+        fit_arguments(module(), example=EXAMPLE, num_steps=4, check=False)
+    fit_arguments(module(), example=EXAMPLE, num_steps=4, check=False, ignore=["batch_idx"])
+
+
+def test_the_number_of_a_batch_may_be_handed_on():
+    fit_arguments(HandsOn(), example=EXAMPLE, num_steps=4)
+
+
+class Normed(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1], ignore_index=2)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1, momentum=0.9)
+
+
+def test_accumulation_is_lightnings_where_the_rows_alternate(tmp_path):
+    """Row r of a batch goes to micro-batch r % micro_batches, as docs/lightning.md says."""
+    data = batches()
+    theirs, module = Normed(), Normed()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = lightning.Trainer(
+            max_steps=STEPS // 2, accumulate_grad_batches=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+        )  # fmt: skip
+        trainer.fit(theirs, torch.utils.data.DataLoader(data, batch_size=None))
+    whole = [
+        [torch.stack(parts, 1).flatten(0, 1) for parts in zip(*pair)]
+        for pair in zip(data[::2], data[1::2], strict=True)
+    ]
+    arguments = fit_arguments(module, example=whole[0], num_steps=STEPS // 2)
+    step = panax.compile_step(
+        example=whole[0], config=StepConfig(clip_norm=None, micro_batches=2), devices=jax.devices()[:1], **arguments
+    )
+    state = step.init()
+    for batch in whole:
+        state, _ = step(state, batch)
+    arguments.task.trained(state)
+    for (name, ours), reference in zip(module.state_dict().items(), theirs.state_dict().values()):
+        np.testing.assert_allclose(ours, reference, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+class ValidatesByNumber(Plain):
+    def validation_step(self, batch, batch_idx):
+        return self.training_step(batch) * (1 + (batch_idx == 0))
+
+
+def test_an_evaluation_that_would_be_refused_is_said_at_once():
+    arguments = fit_arguments(ValidatesByNumber(), example=EXAMPLE, num_steps=4)
+    (note,) = arguments.task.notes
+    assert note.startswith("an evaluation would be refused: ValidatesByNumber computes or decides with batch_idx")
+    assert not fit_arguments(ValidatesByNumber(), example=EXAMPLE, num_steps=4, ignore=["batch_idx"]).task.notes

@@ -131,7 +131,20 @@ LARGE = {
     "sum": lambda w, i: w[(i * 100_000).repeat(300).sum()[None] % CLASSES],
     "add": lambda w, i: w[(i * 4_000_000 + 2_000_000_000) % CLASSES],
     "_to_copy": lambda w, i: w[(i.float() * 1e8).long() % CLASSES],
+    "__lshift__": lambda w, i: w[((i << 28) ^ i) % CLASSES],
+    "bitwise_left_shift": lambda w, i: w[torch.bitwise_left_shift(i, i) % CLASSES],
+    "scatter_add": lambda w, i: w[_added(i, lambda x, at, v: x.scatter_add(0, at, v))],
+    "scatter_reduce": lambda w, i: w[_added(i, lambda x, at, v: x.scatter_reduce(0, at, v, "sum"))],
+    "index_add": lambda w, i: w[_added(i, lambda x, at, v: x.index_add(0, at, v))],
+    "index_put": lambda w, i: w[_added(i, lambda x, at, v: x.index_put((at,), v, accumulate=True))],
+    "prod": lambda w, i: w[i.prod()[None] % CLASSES],
 }
+
+
+def _added(i, add):
+    """Values that are small one by one, added up in one place."""
+    values = (i * 12_500_000).clamp(max=500_000_000)
+    return add(torch.zeros(2, dtype=torch.int64), torch.zeros_like(i), values)[:1] % CLASSES
 
 
 @pytest.mark.parametrize("way", LARGE)
@@ -149,6 +162,12 @@ def test_an_integer_beyond_32_bits_ends_the_run(way):
         task(module, mean, {"i": large})
 
 
+def test_bits_of_64_bit_numbers_are_refused():
+    for dtype in (torch.int32, torch.float64):
+        with pytest.raises(RecipeError, match=r"view\(dtype\) in module .* reads the bits of torch.(int|float)64"):
+            task(Addressed(lambda w, i, dtype=dtype: w[i.view(dtype)[:ROWS].long() % CLASSES]), mean, {"i": GOOD})
+
+
 def test_numbers_and_constants_beyond_32_bits_are_refused():
     with pytest.raises(RecipeError, match=r"mul in module .* uses the number 2654435761, and integers have 32 bits"):
         task(Addressed(lambda w, i: w[(i * 2654435761) % CLASSES]), mean, {"i": GOOD})
@@ -158,3 +177,107 @@ def test_numbers_and_constants_beyond_32_bits_are_refused():
         task(module, mean, {"i": GOOD})
     with pytest.raises(RecipeError, match=r"Addressed\) can't be run on the example, at .*IndexError"):
         task(Addressed(READ["embedding"]), mean, {"i": GOOD + 1})
+
+
+def test_a_cast_of_infinity_that_is_selected_away_is_no_fault():
+    """As T5's buckets of relative positions have: the logarithm of 0 as an integer, to which a small one is added."""
+
+    def bucket(w, i):
+        far = 2 + (i.float().log() * 2).long()
+        return w[torch.where(i < 2, i, torch.minimum(far, torch.full_like(far, CLASSES - 1)))]
+
+    module = Addressed(bucket)
+    step = stepping(task(module, mean, {"i": GOOD}), {"i": GOOD})
+    step(step.init(), {"i": GOOD})
+    step.raise_faults()
+
+
+DOUBLES = {
+    "leaf": (lambda w, t: w[0] * (t - t[0]).float()[:, None], torch.float64, "batch.'t'. is float64"),
+    "integer": (lambda w, t: w[0] * (t.double() - 1.5).float()[:, None], torch.int64, "makes a float64 of an integer"),
+}
+
+
+class Timed(Addressed):
+    def forward(self, t):
+        return self.read(self.table.weight, t)
+
+
+@pytest.mark.parametrize("way", DOUBLES)
+def test_a_double_that_float32_can_not_tell_from_its_neighbours_ends_the_run(way):
+    read, dtype, message = DOUBLES[way]
+    small = {"t": torch.arange(ROWS).to(dtype)}
+    loss = lambda m, b: m(b["t"]).square().mean()  # noqa: E731
+    adapted = task(Timed(read), loss, small)
+    assert any("float64 is computed in float32" in note for note in adapted.notes)
+    step = stepping(adapted, small)
+    state, _ = step(step.init(), small)
+    step.raise_faults()
+    step(state, {"t": small["t"] + 1_700_000_000})
+    with pytest.raises(DataError, match=rf"{message}.*computed in float32 here, whose integers end at 16777216"):
+        step.raise_faults()
+
+
+def test_doubles_that_are_cast_or_small_are_fine():
+    seconds = {"t": torch.arange(ROWS, dtype=torch.float64) + 1_700_000_000}
+    loss = lambda m, b: m(b["t"]).square().mean()  # noqa: E731
+    adapted = task(Timed(lambda w, t: w[0] * t.float()[:, None] * 1e-9), loss, seconds)
+    assert not adapted.notes
+
+    class Counting(Timed):
+        def __init__(self, first):
+            super().__init__(None)
+            self.register_buffer("seen", torch.tensor(first, dtype=torch.float64))
+
+        def forward(self, t):
+            self.seen += 1
+            return self.table.weight[0] * (1 + self.seen).float()
+
+    assert any("seen" in note for note in task(Counting(2.0), loss, seconds).notes)
+    with pytest.raises(DataError, match="the buffer seen is float64"):
+        task(Counting(2.0**24), loss, seconds)
+
+
+class Factored(nn.Module):
+    """A Gaussian process's way out: more on the diagonal where the factorization fails."""
+
+    def __init__(self, factor):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.factor = nn.Linear(WIDTH, 3), factor
+
+    def forward(self, x, k):
+        h = self.linear(x)
+        return h @ self.factor(h.T @ h + k.mean() * torch.eye(3))
+
+
+def factors(a):
+    try:
+        return torch.linalg.cholesky(a)
+    except torch.linalg.LinAlgError:
+        return torch.linalg.cholesky(a + 5 * torch.eye(3))
+
+
+def looks(a):
+    found, info = torch.linalg.cholesky_ex(a)
+    return torch.where((info == 0)[..., None, None], torch.nan_to_num(found), a)
+
+
+@pytest.mark.parametrize("way", ["cholesky", "inverse", "looked at"])
+def test_a_matrix_that_can_not_be_factored_ends_the_run(way):
+    good = {"x": torch.linspace(-1, 1, ROWS * WIDTH).reshape(ROWS, WIDTH).sin(), "k": torch.ones(ROWS)}
+    factor = {
+        "cholesky": factors,
+        "inverse": lambda a: torch.linalg.inv(a - a * (a.diagonal().sum() < -5)),
+        "looked at": looks,
+    }[way]
+    loss = lambda m, b: m(b["x"], b["k"]).square().mean()  # noqa: E731
+    step = stepping(task(Factored(factor), loss, good), good)
+    state, _ = step(step.init(), good)
+    step(state, {**good, "k": torch.full((ROWS,), -30.0)})
+    if way == "looked at":
+        step.raise_faults()
+        return
+    what = "positive definite" if way == "cholesky" else "invertible"
+    with pytest.raises(DataError, match=rf"is given matrices that are not {what}.*how many of the batch's: 1"):
+        step.raise_faults()

@@ -1,10 +1,13 @@
 """PyTorch's optimizers and schedulers take the same steps here."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from panax.adapters.torch_optimizers import from_torch
 from panax.core import named_leaves
@@ -128,8 +131,69 @@ def test_the_scheduler_and_the_optimizer_given_are_left_as_they_are():
     assert torch.equal(module.a.weight, weight) and scheduler.optimizer is optimizer
 
 
+class Annealed(lr.LRScheduler):
+    """Of the learning rate and of the decay, as self-supervised training has it."""
+
+    def get_lr(self):
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = 0.1 * (self.last_epoch + 1)
+        return [rate * 0.95**self.last_epoch for rate in self.base_lrs]
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "momentum", "groups"])
+def test_a_schedule_of_the_decay_is_followed(name):
+    together(OPTIMIZERS[name], Annealed)
+
+
+class Sharpening(lr.LRScheduler):
+    def get_lr(self):
+        for group in self.optimizer.param_groups:
+            group["eps"] = 1e-8 * (self.last_epoch + 1)
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
+class Thawing(lr.LRScheduler):
+    def get_lr(self):
+        if self.last_epoch == 3:
+            self.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))], "lr": 0.1})
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
 class Own(torch.optim.AdamW):
     pass
+
+
+def clipping(module):
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    usual = optimizer.step
+
+    @functools.wraps(usual)
+    def step(*args):
+        usual(*args)
+        module.a.weight.data.clamp_(-1, 1)
+
+    optimizer.step = step
+    return optimizer
+
+
+def clipping_after(module):
+    """Replaced after a scheduler has wrapped it."""
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    lr.StepLR(optimizer, 1)
+    usual = optimizer.step
+
+    @functools.wraps(usual)
+    def step(*args):
+        usual(*args)
+
+    optimizer.step = step
+    return optimizer
+
+
+def replaced(optimizer):
+    scheduler = lr.StepLR(optimizer, 1)
+    scheduler.step = lambda: None
+    return scheduler
 
 
 def used(module):
@@ -147,6 +211,11 @@ REFUSED = {
     "used": (used, None, "Adam has taken steps already"),
     "strange": (lambda m: torch.optim.SGD(Two().parameters()), None, r"shape \[4, 3\] that is not the module's"),
     "plateau": (OPTIMIZERS["sgd"], lr.ReduceLROnPlateau, "ReduceLROnPlateau depends on what is measured"),
+    "eps": (lambda m: torch.optim.Adam(m.parameters()), Sharpening, "Sharpening changes 'eps' of group 0 at step 1"),
+    "new group": (OPTIMIZERS["sgd"], Thawing, "Thawing makes 2 groups of parameters of 1 at step 3"),
+    "step": (clipping, None, "step of this SGD is replaced by"),
+    "step after a scheduler": (clipping_after, None, "step of this SGD is replaced"),
+    "scheduler's step": (OPTIMIZERS["sgd"], replaced, "step of this StepLR is replaced by .*<lambda>"),
     "differentiable": (lambda m: torch.optim.SGD(m.parameters(), differentiable=True), None, "differentiable"),
 }
 
@@ -159,6 +228,16 @@ def test_refused_by_name(name):
     scheduler = make_scheduler(optimizer) if make_scheduler else None
     with pytest.raises(RecipeError, match=message):
         from_torch(optimizer, module, scheduler=scheduler, num_steps=10)
+
+
+def test_hooks_of_all_optimizers_are_refused():
+    module = Two()
+    handle = register_optimizer_step_post_hook(lambda *args: None)
+    try:
+        with pytest.raises(RecipeError, match=r"torch.optim.optimizer.register_optimizer_step_post_hook has set"):
+            from_torch(OPTIMIZERS["sgd"](module), module)
+    finally:
+        handle.remove()
 
 
 def test_other_misuse():

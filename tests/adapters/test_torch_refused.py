@@ -116,8 +116,8 @@ def test_a_parameter_changed_in_place_is_refused():
 
 def test_what_differs_from_call_to_call_is_found_by_the_check(monkeypatch):
     draws = itertools.cycle((1, 2, 4, 8, 16))
-    monkeypatch.setattr(os, "urandom", lambda size: next(draws).to_bytes(size))
-    message = refused(lambda part, h: h * int.from_bytes(os.urandom(4)))
+    monkeypatch.setattr(os, "getppid", lambda: next(draws))
+    message = refused(lambda part, h: h * os.getppid())
     assert "in PyTorch and" in message and "check=False" in message
 
 

@@ -14,7 +14,9 @@ import pytest
 from panax.checkpoint import Checkpoint, CheckpointConfig, Checkpointer, Manifest, open_checkpoint, restore
 from panax.checkpoint.manifest import VERSION, checksum
 from panax.core import CheckpointError, DamagedError, RecipeError
+from panax.core.errors import StoreError
 from panax.mesh import MeshShape, Placement
+from panax.stores import LocalStore
 
 
 def tree(placement, seed=0):
@@ -377,7 +379,7 @@ def test_a_sealed_manifest_is_read():
         (of_w(shape=[2**62, 2**62, 0], chunks=[]), "no array can have"),
         (of_w(shape=[1] * 65, chunks=[]), "no array can have"),
         (of_w(key_impl=7), "a random key of the kind 7"),
-        (sealed(saved=10**400), "can't be used: int too large"),
+        (sealed(saved=10**400), "an integer in it has 401 digits"),
         (sealed(metric="low"), "can't be used: could not convert"),
         ('{"format": "panax-checkpoint", "version": 99.5}', "is damaged: its checksum does not hold"),
         (of_w(dtype="object"), "'object' is no dtype of numbers"),
@@ -498,3 +500,32 @@ def test_a_manifest_of_any_size_is_not_read(saved):
     with pytest.raises(DamagedError, match="a manifest has at most"):
         open_checkpoint(checkpointer.url(3))
     manifest.write_bytes(whole)
+
+
+def test_a_store_that_lets_nothing_be_removed_keeps_all_and_says_it_once(tmp_path, placement, monkeypatch):
+    said: list[str] = []
+    may_delete = [False]
+    usual = LocalStore.delete
+
+    def delete(self, paths):
+        paths = list(paths)
+        if not may_delete[0] and paths:
+            raise StoreError("403 Forbidden")
+        usual(self, paths)
+
+    monkeypatch.setattr(LocalStore, "delete", delete)
+    checkpointer = Checkpointer(tmp_path, CheckpointConfig(keep_last=1, keep_best=0), say=said.append)
+    state = tree(placement)
+    for step in (1, 2, 3):
+        checkpointer.save(state, step, {"data": None})
+        checkpointer.finish()
+    assert checkpointer.steps() == [1, 2, 3] and sum("could not be removed" in line for line in said) == 1
+    (tmp_path / "step_00000009" / "aaaaaaaa").mkdir(parents=True)
+    (tmp_path / "step_00000009" / "aaaaaaaa" / "00000-0000.bin").write_bytes(b"half")
+    again = Checkpointer(tmp_path, CheckpointConfig(keep_last=1, keep_best=0), say=said.append)
+    again.sweep()
+    assert sum("could not be removed" in line for line in said) == 2
+    may_delete[0] = True
+    again.save(state, 4, {"data": None})
+    again.finish()
+    assert again.steps() == [4]

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from panax.checkpoint import Checkpointer, open_checkpoint
 from panax.checkpoint.boxes import Box, covered_once, pieces, whole
+from panax.checkpoint.commit import remove
 from panax.checkpoint.converting import copy_checkpoint, export_tensors, import_tensors, write_arrays
 from panax.checkpoint.manifest import FILE, ArrayEntry, Manifest, checksum
 from panax.checkpoint.restoring import check_same
@@ -127,7 +128,8 @@ def test_a_text_that_is_none_is_damage(folder):
         body["attachments"]["a.json"][1] = checksum(b"\xff\xff")
 
     resealed(folder / "step_00000002" / FILE, change)
-    (folder / "step_00000002" / "data" / "a.json").write_bytes(b"\xff\xff")
+    [path] = (folder / "step_00000002").glob("*/a.json")
+    path.write_bytes(b"\xff\xff")
     with pytest.raises(DamagedError, match=r"a\.json is not UTF-8 text"):
         open_checkpoint(folder / "step_00000002").attachment("a.json")
 
@@ -178,10 +180,10 @@ def test_links_out_of_a_checkpoint_are_not_followed(folder, tmp_path, secret, ex
         body["files"][number][1], body["attachments"]["a.json"][1] = 10, checksum(b"the secret")
 
     resealed(folder / "step_00000002" / FILE, change)
-    path = folder / "step_00000002" / "data" / "a.json"
+    [path] = (folder / "step_00000002").glob("*/a.json")
     path.unlink()
     path.symlink_to(secret)
-    with pytest.raises(CheckpointError, match=r"data/a\.json is, or lies behind, a link to .*/secret, outside of"):
+    with pytest.raises(CheckpointError, match=r"/a\.json is, or lies behind, a link to .*/secret, outside of"):
         found = open_checkpoint(folder / "step_00000002")
         export_tensors(found, tmp_path / "out") if export else copy_checkpoint(found, LocalStore(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
@@ -197,3 +199,24 @@ def test_random_keys_of_another_kind_are_named(tmp_path, impl, shape):
     good = ArrayEntry((2,), "uint32", key_impl="threefry2x32")
     write_arrays(LocalStore(tmp_path), "good", [("key", good, lambda box: np.zeros(2, np.uint32))])
     check_same(open_checkpoint(tmp_path / "good"), expected, part=False)
+
+
+def test_a_copied_checkpoint_is_listed_once_and_removed_whole(folder, tmp_path):
+    found, counted = open_checkpoint(folder / "step_00000002"), []
+    usual = found.store.list
+    found.store.list = lambda prefix="": counted.append(prefix) or usual(prefix)  # type: ignore[method-assign]
+    copy_checkpoint(found, LocalStore(tmp_path / "copy"), "step_00000002")
+    assert len(counted) == 1
+    old = tmp_path / "copy" / "step_00000002"
+    assert len([path for path in old.rglob("*") if path.is_file()]) >= 3
+    remove(LocalStore(tmp_path / "copy"), "step_00000002")
+    assert not old.exists()
+
+
+def test_texts_are_not_exported_through_links(folder, tmp_path, secret):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "a.json").symlink_to(secret)
+    before = secret.read_bytes()
+    export_tensors(open_checkpoint(folder / "step_00000002"), out)
+    assert secret.read_bytes() == before and not (out / "a.json").is_symlink()

@@ -7,7 +7,7 @@ import pytest
 
 from panax.checkpoint.memory_folder import MARK, STALE_SECONDS, MemoryFolder
 from panax.core import CheckpointError
-from panax.core.private_folder import private_folder
+from panax.system.secure_dir import private_folder
 
 RUN, OTHER, USED = "0" * 16, "1" * 16, "2" * 16
 

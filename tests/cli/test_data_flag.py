@@ -94,6 +94,7 @@ def test_data_is_shown(here, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     assert out.count("--- row") == 1 and "? >>it is " in out and "an epoch" in out
+    assert "8 documents of 7 tokens on average, 7 at most; 1 rows of" in " ".join(out.split())
     assert main(["data", "show", "vit_digits"]) == 0
     out = capsys.readouterr().out
     assert "128 x 8 x 8 x 1" in out and "labels: 0:" in out

@@ -16,7 +16,7 @@ from pathlib import Path
 from panax.cli.failing import said_and_done
 from panax.cluster.worker import guard
 from panax.core.errors import DataError, RecipeError
-from panax.core.heartbeat import heartbeat
+from panax.job.heartbeat import heartbeat
 
 STEPS = 8
 

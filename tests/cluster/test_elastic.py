@@ -68,7 +68,7 @@ def test_a_node_is_taken_out_and_put_back(launched):
 
     def play(job: Played) -> None:
         job.until(on([0, 1, 2]))
-        cordon(place, [0], "a fan is loud", total=3)
+        cordon(Worlds.in_place(place), place, [0], "a fan is loud", total=3)
         assert job.until(on([1, 2]))["nodes"] == {"running": [1, 2], "of": 3, "layout": "fsdp=2, 2 micro-batches"}
         uncordon(place, [0], total=3)
         assert job.until(on([0, 1, 2]))["restarts"] == 0
@@ -138,14 +138,14 @@ def layouts(job: Job, **counts: object) -> None:
 
 
 def test_the_largest_world_that_the_model_can_be_laid_out_on(job):
-    worlds = Worlds(job)
+    worlds = Worlds.of(job)
     assert worlds.best([0, 1, 2, 3]) == World((0, 1, 2, 3)), "nothing is known yet, and nothing needed"
     assert worlds.best([0, 1, 3]) is None
     layouts(job, of6=[], of4=True, of2=True)
     found = worlds.best([0, 1, 3])
     assert found is not None and found.nodes == (0, 1) and found.layout is not None and found.layout.mesh["fsdp"] == 4
     assert worlds.best([3]) is None, "fewer than min_nodes"
-    cordon(job.place, [0], "test", total=4)
+    cordon(Worlds.of(job), job.place, [0], "test", total=4)
     found = worlds.best([0, 1, 2, 3])
     assert found is not None and found.nodes == (1, 2)
 
@@ -154,7 +154,7 @@ def test_a_layout_that_was_refused_is_not_taken_again(job):
     mesh = dict.fromkeys(("replica", "stage", "fsdp", "expert", "context", "tensor"), 1)
     two = [{"mesh": {**mesh, "fsdp": 6}, "micro_batches": 1}, {"mesh": {**mesh, "replica": 6}, "micro_batches": 1}]
     layouts(job, of6=two, of4=True)
-    worlds, taken = Worlds(job), []
+    worlds, taken = Worlds.of(job), []
     while (found := worlds.best([0, 1, 3])) is not None and found.layout is not None:
         taken.append((found.nodes, str(found.layout)))
         worlds.refuse(found.layout)
@@ -200,23 +200,51 @@ def test_where_the_smaller_layout_fails_the_node_is_waited_for(launched, monkeyp
 )
 def test_a_file_that_is_no_list_of_layouts_lays_nothing_out(job, text):
     (job.place / LAYOUTS).write_text(text)
-    assert Worlds(job).best([0, 1]) is None
+    assert Worlds.of(job).best([0, 1]) is None
 
 
 def test_what_is_cordoned(job):
+    def out(nodes, why="test"):
+        cordon(Worlds.of(job), job.place, nodes, why, total=4)
+
     with pytest.raises(LaunchError, match="nodes 0 to 3; there is no node 4"):
-        cordon(job.place, [4], "test", total=4)
-    cordon(job.place, [1, 2], "loud", total=4)
-    cordon(job.place, [3], "hot", total=4)
-    assert cordoned(job.place) == {1: "loud", 2: "loud", 3: "hot"}
+        out([4])
+    with pytest.raises(LaunchError, match="node 1 can't be taken out: the job has not trained on all of its nodes yet"):
+        out([1])
+    layouts(job, of6=[], of4=True)
+    with pytest.raises(
+        LaunchError, match=r"node 1, 2, 3 can't be taken out: 1 of 4 nodes would be left, .* --min-nodes 2"
+    ):
+        out([1, 2, 3])
+    layouts(job, of6=[], of4=[])
+    with pytest.raises(LaunchError, match="node 3 can't be taken out: the run can't be laid out on 3 of 4 nodes"):
+        out([3])
+    layouts(job, of6=True, of4=True)
+    out([1], "loud")
+    out([3], "hot")
+    assert cordoned(job.place) == {1: "loud", 3: "hot"}
     with pytest.raises(LaunchError, match="all 4 nodes"):
-        cordon(job.place, [0], "test", total=4)
-    with pytest.raises(LaunchError, match="there are out: 1, 2, 3"):
+        out([0, 2])
+    with pytest.raises(LaunchError, match="there are out: 1, 3"):
         uncordon(job.place, [0], total=4)
-    uncordon(job.place, [1, 3], total=4)
-    assert cordoned(job.place) == {2: "loud"}
-    (job.place / CORDONED).write_text("[2]")
-    assert cordoned(job.place) == {}
+    uncordon(job.place, [3], total=4)
+    assert cordoned(job.place) == {1: "loud"}
+    for text in ("[2]", "[" * 50_000, '{"1e400": "x"}', "\xff", '{"7": 1'):
+        (job.place / CORDONED).write_text(text)
+        assert cordoned(job.place) == {}
+
+
+def test_nodes_that_were_taken_out_stay_where_the_job_can_not_go_on_without_them(job):
+    layouts(job, of6=True)
+    worlds = Worlds.of(job)
+    cordon(worlds, job.place, [1], "test", total=4)
+    found = worlds.best([0, 1, 2, 3])
+    assert found is not None and found.nodes == (0, 2, 3) and found.layout is not None
+    worlds.refuse(found.layout)  # as a run does whose settings need more devices
+    assert worlds.best([0, 1, 2, 3]) == World((0, 1, 2, 3))
+    assert worlds.best([0, 1, 2]) is None and worlds.without([0, 1, 2, 3], {1}) is None
+    (job.place / LAYOUTS).write_text("[" * 50_000)
+    assert worlds.best([0, 1, 2]) is None and worlds.best([0, 1, 2, 3]) == World((0, 1, 2, 3))
 
 
 def test_fewer_nodes_than_the_job_has(tmp_path):

@@ -93,6 +93,7 @@ VARIANTS = {
     "capacity": ({"expert": 2, "tensor": 2}, {"capacity": 0.7, "balance_scope": "sequence"}),
     "capacity-context": ({"context": 2, "tensor": 2}, {"capacity": 0.7}),
     "expert-choice": ({"expert": 2, "tensor": 2}, {"choice": "expert", "selection_bias": False}),
+    "expert-choice-tensor": ({"tensor": 2}, {"choice": "expert", "selection_bias": False}),
     "expert-choice-context": ({"context": 2, "expert": 2}, {"choice": "expert", "selection_bias": False}),
     "groups": ({"expert": 4}, {"groups": 4, "active_groups": 2, "scores": "sigmoid", "scale": 2.5, "buffer": 1.0}),
     "products": ({"expert": 2, "fsdp": 2}, {"remat": "products"}),

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from panax.core import RecipeError, compiling, jax_internals
-from panax.core.program_files import ProgramFiles
+from panax.compiling import cache as compiling
+from panax.compiling.program_files import ProgramFiles
+from panax.core import RecipeError, jax_internals
 
 INPUT = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)
 

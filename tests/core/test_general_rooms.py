@@ -18,7 +18,7 @@ GENERAL = ("core", "spmd", "mesh", "parallel", "train", "plan", "metrics", "run"
 MODELS = ("layers", "models")
 
 ENGLISH = {
-    ("core/collecting.py", "row"): "a leaf of every batch: each row's number in it",
+    ("core/leaf_ranges.py", "row"): "a leaf of every batch: each row's number in it",
     ("metrics/heat_map.py", "b"): "a letter",
     ("metrics/heat_map.py", "w"): "a letter",
     ("metrics/services.py", "w"): "how a file is opened",
@@ -36,7 +36,6 @@ ENGLISH = {
     ("plan/auto.py", "experts"): "a kind of mesh: its axis `expert` is used",
     ("run/experiment.py", "class"): "of Python",
     ("train/loss_scaling.py", "scale"): "what a loss is multiplied by",
-    ("train/update.py", "row"): "a leaf of every batch: each row's number in it",
     ("spmd/__init__.py", "bias"): "a file of this room",
     ("spmd/marks.py", "shared"): "a state: each device has a share",
 }

@@ -3,8 +3,8 @@
 import pytest
 
 from panax.core import RecipeError
-from panax.core.joining import join_seconds, listening_address
-from panax.core.membership import Membership, expand_nodes, membership
+from panax.job.join import join_seconds, listening_address
+from panax.job.membership import Membership, expand_nodes, membership
 
 PANAX = {"PANAX_COORDINATOR": "10.0.0.1:7733", "PANAX_PROCESSES": "4", "PANAX_PROCESS": "2", "PANAX_LOCAL_PROCESS": "0"}
 TORCHRUN = {
@@ -126,7 +126,7 @@ def test_a_name_that_is_loopback_at_home_is_not_where_other_hosts_come(monkeypat
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: [(0, 0, 0, "", ("127.0.1.1", 81))])
     place = Membership(coordinator="node1:81", processes=2, index=0)
     for own, address in ((["10.0.0.7"], "10.0.0.7:81"), (["10.0.0.7", "10.1.0.7"], None)):
-        monkeypatch.setattr("panax.core.joining._own_addresses", lambda own=own: own)
+        monkeypatch.setattr("panax.job.join._own_addresses", lambda own=own: own)
         if address:
             assert listening_address(place) == address
         else:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from panax.core.program_files import ProgramFiles
+from panax.compiling.program_files import ProgramFiles
 
 LARGE = 1 << 30
 

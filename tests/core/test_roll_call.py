@@ -10,8 +10,8 @@ import pytest
 from launching import free_port
 
 from panax.core import PanaxError, RecipeError
-from panax.core.membership import Membership
-from panax.core.roll_call import Roll, call_roll
+from panax.job.membership import Membership
+from panax.job.rendezvous import Roll, call_roll
 
 FACTS = {"jax": "1"}
 
@@ -128,3 +128,43 @@ def test_a_port_in_use_is_one_message():
     host, port = first.place.coordinator.split(":")
     with socket.create_server((host, int(port))), pytest.raises(RecipeError, match=r"can't listen at .*choose a port"):
         call_roll(first, first.place.coordinator)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_strangers_that_trickle_bytes_hold_nobody_up(count, monkeypatch):
+    """While a process is waited for, and where all have come."""
+    monkeypatch.setattr("panax.job.rendezvous._STRANGER_SECONDS", 0.5)
+    monkeypatch.setattr("panax.job.rendezvous._CLOSE_SECONDS", 0.5)
+    rolls = job(2, seconds=2.0 if count == 1 else 20.0)
+    host, port = rolls[0].place.coordinator.split(":")
+    closed, stop = [], threading.Event()
+
+    def trickle() -> None:
+        while not stop.is_set():
+            try:
+                connection = socket.create_connection((host, int(port)), timeout=5)
+                break
+            except OSError:
+                time.sleep(0.02)
+        else:
+            return
+        with connection:
+            began = time.monotonic()
+            try:
+                while not stop.wait(0.05):
+                    connection.sendall(b"x")
+            except OSError:
+                closed.append(time.monotonic() - began)
+
+    threads = [threading.Thread(target=trickle) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    began = time.monotonic()
+    found = outcomes(rolls[:count])
+    assert ("1 of 2 processes came" in found[0]) if count == 1 else found == ["", ""]
+    assert time.monotonic() - began < 15
+    if count == 1:
+        assert len(closed) == 3 and max(closed) < 2.0
+    stop.set()
+    for thread in threads:
+        thread.join()

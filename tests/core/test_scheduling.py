@@ -7,13 +7,13 @@ import textwrap
 
 import pytest
 
-from panax.core import scheduling
+from panax.job import cpu_scheduling as scheduling
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="SCHED_BATCH is Linux's")
 
 PROGRAM = """
 import os, threading, warnings
-from panax.core import scheduling
+from panax.job import cpu_scheduling as scheduling
 
 def started():
     ready, found = threading.Event(), []
@@ -100,7 +100,7 @@ def test_the_policy_follows_what_other_programs_use(shares: str, policy: str):
 
 OTHERS = """
 import os, time
-from panax.core import scheduling
+from panax.job import cpu_scheduling as scheduling
 cores = scheduling.Cores({sharing})
 share = 0.0
 end = time.monotonic() + 20

@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from panax.core import DataError, RecipeError
+from panax.core.installing import with_extra
 from panax.data import BadRecord, Corpus, Document, HuggingFaceDisk, Jsonl, Parquet, PythonLibrary, TextFiles
 from panax.data.checked import Checked, Limits
 
@@ -314,7 +316,7 @@ def test_a_missing_package_says_what_to_install(tmp_path, monkeypatch, package, 
         "datasets": lambda: HuggingFaceDisk(path=str(tmp_path)),
     }[extra]()
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(DataError, match=rf"needs {package}.*pip install 'panax-jax\[{extra}\]'"):
+    with pytest.raises(DataError, match=rf"needs {package}.*{re.escape(with_extra(extra))}"):
         usable(corpus)
 
 

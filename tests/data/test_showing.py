@@ -71,3 +71,9 @@ def test_numbers_and_labels():
     many = batch_lines({"label": np.arange(100)})
     assert "and 76 more" in " ".join(many) and max(map(len, many)) <= 80
     assert batch_lines({"words": np.array(["a", "b"])})[1].split() == ["words", "2", "<U1"]
+
+
+def test_labels_are_shown_by_the_names_of_their_classes():
+    batch = {"label": np.array([1, 0, 1, 5], np.int32)}
+    assert batch_lines(batch, classes=("cat", "dog"))[-1] == "labels: 0 (cat): 1, 1 (dog): 2, 5: 1"
+    assert batch_lines(batch, classes=("0", "1"))[-1] == "labels: 0: 1, 1: 2, 5: 1"

@@ -192,3 +192,42 @@ def test_an_extra_is_installed_and_kept(clone):
     assert "installing cuda12" in run(["install.py"], clone, **plain)
     (clone / ".venv/bin/python").unlink()
     assert "making .venv again" in run(["install.py"], clone, **plain) and has("gpus")
+
+
+@pytest.mark.parametrize("made_by", ["others", "install.py"])
+def test_an_environment_of_others_is_never_removed(install, made_by, tmp_path, monkeypatch):
+    """As `uv venv` makes it, without pip; and one that was moved here."""
+    ran: list[list[str]] = []
+    monkeypatch.setattr(install, "run", lambda command, failed: ran.append(command))
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    environment = install.Environment(str(tmp_path / "venv"))
+    if made_by == "install.py":
+        Path(environment.made).write_text("")
+    environment.make()
+    removes = made_by == "install.py"
+    assert ["--clear" in command for command in ran] == [removes] and ("ensurepip" in ran[0]) != removes
+    (tmp_path / "venv").rename(tmp_path / "moved")
+    moved = install.Environment(str(tmp_path / "moved"))
+    if removes:
+        moved.make()
+        assert "--clear" in ran[-1]
+        return
+    with pytest.raises(SystemExit, match="was made elsewhere, and not by this program; move it away"):
+        moved.make()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "pyvenv.cfg").write_text("")
+    (tmp_path / "broken" / "bin").mkdir()
+    (tmp_path / "broken" / "bin" / "activate").write_text(f"VIRTUAL_ENV={tmp_path / 'broken'}")
+    with pytest.raises(SystemExit, match="does not start, or is too old; move it away"):
+        install.Environment(str(tmp_path / "broken")).make()
+    assert len(ran) == 1
+
+
+def test_a_folder_whose_name_a_shell_would_read_is_no_moved_one(install, tmp_path):
+    folder = tmp_path / "it's here"
+    (folder / "bin").mkdir(parents=True)
+    for quoted in (str(folder), "'" + str(folder).replace("'", "'\"'\"'") + "'"):
+        (folder / "bin" / "activate").write_text(f"VIRTUAL_ENV={quoted}\n")
+        assert not install.Environment(str(folder)).moved()
+    (folder / "bin" / "activate").write_text("VIRTUAL_ENV=/elsewhere\n")
+    assert install.Environment(str(folder)).moved()

@@ -29,7 +29,11 @@ class Sick(gymnasium.Env):
                 raise ValueError("the arm is\nbroken")
             if self._sickness == "dies":
                 os._exit(7)
-            if self._sickness == "hangs":
+            if self._sickness.startswith("forks") and not os.fork():
+                time.sleep(600)  # as a simulator's own process
+            if self._sickness == "forks and dies":
+                os._exit(7)
+            if self._sickness in ("hangs", "forks and hangs"):
                 time.sleep(600)
         return np.full(2, 0.1 * self._steps, np.float32), 1.0, False, self._steps >= 5, {}
 

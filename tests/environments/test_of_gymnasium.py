@@ -1,6 +1,8 @@
 """gymnasium's environments in processes of the host: what they give, that they end, and what becomes of broken ones."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -64,18 +66,75 @@ def test_a_pool_steps_as_gymnasium_does_and_its_processes_end():
     [
         ("raises", "an environment of sick_gymnasium:Sick-v0 raised ValueError: the arm is broken"),
         ("dies", r"process \d of the environments of sick_gymnasium:Sick-v0 died \(exit code 7\)"),
-        ("hangs", "has not answered for 2 seconds"),
+        ("hangs", "has not answered for 1 seconds"),
+        ("forks and dies", r"process \d of the environments of sick_gymnasium:Sick-v0 died \(exit code 7\)"),
+        ("forks and hangs", "has not answered for 1 seconds"),
     ],
 )
 def test_an_environment_that_breaks_is_one_message_and_ends_the_others(sick, sickness, message):
-    ours = pool(sick, sickness=sickness, timeout=2.0 if sickness == "hangs" else 60.0)
+    ours = pool(sick, sickness=sickness, timeout=60.0)
+    pids = {process.pid for process in ours._processes}
     ours.reset([0, 1, 2])
+    ours._timeout = 1.0 if "hangs" in sickness else 60.0
     for _ in range(2):
         ours.step(np.zeros(3, np.int32), [0, 1, 2])
     with pytest.raises(TrainingError, match=message) as raised:
         ours.step(np.zeros(3, np.int32), [0, 1, 2])
     assert "\n" not in str(raised.value)
     assert ours.closed and not children()
+    nothing_left(pids)
+
+
+def test_what_an_environment_has_forked_ends_with_it(sick):
+    ours = pool(sick, sickness="forks")
+    pids = {process.pid for process in ours._processes}
+    ours.reset([0, 1, 2])
+    for _ in range(3):
+        ours.step(np.zeros(3, np.int32), [0, 1, 2])
+    assert len(in_groups(pids)) == 5
+    ours.close()
+    nothing_left(pids)
+
+
+def test_what_hangs_ends_with_a_program_that_is_killed(sick):
+    code = (
+        "from panax.environments.host_pool import HostPool\n"
+        f"pool = HostPool({sick!r}, 1, processes=1, settings={{'sickness': 'forks and hangs'}}, timeout_seconds=60.0)\n"
+        "pool.reset([0])\n"
+        "print(pool._processes[0].pid, flush=True)\n"
+        "import numpy as np\n"
+        "while True: pool.step(np.zeros(1, np.int32), [0])\n"
+    )
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join([FOLDER, *sys.path])}
+    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=paths)
+    assert program.stdout is not None
+    pids = {int(program.stdout.readline())}
+    deadline = time.monotonic() + 30
+    while len(in_groups(pids)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    program.kill()
+    program.communicate(timeout=30)
+    nothing_left(pids)
+
+
+def in_groups(pids: set[int]) -> list[int]:
+    """Processes of these groups that run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) in pids and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def nothing_left(pids: set[int]) -> None:
+    deadline = time.monotonic() + 10
+    while left := in_groups(pids):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
 
 
 def test_what_gymnasium_can_not_make_is_refused(sick):
@@ -147,9 +206,6 @@ def _state(seen):
 
 
 def test_processes_end_with_the_program(tmp_path):
-    import subprocess
-    import sys
-
     code = (
         "from panax.environments.host_pool import HostPool\n"
         "pool = HostPool('CartPole-v1', 2, processes=2, settings={}, timeout_seconds=60.0)\n"

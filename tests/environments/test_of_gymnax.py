@@ -1,5 +1,6 @@
 """gymnax's environments by the protocol: the steps are gymnax's own, and its time limit truncates."""
 
+import re
 import sys
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from panax.core import RecipeError
+from panax.core.installing import with_extra
 from panax.environments import Box, Discrete, EnvironmentBatch, Gymnax, check_environment
 
 pytestmark = pytest.mark.skipif(
@@ -79,6 +81,6 @@ def test_what_gymnax_has_not_is_refused(settings, message):
 def test_a_library_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnax", None)
     with pytest.raises(
-        RecipeError, match=r"needs gymnax.*pip install 'panax-jax\[gymnax\]' \(gymnax is for jax below 0.12\)"
+        RecipeError, match=rf"needs gymnax.*{re.escape(with_extra('gymnax'))} \(gymnax is for jax below 0.12\)"
     ):
         Gymnax(name="CartPole-v1")

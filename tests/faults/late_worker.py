@@ -16,7 +16,7 @@ from launching import join_job
 
 from panax.checkpoint import CheckpointConfig, Checkpointer, MemoryConfig, MemoryTier, checkpointer, memory, restore
 from panax.core import DamagedError, PanaxError, StoreError
-from panax.core.processes import first_text
+from panax.job.agreement import first_text
 
 
 def state(step: int) -> dict[str, jax.Array]:

@@ -54,8 +54,13 @@ def test_numbers_become_the_nearest_of_their_block(name):
     assert found.nbytes == x.size // format.packed + 6 * 2 * 4 * 4
     blocks = x.astype(np.float64).reshape(6, 2, 2, 4, 16).swapaxes(2, 3).reshape(6, 2, 4, 32)
     back = np.asarray(BACK(found), np.float64).reshape(6, 2, 2, 4, 16).swapaxes(2, 3).reshape(6, 2, 4, 32)
-    largest = np.abs(blocks).max(-1, keepdims=True)
     values = values_of(format)
+    # A block's largest number, on either side, is what the outermost value on that side stands for.
+    largest = np.maximum(
+        blocks.max(-1, keepdims=True) / values.max(), blocks.min(-1, keepdims=True) / min(values.min(), -1e-9)
+    )
+    if format is DYNAMIC_UNSIGNED:
+        largest = np.abs(blocks).max(-1, keepdims=True)
     nearest = np.abs((blocks / largest)[..., None] - values).min(-1)
     # Scaling to a block's largest and back rounds three times in float32.
     assert (np.abs(back - blocks) / largest <= nearest + 4e-7).all()
@@ -70,9 +75,8 @@ def test_rounding_by_chance_gives_a_neighbour_and_the_mean_is_right(name):
     many = jnp.broadcast_to(jnp.asarray(x), (4096, 32))
     bits = bits_of_places("x", jnp.int32(1), [jnp.arange(4096)[:, None], jnp.arange(32)[None]])
     back = np.asarray(BACK(QUANTISE(many, format, 32, bits)), np.float64)
-    values = values_of(format) * 4.0
-    # The signed map ends before -1, and has nothing to round down to there.
-    x = np.maximum(x, values.min())
+    # The signed map ends before -1, and is scaled so that it holds the least number.
+    values = values_of(format) * (4.0 if format is DYNAMIC_UNSIGNED else 4.0 / min(1.0, -values_of(format).min()))
     above = np.clip(np.searchsorted(values, x, side="right"), 1, len(values) - 1)
     step = values[above] - values[above - 1]
     assert (np.abs(back - x) <= step + 1e-5).all()

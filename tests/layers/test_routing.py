@@ -149,18 +149,18 @@ def test_experts_take_their_best_tokens_of_each_row():
     moe = MoE(experts=EXPERTS, active=2, choice="expert")
     valid = jnp.arange(LENGTH)[None] < jnp.array([[4], [LENGTH]])
     assigned, terms, logits = routed(moe, Tokens(valid=valid))
-    count = moe.row_capacity(LENGTH)
-    assert count == LENGTH * 2 // EXPERTS
+    counts = [moe.row_capacity(tokens) for tokens in (4, LENGTH)]
+    assert counts == [4 * 2 // EXPERTS, LENGTH * 2 // EXPERTS]
     position, expert = np.asarray(assigned.position), np.asarray(assigned.expert)
     values = softmax(logits)
     for row in range(BATCH):
-        length = int(valid[row].sum())
+        length, count = int(valid[row].sum()), counts[row]
         for e in range(EXPERTS):
             chosen = position[row][expert[row] == e]
             assert sorted(chosen) == sorted(np.argsort(-values[row, :length, e])[:count])
             weights = np.asarray(assigned.weight)[row][expert[row] == e]
             np.testing.assert_allclose(weights, values[row, chosen, e], rtol=1e-5)
-    assert terms.load[0].tolist() == [count + 4] * EXPERTS
+    assert terms.load[0].tolist() == [sum(counts)] * EXPERTS
 
 
 @pytest.mark.parametrize("scope", ["sequence", "batch", "global"])

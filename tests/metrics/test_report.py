@@ -17,11 +17,11 @@ from test_page import Balanced
 import panax
 from panax.cli.main import main
 from panax.core.errors import DataError, RecipeError
-from panax.core.lock import locked
 from panax.metrics.report.costs import device_hours_of
 from panax.metrics.report.curves import read_curves
 from panax.metrics.report.figures import figures_of, state_of
 from panax.metrics.report.reading import ANY, read_run
+from panax.system.lock import locked
 
 
 @pytest.fixture

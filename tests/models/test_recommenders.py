@@ -14,9 +14,10 @@ from panax.core.errors import DataError, RecipeError
 from panax.core.measures import merge_measures
 from panax.layers import FeatureConfig, TableConfig, TablesConfig
 from panax.layers.perceptron import dot_interaction
-from panax.layers.pointwise_attention import pointwise
+from panax.layers.pointwise_attention import pointwise, time_buckets
 from panax.layers.ranking import ranking_metrics, target_ranks
 from panax.models import DlrmConfig, DlrmTask, SequenceTask, item_vectors, retrieval_metrics, write_vectors
+from panax.models.dlrm_task import click_metrics
 from panax.models.two_tower import in_batch_scores
 from panax.testing import check_task
 
@@ -70,6 +71,42 @@ def test_the_area_is_scikit_learns_within_its_bound():
     # Sixteen bins are wrong by something, or the bound would say nothing.
     nobody = Ranked.of(score[:3], jnp.ones(3), jnp.ones(3), 8).figures()
     assert np.isnan(nobody[""])
+
+
+def test_the_area_counts_each_example_by_its_weight():
+    from sklearn.metrics import roc_auc_score
+
+    rng = np.random.default_rng(1)
+    label = rng.integers(0, 2, 5000)
+    weight = np.where(label == 1, 1.0, rng.choice([0.0, 0.25, 3.0], 5000)).astype(np.float32)
+    score = 1 / (1 + np.exp(-(rng.standard_normal(5000) * (1 + weight) + label)))
+    found = Ranked.of(jnp.array(score, jnp.float32), jnp.array(label, jnp.float32), jnp.array(weight), 2**16).figures()
+    assert found[""] == pytest.approx(
+        roc_auc_score(label, score, sample_weight=weight), abs=found["_error_bound"] + 1e-6
+    )
+    assert abs(found[""] - roc_auc_score(label, score, sample_weight=weight > 0)) > 0.01
+    lacking = Ranked.of(
+        jnp.array([0.1, np.nan, 0.3], jnp.float32), jnp.array([0.0, 1.0, 1.0]), jnp.ones(3), 8
+    ).figures()
+    assert np.isnan(lacking[""])
+
+
+def test_rare_clicks_are_told_apart():
+    from sklearn.metrics import roc_auc_score
+
+    rng = np.random.default_rng(2)
+    for shift in (-11.0, 11.0):
+        label = (rng.random(20_000) < 0.5).astype(np.float32)
+        logits = (shift + rng.standard_normal(20_000) + label).astype(np.float32)
+        found = click_metrics(*map(jnp.array, (logits, label, np.ones_like(label))))["auc"].figures()
+        assert abs(found[""] - roc_auc_score(label, logits)) <= found["_error_bound"] < 1e-3
+
+
+def test_a_score_that_is_not_finite_has_no_rank():
+    catalogue = jnp.array([[1.0], [3.0], [np.nan], [2.0]])
+    assert np.isnan(target_ranks(jnp.ones((2, 1)), jnp.array([2, 3]), catalogue, 4)).all()
+    found = ranking_metrics(jnp.array([jnp.nan, 1.0]), jnp.ones(2), (1,))
+    assert np.isnan(float(found["mrr"].value))
 
 
 def test_metrics_of_clicks_are_those_of_scikit_learn():
@@ -164,7 +201,7 @@ def test_an_event_changes_nothing_before_it(make):
     a, b = hidden(batch), hidden(changed)
     np.testing.assert_allclose(a[:, :5], b[:, :5], rtol=1e-5)
     assert np.abs(a[:, 5:] - b[:, 5:]).max() > 1e-2
-    # The time of what is predicted is known, and nothing later.
+    # Each position knows its own event's time, and nothing later.
     changed["times"][:, 6:] += 10**6
     np.testing.assert_allclose(hidden(changed)[:, :5], b[:, :5], rtol=1e-5)
 
@@ -172,7 +209,7 @@ def test_an_event_changes_nothing_before_it(make):
 def test_pointwise_attention_by_hand():
     q, k, v = (jax.random.normal(jax.random.key(i), (1, 3, 1, 2)) for i in range(3))
     bias = np.arange(9.0, dtype=np.float32).reshape(1, 3, 3)
-    found = pointwise(q, k, v, jnp.array(bias))
+    found = pointwise(q, k, v, jnp.array(bias), q.shape[1])
     for at in range(3):
         scores = np.array([q[0, at, 0] @ k[0, j, 0] + bias[0, at, j] for j in range(at + 1)])
         weights = scores / (1 + np.exp(-scores)) / 3
@@ -236,7 +273,7 @@ def test_vectors_are_written_with_their_names(tmp_path):
 
 def test_tasks_take_the_datas_ids():
     open_tables = TablesConfig(tables=(TableConfig(name="a", rows=0, width=4, features=(FeatureConfig(leaf="a"),)),))
-    task = DlrmTask(model=DlrmConfig(tables=open_tables, top=(4,)))
+    task = DlrmTask(model=DlrmConfig(interaction="cross", tables=open_tables, top=(4,)))
     assert task.adapted(DataFacts(num_ids={"a": 9})).model.tables.tables[0].rows == 9
     with pytest.raises(RecipeError, match="the data does not say how many 'a' may hold"):
         task.adapted(DataFacts())
@@ -264,3 +301,14 @@ def test_what_does_not_fit_is_refused():
             {name: np.pad(leaf, ((0, 0), (0, 1))) if leaf.ndim > 1 else leaf for name, leaf in histories().items()},
         )
     assert LENGTH == 8
+
+
+def test_the_time_of_the_last_event_is_its_own_whatever_fills_the_row():
+    times = np.array([[0, 10, 1000, 100_000, 100_060]], np.int32)
+    filled = np.concatenate([times, np.zeros((1, 3), np.int32)], axis=1)
+    wanted = time_buckets(jnp.array(times))[0, 4].tolist()
+    assert wanted == sorted(wanted, reverse=True) and wanted[-1] == 0
+    assert time_buckets(jnp.array(filled))[0, 4, :5].tolist() == wanted
+    # The target's time, where the batch has it: each event is further off.
+    known = time_buckets(jnp.array(times), jnp.array(times) + 60)[0, 4].tolist()
+    assert known[-1] == time_buckets(jnp.array([[0, 60]]))[0, 1, 0]

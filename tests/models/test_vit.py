@@ -132,7 +132,7 @@ def test_evaluation_knows_no_smoothing_and_counts_what_is_right():
 
 def test_a_label_that_is_no_class_is_not_trained_on():
     step, none = compiled({}), np.full(ROWS, 7, np.int32)
-    with pytest.raises(DataError, match=r"the batch's leaf 'label' holds 7; this task takes 0 to 6"):
+    with pytest.raises(DataError, match=r"the batch's leaf 'label' holds 7 at \[\d+\]; this task takes 0 to 6"):
         step.put({**batch(), "label": none})
     # One that reaches the devices all the same, which can't raise.
     sent = step.put(batch())

@@ -14,10 +14,11 @@ from test_on_shards import MESHES, OPTIMIZERS
 
 from panax.checkpoint import Checkpointer, restore
 from panax.core import LayoutError, RecipeError, named_leaves
-from panax.kernels.quantised import Quantised
+from panax.kernels.quantised import DynamicMap, Format, Quantised
 from panax.mesh import MeshShape, Placement
 from panax.optim import AdamW, Schedule, Sgd
 from panax.optim.codes import block_of
+from panax.optim.shard import Shard
 from panax.train import CompiledStep, Program, StepConfig
 
 STEADY = Schedule(peak=0.05, decay="constant")
@@ -63,7 +64,11 @@ def boxes(x, block):
 
 
 @pytest.mark.slow
-def test_fifty_steps_are_torchao_s():
+def test_fifty_steps_are_torchao_s(monkeypatch):
+    # torchao rounds to the nearest code, which never falls where a moment decays slowly, and has no code for a block's largest
+    # number where it is negative: all else is its own.
+    monkeypatch.setattr(Shard, "bits", lambda self, kind, count: None)
+    monkeypatch.setattr(DynamicMap, "scale_of", Format.scale_of)
     # torchao's blocks are 256 numbers in storage. AdamW's steps know no neighbours, so it is given our blocks one after the
     # other. Those of `latent` and `long` lie so already.
     optimizer = AdamW(schedule=STEADY, b2=0.99, weight_decay=0.1, decays={"*": 1.0}, moments="int8")
@@ -133,7 +138,9 @@ def test_codes_are_the_same_on_every_mesh(name, mesh):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_stacked_layers_have_the_codes_of_separate_ones(name):
+def test_stacked_layers_have_the_codes_of_separate_ones(name, monkeypatch):
+    # The bits of rounding by chance are of a parameter's name, and a stack has one.
+    monkeypatch.setattr(Shard, "bits", lambda self, kind, count: None)
     names = ("up", "bias")
     optimizer = in_codes(name, **({"minimum_factored": 1024} if name == "adafactor" else {}))
     apart = {f"{n}.{i}": AXES[n][1:] for n in names for i in range(4)}
@@ -170,7 +177,7 @@ def test_it_has_the_bytes_that_are_declared(rounding):
 
 
 @pytest.mark.slow
-def test_chance_rounds_codes_alike_on_every_mesh_and_keeps_small_moments():
+def test_chance_rounds_codes_alike_on_every_mesh_and_keeps_small_moments(monkeypatch):
     names = ("up",)
     axes = {"up": AXES["up"]}
     optimizer = AdamW(schedule=STEADY, moments="int8", rounding="stochastic")
@@ -179,7 +186,8 @@ def test_chance_rounds_codes_alike_on_every_mesh_and_keeps_small_moments():
     _, state = run(optimizer, arrays(0, names), steps, mesh={"stage": 2, "tensor": 2, "fsdp": 2}, axes=axes)
     for kind in ("mean", "square"):
         assert (np.asarray(kept[kind]["up"].codes) != np.asarray(state[kind]["up"].codes)).mean() <= 1e-3
-    _, other = run(dataclasses.replace(optimizer, rounding="nearest"), arrays(0, names), steps, axes=axes)
+    monkeypatch.setattr(Shard, "bits", lambda self, kind, count: None)
+    _, other = run(optimizer, arrays(0, names), steps, axes=axes)
     assert (np.asarray(other["mean"]["up"].codes) != np.asarray(kept["mean"]["up"].codes)).mean() > 0.2
 
 

@@ -12,7 +12,7 @@ import tiny_recipe
 from launching import join_job
 
 from panax import fit
-from panax.core.compiling import compilations
+from panax.compiling.cache import compilations
 from panax.run import EvaluateConfig
 
 

@@ -78,15 +78,16 @@ def test_a_hook_is_called_in_order_asks_and_is_resumed(short):
     assert "stopped by it was enough" in repr(result)
     names = [(name, step) for name, step, *_ in told.calls]
     assert names == [
-        ("before_run", 0), ("after_step", 1), ("after_step", 2), ("after_evaluation", 2), ("after_step", 3), ("before_save", 3),
-        ("after_step", 4), ("before_save", 4), ("after_step", 5), ("after_evaluation", 5), ("before_save", 5), ("at_end", 5),
+        ("before_run", 0), ("after_step", 1), ("after_step", 2), ("after_evaluation", 2), ("before_save", 2),
+        ("after_step", 3), ("before_save", 3), ("after_step", 4), ("before_save", 4), ("after_step", 5),
+        ("after_evaluation", 5), ("before_save", 5), ("at_end", 5),
     ]  # fmt: skip
-    assert told.kept is None and checkpoints(short) == ["step_00000003", "step_00000004", "step_00000005"]
+    assert told.kept is None and checkpoints(short) == [f"step_0000000{step}" for step in (2, 3, 4, 5)]
     # What is left of the run, by another set of hooks: the second of a class has its own state, here none.
     again, second = Told(), Told()
     result = fit(dataclasses.replace(short, hooks=(again, second)), quiet=True)
     assert result.step == 6 and not result.stopped
-    assert again.kept == {"calls": 11} and second.kept is None and again.calls[0] == ("before_run", 5)
+    assert again.kept == {"calls": 12} and second.kept is None and again.calls[0] == ("before_run", 5)
 
 
 def test_a_hook_that_raises_is_named_and_the_run_saves_first(short):

@@ -6,11 +6,13 @@ import threading
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import save
 from tiny_recipe import tiny
 
 import panax
 from panax.checkpoint import CheckpointConfig, open_checkpoint
 from panax.comms import Comms, Islands
+from panax.comms.admission import digest_of, whole
 from panax.core.errors import CheckpointError, HookError, PanaxError, RecipeError
 from panax.hooks import Hook
 from panax.mesh import MeshShape
@@ -177,6 +179,43 @@ def test_one_that_comes_back_in_time_trains_with_the_others(tmp_path):
     assert any("island 1 is back at meeting 3" in line or "island 1 is back at meeting 4" in line for line in said)
     first, second = (params_of(tmp_path, index, STEPS) for index in range(COUNT))
     assert all((first[name] == second[name]).all() for name in first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["NaN", "a header that is a list"])
+def test_one_that_writes_what_can_not_be_used_is_left_out_and_taken_back(how, tmp_path):
+    place, stop = tmp_path / "meeting", threading.Event()
+
+    def pretends():
+        """Writes what island 0 writes, but once."""
+        for number in range(1, STEPS // LOCAL + 1):
+            own = place / f"round_{number:08d}" / "from_0.safetensors"
+            while not own.exists():
+                if stop.wait(0.02):
+                    return
+            update = whole(own.read_bytes())
+            arrays = {name: x * np.nan if number == 2 else x for name, x in update.arrays.items()}
+            if number == 2:  # as an island does that takes over what was agreed on
+                (place / "joining").mkdir(exist_ok=True)
+                (place / "joining" / "island_1.json").write_text('{"round": 3}')
+            data = save(arrays, metadata={"base": update.base, "index": "1", "digest": digest_of(arrays)})
+            if number == 2 and how != "NaN":
+                data = (3).to_bytes(8, "little") + b"[1]"
+            own.with_name("part").write_bytes(data)
+            own.with_name("part").rename(own.with_name("from_1.safetensors"))
+
+    partner = threading.Thread(target=pretends)
+    partner.start()
+    try:
+        (result,), (said,) = trained(experiment(tmp_path, 0))
+    finally:
+        stop.set()
+        partner.join()
+    assert result.step == STEPS
+    told = [line for line in said if "is left out of meeting" in line]
+    assert [line.partition(":")[0] for line in told] == ["island 1 is left out of meeting 2, after step 4"]
+    assert any(line.startswith("island 1 is back at meeting 3") for line in said)
+    assert all(np.isfinite(x).all() for x in params_of(tmp_path, 0, STEPS).values())
 
 
 @pytest.mark.parametrize("wire", ["int8", "int4", "bfloat16", "float8"])

@@ -25,8 +25,11 @@ def test_what_is_read_is_told_once_where_it_is_quick(experiment, tmp_path):
     data = dataclasses.replace(experiment.data, cache_dir=str(tmp_path / "cache"))
     lines: list[str] = []
     open_data(dataclasses.replace(experiment, data=data), lines.append)
-    assert len(lines) == 2 and lines[0] == "training the tokenizer: 5 documents"
+    assert lines[0] == "training the tokenizer: 5 documents"
     assert lines[1].startswith("tokenising: 5 documents, ") and lines[1].endswith(" tokens")
+    files, *lengths = lines[2:]
+    assert "5 files are read (5 of .py)" in files
+    assert [line.partition(" of ")[0] for line in lengths] == ["4 documents", "1 held-out documents"]
 
 
 def test_a_note_is_styled_and_the_bar_under_it_is_not():

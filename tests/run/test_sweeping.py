@@ -9,7 +9,7 @@ import pytest
 from panax import sweep
 from panax.core import RecipeError, TrainingError
 from panax.run import sweeping
-from panax.run.sweeping import combinations_of, with_setting
+from panax.run.sweeping import Sweep, Trial, combinations_of, with_setting
 
 
 @pytest.fixture
@@ -79,3 +79,12 @@ def test_a_result_draws_what_it_logged(undisturbed):
     assert "seconds/step" in result.plot("seconds/step").svg
     with pytest.raises(RecipeError, match="the run has logged no 'train/los': did you mean 'train/loss'"):
         result.plot("train/los")
+
+
+def test_a_training_loss_is_not_compared_with_held_out_ones(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2, "train/loss": 0.0}\n')
+    judged = Trial({"a": 1}, str(tmp_path / "none"), 2, {"loss": 3.0})
+    # Its evaluation was over nothing: all answers were cut away.
+    unjudged = Trial({"a": 2}, str(tmp_path), 2)
+    assert unjudged.loss == 0.0 and Sweep("x", (unjudged, judged)).best is judged
+    assert Sweep("x", (unjudged,)).best is unjudged

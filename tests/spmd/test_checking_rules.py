@@ -12,7 +12,8 @@ from panax.mesh import MeshShape, Placement
 from panax.spmd.checking.states import Kind
 from panax.spmd.checking.walk import Walk, inputs
 from panax.spmd.linear import handed_on
-from panax.spmd.marks import Holds, cotangents_declared, declared, shared
+from panax.spmd.marks import Holds, cotangents_declared, declared, linear_in, shared
+from panax.spmd.segments import sums_by_blocks
 
 ROWS, COLUMNS = 8, 4
 X = jnp.ones((ROWS, COLUMNS))
@@ -69,6 +70,14 @@ CASES = {
     "a cotangent as declared": (
         lambda x, y: jax.vjp(lambda x: cotangents_declared(x, {"tensor": Holds.SPLIT}) * 2, x[0])[1](y.sum(axis=0))[0],
         (WHOLE, SPLIT), Kind.SPLIT, (0,),
+    ),
+    "a term that is said to be linear": (
+        lambda x: linear_in(jnp.abs(x.sum(axis=0)), x.sum(axis=0)), (SPLIT,), Kind.PARTIAL, (),
+    ),
+    "a split value that is said to be linear": (lambda x: linear_in(jnp.abs(x), x), (SPLIT,), Kind.SPLIT, (0,)),
+    "sums by blocks of a term": (
+        lambda x: sums_by_blocks(jnp.outer(jnp.ones(3), x.sum(axis=0)), jnp.array([0, 0, 1]), 2), (SPLIT,),
+        Kind.PARTIAL, (),
     ),
     "turned": (lambda x: x.T.reshape(2, 2, -1), (COLUMN,), Kind.SPLIT, (0,)),
     "own part of a whole value": (

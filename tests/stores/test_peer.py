@@ -10,7 +10,7 @@ import pytest
 
 from panax.core import StoreError
 from panax.stores import LocalStore, MissingError
-from panax.stores.peer import PeerServer, PeerStore, UnionStore
+from panax.stores.peer import PeerServer, PeerStore, UnionStore, authorization
 
 
 @pytest.fixture
@@ -75,13 +75,35 @@ def test_a_wrong_token_gets_nothing(served):
     assert [entry.path for entry in local.list()] == ["x"]
 
 
+def test_a_request_that_was_overheard_is_good_for_nothing_else(served):
+    local, server = served
+    local.write("x", [b"1"])
+    signed = authorization("secret", "DELETE", "/other", 0)
+    assert "secret" not in signed
+
+    def asked(method, path, size=0):
+        connection = http.client.HTTPConnection(server.address, timeout=10)
+        connection.request(
+            method, path, body=b"1" * size, headers={"Authorization": signed, "Content-Length": str(size)}
+        )
+        with contextlib.closing(connection.getresponse()) as response:
+            found = response.status
+        connection.close()
+        return found
+
+    assert asked("DELETE", "/x") == asked("GET", "/other") == asked("DELETE", "/other", 1) == 403
+    assert asked("DELETE", "/other") == 200
+    assert asked("DELETE", "/other") == 403  # again
+    assert local.read("x") == b"1"
+
+
 @pytest.mark.parametrize("path", ["/../outside", "/%2e%2e/outside", "/a/../../outside"])
 def test_no_path_leads_outside(served, tmp_path, path):
     _, server = served
     (tmp_path / "outside").write_text("mine")
     for method in ("GET", "PUT", "DELETE"):
         connection = http.client.HTTPConnection(server.address, timeout=10)
-        connection.request(method, path, body=b"1", headers={"Authorization": "Bearer secret"})
+        connection.request(method, path, body=b"1", headers={"Authorization": authorization("secret", method, path, 1)})
         with contextlib.closing(connection.getresponse()) as response:
             assert response.status == 500
         connection.close()
@@ -92,7 +114,7 @@ def test_a_sender_that_dies_leaves_nothing(served):
     local, server = served
     connection = http.client.HTTPConnection(server.address, timeout=10)
     connection.putrequest("PUT", "/half")
-    connection.putheader("Authorization", "Bearer secret")
+    connection.putheader("Authorization", authorization("secret", "PUT", "/half", 1000))
     connection.putheader("Content-Length", "1000")
     connection.endheaders()
     connection.send(b"x" * 10)
@@ -154,7 +176,8 @@ def test_a_connection_on_which_the_token_was_given_is_not_hung_up(served, monkey
     monkeypatch.setattr(server._server, "waiting_seconds", 0.2)
     host, port = server.address.split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
-        head = "PUT /slow HTTP/1.1\r\nAuthorization: Bearer secret\r\nContent-Length: 4\r\n\r\n"
+        signed = authorization("secret", "PUT", "/slow", 4)
+        head = f"PUT /slow HTTP/1.1\r\nAuthorization: {signed}\r\nContent-Length: 4\r\n\r\n"
         connection.sendall(head.encode() + b"ab")
         time.sleep(1.5)
         connection.sendall(b"cd")

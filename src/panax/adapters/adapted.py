@@ -1,6 +1,7 @@
 """`AdaptedTask`: another library's model as a `Task`, made of the few functions in which the libraries differ."""
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,7 +12,7 @@ from ..core import Axes, Batch, Evaluation, Task, TrainState, named_leaves
 from ..core.errors import RecipeError
 from ..core.task import Gradients
 from ..spmd import accumulated
-from .layouts import Kind, automatic_axes
+from .layouts import Kind, automatic_axes, meaning_of
 from .losses import read_loss
 from .placing import place, zeros
 
@@ -37,6 +38,7 @@ class Model:
         notes: What the user should know of how it was adapted.
         one_pass: Why a batch must be one forward and backward pass; None where it may be cut into micro-batches.
         scales_loss: It computes in float16, so that its loss is scaled.
+        sums: Its loss is a sum over the batch's rows, which micro-batches add up, and no mean.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Model:
     notes: tuple[str, ...] = ()
     one_pass: str | None = None
     scales_loss: bool = False
+    sums: bool = False
 
     def __post_init__(self) -> None:
         assert (self.create is None) != (self.given is None)
@@ -67,6 +70,9 @@ class AdaptedTask(Task):
     """
 
     mesh_axes = frozenset({"replica", "fsdp", "expert", "tensor"})
+
+    _parts = 1
+    """Of a loss that is a sum, how many micro-batches it is the sum of."""
 
     def __init__(self, model: Model, sharding: Mapping[str, Axes] | None = None):
         """
@@ -86,6 +92,9 @@ class AdaptedTask(Task):
         if not shapes:
             raise RecipeError(f"{model.name} has no parameters; there is nothing to train")
         self._axes = automatic_axes(shapes, model.kind_of, model.axes, sharding or {})
+        self._meanings = {
+            path: meaning_of(path, shape, model.kind_of(path), model.axes.get(path)) for path, shape in shapes.items()
+        }
 
     @property
     def scales_loss(self) -> bool:
@@ -109,6 +118,9 @@ class AdaptedTask(Task):
         with its_own_ways():
             returned, after = self.model.evaluate(params, state, leaves, key, train)
             losses, metrics = read_loss(returned, rows)
+        if self._parts > 1:
+            # The weights add up to the whole batch's rows, over which such a loss is no mean.
+            losses = {name: dataclasses.replace(each, sum=each.sum * self._parts) for name, each in losses.items()}
         if not train:
             return Evaluation(losses, state, metrics)
         was, now = (
@@ -132,14 +144,25 @@ class AdaptedTask(Task):
         count = jax.tree.leaves(micro_batches)[0].shape[0]
         if self.model.one_pass is not None and count > 1:
             raise RecipeError(f"step.micro_batches={count}: {self.model.one_pass}; set step.micro_batches=1")
-        return accumulated(self, params, state, micro_batches, key, trainable)
+        task = self
+        if self.model.sums and count > 1:
+            task = copy.copy(self)
+            task._parts = count
+        return accumulated(task, params, state, micro_batches, key, trainable)
 
     def parameter_axes(self, params: Params) -> Any:
         return jax.tree.structure(params).unflatten([self._axes[name] for name in named_leaves(params)])
 
+    def meaning_axes(self, params: Params) -> Any:
+        return jax.tree.structure(params).unflatten([self._meanings[name] for name in named_leaves(params)])
+
     def trained(self, state: TrainState) -> Any:
-        """The model in its own library's form, with the weights (and statistics) of `state`."""
-        params, model_state = jax.device_get((state.params, state.model_state))
+        """The model in its own library's form, with the weights (and statistics) of `state`.
+
+        Where a run averages its parameters (`step.ema_decay`, `ScheduleFreeAdamW`), they are the averages, which evaluations,
+        exports and `init="checkpoint:..."` take too.
+        """
+        params, model_state = jax.device_get((state.judged_params, state.model_state))
         return self.model.rebuild(params, model_state)
 
 

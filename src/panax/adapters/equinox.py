@@ -91,6 +91,7 @@ def task(
             evaluate=evaluate,
             rebuild=rebuild,
             kind_of=_kinds(model_shape).get,
+            notes=_notes(model_shape),
         ),
         sharding,
     )
@@ -115,6 +116,24 @@ def _kinds(model: Any) -> dict[str, Kind]:
                 weights = jax.tree_util.tree_flatten_with_path(eqx.filter(layer, _trains))[0]
                 found |= {path_name((*path, *inner)): kind for inner, leaf in weights if leaf.ndim >= 2}
     return found
+
+
+def _notes(model: Any) -> tuple[str, ...]:
+    """Fields that say that a module trains, which `eqx.nn.inference_mode` does not know."""
+    modules = [model]
+    found = []
+    while modules:
+        module = modules.pop()
+        for name, value in vars(module).items():
+            if name in ("train", "training", "is_training") and value is True:
+                found.append(
+                    f"{type(module).__name__} has the field {name}=True, which evaluation keeps: take the keyword train "
+                    "of the loss, or "
+                    f"name the field inference, which is off while the model trains and on while it is evaluated"
+                )
+            inner = jax.tree.leaves(value, is_leaf=lambda each: isinstance(each, eqx.Module))
+            modules += [each for each in inner if isinstance(each, eqx.Module)]
+    return tuple(found)
 
 
 def _is_array(leaf: Any) -> bool:

@@ -4,6 +4,7 @@ import importlib
 from types import ModuleType
 
 from ..core.errors import RecipeError
+from ..core.installing import with_extra
 
 
 def needed(module: str, extra: str) -> ModuleType:
@@ -16,5 +17,5 @@ def needed(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise RecipeError(
-            f"this adapter needs {module}, which can't be imported ({error}); run: pip install 'panax-jax[{extra}]'"
+            f"this adapter needs {module}, which can't be imported ({error}); run: {with_extra(extra)}"
         ) from error

@@ -1,5 +1,6 @@
 """Flax Linen modules: parameters are the collection `params`, state is every other collection."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -41,7 +42,8 @@ def task(
 
     In the loss, `model(*args, **kwargs)` is `module.apply` with the variables, the random keys, and the collections that
     change: what it leaves in `batch_stats` and the like is the state. Where the module's `__call__` has an argument `train`,
-    `training`, `is_training`, `deterministic` or `use_running_average` that the loss leaves out, it is set. With
+    `training`, `is_training`, `deterministic` or `use_running_average` that the loss leaves out, it is set; a field of the
+    module of such a name that says that it trains is the other way round in evaluation (`module.clone(train=False)`). With
     `mutable=["losses"]` a call returns `(output, {"losses": ...})`, as `apply` does, and that collection is no state.
     `model.variables` are the variables. Axis names (`nn.with_partitioning`, `nn.with_logical_partitioning`) are read.
 
@@ -65,6 +67,7 @@ def task(
     if not isinstance(module, nn.Module):
         raise RecipeError(f"the module is {module!r}; expected an instance of flax.linen.Module: Net(), not Net")
     passing = set(PASSING)
+    evaluated = _evaluated(module)
 
     def modes(args: tuple[Any, ...], keywords: Mapping[str, Any], train: bool) -> dict[str, Any]:
         method = keywords.get("method")
@@ -104,7 +107,8 @@ def task(
             keywords |= modes(args, keywords, train)
             # A stream that is named neither falls back on `params`.
             rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}
-            output, after = module.apply(held, *args, rngs=rngs, mutable=[*state, *mutable], **keywords)
+            applied = module if train else evaluated
+            output, after = applied.apply(held, *args, rngs=rngs, mutable=[*state, *mutable], **keywords)
             asked = {name: after[name] for name in mutable if name in after}
             after = {name: after.get(name, held[name]) for name in state}
             return (output, asked) if mutable else output, {"params": params, **after}
@@ -131,6 +135,24 @@ def task(
         ),
         sharding,
     )
+
+
+def _evaluated(module: Any) -> Any:
+    """The module as it is evaluated: fields that say that it trains are turned, in it and in the modules that it is made of."""
+    fields = {field.name: getattr(module, field.name, None) for field in dataclasses.fields(module) if field.init}
+    changes: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name in ("parent", "name"):
+            continue
+        if name in MODES and value is MODES[name]:
+            changes[name] = not value
+        elif isinstance(value, nn.Module) and (inner := _evaluated(value)) is not value:
+            changes[name] = inner
+        elif isinstance(value, list | tuple) and any(isinstance(each, nn.Module) for each in value):
+            turned = [_evaluated(each) if isinstance(each, nn.Module) else each for each in value]
+            if any(a is not b for a, b in zip(turned, value)):
+                changes[name] = type(value)(turned)
+    return module.clone(**changes) if changes else module
 
 
 def _kind_of(path: str) -> Kind | None:

@@ -6,13 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core import Axes, Batch
+from ..core import Axes, Batch, Faults
 from ..core.errors import RecipeError
+from ..core.measures import NO_FAULT
 from .adapted import AdaptedTask, Model, its_own_ways
 from .calling import call_loss
 from .extras import needed
 from .heads import head_axes
 from .layouts import Kind
+from .losses import named_terms
 from .naming import AxisNames, read_names
 
 nnx = needed("flax.nnx", "flax")
@@ -85,7 +87,13 @@ def task(
     def evaluate(params: Flat, state: Flat, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Flat]:
         model = join(params, state, key)
         model.train() if train else model.eval()
+        # Modules of a user's own may call the mode by another name.
+        model.set_attributes(training=train, is_training=train, raise_if_not_found=False)
+        before, given = _attributes(model), _flat(groups(model)[1])
         returned = call_loss(loss, model, batch, key=key, train=train)
+        _refuse_changed(before, _attributes(model))
+        if train:
+            returned = _with_fault(returned, given, _flat(groups(model)[1]))
         # What a model sows belongs to one call of it.
         sown = _flat(nnx.state(model, nnx.Intermediate)).keys() - state.keys()
         return returned, {name: leaf for name, leaf in _flat(groups(model)[3]).items() if name not in sown}
@@ -113,6 +121,57 @@ def task(
         ),
         sharding,
     )
+
+
+def _attributes(model: Any) -> dict[str, Any]:
+    """Plain Python values of a model's parts, in dictionaries and lists too, which a compiled step holds fixed."""
+    found: dict[str, Any] = {}
+    for path, part in nnx.iter_modules(model):
+        # NNX's own notes of what is a node change with a variable that is sown.
+        own = {name: value for name, value in vars(part).items() if not name.startswith(("_pytree__", "_object__"))}
+        held = [(".".join((*map(str, path), name)), value) for name, value in own.items()]
+        while held:
+            name, value = held.pop()
+            if isinstance(value, bool | int | float | str):
+                found[name] = value
+            elif isinstance(value, Mapping):
+                held += [(f"{name}.{key}", each) for key, each in value.items()]
+            elif isinstance(value, list | tuple):
+                held += [(f"{name}.{index}", each) for index, each in enumerate(value)]
+    return found
+
+
+def _refuse_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    for name in {**before, **after}:
+        if before.get(name) != after.get(name):
+            raise RecipeError(
+                f"a call of the model changes its attribute {name} (from {before.get(name)!r} to {after.get(name)!r}), "
+                "which one compiled "
+                f"step for all batches would hold fixed; make it an nnx.Variable: self.{name.rpartition('.')[2]} = "
+                f"nnx.Variable(jnp.array(...))"
+            )
+
+
+def _with_fault(returned: Any, given: Flat, after: Flat) -> Any:
+    """What the loss returned, with a check that a call has left the trained parameters as they were.
+
+    Transformations such as `nnx.remat` give back equal arrays, so that only values can tell.
+    """
+    changed = {name: after[name] for name in given if name in after and after[name] is not given[name]}
+    if not changed:
+        return returned
+    terms, metrics = named_terms(returned)
+    apart = [
+        jnp.max(jnp.where(value == given[name], NO_FAULT, jnp.abs(value - given[name])))
+        for name, value in changed.items()
+    ]
+    checks = tuple(
+        f"a call of the model changes the parameter {name}, which is left to the optimizer here: compute with a changed "
+        "copy in the call, "
+        f"or make it an nnx.Variable; by "
+        for name in changed
+    )
+    return terms, {**metrics, "faults": Faults(jnp.stack([each.astype(jnp.float32) for each in apart]), checks)}
 
 
 def _kind_of(path: str) -> Kind | None:

@@ -59,6 +59,7 @@ def task(
             _build(model, example, unpack)
         measured = _built_metrics(model, example, unpack)
     weights = _named(model.trainable_variables)
+    _refuse_ruled(model, weights)
     others = _named(model.non_trainable_variables)
     seeds = [name for name in others if name.rpartition(".")[2].startswith(SEEDS)]
 
@@ -105,6 +106,7 @@ def task(
             rebuild=rebuild,
             axes=head_axes({name: tuple(variable.shape) for name, variable in weights.items()}),
             kind_of=_kind_of,
+            one_pass=_one_pass(model),
         ),
         sharding,
     )
@@ -139,6 +141,36 @@ def _check_usable(model: Any) -> None:
             f"{type(model).__name__} overrides train_step, which Panax's step would pass over; say what is to be minimised in "
             f"compute_loss, which it keeps"
         )
+
+
+def _refuse_ruled(model: Any, weights: Mapping[str, Any]) -> None:
+    """Raise where Keras' optimizers would do more with a variable than to add an update."""
+    for name, variable in weights.items():
+        if getattr(variable, "constraint", None) is not None:
+            raise RecipeError(
+                f"{name} of {model.name} has the constraint {type(variable.constraint).__name__}, which Keras' "
+                "optimizers apply after each "
+                "update, and Panax's do not; compute with the constrained weight in the layer's call, or build it "
+                "without the constraint"
+            )
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise RecipeError(
+                f"{name} of {model.name} is overwritten with its gradient by Keras' optimizers (float8), which Panax's "
+                "do not; use "
+                f"another dtype policy"
+            )
+
+
+def _one_pass(model: Any) -> str | None:
+    """Why a batch can't be cut: a loss that is no mean over its rows."""
+    for loss in jax.tree.leaves(getattr(model, "loss", None)):
+        reduction = getattr(loss, "reduction", "sum_over_batch_size")
+        if reduction not in ("sum_over_batch_size", "mean"):
+            return (
+                f"the loss {type(loss).__name__} has reduction={reduction!r}, which parts of a batch do not add up to; use "
+                f"reduction='sum_over_batch_size'"
+            )
+    return None
 
 
 def _compile(model: Any, loss: Any, metrics: Any) -> None:

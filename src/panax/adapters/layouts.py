@@ -13,6 +13,7 @@ from typing import Literal
 from ..core import Axes
 from ..core.errors import RecipeError, nearest
 from ..mesh.rules import LOGICAL_AXES
+from ..optim.parameter import matrix_of
 
 Kind = Literal[
     "in_out", "out_in", "embedding", "convolution_first", "convolution_last", "members_in_out", "members_out_in"
@@ -25,6 +26,24 @@ NARROWING = re.compile(
     r"mlp[._/]2|net[._/]2|o|attn_out|attention[._/]output)([._/]|$)"
 )
 """Paths of the layers that narrow what a layer before them widened, by the names the field gives them."""
+
+
+VECTOR = re.compile(
+    r"(^|[._/])(bias|b|scale|gamma|beta|offset)$|norm\w*[._/](weight|w)$|(^|[._/])ln\w*[._/](weight|w)$", re.IGNORECASE
+)
+"""Paths of biases and norms, by the names the field gives them: many of them side by side are not a matrix."""
+
+
+def meaning_of(path: str, shape: tuple[int, ...], kind: Kind | None = None, named: Axes | None = None) -> Axes:
+    """The logical axes that say what a parameter is, whatever it is placed by.
+
+    Args:
+        named: The axes that the model names; taken where they say that it is a matrix.
+
+    >>> meaning_of("up.kernel", (64, 256), None, (None, None)), meaning_of("layers.norm.scale", (12, 256))
+    (('width', 'features'), (None, None))
+    """
+    return named if named is not None and matrix_of(named) is not None else axes_of(path, shape, kind)
 
 
 def axes_of(path: str, shape: tuple[int, ...], kind: Kind | None = None) -> Axes:
@@ -42,6 +61,8 @@ def axes_of(path: str, shape: tuple[int, ...], kind: Kind | None = None) -> Axes
     """
     ndim = len(shape)
     if ndim < 2:
+        return (None,) * ndim
+    if kind is None and VECTOR.search(path):
         return (None,) * ndim
     if kind is None:
         kind = "in_out" if ndim == 2 else "convolution_last"

@@ -11,10 +11,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import torch
 
 from ..core import Axes
 from ..core.errors import RecipeError
+from ..core.measures import is_reserved
+from ..data.iterable import as_batch
 from .adapted import AdaptedTask
 from .torch import task as torch_task
 from .torch_optimizers import TorchOptimizer, from_torch
@@ -67,14 +71,15 @@ def fit_arguments(
 ) -> Arguments:
     """The task, the optimizer and the length of the run of a `LightningModule`, as arguments of an `Experiment`.
 
-    In evaluation `validation_step` is asked, where there is one. `batch_idx` is always 0.
+    In evaluation `validation_step` is asked, where there is one. A step may hand its `batch_idx` on, and is refused where it
+    computes or decides with it.
 
     Args:
         module: A `LightningModule` of `lightning` or `pytorch_lightning`.
         example: A batch as the module's dataloader gives it.
         num_steps: Of the run; also what `self.trainer.estimated_stepping_batches` and `max_steps` answer.
         steps_per_epoch: For a scheduler that counts epochs, as Lightning's do unless told.
-        ignore: Hooks of the module that need not be called.
+        ignore: Hooks of the module that need not be called; "batch_idx" holds that at 0, where it decides only what is logged.
         sharding: Patterns of parameter names to logical axes.
         compute_dtype: `bfloat16` runs the forward pass under `torch.autocast`, as the Trainer's `precision="bf16-mixed"` does.
         check: Compare loss and gradients with PyTorch's own on the example.
@@ -84,19 +89,33 @@ def fit_arguments(
             Trainer for what it can't have, or can't be traced.
     """
     base = _lightning_base(module)
-    _refuse_hooks(module, base, frozenset(ignore))
+    ignore = frozenset(ignore)
+    _refuse_hooks(module, base, ignore - {BATCH_INDEX})
     if not getattr(module, "automatic_optimization", True):
         raise RecipeError(
             f"{type(module).__name__} optimizes by hand (automatic_optimization=False); write the loop with "
             f"panax.compile_step, one step for each optimizer"
         )
-    steps = _Steps(module, base, _Trainer(type(module).__name__, num_steps, steps_per_epoch))
+    index = 0 if BATCH_INDEX in ignore else BatchIndex(type(module).__name__)
+    steps = _Steps(module, base, _Trainer(type(module).__name__, num_steps, steps_per_epoch), index)
     adapted = torch_task(module, steps, example, sharding=sharding, compute_dtype=compute_dtype, check=check)
+    if check and steps.validates:
+        adapted.notes = (*adapted.notes, *_not_validated(adapted, example))
     with _within(module, steps.trainer):
         configured = module.configure_optimizers()
     optimizer, scheduler, every = _configured(configured, steps_per_epoch)
     made = from_torch(optimizer, module, scheduler=scheduler, num_steps=num_steps, steps_per_update=every)
     return Arguments(adapted, made, num_steps)
+
+
+def _not_validated(adapted: AdaptedTask, example: Any) -> Iterator[str]:
+    """Why the module's evaluation would be refused, said before a run has begun; nothing if it would not."""
+    params, state = jax.eval_shape(adapted.init, jax.random.key(0))
+    batch = {name: jnp.asarray(leaf) for name, leaf in as_batch(example).items()}
+    try:
+        jax.eval_shape(lambda p, s, b: adapted.loss(p, s, b, jax.random.key(0), False), params, state, batch)
+    except RecipeError as error:
+        yield f"an evaluation would be refused: {error}"
 
 
 class _Trainer:
@@ -120,11 +139,38 @@ class _Trainer:
         )
 
 
+BATCH_INDEX = "batch_idx"
+
+
+class BatchIndex:
+    """Stands for the number of the batch, which a compiled step does not know: it can be handed on, and nothing else."""
+
+    def __init__(self, owner: str):
+        self._owner = owner
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise RecipeError(
+            f"{self._owner} computes or decides with batch_idx, which one compiled step for all batches does not know; "
+            "count steps in a "
+            f"buffer and choose with torch.where, or give the number as a leaf of the batch. If it decides only what is logged, "
+            f"ignore=('batch_idx',) holds it at 0"
+        )
+
+
+for _name in (
+    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "pow", "rpow",
+    "divmod", "rdivmod", "and", "rand", "or", "ror", "xor", "rxor", "lshift", "rlshift", "rshift", "rrshift", "neg", "pos",
+    "invert", "abs", "float", "int", "index", "bool", "round", "floor", "ceil", "trunc", "eq", "ne", "lt", "le", "gt", "ge",
+    "array", "hash", "getitem", "iter", "len", "contains", "str", "format", "torch_function",
+):  # fmt: skip
+    setattr(BatchIndex, f"__{_name}__", BatchIndex._refuse)
+
+
 class _Steps:
     """The module's own steps as a loss."""
 
-    def __init__(self, module: torch.nn.Module, base: type, trainer: _Trainer):
-        self.trainer = trainer
+    def __init__(self, module: torch.nn.Module, base: type, trainer: _Trainer, index: Any):
+        self.trainer, self.index = trainer, index
         self.validates = getattr(type(module), "validation_step", None) is not getattr(base, "validation_step", None)
 
     def __call__(self, module: Any, batch: Any) -> Any:
@@ -132,7 +178,7 @@ class _Steps:
         name = "validation_step" if validating else "training_step"
         step = getattr(module, name)
         with _within(module, self.trainer) as logged:
-            returned = step(*_arguments(step, batch))
+            returned = step(*_arguments(step, batch, self.index))
         loss = returned.get("loss") if isinstance(returned, Mapping) else returned
         if loss is None and validating:
             loss = next((value for key, (value, _) in logged.items() if "loss" in key), None)
@@ -142,7 +188,11 @@ class _Steps:
                 f"with 'loss'" + (", or a loss that it logs" if validating else "")
             )
         rows = _rows(batch)
-        metrics = {key: (value * (count or rows), float(count or rows)) for key, (value, count) in logged.items()}
+        # What a module logs as `loss`, as many do, is not the step's own figure of that name.
+        metrics = {
+            f"logged/{key}" if is_reserved(key) else key: (value * (count or rows), float(count or rows))
+            for key, (value, count) in logged.items()
+        }
         return loss, {key: (torch.as_tensor(total), torch.tensor(weight)) for key, (total, weight) in metrics.items()}
 
 
@@ -212,11 +262,11 @@ def _refuse_hooks(module: Any, base: type, ignore: frozenset[str]) -> None:
         )
 
 
-def _arguments(step: Callable[..., Any], batch: Any) -> tuple[Any, ...]:
+def _arguments(step: Callable[..., Any], batch: Any, index: Any) -> tuple[Any, ...]:
     names = list(inspect.signature(step).parameters)
     if "dataloader_iter" in names:
         raise RecipeError("a training_step that takes dataloader_iter draws its own batches; let it take the batch")
-    return (batch, 0) if len(names) > 1 else (batch,)
+    return (batch, index) if len(names) > 1 else (batch,)
 
 
 def _rows(batch: Any) -> int:

@@ -33,6 +33,8 @@ def place(tree: Any, shardings: Any) -> Any:
 
 
 def _placed(array: HostArray, sharding: jax.sharding.Sharding) -> jax.Array:
+    if _is_key(array):
+        return jax.device_put(array, sharding)
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
 
     def shard(index: Any) -> np.ndarray:
@@ -44,11 +46,24 @@ def _placed(array: HostArray, sharding: jax.sharding.Sharding) -> jax.Array:
 
 def abstract(tree: Any) -> Any:
     """The shapes and dtypes that the arrays will have on devices."""
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(tuple(leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype)), tree
-    )
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(tuple(leaf.shape), _dtype_of(leaf)), tree)
 
 
 def zeros(tree: Any) -> Any:
     """Zeros of the same shapes: what an `init` returns of which only shapes are asked."""
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract(tree))
+    return jax.tree.map(_blank, tree)
+
+
+def _is_key(array: Any) -> bool:
+    """Whether it is an array of typed random keys."""
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def _dtype_of(leaf: Any) -> Any:
+    return leaf.dtype if _is_key(leaf) else jax.dtypes.canonicalize_dtype(leaf.dtype)
+
+
+def _blank(leaf: Any) -> jax.Array:
+    if not _is_key(leaf):
+        return jnp.zeros(leaf.shape, _dtype_of(leaf))
+    return jax.random.wrap_key_data(jnp.zeros_like(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ..core import named_leaves
 from ..core.errors import RecipeError
@@ -66,9 +67,12 @@ def from_torch(
     kind = type(optimizer)
     if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
         raise RecipeError(_refusal(optimizer))
+    _refuse_replaced(optimizer, "step")
     for register, hooks in (
         ("register_step_pre_hook", optimizer._optimizer_step_pre_hooks),
         ("register_step_post_hook", optimizer._optimizer_step_post_hooks),
+        ("torch.optim.optimizer.register_optimizer_step_pre_hook", _global_optimizer_pre_hooks),
+        ("torch.optim.optimizer.register_optimizer_step_post_hook", _global_optimizer_post_hooks),
     ):
         for hook in hooks.values():
             raise RecipeError(
@@ -112,7 +116,7 @@ class Table(NamedTuple):
         return Table(tuple(1.0 - value for value in self.values)).at(step)
 
 
-_NO_MOMENTUM, _BETA1, _BETA2 = Table((0.0,)), Table((0.9,)), Table((0.999,))
+_ZERO, _BETA1, _BETA2 = Table((0.0,)), Table((0.9,)), Table((0.999,))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,10 +130,10 @@ class Group:
     rule: Rule
     names: frozenset[str]
     lr: Table
-    weight_decay: float
+    weight_decay: Table
     maximize: bool
     decoupled: bool = False
-    momentum: Table = _NO_MOMENTUM
+    momentum: Table = _ZERO
     dampening: float = 0.0
     nesterov: bool = False
     beta1: Table = _BETA1
@@ -220,8 +224,8 @@ def _sgd(
 ) -> tuple[jax.Array, Moments]:
     if group.maximize:
         gradient = -gradient
-    if group.weight_decay:
-        gradient = gradient + group.weight_decay * weight
+    if any(group.weight_decay.values):
+        gradient = gradient + group.weight_decay.at(count) * weight
     if "momentum" in moments:
         momentum = group.momentum.at(count)
         # The first momentum is the gradient itself, whatever the dampening.
@@ -239,10 +243,10 @@ def _adam(
     if group.maximize:
         gradient = -gradient
     shrink = jnp.zeros_like(weight)
-    if group.weight_decay and group.decoupled:
-        shrink = rate * group.weight_decay * weight
-    elif group.weight_decay:
-        gradient = gradient + group.weight_decay * weight
+    if any(group.weight_decay.values) and group.decoupled:
+        shrink = rate * group.weight_decay.at(count) * weight
+    elif any(group.weight_decay.values):
+        gradient = gradient + group.weight_decay.at(count) * weight
     mean = moments["mean"] + group.beta1.less_than_one_at(count) * (gradient - moments["mean"])
     square = group.beta2.at(count) * moments["square"] + group.beta2.less_than_one_at(count) * gradient**2
     after = {"mean": mean, "square": square}
@@ -262,7 +266,7 @@ def _group(rule: Rule, group: Mapping[str, Any], names: tuple[str, ...], table: 
         "rule": rule,
         "names": frozenset(names),
         "lr": table["lr"],
-        "weight_decay": float(group["weight_decay"]),
+        "weight_decay": table["weight_decay"],
         "maximize": bool(group["maximize"]),
     }
     if rule == "sgd":
@@ -304,11 +308,13 @@ def _tabulated(
     memo = {id(p): p for group in optimizer.param_groups for p in group["params"]}
     twin = copy.deepcopy(scheduler, memo)
     rows: list[list[dict[str, float]]] = []
+    fixed = [_others(group) for group in optimizer.param_groups]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the scheduler runs ahead of the optimizer
         for step in range(num_steps):
             if step and step % steps_per_update == 0:
                 twin.step()
+            _refuse_moved(scheduler, fixed, [_others(group) for group in twin.optimizer.param_groups], step)
             rows.append([_settings(group) for group in twin.optimizer.param_groups])
     return [
         {name: _table([row[index][name] for row in rows]) for name in rows[0][index]}
@@ -318,6 +324,7 @@ def _tabulated(
 
 def _check_scheduler(optimizer: torch.optim.Optimizer, scheduler: Any, num_steps: int | None, every: int) -> None:
     for part in [scheduler, *getattr(scheduler, "_schedulers", ())]:
+        _refuse_replaced(part, "step")
         required = [p for p in inspect.signature(part.step).parameters.values() if p.default is p.empty]
         if isinstance(part, torch.optim.lr_scheduler.ReduceLROnPlateau) or required:
             raise RecipeError(
@@ -334,12 +341,53 @@ def _check_scheduler(optimizer: torch.optim.Optimizer, scheduler: Any, num_steps
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, float]:
-    settings = {"lr": float(group["lr"])}
+    settings = {"lr": float(group["lr"]), "weight_decay": float(group["weight_decay"])}
     if "momentum" in group:
         settings["momentum"] = float(group["momentum"])
     if "betas" in group:
         settings["beta1"], settings["beta2"] = (float(beta) for beta in group["betas"])
     return settings
+
+
+_FIXED = ("dampening", "nesterov", "eps", "amsgrad", "maximize", "decoupled_weight_decay", "differentiable")
+"""What of a group is one value for the whole run; lr, weight_decay, momentum and betas are followed."""
+
+
+def _others(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: group[name] for name in _FIXED if name in group} | {"params": [id(p) for p in group["params"]]}
+
+
+def _refuse_moved(scheduler: Any, before: list[dict[str, Any]], now: list[dict[str, Any]], step: int) -> None:
+    if len(before) != len(now):
+        raise RecipeError(
+            f"the {type(scheduler).__name__} makes {len(now)} groups of parameters of {len(before)} at step {step}; "
+            "groups are fixed "
+            f"here: give all of them from the beginning, with a learning rate of 0 until then"
+        )
+    for index, (was, has) in enumerate(zip(before, now)):
+        moved = [name for name in {**was, **has} if was.get(name) != has.get(name)]
+        if moved:
+            raise RecipeError(
+                f"the {type(scheduler).__name__} changes {moved[0]!r} of group {index} at step {step}; lr, weight_decay, "
+                "momentum and "
+                f"betas are followed, and all else is fixed here: take the step in a loop of your own with panax.compile_step"
+            )
+
+
+def _refuse_replaced(owner: Any, name: str) -> None:
+    """Raise where a method stands replaced on the instance, unless a scheduler has wrapped the class's own to count its calls."""
+    replaced = vars(owner).get(name)
+    if replaced is None:
+        return
+    function: Any = getattr(replaced, "__func__", replaced)
+    inner = getattr(function, "__wrapped__", None)
+    if getattr(function, "_wrapped_by_lr_sched", False) and inner is getattr(type(owner), name):
+        return
+    raise RecipeError(
+        f"{name} of this {type(owner).__name__} is replaced by "
+        f"{getattr(inner or function, '__qualname__', inner or function)!r}, which "
+        f"nobody would call here; do what it does in the forward, or in a loop of your own with panax.compile_step"
+    )
 
 
 def _table(values: list[float]) -> Table:

@@ -85,7 +85,8 @@ class Dqn(OffPolicy):
     def share_of_random(self, replay: Replay) -> Float[Array, ""]:
         """How many actions are random now."""
         first, last = self.epsilon
-        done = (replay.added * self.environments).astype(jnp.float32) / self.epsilon_steps
+        # Converted first: the product passes 2**31 after minutes of fast environments.
+        done = replay.added.astype(jnp.float32) * self.environments / self.epsilon_steps
         return first + (last - first) * jnp.minimum(done, 1.0)
 
     def explorer(self, params: DqnParameters, replay: Replay) -> Explore:

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import RecipeError
-from ..core.processes import is_first
 from ..core.validated import Validated
 from ..environments import Environment, EnvironmentBatch
 from ..environments.batch import keys_of
 from ..hooks import Hook, Running
+from ..job.agreement import is_first
 from ..metrics.film import Frames, animated_png
 from .agent import Agent
 from .episodes import Act

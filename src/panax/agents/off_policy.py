@@ -170,7 +170,7 @@ class OffPolicy(Agent):
         metrics: Metrics = {
             **acting.finished.metrics(),
             "episodes": Sum(ended.sum().astype(jnp.float32)),
-            "transitions_kept": Mean((replay.kept * self.environments).astype(jnp.float32), jnp.float32(1.0)),
+            "transitions_kept": Mean(replay.kept.astype(jnp.float32) * self.environments, jnp.float32(1.0)),
             **self.exploring_metrics(state["replay"]),
             "environment": Faults(worst, CHECKS),
         }

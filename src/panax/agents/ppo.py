@@ -111,6 +111,8 @@ class Ppo(Agent):
         for name, least in (("clip", 0.0), ("value_clip", 0.0), ("dual_clip", 1.0), ("target_divergence", 0.0)):
             if getattr(self, name) is not None and getattr(self, name) <= least:
                 raise RecipeError(f"task.{name}={getattr(self, name)}; expected more than {least:g}")
+        if self.value_weight < 0.0:
+            raise RecipeError(f"task.value_weight={self.value_weight}; expected 0 or more")
         if self.piece_length > 1 and not self.policy.recurrent:
             raise RecipeError(
                 f"task.piece_length={self.piece_length} has no effect: {type(self.policy).__name__} has no memory; leave it out"
@@ -271,8 +273,9 @@ class Ppo(Agent):
         return dict.fromkeys(("policy", "value", *(("entropy",) if self.entropy_weight else ())), count)
 
     def losses(self, params: PpoParameters, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
-        leaves = [batch[name] for name in sorted(batch) if name.startswith(_MEMORY)]
-        memory = jax.tree.structure(self.policy.first_carry(1)).unflatten(leaves)
+        structure = jax.tree.structure(self.policy.first_carry(1))
+        # By count: in the order of their names memory10 comes before memory2.
+        memory = structure.unflatten([batch[f"{_MEMORY}{number}"] for number in range(structure.num_leaves)])
         said = self.policy.over_time(params.policy, memory, batch["observation"], batch["begins"])
         numbers = self.actor(params, {}).numbers(said.numbers)
         family, drawn = self.distribution, batch["drawn"]

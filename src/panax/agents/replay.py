@@ -15,6 +15,9 @@ from ..core.errors import RecipeError
 from ..environments import Space
 from ..environments.batch import keys_of
 
+_FAR = 2**30
+"""Transitions of an environment beyond which their count is reduced."""
+
 
 class Experience(NamedTuple):
     """Transitions; every leaf has the same leading axes.
@@ -38,7 +41,7 @@ class Replay(eqx.Module):
 
     Attributes:
         experience: Every leaf is (environment, place, ...): a ring in each environment's row, all of the same age.
-        added: How many transitions each environment has added so far.
+        added: How many transitions each environment has added so far; at least 2**29 of them once it has added 2**30.
     """
 
     experience: Experience
@@ -83,7 +86,7 @@ class Replay(eqx.Module):
         def put(ring: jax.Array, new: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice_in_dim(ring, jnp.moveaxis(new, 0, 1), start, axis=1)
 
-        return Replay(jax.tree.map(put, self.experience, experience), self.added + steps)
+        return Replay(jax.tree.map(put, self.experience, experience), self._more(steps))
 
     def adding_first(self, experience: Experience) -> "Replay":
         """With transitions from its first place on, of any number of steps up to the ring's own; only of an empty one."""
@@ -92,6 +95,11 @@ class Replay(eqx.Module):
             return jax.lax.dynamic_update_slice_in_dim(ring, jnp.moveaxis(new, 0, 1), 0, axis=1)
 
         return Replay(jax.tree.map(put, self.experience, experience), self.added + experience.reward.shape[0])
+
+    def _more(self, steps: int) -> Int[Array, ""]:
+        """The count after some more steps, within 32 bits: far beyond the ring's size whole rounds of it are taken off."""
+        added, rounds = self.added + steps, _FAR // 2 // self.places * self.places
+        return jnp.where(added >= _FAR, added - rounds, added)
 
     def drawn(self, row: Int[Array, " environment"], key: Key[Array, ""], each: int) -> Experience:
         """Transitions drawn evenly, with replacement: `each` of every environment, so that none leaves its device.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, Num
 
 from ..core import Faults
-from ..core.measures import NO_FAULT
+from ..core.measures import NO_FAULT, as_fault
 from ..environments import Environment, EnvironmentBatch, Ongoing
 from ..environments.batch import keys_of_steps
 from .distributions import Distribution
@@ -163,6 +163,7 @@ def faults_of(reward: Num[Array, "..."], observation: Num[Array, "..."]) -> Faul
             return jnp.float32(NO_FAULT)
         # A sum, since a NaN may be lost in a maximum.
         found = jnp.isfinite(values)
-        return jnp.where(found.all(), NO_FAULT, jnp.where(found, 0.0, values).sum()).astype(jnp.float32)
+        total = as_fault(jnp.where(found, 0.0, values).sum().astype(jnp.float32))
+        return jnp.where(found.all(), NO_FAULT, total)
 
     return Faults(jnp.stack([worst(reward), worst(observation)]), CHECKS)

@@ -24,6 +24,7 @@ from ..core import (
     merge_measures,
 )
 from ..core.errors import RecipeError
+from ..core.leaf_ranges import LeafRange
 from ..core.measures import Metrics
 from ..core.task import MatmulPrecision
 from ..core.validated import Validated
@@ -34,8 +35,9 @@ FOLLOWS = ("loss_weights", "goes_on", "stops_early", "updates_per_step")
 """What is not passed on since it is asked of the agent itself (`gradients`), is refused, or follows from the rest."""
 
 NOT_PASSED_ON = (
-    "axes_of", "exchanges", "flops_per_token", "generate", "generates", "given", "growing", "layer_parameters", "names_axes",
-    "narrower", "pipelined", "read_outs", "row_ids", "row_order", "scales_loss", "splits_residual", "watch", "weight_dtype",
+    "axes_of", "check_mesh", "convert_axes", "convert_batch", "exchanges", "flops_per_token", "generate", "generates",
+    "given", "growing", "layer_parameters", "names_axes", "narrower", "other_names", "pipelined", "read_outs",
+    "required_leaves", "row_ids", "row_order", "scales_loss", "splits_residual", "sums_over_rows", "watch", "weight_dtype",
 )  # fmt: skip
 """What an agent may not set where it runs in `Seeds`: it would be of one run, of whole parameters or of positions."""
 
@@ -62,6 +64,10 @@ class Seeds(Validated, CollectingTask):
     clip_norm: float | None = None
 
     separate_runs = True
+
+    @property
+    def num_runs(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.count
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -113,7 +119,7 @@ class Seeds(Validated, CollectingTask):
         return self.task.notes
 
     @property
-    def leaf_ranges(self) -> Mapping[str, range]:
+    def leaf_ranges(self) -> Mapping[str, range | LeafRange]:
         return self.task.leaf_ranges
 
     @property
@@ -166,6 +172,9 @@ class Seeds(Validated, CollectingTask):
 
     def parameter_axes(self, params: Any) -> Any:
         return self._with_seed(params, self.task.parameter_axes(_first(params)))
+
+    def meaning_axes(self, params: Any) -> Any:
+        return self._with_seed(params, self.task.meaning_axes(_first(params)))
 
     def state_axes(self, state: Any) -> Any:
         return self._with_seed(state, self.task.state_axes(_first(state)))

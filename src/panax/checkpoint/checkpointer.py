@@ -15,7 +15,8 @@ from typing import Any
 import jax
 
 from ..core.errors import CheckpointError, DamagedError, PanaxError, StoreError
-from ..core.processes import any_process, first_text, is_first
+from ..job.agreement import any_process, first_text, is_first
+from ..job.heartbeat import heartbeat
 from ..stores import LocalStore, Store, open_store
 from .commit import Attempt, commit, discard, publish_part, remove, sweep, write_part
 from .config import CheckpointConfig
@@ -27,6 +28,9 @@ from .saved import Saved, folder_of, step_of
 from .snapshot import Snapshot, plan_save
 
 Say = Callable[[str], None]
+
+
+_LOOK_SECONDS = 1.0
 
 
 class Checkpointer:
@@ -58,6 +62,7 @@ class Checkpointer:
         self._snapshot: Snapshot | None = None
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
+        self._unremoved = False
         self._failure: CheckpointError | None = None
         self._name = ""
         self._attempts: Counter[int] = Counter()
@@ -202,7 +207,10 @@ class Checkpointer:
     def wait(self) -> None:
         """Wait for the save under way, if there is one. Whether it failed was said, and `finish` says it again."""
         if self._thread is not None:
-            self._thread.join()
+            with heartbeat().during("save"):
+                # Its own deadlines end it: those of the store's requests, and that of waiting for other processes.
+                while self._thread.is_alive():
+                    self._thread.join(_LOOK_SECONDS)
             self._thread = None
 
     def finish(self) -> None:
@@ -255,9 +263,12 @@ class Checkpointer:
         if not is_first():
             return
         folders = [folder for folder in self.store.folders() if step_of(folder) is not None]
-        sweep(self.store, folders)
-        if isinstance(self.store, LocalStore):
-            self.store.sweep([*folders, RECORD_FOLDER])
+        try:
+            sweep(self.store, folders)
+            if isinstance(self.store, LocalStore):
+                self.store.sweep([*folders, RECORD_FOLDER])
+        except StoreError as error:
+            self._warn_unremoved(error)
 
     def _busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
@@ -290,8 +301,18 @@ class Checkpointer:
         try:
             self._saved.found[step] = manifest
             self._prune(step, attempt, back_to)
+            self._unremoved = False
         except (PanaxError, OSError) as error:
-            self._say(f"warning: old checkpoints could not be removed: {error}")
+            self._warn_unremoved(error)
+
+    def _warn_unremoved(self, error: Exception) -> None:
+        """Say once that the store lets nothing be removed: saves go on."""
+        if not self._unremoved:
+            self._unremoved = True
+            self._say(
+                f"warning: what is no longer needed of the checkpoints could not be removed, and is tried again after each save: "
+                f"{error}"
+            )
 
     def _commit(self, attempt: Attempt, part: Manifest) -> Manifest:
         """Commit, unless another job has taken this place over, and say so in the run's record."""

@@ -9,6 +9,7 @@ Files of another attempt at the same step never have the same names, so a whole 
 parts meet in the store: no process waits for another's network, and a process that dies leaves a folder without manifest.
 """
 
+import contextlib
 import dataclasses
 import re
 import threading
@@ -18,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..core.errors import CheckpointError
-from ..stores import MissingError, Store
+from ..job.heartbeat import heartbeat
+from ..stores import Linking, MissingError, Store
 from .manifest import FILE, FileEntry, Manifest, checksum, merged
 from .snapshot import FilePlan, Snapshot
 
@@ -76,6 +78,7 @@ def write_part(
         found = snapshot.chunks(plan, name)
         with turns:
             store.write(f"{attempt.folder}/{name}", [snapshot.buffer[plan.begin : plan.end]])
+        heartbeat().moved("save")
         return name, found
 
     # One more than write, so that checksums are made meanwhile.
@@ -175,14 +178,31 @@ def discard(store: Store, attempt: Attempt) -> bool:
 
 
 def remove(store: Store, folder: str) -> None:
-    """Remove a checkpoint's files, and no others; its manifest first, so that what a kill leaves is not a checkpoint."""
-    store.delete([f"{folder}/{FILE}"])
-    store.delete([entry.path for entry in store.list(folder) if _WRITTEN.fullmatch(entry.path)])
+    """Remove a checkpoint's files, and no others; its manifest first, so that what a kill leaves is not a checkpoint.
+
+    Of a link to a checkpoint the link is removed.
+    """
+    path = f"{folder}/{FILE}"
+    if is_link(store, folder):
+        store.delete([folder])
+        return
+    named: set[str] = set()
+    with contextlib.suppress(MissingError, CheckpointError):  # of a damaged one, what Panax's names tell
+        named = {f"{folder}/{file}" for file in Manifest.from_json(store.read(path), f"{store.url}/{path}").files}
+    store.delete([path])
+    store.delete([entry.path for entry in store.list(folder) if entry.path in named or _WRITTEN.fullmatch(entry.path)])
+
+
+def is_link(store: Store, folder: str) -> bool:
+    """Whether a checkpoint's folder is a link to another place."""
+    return isinstance(store, Linking) and store.is_link(folder)
 
 
 def sweep(store: Store, folders: Iterable[str]) -> None:
     """Remove what earlier processes left uncommitted in these folders, beside checkpoints and of them."""
     for folder in folders:
+        if is_link(store, folder):
+            continue  # What lies there is not this run's.
         there = [entry.path for entry in store.list(folder)]
         committed = f"{folder}/{FILE}" in there
         try:

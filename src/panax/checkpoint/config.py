@@ -16,7 +16,8 @@ class CheckpointConfig(Validated):
         directory: A folder, or `s3://bucket/prefix`, `gs://...`, `az://...`; empty: `checkpoints` in the run's folder.
         every: Steps between two saves; 0 saves only at the end and when interrupted.
         keep_last: How many of the newest are kept.
-        keep_best: How many with the lowest held-out loss are kept besides.
+        keep_best: How many with the lowest held-out loss are kept besides. Above 0, an evaluation that is the best so far is
+            saved between two saves too, unless `every` is 0.
         keep_every: Those of steps that this divides are kept for good; 0 for none.
         when_busy: What a save does that is due while the one before is still being written: `wait` for it, or `skip` this one.
         retries: How often a save that failed is tried again, besides the store's own retries of each request.

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from safetensors.numpy import save_file
 
 from ..core.errors import CheckpointError
 from ..stores import Store
+from ..system import files as links
+from ..system import json_reader
 from .boxes import Box, pieces, whole
 from .inside import check_inside, check_own_files, read_texts
 from .manifest import FILE, ArrayEntry, Chunk, FileEntry, Manifest, checksum, numpy_dtype
@@ -58,14 +61,18 @@ def export_tensors(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in checkpoint.manifest.attachments:
+            links.replace_link(folder / name)
             (folder / name).write_text(checkpoint.attachment(name) or "", encoding="utf-8")
         for file, names in zip(files, groups):
             partial = folder / f"{file}.partial"
+            links.replace_link(partial)
             save_file({name: checkpoint.read(name) for name in names}, partial, metadata={"format": "panax"})
+            links.usual_mode(partial)
             os.replace(partial, folder / file)
         if len(groups) > 1:
             where = {name: file for file, names in zip(files, groups) for name in names}
             text = json.dumps({"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}, indent=1)
+            links.replace_link(folder / INDEX)
             (folder / INDEX).write_text(text, encoding="utf-8")
     except (OSError, SafetensorError) as error:
         if isinstance(error, CheckpointError):
@@ -132,6 +139,7 @@ def write_arrays(
     at = f"{folder}/" if folder else ""
     if any(entry.path == f"{at}{FILE}" for entry in store.list(folder)):
         raise CheckpointError(f"{store.url}/{folder} holds a checkpoint already; choose another place, or remove it")
+    attempt = uuid.uuid4().hex[:8]
     entries: dict[str, ArrayEntry] = {}
     chunks: dict[str, list[Chunk]] = {}
     files: dict[str, int] = {}
@@ -141,7 +149,7 @@ def write_arrays(
     def flush() -> None:
         nonlocal size
         if held:
-            file = f"data/{len(files):05d}.bin"
+            file = f"{attempt}/{len(files):05d}-0000.bin"
             store.write(at + file, held)
             files[file] = size
             held.clear()
@@ -153,15 +161,15 @@ def write_arrays(
             data = np.ascontiguousarray(read(box)).tobytes()
             if size + len(data) > FILE_BYTES:
                 flush()
-            chunks[name].append(Chunk(box, f"data/{len(files):05d}.bin", size, checksum(data)))
+            chunks[name].append(Chunk(box, f"{attempt}/{len(files):05d}-0000.bin", size, checksum(data)))
             held.append(data)
             size += len(data)
     flush()
     named: dict[str, FileEntry] = {}
     for name, text in (attachments or {}).items():
         data = text.encode()
-        store.write(f"{at}data/{name}", [data])
-        files[f"data/{name}"], named[name] = len(data), FileEntry(f"data/{name}", checksum(data))
+        store.write(f"{at}{attempt}/{name}", [data])
+        files[f"{attempt}/{name}"], named[name] = len(data), FileEntry(f"{attempt}/{name}", checksum(data))
     whole_entries = {name: dataclasses.replace(entry, chunks=tuple(chunks[name])) for name, entry in entries.items()}
     manifest = Manifest(step, whole_entries, files, named, dict(host or {"data": None}), metric, time.time())
     manifest.check_covered()
@@ -219,11 +227,11 @@ def _check_index(folder: Path, seen: Mapping[str, Path]) -> None:
     if not (folder / INDEX).is_file():
         return
     try:
-        named = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        named = json_reader.read(folder / INDEX)["weight_map"]
         missing = sorted(set(named) - set(seen))
         if not isinstance(named, dict):
             raise TypeError(f"weight_map is a {type(named).__name__}")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / INDEX} can't be read: {error!r}; expected a weight_map") from error
     if missing:
         raise CheckpointError(f"{folder / INDEX} names {missing[0]}, in {named[missing[0]]}, which is not there")

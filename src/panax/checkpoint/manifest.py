@@ -12,6 +12,7 @@ import xxhash
 
 from ..core.errors import CheckpointError, DamagedError, PanaxError
 from ..stores import Buffer, checked_path
+from ..system import json_reader
 from .boxes import Box, covered_once
 
 FORMAT = "panax-checkpoint"
@@ -20,6 +21,7 @@ VERSION = 2
 
 _MOST_DIMS = 64
 _VERSIONS = 1000
+_MOST_BYTES = 1 << 30
 """A larger number is no version, but damage."""
 
 FILE = "manifest.json"
@@ -144,8 +146,8 @@ class Manifest:
                 beyond a file's end.
         """
         try:
-            outer = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            outer = json_reader.parse(text, most_bytes=_MOST_BYTES, constants=True)
+        except ValueError as error:
             raise DamagedError(f"{where} is damaged: it is not whole JSON ({error})") from error
         if not isinstance(outer, dict) or outer.get("format") != FORMAT:
             raise DamagedError(f"{where} is damaged, or is not a {FORMAT} manifest: its header does not say so")
@@ -169,7 +171,6 @@ class Manifest:
             AttributeError,
             IndexError,
             OverflowError,
-            RecursionError,
             PanaxError,
         ) as error:
             raise DamagedError(f"{where} can't be used: {error}") from error

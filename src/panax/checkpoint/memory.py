@@ -6,6 +6,8 @@ somewhere whole is read like any checkpoint, onto any layout, by any number of p
 """
 
 import dataclasses
+import hashlib
+import hmac
 import os
 import re
 import secrets
@@ -19,8 +21,9 @@ from typing import Any, NamedTuple
 import jax
 
 from ..core.errors import CheckpointError, PanaxError, RecipeError
-from ..core.processes import first_text, gather_ints, gather_texts
 from ..core.validated import Validated
+from ..job.agreement import first_text, gather_ints, gather_texts
+from ..job.join import SECRET
 from ..stores import LocalStore, Store
 from ..stores.peer import PeerServer, PeerStore, UnionStore
 from .commit import Attempt, publish_part, write_part
@@ -84,7 +87,7 @@ class MemoryTier:
         with agreeing():
             self._folder = MemoryFolder(config.folder, run)
         self._store = LocalStore(self._folder.path)
-        token = first_text(secrets.token_hex(16))
+        token = _token(first_text(secrets.token_hex(16)))
         names = gather_texts(socket.gethostname())
         self._server = PeerServer(self._store, token, "127.0.0.1" if len({*names}) == 1 else _own_address())
         addresses = gather_texts(self._server.address)
@@ -271,6 +274,12 @@ class MemoryTier:
                 f"warning: copies in memory need up to {needed / 2**30:.1f} GiB in {self._store.url}, which has "
                 f"{free / 2**30:.1f} GiB; they may fail, and then only the store protects the run"
             )
+
+
+def _token(drawn: str) -> str:
+    """What the job's processes sign requests with: of the job's secret, which they have from their agents, where there is one."""
+    secret = os.environ.get(SECRET, "")
+    return hmac.new(secret.encode(), b"panax memory " + drawn.encode(), hashlib.sha256).hexdigest() if secret else drawn
 
 
 def _peer(hosts: list[str], process: int) -> int | None:

@@ -10,13 +10,13 @@
 import contextlib
 import os
 import re
-import shutil
 import time
 from pathlib import Path
 from typing import IO
 
 from ..core.errors import CheckpointError
-from ..core.private_folder import is_own_file, is_own_folder, private_folder
+from ..system.files import discard_folder
+from ..system.secure_dir import is_own_file, is_own_folder, private_folder
 
 STALE_SECONDS = 24 * 3600.0
 """Copies of a run that wrote none for so long, and that no job uses, are those of a job that was never started again."""
@@ -66,7 +66,7 @@ class MemoryFolder:
     def remove(self) -> None:
         """Remove the folder: the store holds what is newer. What can't be removed is removed by a later job."""
         if is_own_folder(self.path) and is_own_file(self.path / MARK):
-            shutil.rmtree(self.path, ignore_errors=True)
+            discard_folder(self.path)
 
     def close(self) -> None:
         """Let go of the lock."""
@@ -113,4 +113,4 @@ def _remove_stale(copies: Path, run: str) -> None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue  # A job uses it.
-            shutil.rmtree(path, ignore_errors=True)
+            discard_folder(path)

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from ..core.errors import CheckpointError, DamagedError, StoreError
+from ..job.heartbeat import heartbeat
 from ..stores import MissingError, Store
 from .boxes import Box, whole
 from .manifest import ArrayEntry, Chunk, Manifest, checksum, numpy_dtype
@@ -33,6 +34,7 @@ class Checkpoint:
         self.folder = folder
         self.manifest = manifest
         self.bytes_read = 0
+        self._listed: dict[str, int] = {}
 
     @property
     def url(self) -> str:
@@ -145,6 +147,7 @@ class Checkpoint:
                     self._of_their_sizes([file], refuse=True)
                 raise CheckpointError(f"{name} in {self.url} can't be read: {error}") from error
             self.bytes_read += len(target)
+            heartbeat().moved("restore")
             if checksum(target) == expected:
                 return
         raise DamagedError(
@@ -163,14 +166,20 @@ class Checkpoint:
             self.manifest.arrays[name].check_covered(f"{self.url}: {name}")
 
     def _check_files(self, files: Collection[str]) -> None:
+        # Listed once: a list of a large checkpoint is a thousand requests.
         if not self._of_their_sizes(files):
-            # A list has no checksum of its own: what it says against a file, it says twice.
-            self._of_their_sizes(files, refuse=True)
+            self._listed = self._list()
+            if not self._of_their_sizes(files):
+                # A list has no checksum of its own: what it says against a file, it says twice.
+                self._listed = self._list()
+                self._of_their_sizes(files, refuse=True)
+
+    def _list(self) -> dict[str, int]:
+        return {entry.path: entry.size for entry in self.store.list(self.folder)}
 
     def _of_their_sizes(self, files: Iterable[str], refuse: bool = False) -> bool:
-        there = {entry.path: entry.size for entry in self.store.list(self.folder)}
         for file in files:
-            found, expected = there.get(self.path(file)), self.manifest.files[file]
+            found, expected = self._listed.get(self.path(file)), self.manifest.files[file]
             if found == expected:
                 continue
             if refuse and found is None:
@@ -183,7 +192,7 @@ class Checkpoint:
     def verify(self, say: Callable[[str], None] = lambda line: None) -> list[str]:
         """Read everything; what is wrong, a line each, and nothing where all of it is whole."""
         problems, absent = [], set()
-        there = {entry.path: entry.size for entry in self.store.list(self.folder)}
+        there = self._list()
         for file, expected in self.manifest.files.items():
             found = there.get(self.path(file))
             if found != expected:

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..core.errors import CheckpointError
-from ..core.lock import locked
-from ..core.private_folder import private_folder
 from ..stores import MissingError, Store, is_remote
+from ..system import json_reader
+from ..system.lock import locked
+from ..system.secure_dir import private_folder
 from .manifest import checksum
 
 FOLDER = "run"
@@ -64,11 +65,11 @@ def read_record(store: Store) -> RunRecord | None:
     except MissingError:
         return None
     try:
-        outer = json.loads(text)
+        outer = json_reader.parse(text, constants=True)
         if outer["checksum"] != _seal(outer["record"]):
             raise ValueError("its checksum does not hold")
         return RunRecord(**outer["record"])
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{store.url}/{FILE} is not the record of a run: {error}") from error
 
 

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from ..core.axes import named_leaves
 from ..core.errors import CheckpointError, DamagedError, PanaxError
-from ..core.processes import gather_texts
+from ..job.agreement import gather_texts
 from .boxes import Box, Device, box_of, holders
 from .manifest import ArrayEntry, checksum, numpy_dtype
 from .reading import Checkpoint, aligned_empty

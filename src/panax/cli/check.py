@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 
 from ..core.errors import RecipeError
-from ..core.joining import join
-from ..core.processes import is_first
+from ..job.agreement import is_first
+from ..job.join import join
 from ..mesh import MeshShape
 from ..mesh.rules import MESH_AXES
 from ..metrics.console import fitted, plain_console

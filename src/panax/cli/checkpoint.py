@@ -1,7 +1,7 @@
 """`panax checkpoint`: what is there, is it whole, what differs; to another place or format; away with it."""
 
 import argparse
-import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 from rich.table import Column, Table
 
 from ..checkpoint import Checkpoint, Checkpointer, open_checkpoint, step_of
-from ..checkpoint.commit import remove
+from ..checkpoint.commit import is_link, remove
 from ..checkpoint.converting import copy_checkpoint, export_tensors, import_tensors, refuse_pickled
 from ..checkpoint.manifest import FILE
 from ..core.errors import CheckpointError
@@ -18,6 +18,8 @@ from ..metrics.console import fitted, plain_console
 from ..run.description import differences
 from ..run.earlier import SETTINGS
 from ..stores import is_remote, join, open_store, shown_address
+from ..system import json_reader
+from ..system.json_reader import JsonError
 
 
 def checkpoint(arguments: Sequence[str]) -> int:
@@ -74,10 +76,14 @@ def ls(where: str) -> int:
         box=None,
         pad_edge=False,
     )
-    for name in checkpointer.store.folders():
+    names = [name for name in checkpointer.store.folders() if step_of(name) is not None]
+    if not names:
+        raise CheckpointError(
+            f"{shown_address(where)} holds no checkpoint; name a run's folder, or its folder of checkpoints"
+        )
+    for name in names:
         step = step_of(name)
-        if step is None:
-            continue
+        assert step is not None
         try:
             manifest = checkpointer.open(step).manifest
         except CheckpointError:
@@ -229,8 +235,9 @@ def rm(where: str, force: bool) -> int:
     others = [other for other in Checkpointer(parent or ".").steps() if other != step]
     if not others and not force:
         raise CheckpointError(f"{where} is the last checkpoint of its run; give --force to remove it all the same")
+    target = os.readlink(where.rstrip("/")) if is_link(store, name) else ""
     remove(store, name)
-    print(f"{where} removed")
+    print(f"{where} removed: a link to {target}; {target} stays" if target else f"{where} removed")
     return 0
 
 
@@ -254,4 +261,7 @@ def _one(where: str) -> Checkpoint:
 
 
 def _settings(found: Checkpoint) -> dict:
-    return json.loads(found.attachment(SETTINGS) or "{}")
+    try:
+        return json_reader.parse_as(dict, found.attachment(SETTINGS) or "{}", constants=True)
+    except JsonError as error:
+        raise CheckpointError(f"{SETTINGS} of {found.url} can't be read: {error}") from error

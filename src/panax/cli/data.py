@@ -3,10 +3,13 @@
 import argparse
 from collections.abc import Sequence
 
+from rich.text import Text
+
 from ..core.errors import RecipeError
+from ..data.agreement import classes_of
 from ..data.showing import batch_lines
 from ..data.source import PackedSource
-from ..metrics.console import plain_console
+from ..metrics.console import fitted, plain_console
 from ..run.prepare import open_data
 from .overrides import experiment_from
 from .plugins import start_jax
@@ -20,12 +23,12 @@ def data(arguments: Sequence[str]) -> int:
     experiment = experiment_from([options.recipe, *rest], "data show")
     start_jax()
     console = plain_console()
-    opened = open_data(experiment, lambda line: console.print(line, style="dim"))
+    opened = open_data(experiment, lambda line: console.print(Text(fitted(line), style="dim")))
     batch, _ = next(iter(opened.train.batches()))
     if isinstance(opened.train, PackedSource):
         rows = opened.train.rows.num_rows
         print(f"{rows:,} rows in an epoch, {rows / opened.train.batch_size:,.1f} batches; the first one:")
-    print("\n".join(batch_lines(batch, opened.tokenizer, options.rows)))
+    print("\n".join(batch_lines(batch, opened.tokenizer, options.rows, classes_of(opened.train))))
     return 0
 
 

@@ -3,7 +3,12 @@
 import argparse
 from collections.abc import Sequence
 
-from ..core.joining import only_alone
+from rich.text import Text
+
+from ..core.errors import RecipeError
+from ..job.join import only_alone
+from ..metrics.console import fitted, plain_console
+from ..run.evaluating import evaluate_trained
 from ..run.trained import load_trained
 from .main import warn
 from .plugins import start_jax
@@ -15,7 +20,19 @@ def evaluate(arguments: Sequence[str]) -> int:
     only_alone("panax evaluate")
     start_jax()
     trained = load_trained(options.run, warn, newest=True)
-    found = trained.evaluate(options.data, options.batches)
+    fields = {name: value for name in ("text", "prompt", "answer") if (value := getattr(options, name)) is not None}
+    if fields and not options.data:
+        raise RecipeError(
+            f"{', '.join(f'--{name}' for name in fields)} names a field of what --data gives; give that too"
+        )
+    console = plain_console()
+    found = evaluate_trained(
+        trained,
+        options.data,
+        options.batches,
+        fields=fields,
+        say=lambda line: console.print(Text(fitted(line), style="dim")),
+    )
     print(f"checkpoint  {trained.url}")
     averaged = " (averaged parameters)" if {"ema_decay", "averaged"} & found.keys() else ""
     print(f"data        {' '.join(options.data) if options.data else 'what the run held out'}{averaged}")
@@ -35,5 +52,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--data", nargs="+", metavar="PATH", help="files, folders or globs (default: what the run held out)"
     )
+    parser.add_argument(
+        "--text", metavar="FIELD", help="the field of a record that holds the text (default: the run's)"
+    )
+    parser.add_argument("--prompt", metavar="FIELD", help="the field that holds what comes before the answer")
+    parser.add_argument("--answer", metavar="FIELD", help="the field that holds what is learnt")
     parser.add_argument("--batches", type=int, help="at most so many (default: as the run did; of other data all)")
     return parser

@@ -24,7 +24,7 @@ def export(arguments: Sequence[str]) -> int:
             f"{trained.url} holds neither a decoder nor a vision transformer; only those have a Hugging Face layout"
         )
     ids = {} if trained.tokenizer is None else trained.tokenizer.special_ids
-    save(options.directory, trained.params, trained.state, token_ids=ids)
+    save(options.directory, trained.params, trained.state, token_ids=ids, classes=trained.classes)
     if trained.tokenizer is not None:
         trained.tokenizer.save(options.directory)
     loader = "AutoModelForCausalLM" if isinstance(trained.params, Decoder) else "AutoModelForImageClassification"

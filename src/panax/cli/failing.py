@@ -5,7 +5,7 @@ import sys
 import traceback
 
 from ..core.errors import PanaxError
-from ..core.heartbeat import heartbeat
+from ..job.heartbeat import heartbeat
 
 TRACEBACK = "--traceback"
 

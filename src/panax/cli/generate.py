@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from ..core.joining import only_alone
+from ..job.join import only_alone
 from ..run.trained import load_trained
 from .main import warn
 from .plugins import start_jax

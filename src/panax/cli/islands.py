@@ -11,8 +11,10 @@ from types import FrameType
 from typing import IO
 
 from ..core.errors import LaunchError
+from ..system.outlet import Outlet
 
 MEETING = "meeting"
+LINE_CHARACTERS, LAST_WORDS_SECONDS = 1 << 16, 5.0
 _OWN = ("--comms.islands.count", "--comms.islands.index")
 
 
@@ -41,7 +43,10 @@ def launch_islands(recipe: str, flags: Sequence[str], folder: Path, count: int, 
         _set_aside(folder / MEETING)
     indices = range(count) if only is None else [only]
     jobs = {index: _start(recipe, island_flags(flags, folder, count, index)) for index in indices}
-    tellers = [threading.Thread(target=_told, args=(job.stdout, index), daemon=True) for index, job in jobs.items()]
+    outlet, errors = Outlet(sys.stdout), Outlet(sys.stderr)
+    tellers = [
+        threading.Thread(target=_told, args=(job.stdout, index, outlet), daemon=True) for index, job in jobs.items()
+    ]
     for teller in tellers:
         teller.start()
 
@@ -53,14 +58,19 @@ def launch_islands(recipe: str, flags: Sequence[str], folder: Path, count: int, 
             if job.poll() is None:
                 job.send_signal(number)
 
-    before = {number: signal.signal(number, passed_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        number: signal.signal(number, passed_on)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    }
     try:
-        codes = _followed(jobs, stopped)
+        codes = _followed(jobs, stopped, errors)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     for teller in tellers:
-        teller.join()
+        teller.join(LAST_WORDS_SECONDS)  # a process that an island has left behind may hold its pipe
+    outlet.close()
+    errors.close()
     return max(codes.values())
 
 
@@ -85,11 +95,12 @@ def _start(recipe: str, flags: Sequence[str]) -> "subprocess.Popen[str]":
     )
 
 
-def _followed(jobs: "dict[int, subprocess.Popen[str]]", stopped: threading.Event) -> dict[int, int]:
+def _followed(jobs: "dict[int, subprocess.Popen[str]]", stopped: threading.Event, errors: Outlet) -> dict[int, int]:
     """The exit codes, when all have ended.
 
     Args:
         stopped: Whether they were told to end.
+        errors: Takes what a person should know.
     """
     codes: dict[int, int] = {}
     while len(codes) < len(jobs):
@@ -102,18 +113,18 @@ def _followed(jobs: "dict[int, subprocess.Popen[str]]", stopped: threading.Event
                 continue
             codes[index] = code if code >= 0 else 128 - code
             if code and len(codes) < len(jobs) and not stopped.is_set():
-                print(
+                errors.write(
                     f"panax: island {index} ended with exit code {codes[index]}; the others go on, and the same command with "
-                    f"--island {index} brings it back",
-                    file=sys.stderr,
-                    flush=True,
+                    f"--island {index} brings it back\n"
                 )
     return codes
 
 
-def _told(lines: IO[str] | None, index: int) -> None:
-    for line in lines or ():
-        print(f"island {index} | {line}", end="", flush=True)
+def _told(lines: IO[str] | None, index: int, outlet: Outlet) -> None:
+    # Read whether anybody reads what is written, or not: an island would stand still otherwise.
+    if lines is not None:
+        for line in iter(lambda: lines.readline(LINE_CHARACTERS), ""):
+            outlet.write(f"island {index} | {line.rstrip()}\n")
 
 
 def _set_aside(place: Path) -> None:

@@ -1,23 +1,27 @@
 """`panax status`, `logs`, `stop`, `cordon`, `uncordon`: of a run that `panax launch` has started, by the files in its folder."""
 
 import argparse
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..cluster.child import log_of
 from ..cluster.record import JOB, STALE_SECONDS, STATUS, STOP, findings, incidents, place_of, read
+from ..cluster.world import Worlds, cordoned
 from ..cluster.world import cordon as taken_out
-from ..cluster.world import cordoned
 from ..cluster.world import uncordon as put_back
 from ..core.errors import LaunchError
+from ..core.printable import printable
 
 FOLLOW_SECONDS = 0.5
 WAIT_SECONDS = 660.0
 """For a stopped job to have saved and ended."""
 
+
+BLOCK_BYTES, MOST_TAIL_BYTES = 1 << 16, 1 << 24
 
 ABOUT = {
     "status": "How a launched run is, or why it ended.",
@@ -48,48 +52,47 @@ def status(arguments: Sequence[str]) -> int:
     place = place_of(parser_of("status").parse_args(arguments).run)
     job, now = read(place / JOB), time.time()
     if not (place / STATUS).is_file():
-        print(f"{job['name']}: launched {_ago(now - job['began'])} ago; nothing is known yet")
+        _say(f"{job['name']}: launched {_ago(now - job['began'])} ago; nothing is known yet")
         return 0
     found = read(place / STATUS)
     end = found.get("end")
     step = f"step {found['step']:,} of {found['num_steps']:,}" if found["step"] >= 0 else "before the first step"
-    gone = end is None and now - found["at"] > STALE_SECONDS
+    gone = end is None and not is_followed(place, found)
     state = "no longer supervised" if gone else found["state"]
-    print(f"{job['name']}: {state}, {step}, after {_ago(found['seconds'])}")
-    print(f"  {job['command']}")
+    _say(f"{job['name']}: {state}, {step}, after {_ago(found['seconds'])}")
+    _say(f"  {job['command']}")
     # Goodput is told below, as the ledger has it.
     reported = {name: value for name, value in found.get("values", {}).items() if not name.startswith("goodput/")}
     values = {name.rpartition("/")[2]: value for name, value in reported.items()}
     figures = [f"{name} {value:,.4g}" for name, value in values.items()]
     if isinstance(found.get("goodput"), float):
         figures.append(f"goodput {found['goodput']:.0%}")
-    print("  " + ", ".join([*figures, f"restarts {found['restarts']}"]))
+    _say("  " + ", ".join([*figures, f"restarts {found['restarts']}"]))
     if end is not None:
-        print(f"  ended with exit code {end['exit_code']}: {end['message']}")
+        _say(f"  ended with exit code {end['exit_code']}: {end['message']}")
         if end.get("advice"):
-            print(f"  {end['advice']}")
+            _say(f"  {end['advice']}")
     elif gone:
-        print(
-            f"  the supervisor has not written for {_ago(now - found['at'])}; the same `panax launch` resumes the run"
-        )
+        _say(f"  the supervisor has not written for {_ago(now - found['at'])}; the same `panax launch` resumes the run")
     nodes = found.get("nodes", {})
     if nodes and len(nodes["running"]) < nodes["of"]:
-        print(f"  on {len(nodes['running'])} of {nodes['of']} nodes: {nodes['layout']}")
+        _say(f"  on {len(nodes['running'])} of {nodes['of']} nodes: {nodes['layout']}")
     for node, why in cordoned(place).items():
-        print(f"  node {node} is taken out: {why}")
+        still = " from the next save on; it runs until then" if node in nodes.get("running", ()) else ""
+        _say(f"  node {node} is taken out{still}: {why}")
     for one in found["processes"]:
         ended = "" if one["exit_code"] is None else f", exit code {one['exit_code']}"
-        print(f"  process {one['process']} on {one['host']}: {one['phase']}, step {one['step']}{ended}")
+        _say(f"  process {one['process']} on {one['host']}: {one['phase']}, step {one['step']}{ended}")
     for message in found.get("slow", ()):
-        print(f"  slow now: {message}")
+        _say(f"  slow now: {message}")
     for one in findings(place):
-        print(f"  at step {one['step']}: {one['kind']}: {one['message']}")
+        _say(f"  at step {one['step']}: {one['kind']}: {one['message']}")
     for one in incidents(place):
-        print(f"  incident at step {one['step']}: {one['cause']}: {one['message']}")
+        _say(f"  incident at step {one['step']}: {one['cause']}: {one['message']}")
         parts = ("detect", "teardown", "restart", "restore", "first_step")
         seconds = [f"{part.replace('_', ' ')} {one[part]:.1f}" for part in parts if one.get(part) is not None]
         if seconds:
-            print(f"    seconds: {', '.join(seconds)}")
+            _say(f"    seconds: {', '.join(seconds)}")
     return 0
 
 
@@ -106,16 +109,16 @@ def logs(arguments: Sequence[str]) -> int:
     seen: dict[int, int] = {}
     for process in wanted:
         path = log_of(place, process)
-        data = path.read_bytes() if path.is_file() else b""
-        seen[process] = len(data)
+        lines, seen[process] = last_lines(path, asked.lines)
         if asked.process is None:
             print(f"== process {process}: {path}")
-        print("\n".join(data.decode(errors="replace").splitlines()[-asked.lines :]))
+        print("\n".join(map(printable, lines)))
     while asked.follow:
         sys.stdout.flush()
         over = _over(place)
         for process in wanted:
-            seen[process] = _print_new(log_of(place, process), seen[process], process if len(seen) > 1 else None)
+            mark = process if len(seen) > 1 else None
+            seen[process] = _print_new(log_of(place, process), seen[process], mark, last=over)
         if over:
             break
         time.sleep(FOLLOW_SECONDS)
@@ -128,7 +131,7 @@ def stop(arguments: Sequence[str]) -> int:
     found = _status(place)
     if "end" in found:
         raise LaunchError(f"the job has ended already: {found['end']['message']}")
-    if time.time() - found.get("at", 0.0) > STALE_SECONDS:
+    if not is_followed(place, found):
         raise LaunchError("no supervisor follows this job any more: it has ended, or its host is gone")
     (place / STOP).touch()
     print("asked it to save and to end; waiting for that", flush=True)
@@ -136,7 +139,7 @@ def stop(arguments: Sequence[str]) -> int:
     while time.monotonic() < deadline:
         found = _status(place)
         if "end" in found:
-            print(f"ended: {found['end']['message']}")
+            _say(f"ended: {found['end']['message']}")
             return 0
         time.sleep(FOLLOW_SECONDS)
     raise LaunchError(f"the job has not ended within {WAIT_SECONDS:.0f} s; see `panax status`, and its host")
@@ -146,7 +149,7 @@ def cordon(arguments: Sequence[str]) -> int:
     """Take nodes out of a launched run."""
     asked = parser_of("cordon").parse_args(arguments)
     place, numbers, total = _nodes(asked)
-    taken_out(place, numbers, asked.why, total=total)
+    taken_out(Worlds.in_place(place), place, numbers, asked.why, total=total)
     print(f"node {', '.join(map(str, numbers))}: out of the job from its next save; back by `panax uncordon`")
     return 0
 
@@ -187,22 +190,61 @@ def _status(place: Path) -> dict[str, Any]:
     return read(place / STATUS) if (place / STATUS).is_file() else {"at": read(place / JOB)["began"]}
 
 
+def is_followed(place: Path, found: Mapping[str, Any], seconds: float = STALE_SECONDS / 2) -> bool:
+    """Whether a supervisor writes a job's status: it is new, or changes while it is looked at.
+
+    The clock of the host that writes may be another one: a status that looks old, or of tomorrow, is looked at for a while.
+    """
+    if abs(time.time() - found.get("at", 0.0)) <= STALE_SECONDS:
+        return True
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(FOLLOW_SECONDS)
+        if _status(place) != found:
+            return True
+    return False
+
+
 def _over(place: Path) -> bool:
     found = _status(place)
-    return "end" in found or time.time() - found.get("at", 0.0) > STALE_SECONDS
+    return "end" in found or not is_followed(place, found)
 
 
-def _print_new(path: Path, seen: int, process: int | None) -> int:
-    if not path.is_file() or path.stat().st_size <= seen:
-        return seen
+def _say(text: str) -> None:
+    print(printable(text))
+
+
+def last_lines(path: Path, count: int) -> tuple[list[str], int]:
+    """(the last lines of a file, how long it is); only its end is read, `MOST_TAIL_BYTES` at most."""
+    if not path.is_file():
+        return [], 0
     with open(path, "rb") as file:
-        file.seek(seen)
-        data = file.read()
-    whole = data[: data.rfind(b"\n") + 1]
+        size = begin = file.seek(0, os.SEEK_END)
+        data = b""
+        while begin and data.count(b"\n") <= count and len(data) < MOST_TAIL_BYTES:
+            length = min(begin, BLOCK_BYTES)
+            begin -= length
+            file.seek(begin)
+            data = file.read(length) + data
+    return data.decode(errors="replace").splitlines()[-count:], size
+
+
+def _print_new(path: Path, seen: int, process: int | None, *, last: bool) -> int:
+    """Print what a file has more than before, line by line; where nothing follows, also a last line without its end."""
     mark = "" if process is None else f"{process}| "
-    for line in whole.decode(errors="replace").splitlines():
-        print(f"{mark}{line}")
-    return seen + len(whole)
+    while path.is_file() and path.stat().st_size > seen:
+        with open(path, "rb") as file:
+            file.seek(seen)
+            data = file.read(MOST_TAIL_BYTES)
+        whole = data[: data.rfind(b"\n") + 1]
+        if not whole and (last or len(data) == MOST_TAIL_BYTES):
+            whole = data
+        if not whole:
+            break
+        for line in whole.decode(errors="replace").splitlines():
+            print(f"{mark}{printable(line)}")
+        seen += len(whole)
+    return seen
 
 
 def _ago(seconds: float) -> str:

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 import os
 import secrets
 import shlex
@@ -19,6 +18,7 @@ from ..cluster.launching import LOCAL
 from ..cluster.launching import launch as launched
 from ..cluster.view import View
 from ..core.errors import LaunchError, PanaxError, RecipeError, nearest
+from ..system import children, json_reader
 from .islands import launch_islands
 
 USAGE = """\
@@ -166,18 +166,18 @@ def probe(arguments: Sequence[str]) -> dict[str, Any]:
     """
     command = [sys.executable, "-m", "panax.cli.probe", *arguments]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
+        found = children.run(command, PROBE_SECONDS)
+    except TimeoutError as error:
         raise LaunchError(f"the recipe {arguments[0]!r} was not read within {PROBE_SECONDS:.0f} s") from error
     from .probe import MARK
 
-    *_, line = [each for each in found.stdout.splitlines() if each.startswith(MARK)] or [""]
-    if found.returncode or not line:
-        said = found.stderr.strip().splitlines()
+    *_, line = [each for each in found.output.splitlines() if each.startswith(MARK)] or [""]
+    if found.code or not line:
+        said = found.errors.strip().splitlines()
         message = "\n".join(said[_start_of_error(said) :]).removeprefix(_ERROR)
-        raise _Refused(message or f"the recipe {arguments[0]!r} could not be read", found.returncode or 2)
-    sys.stderr.write(found.stderr)
-    return json.loads(line.removeprefix(MARK))
+        raise _Refused(message or f"the recipe {arguments[0]!r} could not be read", found.code or 2)
+    sys.stderr.write(found.errors)
+    return json_reader.parse(line.removeprefix(MARK), constants=True)
 
 
 _ERROR = "panax: error: "

@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _others_wait() -> bool:
-    joining = sys.modules.get("panax.core.joining")
+    joining = sys.modules.get("panax.job.join")
     return joining is not None and joining.is_joined()
 
 

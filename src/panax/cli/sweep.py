@@ -1,10 +1,11 @@
 """`panax sweep`: a recipe with several values of some settings, one table, one chart."""
 
+import math
 import signal
 from collections.abc import Sequence
 
 from ..core.errors import RecipeError
-from ..core.joining import only_alone
+from ..job.join import only_alone
 from ..metrics.console import plain_console
 from ..run.sweeping import CHART, TABLE, Sweep, combinations_of, run_trials
 from .overrides import experiment_from
@@ -57,13 +58,13 @@ def lines_of(found: Sweep) -> list[str]:
     titles = [name.rpartition(".")[2] for name in names]
     accurate = any("accuracy" in trial.evaluation for trial in found.trials)
     rows = [[*titles, "steps", "loss", *(["accuracy"] if accurate else [])]]
-    ranked = sorted(found.trials, key=lambda trial: trial.loss)
+    ranked = found.ranked
     for trial in ranked:
         loss = "failed" if trial.error else f"{trial.loss:.4f}"
         more = [f"{trial.evaluation['accuracy']:.1%}" if "accuracy" in trial.evaluation else ""] if accurate else []
         rows.append([*(str(trial.settings[name]) for name in names), str(trial.step), loss, *more])
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]
-    if not ranked[0].error:
+    if math.isfinite(ranked[0].loss):
         lines.append(f"best          {ranked[0].folder}")
     return ["", *lines, f"table         {found.folder}/{TABLE}", f"chart         {found.folder}/{CHART}"]

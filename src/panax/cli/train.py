@@ -12,12 +12,13 @@ from typing import Any
 
 from rich.console import Console
 
-from ..core.beginning import count_from_the_process
-from ..core.errors import RecipeError
-from ..core.heartbeat import heartbeat
-from ..core.joining import join
-from ..core.processes import is_first
+from ..core.errors import PanaxError, RecipeError
+from ..core.installing import package
 from ..hooks import Samples
+from ..job.agreement import is_first
+from ..job.heartbeat import heartbeat
+from ..job.join import join
+from ..job.start_time import count_from_the_process
 from ..metrics import PrometheusTracker, Tracker
 from ..metrics.console import fitted, plain_console, shown
 from ..plan.profile import profile_in
@@ -94,7 +95,13 @@ def train(arguments: Sequence[str]) -> int:
         return 128 + signal.Signals[result.interrupted_by]
     if result.stopped:
         console.print(fitted(f"stopped after step {result.step} of {experiment.num_steps}: {result.stopped}"))
-    show(result, console, kept=not how["fast_dev_run"])
+    try:
+        show(result, console, kept=not how["fast_dev_run"])
+    except Exception as error:
+        # The run is done and saved: what is shown of it does not decide whether it succeeded. The terminal may be what has gone.
+        with contextlib.suppress(OSError):
+            said = str(error) if isinstance(error, PanaxError) else f"{type(error).__name__}: {error}"
+            say(f"warning: the run is done and saved ({result.checkpoint}); it can't be shown whole: {said}")
     return 0
 
 
@@ -138,16 +145,22 @@ def show(result: Result, console: Console, *, kept: bool) -> None:
             interval = result.evaluation.get("return_ci95")
             within = "" if interval is None else f" +- {interval:.1f}"
             lines.append(f"mean return   {result.evaluation['return']:.1f}{within} (95 % of confidence)")
-        else:
+        elif "loss" in result.evaluation:
             lines.append(f"held-out loss {result.evaluation['loss']:.4f}{compared}")
         if "bits_per_byte" in result.evaluation:
             lines.append(f"bits per byte {result.evaluation['bits_per_byte']:.3f} of held-out text")
     where = result.checkpoint if prepared.experiment.checkpoint.directory else prepared.experiment.folder
-    install = "" if shutil.which("tensorboard") else "   (pip install tensorboard)"
+    install = "" if shutil.which("tensorboard") else f"   ({package('tensorboard')})"
     curves = f"tensorboard --logdir {prepared.experiment.folder}/tensorboard{install}"
     kept_lines = [f"checkpoint    {result.checkpoint}", f"curves        {curves}"]
     lines += kept_lines if kept else ["it runs: data, steps, evaluation, saving; nothing of it was kept"]
-    sampled = _sample(result)
+    try:
+        sampled = _sample(result)
+    except Exception as error:
+        # The run is done and saved: a sample does not decide whether it succeeded.
+        sampled = None
+        said = str(error) if isinstance(error, PanaxError) else f"{type(error).__name__}: {error}"
+        lines.append(f"warning: no sample: {said}")
     if sampled is not None:
         prompt, text, flags = sampled
         console.print("\na sample of what the model writes, after a prompt in bold")

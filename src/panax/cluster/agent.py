@@ -7,6 +7,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import random
 import selectors
 import signal
 import socket
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .accelerators import gpus_of, visible_gpus
-from .channel import Channel, Message, Refused, connected
+from .channel import Busy, Channel, Message, Refused, connected
 from .child import Child
 from .engines.environment import SECRET, SUPERVISOR, node_number
 from .spare import Spares
@@ -25,6 +26,11 @@ INHERITED = "PANAX_CONNECTION"
 """The number of a connection that the supervisor has made itself, on this machine."""
 
 CONNECT_SECONDS = 25.0
+"""For a supervisor to listen."""
+
+BUSY_SECONDS = 300.0
+"""For one that listens to answer."""
+
 AGAIN = 75
 """The exit code of an agent that nobody has told to end: an engine may start it again, and none takes it for done."""
 
@@ -50,8 +56,12 @@ class Agent:
     `beat`, `lines` of the job's first process, `exit`, `stacks`, `port`, `notice` (a signal that it got itself).
     """
 
-    def __init__(self, channel: Channel):
-        self._channel = channel
+    def __init__(self, channel: Channel, secret: str):
+        """
+        Args:
+            secret: The job's, by which its workers know each other before JAX joins them.
+        """
+        self._channel, self._secret = channel, secret
         self._children: dict[int, Child] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ, None)
@@ -68,7 +78,7 @@ class Agent:
         Returns:
             Whether the supervisor said so.
         """
-        for number in (signal.SIGTERM, signal.SIGUSR2):
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
             signal.signal(number, self._notice)
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
@@ -156,6 +166,7 @@ class Agent:
                 "PANAX_LOCAL_PROCESSES": str(what["count"]),
                 "PANAX_BIND": what["bind"],
                 "PANAX_ATTEMPT": str(what["attempt"]),
+                SECRET: self._secret,
                 **gpus_of(local, what["count"], gpus),
                 **what["environment"],
             }
@@ -178,6 +189,8 @@ class Agent:
                 }
                 self._channel.send(exit=end)
                 continue
+            if child.without_log:
+                self._channel.send(lines=[f"warning: {child.without_log}"])
             self._children[index] = child
             pids[str(index)] = child.pid
             for descriptor in child.descriptors:
@@ -250,8 +263,10 @@ def free_port(address: str) -> int:
         return opened.getsockname()[1]
 
 
-def connection() -> Channel:
+def connection(secret: str) -> Channel:
     """The connection to the supervisor: inherited from it, or made now; it may begin to listen a moment later.
+
+    Where many agents come at once, it may have no time for this one yet: that one is tried again for longer.
 
     Raises:
         OSError: Nobody listens there, or is of this job.
@@ -260,33 +275,36 @@ def connection() -> Channel:
     if inherited:
         os.set_inheritable(int(inherited), False)
         return Channel(socket.socket(fileno=int(inherited)))
-    # Workers get neither.
-    address, secret = os.environ.pop(SUPERVISOR), os.environ.pop(SECRET)
-    deadline = time.monotonic() + CONNECT_SECONDS
+    # Workers don't get it.
+    address = os.environ.pop(SUPERVISOR)
+    began = time.monotonic()
     while True:
         try:
             return connected(address, secret, 5.0)
         except Refused:
             raise
-        except OSError:
-            if time.monotonic() > deadline:
+        except OSError as error:
+            patience = BUSY_SECONDS if isinstance(error, Busy | TimeoutError) else CONNECT_SECONDS
+            if time.monotonic() - began > patience:
                 raise
-            time.sleep(0.2)
+            # Not all again in the same moment.
+            time.sleep(random.uniform(0.1, 0.5))
 
 
 def main() -> int:
-    if not os.environ.get(INHERITED) and not (os.environ.get(SUPERVISOR) and os.environ.get(SECRET)):
+    secret = os.environ.pop(SECRET, "")
+    if not secret or not (os.environ.get(INHERITED) or os.environ.get(SUPERVISOR)):
         print(
             f"panax agent: expected {SUPERVISOR} and {SECRET} in the environment; `panax launch` sets them",
             file=sys.stderr,
         )
         return 2
     try:
-        channel = connection()
+        channel = connection(secret)
     except OSError as error:
         print(f"panax agent: can't reach the supervisor: {error}", file=sys.stderr)
         return AGAIN
-    return 0 if Agent(channel).run() else AGAIN
+    return 0 if Agent(channel, secret).run() else AGAIN
 
 
 if __name__ == "__main__":

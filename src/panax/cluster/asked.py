@@ -40,7 +40,7 @@ class Asks:
                 self.at_once = True
             self.ask(signal.Signals(number), by_system=number != signal.SIGINT)
 
-        taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
         # SIGHUP stays ignored where it is, as under `nohup`.
         numbers = [n for n in taken if not (n == signal.SIGHUP and signal.getsignal(n) is signal.SIG_IGN)]
         before = {number: signal.signal(number, handle) for number in numbers}

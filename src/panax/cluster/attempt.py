@@ -1,6 +1,7 @@
 """One start of a job's processes, as the supervisor sees it: each worker's phase, step and end, and how long each phase took."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,19 @@ PHASES = ("start", "join", "prepare", "restore", "compile", "steps")
 
 NOT_SHOWN = ("address", "collectives", "groups", "profile")
 """Facts that explain other ones, and say nothing of how a process is."""
+
+
+def number_in(found: Mapping[str, Any], name: str, otherwise: float) -> float:
+    """A finite number that somebody told under a name; another one where it is something else."""
+    value = found.get(name)
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if usable else otherwise  # pyright: ignore[reportArgumentType]
+
+
+def exit_code_in(error: Mapping[str, Any]) -> int:
+    """The exit code that a worker told with its error; 0 where it told none that a process can have."""
+    code = error.get("exit_code")
+    return code if type(code) is int and 0 < code < 256 else 0
 
 
 @dataclasses.dataclass
@@ -47,10 +61,10 @@ class Worker:
         self.moved = now
         if isinstance(phase := beat.get("phase"), str):
             self.phase = phase
-            self.entered.setdefault(phase, float(beat["at"]))
+            self.entered.setdefault(phase, number_in(beat, "at", time.time()))
         if isinstance(step := beat.get("step"), int):
             if self.step < 0:
-                self.entered.setdefault("first step", float(beat["at"]))
+                self.entered.setdefault("first step", number_in(beat, "at", time.time()))
             self.step = step
             if "phase" not in beat:
                 self.phase = "steps"
@@ -146,7 +160,7 @@ class Attempt:
         """
         for worker in self.workers:
             if worker.ended is None and worker.error and now - worker.error_at > EXIT_SECONDS:
-                code = int(worker.error.get("exit_code") or 1)
+                code = exit_code_in(worker.error) or 1
                 worker.ended = Ended(worker.process, worker.host, code, time.time() - EXIT_SECONDS, worker.error)
 
     def failed(self) -> bool:
@@ -159,12 +173,31 @@ class Attempt:
         def limit(worker: Worker) -> float:
             # A run that goes back to a checkpoint restores it after its first steps; a checked step may compile later too.
             starts = self.step < 0 or worker.phase in ("restore", "compile")
+            if worker.phase == "save":
+                # It tells each file that it has written; one of them may take long.
+                return max(policy.stall_seconds, policy.save_seconds)
             return policy.start_seconds if starts else policy.stall_seconds
 
         # A worker that has ended while another does not is one that the other waits for.
         alive = [worker for worker in self.workers if worker.ended is None]
         hung = [worker for worker in alive if now - worker.moved > limit(worker)]
+        if any(worker.phase == "save" and worker not in hung for worker in alive):
+            # The others wait for it.
+            return None
         return min(hung, key=lambda worker: (worker.step, worker.moved)) if hung else None
+
+    def saves(self, now: float, policy: Policy) -> bool:
+        """Whether a process is writing a checkpoint, and has written some of it within the time for a save."""
+        return any(
+            worker.ended is None and worker.phase == "save" and now - worker.moved <= policy.save_seconds
+            for worker in self.workers
+        )
+
+    def forgive(self, seconds: float) -> None:
+        """Count time in which nobody listened as none in which workers were silent."""
+        for worker in self.workers:
+            worker.moved += seconds
+            worker.error_at += seconds
 
     def hang(self, worker: Worker, now: float, stacks: Mapping[int, str]) -> Diagnosis:
         """Why there is no progress."""
@@ -209,5 +242,5 @@ NOT_BEGUN: dict[str, Any] = {"attempt": 0, "step": -1, "values": {}, "breakdown"
 EXIT_SECONDS = 2.0
 """For a worker to end that has told its error."""
 
-SAVED = (129, 130, 143)
+SAVED = (129, 130, 138, 140, 143, 152)
 """Exit codes of a process that was asked to end, has saved, and has ended."""

@@ -1,7 +1,6 @@
 """One worker as its agent sees it: a process with a log, a pipe of beats, and a way to end it with all that it started."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -11,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from ..core.heartbeat import DESCRIPTOR
+from ..job.heartbeat import DESCRIPTOR
+from ..system import json_reader
 from .job import arguments_of
 from .spare import Spare
 from .worker import AGENT, LIFELINE, STACKS
@@ -48,17 +48,15 @@ class Child:
             command: What the worker runs.
             spare: Becomes the worker, in the place of a new process, where it takes this command.
         """
-        self.first, self.attempt = index == 0, attempt
+        self.first, self.attempt, self._index = index == 0, attempt, index
         self._log, self._stacks = log_of(folder, index), stacks_of(folder, index, attempt)
-        for path in (self._log, self._stacks):
-            path.parent.mkdir(parents=True, exist_ok=True)
         self.silent, self._partial = False, b""
-        with open(self._log, "ab") as log:
-            self._seen = log.tell()
-            log.write(f"== attempt {attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
-            log.flush()
+        self.without_log = self._begin_log()
+        # A full or read-only disk of logs ends no training: what the worker says is lost then.
+        with open(os.devnull if self.without_log else self._log, "ab", buffering=0) as log:
             self._shown = log.tell()
-            if spare is not None and spare.become(arguments_of(command), environment, self._log, self._stacks):
+            said = Path(os.devnull) if self.without_log else self._log
+            if spare is not None and spare.become(arguments_of(command), environment, said, self._stacks):
                 self._process, self.pipe = spare.process, spare.pipe
             else:
                 self._process, self.pipe = self._started(command, environment, log, lifeline)
@@ -68,6 +66,19 @@ class Child:
         with contextlib.suppress(OSError, AttributeError):
             # Readable when the process has ended; Linux only.
             self._descriptor = os.pidfd_open(self._process.pid)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _begin_log(self) -> str:
+        """Make the worker's log, and begin a part of it; why there is none, or nothing."""
+        self._seen = 0
+        try:
+            for path in (self._log, self._stacks):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._log, "ab", buffering=0) as log:
+                self._seen = log.tell()
+                log.write(f"== attempt {self.attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+        except OSError as error:
+            return f"{self._log} can't be written: {error.strerror or error}; what process {self._index} says is lost"
+        return ""
 
     def _started(
         self, command: Sequence[str], environment: dict[str, str], log: IO[bytes], lifeline: int
@@ -124,17 +135,25 @@ class Child:
         for line in lines:
             # A process that the worker started may write there too.
             with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
+                found.append(json_reader.parse(line, constants=True))
         return [each for each in found if isinstance(each, dict)]
 
     def new_lines(self, *, all_of_them: bool = False) -> list[str]:
         """What it has written since the last call: whole lines."""
-        with open(self._log, "rb") as file:
-            file.seek(self._shown)
-            data = file.read(LINES_BYTES)
-        whole = data if all_of_them else data[: data.rfind(b"\n") + 1]
+        try:
+            with open(self._log, "rb") as file:
+                file.seek(self._shown)
+                data = file.read(LINES_BYTES)
+        except OSError:
+            return []  # a cleaning script has removed it
+        # A progress bar ends its lines with a carriage return; what is longer than all that is read is cut.
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        whole = data if all_of_them or (not end and len(data) == LINES_BYTES) else data[:end]
         self._shown += len(whole)
-        return whole.decode(errors="replace").splitlines()
+        # Of a line that was written over and over, what a terminal would show at its end.
+        lines = whole.decode(errors="replace").replace("\r\n", "\n").split("\n")
+        lines = [next((part for part in reversed(line.split("\r")) if part), "") for line in lines]
+        return lines if lines[-1] else lines[:-1]
 
     def ended(self) -> bool:
         """Whether the process has ended; it is not waited for."""
@@ -150,16 +169,20 @@ class Child:
 
     def ask_for_stacks(self) -> None:
         """Have it write the stacks of all its threads."""
-        self._stacks_seen = self._stacks.stat().st_size if self._stacks.exists() else 0
-        self.signal(signal.SIGUSR1)
+        try:
+            self._stacks_seen = self._stacks.stat().st_size
+        except OSError:
+            self._stacks_seen = 0
+        self.signal(signal.SIGQUIT)
 
     def stacks(self) -> str:
         """What it has written of them since; empty where it can't, or has never guarded itself."""
-        if not self._stacks.exists():
+        try:
+            with open(self._stacks, "rb") as file:
+                file.seek(self._stacks_seen)
+                return file.read(TAIL_BYTES).decode(errors="replace")
+        except OSError:
             return ""
-        with open(self._stacks, "rb") as file:
-            file.seek(self._stacks_seen)
-            return file.read(TAIL_BYTES).decode(errors="replace")
 
     def kill(self) -> None:
         """Kill -9 the worker and all that is in its group."""
@@ -191,10 +214,13 @@ class Child:
         }
 
     def _tail(self) -> list[str]:
-        with open(self._log, "rb") as file:
-            start = max(self._seen, file.seek(0, os.SEEK_END) - TAIL_BYTES)
-            file.seek(start)
-            text = file.read().decode(errors="replace")
+        try:
+            with open(self._log, "rb") as file:
+                start = max(self._seen, file.seek(0, os.SEEK_END) - TAIL_BYTES)
+                file.seek(start)
+                text = file.read(TAIL_BYTES).decode(errors="replace")
+        except OSError as error:
+            return [f"its log can't be read: {error}"]
         return text.splitlines()[-TAIL_LINES:]
 
 

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..system.signals import name_of
 from .collectives import Collectives, kind_in, peers_in
 
 
@@ -295,14 +296,15 @@ def _message(cause: Cause, end: Ended) -> str:
     if end.error and end.error.get("message"):
         return f"{who}: {end.error['message']}"
     if end.code is not None and end.code < 0:
-        return f"{who} was killed by {signal.Signals(-end.code).name}"
+        return f"{who} was killed by {name_of(-end.code)}"
     last = next((line for line in reversed(end.tail) if line.strip()), "")
     return f"{who} ended with exit code {end.code}" + (f": {last.strip()[:300]}" if last else "")
 
 
 def _exit_code(end: Ended) -> int:
-    if end.error and end.error.get("exit_code"):
-        return int(end.error["exit_code"])
+    told = end.error.get("exit_code") if end.error else None
+    if type(told) is int and 0 < told < 256:
+        return told
     return end.code if end.code is not None and end.code > 0 else 6
 
 

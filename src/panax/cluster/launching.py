@@ -35,14 +35,14 @@ def launch(job: Job, engine: Engine | None = None, *, name: str = LOCAL, view: V
         secret = secrets.token_hex(32) if engine is None else engine.secret()
         nodes = Nodes(secret, job.nodes)
         if engine is None:
-            placed = Local(nodes, job.nodes)
+            placed = Local(nodes, job.nodes, secret)
         else:
             listening = nodes.listen(*engine.listen_address())
             placed = engine.place(listening, secret)
         # Agents end with their connection, then the engine sees to its own.
         opened.callback(placed.close)
         opened.callback(nodes.close)
-        code = Supervisor(job, nodes, placed, record, view, secret).run()
+        code = Supervisor(job, nodes, placed, record, view).run()
     if nodes.again:
         placed.start_over(preempted=True)
     return code

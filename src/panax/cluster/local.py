@@ -9,7 +9,7 @@ import sys
 from .agent import INHERITED
 from .channel import Channel
 from .engines import AGENT
-from .engines.environment import NODE
+from .engines.environment import NODE, SECRET
 from .nodes import Nodes
 
 END_SECONDS, GONE_SECONDS = 25.0, 2.0
@@ -19,8 +19,8 @@ END_SECONDS, GONE_SECONDS = 25.0, 2.0
 class Local:
     """Agents on this machine."""
 
-    def __init__(self, nodes: Nodes, count: int):
-        self._nodes = nodes
+    def __init__(self, nodes: Nodes, count: int, secret: str):
+        self._nodes, self._secret = nodes, secret
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
         for number in range(count):
             self._begin(number)
@@ -47,7 +47,7 @@ class Local:
     def _begin(self, number: int) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            environment = {**os.environ, INHERITED: str(theirs.fileno()), NODE: str(number)}
+            environment = {**os.environ, INHERITED: str(theirs.fileno()), SECRET: self._secret, NODE: str(number)}
             self._agents[number] = subprocess.Popen(
                 AGENT,
                 stdin=subprocess.DEVNULL,

@@ -1,22 +1,24 @@
 """The supervisor's side of a job's agents: it lets them in, keeps them apart, and knows which has gone."""
 
 import contextlib
-import queue
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from ..core.errors import LaunchError
-from .channel import Channel, Message, Refused, accepted
+from .channel import Channel, Greeting, Message
 
 SILENT_SECONDS = 30.0
 """Without a word from an agent, which says one every two seconds, until its host counts as lost."""
 
-GREETINGS = 8
-"""Connections that may be greeted at one time: who does not know the secret takes a place for seconds at most."""
+GREETINGS = 256
+"""Connections that may be greeted at one time: who does not know the secret takes a place for five seconds in all. Those that
+come when there is no place wait in the listener's queue."""
+
+QUEUE = 4096
+"""Connections that may wait there; the system may allow fewer."""
 
 
 class Node:
@@ -51,8 +53,8 @@ class Nodes:
         self._secret, self._count = secret, count
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
-        self._greeted: queue.SimpleQueue[Channel] = queue.SimpleQueue()
-        self._greeting = threading.BoundedSemaphore(GREETINGS)
+        self._listening = False
+        self._greetings: set[Greeting] = set()
         self._coming: list[Node] = []
         self.here: dict[int, Node] = {}
         self.lost: set[int] = set()
@@ -71,13 +73,14 @@ class Nodes:
         """
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
-            self._listener = socket.create_server((address, port), family=family)
+            self._listener = socket.create_server((address, port), family=family, backlog=QUEUE)
         except OSError as error:
             raise LaunchError(
                 f"can't listen at {address}:{port}: {error.strerror}; expected an address of this machine, and a free port"
             ) from error
         self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        may_open(self._count + 2 * GREETINGS)
+        self._listen()
         taken = self._listener.getsockname()[1]
         return f"[{address}]:{taken}" if ":" in address else f"{address}:{taken}"
 
@@ -94,7 +97,10 @@ class Nodes:
                 node.channel.flush()
         for key, _ in self._selector.select(seconds):
             if key.data is None:
-                self._greet()
+                self._accept()
+                continue
+            if isinstance(key.data, Greeting):
+                self._greet(key.data)
                 continue
             node = key.data
             if node.parted:
@@ -107,9 +113,9 @@ class Nodes:
                     yield node, message
             if node.channel.closed:
                 self._part_with(node)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self.take(self._greeted.get_nowait())
+        for greeting in [each for each in self._greetings if each.late]:
+            self._refuse(greeting)
+        self._listen()
 
     def ping(self) -> None:
         """Let agents know that the supervisor is there, and part with those that have said nothing for long."""
@@ -130,27 +136,53 @@ class Nodes:
             node.channel.send(end="again" if self.again else True)
             node.channel.close()
         self._coming, self.here = [], {}
+        for greeting in self._greetings:
+            greeting.close()
         if self._listener is not None:
             self._listener.close()
         self._selector.close()
 
-    def _greet(self) -> None:
-        assert self._listener is not None
-        with contextlib.suppress(BlockingIOError, OSError):
-            connection, _ = self._listener.accept()
-            if not self._greeting.acquire(blocking=False):
-                connection.close()
-                return
-            threading.Thread(target=self._greeted_by, args=(connection,), daemon=True).start()
+    def _listen(self) -> None:
+        """Take connections while there are places to greet them."""
+        wanted = self._listener is not None and len(self._greetings) < GREETINGS
+        if wanted != self._listening and self._listener is not None:
+            self._listening = wanted
+            if wanted:
+                self._selector.register(self._listener, selectors.EVENT_READ, None)
+            else:
+                self._selector.unregister(self._listener)
 
-    def _greeted_by(self, connection: socket.socket) -> None:
+    def _accept(self) -> None:
+        assert self._listener is not None
+        with contextlib.suppress(OSError):  # none left, or one that has gone again
+            while len(self._greetings) < GREETINGS:
+                connection, _ = self._listener.accept()
+                try:
+                    greeting = Greeting(connection, self._secret)
+                except OSError:
+                    connection.close()
+                    continue
+                self._greetings.add(greeting)
+                self._selector.register(greeting, selectors.EVENT_READ, greeting)
+
+    def _greet(self, greeting: Greeting) -> None:
+        if greeting not in self._greetings:
+            return
         try:
-            self._greeted.put(accepted(connection, self._secret))
-        except (Refused, OSError):
-            self.refused += 1
-            connection.close()
-        finally:
-            self._greeting.release()
+            channel = greeting.go_on()
+        except OSError:
+            self._refuse(greeting)
+            return
+        if channel is not None:
+            self._greetings.remove(greeting)
+            self._selector.unregister(greeting)
+            self.take(channel)
+
+    def _refuse(self, greeting: Greeting) -> None:
+        self.refused += 1
+        self._greetings.remove(greeting)
+        self._selector.unregister(greeting)
+        greeting.close()
 
     def _welcome(self, node: Node, facts: Any) -> None:
         self._coming.remove(node)
@@ -194,3 +226,14 @@ class Nodes:
             self.lost.add(node.number)
             self.departed.append((node.number, node.host))
             del self.here[node.number]
+
+
+def may_open(count: int) -> None:
+    """Let this process open so many files more, as far as the system allows it without asking anybody."""
+    import resource  # Absent on Windows.
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = soft + count if hard == resource.RLIM_INFINITY else min(soft + count, hard)
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        with contextlib.suppress(ValueError, OSError):  # the system knows a lower limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

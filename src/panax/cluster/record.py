@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LaunchError
-from ..core.lock import locked
+from ..system import files, json_reader
+from ..system.lock import locked
 from .diagnosis import Cause, Diagnosis
 from .job import Job, allowed_environment, written
-from .world import CORDONED, LAYOUTS
 
+LAYOUTS, CORDONED = "layouts.json", "cordoned.json"
 PLACE, JOB, STATUS, INCIDENTS, STOP, LOCK = "job", "job.json", "status.json", "incidents.jsonl", "stop", "lock"
 FINDINGS = "findings.jsonl"
 BEGUN = "begun"
@@ -131,13 +132,15 @@ class Record:
 
     def incident(self, incident: Incident) -> None:
         """Add an incident; the last line of one attempt's failure is the one that holds."""
-        with contextlib.suppress(OSError), open(self._place / INCIDENTS, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"began": time.time(), **dataclasses.asdict(incident)}) + "\n")
+        with contextlib.suppress(OSError):
+            files.append_lines(
+                self._place / INCIDENTS, [json.dumps({"began": time.time(), **dataclasses.asdict(incident)})]
+            )
 
     def finding(self, finding: Finding) -> None:
         """Add a finding."""
-        with contextlib.suppress(OSError), open(self._place / FINDINGS, "a", encoding="utf-8") as file:
-            file.write(json.dumps(dataclasses.asdict(finding)) + "\n")
+        with contextlib.suppress(OSError):
+            files.append_lines(self._place / FINDINGS, [json.dumps(dataclasses.asdict(finding))])
 
     def begun(self) -> bool:
         """Whether this very job has begun its run before."""
@@ -176,7 +179,7 @@ def read(path: Path) -> dict[str, Any]:
         LaunchError: It can't be read, or is something else.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json_reader.read(path, constants=True)
     except (OSError, ValueError) as error:
         raise LaunchError(f"can't read {path}: {error}; the job may have ended before it was written") from error
     if not isinstance(found, dict):
@@ -199,7 +202,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError):
-            one = json.loads(line)
+            one = json_reader.parse(line, constants=True)
             if isinstance(one, dict) and {"at", "attempt"} <= one.keys():
                 yield one
 

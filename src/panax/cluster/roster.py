@@ -7,7 +7,7 @@ from ..core.errors import LaunchError
 from .engines import Placed
 from .job import Job
 from .nodes import Node, Nodes
-from .world import World, Worlds
+from .world import World, Worlds, cordon
 
 ASK_AGAIN_SECONDS = 30.0
 """Between two times that an engine is asked for a node that has not come back while the job goes on without it."""
@@ -25,7 +25,7 @@ class Roster:
 
     def __init__(self, job: Job, nodes: Nodes, placed: Placed, say: Callable[[str], None]):
         self._job, self._nodes, self._placed, self._say = job, nodes, placed, say
-        self._worlds = Worlds(job)
+        self._worlds = Worlds.of(job)
         self._asked_at: dict[int, float] = {}
         self._refused: set[int] = set()
         self._gathered = False
@@ -100,7 +100,19 @@ class Roster:
 
     def can_do_without(self, node: int) -> bool:
         """Whether the job could go on without a node, by its policy and the layouts that there are."""
-        return self._worlds.best(set(self._nodes.here) - {node}) is not None
+        return self._worlds.without(set(self._nodes.here), self._worlds.cordoned | {node}) is not None
+
+    def take_out(self, node: int, why: str) -> None:
+        """Leave a node out from the next save.
+
+        Raises:
+            LaunchError: The job could not go on without it.
+        """
+        cordon(self._worlds, self._job.place, [node], why, total=self._job.nodes)
+
+    def kept(self, world: World) -> list[int]:
+        """The nodes of a world that were taken out, and without which the job could not go on."""
+        return sorted(set(world.nodes) & self._worlds.cordoned)
 
     def change(self, world: World) -> str | None:
         """Why the job should go on in another world from its next save; None where this one is the best there is."""
@@ -120,7 +132,7 @@ class Roster:
 
     def _who_is_missing(self) -> str:
         job, here, refused = self._job, self._nodes.here, self._nodes.refused
-        missing = ", ".join(str(number) for number in range(job.nodes) if number not in here)
+        missing = ", ".join(str(number) for number in range(job.nodes) if number not in here) or "none"
         strangers = f"; {refused} connections did not know the job's secret" if refused else ""
         said = self._placed.said()
         return (

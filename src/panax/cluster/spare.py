@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.heartbeat import DESCRIPTOR
+from ..job.heartbeat import DESCRIPTOR
+from ..system import json_reader
 from .worker import AGENT, LIFELINE
 
 
@@ -121,7 +122,7 @@ class Spares:
 
 def order_of(line: bytes) -> dict[str, Any]:
     """What an agent has told a spare worker."""
-    found = json.loads(line)
+    found = json_reader.parse(line)
     if not isinstance(found, dict) or not {"arguments", "environment", "log", "stacks"} <= found.keys():
         raise ValueError("expected a line of JSON with arguments, environment, log and stacks, as an agent writes it")
     return found

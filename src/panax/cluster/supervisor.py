@@ -9,7 +9,6 @@ from .asked import Asks
 from .attempt import SAVED, Attempt, Worker
 from .diagnosis import OF_END, OF_LAYOUT, Cause, Diagnosis, diagnose
 from .engines import Placed
-from .engines.environment import SECRET
 from .job import GOES_ON, Job
 from .leaving import Leaving
 from .nodes import Node, Nodes
@@ -20,6 +19,9 @@ from .watching import Watching
 from .world import World
 
 TICK_SECONDS = 0.5
+
+ASLEEP_SECONDS = 3.0
+"""Between two turns of its loop, from which on the supervisor itself was stopped."""
 SETTLE_SECONDS = 0.5
 """After a failure: the other processes may tell which was first."""
 
@@ -37,9 +39,8 @@ LONGEST_BACKOFF_SECONDS = 60.0
 class Supervisor:
     """Follows one job to its end."""
 
-    def __init__(self, job: Job, nodes: Nodes, placed: Placed, record: Record, view: View, secret: str):
+    def __init__(self, job: Job, nodes: Nodes, placed: Placed, record: Record, view: View):
         self._job, self._nodes, self._placed, self._record, self._view = job, nodes, placed, record, view
-        self._secret = secret
         self._roster = Roster(job, nodes, placed, view.say)
         self._watching = Watching(job, self._roster, record, view.say)
         self._world, self._changing = World(()), ""
@@ -47,6 +48,7 @@ class Supervisor:
         self._saved_before: int | None = None
         self._began = time.monotonic()
         self._attempt: Attempt | None = None
+        self._misunderstood: set[int] = set()
         self._asks = Asks()
         self._stop_told = False
         self._leaving = Leaving(nodes, self._asks)
@@ -118,6 +120,8 @@ class Supervisor:
         world = self._roster.gather(lambda: self._pump(TICK_SECONDS), lambda: self._asks.signal is not None)
         if world is not None and self._attempt is not None and world.nodes != self._world.nodes:
             self._view.say(f"goes on with {world.shown(self._job.nodes)}")
+        if world is not None and (kept := self._roster.kept(world)):
+            self._view.say(f"node {', '.join(map(str, kept))} was taken out, and stays: the job can't go on without it")
         return world
 
     def _start(self, world: World) -> Attempt:
@@ -156,8 +160,7 @@ class Supervisor:
                         "count": share,
                         "processes": len(workers),
                         "command": self._job.command(begun=self._begun, layout=layout),
-                        # By the secret, workers know each other before JAX joins them.
-                        "environment": {**self._job.environment(), SECRET: self._secret, **goes_on},
+                        "environment": {**self._job.environment(), **goes_on},
                         "folder": str(self._job.place.absolute()),
                         "coordinator": f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}",
                         "bind": nodes[node].address or "127.0.0.1",
@@ -168,10 +171,21 @@ class Supervisor:
     def _follow(self, attempt: Attempt) -> Diagnosis | None:
         """Until all processes have ended well (None), or something is wrong."""
         saved_by = float("inf")
-        told = False
+        told, turned = False, time.monotonic()
         while attempt.running:
             self._pump(TICK_SECONDS)
             now = time.monotonic()
+            if now - turned > ASLEEP_SECONDS:
+                # This process was stopped (Ctrl-Z, a moved machine, a file system that hangs): what came meanwhile is read first.
+                self._view.say(
+                    f"the supervisor itself stood still for {now - turned:.0f} s; it reads what has come meanwhile"
+                )
+                attempt.forgive(now - turned)
+                saved_by += now - turned
+                self._pump(TICK_SECONDS)
+            turned = now = time.monotonic()
+            if not attempt.running:
+                break
             # The phase follows the setting aside of what an earlier run left.
             if not self._begun and attempt.workers[0].entered.keys() & {"restore", "first step"}:
                 self._begun = True
@@ -193,7 +207,7 @@ class Supervisor:
                 # A save is on its way: what is told now ends the processes soon after it.
                 self._changing = why
                 saved_by = self._stop("changing")
-            if self._asks.at_once or now > saved_by:
+            if self._asks.at_once or (now > saved_by and not attempt.saves(now, self._job.policy)):
                 why = (
                     "by a second signal"
                     if self._asks.at_once
@@ -357,7 +371,13 @@ class Supervisor:
         """Take in what agents tell, for some seconds at most; show and write how the job is."""
         now = time.monotonic()
         for node, message in self._nodes.messages(seconds):
-            self._take(node, message)
+            try:
+                self._take(node, message)
+            except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+                # A library that writes where the worker does, or another version: it is that node's fault, and not the job's.
+                if node.number not in self._misunderstood:
+                    self._misunderstood.add(node.number)
+                    self._view.say(f"warning: {node.host} tells what can't be used, and it is left out: {error!r}")
         departed, self._nodes.departed = self._nodes.departed, []
         for number, host in departed:
             if self._attempt is not None:

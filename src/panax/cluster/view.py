@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from io import TextIOBase
 
-from .attempt import Attempt
+from ..system.outlet import Outlet
+from .attempt import Attempt, number_in
 from .diagnosis import Cause, Diagnosis
 from .record import Incident
 
@@ -40,6 +41,7 @@ class View:
         self._num_steps, self._quiet = num_steps, quiet
         self._out = sys.stderr if out is None else out
         self._terminal = self._out.isatty()
+        self._outlet = Outlet(self._out)  # pyright: ignore[reportArgumentType]
         self._shown_at = time.monotonic()
         self._status = ""
         self._said: deque[str] = deque(maxlen=LAST_LINES)
@@ -107,6 +109,7 @@ class View:
             self._print(*([f"last lines of process {diagnosis.process}:", *last] if last else []))
         if code == 0:
             self.say(message + (f", after {restarts} restarts" if restarts else ""))
+        self._outlet.close()
 
     def _print(self, *lines: str) -> None:
         text = "".join(f"{line}\n" for line in lines)
@@ -117,12 +120,8 @@ class View:
         return f"\r\x1b[K{self._status[: columns - 1]}" if self._status else ""
 
     def _write(self, text: str) -> None:
-        try:
-            self._out.write(text)
-            self._out.flush()
-        except (OSError, ValueError):
-            # The terminal has gone; the job and its log go on.
-            self._quiet = True
+        # A terminal that has gone, or is not read, holds nothing up: the job and its log go on.
+        self._outlet.write(text)
 
 
 def status_line(attempt: Attempt, goodput: float | None, state: str, num_steps: int) -> str:
@@ -147,7 +146,7 @@ def status_line(attempt: Attempt, goodput: float | None, state: str, num_steps: 
             parts.append(form.format(values[name]))
     if goodput is not None:
         parts.append(f"goodput {goodput:.0%}")
-    waits = [(float(worker.facts.get("data_wait", 0.0)), worker.host) for worker in attempt.workers]
+    waits = [(number_in(worker.facts, "data_wait", 0.0), worker.host) for worker in attempt.workers]
     longest, host = max(waits)
     if longest >= 0.05:
         parts.append(f"slowest {host} ({longest:.0%} waiting for data)")

@@ -13,7 +13,6 @@ from .roster import Roster
 from .slow_hosts import Measured, SlowHosts
 from .slow_links import FLAPPING, SLOW, Degraded, SlowLinks, Timed
 from .slow_links import Change as LinkChange
-from .world import cordon
 
 HELD_PROBES = 4
 """A probe of which a process's figures have not come by so many later ones is given up: a full pipe takes no line."""
@@ -107,7 +106,7 @@ class Watching:
             )
             return
         try:
-            cordon(self._job.place, [node], why, total=self._job.nodes)
+            self._roster.take_out(node, why)
         except (LaunchError, OSError) as error:
             self._say(f"node {node} stays in the job: {error}")
             return

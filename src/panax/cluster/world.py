@@ -5,15 +5,14 @@ and holds no jax. A person, or a policy, takes a node out of the job by writing 
 """
 
 import dataclasses
-import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import LaunchError
+from ..system import json_reader
 from .job import Job, written
-
-LAYOUTS, CORDONED = "layouts.json", "cordoned.json"
+from .record import CORDONED, JOB, LAYOUTS, read
 
 MESH_AXES = ("replica", "stage", "fsdp", "expert", "context", "tensor")
 """The only names of which a layout may consist."""
@@ -81,38 +80,80 @@ class Worlds:
     """The worlds that a job may run in, best first.
 
     Args:
-        job: Its policy says how few nodes may be left.
+        place: Of the job's files.
+        nodes, processes: All that the job has.
+        min_nodes: So few may be left.
     """
 
-    def __init__(self, job: Job):
-        self._job = job
+    def __init__(self, place: Path, *, nodes: int, processes: int, min_nodes: int):
+        self._place, self._nodes, self._processes = place, nodes, processes
+        self._min_nodes = max(min_nodes, 1)
         self._refused: list[Layout] = []
+
+    @classmethod
+    def of(cls, job: Job) -> "Worlds":
+        """Those of a job that is launched here."""
+        return cls(job.place, nodes=job.nodes, processes=job.processes, min_nodes=job.policy.min_nodes)
+
+    @classmethod
+    def in_place(cls, place: Path) -> "Worlds":
+        """Those of a job that is followed from elsewhere.
+
+        Raises:
+            LaunchError: Its files can't be read.
+        """
+        found = read(place / JOB)
+        try:
+            nodes, processes = int(found["nodes"]), int(found["processes"])
+            return cls(place, nodes=nodes, processes=processes, min_nodes=int(found["policy"]["min_nodes"]))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise LaunchError(f"{place / JOB} does not describe a job: {error!r}; `panax launch` writes it") from error
 
     def refuse(self, layout: Layout) -> None:
         """Count a layout as one that the model can't be laid out on after all: the next best one is taken."""
         self._refused.append(layout)
 
     def best(self, here: Collection[int]) -> World | None:
-        """The largest world of these nodes that the model can be laid out on; None where there is none."""
-        usable = sorted(set(here) - self.cordoned)
-        if len(usable) >= self._job.nodes:
+        """The largest world of these nodes that the model can be laid out on; None where there is none.
+
+        Nodes that were taken out are left out, unless the job can't go on without them.
+        """
+        return self.without(here, self.cordoned) or (self.without(here, ()) if self.cordoned & {*here} else None)
+
+    def without(self, here: Collection[int], out: Collection[int]) -> World | None:
+        """The largest world of these nodes and none of those that are out; None where there is none."""
+        usable = sorted({*here} - {*out})
+        if len(usable) >= self._nodes:
             return World(tuple(usable))
         layouts = self._layouts()
-        for count in range(len(usable), max(self._job.policy.min_nodes, 1) - 1, -1):
-            if (layout := layouts.get(count * self._job.processes_per_node)) is not None:
+        for count in range(len(usable), self._min_nodes - 1, -1):
+            if (layout := layouts.get(count * (self._processes // self._nodes))) is not None:
                 return World(tuple(usable[:count]), layout)
         return None
+
+    def why_not_without(self, out: Collection[int]) -> str:
+        """Why the job could not go on if all nodes were here but those; empty where it could."""
+        left = self._nodes - len({*out})
+        if not left:
+            return f"all {self._nodes} nodes of the job would be taken out"
+        if left < self._min_nodes:
+            return f"{left} of {self._nodes} nodes would be left, and the job keeps --min-nodes {self._min_nodes}"
+        if self.without(range(self._nodes), out) is not None:
+            return ""
+        if not (self._place / LAYOUTS).is_file():
+            return "the job has not trained on all of its nodes yet, which is when it learns how it could on fewer"
+        return f"the run can't be laid out on {left} of {self._nodes} nodes"
 
     @property
     def cordoned(self) -> set[int]:
         """The nodes that were taken out."""
-        return set(cordoned(self._job.place))
+        return set(cordoned(self._place))
 
     def _layouts(self) -> dict[int, Layout]:
         """Processes to the best layout; empty before a first start of the whole job, and where the file can't be used."""
         try:
-            found = json.loads((self._job.place / LAYOUTS).read_text(encoding="utf-8"))
-            if found["processes"] != self._job.processes:
+            found = json_reader.read(self._place / LAYOUTS)
+            if found["processes"] != self._processes:
                 return {}
             listed = {int(count): [*map(Layout.read, ranked)] for count, ranked in found["layouts"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -124,21 +165,24 @@ class Worlds:
 def cordoned(place: Path) -> dict[int, str]:
     """Node to why it was taken out of a job; a file that is none says nothing."""
     try:
-        found = json.loads((place / CORDONED).read_text(encoding="utf-8"))
+        found = json_reader.read(place / CORDONED)
         return {int(node): str(why) for node, why in found.items()}
     except (OSError, ValueError, AttributeError):
         return {}
 
 
-def cordon(place: Path, nodes: Iterable[int], why: str, *, total: int) -> None:
+def cordon(worlds: Worlds, place: Path, nodes: Iterable[int], why: str, *, total: int) -> None:
     """Take nodes out of a job: it goes on without them from its next save.
 
     Raises:
-        LaunchError: There is no such node, or none would be left.
+        LaunchError: There is no such node, or the job could not go on without them.
     """
     found = cordoned(place) | {_checked(node, total): why for node in nodes}
-    if len(found) >= total:
-        raise LaunchError(f"all {total} nodes of the job would be taken out; leave one, or end the job: panax stop")
+    if reason := worlds.why_not_without(found):
+        raise LaunchError(
+            f"node {', '.join(map(str, sorted(found)))} can't be taken out: {reason}; the job goes on as it is. `panax stop` "
+            f"ends it with a save"
+        )
     written(place / CORDONED, {str(node): said for node, said in sorted(found.items())})
 
 

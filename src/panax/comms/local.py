@@ -8,6 +8,7 @@ the replicas in between. The outer gradient travels as `comms.compress` says.
 Source: arXiv:2311.08105; int4 outer gradients: arXiv:2501.18512.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from ..core.axes import named_leaves, pair_axes
 from ..core.errors import RecipeError
 from ..core.expected import moving
 from ..core.layout import Layout
+from ..core.measures import Faults
 from ..core.task import Task
 from ..mesh.placement import as_spec
 from ..spmd.collectives import all_reduce
@@ -216,9 +218,11 @@ def _put_back(tree: Any, trainable: Any, named: Mapping[str, jax.Array]) -> Any:
 def merged(scalars: Any) -> Any:
     """What replicas report, as one figure each: counts by the largest, what is true of one as true, the rest by their mean."""
 
-    def one(x: jax.Array) -> jax.Array:
+    def one(x: Any) -> Any:
+        if isinstance(x, Faults):
+            return dataclasses.replace(x, worst=x.worst.max(0))
         if jnp.issubdtype(x.dtype, jnp.bool_):
             return x.any(0)
         return x.max(0) if jnp.issubdtype(x.dtype, jnp.integer) else x.mean(0)
 
-    return jax.tree.map(one, scalars)
+    return jax.tree.map(one, scalars, is_leaf=lambda x: isinstance(x, Faults))

@@ -1,17 +1,19 @@
 """Where replicas that are jobs of their own (islands) meet: a folder or an object store, and no process that all depend on.
 
     place.json                            whose meetings these are
+    newest.json                           the last round, for stores whose lists are late
     round_00000003/from_0.safetensors     what an island has moved by since round 2
-    round_00000003/members.json           of whom the round is: written once, by whoever comes first; all others read it
+    round_00000003/members.json           of whom the round is, and who is left out why: written once, by whoever comes first
     round_00000003/agreed.safetensors     what came of it, for those who catch up
     joining/island_1.json                 the round from which a returning island is waited for
 
 An island writes what it has moved by, waits until all that are expected have, or until its patience ends, and then tries to
-create `members.json` with those that are there. A store lets one of them succeed. The outer step is the same arithmetic on the
-same bytes in every island, so all hold the same parameters afterwards, bit by bit, and nobody has to send them. Who was left out
-takes over what was agreed, and is waited for again once it says so.
+create `members.json` with those that are there and whose updates can be used (`comms/admission.py`). A store lets one of them
+succeed. The outer step is the same arithmetic on the same bytes in every island, so all hold the same parameters afterwards, bit
+by bit, and nobody has to send them. Who was left out takes over what was agreed, and is waited for again once it says so.
 """
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -21,31 +23,80 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, StoreError
 from ..stores import Claiming, MissingError
+from ..system import json_reader
+from .admission import Arrays, Update, digest_of, too_large, whole
 from .settings import Islands
 
-Arrays = Mapping[str, npt.NDArray[np.generic]]
-
-PLACE, MEMBERS, AGREED = "place.json", "members.json", "agreed.safetensors"
+PLACE, NEWEST, MEMBERS, AGREED = "place.json", "newest.json", "members.json", "agreed.safetensors"
 ROUNDS_KEPT = 3
 """Newest rounds whose objects are kept: what was agreed can be computed again where a member dies before it has written it."""
 
 LOOK_SECONDS = 0.2
+_MOST_BYTES, _MOST_WHY = 1 << 24, 200
 _OWN = re.compile(r"round_(\d{8})/(from_\d+\.safetensors|members\.json|agreed\.safetensors)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """An island's part in a round: a digest of the bytes that it wrote, and of what it began from."""
+    """An island's part in a round.
+
+    Attributes:
+        digest: Of the bytes that it wrote.
+        base: Of what it began from.
+        norm: Of what it has moved by.
+    """
 
     index: int
     digest: str
     base: str
+    norm: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """A round that was decided.
+
+    Attributes:
+        members: Whose updates count, by index.
+        base: Of what whoever decided it began from.
+        by: Who decided it.
+        left_out: Island to why its update does not count.
+    """
+
+    members: tuple[Member, ...]
+    base: str
+    by: int
+    left_out: Mapping[int, str]
+
+    @classmethod
+    def read(cls, data: bytes, count: int) -> "Round":
+        """What `text` wrote.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        raw = json_reader.parse_as(dict, data, most_bytes=_MOST_BYTES)
+        try:
+            members = tuple(
+                Member(int(one["index"]), str(one["digest"]), str(one["base"]), float(one["norm"]))
+                for one in raw["members"]
+            )
+            left_out = {int(index): str(why)[:_MOST_WHY] for index, why in raw["left_out"].items()}
+            found = cls(members, str(raw["base"]), int(raw["by"]), left_out)
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"it names no members: {error!r}") from error
+        indices = [member.index for member in members]
+        if sorted({*indices}) != indices or not {*indices, found.by, *left_out} <= {*range(count)}:
+            raise ValueError(f"it names islands {indices}, by {found.by}; expected some of 0 to {count - 1}, in order")
+        return found
+
+    def text(self) -> bytes:
+        """As JSON, which no other island would write."""
+        return json.dumps({**dataclasses.asdict(self), "at": uuid.uuid4().hex}, indent=1).encode()
 
 
 class MeetingPlace:
@@ -65,6 +116,8 @@ class MeetingPlace:
             hurry: Asked while others are waited for: true where this island has to stop soon.
         """
         self._store, self._islands, self._hurry, self._clock, self._sleep = store, islands, hurry, clock, sleep
+        self._known = 0
+        self._updates: dict[tuple[int, int], Update] = {}
 
     def open(self, identity: str, *, fresh: bool) -> None:
         """Claim the place for a run, or find that it is its own.
@@ -92,25 +145,32 @@ class MeetingPlace:
             )
 
     def newest(self) -> int:
-        """The number of the last round that was decided; 0 where there is none."""
-        numbers = sorted(
-            (int(name[6:]) for name in self._store.folders() if re.fullmatch(r"round_\d{8}", name)), reverse=True
-        )
-        return next((number for number in numbers if number and self.members(number) is not None), 0)
+        """The number of the last round that was decided; 0 where there is none.
 
-    def members(self, number: int) -> tuple[Member, ...] | None:
-        """Of whom a round is; None where that is not decided."""
+        A store's lists may be late: what they say is looked up by name, and so are the rounds that follow.
+        """
+        listed = [int(name[6:]) for name in self._store.folders() if re.fullmatch(r"round_\d{8}", name)]
+        number = max(
+            (one for one in {*listed, self._noted(), self._known} if one == 0 or self._there(one, MEMBERS)), default=0
+        )
+        while self._there(number + 1, MEMBERS):
+            number += 1
+        self._known = number
+        return number
+
+    def round(self, number: int) -> Round | None:
+        """What was decided; None where nothing is yet.
+
+        Raises:
+            CheckpointError: The record of it is damaged.
+        """
+        path = f"{_round(number)}/{MEMBERS}"
         try:
-            raw = json.loads(self._store.read(f"{_round(number)}/{MEMBERS}"))
-            return tuple(Member(int(each["index"]), str(each["digest"]), str(each["base"])) for each in raw["members"])
+            return Round.read(self._store.read(path), self._islands.count)
         except MissingError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{self._store.url}/{_round(number)}/{MEMBERS} is damaged: {error}; stop all islands, and start them with "
-                "another "
-                f"comms.islands.place"
-            ) from error
+        except ValueError as error:
+            raise CheckpointError(f"{self._store.url}/{path} is damaged: {error}") from error
 
     def contribute(self, number: int, base: str, arrays: Arrays) -> None:
         """Write what this island has moved by.
@@ -118,29 +178,32 @@ class MeetingPlace:
         Args:
             base: The digest of what it began from.
         """
-        data = save(dict(arrays), metadata={"base": base, "index": str(self._islands.index)})
-        self._store.write(_from(number, self._islands.index), [data])
+        about = {"base": base, "index": str(self._islands.index), "digest": digest_of(arrays)}
+        self._store.write(_from(number, self._islands.index), [save(dict(arrays), metadata=about)])
 
-    def decide(self, number: int, base: str) -> tuple[Member, ...]:
-        """Of whom a round is; waits for those that are expected, as long as the settings say."""
+    def decide(self, number: int, base: str, norm: Callable[[Arrays], float]) -> Round:
+        """Of whom a round is; waits for those that are expected, as long as the settings say.
+
+        Args:
+            base: The digest of what this island began from.
+            norm: The norm of an update as it travelled; raises KeyError or ValueError where it is none of this model.
+
+        Raises:
+            CheckpointError: It was decided, and the record is damaged.
+        """
         expected = self._expected(number)
         patience = self._islands.start_seconds if number == 1 else self._islands.wait_seconds
         until = self._clock() + patience
         while True:
-            members = self.members(number)
-            if members is not None:
-                return members
+            decided = self.round(number)
+            if decided is not None:
+                return decided
             present = self._present(number)
             if expected <= present or self._clock() >= until or self._hurry():
-                found = [
-                    member for index in sorted(present) if (member := self._member(number, index, base)) is not None
-                ]
-                raw = {
-                    "members": [dataclasses.asdict(member) for member in found],
-                    "by": self._islands.index,
-                    "at": uuid.uuid4().hex,
-                }
-                self._store.create(f"{_round(number)}/{MEMBERS}", json.dumps(raw, indent=1).encode())
+                decided = self._judged(number, base, present, norm)
+                if self._store.create(f"{_round(number)}/{MEMBERS}", decided.text()):
+                    self._store.write(NEWEST, [json.dumps({"round": number}).encode()])
+                    return decided
                 continue
             self._sleep(LOOK_SECONDS)
 
@@ -148,21 +211,20 @@ class MeetingPlace:
         """What a member has moved by.
 
         Raises:
-            CheckpointError: The bytes are not those that it wrote.
+            MissingError: It is gone.
+            ValueError: The bytes are not those that it wrote.
         """
-        path = _from(number, member.index)
-        data = self._store.read(path)
-        if xxhash.xxh3_64_hexdigest(data) != member.digest:
-            raise CheckpointError(
-                f"{self._store.url}/{path} is damaged: its bytes are not those that island {member.index} wrote; restart "
-                "this island, which "
-                f"then takes over what the others agreed on"
-            )
-        return _loaded(data, f"{self._store.url}/{path}")
+        kept = self._updates.get((number, member.index))
+        if kept is not None and kept.digest == member.digest:
+            return kept.arrays
+        update = whole(self._store.read(_from(number, member.index)))
+        if update.digest != member.digest:
+            raise ValueError("its bytes are not those on which the round was decided")
+        return update.arrays
 
     def publish(self, number: int, arrays: Arrays) -> None:
         """Write what came of a round, for those who catch up, and remove what is older than they need."""
-        self._store.create(f"{_round(number)}/{AGREED}", save(dict(arrays)))
+        self._store.create(f"{_round(number)}/{AGREED}", save(dict(arrays), metadata={"digest": digest_of(arrays)}))
         old = [
             entry.path
             for entry in self._store.list()
@@ -170,14 +232,20 @@ class MeetingPlace:
         ]
         self._store.delete(old)
 
+    def forget(self) -> None:
+        """Let go of the updates that this island read to decide a round."""
+        self._updates = {}
+
     def agreed(self, number: int) -> Arrays | None:
-        """What came of a round, where a member has written it."""
-        path = f"{_round(number)}/{AGREED}"
+        """What came of a round, where it has been written.
+
+        Raises:
+            ValueError: It is damaged.
+        """
         try:
-            data = self._store.read(path)
+            return whole(self._store.read(f"{_round(number)}/{AGREED}")).arrays
         except MissingError:
             return None
-        return _loaded(data, f"{self._store.url}/{path}")
 
     def announce(self, number: int) -> None:
         """Have the others wait for this island in a round."""
@@ -186,45 +254,75 @@ class MeetingPlace:
     def _expected(self, number: int) -> set[int]:
         if number == 1:
             return set(range(self._islands.count))
-        before = self.members(number - 1) or ()
-        return {member.index for member in before} | {self._islands.index} | self._joining(number)
+        return self._members(number - 1) | {self._islands.index} | self._joining(number)
+
+    def _members(self, number: int) -> set[int]:
+        try:
+            decided = self.round(number)
+        except CheckpointError:
+            return set()  # damaged: nobody is waited for
+        return {member.index for member in decided.members} if decided else set()
 
     def _joining(self, number: int) -> set[int]:
-        found = set()
-        for index in range(self._islands.count):
-            try:
-                if json.loads(self._store.read(f"joining/island_{index}.json"))["round"] == number:
-                    found.add(index)
-            except (MissingError, ValueError, KeyError, TypeError):
-                # A note that can't be read asks for nothing: nobody is waited for.
-                continue
-        return found
+        return {
+            index for index in range(self._islands.count) if self._number_in(f"joining/island_{index}.json") == number
+        }
+
+    def _noted(self) -> int:
+        return self._number_in(NEWEST) or 0
+
+    def _number_in(self, path: str) -> int | None:
+        """The round that a note names; one that can't be read names none."""
+        try:
+            found = json_reader.parse_as(dict, self._store.read(path), most_bytes=_MOST_BYTES).get("round")
+        except (MissingError, ValueError):
+            return None
+        return found if type(found) is int and 0 <= found < 10**8 else None
 
     def _present(self, number: int) -> set[int]:
-        found = (
-            re.fullmatch(r"round_\d{8}/from_(\d+)\.safetensors", entry.path)
-            for entry in self._store.list(_round(number))
-        )
-        return {int(match[1]) for match in found if match and int(match[1]) < self._islands.count}
+        """Who has written an update; each is asked for by name."""
+        return {index for index in range(self._islands.count) if self._there(number, f"from_{index}.safetensors")}
 
-    def _member(self, number: int, index: int, base: str) -> Member | None:
-        """An island that began from the same; None where it began from something else, and has to take over what is agreed."""
-        data = self._store.read(_from(number, index))
+    def _there(self, number: int, name: str) -> bool:
         try:
-            began = _metadata(data).get("base", "")
-        except ValueError:
-            return None
-        return Member(index, xxhash.xxh3_64_hexdigest(data), began) if began == base else None
+            self._store.read(f"{_round(number)}/{name}", 0, 1)
+        except MissingError:
+            return False
+        except StoreError:  # it is there, and shorter; whoever reads it whole says what is wrong
+            return True
+        return True
 
+    def _judged(self, number: int, base: str, present: set[int], norm: Callable[[Arrays], float]) -> Round:
+        """A round of those whose updates can be used."""
+        self._updates, norms, left_out = {}, {}, {}
+        for index in sorted(present):
+            try:
+                update = whole(self._store.read(_from(number, index)))
+                if update.base != base:
+                    raise ValueError("it began from other numbers, and has to take over what was agreed on")
+                norms[index] = norm(update.arrays)
+            except MissingError:
+                continue
+            except (KeyError, ValueError) as error:
+                lacking = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+                left_out[index] = lacking[:_MOST_WHY]
+            else:
+                self._updates[number, index] = update
+        left_out |= too_large(norms, self._norms_before(number))
+        members = tuple(
+            Member(index, update.digest, update.base, norms[index])
+            for (_, index), update in self._updates.items()
+            if index not in left_out
+        )
+        return Round(members, base, self._islands.index, left_out)
 
-def digest_of(arrays: Arrays) -> str:
-    """A digest of numbers by name, their types and shapes included."""
-    found = xxhash.xxh3_64()
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        found.update(f"{name} {array.dtype} {array.shape};".encode())
-        found.update(array.reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
+    def _norms_before(self, number: int) -> list[float]:
+        found = []
+        for earlier in range(max(1, number - ROUNDS_KEPT), number):
+            with contextlib.suppress(CheckpointError):
+                decided = self.round(earlier)
+                found += [member.norm for member in decided.members] if decided else []
+        return found
 
 
 def mean_of(moved: Sequence[Arrays]) -> dict[str, npt.NDArray[np.float32]]:
@@ -242,16 +340,3 @@ def _round(number: int) -> str:
 
 def _from(number: int, index: int) -> str:
     return f"{_round(number)}/from_{index}.safetensors"
-
-
-def _metadata(data: bytes) -> dict[str, str]:
-    """What stands in a safetensors file's header beside the arrays."""
-    size = int.from_bytes(data[:8], "little")
-    return json.loads(data[8 : 8 + size]).get("__metadata__", {})
-
-
-def _loaded(data: bytes, name: str) -> Arrays:
-    try:
-        return load(data)
-    except SafetensorError as error:
-        raise CheckpointError(f"{name} is damaged: {error}; restart this island") from error

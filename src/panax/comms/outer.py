@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from .meeting_place import Arrays
+from .admission import Arrays
 from .settings import Comms
 from .wires import Wire
 
@@ -110,7 +110,7 @@ def decoded(
     found = {}
     for name, x in like.items():
         if wire is None or x.size < LEAST:
-            found[name] = np.asarray(sent[name], np.float32).reshape(x.shape)
+            found[name] = _typed(sent[name], np.dtype(np.float32)).reshape(x.shape)
             continue
         rows = jax.ShapeDtypeStruct((-(-x.size // BOX), BOX), jnp.float32)
         shapes, structure = jax.tree.flatten(jax.eval_shape(wire.encode, rows))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from .errors import RecipeError
+from .leaf_ranges import NUMBER
 from .measures import Metrics
 from .protocols import Batch, ModelState, Params
 from .task import Task
@@ -129,8 +130,8 @@ class CollectingTask(Task):
         Raises:
             RecipeError: It has another number of rows.
         """
-        if batch["row"].shape != (self.rows,):
+        if batch[NUMBER].shape != (self.rows,):
             raise RecipeError(
-                f"{type(self).__name__} has {self.rows} environments, and the batch has {batch['row'].shape[0]} rows; leave the "
+                f"{type(self).__name__} has {self.rows} environments, and the batch has {batch[NUMBER].shape[0]} rows; leave the "
                 f"experiment's data out: this task makes its own"
             )

@@ -69,6 +69,10 @@ class Layout(Protocol):
         """The same mesh with nothing laid along `axis`: what a pipeline's stage sees of its own layers."""
         ...
 
+    def with_whole_rows(self) -> "Layout":
+        """The same mesh, where the axes that split rows' positions compute alike: parameters rest as they are."""
+        ...
+
     def with_rows_over(self, axis: str) -> "Layout":
         """The same mesh with rows split over `axis` too: what a pipeline's stage sees of its share of the loss."""
         ...

@@ -4,7 +4,6 @@ A mean of means is wrong as soon as batches hold different numbers of tokens. So
 and the one division happens where all sums have met.
 """
 
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from .errors import DataError
 
@@ -21,6 +20,10 @@ Scalar = Float[Array, ""]
 
 Values = Float[Array, "..."]
 """What a metric counts: a number, or one for each layer, expert or the like."""
+
+
+Numbers = Num[Array, "..."]
+"""The same, of whole numbers too."""
 
 
 class Loss(eqx.Module):
@@ -63,9 +66,9 @@ class Mean(eqx.Module):
 
 
 class Sum(eqx.Module):
-    """A metric that is added up, such as a count of tokens."""
+    """A metric that is added up, such as a count of tokens: float32, or whole numbers below 2**31 in all."""
 
-    value: Values
+    value: Numbers
 
     def merge(self, other: "Sum") -> "Sum":
         return Sum(self.value + other.value)
@@ -74,7 +77,7 @@ class Sum(eqx.Module):
 class Maximum(eqx.Module):
     """A metric of which the largest is kept."""
 
-    value: Values
+    value: Numbers
 
     def merge(self, other: "Maximum") -> "Maximum":
         return Maximum(jnp.maximum(self.value, other.value))
@@ -85,9 +88,11 @@ class Ranked(eqx.Module):
 
     Attributes:
         value: Counts, negative examples first; exact, and the same in any order.
+        weight: The same as sums of the examples' weights, NaN where a score was.
     """
 
     value: Int[Array, "2 bin"]
+    weight: Float[Array, "2 bin"]
 
     @classmethod
     def of(
@@ -100,25 +105,30 @@ class Ranked(eqx.Module):
         """Count a batch's examples.
 
         Args:
-            probability: In [0, 1]; NaN is counted in the lowest bin.
+            probability: In [0, 1]; of NaN there is no area.
             label: Above 0.5 for positive examples.
-            counted: 0 leaves an example out.
+            counted: Each example's weight; 0 leaves it out.
         """
         place = jnp.clip(jnp.nan_to_num(probability) * bins, 0, bins - 1).astype(jnp.int32)
-        flat = jnp.where(counted > 0, place + bins * (label > 0.5).astype(jnp.int32), 2 * bins)
-        return cls(jnp.zeros(2 * bins, jnp.int32).at[flat].add(1, mode="drop").reshape(2, bins))
+        flat = jnp.where(counted != 0, place + bins * (label > 0.5).astype(jnp.int32), 2 * bins)
+        weight = jnp.where(jnp.isnan(probability), jnp.nan, counted.astype(jnp.float32))
+        sums = (jnp.zeros(2 * bins, x.dtype).at[flat].add(x, mode="drop") for x in (jnp.ones_like(flat), weight))
+        return cls(*(each.reshape(2, bins) for each in sums))
 
     def merge(self, other: "Ranked") -> "Ranked":
-        return Ranked(self.value + other.value)
+        return Ranked(self.value + other.value, self.weight + other.weight)
 
     def figures(self) -> dict[str, float]:
         """The area, where two scores of a bin count as equal, and by how much that can be wrong at most; on the host.
 
-        Half of the pairs of a bin that are ordered the other way is the bound, as 0.5 of each was counted.
+        Half of the pairs of a bin that are ordered the other way is the bound, as 0.5 of each was counted. A pair counts by the
+        product of its weights.
         """
-        negative, positive = np.asarray(self.value).astype(np.float64)
+        counts, weights = (np.asarray(each).astype(np.float64) for each in (self.value, self.weight))
+        # Weights of 1 are counted, since their float32 sums end at 2**24.
+        negative, positive = counts if np.array_equal(counts.astype(np.float32), weights) else weights
         pairs = negative.sum() * positive.sum()
-        if not pairs:
+        if not pairs or math.isnan(pairs):
             return {"": math.nan, "_error_bound": math.nan}
         below = np.cumsum(negative) - negative
         tied = (positive * negative).sum()
@@ -194,6 +204,14 @@ def _student(freedom: float, z: float = 1.959964) -> float:
 NO_FAULT = -jnp.inf
 """The worst value of a check that found nothing."""
 
+_MINUS_INFINITY = float(np.finfo(np.float32).min)
+"""Stands for minus infinity where a check finds that."""
+
+
+def as_fault(value: Values) -> Values:
+    """An offending value as a check's worst one, also minus infinity, which alone would say that nothing was found."""
+    return jnp.where(value == NO_FAULT, jnp.asarray(_MINUS_INFINITY, value.dtype), value)
+
 
 class Faults(eqx.Module):
     """What a compiled step found wrong with its data, and can't raise: it is not applied, and who reads the step raises.
@@ -201,10 +219,12 @@ class Faults(eqx.Module):
     Attributes:
         worst: For each check the worst offending value, `NO_FAULT` where there is none.
         checks: What is wrong where one fails; the value follows it.
+        advice: What the user can do.
     """
 
     worst: Values
     checks: tuple[str, ...] = eqx.field(static=True)
+    advice: str = eqx.field(static=True, default="correct the data, or the model. Nothing was updated")
 
     @property
     def value(self) -> Values:
@@ -216,7 +236,7 @@ class Faults(eqx.Module):
         return (self.worst != NO_FAULT).any()
 
     def merge(self, other: "Faults") -> "Faults":
-        return Faults(jnp.maximum(self.worst, other.worst), self.checks)
+        return Faults(jnp.maximum(self.worst, other.worst), self.checks, self.advice)
 
     def refuse(self, where: str) -> None:
         """Raise what the checks found; waits for the devices.
@@ -226,9 +246,8 @@ class Faults(eqx.Module):
         """
         for text, worst in zip(self.checks, jax.device_get(self.worst)):
             if worst != NO_FAULT:
-                raise DataError(
-                    f"{where}: {text}{float(worst):.10g}; correct the data, or the model. Nothing was updated"
-                )
+                shown = -math.inf if worst == _MINUS_INFINITY else float(worst)
+                raise DataError(f"{where}: {text}{shown:.10g}; {self.advice}")
 
 
 Metric = Mean | Sum | Maximum | Ranked | Sample | Faults
@@ -239,6 +258,49 @@ def _ratio(total: Values, weight: Values) -> Values:
     mean = jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1.0), 0.0)
     # A weight that is negative or NaN comes from a broken mask. Its root is NaN: the result must not look as if it were right.
     return mean + 0.0 * jnp.sqrt(weight)
+
+
+RESERVED = frozenset(
+    (
+        "loss",
+        "gradient_norm",
+        "learning_rate",
+        "skipped",
+        "skipped_in_a_row",
+        "loss_scale",
+        "updates",
+        "ema_decay",
+        "averaged",
+    )
+)
+"""What a step or an evaluation reports itself."""
+
+
+def is_reserved(name: str) -> bool:
+    """True if a step or an evaluation reports something of this name itself, which a metric would hide.
+
+    >>> is_reserved("loss"), is_reserved("train_loss")
+    (True, False)
+    """
+    return name in RESERVED or name.startswith("loss/")
+
+
+def counted_fields(measure: Any) -> tuple[str, ...]:
+    """The fields of a loss or metric that merge: not a loss's coefficient, nor what is static."""
+    fields = type(measure).__dataclass_fields__
+    return tuple(name for name, field in fields.items() if name != "coefficient" and not field.metadata.get("static"))
+
+
+def keeps_largest(measure: Any) -> bool:
+    """True if the measure merges by its largest value, not by a sum."""
+    return isinstance(measure, Maximum | Faults)
+
+
+def neutral_value(measure: Any, dtype: Any) -> Any:
+    """The value that changes nothing when it is merged."""
+    if not keeps_largest(measure):
+        return np.zeros((), dtype)[()]
+    return np.asarray(-np.inf, dtype)[()] if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
 
 
 def is_measure(x: Any) -> bool:
@@ -253,8 +315,13 @@ def merge_measures(a: Any, b: Any) -> Any:
 
 def merge_stacked(stacked: Any, count: int) -> Any:
     """Merge a tree of measures whose arrays carry a leading axis of `count` micro-batches."""
-    parts = [jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(count)]
-    return functools.reduce(merge_measures, parts)
+
+    # By a loop: unrolled, each measure would be some equations for each micro-batch.
+    def merge(merged: Any, part: Any) -> tuple[Any, None]:
+        return merge_measures(merged, part), None
+
+    first, rest = (jax.tree.map(lambda leaf, at=at: leaf[at], stacked) for at in (0, slice(1, None)))
+    return first if count == 1 else jax.lax.scan(merge, first, rest, length=count - 1)[0]
 
 
 def total_loss(losses: Losses, weights: Mapping[str, Scalar] | None = None) -> Scalar:

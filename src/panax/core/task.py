@@ -15,6 +15,7 @@ from jaxtyping import Array, Int
 
 from .errors import RecipeError
 from .growing import Growing
+from .leaf_ranges import LeafRange
 from .measures import Losses, Metrics, Scalar
 from .needs import Exchange, Pipelined
 from .protocols import AcceptedOrder, Axes, Batch, ModelState, Params
@@ -66,12 +67,34 @@ class Gradients(NamedTuple):
     rows: Mapping[str, Any] | None = None
 
 
+ADAPTERS = {
+    "lightning": "lightning.fit_arguments",
+    "pytorch_lightning": "lightning.fit_arguments",
+    "torch": "torch.task",
+    "flax.nnx": "flax_nnx.task",
+    "flax": "flax_linen.task",
+    "keras": "keras.task",
+    "equinox": "equinox.task",
+    "haiku": "haiku.task",
+}
+"""Libraries of models, and what makes a task of one; whichever is named first."""
+
+
 class Task(abc.ABC):
     """A model with its objective.
 
     `params` is what gradients and optimizer moments exist for; `state` is whatever else the model carries from one step
     to the next (BatchNorm statistics, a router's bias, ranges of low-precision numbers): any pytree of arrays, empty for most.
     """
+
+    @classmethod
+    def hint_for(cls, value: Any) -> str | None:
+        """What to write where a model of another library is given in a task's place; None where that is not known."""
+        for kind in type(value).__mro__:
+            for library, adapter in ADAPTERS.items():
+                if f"{kind.__module__}.".startswith(f"{library}."):
+                    return f"adapt it: panax.adapters.{adapter}(...); see docs/adapters.md"
+        return None
 
     mesh_axes: frozenset[str] = frozenset({"replica", "fsdp", "expert"})
     """The mesh axes on which this task computes correctly; another one of size above 1 is an error."""
@@ -98,9 +121,30 @@ class Task(abc.ABC):
         return ()
 
     @property
-    def leaf_ranges(self) -> Mapping[str, range]:
-        """What integer leaves of a batch may hold, such as labels: a number outside is an error before it is trained on."""
+    def leaf_ranges(self) -> Mapping[str, range | LeafRange]:
+        """The values that leaves of a batch may hold, such as labels and weights; another one is an error before the step.
+
+        Integers with a range are widened to int32 before `loss` sees them, other numbers to float32.
+        """
         return {}
+
+    required_leaves: frozenset[str] = frozenset()
+    """The leaves without which a batch can't be trained on."""
+
+    other_names: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    """What other libraries call each leaf of a batch: where one of these names is found instead, an error suggests the leaf."""
+
+    def convert_batch(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A batch that comes with other libraries' names as this task's own leaves; on the host, before it is sent.
+
+        Raises:
+            DataError: The names are ambiguous.
+        """
+        return batch
+
+    def convert_axes(self, axes: Mapping[str, Axes]) -> Mapping[str, Axes]:
+        """The axes of a converted batch, from those of the batch as it comes."""
+        return axes
 
     unit: str = "examples"
     """What a row of a batch without positions is called where speed is reported."""
@@ -109,6 +153,13 @@ class Task(abc.ABC):
     def units_per_row(self) -> int:
         """How many of them a step makes of one row."""
         return 1
+
+    sums_over_rows: bool = True
+    """Whether its losses are sums of what each row gives by itself. One that compares rows with each other changes if a batch is
+    worked on in parts: then micro-batches, local steps and islands are refused."""
+
+    num_runs: int = 1
+    """How many runs its parameters are of, side by side: its losses are their sums, and what is reported is their mean."""
 
     separate_runs: bool = False
     """Whether its parameters are of several runs side by side, so that the norm of all of them means nothing."""
@@ -202,6 +253,17 @@ class Task(abc.ABC):
         """
         return {}
 
+    def check_mesh(self, placement: Any) -> None:
+        """Check, before a step is compiled, that the task computes on a mesh what it computes on one device.
+
+        Args:
+            placement: The `panax.mesh.Placement` of the step.
+
+        Raises:
+            LayoutError: It does not.
+        """
+        return
+
     def layer_parameters(self, params: Params) -> Mapping[int, Mapping[str, tuple[str, int]]]:
         """For each layer its parameters by their names in it: the name of the stacked array, and the layer's index there.
 
@@ -281,6 +343,13 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def parameter_axes(self, params: Params) -> Any:
         """The logical axes of each (possibly abstract) parameter, a tuple at each leaf."""
+
+    def meaning_axes(self, params: Params) -> Any:
+        """The logical axes that say what each parameter is, a matrix, a bias or a stack of them: what an optimizer reads.
+
+        Those of its placement, the default, unless these can be chosen without regard to what it is.
+        """
+        return self.parameter_axes(params)
 
     def state_axes(self, state: ModelState) -> Any:
         """The logical axes of each leaf of the model state; replicated unless told."""

@@ -11,7 +11,7 @@ import numbers
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 import numpy as np
 
@@ -21,9 +21,12 @@ from .errors import RecipeError, nearest
 class Validated:
     """A base of frozen dataclasses: each field is compared with its annotation before the class's own `__post_init__` runs.
 
-    Words are those of a `Literal`; numbers are numbers, and not NaN; a list becomes a tuple where one is meant, NumPy's scalars
+    Words are those of a `Literal`; numbers are finite numbers; a list becomes a tuple where one is meant, NumPy's scalars
     become Python's. What can't be compared (`Any`, arrays, protocols) is left to the class.
     """
+
+    infinite_fields: ClassVar[frozenset[str]] = frozenset()
+    """The fields in which a number may be infinite."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -33,12 +36,29 @@ class Validated:
             @functools.wraps(own)
             def checked_first(self: Any) -> None:
                 check_fields(self)
+                # The class's own words for a number that is too large come first.
                 own(self)
+                check_finite(self)
 
             cls.__post_init__ = checked_first  # pyright: ignore[reportAttributeAccessIssue]
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_finite(self)
+
+
+def check_finite(settings: Any) -> None:
+    """Refuse infinite numbers in the fields of a dataclass.
+
+    Raises:
+        RecipeError: Names the field.
+    """
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        items = value if isinstance(value, tuple) else (value,)
+        infinite = any(isinstance(item, float) and math.isinf(item) for item in items)
+        if infinite and field.name not in settings.infinite_fields:
+            raise RecipeError(f"{type(settings).__name__}.{field.name}={_shown(value)}: expected a finite number")
 
 
 def check_fields(settings: Any) -> None:

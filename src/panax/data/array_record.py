@@ -11,8 +11,8 @@ from panax.core.validated import Validated
 from .bounds import MAX_RECORD_BYTES, check_positive, too_large
 from .corpus import BadRecord, Document
 from .fields import Fields, not_installed
-from .files import BadRecordError, decode_utf8, each_here, file_marks, find_files, fingerprint, unreadable
-from .records import parse_object
+from .files import BadRecordError, DataFile, cache_marks, decode_utf8, each_here, find_files, fingerprint, unreadable
+from .json_records import parse_object
 from .riegeli_sizes import records_at_once
 
 _PATTERNS = ("**/*.array_record", "**/*.arrayrecord", "**/*.array_record-*")
@@ -46,7 +46,7 @@ class ArrayRecord(Validated):
             self._fields.check_unused('record="text", which has no fields')
 
     def documents(self) -> Iterator[Document | BadRecord]:
-        files = find_files(self.paths, _PATTERNS)
+        files = self.files()
         try:
             from array_record.python.array_record_module import ArrayRecordReader  # pyright: ignore
         except ImportError as error:
@@ -69,9 +69,12 @@ class ArrayRecord(Validated):
         except BadRecordError as error:
             return BadRecord(error.where, error.reason)
 
+    def files(self) -> list[DataFile]:
+        """The files that are read."""
+        return find_files(self.paths, _PATTERNS)
+
     def fingerprint(self) -> str:
-        files = find_files(self.paths, _PATTERNS)
-        return fingerprint("array_record", self.record, self.text, self.prompt, self.answer, *file_marks(files))
+        return fingerprint("array_record", self.record, self.text, self.prompt, self.answer, *cache_marks(self.files()))
 
     @property
     def _fields(self) -> Fields:

@@ -1,7 +1,7 @@
 """A corpus of Arrow files: the IPC format, as a file (Feather) or as a stream, one record batch at a time."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..core.validated import Validated
@@ -9,7 +9,7 @@ from .bounds import MAX_RECORD_BYTES, check_positive
 from .columns import ARROW_ERRORS, documents_of
 from .corpus import BadRecord, Document
 from .fields import Fields, not_installed
-from .files import each_here, file_marks, find_files, fingerprint, unreadable
+from .files import DataFile, cache_marks, each_here, find_files, fingerprint, unreadable
 from .ipc_sizes import check_ipc_sizes
 
 _PATTERNS = ("**/*.arrow", "**/*.feather", "**/*.ipc", "**/*.arrows")
@@ -42,7 +42,7 @@ class Arrow(Validated):
         check_positive(self, "max_record_bytes", "max_batch_bytes")
 
     def documents(self) -> Iterator[Document | BadRecord]:
-        files = find_files(self.paths, _PATTERNS)
+        files = self.files()
         try:
             import pyarrow as arrow
         except ImportError as error:
@@ -58,9 +58,12 @@ class Arrow(Validated):
             except (*ARROW_ERRORS, arrow.ArrowException) as error:
                 raise unreadable(name, error) from error
 
+    def files(self) -> list[DataFile]:
+        """The files that are read."""
+        return find_files(self.paths, _PATTERNS)
+
     def fingerprint(self) -> str:
-        files = find_files(self.paths, _PATTERNS)
-        return fingerprint("arrow", self.text, self.prompt, self.answer, *file_marks(files))
+        return fingerprint("arrow", self.text, self.prompt, self.answer, *cache_marks(self.files()))
 
     @property
     def _fields(self) -> Fields:
@@ -77,9 +80,15 @@ def _batches(file: Any, fields: Fields, name: str) -> Iterator[Any]:
     schema = opened(file).schema
     fields.check_present(schema.names, name)
     file.seek(0)
-    options = ipc.IpcReadOptions(included_fields=[schema.get_field_index(field) for field in fields.names])
+    options = ipc.IpcReadOptions(included_fields=_places(schema, fields.names))
     reader = opened(file, options=options)
     if is_file:
         yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
     else:
         yield from reader
+
+
+def _places(schema: Any, names: Sequence[str]) -> list[int]:
+    """Which columns hold these fields, each once."""
+    columns = (name if name in schema.names else name.partition(".")[0] for name in names)
+    return [schema.get_field_index(column) for column in dict.fromkeys(columns)]

@@ -17,8 +17,10 @@ import xxhash
 from panax.core.errors import RecipeError
 from panax.core.validated import Validated
 
-from .checksums import SEEN, read_sealed, write_sealed
-from .files import BadRecordError, read_bytes, unreadable
+from ..system import json_reader
+from .categories import Spellings, category_text, is_empty, is_unicode, number_of, whole_number_of
+from .checksums import MOST_NAMES_BYTES, SEEN, read_sealed, write_sealed
+from .files import BadRecordError, unreadable
 
 LARGEST_ID = 2**31 - 1
 EMPTY = -1
@@ -65,11 +67,14 @@ class Vocabulary(Validated):
         min_count: A value has an id of its own from so many occurrences on.
         most: At most so many ids of their own, the most frequent; None: no bound.
         hash_buckets: Ids that the other values share by their hashes, also those that come later.
+        counted_in: The files that are counted, as a table's `paths`: those that a model was trained on, for a table that it is
+            evaluated on, so that an id means the same value in both. (): the table's own.
     """
 
     min_count: int = 1
     most: int | None = None
     hash_buckets: int = 1
+    counted_in: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value in (("min_count", self.min_count), ("most", self.most), ("hash_buckets", self.hash_buckets)):
@@ -187,11 +192,13 @@ class Indexed:
 
     Attributes:
         most: The largest id that was met, where values are ids.
+        num_cut: How many rows had more values than the bag has room for.
     """
 
     def __init__(self, bag: Bag, words: Mapping[str, int] | None = None) -> None:
         """Take the ids of `words`, where the bag has a vocabulary."""
-        self.bag, self.most = bag, EMPTY
+        self.bag, self.most, self.num_cut = bag, EMPTY, 0
+        self._spellings = Spellings()
         self._words = words
         self._known: dict[Any, int] = {}
         self._id: Callable[[Any, str], int] = {
@@ -228,6 +235,7 @@ class Indexed:
                     f"column {bag.column!r} holds {len(values)} values; expected at most capacity={bag.capacity}: raise it, or "
                     f'keep some with too_long="first" or "last"',
                 )
+            self.num_cut += 1
             cut = slice(bag.capacity) if bag.too_long == "first" else slice(-bag.capacity, None)
             values, found = values[cut], found[cut]
         ids = [self._of(each, where) for each in values]
@@ -237,10 +245,7 @@ class Indexed:
 
     def _weights(self, values: list[Any], weights: Any, where: str) -> list[float]:
         parts = dataclasses.replace(self.bag, column=self.bag.weights, weights="").values(weights)
-        try:
-            found = [float(each) for each in parts]
-        except (TypeError, ValueError):
-            found = [math.nan]
+        found = [number_of(each) for each in parts]
         if len(found) != len(values) or not all(map(math.isfinite, found)):
             raise BadRecordError(
                 where,
@@ -248,25 +253,36 @@ class Indexed:
             )
         return found
 
+    def notes(self) -> list[str]:
+        """What a user should know of the values that were read."""
+        spelled = (
+            self._spellings.note(self.bag.column) if isinstance(self.bag.ids, Hashed | Vocabulary | Keys) else None
+        )
+        cut = (
+            f"column {self.bag.column!r}: {self.num_cut:,} rows hold more than capacity={self.bag.capacity} values, of which the "
+            f"{self.bag.too_long} are kept"
+        )
+        return [line for line in (cut if self.num_cut else None, spelled) if line is not None]
+
     def _of(self, value: Any, where: str) -> int:
+        # True and 1 are one key of a dictionary, and two texts.
+        is_bool = isinstance(value, bool)
         try:
-            return self._known[value]
+            if not is_bool:
+                return self._known[value]
         except (KeyError, TypeError):
             pass
         found = self._id(value, where)
-        if len(self._known) < 2**20:
+        self._spellings.add(value)
+        if not is_bool and len(self._known) < 2**20:
             self._known[value] = found
         self.most = max(self.most, found)
         return found
 
     def _number(self, value: Any, where: str) -> int:
         rows = self.bag.ids.rows if isinstance(self.bag.ids, Numbered) else None
-        try:
-            number = int(value)
-            exact = isinstance(value, str) or number == value
-        except (TypeError, ValueError, OverflowError):
-            number, exact = -1, False
-        if not exact or not 0 <= number < (LARGEST_ID if rows is None else rows):
+        number = whole_number_of(value)
+        if not 0 <= number < (LARGEST_ID if rows is None else rows):
             range_ = "from 0 on" if rows is None else f"from 0 to {rows - 1} (rows={rows})"
             raise BadRecordError(
                 where,
@@ -276,15 +292,15 @@ class Indexed:
 
     def _hash(self, value: Any, where: str) -> int:
         assert isinstance(self.bag.ids, Hashed)
-        return hash_of(self.bag.column, _text(value, self.bag.column, where)) % self.bag.ids.buckets
+        return hash_of(self.bag.column, category_text(value, self.bag.column, where)) % self.bag.ids.buckets
 
     def _key(self, value: Any, where: str) -> int:
         # One in 2^64 is no key.
-        return hash_of(self.bag.column, _text(value, self.bag.column, where)) or 1
+        return hash_of(self.bag.column, category_text(value, self.bag.column, where)) or 1
 
     def _word(self, value: Any, where: str) -> int:
         assert isinstance(self.bag.ids, Vocabulary) and self._words is not None
-        text = _text(value, self.bag.column, where)
+        text = category_text(value, self.bag.column, where)
         known = self._words.get(text)
         return len(self._words) + hash_of(self.bag.column, text) % self.bag.ids.hash_buckets if known is None else known
 
@@ -312,12 +328,9 @@ def seconds_of(value: Any, column: str, where: str) -> float:
         if isinstance(value, datetime.datetime):
             date = value
         else:
-            try:
-                number = float(value)
-                if math.isfinite(number):
-                    return number
-            except ValueError:
-                pass
+            number = number_of(value)
+            if math.isfinite(number):
+                return number
             date = datetime.datetime.fromisoformat(value)
         return (date if date.tzinfo else date.replace(tzinfo=datetime.UTC)).timestamp()
     except (TypeError, ValueError, OverflowError):
@@ -327,8 +340,13 @@ def seconds_of(value: Any, column: str, where: str) -> float:
 
 
 def counted(bag: Bag, values: Iterable[Any], into: Counter[str]) -> None:
-    """Count a block's values of a bag that has a vocabulary."""
-    into.update(str(each) for value in values for each in bag.values(value))
+    """Count a block's values of a bag that has a vocabulary; those that can't be used are left to their row's reading."""
+    for value in values:
+        for each in bag.values(value):
+            try:
+                into[category_text(each, bag.column, "")] += 1
+            except BadRecordError:
+                continue
 
 
 def log_shares(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
@@ -348,7 +366,7 @@ def words_of(counts: Mapping[str, int], vocabulary: Vocabulary) -> list[str]:
     >>> words_of({"a": 1, "b": 3, "c": 3}, Vocabulary(min_count=2))
     ['b', 'c']
     """
-    frequent = (word for word, count in counts.items() if count >= vocabulary.min_count and _is_unicode(word))
+    frequent = (word for word, count in counts.items() if count >= vocabulary.min_count and is_unicode(word))
     kept = sorted(frequent, key=lambda word: (-counts[word], word))
     return kept[: vocabulary.most]
 
@@ -370,22 +388,7 @@ def read_words(directory: Path, root: Path) -> dict[str, dict[str, int]]:
     read_sealed(directory / "header.json", root / SEEN)
     path = directory / "words.json"
     try:
-        found = json.loads(read_bytes(path))
+        found = json_reader.read(path, most_bytes=MOST_NAMES_BYTES)
         return {leaf: {word: i for i, word in enumerate(each)} for leaf, each in found.items()}
     except (ValueError, AttributeError, TypeError) as error:
         raise unreadable(path, error) from error
-
-
-def is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and value == "") or (isinstance(value, float) and math.isnan(value))
-
-
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
-def _text(value: Any, column: str, where: str) -> str:
-    text = str(value)
-    if not _is_unicode(text):
-        raise BadRecordError(where, f"column {column!r} holds {value!r}, which is not UTF-8; convert it")
-    return text

@@ -7,14 +7,15 @@ others wait; where it can't, several may build the same, and the first to finish
 
 import contextlib
 import os
-import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from panax.core.cache_directory import cache_directory as cache_directory
 from panax.core.errors import DataError
+from panax.system.cache_directory import cache_directory as cache_directory
+
+from ..system.files import discard_folder
 
 try:
     import fcntl
@@ -44,7 +45,7 @@ def cached(root: Path, name: str, *, build: Callable[[Path], None], read: Callab
         with _locked(root / f".{name}.lock") as alone:
             if alone:
                 for leftover in root.glob(f".{name}.*.partial"):
-                    shutil.rmtree(leftover, ignore_errors=True)
+                    discard_folder(leftover)
             if (entry := _try_read(final, read)) is not None:
                 return entry
             partial = root / f".{name}.{uuid.uuid4().hex}.partial"
@@ -53,7 +54,7 @@ def cached(root: Path, name: str, *, build: Callable[[Path], None], read: Callab
                 build(partial)
                 return _publish(partial, final, read)
             finally:
-                shutil.rmtree(partial, ignore_errors=True)
+                discard_folder(partial)
     except OSError as error:
         if error.filename is not None and not Path(error.filename).is_relative_to(root):
             raise  # the work itself failed, not the cache
@@ -81,7 +82,7 @@ def _publish(partial: Path, final: Path, read: Callable[[Path], Entry]) -> Entry
             damaged = partial.with_name(f".{final.name}.{uuid.uuid4().hex}.partial")
             with contextlib.suppress(FileNotFoundError):
                 final.rename(damaged)
-            shutil.rmtree(damaged, ignore_errors=True)
+            discard_folder(damaged)
         else:
             return read(final)
     raise DataError(f"{final} is replaced by a damaged copy again and again; remove it and try again")

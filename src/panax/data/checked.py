@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from panax.core.errors import DataError
+from panax.core.errors import DataError, RecipeError
 from panax.core.validated import Validated
 
+from ..system import json_reader
 from .corpus import BadRecord, Corpus, Document
 from .filtered import Filtered
 
@@ -27,6 +28,13 @@ class Limits(Validated):
 
     max_characters: int | None = None
     max_bad_records: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_bad_records < 0 or (self.max_characters is not None and self.max_characters < 1):
+            raise RecipeError(
+                f"max_characters={self.max_characters}, max_bad_records={self.max_bad_records}; expected a positive number of "
+                f"characters or None, and 0 or more records"
+            )
 
 
 NO_EXCEPTIONS = Limits()
@@ -89,9 +97,9 @@ def read_bad_records(directory: Path) -> list[BadRecord]:
     """The first records that were skipped when the token file in `directory` was written."""
     try:
         with (directory / BAD_RECORDS).open(encoding="utf-8") as lines:
-            found = [json.loads(line) for line in itertools.islice(lines, _SHOWN)]
+            found = [json_reader.parse(line) for line in itertools.islice(lines, _SHOWN)]
         return [BadRecord(str(record["where"]), str(record["reason"])) for record in found]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return []  # the list of what was skipped is gone; the tokens are not harmed
 
 

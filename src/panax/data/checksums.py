@@ -12,10 +12,14 @@ import xxhash
 
 from panax.core.errors import DataError
 
+from ..system import json_reader
 from .files import decode_utf8, fingerprint, read_bytes, unreadable
 
 SEEN = "verified"
 """Of a cache directory, where it is remembered which files were compared with their checksums."""
+
+MOST_NAMES_BYTES = 1 << 32
+"""The longest list of names of a cache entry: every word, item or user has one."""
 
 _REMOVE = "remove its folder, and it is made again"
 _BLOCK_BYTES = 2**23
@@ -65,13 +69,13 @@ def read_sealed(path: Path, seen: Path | None) -> dict[str, Any]:
         DataError: Something is damaged, or can't be read.
     """
     try:
-        header = json.loads(decode_utf8(read_bytes(path), str(path)))
+        header = json_reader.parse(decode_utf8(read_bytes(path), str(path)))
         checksums = {str(name): str(value) for name, value in header["checksums"].items()}
         if header["seal"] != seal_of(header) or any("/" in name for name in checksums):
             raise ValueError("its seal does not hold")
     except DataError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is damaged ({error!r}); {_REMOVE}") from error
     files = {path.with_name(name): checksum for name, checksum in checksums.items()}
 

@@ -136,6 +136,8 @@ def _member(path: Path, name: str) -> npt.NDArray:
 class ClickExamples:
     """The rows of all parts; see `ClickArrays`."""
 
+    owns_memory = True  # of what is read: nothing else writes to it
+
     def __init__(
         self,
         parts: list[_Part],
@@ -177,15 +179,18 @@ class ClickExamples:
 
     def _checked(self, ids: npt.NDArray, own: npt.NDArray[np.int64], column: int, part: _Part) -> npt.NDArray:
         most = self._rows[column]
-        wrong = (ids < 0) if self._modulo else (ids < 0) | (ids >= most)
+        # So that NaN and fractions are wrong too, where ids are stored as floats.
+        right = (ids >= 0) & (ids == np.floor(ids)) & np.isfinite(ids)
+        wrong = ~(right if self._modulo else right & (ids < most))
         if wrong.any():
             row, place = np.argwhere(wrong)[0].tolist()
-            hint = "" if ids[row, place] < 0 else ", or modulo=True"
+            hint = ", or modulo=True" if right[row, place] else ""
             raise DataError(
-                f"{part.paths[2]}, row {int(own[row])}: column {self._leaves[column]!r} holds {int(ids[row, place])}; expected a "
+                f"{part.paths[2]}, row {int(own[row])}: column {self._leaves[column]!r} holds {ids[row, place]}; expected a "
                 f"whole number from 0 to {most - 1} (rows={most}){hint}"
             )
-        return ids % most if self._modulo else ids
+        # In 64 bits: a narrow type may not hold the modulus.
+        return ids.astype(np.uint64) % np.uint64(most) if self._modulo else ids
 
     def keys(self) -> npt.NDArray[np.uint64]:
         numbers = np.arange(self.num_examples) if self._numbers is None else self._numbers

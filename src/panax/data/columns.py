@@ -54,16 +54,50 @@ def documents_of(batch: Any, fields: Fields, name: str, first_row: int, most: in
     Raises:
         pyarrow.ArrowInvalid: The batch is damaged.
     """
-    columns = {field: batch.column(field) for field in fields.names}
-    for column in columns.values():
-        check_values(column)
+    columns = {field: _column(batch, field) for field in fields.names}
     for begin, count in _blocks(list(columns.values()), batch.num_rows):
         values = {field: _values(column.slice(begin, count), most) for field, column in columns.items()}
         for i in range(count):
             where = f"{name}, row {first_row + begin + i}"
+            # Under whole names: a path has been followed here already.
             record = {field: found[i] for field, found in values.items()}
             wrong = next((value for value in record.values() if isinstance(value, BadRecord)), None)
             yield fields.document(record, where) if wrong is None else BadRecord(where, wrong.reason)
+
+
+def _column(batch: Any, field: str) -> Any:
+    """A column, or by a path (`message.content`) a field of a struct, checked."""
+    from pyarrow import compute
+
+    if field in batch.schema.names:
+        column = batch.column(field)
+        check_values(column)
+        return column
+    first, *path = field.split(".")
+    column = batch.column(first)
+    column.validate()
+    for part in path:
+        column = compute.struct_field(column, [_place_in(column.type, part, field)])  # pyright: ignore[reportAttributeAccessIssue]
+    check_values(column)
+    return column
+
+
+def _place_in(kind: Any, part: str, field: str) -> int:
+    """Which field of a struct's type is called `part`.
+
+    Raises:
+        DataError: None is, or it is no struct.
+    """
+    from pyarrow import types
+
+    is_struct = types.is_struct(kind)
+    place = kind.get_field_index(part) if is_struct else -1
+    if place < 0:
+        has = ", ".join(repr(kind.field(at).name) for at in range(kind.num_fields)) if is_struct else f"the type {kind}"
+        raise DataError(
+            f"no field {field!r}; where {part!r} is looked for, it has {has}: name another with text=, or prompt= and answer="
+        )
+    return place
 
 
 def _blocks(columns: Sequence[Any], num_rows: int) -> Iterator[tuple[int, int]]:
@@ -169,6 +203,9 @@ def parquet_batches(
         check(schema.names, name)
         for column in columns:
             kind = schema.field(column.partition(".")[0] if column not in schema.names else column).type
+            if column not in schema.names:
+                for part in column.split(".")[1:]:
+                    kind = kind.field(_place_in(kind, part, column)).type
             of_lists = types.is_list(kind) or types.is_large_list(kind)
             if lists and of_lists and not types.is_nested(kind.value_type):
                 continue

@@ -15,7 +15,17 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from panax.core.errors import DataError
 from panax.core.validated import Validated
 
-from .files import BadRecordError, decode_utf8, each_here, file_marks, find_files, fingerprint, read_bytes
+from .files import (
+    BadRecordError,
+    DataFile,
+    cache_marks,
+    decode_utf8,
+    each_here,
+    file_marks,
+    find_files,
+    fingerprint,
+    read_bytes,
+)
 from .python_definitions import definitions_of
 
 
@@ -75,7 +85,7 @@ class TextFiles(Validated):
     separator: str = ""
 
     def documents(self) -> Iterator[Document | BadRecord]:
-        for name, path in each_here(find_files(self.paths, (self.pattern,))):
+        for name, path in each_here(self.files()):
             try:
                 text = decode_utf8(read_bytes(path), name)
             except BadRecordError as error:
@@ -84,9 +94,12 @@ class TextFiles(Validated):
             for number, part in enumerate(text.split(self.separator) if self.separator else (text,), 1):
                 yield Document(part, where=f"{name}, part {number}" if self.separator else name)
 
+    def files(self) -> list[DataFile]:
+        """The files that are read."""
+        return find_files(self.paths, (self.pattern,))
+
     def fingerprint(self) -> str:
-        files = find_files(self.paths, (self.pattern,))
-        return fingerprint("text_files", self.separator, *file_marks(files))
+        return fingerprint("text_files", self.separator, *cache_marks(self.files()))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,17 +19,19 @@ from .cache import cached
 from .checksums import SEEN, read_sealed, write_sealed
 from .columns import ARROW_ERRORS
 from .corpus import BadRecord
-from .examples import Arrays, Skipped
+from .examples import Arrays, Skipped, left_out_records
 from .fields import not_installed
-from .files import each_here, file_marks, find_files, fingerprint, unreadable
+from .files import cache_marks, each_here, file_marks, find_files, fingerprint, unreadable
+from .left_out import left_out
+from .magic import compression_of
 from .mapped import map_file
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 INTEGERS, HASHES = 13, 26
 LEAVES = tuple(f"c{number}" for number in range(1, HASHES + 1))
 """The batch's leaves of categories."""
 
-_PATTERNS = ("**/*.txt", "**/*.tsv", "**/day_*", "**/*.gz")
+_PATTERNS = ("**/*.txt", "**/*.tsv", "**/day_*", "**/*.gz", "**/*.zst")
 _BLOCK_BYTES = 2**23
 _MISSING = 2**32
 """The code of an empty category, one past the largest hash: a value like any other."""
@@ -43,7 +45,7 @@ Codes = npt.NDArray[np.uint64]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Criteo(Validated):
-    """Files as Criteo publishes them, `train.txt` or `day_0` to `day_23`, also `.gz`. Needs pyarrow.
+    """Files as Criteo publishes them, `train.txt` or `day_0` to `day_23`, also compressed (gzip, bz2, zstd). Needs pyarrow.
 
     A batch has `label` and `numeric`, float32 (batch, 13), a missing number being 0, and `c1` to `c26`, int32 (batch, 1).
 
@@ -66,30 +68,39 @@ class Criteo(Validated):
             DataError: A file can't be read, there is no usable line, or too many bad ones.
         """
         files = find_files(self.paths, _PATTERNS)
-        name = f"criteo-v{FORMAT_VERSION}-{fingerprint('criteo', repr(self._each), *file_marks(files))}"
+        kind = f"criteo-v{FORMAT_VERSION}"
+        counted = [file for paths in self._counted_in() if paths for file in find_files(paths, _PATTERNS)]
+        name = f"{kind}-{fingerprint('criteo', repr(self._each), *cache_marks([*files, *counted]))}"
+        content = f"{kind}-{fingerprint('criteo', repr(self._each), *file_marks([*files, *counted]))}"
         skipped = Skipped(max_bad_records)
-        arrays, bad, num_ids = cached(
+        arrays, bad, num_ids, id_sets = cached(
             root,
             name,
             build=lambda directory: self._build(files, directory, skipped),
             read=lambda directory: _read(directory, root / SEEN),
         )
         Skipped(max_bad_records).begin(bad)
-        return Arrays(arrays, content=name, num_ids=num_ids)
+        notes = [*left_out(self.paths, files), *left_out_records(bad)]
+        return Arrays(arrays, content=content, num_ids=num_ids, id_sets=id_sets, notes=notes)
 
     @property
     def _each(self) -> tuple[Hashed | Vocabulary, ...]:
         return self.ids if isinstance(self.ids, tuple) else (self.ids,) * HASHES
 
+    def _counted_in(self) -> list[tuple[str, ...]]:
+        """The files that vocabularies are counted in, each set of them once; () for these themselves."""
+        return list(dict.fromkeys(kind.counted_in for kind in self._each if isinstance(kind, Vocabulary)))
+
     def _build(self, files: list[Any], directory: Path, skipped: Skipped) -> None:
         columns = [_Ids(kind, column) for column, kind in enumerate(self._each)]
-        if any(isinstance(kind, Vocabulary) for kind in self._each):
+        for paths in self._counted_in():
             # Rows that are bad are counted in the second reading.
-            for block in _blocks(files, Skipped(LARGEST_ID, quiet=True)):
+            for block in _blocks(find_files(paths, _PATTERNS) if paths else files, Skipped(LARGEST_ID, quiet=True)):
                 for column, codes in zip(columns, block.codes, strict=True):
-                    column.count(codes)
-            for column in columns:
-                column.choose()
+                    if isinstance(column.kind, Vocabulary) and column.kind.counted_in == paths:
+                        column.count(codes)
+        for column in columns:
+            column.choose()
         count = 0
         names = ("label", "numeric", "categories")
         outputs: dict[str, BinaryIO] = {name: (directory / f"{name}.bin").open("wb") for name in names}
@@ -108,6 +119,11 @@ class Criteo(Validated):
             "num_rows": count,
             "bad_records": skipped.bad,
             "num_ids": {leaf: column.num_ids for leaf, column in zip(LEAVES, columns, strict=True)},
+            "id_sets": {
+                leaf: column.id_set
+                for leaf, column in zip(LEAVES, columns, strict=True)
+                if isinstance(column.kind, Vocabulary)
+            },
         }
         write_sealed(directory / "header.json", header, [f"{name}.bin" for name in names])
 
@@ -139,6 +155,12 @@ class _Ids:
     def num_ids(self) -> int:
         kind = self.kind
         return kind.buckets if isinstance(kind, Hashed) else len(self._words[0]) + kind.hash_buckets
+
+    @property
+    def id_set(self) -> str:
+        """A hash of what each counted id stands for."""
+        words, ids = self._words
+        return fingerprint(words[np.argsort(ids)].tolist())
 
     def count(self, codes: Codes) -> None:
         if isinstance(self.kind, Hashed):
@@ -192,7 +214,9 @@ def _blocks(files: list[Any], skipped: Skipped) -> Iterator[_Block]:
         try:
             if not path.stat().st_size:
                 continue
-            with arrow.input_stream(str(path), compression="gzip" if name.endswith(".gz") else None) as stream:
+            with path.open("rb") as file:
+                compression = compression_of(file.read(8))
+            with arrow.input_stream(str(path), compression=compression) as stream:
                 reader = csv.open_csv(
                     stream,
                     # One thread: only then are lines numbered.
@@ -333,13 +357,16 @@ def _hashes(column: Any) -> tuple[Codes, npt.NDArray[np.bool_]]:
     return values, wrong
 
 
-def _read(directory: Path, seen: Path) -> tuple[dict[str, np.ndarray], list[BadRecord], Mapping[str, int]]:
+def _read(
+    directory: Path, seen: Path
+) -> tuple[dict[str, np.ndarray], list[BadRecord], Mapping[str, int], Mapping[str, str]]:
     path = directory / "header.json"
     header = read_sealed(path, seen)
     try:
         count = int(header["num_rows"])
         bad = [BadRecord(str(where), str(reason)) for where, reason in header["bad_records"]]
         num_ids = {leaf: int(header["num_ids"][leaf]) for leaf in LEAVES}
+        id_sets = {str(leaf): str(name) for leaf, name in header["id_sets"].items()}
     except (ValueError, KeyError, TypeError) as error:
         raise unreadable(path, error) from error
     remedy = "remove its folder, and it is made again"
@@ -348,4 +375,4 @@ def _read(directory: Path, seen: Path) -> tuple[dict[str, np.ndarray], list[BadR
         "label": map_file(directory / "label.bin", np.dtype("<f4"), (count,), remedy),
         "numeric": map_file(directory / "numeric.bin", np.dtype("<f4"), (count, INTEGERS), remedy),
     }
-    return arrays | {leaf: ids[:, at : at + 1] for at, leaf in enumerate(LEAVES)}, bad, num_ids
+    return arrays | {leaf: ids[:, at : at + 1] for at, leaf in enumerate(LEAVES)}, bad, num_ids, id_sets

@@ -124,6 +124,11 @@ class OpenedExamples:
         return getattr(self.examples, "num_classes", None)
 
     @property
+    def account(self) -> tuple[str, ...]:
+        """What a user should know of how the examples were read: what is left out, cut, or written in two ways."""
+        return tuple(getattr(self.examples, "notes", ()))
+
+    @property
     def num_ids(self) -> Mapping[str, int]:
         """How many ids leaves of ids may hold, by leaf, where the examples say."""
         return getattr(self.examples, "num_ids", {})

@@ -39,6 +39,8 @@ class ExampleSource:
     [([0, 2], [1.0, 1.0]), ([1, 4], [1.0, 1.0]), ([3, 0], [1.0, 0.0])]
     """
 
+    owns_memory = True  # of each batch: nothing writes to it after it was yielded
+
     def __init__(
         self,
         examples: Examples,
@@ -146,6 +148,9 @@ class ExampleSource:
             )
         else:
             batch = self.examples.read(numbers)
+        if not getattr(self.examples, "owns_memory", False):
+            # A class of the user's own may read into the same memory again, or give what it keeps.
+            batch = {name: np.array(leaf) for name, leaf in batch.items()}
         return batch if self._augment is None else self._augmented(batch, epochs, numbers)
 
     def _mixed(self, mixing: Mixing, start: int, wanted: npt.NDArray[np.int64], end: int) -> Example:
@@ -170,7 +175,8 @@ class ExampleSource:
         made = []
         for row, (epoch, number) in enumerate(zip(epochs.tolist(), numbers.tolist(), strict=True)):
             example = {name: leaf[row] for name, leaf in batch.items()}
-            made.append(self._augment(example, self._generator(_AUGMENT, epoch, number)))
+            changed = self._augment(example, self._generator(_AUGMENT, epoch, number))
+            made.append({name: np.array(leaf) for name, leaf in changed.items()})
             if made[-1].keys() != batch.keys():
                 raise DataError(f"augment gave the leaves {list(made[-1])}; expected {list(batch)}")
         return {name: np.stack([example[name] for example in made]) for name in batch} if made else batch

@@ -19,7 +19,7 @@ from .augmentation import Augmentation, Generators
 from .checked import refuse
 from .corpus import BadRecord
 from .files import fingerprint
-from .iterable import _as_array
+from .iterable import as_array
 from .mapped import check_mapped
 
 _BLOCK_BYTES = 2**24
@@ -85,6 +85,8 @@ class Arrays:
     {'image': 'float32', 'label': 'int32'}
     """
 
+    owns_memory = True  # of what is read: nothing else writes to it
+
     def __init__(
         self,
         arrays: Mapping[str, object],
@@ -95,6 +97,8 @@ class Arrays:
         num_classes: int | None = None,
         times: npt.NDArray[np.float64] | None = None,
         num_ids: Mapping[str, int] | None = None,
+        id_sets: Mapping[str, str] | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         """Take examples from `arrays`.
 
@@ -106,6 +110,9 @@ class Arrays:
             num_classes: Of the leaf `label`, where a model is to take it from the data.
             times: Of each row, for a division by time; no leaf.
             num_ids: How many ids leaves of ids may hold, where a model is to take it from the data.
+            id_sets: Of leaves whose ids were given by counting, a hash of what each id stands for: two sources of one run are
+                compared by it.
+            notes: What a user should know of how the arrays were made.
 
         Raises:
             RecipeError: There is none, or `axes` are of others.
@@ -113,7 +120,7 @@ class Arrays:
         """
         if not arrays or not all(isinstance(name, str) for name in arrays):
             raise RecipeError(f"arrays={list(arrays)}; expected one or more arrays by name")
-        self._arrays = {name: _as_array(array, name) for name, array in arrays.items()}
+        self._arrays = {name: as_array(array, name, owned=False) for name, array in arrays.items()}
         lengths = {name: len(array) for name, array in self._arrays.items()}
         if len(set(lengths.values())) > 1 or not min(lengths.values()):
             raise DataError(f"the arrays have {lengths} examples; expected one number for all, at least 1")
@@ -126,6 +133,8 @@ class Arrays:
         self._numbers = numbers
         self.num_classes = num_classes
         self.num_ids: Mapping[str, int] = dict(num_ids or {})
+        self.id_sets: Mapping[str, str] = dict(id_sets or {})
+        self.notes = tuple(notes)
         self._times = times
         self.num_examples = min(lengths.values()) if numbers is None else len(numbers)
         chosen = "" if numbers is None else hash_of_numbers(numbers)
@@ -161,7 +170,7 @@ class Arrays:
         rows = numbers if self._numbers is None else self._numbers[numbers]
         return Arrays(
             self._arrays, axes=self.axes, content=self._content, numbers=rows, num_classes=self.num_classes,
-            times=self._times, num_ids=self.num_ids,
+            times=self._times, num_ids=self.num_ids, id_sets=self.id_sets, notes=self.notes,
         )  # fmt: skip
 
     @property
@@ -282,6 +291,13 @@ class Skipped:
         if self._quiet or (count > _WARNED and count % _THEN_EACH):
             return
         _LOG.warning("bad record %d of at most %d: %s: %s", count, self.most, record.where, record.reason)
+
+
+def left_out_records(bad: Sequence[BadRecord]) -> list[str]:
+    """A line that says how many records are left out; none where there is none."""
+    if not bad:
+        return []
+    return [f"{len(bad):,} records that can't be used are left out; the first is {bad[0].where}: {bad[0].reason}"]
 
 
 def hashed(names: "Sequence[str] | map[str]") -> npt.NDArray[np.uint64]:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from panax.core.errors import DataError, RecipeError
 
+from ..core.installing import with_extra
 from .corpus import BadRecord, Document
 from .files import BadRecordError
 
@@ -41,7 +42,7 @@ class Fields(NamedTuple):
     def check_present(self, present: Sequence[str], where: str) -> None:
         """Raises DataError where a table lacks one of them."""
         for name in self.names:
-            if name not in present:
+            if name not in present and name.partition(".")[0] not in present:
                 error = missing_field(name, present, where)
                 raise DataError(str(error))
 
@@ -57,9 +58,7 @@ class Fields(NamedTuple):
 
 
 def _text_of(record: Mapping[str, Any], name: str, where: str) -> str:
-    if name not in record:
-        raise missing_field(name, list(record), where)
-    value = record[name]
+    value = _value_of(record, name, where)
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -74,15 +73,39 @@ def _text_of(record: Mapping[str, Any], name: str, where: str) -> str:
     return value
 
 
+def _value_of(record: Mapping[str, Any], name: str, where: str) -> Any:
+    """A record's field, or by a path (`message.content`) a field of an object in it."""
+    holder: Any = record
+    left = name.split(".")
+    while True:
+        # A name may hold dots itself: the longest that is there is meant.
+        cut = next((cut for cut in range(len(left), 0, -1) if ".".join(left[:cut]) in holder), 0)
+        if not cut:
+            raise missing_field(name, list(record), where)
+        key, left = ".".join(left[:cut]), left[cut:]
+        if key in getattr(holder, "twice", ()):
+            # A record that has a name twice says two things.
+            raise BadRecordError(
+                where, f"field {key!r} stands twice in the record; expected it once: repair the record"
+            )
+        holder = holder[key]
+        if not left or holder is None:
+            return holder
+        if not isinstance(holder, Mapping):
+            kind = type(holder).__name__
+            raise BadRecordError(where, f"field {key!r} of {name!r} is of type {kind}; expected an object with fields")
+
+
 def missing_field(name: str, present: Sequence[str], where: str) -> BadRecordError:
     """What is wrong with a record that lacks a field."""
     known = ", ".join(map(repr, present)) or "none at all"
     return BadRecordError(
         where,
-        f"no field {name!r}; it has {known}: name the field with text= (--data.corpus.text), or prompt= and answer=",
+        f"no field {name!r}; it has {known}: name the field with text= (--data.corpus.text), or prompt= and answer= (`panax "
+        f"evaluate` takes --text, or --prompt and --answer)",
     )
 
 
 def not_installed(package: str, what: str, extra: str) -> DataError:
     """What to raise where a format's library is missing."""
-    return DataError(f"{what} needs {package}, which can't be imported; run: pip install 'panax-jax[{extra}]'")
+    return DataError(f"{what} needs {package}, which can't be imported; run: {with_extra(extra)}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from panax.core.errors import DataError, StoreError
-from panax.core.marked_folder import MARK, marked_folder
+from panax.system.owned_dir import MARK, marked_folder
 
 from .cache import cache_directory
 

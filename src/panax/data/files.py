@@ -8,16 +8,18 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from panax.core.errors import DataError
 from panax.stores import REMOTE, is_remote, shown_address
 
 from .file_cache import NoRoomError
+from .magic import format_of
 from .package_files import SCHEME, package_file
 from .remote import RemoteObject, find_objects
 
 _BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_COMPRESSIONS = ("gzip", "bz2", "xz", "zstd", "lz4", "compress", "lzma")
 _UTF8_BOM = b"\xef\xbb\xbf"
 _FILES_AHEAD = 8
 _BYTES_AHEAD = 2**28
@@ -43,10 +45,17 @@ class DataFile(NamedTuple):
     Attributes:
         name: Its path or address, as errors name it.
         remote: What it is in an object store; None for a file of this machine.
+        path: Of a file of this machine, whatever the current folder is later; empty: as its name says.
     """
 
     name: str
     remote: RemoteObject | None = None
+    path: str = ""
+
+    @property
+    def local(self) -> Path:
+        """Where a file of this machine is."""
+        return Path(self.path or self.name)
 
     @property
     def suffix(self) -> str:
@@ -57,7 +66,7 @@ class DataFile(NamedTuple):
         """The absolute name, the size in bytes, and the time of change in nanoseconds or the store's tag."""
         if self.remote is not None:
             return self.name, self.remote.size, self.remote.tag
-        path = Path(self.name)
+        path = self.local
         try:
             status = path.stat()
         except OSError as error:
@@ -76,7 +85,7 @@ class DataFile(NamedTuple):
             StoreError: The store can't be read.
         """
         if self.remote is None:
-            yield Path(self.name)
+            yield self.local
         else:
             with self.remote.here(wait=wait) as path:
                 yield path
@@ -91,7 +100,7 @@ def each_here(files: Sequence[DataFile]) -> Iterator[tuple[str, Path]]:
     While a remote file is in use, the next ones are copied.
     """
     if not any(file.remote for file in files):
-        yield from ((file.name, Path(file.name)) for file in files)
+        yield from ((file.name, file.local) for file in files)
         return
     ahead: deque[Future[_Copy]] = deque()
     pool = ThreadPoolExecutor(_FILES_AHEAD)
@@ -181,12 +190,17 @@ def find_files(paths: Sequence[str], patterns: Sequence[str]) -> list[DataFile]:
             matches = sorted(p for match in glob.glob(str(path), recursive=True) if (p := Path(match)).is_file())
             if not matches:
                 raise DataError(f"{name} does not exist; expected a file, a directory, or a glob that matches files")
-        found.update((str(match), DataFile(str(match))) for match in matches)
+        found.update((str(match), DataFile(str(match), path=str(match.absolute()))) for match in matches)
     return list(found.values())
 
 
 def _search(directory: Path, patterns: Sequence[str]) -> list[Path]:
-    matches = set()
+    matches: set[Path] = set()
+    ends = tuple(pattern.removeprefix("**/*") for pattern in patterns if pattern.startswith("**/*"))
+    if len(ends) == len(patterns) and not any(glob.has_magic(end) or "/" in end for end in ends):
+        # One walk for all: folders are large, and ends are many.
+        matches = {path for path in directory.glob("**/*") if path.name.endswith(ends)}
+        patterns = ()
     for pattern in patterns:
         try:
             matches.update(directory.glob(pattern))
@@ -241,6 +255,14 @@ convert it (`iconv -f LATIN1 -t UTF-8`), or leave the file out
     try:
         return data[skip:].decode("utf-8")
     except UnicodeDecodeError as error:
+        kind = format_of(data) if start == 0 else None
+        if kind is not None:
+            compressed = kind in _COMPRESSIONS
+            raise BadRecordError(
+                where,
+                f"it is {f'compressed ({kind})' if compressed else f'a file of the format {kind}'}, and UTF-8 text is expected: "
+                f"{'decompress it' if compressed else 'name it to what reads that format'}, or leave the file out",
+            ) from None
         offset = start + skip + error.start
         encoding = "LATIN1" if start else _BOMS.get(data[:2], "LATIN1")
         raise BadRecordError(
@@ -257,6 +279,16 @@ def fingerprint(*parts: object) -> str:
     True
     """
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def cache_marks(files: Sequence[DataFile | Path]) -> Iterator[tuple[Any, ...]]:
+    """What a cache of files' content goes by: their marks, and when their records in the file system last changed.
+
+    A file that is replaced by one of the same size, with its time of change set back (`cp -p`, `rsync -t`), has another one.
+    """
+    for file in files:
+        found = file if isinstance(file, DataFile) else DataFile(str(file))
+        yield (*found.mark, *(() if found.remote is not None else (found.local.stat().st_ctime_ns,)))
 
 
 def file_marks(files: Sequence[DataFile | Path]) -> Iterator[tuple[str, int, int | str]]:

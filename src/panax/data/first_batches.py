@@ -23,8 +23,10 @@ class FirstBatches:
 
     resume: Literal["exact", "replay"] = "exact"
 
+    owns_memory = True  # of each batch: nothing writes to it after it was yielded
+
     def __init__(self, source: Source, count: int, *, endless: bool = True):
-        self._source, self._count, self._endless = source, count, endless
+        self._source, self._count, self.endless = source, count, endless
         self._drawn: list[dict[str, np.ndarray]] = []
 
     @property
@@ -43,11 +45,13 @@ class FirstBatches:
         if position is not None and not isinstance(position.get("first_batches"), int):
             raise DataError("the data's position is of another source; overfit_batches was not set before")
         if len(self._drawn) < self._count:
-            self._drawn[:] = [batch for batch, _ in islice(self._source.batches(), self._count)]
+            # Copies: a source may fill the same memory again for its next batch.
+            drawn = islice(self._source.batches(), self._count)
+            self._drawn[:] = [{name: np.array(leaf) for name, leaf in batch.items()} for batch, _ in drawn]
         if len(self._drawn) < self._count:
             raise DataError(f"overfit_batches={self._count}, and the data has {len(self._drawn)} batches; give less")
         number = 0 if position is None else int(position["first_batches"])
-        while self._endless or number < self._count:
+        while self.endless or number < self._count:
             batch = self._drawn[number % self._count]
             number += 1
             yield SourcedBatch(dict(batch), {"first_batches": number})

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import io
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,16 +15,19 @@ import numpy.typing as npt
 from panax.core.errors import DataError
 from panax.stores import is_remote
 
-from .bounds import MAX_RECORD_BYTES, too_large
+from ..system import json_reader
+from .bounds import MAX_RECORD_BYTES, check_positive, too_large
 from .cache import cached
+from .categories import category_text, is_empty
 from .checksums import SEEN
 from .columns import ARROW_ERRORS, check_values, parquet_batches
 from .corpus import BadRecord
-from .examples import Skipped
+from .examples import Skipped, left_out_records
 from .fields import not_installed
 from .files import (
     BadRecordError,
     DataFile,
+    cache_marks,
     decode_utf8,
     each_here,
     file_marks,
@@ -34,6 +36,8 @@ from .files import (
     read_bytes,
     unreadable,
 )
+from .left_out import left_out
+from .magic import is_image
 from .packed_files import FORMAT_VERSION, PackedFiles, Record, pack
 from .pictures import Decoding, Images, number_classes
 from .webdataset import PATTERNS as SHARD_PATTERNS
@@ -50,7 +54,8 @@ class ImageFolder(Decoding):
     """Images in a folder, here or in an object store; those of an object store are copied into the cache once.
 
     Attributes:
-        path: The folder, searched at any depth; hidden files are left out.
+        path: The folder, searched at any depth, for files whose names or first bytes are those of images; hidden files are left
+            out.
         label: "folder": an image's class is the folder directly in `path` that it is in. "none": images alone. Else the
             name of a CSV file with a heading and the columns `file` (below `path`) and `label`.
         max_record_bytes: A file of more is a bad record.
@@ -60,24 +65,31 @@ class ImageFolder(Decoding):
     label: str = "folder"
     max_record_bytes: int = MAX_RECORD_BYTES
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "max_record_bytes")
+
     def open(self, root: Path, max_bad_records: int) -> Images:
         """Find the images. Raises DataError where there is none, or one has no label."""
         files = self._files()
         names = [self._below(file) for file in files]
-        labels = self._labels(names)
+        labels, notes = self._labels(names)
         skipped = Skipped(max_bad_records)
         if is_remote(self.path):
             name = fingerprint("image_folder", self.label, labels, *file_marks(files))
-            return _packed(root, name, lambda: _read_all(files, labels, self.max_record_bytes), self, skipped)
+            notes = (*left_out((self.path,), files), *notes)
+            return _packed(root, name, lambda: _read_all(files, labels, self.max_record_bytes), self, skipped, notes)
         numbers, classes = (None, ()) if labels is None else number_classes(labels)
         encoded = _Files(Path(self.path).expanduser(), names, files, numbers, self.max_record_bytes)
-        return Images(encoded, self, skipped, classes=classes)
+        notes = (*left_out((self.path,), files), *notes)
+        return _of_classes(Images(encoded, self, skipped, classes=classes, notes=notes), self)
 
     def _files(self) -> list[DataFile]:
         if not is_remote(self.path) and not Path(self.path).expanduser().is_dir():
             raise DataError(f"{self.path} is no directory; expected one with images in it")
         # One walk for all kinds: folders of images are large.
-        found = [file for file in find_files((self.path,), ("**/*",)) if file.suffix[1:].lower() in _SUFFIXES]
+        every = find_files((self.path,), ("**/*",))
+        found = [file for file in every if file.suffix[1:].lower() in _SUFFIXES or _holds_image(file)]
         if not found:
             raise DataError(f"{self.path} holds no image; expected files that end in {', '.join(_SUFFIXES)}")
         return found
@@ -86,9 +98,10 @@ class ImageFolder(Decoding):
         base = self.path.rstrip("/") if is_remote(self.path) else str(Path(self.path).expanduser())
         return file.name.removeprefix(base).lstrip("/")
 
-    def _labels(self, names: list[str]) -> list[str] | None:
+    def _labels(self, names: list[str]) -> tuple[list[str] | None, tuple[str, ...]]:
+        """The label of each, and what a user should know of them."""
         if self.label == "none":
-            return None
+            return None, ()
         if self.label == "folder":
             lone = next((name for name in names if "/" not in name), None)
             if lone is not None:
@@ -96,7 +109,7 @@ class ImageFolder(Decoding):
                     f"{lone} lies in {self.path} itself; expected each image in the folder of its class, or label='none', or "
                     "a CSV file with the columns file and label"
                 )
-            return [name.partition("/")[0] for name in names]
+            return [name.partition("/")[0] for name in names], ()
         (file,) = find_files((self.label,), ())
         with file.here() as path:
             text = decode_utf8(read_bytes(path), file.name)
@@ -105,14 +118,24 @@ class ImageFolder(Decoding):
         except csv.Error as error:
             raise DataError(f"{file.name}: {error}; expected CSV: repair it") from None
 
-    def _labels_of(self, names: list[str], rows: csv.DictReader, name: str) -> list[str]:
+    def _labels_of(self, names: list[str], rows: csv.DictReader, name: str) -> tuple[list[str], tuple[str, ...]]:
         if not {"file", "label"} <= set(rows.fieldnames or ()):
             raise DataError(f"{name} has the columns {rows.fieldnames}; expected file and label among them")
-        given = {row["file"]: row["label"] for row in rows}
+        if len({"file", "label"}) < sum(column in ("file", "label") for column in rows.fieldnames or ()):
+            raise DataError(f"{name} has the columns {rows.fieldnames}; expected file and label once each")
+        given: dict[str, str] = {}
+        for row in rows:
+            if given.setdefault(row["file"], row["label"]) != row["label"]:
+                raise DataError(
+                    f"{name}, line {rows.line_num}: {row['file']} has the labels {given[row['file']]!r} and {row['label']!r}; "
+                    f"expected one"
+                )
         lacking = next((one for one in names if not given.get(one)), None)
         if lacking is not None:
             raise DataError(f"{name} has no label for {lacking}; expected one for each image in {self.path}")
-        return [given[one] for one in names]
+        absent = len(given.keys() - set(names))
+        note = f"{name} has labels for {absent:,} files that are not in {self.path}; they are left out"
+        return [given[one] for one in names], (note,) if absent else ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,11 +156,16 @@ class ParquetImages(Decoding):
     label: str | None = "label"
     max_record_bytes: int = MAX_RECORD_BYTES
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "max_record_bytes")
+
     def open(self, root: Path, max_bad_records: int) -> Images:
         """Open the copy; make it first where there is none. Raises DataError where something can't be read."""
         files = find_files(self.paths, ("**/*.parquet",))
-        name = fingerprint("parquet_images", self.image, self.label, *file_marks(files))
-        return _packed(root, name, lambda: self._records(files), self, Skipped(max_bad_records))
+        name = fingerprint("parquet_images", self.image, self.label, *cache_marks(files))
+        notes = left_out(self.paths, files)
+        return _packed(root, name, lambda: self._records(files), self, Skipped(max_bad_records), notes)
 
     def _records(self, files: list[DataFile]) -> Iterator[Record | BadRecord]:
         try:
@@ -154,7 +182,10 @@ class ParquetImages(Decoding):
                     for column in batch.columns:
                         check_values(column)
                     for values in itertools.chain.from_iterable(part.to_pylist() for part in _row_by_row(batch)):
-                        yield self._record(values, f"{name}, row {row}")
+                        try:
+                            yield self._record(values, f"{name}, row {row}")
+                        except BadRecordError as error:
+                            yield BadRecord(error.where, error.reason)
                         row += 1
             except DataError:
                 raise
@@ -177,10 +208,7 @@ class ParquetImages(Decoding):
             return BadRecord(where, too_large(len(data), self.max_record_bytes))
         if self.label is None:
             return Record(where, data)
-        label = values[self.label]
-        if label is None or isinstance(label, float | dict | list):
-            return BadRecord(where, f"column {self.label!r} holds {label!r}; expected a number from 0, or a name")
-        return Record(where, data, str(label))
+        return Record(where, data, _label(values[self.label], f"column {self.label!r}", where))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,11 +226,16 @@ class WebDatasetImages(Decoding):
     label: str | None = "cls"
     max_record_bytes: int = MAX_RECORD_BYTES
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "max_record_bytes")
+
     def open(self, root: Path, max_bad_records: int) -> Images:
         """Open the copy; make it first where there is none. Raises DataError where something can't be read."""
         files = find_files(self.paths, SHARD_PATTERNS)
-        name = fingerprint("webdataset_images", self.label, *file_marks(files))
-        return _packed(root, name, lambda: self._records(files), self, Skipped(max_bad_records))
+        name = fingerprint("webdataset_images", self.label, *cache_marks(files))
+        notes = left_out(self.paths, files)
+        return _packed(root, name, lambda: self._records(files), self, Skipped(max_bad_records), notes)
 
     def _records(self, files: list[DataFile]) -> Iterator[Record | BadRecord]:
         for name, path in each_here(files):
@@ -222,12 +255,40 @@ class WebDatasetImages(Decoding):
             return Record(sample.where, data, sample.text(self.label).strip())
         field = self.label.removeprefix("json.")
         try:
-            label = json.loads(sample.text("json"))[field]
-        except (ValueError, KeyError, TypeError, RecursionError):
+            label = json_reader.parse(sample.text("json"), constants=True)[field]
+        except (ValueError, KeyError, TypeError):
             raise BadRecordError(
                 sample.where, f"no field {field!r} in its .json file; name another with label="
             ) from None
-        return Record(sample.where, data, str(label))
+        return Record(sample.where, data, _label(label, f"the field {field!r} of its .json file", sample.where))
+
+
+def _label(label: Any, what: str, where: str) -> str:
+    """A label as the name of a class; whole numbers of any type are one class.
+
+    Raises:
+        BadRecordError: It is missing, a fraction, or no single value.
+    """
+    text = "" if is_empty(label) or isinstance(label, list | dict) else category_text(label, what, where)
+    if not text or (isinstance(label, float) and not text.lstrip("-").isdigit()):
+        raise BadRecordError(where, f"{what} holds {label!r}; expected a number from 0, or a name")
+    return text
+
+
+def _of_classes(images: Images, decoding: Decoding) -> Images:
+    """Images with the classes that their settings name."""
+    return images.with_classes(decoding.classes, "classes=") if decoding.classes else images
+
+
+def _holds_image(file: DataFile) -> bool:
+    """Whether a file of this machine is an image, whatever it is called (`.jfif`, `.jpe`, or nothing)."""
+    if file.remote is not None:
+        return False
+    try:
+        with open(file.name, "rb") as opened:
+            return is_image(opened.read(16))
+    except OSError as error:
+        raise unreadable(file.name, error) from error
 
 
 def _row_by_row(batch: Any) -> Iterator[Any]:
@@ -268,7 +329,9 @@ class _Files:
         return self._names[number]
 
 
-def _packed(root: Path, name: str, records: Any, decoding: Decoding, skipped: Skipped) -> Images:
+def _packed(
+    root: Path, name: str, records: Any, decoding: Decoding, skipped: Skipped, notes: Sequence[str] = ()
+) -> Images:
     """Images from the records in the cache entry `name`, which is made where it is missing."""
     counted = Skipped(skipped.most)
     packed = cached(
@@ -279,7 +342,8 @@ def _packed(root: Path, name: str, records: Any, decoding: Decoding, skipped: Sk
     )
     # Also those that were skipped when the entry was made, perhaps under a higher limit.
     skipped.begin(packed.bad)
-    return Images(packed, decoding, skipped, classes=packed.classes)
+    notes = (*notes, *left_out_records(packed.bad))
+    return _of_classes(Images(packed, decoding, skipped, classes=packed.classes, notes=notes), decoding)
 
 
 def _read_all(files: Sequence[DataFile], labels: list[str] | None, most: int) -> Iterator[Record | BadRecord]:

@@ -1,5 +1,6 @@
 """Any Python iterable of batches as a source: a list, a generator, a torch DataLoader, a Grain or torchdata loader."""
 
+import copy
 import json
 import sys
 import warnings
@@ -29,8 +30,9 @@ class IterableSource:
     """Batches from an iterable. A batch is a mapping of arrays, a tuple or list of them, or one array.
 
     Arrays are NumPy's, torch's, JAX's, or whatever NumPy can read. 64-bit ones become 32-bit, as JAX computes; an
-    integer that does not fit is an error. A short last batch of an epoch is dropped, with one warning, since a batch of
-    another shape would be compiled anew.
+    integer that does not fit is an error. Each batch is copied before the next one is drawn, so an iterable may fill the
+    same memory again. A short last batch of an epoch is dropped, with one warning, since a batch of another shape would be
+    compiled anew; held-out data, of which every row counts, keeps it.
 
     It resumes exactly if the iterable, or the iterator it makes, has `get_state` and `set_state` (Grain) or
     `state_dict` and `load_state_dict` (torchdata), and its state is made of JSON values (or UTF-8 bytes). Otherwise
@@ -45,6 +47,9 @@ class IterableSource:
     ({'epoch': 0, 'index': 1, 'batches': 1}, {'epoch': 1, 'index': 1, 'batches': 2})
     """
 
+    owns_memory = True
+    """Nothing writes to a batch after it was yielded: a step need not copy it."""
+
     def __init__(
         self,
         iterable: Iterable[Any],
@@ -52,6 +57,7 @@ class IterableSource:
         axes: Mapping[str, Axes] | None = None,
         names: Sequence[str] | None = None,
         epochs: int | None = None,
+        keep_short_batch: bool = False,
     ) -> None:
         """Wrap `iterable`.
 
@@ -61,6 +67,7 @@ class IterableSource:
                 which the first batch tells (it is drawn when the axes are asked for, and not lost).
             names: What to call the leaves of a batch that is a tuple, a list or one array; None: "0", "1", ...
             epochs: How many times to go through it; None: without an end.
+            keep_short_batch: Yield a short last batch of an epoch too. An evaluation does so with all its data.
 
         Raises:
             RecipeError: `axes` or `epochs` can't be used.
@@ -74,6 +81,7 @@ class IterableSource:
         self._given_axes = None if axes is None else dict(axes)
         self._names = None if names is None else tuple(names)
         self._epochs = epochs
+        self._keep_short_batch = keep_short_batch
         self._one_shot = isinstance(iterable, Iterator)
         self._used = False
         self._peeked: tuple[Iterator[Any], _Drawn] | None = None
@@ -102,6 +110,12 @@ class IterableSource:
             self._peek()
         assert self._resume is not None
         return self._resume
+
+    def with_short_batch(self) -> "IterableSource":
+        """The same batches, with a short last one of an epoch: what an evaluation takes."""
+        kept = copy.copy(self)
+        kept._keep_short_batch = True
+        return kept
 
     def first_batch(self) -> Mapping[str, np.ndarray]:
         """The batch that comes next at the beginning; it is not lost."""
@@ -190,7 +204,7 @@ class IterableSource:
             raise DataError("the iterable gives no batch; expected at least one: is it empty, or already used up?")
 
     def _whole_batches(self, iterator: Iterator[Any], first: _Drawn | None) -> Iterator[_Drawn]:
-        """Yield batches of the usual size; drop a short one at the end."""
+        """Yield batches of the usual size; a short one at the end is dropped, or kept where it is asked for."""
         if first is not None:
             yield first
         size = self._batch_size()
@@ -205,7 +219,9 @@ class IterableSource:
                 short = drawn
             else:
                 yield drawn
-        if short is not None and not self._warned:
+        if short is not None and self._keep_short_batch:
+            yield short
+        elif short is not None and not self._warned:
             self._warned = True
             rows = _num_rows(short.batch)
             warnings.warn(
@@ -302,6 +318,8 @@ def _as_json(state: Any) -> Any:
 def as_batch(value: Any, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
     """A batch as named arrays of 32-bit numbers: a mapping, a tuple or list of arrays, or one array; NumPy's, torch's, JAX's.
 
+    The arrays are copies: loaders fill the same memory again for the next batch, while a device may still read this one.
+
     Args:
         names: Of the parts of a tuple or list; "0", "1", ... unless told.
 
@@ -321,10 +339,18 @@ def as_batch(value: Any, names: Sequence[str] | None = None) -> dict[str, np.nda
         leaves = dict(zip(names, parts, strict=True))
     if not leaves:
         raise DataError("a batch has no leaf; expected a mapping, a tuple or a list of arrays")
-    return {name: _as_array(leaf, name) for name, leaf in leaves.items()}
+    return {name: as_array(leaf, name, owned=True) for name, leaf in leaves.items()}
 
 
-def _as_array(leaf: Any, name: str) -> np.ndarray:
+def as_array(leaf: Any, name: str, *, owned: bool) -> np.ndarray:
+    """One leaf as an array of 32-bit numbers.
+
+    Args:
+        owned: Copy it, so that nothing else writes to its memory; False: share the memory if possible.
+
+    Raises:
+        DataError: It is no array of numbers with a first dimension, or an integer does not fit in 32 bits.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(leaf, torch.Tensor):
         leaf = leaf.detach().cpu()
@@ -344,4 +370,4 @@ def _as_array(leaf: Any, name: str) -> np.ndarray:
         if low < limits.min or high > limits.max:
             wrong = low if low < limits.min else high
             raise DataError(f"leaf {name!r} holds {wrong}, which does not fit {narrow}; hash or shift it to fit")
-    return array.astype(narrow, copy=False)
+    return array.astype(narrow, order="C" if owned else "K", copy=owned)

@@ -1,5 +1,6 @@
 """Drawing batches ahead in a background thread, so that the devices don't wait for the data."""
 
+import sys
 import threading
 import time
 import weakref
@@ -7,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from panax.core.errors import RecipeError
 
@@ -86,13 +89,39 @@ class Prefetched(Generic[Item]):
 def prefetch(iterable: Iterable[Item], size: int = 2) -> Prefetched[Item]:
     """Iterate over `iterable` with up to `size` items drawn ahead by a background thread.
 
-    An exception in the source is raised where its item would have come, with the traceback of the thread.
+    An exception in the source is raised where its item would have come, with the traceback of the thread. Arrays in an item
+    (alone, or in mappings, tuples and lists) are copied, since a loader may fill the same memory again for the next one.
 
     >>> with prefetch(range(3)) as items:
     ...     list(items)
     [0, 1, 2]
     """
-    return Prefetched(iterable, size)
+    return Prefetched(_owned(iterable), size)
+
+
+def _owned(iterable: Iterable[Any]) -> Iterator[Any]:
+    iterator = iter(iterable)
+    try:
+        for item in iterator:
+            yield _own(item)
+    finally:
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            close()
+
+
+def _own(item: Any) -> Any:
+    """An item whose arrays nothing else writes to."""
+    torch = sys.modules.get("torch")
+    if isinstance(item, np.ndarray):
+        return item.copy()
+    if torch is not None and isinstance(item, torch.Tensor):
+        return item.clone()
+    if isinstance(item, dict):
+        return {name: _own(each) for name, each in item.items()}
+    if isinstance(item, tuple) and hasattr(item, "_fields"):
+        return type(item)(*map(_own, item))
+    return type(item)(map(_own, item)) if type(item) in (tuple, list) else item
 
 
 class _Ahead:

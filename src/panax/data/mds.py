@@ -16,7 +16,6 @@ import gzip
 import hashlib
 import io
 import itertools
-import json
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -30,14 +29,15 @@ from panax.core.errors import DataError, RecipeError
 from panax.core.validated import Validated
 from panax.stores import is_remote
 
+from ..system import json_reader
 from .bounds import MAX_RECORD_BYTES, check_positive, too_large
 from .corpus import BadRecord, Document
 from .fields import Fields, missing_field, not_installed
 from .files import (
     DataFile,
+    cache_marks,
     decode_utf8,
     each_here,
-    file_marks,
     find_files,
     fingerprint,
     read_bytes,
@@ -45,6 +45,7 @@ from .files import (
 )
 
 _INDEX = "index.json"
+_MOST_INDEX_BYTES = 1 << 30
 _NUMBERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)} | {"float16", "float32", "float64"}
 _ARRAY_DTYPES = {
     8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 18: "<f2", 32: "<u4", 33: "<i4", 34: "<f4", 64: "<u8", 65: "<i8", 66: "<f8",
@@ -103,7 +104,7 @@ class Mds(Validated):
 
     def fingerprint(self) -> str:
         files = [self._index(), *(shard.file for shard in self._shards())]
-        return fingerprint("mds", self.text, self.prompt, self.answer, *file_marks(files))
+        return fingerprint("mds", self.text, self.prompt, self.answer, *cache_marks(files))
 
     @property
     def _fields(self) -> Fields:
@@ -117,11 +118,11 @@ class Mds(Validated):
         with index.here() as path:
             text = decode_utf8(read_bytes(path), index.name)
         try:
-            listed = json.loads(text)["shards"]
+            listed = json_reader.parse(text, most_bytes=_MOST_INDEX_BYTES)["shards"]
             shards = [_shard(entry, index.name) for entry in listed]
         except DataError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise DataError(
                 f"{index.name} is no index of MDS shards ({error!r}); expected what MDSWriter wrote"
             ) from None
@@ -185,7 +186,7 @@ class Shard(NamedTuple):
                 continue
             try:
                 yield self._decode(memoryview(data)[begin:end], wanted)
-            except (ValueError, TypeError, OverflowError, struct.error, IndexError, KeyError, RecursionError) as error:
+            except (ValueError, TypeError, OverflowError, struct.error, IndexError, KeyError) as error:
                 yield f"a value can't be decoded ({error}); expected what its column's encoding says"
 
     def _decode(self, sample: memoryview, wanted: list[str]) -> dict[str, Any]:
@@ -234,7 +235,7 @@ def decode(encoding: str, data: bytes) -> Any:
         case "bytes":
             return data
         case "json":
-            return json.loads(data.decode())
+            return json_reader.parse(data.decode(), constants=True)
         case "str_int":
             return int(data.decode())
         case "str_float":
@@ -315,8 +316,16 @@ def _decompress(data: bytes, compression: str, num_bytes: int, name: str) -> byt
                     import pyarrow as arrow
                 except ImportError as error:
                     raise not_installed("pyarrow", f"an MDS shard compressed with {compression}", "parquet") from error
-                codec = {"br": "brotli"}.get(compression, compression)
-                return arrow.decompress(data, num_bytes, codec=codec, asbytes=True)
+                if compression == "snappy":
+                    # Arrow hands out a buffer of the size that it is told, whatever comes out: what it does not fill is what lay
+                    # in memory. The data's own size stands before it.
+                    if _snappy_size(data) != num_bytes:
+                        raise ValueError(f"it becomes {_snappy_size(data):,} bytes; {_INDEX} says {num_bytes:,}")
+                    return arrow.decompress(data, num_bytes, codec="snappy", asbytes=True)
+                with arrow.input_stream(
+                    arrow.BufferReader(data), {"br": "brotli"}.get(compression, compression)
+                ) as stream:
+                    return _of_size(stream.read(num_bytes + 1), num_bytes, name)
             case _:
                 expected = "expected zstd, gz, bz2, br or snappy"
                 raise DataError(f"{name} is compressed with {compression!r}; {expected}: write it with one of these")
@@ -326,9 +335,26 @@ def _decompress(data: bytes, compression: str, num_bytes: int, name: str) -> byt
         raise unreadable(name, error) from error
 
 
+def _snappy_size(data: bytes) -> int:
+    """How many bytes snappy's data becomes, as it says itself.
+
+    Raises:
+        ValueError: It does not say.
+    """
+    size = 0
+    for place, byte in enumerate(data[:5]):
+        size |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            return size
+    raise ValueError("it does not begin with a size, as snappy's data does")
+
+
 def _inflate(file: gzip.GzipFile | bz2.BZ2File, num_bytes: int, name: str) -> bytes:
     """What a file becomes, which is `num_bytes`: no more is decompressed."""
-    data = file.read(num_bytes + 1)
+    return _of_size(file.read(num_bytes + 1), num_bytes, name)
+
+
+def _of_size(data: bytes, num_bytes: int, name: str) -> bytes:
     if len(data) > num_bytes:
         raise DataError(f"{name} is larger than the {num_bytes:,} bytes that {_INDEX} says; get it and the index again")
     return data

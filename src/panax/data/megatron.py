@@ -34,9 +34,9 @@ from panax.stores import is_remote
 
 from .cache import cached
 from .checksums import SEEN
-from .files import DataFile, file_marks, find_files, fingerprint, unreadable
+from .files import DataFile, cache_marks, find_files, fingerprint, unreadable
 from .mapped import check_mapped, map_file
-from .token_file import TokenFile, check_range, write_index
+from .token_file import TokenFile, check_ids, check_range, write_index
 from .tokens import FORMAT_VERSION, TokenStore, open_tokens
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -58,11 +58,12 @@ class MegatronTokens(TokenFile):
     """
 
     def __post_init__(self) -> None:
+        check_ids(self)
         if self.dtype is not None:
             raise RecipeError(f"dtype={self.dtype!r} has no effect: the .idx file says it; leave it out")
 
     def fingerprint(self) -> str:
-        return fingerprint("megatron", self.end_of_document, self.vocab_size, *file_marks(self._files()))
+        return fingerprint("megatron", self.end_of_document, self.vocab_size, *cache_marks(self._files()))
 
     def open(self, cache: Path) -> TokenStore:
         """Open them; they are read through once, and what was found is kept in the directory `cache`.

@@ -41,6 +41,8 @@ class MixedSource:
     Weights and `epochs` may change between two runs of one position: what has been seen stays seen.
     """
 
+    owns_memory = True  # of each batch: nothing writes to it after it was yielded
+
     def __init__(self, mixture: Mixture, parts: Sequence[Rows], *, batch_size: int, seed: int) -> None:
         """Mix `parts`, the rows of each part of `mixture`.
 
@@ -52,6 +54,7 @@ class MixedSource:
         self.batch_size = batch_size
         self._parts = mixture.parts
         self._rows = tuple(parts)
+        self.tokenizers = _tokenizers_of(parts)
         self._seed = seed
         self._most = [
             None if part.epochs is None else max(round(part.epochs * rows.num_rows), 1)
@@ -203,6 +206,10 @@ def part_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
 
 
+def _tokenizers_of(parts: Sequence[Rows]) -> frozenset[str]:
+    return frozenset().union(*(getattr(rows, "tokenizers", ()) for rows in parts))
+
+
 class JoinedRows:
     """The rows of several parts as one, each part's in its own order: what a mixture is judged on."""
 
@@ -212,6 +219,7 @@ class JoinedRows:
         self.sequence_length = parts[0].sequence_length
         self.fingerprint = "-and-".join(rows.fingerprint for rows in parts)
         self.starts = np.concatenate([rows.starts for rows in parts])
+        self.tokenizers = _tokenizers_of(parts)
         self._parts = tuple(parts)
         self._latest: tuple[int, Places] | None = None
 

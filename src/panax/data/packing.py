@@ -8,6 +8,7 @@ Any row can be made at any time in any order from O(documents) memory, so order 
 """
 
 import dataclasses
+import functools
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -108,13 +109,18 @@ class Rows(Protocol):
 
 
 class PackedRows:
-    """Windows of exactly `sequence_length` tokens (the epoch's last may be shorter); documents may be cut by them."""
+    """Windows of exactly `sequence_length` tokens (the epoch's last may be shorter); documents may be cut by them.
+
+    Attributes:
+        tokenizers: Fingerprints of what made the ids, where it is known.
+    """
 
     def __init__(self, documents: Documents, *, sequence_length: int, seed: int) -> None:
         self.seed = seed
         self.sequence_length = sequence_length
         self.num_rows = -(-documents.num_tokens // sequence_length)
         self.fingerprint = f"{documents.fingerprint}-packed-{sequence_length}"
+        self.tokenizers = frozenset({documents.store.tokenizer} - {""})
         self.starts = documents.starts
         self._documents = documents
         self._latest: _Epoch | None = None
@@ -188,6 +194,7 @@ class PaddedRows:
     Attributes:
         num_truncated_documents: How many documents are longer than `sequence_length`.
         num_truncated_tokens: How many tokens are never seen because of that.
+        tokenizers: Fingerprints of what made the ids, where it is known.
     """
 
     def __init__(self, documents: Documents, *, sequence_length: int, seed: int, buckets: tuple[int, ...] = ()) -> None:
@@ -202,6 +209,7 @@ class PaddedRows:
         self.sequence_length = sequence_length
         self.num_rows = len(documents.starts)
         self.fingerprint = f"{documents.fingerprint}-padded-{sequence_length}"
+        self.tokenizers = frozenset({documents.store.tokenizer} - {""})
         self.starts = documents.starts
         beyond = np.maximum(documents.lengths - sequence_length, 0)
         self.num_truncated_documents = int(np.count_nonzero(beyond))
@@ -243,6 +251,36 @@ class PaddedRows:
         if latest is None or latest[0] != epoch:
             latest = self._latest = epoch, permutation(self.num_rows, seed=self.seed, epoch=epoch, purpose="documents")
         return latest[1]
+
+    @functools.cached_property
+    def num_documents_without_loss(self) -> int:
+        """How many documents keep nothing that carries loss: of a prompt that fills the row, the answer is cut away."""
+        return _count_without_loss(self._documents, self.sequence_length)
+
+    def filled(self, batch_size: int) -> float:
+        """Which share of the positions of the first epoch's batches holds tokens."""
+        lengths = np.minimum(self._documents.lengths[self._order(0)], self.sequence_length)
+        longest = np.maximum.reduceat(lengths, np.arange(0, len(lengths), batch_size))
+        widths = self._buckets[np.searchsorted(self._buckets, longest)]
+        rows = np.diff(np.append(np.arange(0, len(lengths), batch_size), len(lengths)))
+        return float(lengths.sum() / (widths * rows).sum())
+
+
+def _count_without_loss(documents: Documents, sequence_length: int) -> int:
+    """How many documents have no target with loss in their first `sequence_length` positions."""
+    store = documents.store
+    # The target of a cut document's last position stands behind the row; a whole document's last token has none.
+    targets = np.minimum(documents.lengths - 1, sequence_length)
+    if store.loss_mask is None:
+        return int(np.count_nonzero(targets == 0))
+    # An answer stands behind its prompt: most documents are known by their last target.
+    last = documents.starts + targets
+    unclear = np.flatnonzero((targets == 0) | (store.loss_mask[last] == 0))
+    without = 0
+    for document in unclear.tolist():
+        first = int(documents.starts[document]) + 1
+        without += not store.loss_mask[first : first + int(targets[document])].any()
+    return without
 
 
 class _Pieces(NamedTuple):

@@ -18,7 +18,10 @@ from .bounds import too_large
 PAGES_PER_RECORD = 4
 """A page may be so many times as large as a record: some writers make pages of 100 MB."""
 
-_HEADER_BYTES = (2**9, 2**14, 2**24)
+_MOST_DEPTH = 16
+"""Structs and lists within each other: the format itself has six."""
+
+_HEADER_BYTES = (2**9, 2**14, 2**22)
 """How much is read for a page's header: nearly all are small, those with statistics of long values are not."""
 
 _OF_ANY_SIZE = (6, 7)
@@ -150,8 +153,7 @@ def _damaged(where: str, at: int, error: object) -> DataError:
 
 def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
     """The fields of a struct, by number, and where it ends."""
-    if depth > 8:
-        raise ValueError("structs in structs")
+    _check_depth(depth)
     fields: dict[int, Any] = {}
     number = 0
     while (head := data[at]) != 0:
@@ -180,7 +182,7 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
                 raise IndexError(at + size)
             return data[at : at + size], at + size
         case 9 | 10:
-            return _list(data, at, depth)
+            return _list(data, at, depth + 1)
         case 12:
             return _struct(data, at, depth + 1)
     # Parquet has no maps.
@@ -188,15 +190,27 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
 
 
 def _list(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
+    _check_depth(depth)
     kind, count = data[at] & 15, data[at] >> 4
     at += 1
     if count == 15:
         count, at = _varint(data, at)
+    # What is announced is compared with what is there before it is read: a double takes eight bytes, all else one or more.
+    needed = count * (8 if kind == 7 else 1)
+    if needed > _HEADER_BYTES[-1] and needed > len(data) - at:
+        raise ValueError(f"a list of {count:,} values in {len(data) - at:,} bytes")
+    if needed > len(data) - at:
+        raise IndexError(at + needed)
     found = []
     for _ in range(count):
-        value, at = (data[at] == 1, at + 1) if kind in (1, 2) else _value(data, at, kind, depth)
+        value, at = (data[at] == 1, at + 1) if kind in (1, 2) else _value(data, at, kind, depth + 1)
         found.append(value)
     return found, at
+
+
+def _check_depth(depth: int) -> None:
+    if depth > _MOST_DEPTH:
+        raise ValueError(f"more than {_MOST_DEPTH} structs and lists in each other")
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -1,9 +1,9 @@
-"""A corpus out of paths: what a file is called, and what a folder holds, decides which corpus reads it."""
+"""A corpus out of paths: what a file holds and what it is called decide which corpus reads it."""
 
 import dataclasses
 import glob
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -12,10 +12,13 @@ from panax.stores import is_remote
 
 from .array_record import ArrayRecord
 from .arrow import Arrow
+from .compressed import ENDINGS, first_bytes
 from .corpus import TextFiles
 from .files import DataFile, find_files, unreadable
 from .filtered import PlainCorpus
 from .joined import Joined
+from .json_records import first_character, looks_like_records
+from .magic import LOOKED_AT_BYTES, compression_of, format_of
 from .mds import Mds
 from .megatron import MegatronTokens
 from .records import HuggingFaceDisk, Jsonl, Parquet
@@ -24,11 +27,12 @@ from .tokens import HEADER
 from .webdataset import WebDataset
 
 RECORDS: dict[type, tuple[str, ...]] = {
-    Jsonl: (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz"),
+    Jsonl: tuple(f"{lines}{end}" for lines in (".jsonl", ".ndjson") for end in ("", *ENDINGS))
+    + tuple(f".json{end}" for end in ENDINGS),
     Parquet: (".parquet",),
     Arrow: (".arrow", ".arrows", ".feather", ".ipc"),
     ArrayRecord: (".array_record",),
-    WebDataset: (".tar", ".tar.gz", ".tgz"),
+    WebDataset: (".tar", *(f".tar{end}" for end in ENDINGS), ".tgz"),
     MegatronTokens: (".bin", ".idx"),
 }
 """A corpus to the ends of the names of its files."""
@@ -41,8 +45,14 @@ TEXTS = frozenset((
 ))  # fmt: skip
 """Ends of the names of files that are one text each."""
 
-READ = "texts (.txt, .md, .py, ...), .jsonl, .parquet, .arrow, .array_record, .tar, or token files"
-_LOOKED_AT_BYTES = 2**13
+READ = "texts (.txt, .md, .py, ...), JSON records (.jsonl, .json.gz, ...), .parquet, .arrow, .array_record, .tar or token files"
+_PLAIN_TEXTS = frozenset((".txt", ".text"))
+"""Ends that say the least: whether such a file holds records is looked at. Of the others, code may begin like JSON."""
+
+_LOOKED_AT = 1000
+"""So many files of each end are looked into; the others are what their end says."""
+
+_OF_BYTES: dict[str, type] = {"Parquet": Parquet, "Arrow": Arrow}
 
 
 def corpus_of(
@@ -50,8 +60,9 @@ def corpus_of(
 ) -> PlainCorpus:
     """The corpus that reads these files, folders or globs, of this machine or of an object store.
 
-    A folder is read by the ends of its files' names, and what has no known one is left out. Files of several kinds are read one
-    kind after the other, where each kind has a path of its own.
+    A file's first bytes say what it is where they can (JSON records, Parquet, Arrow, what it is compressed with), else the end of
+    its name. Of a folder, what is neither is left out, which a run says. Files of several kinds are read one kind after the
+    other, where each kind has a path of its own.
 
     Args:
         text: The field of records that holds the document; by default the format's usual one.
@@ -110,25 +121,42 @@ def _read_by(path: str) -> Any:
     many = folder or (is_remote(path) and not single and not glob.has_magic(path))
     if many and (prepared := _prepared_folder(path, files)) is not None:
         return prepared
-    kinds = Counter(_kind(file) for file in files)
+    kind_of = _kinds(files, single=not many)
+    kinds = Counter(kind_of.values())
     unknown = kinds.pop(None, 0)
     if not kinds:
         return _of_unknown(path, files)
     if len(kinds) > 1:
         raise DataError(
-            f"{path} holds {_counted(kinds, files)}; expected one kind. Name what is meant, each as a path of its own: "
-            + ", ".join(_globs(path, files) if many else sorted({f"*{_end(file)}" for file in files}))
+            f"{path} holds {_counted(kinds, kind_of)}; expected one kind. Name what is meant, each as a path of its own: "
+            + ", ".join(_globs(path, _known(files, kind_of)) if many else sorted({f"*{_end(file)}" for file in files}))
         )
     if unknown and not many:
-        other = next(file.name for file in files if _kind(file) is None)
+        other = next(name for name, kind in kind_of.items() if kind is None)
         raise DataError(f"{path} matches {other}, and nothing here reads it; expected {READ}: use a narrower glob")
     kind = next(iter(kinds))
     assert kind is not None
     if kind is MegatronTokens:
         return _tokens(path, files)
-    if kind is TextFiles and unknown:
-        return kind, _globs(path, [file for file in files if _kind(file) is TextFiles])
-    return kind, [path]
+    known = _known(files, kind_of)
+    return kind, _paths_of(kind, path, known) if many else [path]
+
+
+def _known(files: Sequence[DataFile], kind_of: Mapping[str, type | None]) -> list[DataFile]:
+    return [file for file in files if kind_of[file.name] is not None]
+
+
+def _paths_of(kind: Any, path: str, files: Sequence[DataFile]) -> list[str]:
+    """What to name so that a corpus reads exactly these files of a folder: it, all of some ends, or each."""
+    names = {file.name for file in files}
+    for paths in ([path], _globs(path, files)):
+        try:
+            found = {file.name for file in kind(paths=tuple(paths)).files()}
+        except DataError:
+            continue
+        if found == names:
+            return paths
+    return [file.name for file in files]
 
 
 def _prepared_folder(path: str, files: Sequence[DataFile]) -> Any:
@@ -165,47 +193,91 @@ def _tokens(path: str, files: Sequence[DataFile]) -> TokenFile:
 def _of_unknown(path: str, files: Sequence[DataFile]) -> tuple[type, list[str]]:
     """Texts, where the first file is one, whatever it is called."""
     first = files[0]
-    if first.remote is None and _is_text(first):
+    begin = b"" if first.remote is not None else _begin(first)
+    if first.remote is None and _is_text(begin):
+        if first_character(begin) == b"{" and _end(first).lower() == ".json":
+            raise DataError(
+                f"{path} holds one JSON object over several lines, which is no text to train on; expected records: an object on "
+                f"each line, or one array of objects"
+            )
         return TextFiles, [path]
     ends = ", ".join(sorted({_end(file) or "no suffix" for file in files})[:6])
     what = "is no text" if len(files) == 1 else f"holds {len(files)} files ({ends}), and the first is no text"
-    raise DataError(f"{path} {what}; expected {READ}")
+    kind = format_of(begin)
+    packed = f" It is of the format {kind}." if kind is not None else ""
+    raise DataError(f"{path} {what}; expected {READ}.{packed}")
 
 
-def _is_text(file: DataFile) -> bool:
+def _begin(file: DataFile) -> bytes:
     try:
         with open(file.name, "rb") as opened:
-            begin = opened.read(_LOOKED_AT_BYTES)
+            return opened.read(LOOKED_AT_BYTES)
     except OSError as error:
         raise unreadable(file.name, error) from error
+
+
+def _is_text(begin: bytes) -> bool:
     if b"\0" in begin:
         return False
     try:
         begin.decode("utf-8")
     except UnicodeDecodeError as error:
         # The last character may be cut.
-        return error.start > 0 and error.start >= len(begin) - 3 and len(begin) == _LOOKED_AT_BYTES
+        return error.start > 0 and error.start >= len(begin) - 3 and len(begin) == LOOKED_AT_BYTES
     return True
 
 
 def _end(file: DataFile) -> str:
     name = PurePosixPath(file.name)
-    return "".join(name.suffixes[-2:]) if name.suffix == ".gz" else name.suffix
+    return "".join(name.suffixes[-2:]) if name.suffix.lower() in ENDINGS else name.suffix
 
 
-def _kind(file: DataFile) -> type | None:
-    end = _end(file)
+def _kinds(files: Sequence[DataFile], *, single: bool) -> dict[str, type | None]:
+    """What reads each file, by name; None where nothing does."""
+    looked_at: Counter[str] = Counter()
+    found: dict[str, type | None] = {}
+    for file in files:
+        end = _end(file).lower()
+        named = _named(end)
+        looked_at[end] += 1
+        if file.remote is not None:
+            # A file that is named alone is meant; beside others, .json describes a data set more often than it holds one.
+            found[file.name] = Jsonl if named is None and single and end == ".json" else named
+        else:
+            is_code = named is TextFiles and end not in _PLAIN_TEXTS
+            by_name = is_code or named in (WebDataset, MegatronTokens, ArrayRecord) or looked_at[end] > _LOOKED_AT
+            found[file.name] = named if by_name else _of_content(file, named)
+    return found
+
+
+def _named(end: str) -> type | None:
     return TextFiles if end in TEXTS else next((kind for kind, ends in RECORDS.items() if end in ends), None)
 
 
+def _of_content(file: DataFile, named: type | None) -> type | None:
+    """What reads a file, by its first bytes; what its name says where they don't tell."""
+    begin = _begin(file)
+    if (kind := _OF_BYTES.get(format_of(begin) or "")) is not None:
+        return kind
+    if compression_of(begin) is not None:
+        if named is Jsonl:
+            return named
+        try:
+            begin = first_bytes(file.local, file.name)
+        except DataError:
+            return None
+        return Jsonl if looks_like_records(begin) else None
+    return Jsonl if looks_like_records(begin) else named
+
+
 def _globs(path: str, files: Sequence[DataFile]) -> list[str]:
-    ends = sorted({_end(file) for file in files if _kind(file) is not None})
+    ends = sorted({_end(file) for file in files})
     root = path.rstrip("/") if is_remote(path) else glob.escape(path.rstrip("/"))
     return [f"{root}/**/*{end}" for end in ends]
 
 
-def _counted(kinds: "Counter[type | None]", files: Sequence[DataFile]) -> str:
-    return " and ".join(
-        f"{count} of {'/'.join(sorted({_end(file) for file in files if _kind(file) is kind}))}"
-        for kind, count in kinds.items()
-    )
+def _counted(kinds: "Counter[type | None]", kind_of: Mapping[str, type | None]) -> str:
+    def ends(kind: type | None) -> str:
+        return "/".join(sorted({_end(DataFile(name)) for name, each in kind_of.items() if each is kind}))
+
+    return " and ".join(f"{count} of {ends(kind)}" for kind, count in kinds.items())

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from panax.core.validated import Validated
 
 from .augmentation import Augmentation, Generators
 from .bounds import too_large
+from .categories import number_of
 from .corpus import BadRecord
 from .examples import Skipped, hash_of_numbers, hashed
 from .fields import not_installed
@@ -48,12 +49,15 @@ class Decoding(Validated):
             with black around; "stretch": both sides scaled on their own.
         channels: 3 for red, green and blue; 1 for grey.
         max_pixels: An image of more pixels is a bad record, before it is decoded; at most what Pillow decodes, 178,956,970.
+        classes: What the labels stand for, in the order of their numbers: those of the data that a model was trained on. A label
+            that is not among them is an error. (): the labels that are met.
     """
 
     size: int = 224
     fit: Literal["crop", "pad", "stretch"] = "crop"
     channels: Literal[1, 3] = 3
     max_pixels: int = _PIXELS
+    classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -65,6 +69,9 @@ class Decoding(Validated):
 
         if not 0 < self.max_pixels <= _MOST_PIXELS:
             raise RecipeError(f"max_pixels={self.max_pixels}; expected 1 to {_MOST_PIXELS}, what Pillow decodes")
+        if len(set(self.classes)) < len(self.classes):
+            twice = next(name for name in self.classes if self.classes.count(name) > 1)
+            raise RecipeError(f"classes names {twice!r} twice; expected each class once, in the order of its number")
 
     def decode(self, data: bytes, where: str) -> npt.NDArray[np.uint8]:
         """The image as (height, width, channel).
@@ -96,7 +103,7 @@ class Decoding(Validated):
                 image.load()
                 if image.mode not in _EIGHT_BITS:
                     raise BadRecordError(where, f"an image of mode {image.mode!r}; expected 8 bits a channel")
-                return image.convert(_MODES[self.channels])
+                return _upright(image).convert(_MODES[self.channels])
         except BadRecordError:
             raise
         except UnidentifiedImageError:
@@ -127,6 +134,16 @@ class Decoding(Validated):
         return np.asarray(image, np.uint8).reshape(self.size, self.size, self.channels)
 
 
+def _upright(image: "Image") -> "Image":
+    """An image as every viewer shows it: a camera that is held on its side says so, and stores the picture lying."""
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # what a camera wrote beside a picture may be damaged where the picture is not
+        return image
+
+
 @runtime_checkable
 class Encoded(Protocol):
     """Encoded images by number; from several threads.
@@ -155,7 +172,10 @@ class Images:
 
     Attributes:
         classes: What each label stands for.
+        notes: What a user should know of how they were found.
     """
+
+    owns_memory = True  # of what is read: nothing else writes to it
 
     def __init__(
         self,
@@ -165,13 +185,23 @@ class Images:
         *,
         classes: Sequence[str] = (),
         numbers: npt.NDArray[np.int64] | None = None,
+        notes: Sequence[str] = (),
+        places: npt.NDArray[np.int32] | None = None,
     ) -> None:
+        """
+        Args:
+            classes: What each label stands for.
+            numbers: Which of `encoded` these are; None: all.
+            places: From a label of `encoded` to its place in `classes`; None: it is that.
+        """
         try:
             import PIL.Image
         except ImportError as error:
             raise not_installed("Pillow", "decoding images", "vision") from error
         PIL.Image.init()  # its plug-ins, once, and not in each thread
         self.classes = tuple(classes)
+        self.notes = tuple(notes)
+        self._places = places
         self._encoded = encoded
         self._decoding = decoding
         self._skipped = skipped
@@ -183,9 +213,11 @@ class Images:
         if encoded.labels is not None:
             self.axes = {**self.axes, "label": ("batch",)}
         # How large images may be does not change what they are.
-        named = {field.name for field in dataclasses.fields(decoding)} - {"max_pixels", "max_record_bytes"}
+        named = {field.name for field in dataclasses.fields(decoding)} - {"max_pixels", "max_record_bytes", "classes"}
         settings = [getattr(decoding, field.name) for field in dataclasses.fields(decoding) if field.name in named]
         parts = (encoded.fingerprint, *settings, hash_of_numbers(self._numbers))
+        if places is not None:
+            parts = (*parts, *self.classes)
         self.fingerprint = fingerprint("images", *parts)
         self._bad: set[int] = set()
 
@@ -241,7 +273,38 @@ class Images:
 
     def take(self, numbers: npt.NDArray[np.int64]) -> "Images":
         chosen = self._numbers[numbers]
-        return Images(self._encoded, self._decoding, self._skipped, classes=self.classes, numbers=chosen)
+        return self._with(numbers=chosen)
+
+    def _with(self, **changed: Any) -> "Images":
+        kept = {"classes": self.classes, "numbers": self._numbers, "notes": self.notes, "places": self._places}
+        return Images(self._encoded, self._decoding, self._skipped, **{**kept, **changed})
+
+    def with_classes(self, classes: Sequence[str], whose: str) -> "Images":
+        """The same images with the labels' numbers in `classes`, which may have more than occur here.
+
+        Args:
+            whose: Classes they are, for messages.
+
+        Raises:
+            DataError: A label that occurs here is not among them, or it is not known what labels stand for.
+        """
+        if self._encoded.labels is None or tuple(classes) == self.classes:
+            return self
+        if not self.classes:
+            raise DataError(
+                f"it is not known what these images' labels stand for; expected {whose}: {_listed(classes)}"
+            )
+        place = {name: number for number, name in enumerate(classes)}
+        labels = self._encoded.labels[self._numbers]
+        found = np.unique(labels if self._places is None else self._places[labels]).tolist()
+        unknown = [self.classes[label] for label in found if self.classes[label] not in place]
+        if unknown:
+            raise DataError(
+                f"the images have the classes {_listed(self.classes)}, of which {_listed(unknown)} "
+                f"{'is' if len(unknown) == 1 else 'are'} none of {whose}: {_listed(classes)}. Leave them out, or train on them"
+            )
+        mine = np.array([place.get(name, -1) for name in self.classes], np.int32)
+        return self._with(classes=tuple(classes), places=mine if self._places is None else mine[self._places])
 
     @functools.cached_property
     def _pool(self) -> ThreadPoolExecutor:
@@ -259,20 +322,33 @@ class Images:
                 self._skipped.add(BadRecord(error.where, error.reason))
                 self._bad.add(number)
                 continue
-            return image, 0 if self._encoded.labels is None else int(self._encoded.labels[number])
+            label = 0 if self._encoded.labels is None else int(self._encoded.labels[number])
+            return image, label if self._places is None else int(self._places[label])
         raise DataError(f"none of the {self.num_examples} images can be decoded; expected at least one")
 
 
 def number_classes(labels: Sequence[str]) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
-    """Numbers for labels: themselves where all are whole numbers from 0, else by the order of their names.
+    """Numbers for labels: themselves where all are whole numbers from 0, else by the order of their names, numbers by value.
 
     >>> number_classes(["10", "2"])[0].tolist(), number_classes(["dog", "cat", "dog"])
     ([10, 2], (array([1, 0, 1], dtype=int32), ('cat', 'dog')))
+    >>> number_classes(["10.0", "2.0", "-1"])[1]
+    ('-1', '2.0', '10.0')
     """
-    names = sorted(set(labels))
+    names = sorted(set(labels), key=_order)
     if all(name.isascii() and name.isdigit() and len(name) < 10 for name in names):
         numbers = np.array([int(label) for label in labels], np.int32)
         largest = int(numbers.max(initial=0))
         return numbers, tuple(map(str, range(largest + 1))) if largest < _MOST_CLASSES else ()
     places = {name: place for place, name in enumerate(names)}
     return np.array([places[label] for label in labels], np.int32), tuple(names)
+
+
+def _order(name: str) -> tuple[float, str]:
+    number = number_of(name)
+    return (number, name) if math.isfinite(number) else (math.inf, name)
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more

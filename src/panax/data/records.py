@@ -4,9 +4,6 @@ A record is one document: its `text` field, or a `prompt` (without loss) followe
 """
 
 import dataclasses
-import gzip
-import json
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,30 +12,40 @@ from panax.core.errors import DataError
 from panax.core.validated import Validated
 from panax.stores import is_remote
 
-from .bounds import MAX_RECORD_BYTES, check_positive, too_large
+from .bounds import MAX_RECORD_BYTES, check_positive
 from .columns import ARROW_ERRORS, check_values, documents_of, parquet_batches
+from .compressed import ENDINGS
 from .corpus import BadRecord, Document
-from .fields import Fields, not_installed
-from .files import BadRecordError, decode_utf8, each_here, file_marks, find_files, fingerprint, unreadable
+from .fields import Fields, missing_field, not_installed
+from .files import DataFile, cache_marks, each_here, find_files, fingerprint, unreadable
 from .ipc_sizes import check_ipc_sizes
+from .json_records import read_records
 
-_JSONL_PATTERNS = ("**/*.jsonl", "**/*.jsonl.gz", "**/*.ndjson", "**/*.ndjson.gz")
+_JSONL_PATTERNS = tuple(
+    f"**/*{lines}{end}" for lines in (".jsonl", ".ndjson", ".JSONL", ".NDJSON") for end in ("", *ENDINGS)
+) + tuple(f"**/*.json{end}" for end in ENDINGS)
+_JSON_PATTERNS = ("**/*.json", "**/*.JSON")
+"""Of a directory that has none of the others: `.json` files beside them describe a data set, more often than they hold one."""
+
 _PARQUET_PATTERNS = ("**/*.parquet",)
 _RECORDS_AT_ONCE = 1024
-_SKIP_BYTES = 2**20
 _RECORDS_PER_BATCH = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Jsonl(Validated):
-    """Files with one JSON object on each line (UTF-8; `.gz` files are decompressed). Blank lines are skipped.
+    """Files of JSON records, in UTF-8: one object on each line (blank lines are skipped), or one array of objects.
+
+    They may be compressed with gzip, bz2, xz or zstd, which a file's first bytes tell. They are read as a stream: only one
+    record is held. A field of an object in a record is named by a path, such as `message.content`.
 
     Attributes:
-        paths: Files, directories (searched for `.jsonl` and `.ndjson`, also compressed) or globs, also of object stores.
+        paths: Files, directories or globs, also of object stores. A directory is searched for `.jsonl`, `.ndjson`, either of
+            them also compressed (`.jsonl.zst`), and compressed `.json` (`.json.gz`); if it has none of these, for `.json`.
         text: The field that holds the document.
         prompt: The field that holds what comes before the answer and carries no loss; needs `answer`.
         answer: The field that holds what is learnt; needs `prompt`.
-        max_record_bytes: A line of more, decompressed, is a bad record.
+        max_record_bytes: A line of more, decompressed, is a bad record; an element of an array of more characters is an error.
     """
 
     paths: tuple[str, ...]
@@ -53,81 +60,36 @@ class Jsonl(Validated):
 
     def documents(self) -> Iterator[Document | BadRecord]:
         fields = self._fields
-        for name, path in each_here(find_files(self.paths, _JSONL_PATTERNS)):
-            for where, line in _read_lines(path, name, self.max_record_bytes):
-                if isinstance(line, BadRecord):
-                    yield line
-                    continue
-                try:
-                    yield fields.document(parse_object(line, where), where)
-                except BadRecordError as error:
-                    yield BadRecord(error.where, error.reason)
+        for name, path in each_here(self.files()):
+            for where, record in read_records(path, name, self.max_record_bytes, fields.check_present):
+                yield record if isinstance(record, BadRecord) else fields.document(record, where)
+
+    def files(self) -> list[DataFile]:
+        """The files that are read."""
+        found: dict[str, DataFile] = {}
+        for path in self.paths:
+            try:
+                each = find_files((path,), _JSONL_PATTERNS)
+            except DataError:
+                if not Path(path).expanduser().is_dir():
+                    raise
+                each = find_files((path,), _JSON_PATTERNS)
+            found.update((file.name, file) for file in each)
+        return list(found.values()) if self.paths else find_files((), ())
 
     def fingerprint(self) -> str:
-        files = find_files(self.paths, _JSONL_PATTERNS)
-        return fingerprint("jsonl", self.text, self.prompt, self.answer, *file_marks(files))
+        return fingerprint("jsonl", self.text, self.prompt, self.answer, *cache_marks(self.files()))
 
     @property
     def _fields(self) -> Fields:
         return Fields(self.text, self.prompt, self.answer)
 
 
-def _read_lines(path: Path, name: str, most: int) -> Iterator[tuple[str, str | BadRecord]]:
-    """Yield the place of each line that is not blank, and the line, or what is wrong with its size or its encoding."""
-    offset = number = 0
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
-            while line := lines.readline(most + 1):
-                number += 1
-                where, start = f"{name}, line {number}", offset
-                offset += len(line)
-                if len(line) > most and not line.endswith(b"\n"):
-                    offset += _skip_line(lines)
-                    yield where, BadRecord(where, too_large(offset - start, most))
-                    continue
-                try:
-                    text = decode_utf8(line, where, start=start)
-                except BadRecordError as error:
-                    yield where, BadRecord(error.where, error.reason)
-                    continue
-                if text.strip():
-                    yield where, text.rstrip("\r\n")  # so that an error's column is on this line
-    except (OSError, EOFError, zlib.error) as error:
-        raise unreadable(name, error) from error
-
-
-def _skip_line(lines: Any) -> int:
-    """Read to the end of the line; how many bytes those were."""
-    skipped = 0
-    while part := lines.readline(_SKIP_BYTES):
-        skipped += len(part)
-        if part.endswith(b"\n"):
-            break
-    return skipped
-
-
-def parse_object(line: str, where: str) -> dict:
-    """A JSON object.
-
-    Raises:
-        BadRecordError: It is none.
-    """
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        what = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise BadRecordError(
-            where, f"broken JSON ({what}); expected one whole JSON object on the line: repair it"
-        ) from None
-    if not isinstance(record, dict):
-        kind = type(record).__name__
-        raise BadRecordError(where, f"a JSON {kind}; expected an object with named fields on each line")
-    return record
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parquet(Validated):
     """Parquet files, read one row group at a time. Needs pyarrow (`pip install 'panax-jax[parquet]'`).
+
+    A field of a struct is named by a path, such as `message.content`.
 
     Attributes:
         paths: Files, directories (searched for `.parquet`) or globs, also of object stores.
@@ -148,7 +110,7 @@ class Parquet(Validated):
         check_positive(self, "max_record_bytes")
 
     def documents(self) -> Iterator[Document | BadRecord]:
-        files = find_files(self.paths, _PARQUET_PATTERNS)
+        files = self.files()
         try:
             import pyarrow as arrow
         except ImportError as error:
@@ -170,9 +132,12 @@ class Parquet(Validated):
             except (*ARROW_ERRORS, arrow.ArrowException) as error:
                 raise unreadable(name, error) from error
 
+    def files(self) -> list[DataFile]:
+        """The files that are read."""
+        return find_files(self.paths, _PARQUET_PATTERNS)
+
     def fingerprint(self) -> str:
-        files = find_files(self.paths, _PARQUET_PATTERNS)
-        return fingerprint("parquet", self.text, self.prompt, self.answer, *file_marks(files))
+        return fingerprint("parquet", self.text, self.prompt, self.answer, *cache_marks(self.files()))
 
     @property
     def _fields(self) -> Fields:
@@ -206,7 +171,12 @@ class HuggingFaceDisk(Validated):
     def documents(self) -> Iterator[Document | BadRecord]:
         dataset = self._load()
         fields = self._fields
-        fields.check_present(dataset.column_names, self.path)
+        if not set(fields.names) <= set(dataset.column_names):
+            # Fields of structs become columns that are called by their paths.
+            dataset = dataset.flatten()
+        for name in fields.names:
+            if name not in dataset.column_names:
+                raise DataError(str(missing_field(name, dataset.column_names, self.path)))
         row = 0
         try:
             # What indexes into a table must hold before the table is cut into batches.
@@ -225,7 +195,7 @@ class HuggingFaceDisk(Validated):
 
     def fingerprint(self) -> str:
         files = find_files((self.path,), ("**/*.json", "**/*.arrow"))
-        return fingerprint("hugging_face", self.split, self.text, self.prompt, self.answer, *file_marks(files))
+        return fingerprint("hugging_face", self.split, self.text, self.prompt, self.answer, *cache_marks(files))
 
     @property
     def _fields(self) -> Fields:

@@ -43,6 +43,8 @@ class RowNumbers(Validated):
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise RecipeError(f"batch_size={self.batch_size}; expected 1 or more rows")
+        if self.num_batches is not None and self.num_batches < 1:
+            raise RecipeError(f"num_batches={self.num_batches}; expected 1 or more, or None without an end")
 
     def batches(self, position: Position | None = None) -> Iterator[SourcedBatch]:
         """Yield batches from `position` on.

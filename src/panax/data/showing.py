@@ -18,13 +18,16 @@ _MOST_LINES = 24
 _MOST_LABELS = 24
 
 
-def batch_lines(batch: Mapping[str, Any], tokenizer: Tokenizer | None = None, rows: int = 3) -> list[str]:
+def batch_lines(
+    batch: Mapping[str, Any], tokenizer: Tokenizer | None = None, rows: int = 3, classes: Sequence[str] = ()
+) -> list[str]:
     """Lines of at most 80 columns: each leaf with shape, dtype and range; tokens, or labels, counted; the first rows of tokens.
 
     Args:
         batch: As a source gives it.
         tokenizer: Of its leaf `tokens`; None shows ids.
         rows: How many rows to show.
+        classes: What labels stand for, by their numbers; () shows numbers.
 
     >>> print("\\n".join(batch_lines({"label": np.array([1, 0, 1], np.int32)})))
     leaf   shape  dtype  least  most  mean
@@ -50,7 +53,14 @@ def batch_lines(batch: Mapping[str, Any], tokenizer: Tokenizer | None = None, ro
     label = leaves.get("label", leaves.get("labels"))
     if label is not None and label.ndim == 1 and np.issubdtype(label.dtype, np.integer):
         values, counts = np.unique(label, return_counts=True)
-        shown = ", ".join(f"{value}: {count}" for value, count in zip(values[:_MOST_LABELS].tolist(), counts.tolist()))
+        names = {value: str(value) for value in values[:_MOST_LABELS].tolist()}
+        # Where classes are numbers, these are their names already.
+        names |= {
+            value: f"{value} ({classes[value]})"
+            for value in names
+            if classes[value : value + 1] not in ((), (str(value),))
+        }
+        shown = ", ".join(f"{name}: {count}" for name, count in zip(names.values(), counts.tolist()))
         more = f", and {len(values) - _MOST_LABELS} more" if len(values) > _MOST_LABELS else ""
         lines += _wrapped(f"labels: {shown}{more}", "        ")
     return lines

@@ -74,6 +74,8 @@ class PackedSource:
         num_batches: How many batches there are; None without an end.
     """
 
+    owns_memory = True  # of each batch: nothing writes to it after it was yielded
+
     def __init__(self, rows: Rows, *, batch_size: int, epochs: int | None = None) -> None:
         """Draw batches of `batch_size` rows, for `epochs` epochs or without an end.
 
@@ -83,6 +85,7 @@ class PackedSource:
         if batch_size < 1 or (epochs is not None and epochs < 1):
             raise RecipeError(f"batch_size={batch_size}, epochs={epochs}; expected at least 1")
         self.rows = rows
+        self.tokenizers: frozenset[str] = getattr(rows, "tokenizers", frozenset())
         self.batch_size = batch_size
         self._total = None if epochs is None else epochs * rows.num_rows
         self.num_batches = None if self._total is None else -(-self._total // batch_size)

@@ -10,6 +10,7 @@ import tokenizers
 
 from panax.core.errors import DataError, RecipeError
 
+from ..system import json_reader
 from .files import decode_utf8, read_bytes
 
 CONFIG = "tokenizer_config.json"
@@ -96,8 +97,8 @@ def _object(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(decode_utf8(read_bytes(path), str(path)))
-    except (ValueError, RecursionError) as error:
+        found = json_reader.parse(decode_utf8(read_bytes(path), str(path)))
+    except ValueError as error:
         raise DataError(f"{path} is broken ({error}); expected a JSON object: repair or remove it") from error
     if not isinstance(found, dict):
         raise DataError(
@@ -127,7 +128,7 @@ def without_start(text: str, where: str) -> str:
     Raises:
         RecipeError: Its post-processor is not a template.
     """
-    content = json.loads(text)
+    content = json_reader.parse(text)
 
     def stripped(processor: Any) -> Any:
         kind = processor.get("type") if isinstance(processor, dict) else None

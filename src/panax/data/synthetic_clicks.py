@@ -67,6 +67,8 @@ class SyntheticClicks(Validated):
 class SyntheticExamples:
     """Rows of `SyntheticClicks`, drawn when they are read."""
 
+    owns_memory = True  # of what is read: nothing else writes to it
+
     def __init__(self, settings: SyntheticClicks, numbers: npt.NDArray[np.int64] | None = None) -> None:
         self.settings, self._numbers = settings, numbers
         self.num_examples = settings.num_examples if numbers is None else len(numbers)

@@ -4,7 +4,6 @@ They are read through once, into arrays in the cache that are memory-mapped from
 """
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +23,6 @@ from .bags import (
     check_bags,
     counted,
     hash_of,
-    is_empty,
     log_shares,
     read_words,
     seconds_of,
@@ -33,17 +31,20 @@ from .bags import (
 )
 from .bounds import MAX_RECORD_BYTES, check_positive
 from .cache import cached
+from .categories import Spellings, category_text, is_empty, number_of, whole_number_of
 from .checksums import SEEN, read_sealed, write_sealed
+from .compressed import ENDINGS
 from .corpus import BadRecord
-from .examples import Arrays, Skipped
-from .files import BadRecordError, each_here, file_marks, find_files, fingerprint, unreadable
+from .examples import Arrays, Skipped, left_out_records
+from .files import BadRecordError, cache_marks, each_here, file_marks, find_files, fingerprint, unreadable
+from .left_out import left_out
 from .mapped import map_file
 from .table_files import Block, read_blocks
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PATTERNS = (
-    "**/*.csv", "**/*.csv.gz", "**/*.csv.zip", "**/*.tsv", "**/*.tsv.gz", "**/*.tsv.zip", "**/*.inter", "**/*.parquet",
-    "**/*.npz",
+    *(f"**/*{kind}{end}" for kind in (".csv", ".tsv", ".CSV", ".TSV") for end in ("", *ENDINGS, ".zip")),
+    "**/*.inter", "**/*.parquet", "**/*.npz",
 )  # fmt: skip
 _TIME = "_time"
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
@@ -66,7 +67,7 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table(Validated):
-    """Rows of CSV (`.csv`, `.tsv`, also `.gz`), Parquet or NumPy (`.npz`, one array a column) files.
+    """Rows of CSV (`.csv`, `.tsv`, also compressed: `.gz`, `.zst`, ...), Parquet or NumPy (`.npz`, one array a column) files.
 
     A batch has `numeric`, float32 (batch, column), `categorical`, int32 (batch, column), and `label` (batch), as far as
     columns are named, and a leaf for each bag. A row in which a value is missing or none is a bad record.
@@ -120,11 +121,14 @@ class Table(Validated):
             DataError: A file can't be read or lacks a column, there is no row, or too many bad ones.
         """
         files = find_files(self.paths, PATTERNS)
-        marks = [*file_marks(files)]
+        marks = [*cache_marks(files)]
         settings = (self.numeric, self.categorical, self.label, self.label_type, self.missing, self.hash_buckets)
         if self.bags or self.time is not None or self.label_above is not None:
             settings = (*settings, *map(repr, self.bags), self.time, self.label_above)
-        name = f"table-v{FORMAT_VERSION}-{fingerprint('table', *settings, *marks)}"
+        kind = f"table-v{FORMAT_VERSION}"
+        name = f"{kind}-{fingerprint('table', *settings, *marks)}"
+        # A copy elsewhere, or a file whose permissions were changed, holds the same data.
+        content = f"{kind}-{fingerprint('table', *settings, *file_marks(files))}"
         bad_records = Skipped(max_bad_records)
         made = cached(
             root,
@@ -134,7 +138,10 @@ class Table(Validated):
         )
         Skipped(max_bad_records).begin(made.bad)
         times = made.arrays.pop(_TIME, None)
-        return Arrays(made.arrays, content=name, times=times, num_ids=made.num_ids)
+        notes = [*left_out(self.paths, files), *made.notes, *left_out_records(made.bad)]
+        return Arrays(
+            made.arrays, content=content, times=times, num_ids=made.num_ids, id_sets=made.id_sets, notes=notes
+        )
 
     def _columns(self) -> list[str]:
         """Those that are read, each once."""
@@ -148,10 +155,19 @@ class Table(Validated):
 
     def _words(self, files: list[Any], marks: list[Any], root: Path) -> dict[str, dict[str, int]]:
         """Of each bag with a vocabulary, its words and their ids, counted in the files where they were not."""
-        bags = [bag for bag in self.bags if isinstance(bag.ids, Vocabulary)]
-        if not bags:
-            return {}
+        found: dict[str, dict[str, int]] = {}
+        of_files: dict[tuple[str, ...], list[Bag]] = {}
+        for bag in self.bags:
+            if isinstance(bag.ids, Vocabulary):
+                of_files.setdefault(bag.ids.counted_in, []).append(bag)
+        for paths, bags in of_files.items():
+            counted = find_files(paths, PATTERNS) if paths else files
+            found |= self._counted_words(bags, counted, [*cache_marks(counted)] if paths else marks, root)
+        return found
 
+    def _counted_words(
+        self, bags: list[Bag], files: list[Any], marks: list[Any], root: Path
+    ) -> dict[str, dict[str, int]]:
         def build(directory: Path) -> None:
             counts: dict[str, Counter[str]] = {bag.name: Counter() for bag in bags}
             columns = list(dict.fromkeys(bag.column for bag in bags))
@@ -162,7 +178,13 @@ class Table(Validated):
             kinds = {bag.name: bag.ids for bag in bags if isinstance(bag.ids, Vocabulary)}
             write_words(directory, {leaf: words_of(counts[leaf], kinds[leaf]) for leaf in counts})
 
-        name = f"vocabulary-v{FORMAT_VERSION}-{fingerprint('vocabulary', *map(repr, bags), *marks)}"
+        # Where they are counted is in the marks.
+        kinds = [
+            dataclasses.replace(bag, ids=dataclasses.replace(bag.ids, counted_in=()))
+            for bag in bags
+            if isinstance(bag.ids, Vocabulary)
+        ]
+        name = f"vocabulary-v{FORMAT_VERSION}-{fingerprint('vocabulary', *map(repr, kinds), *marks)}"
         return cached(root, name, build=build, read=lambda directory: read_words(directory, root))
 
     def _dtypes(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
@@ -189,6 +211,7 @@ class Table(Validated):
     ) -> None:
         count = 0
         bags = [Indexed(bag, words.get(bag.name)) for bag in self.bags]
+        spellings = {column: Spellings() for column in self.categorical}
         dtypes = self._dtypes()
         derived = [bag for bag in self.bags if bag.log_share]
         written = dtypes.keys() - {f"{bag.name}_log_share" for bag in derived}
@@ -196,7 +219,7 @@ class Table(Validated):
         try:
             for name, path in each_here(files):
                 for block in read_blocks(path, name, self._columns(), self.max_record_bytes, lists=self._lists()):
-                    rows = self._rows(block, skipped, bags)
+                    rows = self._rows(block, skipped, bags, spellings)
                     count += len(rows)
                     for leaf, file in outputs.items():
                         dtype = dtypes[leaf][0]
@@ -211,7 +234,15 @@ class Table(Validated):
         for bag in derived:
             ids = np.fromfile(directory / f"{bag.name}.bin", "<i4").reshape(count, bag.capacity)
             (directory / f"{bag.name}_log_share.bin").write_bytes(log_shares(ids).astype("<f4").tobytes())
-        header = {"num_rows": count, "bad_records": skipped.bad, "num_ids": {bag.bag.name: bag.num_ids for bag in bags}}
+        spelled = (each.note(column) for column, each in spellings.items() if self.hash_buckets is not None)
+        header = {
+            "num_rows": count,
+            "bad_records": skipped.bad,
+            "num_ids": {bag.bag.name: bag.num_ids for bag in bags},
+            # Of ids that were given by counts: two tables of one run must have counted the same values.
+            "id_sets": {leaf: fingerprint(*found) for leaf, found in words.items()},
+            "notes": [*filter(None, spelled), *(note for bag in bags for note in bag.notes())],
+        }
         write_sealed(directory / "header.json", header, [f"{leaf}.bin" for leaf in dtypes])
 
     def _lists(self) -> bool:
@@ -232,7 +263,9 @@ class Table(Validated):
                 return [row.bags[place][1] for row in rows]
         raise AssertionError(leaf)
 
-    def _rows(self, block: Block, skipped: Skipped, bags: list[Indexed]) -> list[Row]:
+    def _rows(
+        self, block: Block, skipped: Skipped, bags: list[Indexed], spellings: Mapping[str, Spellings]
+    ) -> list[Row]:
         """The usable rows of a block."""
         for record in block.bad:
             skipped.add(record)
@@ -240,15 +273,17 @@ class Table(Validated):
         rows = []
         for where, *values in zip(block.where, *(block.columns[name] for name in names), strict=True):
             try:
-                rows.append(self._row(dict(zip(names, values, strict=True)), bags, where))
+                rows.append(self._row(dict(zip(names, values, strict=True)), bags, where, spellings))
             except BadRecordError as error:
                 skipped.add(BadRecord(error.where, error.reason))
         return rows
 
-    def _row(self, values: Mapping[str, Any], bags: list[Indexed], where: str) -> Row:
+    def _row(
+        self, values: Mapping[str, Any], bags: list[Indexed], where: str, spellings: Mapping[str, Spellings]
+    ) -> Row:
         return Row(
             [self._number(name, values[name], where) for name in self.numeric],
-            [self._category(name, values[name], where) for name in self.categorical],
+            [self._category(name, values[name], where, spellings) for name in self.categorical],
             None if self.label is None else self._label(values[self.label], where),
             [bag.row(values[bag.bag.column], values.get(bag.bag.weights), where) for bag in bags],
             None if self.time is None else seconds_of(values[self.time], self.time, where),
@@ -260,14 +295,12 @@ class Table(Validated):
         hint = "; give missing= for empty ones" if is_empty(value) else ""
         return _finite(column, value, where, hint)
 
-    def _category(self, column: str, value: Any, where: str) -> int:
+    def _category(self, column: str, value: Any, where: str, spellings: Mapping[str, Spellings]) -> int:
         if self.hash_buckets is None:
             return _whole(column, value, where, "; or give hash_buckets=")
-        text = "" if is_empty(value) else str(value)
-        try:
-            return hash_of(column, text) % self.hash_buckets
-        except UnicodeEncodeError:
-            raise BadRecordError(where, f"column {column!r} holds {value!r}, which is not UTF-8; convert it") from None
+        spellings[column].add(value)
+        text = "" if is_empty(value) else category_text(value, column, where)
+        return hash_of(column, text) % self.hash_buckets
 
     def _label(self, value: Any, where: str) -> float | int:
         assert self.label is not None
@@ -282,6 +315,8 @@ class Table(Validated):
             count = int(header["num_rows"])
             bad = [BadRecord(str(where), str(reason)) for where, reason in header["bad_records"]]
             num_ids = {str(leaf): int(ids) for leaf, ids in header.get("num_ids", {}).items()}
+            id_sets = {str(leaf): str(name) for leaf, name in header["id_sets"].items()}
+            notes = [*map(str, header["notes"])]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise unreadable(path, error) from error
         remedy = "remove its folder, and it is made again"
@@ -289,7 +324,7 @@ class Table(Validated):
         arrays = {
             leaf: map_file(directory / f"{leaf}.bin", dtype, (count, *shape), remedy) for leaf, (dtype, shape) in leaves
         }
-        return _Made(arrays, bad, num_ids)
+        return _Made(arrays, bad, num_ids, id_sets, notes)
 
 
 class _Made(NamedTuple):
@@ -298,24 +333,19 @@ class _Made(NamedTuple):
     arrays: dict[str, np.ndarray]
     bad: list[BadRecord]
     num_ids: dict[str, int]
+    id_sets: dict[str, str]
+    notes: list[str]
 
 
 def _finite(column: str, value: Any, where: str, hint: str = "") -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
+    number = number_of(value)
     if not abs(number) <= _LARGEST_FLOAT:
         raise BadRecordError(where, f"column {column!r} holds {value!r}; expected a finite number{hint}")
     return number
 
 
 def _whole(column: str, value: Any, where: str, hint: str = "") -> int:
-    try:
-        number = int(value)
-        exact = isinstance(value, str) or number == value
-    except (TypeError, ValueError, OverflowError):
-        number, exact = -1, False
-    if not exact or not 0 <= number <= LARGEST_ID:
+    number = whole_number_of(value)
+    if not 0 <= number <= LARGEST_ID:
         raise BadRecordError(where, f"column {column!r} holds {value!r}; expected a whole number from 0 on{hint}")
     return number

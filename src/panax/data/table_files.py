@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import gzip
 import io
 import struct
 import tokenize
@@ -18,9 +17,11 @@ from panax.core.errors import DataError
 
 from .bounds import too_large
 from .columns import ARROW_ERRORS, check_values, parquet_batches
+from .compressed import ENDINGS, Bounded, is_compressed, open_file
 from .corpus import BadRecord
 from .fields import not_installed
 from .files import unreadable
+from .magic import format_of
 
 _ROWS_AT_ONCE = 4096
 _BLOCK_BYTES = 2**24
@@ -50,9 +51,12 @@ def read_blocks(path: Path, name: str, columns: list[str], most: int, *, lists: 
     Raises:
         DataError: It can't be read, is no table, lacks a column, or a row is too large.
     """
-    kind = name.removesuffix(".gz").removesuffix(".zip").rpartition(".")[2].lower()
+    plain = name.lower()
+    while plain.endswith((*ENDINGS, ".zip")):
+        plain = plain.rpartition(".")[0]
+    kind = plain.rpartition(".")[2]
     try:
-        match kind:
+        match _kind_of_bytes(path) or kind:
             case "csv" | "tsv" | "inter":
                 yield from _csv_blocks(path, name, columns, "," if kind == "csv" else "\t", most)
             case "parquet":
@@ -60,7 +64,9 @@ def read_blocks(path: Path, name: str, columns: list[str], most: int, *, lists: 
             case "npz":
                 yield from _numpy_blocks(path, name, columns, most)
             case _:
-                raise DataError(f"{name} is no table; expected .csv, .tsv, .inter (also .gz, .zip), .parquet or .npz")
+                raise DataError(
+                    f"{name} is no table; expected .csv, .tsv, .inter (also {', '.join(ENDINGS)} or .zip), .parquet or .npz"
+                )
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise unreadable(name, error) from error
 
@@ -114,8 +120,10 @@ def _csv_blocks(path: Path, name: str, columns: list[str], delimiter: str, most:
 @contextlib.contextmanager
 def _unpacked(path: Path, name: str) -> Iterator[Any]:
     """A file's bytes, decompressed: of an archive, those of the one file in it."""
-    if not name.endswith(".zip"):
-        with gzip.open(path, "rb") if name.endswith(".gz") else path.open("rb") as file:
+    if not zipfile.is_zipfile(path):
+        if name.lower().endswith(ENDINGS) and not is_compressed(path):
+            raise unreadable(name, OSError("its name says that it is compressed, and it is not"))
+        with open_file(path, name) as file:
             yield file
         return
     with zipfile.ZipFile(path) as archive:
@@ -124,8 +132,9 @@ def _unpacked(path: Path, name: str) -> Iterator[Any]:
             raise DataError(f"{name} holds {len(entries)} files; expected one table: unpack it")
         if entries[0].flag_bits & 1 or entries[0].compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise DataError(f"{name} is encrypted, or compressed with method {entries[0].compress_type}; unpack it")
-        with archive.open(entries[0]) as file:
-            yield file
+        size = entries[0].compress_size
+        with archive.open(entries[0]) as file, io.BufferedReader(Bounded(file, lambda: size, name, "zip")) as bounded:
+            yield bounded
 
 
 def _rows_of(rows: Any, lines: _Lines, name: str) -> list[tuple[str, list[str]]]:
@@ -233,7 +242,21 @@ def _some(file: Any, dtype: np.dtype, rows: int) -> list[Any]:
     return np.ndarray(rows, dtype, data).tolist()
 
 
+def _kind_of_bytes(path: Path) -> str | None:
+    """What a file is by its first bytes, where these tell; a name may be wrong."""
+    with path.open("rb") as file:
+        kind = format_of(file.read(16))
+    if kind == "zip":
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+        return "npz" if names and all(entry.endswith(".npy") for entry in names) else None
+    return "parquet" if kind == "Parquet" else None
+
+
 def _check_columns(columns: Sequence[str], present: Sequence[str], name: str) -> None:
+    twice = next((column for column in columns if list(present).count(column) > 1), None)
+    if twice is not None:
+        raise DataError(f"{name} has two columns {twice!r}; expected one: rename or remove one of them")
     lacking = [column for column in columns if column not in present]
     if lacking:
         raise DataError(f"{name} has no column {lacking[0]!r}; it has {', '.join(map(repr, present)) or 'none at all'}")

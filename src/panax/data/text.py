@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ from .cache import cache_directory
 from .checked import Limits
 from .corpus import PythonLibrary
 from .filtered import Filtered, PlainCorpus
+from .left_out import left_out_of_corpus
+from .lengths import length_line, notes_of_store
 from .mixed import JoinedRows, MixedSource, part_seed
 from .mixture import Mixture
 from .packing import Documents, PackedRows, PaddedRows, permutation
@@ -64,7 +67,7 @@ class TextData(Validated):
         for name, least in (("sequence_length", 1), ("batch_size", 1), ("max_characters", 1), ("max_bad_records", 0)):
             if getattr(self, name) is not None and getattr(self, name) < least:
                 raise RecipeError(f"{name}={getattr(self, name)}; expected at least {least}")
-        if self.held_out < 0 or (self.held_out > 1 and self.held_out != int(self.held_out)):
+        if not 0 <= self.held_out < float("inf") or (self.held_out > 1 and self.held_out != int(self.held_out)):
             raise RecipeError(f"held_out={self.held_out}; expected a fraction below 1, or a whole number of documents")
         if self.buckets and self.packing:
             raise RecipeError(f"buckets={self.buckets} has no effect with packing; leave it out, or set packing=False")
@@ -103,7 +106,40 @@ class TextData(Validated):
             vocab_size=max(store.vocab_size for store in stores) if tokenizer is None else tokenizer.vocab_size,
             parts=parts,
             notes=() if tokenizer is None else self._notes(tokenizer),
+            account=self._account(corpora, parts),
         )
+
+    def _account(
+        self, corpora: Mapping[str, PlainCorpus | Filtered], parts: Mapping[str, "OpenedPart"]
+    ) -> tuple[str, ...]:
+        lines: list[str] = []
+        for name, part in parts.items():
+            of_part = f"part {name!r}: " if name else ""
+            files = left_out_of_corpus(corpora[name])
+            found = (*files, *notes_of_store(part.training.store), *self._notes_of_lengths(part, name))
+            lines += [f"{of_part}{line}" for line in found]
+        return tuple(lines)
+
+    def _notes_of_lengths(self, part: "OpenedPart", name: str) -> Iterator[str]:
+        """How documents fit into rows.
+
+        Raises:
+            DataError: Nothing is left that is trained on.
+        """
+        for documents, which in ((part.training, "documents"), (part.held_out, "held-out documents")):
+            if documents is None:
+                continue
+            rows = self._rows(documents, name)
+            yield length_line(rows, documents, which, self.batch_size)
+            if (
+                isinstance(rows, PaddedRows)
+                and rows.num_documents_without_loss == rows.num_rows
+                and documents is part.training
+            ):
+                raise DataError(
+                    f"nothing is left to train on: {length_line(rows, documents, which, self.batch_size)}. Raise sequence_length "
+                    f"above the length of the prompts, or shorten them"
+                )
 
     def _notes(self, tokenizer: Tokenizer) -> tuple[str, ...]:
         if not tokenizer.start_of_document or all(isinstance(corpus, TokenFile) for corpus in self._corpora().values()):
@@ -161,6 +197,7 @@ class OpenedText:
         vocab_size: One more than the largest id; what a model's vocabulary must hold.
         parts: The documents, by the name of the part; a lone corpus is "".
         notes: What a user should know of how texts became tokens.
+        account: Which files and documents are read, how they fit into rows, and what is left out or cut.
     """
 
     train: PackedSource | MixedSource
@@ -169,6 +206,7 @@ class OpenedText:
     vocab_size: int
     parts: Mapping[str, OpenedPart]
     notes: tuple[str, ...] = ()
+    account: tuple[str, ...] = ()
 
     @property
     def training_documents(self) -> Documents:
@@ -192,7 +230,7 @@ class OpenedText:
         """The held-out loss, per target, of always predicting the training frequencies of tokens (add-one smoothing).
 
         A model that does not fall below this has learnt nothing about order. Without held-out documents it is measured
-        on the training text itself. The parts of a mixture count by their size, not by their weight.
+        on the training text itself. The parts of a mixture count by their size, not by their weight. NaN where no target counts.
         """
         counts, judged = np.zeros((2, self.vocab_size), np.int64)
         for part in self.parts.values():
@@ -202,7 +240,7 @@ class OpenedText:
             judged[: len(kept)] += kept
         # A document that was split in two has one more target than its parts, hence the floor at nothing.
         smoothed = np.maximum(counts, 0) + 1.0
-        return float(-(judged @ np.log(smoothed / smoothed.sum())) / max(judged.sum(), 1))
+        return float(-(judged @ np.log(smoothed / smoothed.sum())) / judged.sum()) if judged.any() else math.nan
 
     @functools.cached_property
     def bytes_per_target(self) -> float | None:

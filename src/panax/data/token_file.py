@@ -14,7 +14,7 @@ from panax.core.validated import Validated
 
 from .cache import cached
 from .checksums import SEEN
-from .files import file_marks, fingerprint
+from .files import cache_marks, fingerprint
 from .mapped import check_mapped, map_file
 from .tokens import (
     BUFFER_TOKENS,
@@ -26,6 +26,14 @@ from .tokens import (
     open_tokens,
     write_header,
 )
+
+
+def check_ids(corpus: Any) -> None:
+    """Raise a RecipeError if `end_of_document` is no id, or `vocab_size` no number of them."""
+    for name, least in (("end_of_document", 0), ("vocab_size", 1)):
+        value = getattr(corpus, name)
+        if value is not None and value < least:
+            raise RecipeError(f"{name}={value}; expected {least} or more, or None")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,10 +52,13 @@ class TokenFile(Validated):
     end_of_document: int | None = None
     vocab_size: int | None = None
 
+    def __post_init__(self) -> None:
+        check_ids(self)
+
     def fingerprint(self) -> str:
         path = Path(self.path).expanduser()
         files = [path / HEADER if path.is_dir() else path]
-        return fingerprint("token_file", self.dtype, self.end_of_document, self.vocab_size, *file_marks(files))
+        return fingerprint("token_file", self.dtype, self.end_of_document, self.vocab_size, *cache_marks(files))
 
     def open(self, cache: Path) -> TokenStore:
         """Open it; a flat file is read through once, and what was found in it is kept in the directory `cache`.

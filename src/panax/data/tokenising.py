@@ -76,7 +76,8 @@ def _open_text(
     corpus: Corpus, name: str, encoder: Tokenizer | None, root: Path, progress: Progress | None, limits: Limits
 ) -> TokenStore:
     assert encoder is not None
-    entry = f"tokens-v{FORMAT_VERSION}-{fingerprint(name, encoder.fingerprint)}"
+    together = ("together",) if encoder.marks_beginnings else ()
+    entry = f"tokens-v{FORMAT_VERSION}-{fingerprint(name, encoder.fingerprint, *together)}"
     store = cached(
         root,
         entry,
@@ -154,27 +155,26 @@ def write_tokens(
     progress: Progress | None = None,
     limits: Limits = NO_EXCEPTIONS,
 ) -> None:
-    """Tokenise a corpus into a token file. Prompts and answers are encoded apart, so the mask falls between two tokens.
+    """Tokenise a corpus into a token file.
+
+    Prompts and answers are encoded apart, so that the mask falls between two tokens. With a tokenizer that puts a space before
+    each text they are one text, cut where the answer begins: apart, each answer would begin with a space that is not there.
 
     Raises:
         DataError: The corpus can't be read, holds no text, or too many bad records.
     """
     checked = Checked(corpus, limits)
     with TokenWriter(directory, vocab_size=tokenizer.vocab_size, end_of_document=tokenizer.end_of_document) as writer:
-        num_blank = 0
+        num_blank, writer.tokenizer = 0, tokenizer.fingerprint
         for block in _blocks(checked.documents()):
-            pieces = [(_cut(document.prompt), _cut(document.text)) for document in block]
-            flat = [piece for pair in pieces for part in pair for piece in part]
-            encoded = iter(tokenizer.encode_batch(flat))
-            for document, (prompt_pieces, text_pieces) in zip(block, pieces, strict=True):
-                prompt = list(itertools.chain.from_iterable(itertools.islice(encoded, len(prompt_pieces))))
-                text = list(itertools.chain.from_iterable(itertools.islice(encoded, len(text_pieces))))
+            for document, (prompt, text) in zip(block, _encoded(block, tokenizer), strict=True):
                 # An empty answer is a lesson too: to say nothing. A blank text is none.
                 if not document.prompt.strip() and not document.text.strip():
                     num_blank += 1
                     writer.skip()
                 else:
                     # Nothing predicts a document's first token; after a prompt, no token of the prompt is a lesson.
+                    writer.num_empty_answers += bool(document.prompt) and not document.text
                     start = list(tokenizer.start_of_document)
                     unread = len(start) + len(prompt) if prompt else max(len(start) - 1, 0)
                     writer.append(start + prompt + text, num_prompt_tokens=unread)
@@ -184,6 +184,19 @@ def write_tokens(
         checked.save(Path(directory))
         if writer.num_documents == 0:
             raise DataError(f"nothing to train on: {_why_empty(num_blank, checked)}; expected text in {corpus}")
+
+
+def _encoded(block: Sequence[Document], tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
+    """The ids of each document's prompt, and of its text."""
+    if tokenizer.marks_beginnings:
+        return tokenizer.encode_pairs([(document.prompt, document.text) for document in block])
+    pieces = [(_cut(document.prompt), _cut(document.text)) for document in block]
+    encoded = iter(tokenizer.encode_batch([piece for pair in pieces for part in pair for piece in part]))
+
+    def of(part: list[str]) -> list[int]:
+        return list(itertools.chain.from_iterable(itertools.islice(encoded, len(part))))
+
+    return [(of(prompt), of(text)) for prompt, text in pieces]
 
 
 def _why_empty(num_blank: int, checked: Checked) -> str:

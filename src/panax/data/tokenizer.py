@@ -19,6 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from panax.core.errors import DataError, RecipeError
 from panax.core.validated import Validated
 
+from ..system import json_reader
 from .checked import Checked
 from .corpus import Corpus, Document
 from .files import decode_utf8, fingerprint, read_bytes
@@ -41,6 +42,8 @@ class Tokenizer:
 
     Attributes:
         vocab_size: One more than the largest id.
+        marks_beginnings: Whether a text has other tokens at its beginning than behind another text, as a space is put before it
+            (Llama 2, T5), so that a text can't be encoded in pieces.
         start_of_document: The ids that each document begins with, as the tokenizer's post-processor adds them; often one (BOS),
             or none.
         end_of_document: The id that ends each document.
@@ -72,6 +75,7 @@ class Tokenizer:
         self.special_ids: dict[str, int | None] = self._beside.ids(vocabulary)
         self.end_of_document: int = vocabulary[end_of_document]
         self.vocab_size: int = max(vocabulary.values()) + 1
+        self.marks_beginnings = self._differs_in_pieces()
         self.fingerprint: str = fingerprint(
             "tokenizer", json.loads(backend.to_str()), end_of_document, *self.start_of_document
         )
@@ -85,6 +89,30 @@ class Tokenizer:
         """Encode texts, without special tokens, on all cores (unless `TOKENIZERS_PARALLELISM` is false)."""
         with _panics_are_errors("texts can't be encoded"):
             return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+        """Encode texts that follow each other as one text, and cut the ids where the second begins.
+
+        An id that stands for the end of the first and the beginning of the second is the second's.
+        """
+        with _panics_are_errors("texts can't be encoded"):
+            encodings = self._backend.encode_batch(
+                [first + second for first, second in pairs], add_special_tokens=False
+            )
+        found = []
+        for (first, _), encoding in zip(pairs, encodings, strict=True):
+            ends = [end for _, end in encoding.offsets]
+            cut = next((place for place, end in enumerate(ends) if end > len(first)), len(ends))
+            found.append((encoding.ids[:cut], encoding.ids[cut:]))
+        return found
+
+    def _differs_in_pieces(self) -> bool:
+        """Whether two texts that are encoded apart are read back as something else than both as one text."""
+        for first, second in (("a", "b"), ("a:", " b"), ("[", "a"), ("a ", "b")):
+            apart = self.decode([*self.encode(first), *self.encode(second)])
+            if apart != self.decode(self.encode(first + second)):
+                return True
+        return False
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
         """Turn ids into text; special tokens are shown as they are written."""
@@ -197,7 +225,7 @@ class PretrainedTokenizer(Validated):
         """
         path = Path(self.path).expanduser()
         if path.is_dir():
-            path = path / "tokenizer.json"
+            path = _in_folder(path)
         text = decode_utf8(read_bytes(path), str(path))
         _check_ids(text, str(path))
         with _panics_are_errors(f"{path} is damaged"):
@@ -206,7 +234,8 @@ class PretrainedTokenizer(Validated):
                 added = not self.add_bos and start_of_text(backend)
                 if added:
                     backend = tokenizers.Tokenizer.from_str(without_start(text, str(path)))
-            except RecipeError:
+                _check_added(text, backend, str(path))
+            except (RecipeError, DataError):
                 raise
             except Exception as error:  # the library raises bare Exception
                 message = f"{path} is not a tokenizer that this tokenizers {tokenizers.__version__} can read: {error}"
@@ -236,17 +265,65 @@ def _check_ids(text: str, name: str) -> None:
         DataError: One is; what else is wrong with the file, the library says.
     """
     try:
-        read = json.loads(text)
+        read = json_reader.parse(text)
         added = [token["id"] for token in read.get("added_tokens") or ()]
         vocabulary = read["model"]["vocab"]
         ids = [*added, *(vocabulary.values() if isinstance(vocabulary, dict) else ())]
         largest = max((one for one in ids if isinstance(one, int | float)), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return
     if not largest < LARGEST_VOCABULARY:
         raise DataError(
             f"{name} has a token of the id {largest:,}; expected ids below {LARGEST_VOCABULARY:,}: it is damaged"
         )
+
+
+def _check_added(text: str, backend: tokenizers.Tokenizer, name: str) -> None:
+    """See that added tokens have the ids that the file says, which are rows of a model's embeddings.
+
+    The library gives them numbers of its own, one after another, where the file's leave a gap or have another order.
+
+    Raises:
+        DataError: They have not.
+    """
+    for token in json_reader.parse(text).get("added_tokens") or ():
+        found = backend.token_to_id(token["content"])
+        if found != token["id"]:
+            raise DataError(
+                f"{name} says that the added token {token['content']!r} has the id {token['id']}, and the tokenizers library "
+                f"{tokenizers.__version__} gives it {found}: to a model one of them is another token. Expected added tokens "
+                f"with ids that follow each other, in the file's order: number them so, with unused tokens in a gap"
+            )
+
+
+_OTHER_FORMS = {
+    "tokenizer.model": "SentencePiece",
+    "spiece.model": "SentencePiece",
+    "tekken.json": "Mistral's tekken",
+    "tiktoken.model": "tiktoken",
+    "vocab.json": "the older files of a byte-pair encoding",
+    "vocab.txt": "the older file of WordPiece",
+}
+
+
+def _in_folder(folder: Path) -> Path:
+    """The tokenizer.json of a folder.
+
+    Raises:
+        DataError: It holds a tokenizer in another form, or none.
+    """
+    path = folder / "tokenizer.json"
+    if path.exists():
+        return path
+    other = next((name for name in _OTHER_FORMS if (folder / name).exists()), None)
+    other = other or next((file.name for file in sorted(folder.glob("*.tiktoken"))), None)
+    if other is None:
+        return path
+    form = _OTHER_FORMS.get(other, "tiktoken")
+    raise DataError(
+        f"{folder} holds {other} ({form}) and no tokenizer.json, the one form that is read; convert it with transformers: "
+        f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+    )
 
 
 def _find_end(backend: tokenizers.Tokenizer, path: Path) -> str:

@@ -4,6 +4,7 @@ The format is a directory of plain little-endian arrays and one JSON header:
 
     header.json         {"format": "panax-tokens", "version": 1, "dtype": "uint16" or "uint32", "num_tokens",
                         "num_documents", "num_blank_documents", "num_bad_records", "num_filtered_documents",
+                        "num_empty_answers", "tokenizer" (a hash of the one that made the ids, or ""),
                         "vocab_size", "end_of_document" (an id, or null), "has_loss_mask", "content",
                         "checksums" (of each .bin file, by its name), "seal"}
     tokens.bin          num_tokens ids; each document is followed by the end-of-document id
@@ -32,6 +33,7 @@ import xxhash
 
 from panax.core.errors import DataError
 
+from ..system import json_reader
 from .checksums import check_once, checksum_of, refuse_checksum, seal_of
 from .files import decode_utf8, fingerprint, read_bytes
 from .mapped import check_mapped, map_file
@@ -64,6 +66,8 @@ class TokenStore:
         num_blank_documents: How many documents of the corpus held nothing and were left out.
         num_bad_records: How many records of the corpus could not be used and were skipped.
         num_filtered_documents: How many documents of the corpus a filter left out.
+        num_empty_answers: How many prompts have an answer without text.
+        tokenizer: The fingerprint of the tokenizer that made the ids; "" where it is not known.
         content: A hash of what the file holds.
     """
 
@@ -77,6 +81,8 @@ class TokenStore:
     content: str
     num_bad_records: int = 0
     num_filtered_documents: int = 0
+    num_empty_answers: int = 0
+    tokenizer: str = ""
 
     def check(self) -> None:
         """Raise a DataError where one of its files was cut short since it was opened."""
@@ -91,6 +97,8 @@ class TokenWriter:
         num_documents: How many are appended.
         num_bad_records: How many were skipped as unusable; for the header.
         num_filtered_documents: How many a filter left out; for the header.
+        num_empty_answers: How many prompts have an answer without text; for the header.
+        tokenizer: The fingerprint of the tokenizer that makes the ids; for the header.
 
     >>> import tempfile
     >>> directory = tempfile.mkdtemp()
@@ -130,6 +138,8 @@ class TokenWriter:
         self.num_documents = 0
         self.num_bad_records = 0
         self.num_filtered_documents = 0
+        self.num_empty_answers = 0
+        self.tokenizer = ""
 
     def append(self, ids: Sequence[int] | npt.NDArray[np.integer], *, num_prompt_tokens: int = 0) -> None:
         """Add a document, without its end; of its tokens the first `num_prompt_tokens` carry no loss.
@@ -218,6 +228,8 @@ class TokenWriter:
             num_blank_documents=self._num_blank,
             num_bad_records=self.num_bad_records,
             num_filtered_documents=self.num_filtered_documents,
+            num_empty_answers=self.num_empty_answers,
+            tokenizer=self.tokenizer,
             vocab_size=self._vocab_size,
             end_of_document=self._end,
             has_loss_mask=self._masked,
@@ -248,6 +260,8 @@ class _Header(NamedTuple):
     num_blank_documents: int
     num_bad_records: int
     num_filtered_documents: int
+    num_empty_answers: int
+    tokenizer: str
     content: str
     checksums: dict[str, str] | None
 
@@ -290,6 +304,8 @@ def open_tokens(directory: str | Path, *, tokens: Path | None = None, seen: Path
         num_blank_documents=header.num_blank_documents,
         num_bad_records=header.num_bad_records,
         num_filtered_documents=header.num_filtered_documents,
+        num_empty_answers=header.num_empty_answers,
+        tokenizer=header.tokenizer,
         content=header.content,
     )
 
@@ -297,7 +313,7 @@ def open_tokens(directory: str | Path, *, tokens: Path | None = None, seen: Path
 def _read_header(path: Path, *, elsewhere: bool) -> _Header:
     """The header; `elsewhere`: whether the ids lie in another program's file."""
     try:
-        header = json.loads(decode_utf8(read_bytes(path), str(path)))
+        header = json_reader.parse(decode_utf8(read_bytes(path), str(path)))
         if header["format"] != _FORMAT or header["version"] != FORMAT_VERSION:
             raise DataError(
                 f"{path}: format {header['format']!r} version {header['version']!r}; "
@@ -315,6 +331,8 @@ def _read_header(path: Path, *, elsewhere: bool) -> _Header:
             # Files of earlier versions of Panax have none of these.
             num_bad_records=_count(header.get("num_bad_records", 0)),
             num_filtered_documents=_count(header.get("num_filtered_documents", 0)),
+            num_empty_answers=_count(header.get("num_empty_answers", 0)),
+            tokenizer=str(header.get("tokenizer", "")),
             content=str(header["content"]),
             checksums=None if checksums is None else {str(name): str(value) for name, value in checksums.items()},
         )
@@ -326,7 +344,7 @@ def _read_header(path: Path, *, elsewhere: bool) -> _Header:
             raise ValueError("its seal does not hold")
     except DataError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is damaged ({error!r}); {_AGAIN}") from error
     return found
 

@@ -1,25 +1,25 @@
 """A corpus of WebDataset shards: tar files in which the files of one sample stand together and share their name's beginning."""
 
-import bz2
 import dataclasses
-import gzip
 import lzma
 import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ..core.errors import DataError
 from ..core.validated import Validated
 from .bounds import MAX_RECORD_BYTES, check_positive, too_large
+from .compressed import ENDINGS, open_file
 from .corpus import BadRecord, Document
 from .fields import Fields
-from .files import BadRecordError, decode_utf8, each_here, file_marks, find_files, fingerprint, unreadable
-from .records import parse_object
+from .files import BadRecordError, DataFile, cache_marks, decode_utf8, each_here, find_files, fingerprint, unreadable
+from .json_records import parse_object
 
-PATTERNS = ("**/*.tar", "**/*.tar.gz", "**/*.tgz")
+PATTERNS = ("**/*.tar", *(f"**/*.tar{end}" for end in ENDINGS), "**/*.tgz")
 _JSON = "json."
-_MOST_HEADER_BYTES = 2**20
+_MOST_HEADER_BYTES, _MOST_HEADERS = 2**20, 8
 _SPARSE = (tarfile.GNUTYPE_SPARSE,)
 _EXTENDED = (
     tarfile.GNUTYPE_LONGNAME,
@@ -57,6 +57,19 @@ class _Member(tarfile.TarInfo):
     """A member of a shard. What stands before a file, its long name or attributes, is read whole, so its size has a bound."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type not in _EXTENDED:
+            return self._checked(archive)
+        # A long name, a long link and attributes may stand before one file; tarfile reads each within the one before.
+        depth = getattr(archive, "headers_before", 0) + 1
+        if depth > _MOST_HEADERS:
+            raise tarfile.ReadError(f"more than {_MOST_HEADERS} headers before a file; expected plain files")
+        archive.headers_before = depth  # type: ignore[attr-defined]
+        try:
+            return self._checked(archive)
+        finally:
+            archive.headers_before = depth - 1  # type: ignore[attr-defined]
+
+    def _checked(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in _SPARSE or (self.type in _EXTENDED and not 0 <= self.size <= _MOST_HEADER_BYTES):
             raise tarfile.ReadError(f"a header of type {self.type!r} and {self.size:,} bytes; expected plain files")
         return super()._proc_member(archive)  # type: ignore[misc]  # "a subclass may override it", says tarfile
@@ -76,7 +89,7 @@ def read_samples(path: Path, name: str, most: int) -> Iterator[Sample | BadRecor
     try:
         # As a stream: a shard may be larger than memory, and compressed.
         with (
-            _decompressed(path) as stream,
+            open_file(path, name) as stream,
             tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member, errorlevel=1) as shard,
         ):
             while (member := shard.next()) is not None:
@@ -100,6 +113,8 @@ def read_samples(path: Path, name: str, most: int) -> Iterator[Sample | BadRecor
                     assert opened is not None
                     files[extension.lower()] = opened.read()
     except (tarfile.TarError, lzma.LZMAError, OSError, EOFError, ValueError, zlib.error, KeyError, IndexError) as error:
+        if isinstance(error, DataError):
+            raise
         raise unreadable(name, error) from error
     if size:
         yield _sample(f"{name}, {current}", files, size, most)
@@ -107,19 +122,6 @@ def read_samples(path: Path, name: str, most: int) -> Iterator[Sample | BadRecor
 
 def _sample(where: str, files: dict[str, bytes], size: int, most: int) -> Sample | BadRecord:
     return Sample(where, files) if size <= most else BadRecord(where, too_large(size, most))
-
-
-def _decompressed(path: Path) -> Any:
-    """A shard, decompressed as it is read: tarfile itself would decompress a block whole, whatever it becomes."""
-    with path.open("rb") as file:
-        begin = file.read(6)
-    if begin.startswith(b"\x1f\x8b"):
-        return gzip.open(path, "rb")
-    if begin.startswith(b"BZh"):
-        return bz2.open(path, "rb")
-    if begin.startswith(b"\xfd7zXZ\0"):
-        return lzma.open(path, "rb")
-    return path.open("rb")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,7 +132,7 @@ class WebDataset(Validated):
     `body` of the sample's `.json` file.
 
     Attributes:
-        paths: Files, directories (searched for `.tar`, `.tar.gz` and `.tgz`) or globs, also of object stores.
+        paths: Files, directories (searched for `.tar`, `.tgz` and `.tar.gz`, `.tar.zst`, ...) or globs, also of object stores.
         text: The field that holds the document.
         prompt: The field that holds what comes before the answer and carries no loss; needs `answer`.
         answer: The field that holds what is learnt; needs `prompt`.
@@ -148,7 +150,7 @@ class WebDataset(Validated):
         self._fields.check(default="txt")
 
     def documents(self) -> Iterator[Document | BadRecord]:
-        for name, path in each_here(find_files(self.paths, PATTERNS)):
+        for name, path in each_here(self.files()):
             for sample in read_samples(path, name, self.max_record_bytes):
                 try:
                     yield sample if isinstance(sample, BadRecord) else self._document(sample)
@@ -166,9 +168,12 @@ class WebDataset(Validated):
                 record[field] = sample.text(field)
         return self._fields.document(record, sample.where)
 
+    def files(self) -> list[DataFile]:
+        """The files that are read."""
+        return find_files(self.paths, PATTERNS)
+
     def fingerprint(self) -> str:
-        files = find_files(self.paths, PATTERNS)
-        return fingerprint("webdataset", self.text, self.prompt, self.answer, *file_marks(files))
+        return fingerprint("webdataset", self.text, self.prompt, self.answer, *cache_marks(self.files()))
 
     @property
     def _fields(self) -> Fields:

@@ -2,9 +2,9 @@
 
 import contextlib
 import os
-import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.errors import RecipeError, TrainingError
-from .host_worker import read, write
+from ..system.children import Child
+from .host_worker import LINE_BYTES, message, parsed, size_of
 from .importing import Setting
 
 MOST_PROCESSES = 64
@@ -57,18 +58,12 @@ class HostPool:
         self._name, self._timeout = name, timeout_seconds
         self._shares = [len(part) for part in np.array_split(np.arange(count), min(processes, count, MOST_PROCESSES))]
         self._lock = threading.Lock()
-        self._late = False
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "panax.environments.host_worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=_environment(),
-            )
-            for _ in self._shares
-        ]
+        command = [sys.executable, "-m", "panax.environments.host_worker"]
+        self._processes: list[Child] = []
         self._end = weakref.finalize(self, _end, self._processes)
         try:
+            for _ in self._shares:
+                self._processes.append(Child(command, _environment()))
             told = [{"id": name, "settings": dict(settings), "count": share} for share in self._shares]
             self.spaces = self._ask(told, seconds=max(timeout_seconds, _SECONDS_TO_BEGIN))[0][0]
         except TrainingError as error:
@@ -104,6 +99,14 @@ class HostPool:
         parts = self._ask(told, self._parts(actions))
         return Stepped(*(np.concatenate(column) for column in zip(*(arrays for _, arrays in parts))))
 
+    def fault(self) -> str:
+        """What is wrong with an episode's first step, as text; empty if nothing is. Ends the processes if something is."""
+        try:
+            self._ask([{"do": "try"} for _ in self._shares])
+        except TrainingError as error:
+            return str(error)
+        return ""
+
     def close(self) -> None:
         """End the processes: those that don't end by themselves are killed."""
         self._end()
@@ -122,45 +125,45 @@ class HostPool:
         with self._lock:
             if self.closed:
                 raise TrainingError(f"the environments of {self._name} are closed")
-            # A process that hangs is killed, and its pipe ends: reading then says so.
-            late = threading.Timer(seconds or self._timeout, self._give_up)
-            late.daemon = True
-            late.start()
+            seconds = seconds or self._timeout
             try:
                 for number, process in enumerate(self._processes):
-                    assert process.stdin is not None
-                    with contextlib.suppress(BrokenPipeError):  # Of a process that died: found below.
-                        write(process.stdin, told[number], () if arrays is None else (arrays[number],))
-                return [self._answer(number) for number in range(len(self._processes))]
+                    with contextlib.suppress(EOFError):  # Of a process that died: found below.
+                        process.write(message(told[number], () if arrays is None else (arrays[number],)), seconds)
+                return [self._answer(number, seconds) for number in range(len(self._processes))]
+            except TimeoutError:
+                for process in self._processes:
+                    process.kill()
+                self.close()
+                raise TrainingError(
+                    f"an environment of {self._name} has not answered for {seconds:g} seconds; look at what it waits for, "
+                    f"or raise timeout_seconds"
+                ) from None
             except BaseException:
                 self.close()
                 raise
-            finally:
-                late.cancel()
 
-    def _answer(self, number: int) -> tuple[dict[str, Any], list[np.ndarray]]:
+    def _answer(self, number: int, seconds: float) -> tuple[dict[str, Any], list[np.ndarray]]:
         process = self._processes[number]
-        assert process.stdout is not None
         try:
-            head, arrays = read(process.stdout)
+            head, expected = parsed(process.read_line(LINE_BYTES, seconds))
+            arrays = [
+                np.frombuffer(process.read_exactly(size_of(dtype, shape), seconds), dtype).reshape(shape)
+                for dtype, shape in expected
+            ]
         except EOFError:
-            if self._late:
-                raise TrainingError(
-                    f"an environment of {self._name} has not answered for {self._timeout:g} seconds; look at what it waits for, "
-                    f"or raise timeout_seconds"
-                ) from None
             raise TrainingError(
-                f"process {number} of the environments of {self._name} died (exit code {process.wait()}); what it said last is "
-                f"on stderr"
+                f"process {number} of the environments of {self._name} died (exit code {process.end(_SECONDS_TO_END)}); what it "
+                f"said last is on stderr"
             ) from None
-        if not head["ok"]:
-            raise TrainingError(f"an environment of {self._name} raised {head['error']}")
+        except ValueError as error:
+            raise TrainingError(
+                f"process {number} of the environments of {self._name} answered with something else: {error}; see that the "
+                f"environment writes to none of its process's pipes"
+            ) from error
+        if head.get("ok") is not True:
+            raise TrainingError(f"an environment of {self._name} raised {head.get('error')}")
         return head, arrays
-
-    def _give_up(self) -> None:
-        self._late = True
-        for process in self._processes:
-            process.kill()
 
 
 def _environment() -> dict[str, str]:
@@ -170,15 +173,9 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(folders)}
 
 
-def _end(processes: Sequence[subprocess.Popen]) -> None:
+def _end(processes: Sequence[Child]) -> None:
     for process in processes:
-        for pipe in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):
-                assert pipe is not None
-                pipe.close()
+        process.close()
+    last = time.monotonic() + _SECONDS_TO_END
     for process in processes:
-        try:
-            process.wait(_SECONDS_TO_END)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.end(max(0.0, last - time.monotonic()))

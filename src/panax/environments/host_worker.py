@@ -6,12 +6,24 @@ nothing, and listens nowhere: it ends when its input does.
 
 import contextlib
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 import numpy as np
+
+from panax.environments.host_values import action_of, first_observation, flag_of, observation_of, reward_of
+
+from ..system import json_reader
+from ..system.children import end_with_parent
+
+LINE_BYTES = 1 << 24
+"""Of a message's line: seeds of all environments, or what an error says."""
+
+MOST_BYTES = 1 << 34
+"""Of one array."""
 
 
 class Worker:
@@ -35,16 +47,36 @@ class Worker:
 
     def reset(self, seeds: Sequence[int]) -> list[np.ndarray]:
         """First observations."""
-        return [np.stack([each.reset(seed=seed)[0] for each, seed in zip(self.environments, seeds)])]
+        return [np.stack([first_observation(each, seed) for each, seed in zip(self.environments, seeds)])]
 
     def step(self, actions: np.ndarray, seeds: Sequence[int]) -> list[np.ndarray]:
         """What the steps led to, what is seen after the resets that followed, rewards, and both flags."""
         rows = []
         for environment, action, seed in zip(self.environments, actions, seeds):
-            led_to, reward, terminated, truncated, _ = environment.step(action if action.ndim else int(action))
-            now = environment.reset(seed=seed)[0] if terminated or truncated else led_to
-            rows.append((led_to, now, np.float32(reward), bool(terminated), bool(truncated)))
+            seen, reward, *flags, _ = environment.step(action_of(environment.action_space, action))
+            if len(flags) != 2:
+                raise TypeError(
+                    f"step returned {len(flags) + 3} values; expected observation, reward, terminated, truncated, info"
+                )
+            # A copy: the environment may write into its array again when it resets.
+            led_to = observation_of(environment.observation_space, seen)
+            reward, terminated, truncated = (
+                reward_of(reward),
+                flag_of("terminated", flags[0]),
+                flag_of("truncated", flags[1]),
+            )
+            now = first_observation(environment, seed) if terminated or truncated else led_to
+            rows.append((led_to, now, reward, terminated, truncated))
         return [np.stack(column) for column in zip(*rows)]
+
+    def try_out(self) -> list[np.ndarray]:
+        """Reset the first environment and take a step with an action drawn from its own space: raises what is wrong with it."""
+        only = Worker.__new__(Worker)
+        only.environments = self.environments[:1]
+        only.reset([0])
+        environment = only.environments[0]
+        environment.action_space.seed(0)
+        return only.step(np.asarray(environment.action_space.sample())[None], [0])
 
     def close(self) -> None:
         for environment in self.environments:
@@ -63,61 +95,80 @@ def described(space: Any) -> dict[str, Any]:
     return {"kind": kind}
 
 
-def write(out: IO[bytes], head: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> None:
-    """A line that says what follows, and the arrays' bytes."""
+def message(head: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> list[Any]:
+    """A line that says what follows, and the arrays' bytes, as buffers."""
     about = [{"shape": list(array.shape), "dtype": array.dtype.name} for array in arrays]
-    out.write(json.dumps({**head, "arrays": about}).encode() + b"\n")
-    for array in arrays:
-        out.write(np.ascontiguousarray(array).tobytes())
+    line = json.dumps({**head, "arrays": about}).encode() + b"\n"
+    return [line, *(np.ascontiguousarray(array).tobytes() for array in arrays)]
+
+
+def parsed(line: bytes) -> tuple[dict[str, Any], list[tuple[np.dtype, tuple[int, ...]]]]:
+    """What a message's line says, and the dtypes and shapes of the arrays that follow.
+
+    Raises:
+        ValueError: It is no such line, or announces arrays that can't be.
+    """
+    head = json_reader.parse_as(dict, line, constants=True)
+    try:
+        arrays = [(np.dtype(str(each["dtype"])), tuple(map(int, each["shape"]))) for each in head.pop("arrays")]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"it announces arrays by {error!r}; expected dtype and shape of each") from error
+    for dtype, shape in arrays:
+        if dtype.hasobject or min(shape, default=0) < 0 or size_of(dtype, shape) > MOST_BYTES:
+            raise ValueError(f"an array of {dtype}, shape {shape}, can't be sent")
+    return head, arrays
+
+
+def size_of(dtype: np.dtype, shape: Sequence[int]) -> int:
+    """Bytes of an array."""
+    return dtype.itemsize * math.prod(shape)
+
+
+def _write(out: IO[bytes], head: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> None:
+    for part in message(head, arrays):
+        out.write(part)
     out.flush()
 
 
-def read(source: IO[bytes]) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """What `write` wrote.
-
-    Raises:
-        EOFError: The other side has ended.
-    """
-    line = source.readline()
+def _read(source: IO[bytes]) -> tuple[dict[str, Any], list[np.ndarray]]:
+    line = source.readline(LINE_BYTES)
     if not line.endswith(b"\n"):
         raise EOFError
-    head = json.loads(line)
-    return head, [_array(source, about) for about in head.pop("arrays")]
-
-
-def _array(source: IO[bytes], about: Mapping[str, Any]) -> np.ndarray:
-    dtype = np.dtype(about["dtype"])
-    if dtype.hasobject:
-        raise ValueError(f"an array of {dtype} can't be sent")
-    size = dtype.itemsize * int(np.prod(about["shape"]))
-    data = source.read(size)
-    if len(data) != size:
-        raise EOFError
-    return np.frombuffer(data, dtype).reshape(about["shape"])
+    head, arrays = parsed(line)
+    found = []
+    for dtype, shape in arrays:
+        data = source.read(size_of(dtype, shape))
+        if len(data) != size_of(dtype, shape):
+            raise EOFError
+        found.append(np.frombuffer(data, dtype).reshape(shape))
+    return head, found
 
 
 def _serve(source: IO[bytes], out: IO[bytes]) -> None:
     worker: Worker | None = None
     with contextlib.suppress(EOFError):
         while True:
-            asked, arrays = read(source)
+            asked, arrays = _read(source)
             try:
                 if worker is None:
                     worker = Worker(asked)
-                    write(out, {"ok": True, **worker.spaces()})
+                    _write(out, {"ok": True, **worker.spaces()})
+                elif asked["do"] == "try":
+                    _write(out, {"ok": True}, worker.try_out())
                 elif asked["do"] == "reset":
-                    write(out, {"ok": True}, worker.reset(asked["seeds"]))
+                    _write(out, {"ok": True}, worker.reset(asked["seeds"]))
                 else:
-                    write(out, {"ok": True}, worker.step(arrays[0], asked["seeds"]))
+                    _write(out, {"ok": True}, worker.step(arrays[0], asked["seeds"]))
             except Exception as error:  # Whatever an environment raises is one message to the parent.
                 said = " ".join(str(error).split())
-                write(out, {"ok": False, "error": f"{type(error).__name__}: {said}"})
+                _write(out, {"ok": False, "error": f"{type(error).__name__}: {said}"})
     if worker is not None:
         worker.close()
 
 
 if __name__ == "__main__":
     # What an environment prints goes to stderr: stdout is the channel.
+    end_with_parent()
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     _serve(sys.stdin.buffer, channel)

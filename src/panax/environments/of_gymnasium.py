@@ -1,6 +1,7 @@
 """`Gymnasium`: environments of gymnasium, in Python or C++, which processes of the host step while the compiled step waits."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import os
@@ -17,12 +18,13 @@ from jax.experimental import io_callback
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int, Key, UInt32
 
+from ..compiling.callbacks import called_by_a_step
 from ..core.errors import RecipeError
-from ..core.host_calls import called_by_a_step
 from .environment import Action, Environment, Observation, State, Step
 from .host_pool import MOST_PROCESSES, HostPool
+from .host_values import NARROW
 from .importing import Settings, as_pairs, library
-from .spaces import Box, Discrete, Space
+from .spaces import Box, Discrete, Space, bounds_of
 
 _MOST_POOLS = 2
 """That one environment's settings keep open: one to train in, and one to evaluate in."""
@@ -72,14 +74,14 @@ class Gymnasium(Environment):
         _ = self._spaces
 
     @functools.cached_property
-    def _spaces(self) -> tuple[Space, Space]:
-        """Of observations and of actions, as a process says that is then ended."""
-        pool = self._pool(1)
-        pool.close()
+    def _spaces(self) -> tuple[Space, Space, str]:
+        """Of observations and of actions, and what is wrong with a first step; a process reports them that is then ended."""
+        with contextlib.closing(self._pool(1)) as pool:
+            fault = pool.fault()
         observation, action = (
             _space(pool.spaces[role], f"{self.name}'s {role}s") for role in ("observation", "action")
         )
-        return observation, action
+        return observation, action, fault
 
     @functools.cached_property
     def _sessions(self) -> "_Sessions":
@@ -114,6 +116,9 @@ class Gymnasium(Environment):
         return jax.tree.map(lambda leaf: leaf[0], stepped._replace(state=after))
 
     def begin_all(self, keys: Key[Array, " batch"]) -> tuple[HostState, Observation]:
+        if fault := self._spaces[2]:
+            # Before a step is compiled: an error of a callback would be one of the runtime's.
+            raise RecipeError(f"Gymnasium(name={self.name!r}) can't be trained in: {fault}")
         if jax.process_count() > 1:
             # The error of a callback reaches the process that called it alone, and all wait for each other.
             raise RecipeError(
@@ -205,8 +210,7 @@ def _seeds(keys: Key[Array, " batch"]) -> UInt32[Array, " batch"]:
 
 
 def _as_device(array: np.ndarray) -> np.ndarray:
-    narrow = {"float64": "float32", "int64": "int32"}
-    return array.astype(narrow.get(array.dtype.name, array.dtype.name), copy=False)
+    return array.astype(NARROW.get(array.dtype.name, array.dtype.name), copy=False)
 
 
 def _space(told: Mapping[str, Any], whose: str) -> Space:
@@ -215,7 +219,5 @@ def _space(told: Mapping[str, Any], whose: str) -> Space:
     if told["kind"] != "Box":
         raise RecipeError(f"{whose} are a {told['kind']}; expected a Box, or a Discrete that counts from 0")
     shape, low, high = tuple(told["shape"]), told["low"], told["high"]
-    dtype: Any = {"float64": "float32", "int64": "int32"}.get(told["dtype"], told["dtype"])
-    if len(shape) == 1 and (len(set(low)) > 1 or len(set(high)) > 1):
-        return Box(low=tuple(low), high=tuple(high), shape=shape, dtype=dtype)
-    return Box(low=min(low), high=max(high), shape=shape, dtype=dtype)
+    dtype: Any = NARROW.get(told["dtype"], told["dtype"])
+    return Box(low=bounds_of(low, shape), high=bounds_of(high, shape), shape=shape, dtype=dtype)

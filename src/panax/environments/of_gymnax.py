@@ -13,7 +13,7 @@ from ..core.errors import RecipeError, nearest
 from .drawing import BLUE, DARK, GREEN, RED, YELLOW
 from .environment import Action, Environment, Frame, Observation, State, Step
 from .importing import Settings, as_pairs, library
-from .spaces import Box, Discrete, Space
+from .spaces import Box, Discrete, Space, bounds_of
 
 _REMARK = " (gymnax is for jax below 0.12)"
 _CELL = 12
@@ -116,10 +116,7 @@ def _space(theirs: Any, whose: str) -> Space:
         raise RecipeError(f"{whose} are a {kind}; expected a Box or a Discrete")
     shape = tuple(int(size) for size in theirs.shape)
     low, high = (np.broadcast_to(np.asarray(bound, np.float64), shape) for bound in (theirs.low, theirs.high))
-    if len(shape) != 1:
-        # Of arrays with more dimensions, the furthest bound of all.
-        return Box(low=float(low.min()), high=float(high.max()), shape=shape, dtype=_dtype(theirs.dtype))
-    return Box(low=tuple(low.tolist()), high=tuple(high.tolist()), shape=shape, dtype=_dtype(theirs.dtype))
+    return Box(low=bounds_of(low, shape), high=bounds_of(high, shape), shape=shape, dtype=_dtype(theirs.dtype))
 
 
 def _dtype(dtype: Any) -> Any:

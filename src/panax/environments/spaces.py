@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +65,7 @@ class Box(Space):
     """Arrays whose elements lie between `low` and `high`, both included.
 
     Attributes:
-        low: One bound for all elements, or, of a one-dimensional shape, one for each; may be infinite.
+        low: One bound for all elements, or one for each, as nested tuples of the shape; may be infinite.
         high: The same for the upper bounds.
         shape: Of one value.
         dtype: Of one value.
@@ -74,8 +74,10 @@ class Box(Space):
     True
     """
 
-    low: float | tuple[float, ...]
-    high: float | tuple[float, ...]
+    infinite_fields = frozenset({"low", "high"})
+
+    low: float | tuple[Any, ...]
+    high: float | tuple[Any, ...]
     shape: tuple[int, ...] = ()
     dtype: BoxType = "float32"
 
@@ -83,10 +85,14 @@ class Box(Space):
         if any(size < 1 for size in self.shape):
             raise RecipeError(f"Box(shape={self.shape}); expected sizes of 1 or more")
         for name, bounds in (("low", self.low), ("high", self.high)):
-            if isinstance(bounds, tuple) and self.shape != (len(bounds),):
+            try:
+                given = np.asarray(bounds, np.float64)
+            except (TypeError, ValueError):
+                given = np.empty(0)
+            if isinstance(bounds, tuple) and self.shape != given.shape:
                 raise RecipeError(
                     f"Box.{name} has {len(bounds)} bounds for the shape {self.shape}; give one number for all elements, or "
-                    f"one for each of a one-dimensional shape"
+                    f"one for each, as nested tuples of that shape"
                 )
         if not np.all(self.lower <= self.upper):
             raise RecipeError(f"Box(low={self.low}, high={self.high}); expected no lower bound above its upper bound")
@@ -150,3 +156,19 @@ class Box(Space):
     def _between(self, unit: jax.Array, low: np.ndarray, high: np.ndarray) -> jax.Array:
         least, most = (jnp.asarray(np.broadcast_to(bound, self.shape), unit.dtype) for bound in (low, high))
         return least + unit * (most - least)
+
+
+def bounds_of(bounds: Any, shape: tuple[int, ...]) -> Any:
+    """Bounds of each element as `Box` takes them: one number where all are equal, else nested tuples of the shape.
+
+    >>> bounds_of([1.0, 1.0, 9.0, 9.0], (2, 2)), bounds_of([1.0, 1.0], (2,))
+    (((1.0, 1.0), (9.0, 9.0)), 1.0)
+    """
+    array = np.asarray(bounds, np.float64).reshape(shape)
+    if array.size and np.all(array == array.flat[0]):
+        return float(array.flat[0])
+    return _nested(array.tolist())
+
+
+def _nested(value: Any) -> Any:
+    return tuple(map(_nested, value)) if isinstance(value, list) else value

@@ -38,6 +38,11 @@ class Samples(Hook, Validated):
         _check_every(self, self.every)
         if not self.prompts:
             raise RecipeError("Samples has no prompts; give at least one")
+        if self.tokens < 1 or self.temperature < 0 or self.top_k < 0:
+            raise RecipeError(
+                f"Samples(tokens={self.tokens}, temperature={self.temperature}, top_k={self.top_k}); expected at least one "
+                f"token, and 0 or more of the others"
+            )
 
     def after_step(self, run: Running) -> None:
         if run.step % self.every == 0 or run.step == run.experiment.num_steps:

@@ -74,14 +74,22 @@ class EarlyStopping(_Watching, Validated):
 
     def before_run(self, run: Running) -> None:
         super().before_run(run)
+        if (self.metric.removeprefix(EVALUATION), self.mode) != ("loss", "min"):
+            run.say(
+                f"EarlyStopping compares {self.metric} ({self.mode}), and checkpoints are kept by the lowest held-out loss: the "
+                f"step that it calls best may have none (checkpoint.keep_last, checkpoint.keep_every)"
+            )
         if self._waited >= self.patience:
             run.stop(self._reason())
 
     def _compare(self, run: Running, value: float) -> None:
         sign = 1.0 if self.mode == "min" else -1.0
-        better = self._best is None or sign * value < sign * self._best - self.min_delta
+        if math.isfinite(value) and (self._best is None or sign * value < sign * self._best):
+            # What the run is told of; a best that is less than `min_delta` better does not begin the count again.
+            self._best, self._best_step = value, run.step
+        better = self._reference is None or sign * value < sign * self._reference - self.min_delta
         if better and math.isfinite(value):
-            self._best, self._best_step, self._waited = value, run.step, 0
+            self._reference, self._waited = value, 0
         else:
             self._waited += 1
         if self._waited >= self.patience:
@@ -92,13 +100,15 @@ class EarlyStopping(_Watching, Validated):
         return f"EarlyStopping: {self.metric} has not improved in {self._waited} comparisons, {best}"
 
     def state(self) -> Any:
-        return {"best": self._best, "best_step": self._best_step, "waited": self._waited}
+        return {"best": self._best, "best_step": self._best_step, "waited": self._waited, "reference": self._reference}
 
     def restore(self, state: Any) -> None:
         state = state or {}
         self._best: float | None = state.get("best")
         self._best_step: int = state.get("best_step", 0)
         self._waited: int = state.get("waited", 0)
+        # What an improvement is measured from; states of earlier versions have it as the best.
+        self._reference: float | None = state.get("reference", self._best)
 
 
 @dataclasses.dataclass
@@ -126,7 +136,7 @@ class TargetReached(_Watching, Validated):
 
     def _compare(self, run: Running, value: float) -> None:
         self._value = value
-        if value <= self.target if self.mode == "min" else value >= self.target:
+        if math.isfinite(value) and (value <= self.target if self.mode == "min" else value >= self.target):
             run.stop(f"TargetReached: {self.metric} is {value:.4f}, the target is {self.target:g}")
 
     def state(self) -> Any:

@@ -5,7 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from panax.core.private_folder import is_own_file, private_folder
+from panax.system.secure_dir import is_own_file, private_folder
 
 
 def kernels_folder() -> Path:

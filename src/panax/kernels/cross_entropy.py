@@ -88,7 +88,7 @@ def linear_cross_entropy(
     Args:
         x: The last hidden states; products are computed in this dtype with float32 accumulation.
         head: The unembedding, vocabulary first, as a tied embedding is stored; may be float32 while `x` is bfloat16.
-        targets: Token ids; where the mask is 0 any value will do.
+        targets: Token ids; where the mask is 0 any value will do. Elsewhere one that is not in the vocabulary makes the loss NaN.
         mask: The weight of each token, not necessarily 0 or 1; a constant, without gradient.
         soft_cap: Bounds logits to (-soft_cap, soft_cap) by a scaled tanh.
         z_loss: Coefficient of the squared logarithm of the softmax sum.
@@ -254,7 +254,9 @@ def _chunk(x: Array, weights: Array, target: Array, weight: Array, options: _Opt
     rows = weights.shape[0]
     shards = 1 if options.vocab_axis is None else lax.axis_size(options.vocab_axis)
     offset = 0 if options.vocab_axis is None else lax.axis_index(options.vocab_axis) * rows
-    column = (jnp.arange(rows, dtype=target.dtype) + jnp.asarray(offset, target.dtype))[None, :]
+    # In a narrow type rows would wrap around: row 257 is row 1 in uint8.
+    target = target.astype(jnp.int32)
+    column = (jnp.arange(rows, dtype=jnp.int32) + jnp.asarray(offset, jnp.int32))[None, :]
     vocab_size = rows * shards if options.vocab_size is None else options.vocab_size
     real = None if options.vocab_size is None else column < vocab_size
 
@@ -283,6 +285,9 @@ def _chunk(x: Array, weights: Array, target: Array, weight: Array, options: _Opt
     )
 
     smoothing = options.label_smoothing
+    # A target that names no word has no logit. Its loss is NaN where it counts, so that the update is refused.
+    names_word = (target >= 0) & (target < vocab_size)
+    target_logit = jnp.where(names_word, target_logit, jnp.where(weight == 0, 0.0, jnp.nan))
     loss = logsumexp - (1.0 - smoothing) * target_logit
     if smoothing:
         real_logits = logits if real is None else jnp.where(real, logits, 0.0)

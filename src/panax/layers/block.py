@@ -6,7 +6,7 @@ what they ask for, and their floating-point operations are counted: each works f
 
 import abc
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ class Context(NamedTuple):
         valid: False for padding, of each position of the residual stream; None where there is none.
         train: Whether routers draw their jitter.
         times: When each position's event was, in seconds from any beginning; None where nobody knows.
+        target_times: When that was which each position predicts, or its own event; None as `times`.
     """
 
     position: Int[Array, "batch seq"]
@@ -43,6 +44,10 @@ class Context(NamedTuple):
     valid: Bool[Array, "batch residual"] | None = None
     train: bool = False
     times: Int[Array, "batch seq"] | None = None
+    target_times: Int[Array, "batch seq"] | None = None
+
+
+Positions = Literal["each", "row", "shards"]
 
 
 class Block(Module):
@@ -51,6 +56,11 @@ class Block(Module):
     A subclass writes `__call__`, and what of the rest is not so for it. Layers of different classes may follow each other; those
     whose parameters have equal names, shapes and dtypes share a place in a pipeline.
     """
+
+    positions: ClassVar[Positions | None] = None
+    """The positions of a row that it needs. "each": each is computed from itself alone. "row": it reads others, and is given
+    whole rows. "shards": it is written for a device's part of them, with the functions of `panax.spmd`. None: it does not say. A
+    block of another package is compared with one device before the first step on a mesh that splits rows, whatever it says."""
 
     @abc.abstractmethod
     def __call__(

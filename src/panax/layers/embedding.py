@@ -38,7 +38,7 @@ class Embedding(Module):
         if not split:
             return _looked_up(table, own_sequence(tokens))
         rows = table.value.shape[0]
-        local = tokens - (axis_index(split) * rows).astype(tokens.dtype)
+        local = tokens.astype(jnp.int32) - axis_index(split) * rows
         inside = (local >= 0) & (local < rows)
         # A token of another device reads no row and adds to none.
         part = _looked_up(table, jnp.where(inside, local, rows))

@@ -1,7 +1,7 @@
 """HSTU's layer: attention whose weights are a SiLU of the scores, each for itself, so that how much there was is not lost."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from ..core import Module, constant, normal, parameter, scope
 from ..kernels.precision import accumulation_dtype
 from ..spmd import contract, contract_whole, gather
-from .block import Block, Context
+from .block import Block, Context, Positions
 from .feed_forward import ACTIVATIONS
 from .norm import Norm
 from .transformer import add
@@ -26,34 +26,46 @@ class RelativeBias(Module):
     places: Float[Array, " position"] = parameter(normal(std=0.02))
     times: Float[Array, " bucket"] = parameter(normal(std=0.02))
 
-    def __call__(self, seq: int, times: Int[Array, "batch seq"] | None) -> Float[Array, "rows seq seq"]:
+    def __call__(
+        self, seq: int, times: Int[Array, "batch seq"] | None, target_times: Int[Array, "batch seq"] | None = None
+    ) -> Float[Array, "rows seq seq"]:
         """`rows` is 1 without times, else the batch's. A later event than the query's has the bias of the nearest one."""
         distance = jnp.maximum(jnp.arange(seq)[:, None] - jnp.arange(seq)[None, :], 0)
         bias = gather(self.places, "position", jnp.float32)[distance][None]
         if times is None:
             return bias
-        return bias + gather(self.times, "bucket", jnp.float32)[time_buckets(times)]
+        return bias + gather(self.times, "bucket", jnp.float32)[time_buckets(times, target_times)]
 
 
-def time_buckets(times: Int[Array, "batch seq"]) -> Int[Array, "batch seq seq"]:
-    """The bucket of the time between each event and the one that follows the query's, as far as that is known.
+def time_buckets(
+    times: Int[Array, "batch seq"], target_times: Int[Array, "batch seq"] | None = None
+) -> Int[Array, "batch seq seq"]:
+    """The bucket of the time between each event (last axis) and what each query predicts, or the query's own event.
+
+    One rule for all positions: the next position's time is not that of the next event where a row ends or is filled up.
+
+    Args:
+        target_times: When each query's target was; None: not known, and the query's own time stands for it.
 
     >>> time_buckets(jnp.array([[0, 10]]))[0].tolist()
-    [[7, 0], [7, 0]]
+    [[0, 7], [7, 0]]
     """
-    # What is predicted is the next event: its time is known in training data, and where it is served.
-    following = jnp.concatenate([times[:, 1:], times[:, -1:]], axis=1)
+    following = times if target_times is None else target_times
     seconds = jnp.maximum(jnp.abs(following[:, :, None] - times[:, None, :]), 1).astype(jnp.float32)
     return jnp.clip(jnp.log(seconds) / 0.301, 0, TIME_BUCKETS - 1).astype(jnp.int32)
 
 
 class PointwiseAttention(Block):
-    """`x + W_o (norm(A V) * U)`, with `A = SiLU(Q Kᵀ + bias) / length`, and U, V, Q, K each `SiLU(W norm(x))`.
+    """`x + W_o (norm(A V) * U)`, with `A = SiLU(Q Kᵀ + bias) / length` and U, V, Q, K each `SiLU(W norm(x))`.
+
+    `length` is the longest row's.
 
     Differs from the paper: what was attended to is normalised head by head, so that heads can lie on different devices.
 
     Source: Actions Speak Louder than Words (arXiv:2402.17152), section 3.
     """
+
+    positions: ClassVar[Positions | None] = "shards"
 
     norm: Norm
     bias: RelativeBias
@@ -64,6 +76,7 @@ class PointwiseAttention(Block):
     w_o: Float[Array, "heads value_dim embed"] = parameter(normal("heads", "value_dim"))
     epsilon: float = eqx.field(static=True, default=1e-6)
     dropout: float = eqx.field(static=True, default=0.0)
+    length: int = eqx.field(static=True, default=1)
 
     @classmethod
     def build(
@@ -85,7 +98,9 @@ class PointwiseAttention(Block):
             times=constant(0.0),
         )
         w_o = normal("heads", "value_dim", gain=output_gain)
-        return cls.create(key, sizes, norm=norm(key, embed), bias=bias, epsilon=epsilon, dropout=dropout, w_o=w_o)
+        return cls.create(
+            key, sizes, norm=norm(key, embed), bias=bias, epsilon=epsilon, dropout=dropout, length=max_length, w_o=w_o
+        )
 
     def __call__(
         self, x: Float[Array, "batch residual embed"], context: Context, state: Any = None
@@ -99,7 +114,8 @@ class PointwiseAttention(Block):
                 ("batch seq embed, embed heads value_dim -> batch seq heads value_dim", self.w_u),
             )
             q, k, v, u = (act(y) for y in contract_whole(self.norm(x), *projections))
-            attended = pointwise(q, k, v, self.bias(q.shape[1], context.times))
+            bias = self.bias(q.shape[1], context.times, context.target_times)
+            attended = pointwise(q, k, v, bias, self.length)
             gated = _normalised(attended, self.epsilon) * u
             out = contract("batch seq heads value_dim, heads value_dim embed -> batch seq embed", gated, self.w_o)
             return add(x, out, self.dropout, context, 0), None
@@ -116,12 +132,17 @@ def pointwise(
     k: Float[Array, "batch seq heads head_dim"],
     v: Float[Array, "batch seq heads value_dim"],
     bias: Float[Array, "rows seq seq"],
+    length: int,
 ) -> Float[Array, "batch seq heads value_dim"]:
-    """Causal attention with weights `SiLU(q·k + bias) / seq`, which don't add up to one."""
+    """Causal attention with weights `SiLU(q·k + bias) / length`, which don't add up to one.
+
+    Args:
+        length: The most positions that a row may have: a constant of the model, since a row's own length counts its filling.
+    """
     seq, wide = q.shape[1], accumulation_dtype(q.dtype)
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=wide) + bias[:, None].astype(wide)
     causal = jnp.arange(seq)[:, None] >= jnp.arange(seq)[None, :]
-    weights = jnp.where(causal, jax.nn.silu(scores) / seq, 0.0).astype(v.dtype)
+    weights = jnp.where(causal, jax.nn.silu(scores) / length, 0.0).astype(v.dtype)
     return jnp.einsum("bhqk,bkhd->bqhd", weights, v, preferred_element_type=wide).astype(v.dtype)
 
 

@@ -23,7 +23,8 @@ def target_ranks(
 ) -> Float[Array, " batch"]:
     """Of each target the rank of its score among those of all items, 1 for the highest; of equal scores half count as higher.
 
-    Each device compares its own items where a mesh axis splits them, and at most `chunk` scores of a query are there at once.
+    Each device compares its own items where a mesh axis splits them, and at most `chunk` scores of a query are there at once. A
+    query of which a score is not finite has the rank NaN: nothing can be said of what is above NaN.
 
     Args:
         table: A parameter of the axes `vocab embed`, a vector for each item.
@@ -54,6 +55,7 @@ def target_ranks(
         mine = counted[None] & (items[None] == targets[:, None])
         return found + jnp.where(mine, scores, 0.0).sum(axis=1), None
 
+    # A term that is 0, or NaN: what is compared below says of NaN that it is neither higher nor equal.
     zeros = jnp.zeros(queries.shape[0], jnp.float32) + 0.0 * queries[:, 0].astype(jnp.float32)
     own, _ = jax.lax.scan(own_score, zeros, starts)
     own = all_reduce(own, axes) if axes else own
@@ -62,7 +64,9 @@ def target_ranks(
         scores, _, counted = scored(start)
         higher = (counted[None] & (scores > own[:, None])).sum(axis=1)
         equal = (counted[None] & (scores == own[:, None])).sum(axis=1)
-        return (found[0] + higher.astype(jnp.float32), found[1] + equal.astype(jnp.float32)), None
+        finite = (~counted[None] | jnp.isfinite(scores)).all(axis=1)
+        higher = jnp.where(finite, higher.astype(jnp.float32), jnp.nan)
+        return (found[0] + higher, found[1] + equal.astype(jnp.float32)), None
 
     (higher, equal), _ = jax.lax.scan(compared, (zeros, zeros), starts)
     if axes:

@@ -15,7 +15,7 @@ from ..core import Module, current_layout, normal, parameter, uniform
 from ..core.errors import RecipeError
 from ..core.layout import MeshAxes, axis_size, row_order
 from ..parallel.context import zigzag_inverse
-from ..spmd import Holds, contract, declared
+from ..spmd import Holds, contract, cotangents_declared, declared
 from ..spmd.collectives import all_gather
 from .moe_config import ROUTERS, MoE
 
@@ -140,7 +140,9 @@ def _by_token(moe: MoE, chosen: tuple[jax.Array, jax.Array], tokens: Tokens) -> 
     load = _count(expert.reshape(batch, -1), experts)
     dropped = jnp.float32(0.0)
     if moe.capacity is not None:
-        kept = _within_capacity(moe, expert, tokens.place)
+        # Apart from tokens that a router gives no expert: padding raises no expert's capacity.
+        padded = expert if tokens.valid is None else jnp.where(tokens.valid[:, :, None], expert, experts + 1)
+        kept = _within_capacity(moe, padded, tokens.place)
         dropped = ((expert < experts) & ~kept).sum(dtype=jnp.float32)
         expert = jnp.where(kept, expert, experts)
     position = jnp.arange(length * moe.active, dtype=jnp.int32) // moe.active
@@ -168,8 +170,14 @@ def _within_capacity(moe: MoE, expert: jax.Array, place: jax.Array | None) -> ja
     rows = _whole_rows(expert)
     batch, length, _ = rows.shape
     rank = jax.vmap(lambda row: rank_by_expert(row, moe.experts)[1])(rows.reshape(batch, -1))
-    kept = rank.reshape(rows.shape) < moe.row_capacity(length)
+    tokens = (rows[:, :, 0] <= moe.experts).sum(axis=-1)
+    kept = rank.reshape(rows.shape) < _capacities(moe, length)[tokens][:, None, None]
     return _own_part(kept, place, expert.shape[1])
+
+
+def _capacities(moe: MoE, length: int) -> Int[Array, " tokens"]:
+    """What one expert takes of a row of 0 to `length` tokens: padding does not raise it."""
+    return jnp.array([moe.row_capacity(tokens) for tokens in range(length + 1)], jnp.int32)
 
 
 def _by_expert(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[Assigned, jax.Array, jax.Array]:
@@ -180,14 +188,18 @@ def _by_expert(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[Assigned, j
         shown = jnp.where(tokens.valid[:, :, None], shown, -jnp.inf)
     rows = _whole_rows(shown)
     best, place = jax.lax.top_k(rows.swapaxes(1, 2), moe.row_capacity(rows.shape[1]))
+    count = (rows > -jnp.inf).any(axis=-1).sum(axis=-1)
+    taken = jnp.arange(best.shape[-1])[None, None] < _capacities(moe, rows.shape[1])[count][:, None, None]
     if rows.shape[1] != length:
         assert tokens.place is not None
         own = jnp.full((rows.shape[1],), length, jnp.int32).at[tokens.place].set(jnp.arange(length, dtype=jnp.int32))
         place = own[place]
-    here = (place < length) & (best > -jnp.inf)
+    here = (place < length) & (best > -jnp.inf) & taken
     expert = jnp.arange(experts, dtype=jnp.int32)[None, :, None]
     inside = jnp.minimum(place, length - 1)
-    weight = scores[jnp.arange(batch)[:, None, None], inside, expert] * moe.scale
+    # A device's weights are of its own tokens, and so are their cotangents, whichever order they stand in.
+    own_scores = cotangents_declared(scores, dict.fromkeys(_row_axes(), Holds.SPLIT), 1)
+    weight = own_scores[jnp.arange(batch)[:, None, None], inside, expert] * moe.scale
     expert = jnp.where(here, expert, experts).reshape(batch, -1)
     weight = jnp.where(here, weight, 0.0).reshape(batch, -1)
     assigned = Assigned(inside.reshape(batch, -1), expert, weight, uses=None, most=expert.shape[1])

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from ..core import Module, scope, stack, stacked
 from ..parallel import RematPolicy, rematerialise, scan_layers
 from .block import Block, Context
+from .whole_rows import run_block
 
 
 class Stack(Module):
@@ -42,7 +43,7 @@ class Stack(Module):
 
         def one_block(x: jax.Array, block: Block, index: jax.Array, state: Any) -> tuple[jax.Array, Any]:
             key = None if context.key is None else jax.random.fold_in(context.key, index)
-            return block(x, context._replace(key=key), state)
+            return run_block(block, x, context._replace(key=key), state)
 
         run = rematerialise(one_block, remat)
 

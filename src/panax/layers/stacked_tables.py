@@ -1,6 +1,7 @@
 """Tables of one width stacked into one array: where each row lies in it, and what it holds at first."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -78,6 +79,11 @@ class StackPlan:
         return jnp.where(elsewhere, -1, mixed(ids + (offset - part.first), self.rows, self.blocks))
 
 
+SMALL_BLOCKS = 4096
+"""Up to so many blocks of a growing table are filled up to a multiple of the power of two below, so that meshes of fewer devices
+divide them; a larger table is filled up by a sixteenth at most."""
+
+
 def stacked_tables(parts: tuple[TablePart, ...], placement: str) -> StackPlan:
     """Parts of tables of one width and placement, one after the other."""
     starts = np.cumsum([0, *(part.rows for part in parts)]).tolist()
@@ -86,7 +92,8 @@ def stacked_tables(parts: tuple[TablePart, ...], placement: str) -> StackPlan:
     if growth is not None:
         # Whole blocks on each device, where keys are mixed by their hashes.
         blocks = -(-total // growth.ways)
-        return StackPlan(parts, placement, tuple(starts[:-1]), filled(blocks, parts_for(blocks)) * growth.ways, 1)
+        shares = parts_for(blocks) if blocks > SMALL_BLOCKS else 2 ** int(math.log2(blocks))
+        return StackPlan(parts, placement, tuple(starts[:-1]), filled(blocks, shares) * growth.ways, 1)
     blocks = 1 if placement == "everywhere" else parts_for(total)
     return StackPlan(parts, placement, tuple(starts[:-1]), filled(total, blocks), blocks)
 

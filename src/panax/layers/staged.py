@@ -21,11 +21,12 @@ from ..core.measures import Losses, Metrics
 from ..core.needs import Exchange, Pipelined
 from ..core.protocols import AcceptedOrder
 from ..core.task import MatmulPrecision
-from ..mesh import MESH_AXES
+from ..mesh import MESH_AXES, Placement
 from ..parallel import ContextAttention, Pipeline, RematPolicy
 from ..spmd import accumulated
 from . import pipelined
 from .block import Context
+from .foreign_blocks import check_blocks
 from .stack import Stack, layers_of, run_stacks
 from .units import units
 
@@ -81,6 +82,10 @@ class StagedTask(Task):
                 f'(task.compute_dtype); leave it out, or set task.compute_dtype to "float32"'
             )
 
+    def check_mesh(self, placement: Placement) -> None:
+        if self.names_axes:
+            check_blocks(self.abstract_stacks, placement)
+
     def stored(self, params: Any) -> Any:
         """Parameters as they were drawn, in their own dtype: for `init`."""
         return jax.tree.map(lambda leaf: leaf.astype(self.parameter_dtype), params)
@@ -115,7 +120,16 @@ class StagedTask(Task):
         return None
 
     def count(self, batch: Batch) -> Float[Array, ""]:
-        """By what the losses are weighed that layers report: this device's positions, without padding."""
+        """By what the losses are weighed that layers report: this device's positions, without padding.
+
+        Raises:
+            RecipeError: Layers report something, and the task does not say what it is weighed by.
+        """
+        if type(self).reported is not StagedTask.reported:
+            raise RecipeError(
+                f"{type(self).__name__} has `reported`, and no `count`, so what its layers report would weigh nothing; write "
+                f"`count(self, batch)`: how many positions of this device count"
+            )
         return jnp.float32(0.0)
 
     def reported(self, found: Any, count: Float[Array, ""], train: bool) -> tuple[Losses, Metrics]:

@@ -1,13 +1,13 @@
 """The layer of a state-space model, and of a hybrid: a mixer, then the feed-forward where there is one."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 from jaxtyping import Array, Float, Int
 
 from ..core import scope
 from ..core.protocols import AcceptedOrder
-from .block import Block, Context
+from .block import Block, Context, Positions
 from .feed_forward import FeedForward
 from .moe import MixtureOfExperts
 from .norm import Norm
@@ -18,6 +18,8 @@ from .transformer import add, feed
 
 class StateSpaceBlock(Block):
     """A state-space mixer, then the feed-forward, each normalised before and added."""
+
+    positions: ClassVar[Positions | None] = "shards"
 
     mixer_norm: Norm
     mixer: StateSpace

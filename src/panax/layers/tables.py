@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 from ..core import Batch, Module, parameter
 from ..core.errors import RecipeError
 from ..core.growing import Growing
+from ..core.leaf_ranges import NUMBERS, LeafRange, ids
 from ..core.module import name_key
 from ..core.protocols import Axes
 from ..core.validated import Validated
@@ -63,6 +64,8 @@ class TablesConfig(Validated):
         read: dict[str, str] = {}
         if not self.tables:
             raise RecipeError("tables is empty; expected one TableConfig or more")
+        if self.small_bytes < 0:
+            raise RecipeError(f"small_bytes={self.small_bytes}; expected 0 or more")
         for table in self.tables:
             other = named.setdefault(table.name, table)
             if other is not table:
@@ -128,10 +131,16 @@ class TablesConfig(Validated):
         return dataclasses.replace(self, tables=tuple(_adapted(table, num_ids) for table in self.tables))
 
     @property
-    def leaf_ranges(self) -> dict[str, range]:
-        """What each feature's leaf may hold, as `Task.leaf_ranges` says it."""
-        fixed = (table for table in self.tables if table.growth is None)
-        return {feature.leaf: range(-1, table.rows) for table in fixed for feature in table.features}
+    def leaf_ranges(self) -> dict[str, LeafRange]:
+        """The values that each feature's leaves may hold, as `Task.leaf_ranges` declares them."""
+        found = {}
+        for table in self.tables:
+            for feature in table.features:
+                if table.growth is None:
+                    found[feature.leaf] = ids(table.rows, least=-1, advice=f"give the table {table.name!r} more rows")
+                if feature.weights_leaf:
+                    found[feature.weights_leaf] = NUMBERS
+        return found
 
     @property
     def batch_axes(self) -> dict[str, Axes]:

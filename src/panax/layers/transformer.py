@@ -1,6 +1,6 @@
 """The transformer's layer: attention, then the feed-forward."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -10,7 +10,7 @@ from ..core import dropout, scope
 from ..core.needs import Exchange
 from ..parallel import ContextAttention
 from .attention import Attention
-from .block import Block, Context
+from .block import Block, Context, Positions
 from .feed_forward import FeedForward
 from .latent_attention import LatentAttention
 from .moe import MixtureOfExperts
@@ -20,6 +20,8 @@ from .routing import RouterTerms, Tokens
 
 class TransformerBlock(Block):
     """Attention, then the feed-forward, each normalised before (and after, where asked for) and added."""
+
+    positions: ClassVar[Positions | None] = "shards"
 
     attention_norm: Norm
     attention: Attention | LatentAttention

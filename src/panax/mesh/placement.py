@@ -11,11 +11,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding,
 
 from ..core.axes import pair_axes
 from ..core.errors import LayoutError
-from ..core.joining import processes_of_this_host
 from ..core.layout import use_layout
+from ..core.logical import Role, axis_of
 from ..core.protocols import Axes, RowOrder
-from ..core.scheduling import processes_on_these_cores, run_in_batches_while_alone
 from ..core.target import Target, target_of
+from ..job.cpu_scheduling import processes_on_these_cores, run_in_batches_while_alone
+from ..job.join import processes_of_this_host
 from .devices import device_grid
 from .legality import Needs, resolved
 from .rules import MESH_AXES, MeshAxes, Rules, assign
@@ -33,12 +34,14 @@ class Placement:
         rules: Where each logical axis lies.
         row_order: Which positions of a row the devices of the context axis hold.
         each: Mesh axes along which each device works by itself: to what is traced they are of size 1.
+        alike: Mesh axes along which devices compute the same: to what is traced they are of size 1, while parameters rest split.
     """
 
     devices: Mesh
     rules: Rules = dataclasses.field(default_factory=Rules)
     row_order: RowOrder = "zigzag"
     each: MeshAxes = ()
+    alike: MeshAxes = ()
 
     @classmethod
     def create(
@@ -83,6 +86,10 @@ class Placement:
     @property
     def sizes(self) -> Mapping[str, int]:
         """Mesh axis to size."""
+        return {**self._stored_sizes, **dict.fromkeys(self.alike, 1)}
+
+    @property
+    def _stored_sizes(self) -> Mapping[str, int]:
         shape = dict(zip(MESH_AXES, self.devices.devices.shape))
         return {**shape, **dict.fromkeys(self.each, 1)}
 
@@ -107,6 +114,12 @@ class Placement:
     def without(self, axis: str) -> "Placement":
         return dataclasses.replace(self, rules=self.rules.without(axis))
 
+    def with_whole_rows(self) -> "Placement":
+        dims = self.compute((axis_of(Role.STREAM),)) + self.compute((axis_of(Role.POSITIONS),))
+        return dataclasses.replace(
+            self, alike=tuple(dict.fromkeys((*self.alike, *(axis for dim in dims for axis in dim))))
+        )
+
     def with_rows_over(self, axis: str) -> "Placement":
         return dataclasses.replace(self, rules=self.rules.with_rows_over(axis))
 
@@ -114,7 +127,7 @@ class Placement:
         return assign(axes, None, self.rules.compute, self.sizes)
 
     def storage(self, axes: Axes, shape: tuple[int, ...] | None = None) -> tuple[MeshAxes, ...]:
-        return assign(axes, shape, self.rules.storage, self.sizes)
+        return assign(axes, shape, self.rules.storage, self._stored_sizes)
 
     def storage_shardings(self, tree: Any, axes: Any) -> Any:
         """A sharding for each (abstract) parameter or state leaf.

@@ -78,6 +78,10 @@ class Rules(Validated):
         rows = axis_of(Role.ROWS)
         return dataclasses.replace(self, compute={**self.compute, rows: (*self.compute.get(rows, ()), axis)})
 
+    def without_positions(self) -> "Rules":
+        """These rules for batches whose rows have no positions: an axis that would split these computes alike on its devices."""
+        return dataclasses.replace(self, compute={**self.compute, axis_of(Role.POSITIONS): ()})
+
     def with_whole_residual(self) -> "Rules":
         """These rules for a model whose residual stream is split no further than its rows' positions are."""
         whole = self.compute.get(axis_of(Role.POSITIONS), ())

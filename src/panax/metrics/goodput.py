@@ -6,13 +6,13 @@ goes back to an earlier step, in the same process. See `Ledger`, which writes wh
 
 import contextlib
 import dataclasses
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import DataError
+from ..system import json_reader
 
 FILE = "goodput.jsonl"
 
@@ -157,8 +157,8 @@ def read_intervals(folder: str | Path) -> list[Interval]:
 
 
 def _interval(line: str) -> Interval | None:
-    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        said = json.loads(line)
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+        said = json_reader.parse(line, constants=True)
         begin, end, step = float(said["from"]), float(said["to"]), said["step"]
         seconds = {str(kind): float(value) for kind, value in said["seconds"].items()}
         usable = all(map(math.isfinite, (begin, end, *seconds.values()))) and set(seconds) <= set(KINDS)

@@ -4,13 +4,16 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.errors import PanaxError
 
 MOST_WAITING = 10_000
 """Calls that may wait; further ones are left out until there is room."""
+
+MOST_BYTES = 64 << 20
+"""Of pictures, films and texts that may wait; one that is larger waits alone."""
 
 CLOSE_SECONDS = 10.0
 """How long the end of a run waits for what has not been reported yet."""
@@ -41,7 +44,8 @@ class Lane:
         """
         self._name, self._warn = name, warn
         self._most, self._close_seconds = most_waiting, close_seconds
-        self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...], int]] = deque()
+        self._waiting_bytes = 0
         self._changed = threading.Condition()
         self._closed = self._failed = self._full = False
         self._lost = 0
@@ -57,13 +61,14 @@ class Lane:
         if self._thread is None or self._closed:
             self._call(function, arguments)
             return
-        full = False
+        full, size = False, sum(map(size_of, arguments))
         with self._changed:
-            if len(self._calls) >= self._most:
+            if len(self._calls) >= self._most or (self._calls and self._waiting_bytes + size > MOST_BYTES):
                 self._lost += 1
                 full, self._full = not self._full, True
             else:
-                self._calls.append((function, arguments))
+                self._calls.append((function, arguments, size))
+                self._waiting_bytes += size
                 self._changed.notify_all()
         if full:
             self._warn(f"warning: {self._name} does not keep up: reports are left out; training goes on")
@@ -94,8 +99,9 @@ class Lane:
                 self._changed.wait_for(lambda: self._calls or self._closed)
                 if not self._calls:
                     return
-                call = self._calls.popleft()
-            self._call(*call)
+                function, arguments, size = self._calls.popleft()
+                self._waiting_bytes -= size
+            self._call(function, arguments)
 
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         try:
@@ -107,6 +113,21 @@ class Lane:
             if not self._failed:
                 self._failed = True
                 self._warn(f"warning: {self._name} can't be written, and training goes on without it: {_reason(error)}")
+
+
+def size_of(value: Any) -> int:
+    """About how many bytes a value holds: of arrays, texts, and what lists, tuples and mappings hold of them.
+
+    >>> size_of([b"abc", {"a": "de"}, 1.0])
+    5
+    """
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(size_of, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(size_of, value))
+    return int(getattr(value, "nbytes", 0))
 
 
 def _reason(error: BaseException) -> str:

@@ -1,17 +1,22 @@
 """Other places for what a run reports: a CSV file, Weights & Biases, MLflow. The two services are imported when they are used."""
 
+import contextlib
 import csv
 import dataclasses
 import inspect
+import io
 import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import RecipeError
+from ..core.installing import with_extra
+from ..system import files
+from ..system.lock import locked
 from .facts import RunFacts
 from .heat_map import Picture, png
 from .histogram import Histogram
@@ -32,7 +37,11 @@ def imported(name: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise RecipeError(f"{name} is not installed; install it with pip install 'panax-jax[{extra}]'") from error
+        raise RecipeError(f"{name} is not installed; install it with: {with_extra(extra)}") from error
+
+
+LOCK_SECONDS = 30.0
+"""How long a run waits for others that write to the same table."""
 
 
 @dataclasses.dataclass
@@ -56,15 +65,50 @@ class CsvTracker(Tracker):
         self._file = Path(self.path).expanduser() if self.path else Path(run.folder) / "metrics.csv"
 
     def begin(self, first_step: int, num_steps: int, peak: Any) -> None:
-        self._rewrite(lambda row: row["run"] != self._run or int(row["step"]) <= first_step)
+        with self._alone():
+            self._rewrite(lambda row: row["run"] != self._run or int(row["step"]) <= first_step)
 
     def record(self, step: int, values: Mapping[str, float]) -> None:
-        row = {"run": self._run, "step": str(step), **{name: repr(float(value)) for name, value in values.items()}}
-        new = [name for name in row if name not in self._columns]
-        if new:
-            self._rewrite(lambda row: True, new)
-        with open(self._file, "a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, self._columns, restval="").writerow(row)
+        numbers = {name: repr(float(value)) for name, value in values.items() if name not in ("run", "step")}
+        row = {"run": self._run, "step": str(step), **numbers}
+        with self._alone():
+            # Another run may have added columns since.
+            self._columns = self._header() if self._file.exists() else []
+            new = [name for name in row if name not in self._columns]
+            if new:
+                self._rewrite(lambda row: True, new)
+            with open(self._file, "ab+", buffering=0) as table:
+                files.mend_end(table)
+                text = io.StringIO(newline="")
+                csv.DictWriter(text, self._columns, restval="").writerow(row)
+                table.write(text.getvalue().encode())
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other run reads or writes the table meanwhile.
+
+        Raises:
+            OSError: Another one has held it for `LOCK_SECONDS`, or it can't be written.
+        """
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        if not self.path:  # in the run's own folder, which is locked
+            yield
+            return
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                lock = locked(self._file.with_name(f".{self._file.name}.lock"))
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise OSError(f"another run has held {self._file} for {LOCK_SECONDS:g} s") from None
+                time.sleep(0.005)
+        with lock:
+            yield
+
+    def _header(self) -> list[str]:
+        with open(self._file, newline="", encoding="utf-8") as file:
+            return next(csv.reader(file), [])
 
     def _rewrite(self, keep: Callable[[Mapping[str, str]], bool], new: Sequence[str] = ()) -> None:
         """Write the rows to keep again, with more columns; a crash leaves the old table or the new one."""
@@ -79,7 +123,6 @@ class CsvTracker(Tracker):
                     )
                 rows = [row for row in reader if (row["step"] or "").isdigit() and keep(row)]
         self._columns = [*columns, *(name for name in new if name not in columns)]
-        self._file.parent.mkdir(parents=True, exist_ok=True)
         beside = self._file.with_name(f".{self._file.name}.{os.getpid()}")
         with open(beside, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._columns, restval="", extrasaction="ignore")

@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.private_folder import is_own_file
 from ..core.target import target_of
 from ..kernels import kernels_of, machine, use_kernels
 from ..kernels.cache import kernels_folder, put_whole
 from ..kernels.product import MatmulCase, product
+from ..system import json_reader
+from ..system.secure_dir import is_own_file
 
 PEAK_FLOPS = {
     # Dense bfloat16 FLOP/s of one device, from the vendors' data sheets; the device kind as JAX names it, in lower case.
@@ -101,7 +102,7 @@ def _kept_best(name: str, measured: float) -> float:
     """The best rate that was ever measured for a machine and dtype, this one included; kept in the cache of kernels."""
     try:
         file = kernels_folder() / f"peak-{name}.json"
-        kept = float(json.loads(file.read_text())) if is_own_file(file) else 0.0
+        kept = float(json_reader.read(file, constants=True)) if is_own_file(file) else 0.0
         if measured > kept:
             put_whole(file, json.dumps(measured).encode())
         return max(kept, measured) if math.isfinite(kept) else measured

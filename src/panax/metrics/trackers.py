@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from ..system import files
 from .facts import RunFacts
 from .film import Frames, sheet
 from .heat_map import Picture
@@ -66,10 +67,13 @@ class JsonlTracker(Tracker):
     def record(self, step: int, values: Mapping[str, float]) -> None:
         # JSON has no NaN; a strict reader must be able to read every line.
         clean = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        clean.pop("step", None)  # the line's own name
         line = json.dumps({"step": step, **clean}).encode() + b"\n"
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
+            self._file = open(self._path, "ab+", buffering=0)  # noqa: SIM115
+            # A run that resumes after a power failure.
+            files.mend_end(self._file)
         before = os.fstat(self._file.fileno()).st_size
         try:
             written = self._file.write(line)

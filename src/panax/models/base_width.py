@@ -25,6 +25,13 @@ class BaseWidth(Validated):
     head_dim: int = 0
     ffn: int = 0
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) < 0:
+                raise RecipeError(
+                    f"task.base.{field.name}={getattr(self, field.name)}; expected a width, or 0 for the model's"
+                )
+
     def of(self, model: "DecoderConfig") -> "DecoderConfig":
         """The narrow model."""
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -36,11 +43,6 @@ class BaseWidth(Validated):
         Raises:
             RecipeError: Says what to change.
         """
-        negative = [field.name for field in dataclasses.fields(self) if getattr(self, field.name) < 0]
-        if negative:
-            raise RecipeError(
-                f"task.base.{negative[0]}={getattr(self, negative[0])}; expected a width, or 0 for the model's"
-            )
         narrow = self.of(model)
         if narrow == model:
             raise RecipeError(

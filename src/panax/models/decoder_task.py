@@ -7,11 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from ..core import Batch, DataFacts, Loss, Mean, Sum
+from ..core import Axes, Batch, DataFacts, Loss, Mean, Sum
 from ..core.errors import RecipeError
 from ..core.layout import axis_size
+from ..core.leaf_ranges import MASK, WEIGHTS, LeafRange, ids
 from ..core.measures import Losses, Metrics
 from ..core.task import MatmulPrecision
 from ..core.validated import Validated
@@ -19,12 +20,14 @@ from ..layers import Context, ExpertWatch, RouterTerms, StagedTask, router_measu
 from ..layers.staged import ComputeType, FloatType
 from ..parallel import ContextAttention, Pipeline, RematPolicy
 from ..parallel.context import sequence_places
-from ..spmd import over_tokens, own_sequence
+from ..spmd import Holds, declared, over_tokens, own_sequence
 from .base_width import BaseWidth
 from .decoder import Decoder, layer_state
 from .decoder_config import DecoderConfig
+from .leaf_names import OTHER_NAMES
 from .own_metrics import TokenMetric, check_names, measured_by, own_metrics
 from .sampling import sample, whole_logits
+from .transformers_batch import own_axes, own_batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,9 @@ class DecoderTask(Validated, StagedTask):
     base: BaseWidth | None = None
 
     generates = True
+    other_names = OTHER_NAMES
 
+    required_leaves = frozenset({"tokens", "targets", MASK})
     batch_axes = MappingProxyType(
         dict.fromkeys(("tokens", "targets", "loss_mask", "segment", "position"), ("batch", "seq"))
     )
@@ -69,6 +74,8 @@ class DecoderTask(Validated, StagedTask):
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:
             raise RecipeError(f"task.label_smoothing={self.label_smoothing}; expected a share in [0, 1)")
+        if self.z_loss < 0.0:
+            raise RecipeError(f"task.z_loss={self.z_loss}; expected 0 or more")
         check_names(self.metrics)
         self.check_precision()
         if self.base is not None:
@@ -85,8 +92,21 @@ class DecoderTask(Validated, StagedTask):
         return () if self.model.tied else ("head.table",)
 
     @property
-    def leaf_ranges(self) -> Mapping[str, range]:
-        return {"tokens": range(self.model.vocab_size)}
+    def leaf_ranges(self) -> Mapping[str, LeafRange]:
+        words, length = "raise task.model.vocab_size", "raise task.model.max_length"
+        return {
+            MASK: WEIGHTS,
+            "tokens": ids(self.model.vocab_size, advice=words),
+            "targets": ids(self.model.vocab_size, counted_by=MASK, advice=words),
+            "segment": LeafRange(0, whole=True),
+            "position": ids(self.model.max_length, advice=length),
+        }
+
+    def convert_batch(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        return own_batch(batch)
+
+    def convert_axes(self, axes: Mapping[str, Axes]) -> Mapping[str, Axes]:
+        return own_axes(axes, self.batch_axes)
 
     def adapted(self, facts: DataFacts) -> "DecoderTask":
         model, tokens = self.model, facts.vocab_size
@@ -186,8 +206,7 @@ class DecoderTask(Validated, StagedTask):
         return state | {"router_bias": state["router_bias"] + moe.bias_rate * short}
 
     def count(self, batch: Batch) -> jax.Array:
-        segment = batch.get("segment")
-        return jnp.float32(batch["tokens"].size) if segment is None else (segment != 0).sum(dtype=jnp.float32)
+        return teaching_positions(batch).sum(dtype=jnp.float32)
 
     def reported(self, found: RouterTerms | None, count: jax.Array, train: bool) -> tuple[Losses, Metrics]:
         """What the routers of mixture layers add; losses in training only."""
@@ -217,9 +236,25 @@ class DecoderTask(Validated, StagedTask):
             key if drawn else None,
             place,
             self.context_attention,
-            valid=None if segment is None or moe is None else own_sequence(segment != 0),
+            valid=None if moe is None else own_sequence(teaching_positions(batch)),
             train=train,
         )
+
+
+def teaching_positions(batch: Batch) -> Bool[Array, "... batch seq"]:
+    """True for positions that can change what a row teaches: those up to the last target that counts, without padding.
+
+    Attention looks back alone, so what stands behind the last such target is filling, whether or not `segment` says so; a row in
+    which nothing counts is filling as a whole. Routers leave it out.
+    """
+    mask, segment = batch[MASK], batch.get("segment")
+    parts = axis_size("context")
+    place = jnp.broadcast_to(sequence_places(mask.shape[-1], context=parts), mask.shape)
+    last = jnp.where(mask > 0, place, -1).max(axis=-1, keepdims=True)
+    last = jax.lax.pmax(last, "context") if parts > 1 else last
+    # Each device of the context axis has found its own positions' part.
+    teaches = declared(place <= last, {"context": Holds.SPLIT}, dim=mask.ndim - 1) if parts > 1 else place <= last
+    return teaches if segment is None else teaches & (segment != 0)
 
 
 def _too_long(length: int, most: int) -> str:

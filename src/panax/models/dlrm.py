@@ -64,6 +64,12 @@ class DlrmConfig(Validated):
                 f'"cross"'
             )
 
+        if self.interaction == "dot" and len(self.leaves) + (self.numeric > 0) < 2:
+            raise RecipeError(
+                f'model.interaction="dot" multiplies each two vectors, and there is one, of {self.leaves}; add a feature or '
+                f'columns of numbers (model.numeric), or take "cross"'
+            )
+
     @property
     def leaves(self) -> tuple[str, ...]:
         """Of the batch, one for each vector that the tables give."""

@@ -12,22 +12,26 @@ from jaxtyping import Array, Float, Int
 from ..core import Axes, Batch, DataFacts, Evaluation, Loss, Mean, Ranked, Sum, Task, logical_axes
 from ..core.errors import RecipeError
 from ..core.growing import Growing
+from ..core.leaf_ranges import MASK, NUMBERS, WEIGHTS, LeafRange
 from ..core.measures import Metrics
 from ..core.task import MatmulPrecision
 from ..core.validated import Validated
 from ..layers.staged import ComputeType
 from ..spmd import equal_shares
 from .dlrm import Dlrm, DlrmConfig
+from .leaf_names import OTHER_NAMES
 
-AUC_BINS = 2**16
+AUC_BINS = 2**18
+FURTHEST_LOGIT = 16.0
+"""Beyond it all probabilities share a bin: those below 1e-7, or as near to 1."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DlrmTask(Validated, Task):
     """Train a `Dlrm` on batches with `label` (0 or 1), `numeric` and a leaf for each feature of its tables.
 
-    Evaluations give the log loss in nats, the area under the ROC curve from 65,536 bins of the probability with the most that it
-    can be wrong (`auc`, `auc_error_bound`), and `calibration`: the sum of the probabilities over that of the labels.
+    Evaluations give the log loss in nats, the area under the ROC curve from 262,144 bins of the logit with the most that it can
+    be wrong (`auc`, `auc_error_bound`), and `calibration`: the sum of the probabilities over that of the labels.
     `loss_mask` leaves rows out.
 
     Attributes:
@@ -42,6 +46,7 @@ class DlrmTask(Validated, Task):
     mesh_axes = frozenset({"replica", "fsdp", "expert", "context", "tensor"})
     names_axes = True
     splits_residual = False
+    other_names = OTHER_NAMES
 
     def __post_init__(self) -> None:
         if self.compute_dtype == "float16":
@@ -55,8 +60,15 @@ class DlrmTask(Validated, Task):
         )
 
     @property
-    def leaf_ranges(self) -> Mapping[str, range]:
-        return self.model.tables.leaf_ranges
+    def leaf_ranges(self) -> Mapping[str, LeafRange]:
+        advice = "a label is a probability: 0 or 1, or between; data.label_above makes one of ratings"
+        numeric = {"numeric": NUMBERS} if self.model.numeric else {}
+        label = {"label": LeafRange(0.0, 1.0, counted_by=MASK, advice=advice)}
+        return {MASK: WEIGHTS, **label, **numeric, **self.model.tables.leaf_ranges}
+
+    @property
+    def required_leaves(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return frozenset(self.batch_axes) - {MASK}
 
     @property
     def weight_dtype(self) -> Any:
@@ -114,9 +126,10 @@ def log_loss(logits: Float[Array, " batch"], label: Float[Array, " batch"]) -> F
 def click_metrics(
     logits: Float[Array, " batch"], label: Float[Array, " batch"], mask: Float[Array, " batch"]
 ) -> Metrics:
-    """The area under the ROC curve, and how the sum of probabilities compares with that of labels."""
+    """The area under the ROC curve, and how the sum of probabilities compares with that of labels; both by the rows' weights."""
     probability = jax.nn.sigmoid(logits)
     return {
-        "auc": Ranked.of(probability, label, mask, AUC_BINS),
+        # Bins of the logit, not of the probability: clicks are rare, and most scores near 0.
+        "auc": Ranked.of((logits / FURTHEST_LOGIT + 1) / 2, label, mask, AUC_BINS),
         "calibration": Mean((probability * mask).sum(), (label * mask).sum()),
     }

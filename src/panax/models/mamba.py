@@ -62,9 +62,10 @@ class HybridConfig(DecoderConfig):
             f"model.ssm_heads={self.ssm_heads} is not divisible by ssm_groups={self.ssm_groups}; each group serves an equal "
             f"number of heads",
         )
+        require(self.num_layers > 0, f"model.num_layers={self.num_layers}; expected a positive number")
         layers = self.attention_layers
         require(
-            list(layers) == sorted(set(layers) & set(range(self.num_layers))),
+            list(layers) == sorted({layer for layer in layers if 0 <= layer < self.num_layers}),
             f"model.attention_layers={layers}; expected ascending numbers below num_layers={self.num_layers}",
         )
         require(

@@ -1,14 +1,16 @@
 """Text generation with a cache of keys and values: one compiled prefill, one compiled loop."""
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key
 
-from ..core.errors import RecipeError
+from ..core.errors import DataError, RecipeError
 from ..core.layout import current_layout
 from ..layers import Context
 from ..layers.stack import states_by_stack
@@ -37,8 +39,11 @@ def sample(
         state: The task's model state, where it has any.
 
     Raises:
-        RecipeError: Prompt and continuation are longer than the model's longest sequence.
+        RecipeError: Prompt and continuation are longer than the model's longest sequence, or a setting is out of range.
+        DataError: The prompt has no token, or one that is not in the vocabulary.
     """
+    _check_settings(num_tokens, temperature, top_k)
+    _check_prompt(prompt, model.config.vocab_size)
     total = prompt.shape[1] + num_tokens
     if total > model.config.max_length:
         raise RecipeError(
@@ -47,16 +52,42 @@ def sample(
         )
     # One program for each length rounded up, not one for each length.
     length = min(-(-total // 64) * 64, model.config.max_length)
-    return _sample(model, prompt, num_tokens, key, temperature, top_k, jnp.dtype(dtype).name, length, state or {})
+    drawn = _sample(
+        model, prompt, jnp.int32(num_tokens), key, jnp.float32(temperature), min(top_k, model.config.vocab_size),
+        jnp.dtype(dtype).name, length, state or {},
+    )  # fmt: skip
+    return drawn[:, :num_tokens]
 
 
-@functools.partial(jax.jit, static_argnums=(2, 4, 5, 6, 7))
+def _check_settings(num_tokens: int, temperature: float, top_k: int) -> None:
+    if not 0 <= temperature < math.inf:
+        raise RecipeError(f"temperature={temperature}; expected 0 for the likeliest token, or a positive number")
+    if top_k < 0:
+        raise RecipeError(f"top_k={top_k}; expected a number of tokens to draw among, or 0 for all")
+    if num_tokens < 1:
+        raise RecipeError(f"{num_tokens} tokens to generate; expected 1 or more")
+
+
+def _check_prompt(prompt: jax.Array, vocab_size: int) -> None:
+    if prompt.shape[1] < 1:
+        raise DataError("the prompt has no token; give at least one to continue")
+    if isinstance(prompt, Tracer):
+        return
+    least, most = int(prompt.min()), int(prompt.max())
+    if least < 0 or most >= vocab_size:
+        raise DataError(
+            f"the prompt holds the token {least if least < 0 else most}; the model knows 0 to {vocab_size - 1}: encode it with "
+            f"the model's own tokenizer"
+        )
+
+
+@functools.partial(jax.jit, static_argnums=(5, 6, 7))
 def _sample(
     model: Decoder,
     prompt: jax.Array,
-    num_tokens: int,
+    num_tokens: jax.Array,
     key: jax.Array,
-    temperature: float,
+    temperature: jax.Array,
     top_k: int,
     dtype: str,
     length: int,
@@ -74,23 +105,25 @@ def _sample(
         return logits_of(model, model.final_norm(x[:, -1:]))[:, 0], tuple(new)
 
     def draw(logits: jax.Array, key: jax.Array) -> jax.Array:
-        if temperature == 0.0:
-            return jnp.argmax(logits, axis=-1).astype(prompt.dtype)
+        likeliest = jnp.argmax(logits, axis=-1)
         if top_k:
             least = jax.lax.top_k(logits, top_k)[0][:, -1:]
             logits = jnp.where(logits < least, -jnp.inf, logits)
-        return jax.random.categorical(key, logits / temperature).astype(prompt.dtype)
+        # One program for all temperatures.
+        drawn = jax.random.categorical(key, logits / jnp.where(temperature == 0.0, 1.0, temperature))
+        return jnp.where(temperature == 0.0, likeliest, drawn).astype(prompt.dtype)
 
     logits, caches = forward(prompt, caches, jnp.int32(0))
 
-    def one(carry: tuple[jax.Array, Any], i: jax.Array) -> tuple[tuple[jax.Array, Any], jax.Array]:
-        logits, caches = carry
+    def one(i: jax.Array, carry: tuple[jax.Array, Any, jax.Array]) -> tuple[jax.Array, Any, jax.Array]:
+        logits, caches, tokens = carry
         token = draw(logits, jax.random.fold_in(key, i))
         logits, caches = forward(token[:, None], caches, prompt.shape[1] + i)
-        return (logits, caches), token
+        return logits, caches, tokens.at[i].set(token)
 
-    _, tokens = jax.lax.scan(one, (logits, caches), jnp.arange(num_tokens))
-    return tokens.T
+    room = jnp.zeros((length - prompt.shape[1], prompt.shape[0]), prompt.dtype)
+    # As often as asked for: the count is no part of the program.
+    return jax.lax.fori_loop(0, num_tokens, one, (logits, caches, room))[2].T
 
 
 def whole_logits(model: Decoder, hidden: Float[Array, "batch residual embed"]) -> Float[Array, "batch seq vocab"]:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from ..core import Batch, DataFacts, Evaluation, Loss, Sum, name_key
 from ..core.errors import RecipeError
 from ..core.layout import axis_size
+from ..core.leaf_ranges import MASK, WEIGHTS, LeafRange, ids
 from ..core.measures import Losses, Metrics
 from ..core.task import MatmulPrecision
 from ..core.validated import Validated
@@ -24,11 +25,14 @@ from ..parallel.context import sequence_places
 from ..spmd import equal_shares, whole_sequence
 from .decoder import Decoder
 from .decoder_config import DecoderConfig
+from .leaf_names import OTHER_NAMES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SequenceTask(Validated, StagedTask):
-    """Train on batches with `items`, int32 (batch, seq), -1 behind the last, `targets`, what followed each, and maybe `times`.
+    """Train on batches with `items`, int32 (batch, seq), -1 behind the last, `targets`, what followed each, and maybe `times`,
+    when each event was, and `target_times`, when each target was: HSTU attends by the time between an event and
+    the target, or the query's own event if targets' times are not given.
 
     The model is a decoder whose tokens are items: with attention a SASRec (arXiv:1808.09781), with `HstuConfig` an HSTU.
     Evaluations rank each row's last target among all items: `hit_rate@k`, which is the recall, `ndcg@k` and `mrr`.
@@ -53,6 +57,7 @@ class SequenceTask(Validated, StagedTask):
     pipeline: Pipeline = Pipeline()  # noqa: RUF009
 
     mesh_axes = frozenset({"replica", "fsdp", "expert", "tensor"})
+    other_names = OTHER_NAMES
     batch_axes = MappingProxyType(
         {**dict.fromkeys(("items", "targets", "times"), ("batch", "seq")), "loss_mask": ("batch",)}
     )
@@ -69,8 +74,16 @@ class SequenceTask(Validated, StagedTask):
         self.check_precision()
 
     @property
-    def leaf_ranges(self) -> Mapping[str, range]:
-        return dict.fromkeys(("items", "targets"), range(-1, self.model.vocab_size))
+    def leaf_ranges(self) -> Mapping[str, LeafRange]:
+        items = ids(self.model.vocab_size, least=-1, advice="raise task.model.vocab_size")
+        return {
+            MASK: WEIGHTS,
+            "items": items,
+            "targets": items,
+            **dict.fromkeys(("times", "target_times"), LeafRange(whole=True)),
+        }
+
+    required_leaves = frozenset({"items", "targets"})
 
     def adapted(self, facts: DataFacts) -> "SequenceTask":
         model, items = self.model, facts.num_ids.get("items")
@@ -114,7 +127,13 @@ class SequenceTask(Validated, StagedTask):
         place = sequence_places(items.shape[1] // tensor, context=1, tensor=tensor)
         drawn = key if train and self.model.dropout > 0 else None
         # Padding stands behind all events, where causal attention never looks.
-        return Context(position, None, batch["row"], drawn, place, train=train, times=batch.get("times"))
+        times, following = batch.get("times"), batch.get("target_times")
+        if times is None and following is not None:
+            raise RecipeError("the batch has target_times without times; give the events' own times too")
+        return Context(
+            position, None, batch["row"], drawn, place, train=train, times=times,
+            target_times=times if following is None else following,
+        )  # fmt: skip
 
     def enter(self, params: Decoder, batch: Batch, context: Context) -> Float[Array, "batch residual embed"]:
         return params.enter(jnp.maximum(batch["items"], 0), context, self.weight_dtype)
@@ -127,9 +146,10 @@ class SequenceTask(Validated, StagedTask):
         x, _ = run_stacks(self.stacks(params), self.enter(params, batch, context), context, remat)
         targets = dict(self.targets(batch))
         if train and self.negatives:
-            # The same for all rows of the step, whichever device has them.
-            shape = (1, self.negatives)
-            targets["negatives"] = jax.random.randint(name_key(key, "negatives"), shape, 0, self.model.vocab_size)
+            # The same for all rows of the step, whichever device has them; filled up to what the tensor axis splits.
+            shape, rest = (1, self.negatives), -self.negatives % axis_size("tensor")
+            drawn = jax.random.randint(name_key(key, "negatives"), shape, 0, self.model.vocab_size)
+            targets["negatives"] = jnp.pad(drawn, ((0, 0), (0, rest)))
         losses, metrics = self.measured(params, x, targets, train)
         return Evaluation(losses, state, metrics)
 
@@ -167,7 +187,8 @@ class SequenceTask(Validated, StagedTask):
         """The sum of the targets' cross-entropies among drawn items, which stand for all others."""
         following, drawn = targets["targets"], targets["negatives"]
         right = params.embedding(jnp.maximum(following, 0), hidden.dtype)
-        others = whole_sequence(params.embedding(drawn, hidden.dtype))[0]
+        others = whole_sequence(params.embedding(drawn, hidden.dtype))[0, : self.negatives]
+        drawn = drawn[:, : self.negatives]
         hidden, right = whole_sequence(hidden), whole_sequence(right)
         own = jnp.einsum("bse,bse->bs", hidden, right, preferred_element_type=jnp.float32)
         scores = jnp.einsum("bse,ne->bsn", hidden, others, preferred_element_type=jnp.float32)

@@ -11,10 +11,12 @@ from jaxtyping import Array, Int
 
 from ..core import Axes, Batch, DataFacts, Evaluation, Loss, Mean, Sum, Task, logical_axes
 from ..core.growing import Growing
+from ..core.leaf_ranges import MASK, NUMBERS, WEIGHTS, LeafRange
 from ..core.validated import Validated
 from ..layers.staged import FloatType
 from ..spmd import equal_shares, joined, token_axes
 from ..spmd.collectives import all_gather, axis_index
+from .leaf_names import OTHER_NAMES
 from .two_tower import TwoTower, TwoTowerConfig, in_batch_scores
 
 
@@ -37,6 +39,8 @@ class TwoTowerTask(Validated, Task):
     mesh_axes = frozenset({"replica", "fsdp", "expert", "context", "tensor"})
     names_axes = True
     splits_residual = False
+    sums_over_rows = False
+    other_names = OTHER_NAMES
 
     @property
     def batch_axes(self) -> Mapping[str, Axes]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -45,8 +49,13 @@ class TwoTowerTask(Validated, Task):
         return MappingProxyType({**model.query.batch_axes, **model.item.batch_axes, **dict.fromkeys(plain, ("batch",))})
 
     @property
-    def leaf_ranges(self) -> Mapping[str, range]:
-        return {**self.model.query.leaf_ranges, **self.model.item.leaf_ranges}
+    def leaf_ranges(self) -> Mapping[str, LeafRange]:
+        log_q = {self.log_q_leaf: NUMBERS} if self.log_q_leaf else {}
+        return {MASK: WEIGHTS, **log_q, **self.model.query.leaf_ranges, **self.model.item.leaf_ranges}
+
+    @property
+    def required_leaves(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return frozenset(self.batch_axes) - {MASK}
 
     @property
     def weight_dtype(self) -> Any:

@@ -66,6 +66,7 @@ class VitConfig(Validated):
 
         for name in ("image_size", "channels", "patch", "embed", "num_layers", "heads", "ffn"):
             require(getattr(self, name) > 0, f"model.{name}={getattr(self, name)}; expected a positive number")
+        require(self.norm_epsilon > 0.0, f"model.norm_epsilon={self.norm_epsilon}; expected a small positive number")
         require(
             self.num_classes >= 0,
             f"model.num_classes={self.num_classes}; expected a positive number, or 0 for the data's",

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from ..core import Batch, DataFacts, Loss, Mean, Metrics, Sum
 from ..core.errors import RecipeError
+from ..core.leaf_ranges import MASK, WEIGHTS, LeafRange, ids
 from ..core.measures import Losses
 from ..core.task import MatmulPrecision
 from ..core.validated import Validated
@@ -17,6 +18,7 @@ from ..layers import Context, Stack, StagedTask
 from ..layers.staged import ComputeType, FloatType
 from ..parallel import Pipeline, RematPolicy
 from ..spmd import equal_shares
+from .leaf_names import OTHER_NAMES
 from .own_metrics import TokenMetric, check_names, measured_by, own_metrics
 from .vit import Vit, shared_context
 from .vit_config import VitConfig
@@ -54,6 +56,7 @@ class VitTask(Validated, StagedTask):
     mesh_axes = frozenset({"replica", "stage", "fsdp", "expert", "tensor"})
     splits_residual = False
     unit = "images"
+    other_names = OTHER_NAMES
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:
@@ -62,8 +65,11 @@ class VitTask(Validated, StagedTask):
         self.check_precision()
 
     @property
-    def leaf_ranges(self) -> Mapping[str, range]:
-        return {"label": range(self.model.num_classes)}
+    def leaf_ranges(self) -> Mapping[str, LeafRange]:
+        classes = ids(self.model.num_classes, counted_by=MASK, advice="raise task.model.num_classes")
+        return {MASK: WEIGHTS, "label": classes, MIXED_LABEL: classes, MIX: LeafRange(0.0, 1.0, counted_by=MASK)}
+
+    required_leaves = frozenset({"image", "label"})
 
     def adapted(self, facts: DataFacts) -> "VitTask":
         model, classes = self.model, facts.num_classes

@@ -37,6 +37,8 @@ class Adafactor(OnShards):
         super().__post_init__()
         if not 0 < self.decay_rate <= 1:
             raise RecipeError(f"optimizer.decay_rate={self.decay_rate}; expected a power in (0, 1]")
+        if self.minimum_factored < 1:
+            raise RecipeError(f"optimizer.minimum_factored={self.minimum_factored}; expected a size of at least 1")
         if self.clipping <= 0:
             raise RecipeError(f"optimizer.clipping={self.clipping}; expected a positive root mean square")
 

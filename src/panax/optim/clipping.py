@@ -17,7 +17,12 @@ LEAST_NORM = 1e-3
 
 
 def clipped_by_layer(
-    gradients: Any, params: Any, axes: Mapping[str, Axes], norm: float | None = None, ratio: float | None = None
+    gradients: Any,
+    params: Any,
+    axes: Mapping[str, Axes],
+    norm: float | None = None,
+    ratio: float | None = None,
+    meanings: Mapping[str, Axes] | None = None,
 ) -> Any:
     """Gradients of which each layer's, and each expert's, own array is scaled down where it is too large.
 
@@ -26,9 +31,11 @@ def clipped_by_layer(
         norm: The largest norm of an own array's gradient; None for any.
         ratio: The largest norm of the gradients of what goes into one output (a column of a weight, a whole norm or bias), as a
             share of the norm of its weights (adaptive clipping, arXiv:2102.06171); None for any.
+        meanings: The logical axes that say what each parameter is; None: `axes`.
     """
     found, values = named_leaves(gradients), named_leaves(params)
-    parameters = {name: Parameter.of(name, values[name], axes[name]) for name in found}
+    kinds = axes if meanings is None else meanings
+    parameters = {name: Parameter.of(name, values[name], axes[name], kinds[name]) for name in found}
 
     def local(gradients: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         return {

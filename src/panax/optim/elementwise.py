@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from ..core.errors import RecipeError
 from .moments import MEAN, Moments, adamw_step, check_decay_rates
 from .on_shards import Kept, OnShards, Taken
+from .optimizer import check_epsilon
 from .parameter import Parameter
 from .shard import Shard
 
@@ -26,6 +27,7 @@ class AdamW(OnShards):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_decay_rates(b1=self.b1, b2=self.b2)
+        check_epsilon(self.epsilon, least=0.0)
 
     def keeps(self, parameter: Parameter) -> dict[str, Kept]:
         return Moments.keeps(parameter)

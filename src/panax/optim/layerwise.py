@@ -16,6 +16,7 @@ from ..core.protocols import Axes
 from .decay import decays
 from .moments import MEAN, Moments, check_decay_rates
 from .on_shards import Kept, OnShards, Taken
+from .optimizer import check_epsilon
 from .parameter import Parameter, check_excluded
 from .shard import Shard
 
@@ -71,6 +72,7 @@ class Lamb(_Layerwise):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_decay_rates(b1=self.b1, b2=self.b2)
+        check_epsilon(self.epsilon, least=0.0)
         if self.max_ratio is not None and self.max_ratio <= 0:
             raise RecipeError(f"optimizer.max_ratio={self.max_ratio}; expected a positive ratio, such as 10, or None")
 
@@ -80,7 +82,7 @@ class Lamb(_Layerwise):
     def step(self, shard: Shard, taken: Taken) -> tuple[jax.Array, dict[str, jax.Array]]:
         moments = Moments.after(taken, self.b1, self.b2)
         direction = moments.direction(taken, self.b1, self.b2, self.epsilon) + taken.decay * taken.value
-        if self.trusts(shard.parameter.axes):
+        if self.trusts(shard.parameter.kinds):
             ratio = trust_ratio(shard, taken.value, direction)
             direction = direction * (ratio if self.max_ratio is None else jnp.minimum(ratio, self.max_ratio))
         return -taken.rate * direction, moments.kept
@@ -102,10 +104,13 @@ class Lars(_Layerwise):
     weight_decay: float = 1e-4
 
     instead: ClassVar[str] = "Sgd"
+    epsilon_may_be_zero: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_decay_rates(momentum=self.momentum)
+        if self.epsilon < 0:
+            raise RecipeError(f"optimizer.epsilon={self.epsilon}; expected 0 or more")
         if self.trust <= 0:
             raise RecipeError(f"optimizer.trust={self.trust}; expected a positive share, such as 0.001")
 
@@ -114,7 +119,7 @@ class Lars(_Layerwise):
 
     def step(self, shard: Shard, taken: Taken) -> tuple[jax.Array, dict[str, jax.Array]]:
         update = taken.gradient + taken.decay * taken.value
-        if self.trusts(shard.parameter.axes):
+        if self.trusts(shard.parameter.kinds):
             update = update * trust_ratio(shard, self.trust * taken.value, update, self.epsilon)
         update = -taken.rate * update
         running = update + self.momentum * taken.kept[MEAN].astype(update.dtype)

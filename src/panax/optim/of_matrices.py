@@ -10,6 +10,7 @@ from ..core.errors import RecipeError
 from ..core.protocols import Axes
 from .moments import Moments, adamw_step, check_decay_rates
 from .on_shards import Kept, OnShards, Taken
+from .optimizer import check_epsilon
 from .owners import Part
 from .parameter import Parameter, check_excluded, matrix_of
 from .shard import Shard
@@ -39,6 +40,7 @@ class OfMatrices(OnShards):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_decay_rates(b1=self.b1, b2=self.b2)
+        check_epsilon(self.epsilon, least=0.0)
 
     def check(self, axes: Mapping[str, Axes]) -> None:
         check_excluded(self.excluded, axes)
@@ -54,12 +56,12 @@ class OfMatrices(OnShards):
         return matrix_of(axes) is not None and not any(axis in self.excluded for axis in axes)
 
     def keeps(self, parameter: Parameter) -> dict[str, Kept]:
-        return self.keeps_of_matrix(parameter) if self.takes(parameter.axes) else Moments.keeps(parameter)
+        return self.keeps_of_matrix(parameter) if self.takes(parameter.kinds) else Moments.keeps(parameter)
 
     def steps(
         self, shards: Mapping[str, Shard], taken: Mapping[str, Taken]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
-        matrices = {name: shard for name, shard in shards.items() if self.takes(shard.parameter.axes)}
+        matrices = {name: shard for name, shard in shards.items() if self.takes(shard.parameter.kinds)}
         others = {name: self.step(shard, taken[name]) for name, shard in shards.items() if name not in matrices}
         return others | self.steps_of_matrices(matrices, taken)
 

@@ -26,7 +26,7 @@ from ..spmd.marks import Holds, expected
 from .codes import BLOCK, LEAST, axes_of_parts, check_blocks, zeros_in_codes
 from .decay import decays
 from .factors import by_layer, chosen
-from .optimizer import Optimizer
+from .optimizer import Optimizer, check_epsilon
 from .parameter import Parameter
 from .shard import Shard, lies, on_shards
 from .transformation import Described, Renewal, Transformation
@@ -95,12 +95,16 @@ class OnShards(Optimizer):
         decays: The same for weight decay; a norm or a bias that is named decays, too.
         moments: What is kept of a parameter is kept in this; same: in the parameter's own type. int8: in codes of 8 bits with a
             scale for each 256 (arXiv:2110.02861), where an own array has at least 4,096 numbers; else as it is.
-        rounding: Of parameters and of what is kept of them, where they are in bfloat16 or in codes. stochastic: up or down by
-            chance, so that updates too small for the next number are not lost (arXiv:2010.06192), and the same on every mesh.
+        rounding: Of parameters in bfloat16. stochastic: up or down by chance, so that updates too small for the next number are
+            not lost (arXiv:2010.06192), and the same on every mesh. Moments and averages in bfloat16 or in codes are always
+            rounded so: to the nearest, one that decays by less than half a step of its type never falls.
     """
 
     steps_as_adam: ClassVar[bool] = False
     """Whether an update's numbers are of about the learning rate's size, whatever the gradient's."""
+
+    epsilon_may_be_zero: ClassVar[bool] = False
+    """Whether nothing is divided by 0 where `epsilon` is and a gradient is 0."""
 
     weight_decay: float = 0.0
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -174,15 +178,24 @@ class OnShards(Optimizer):
         """
 
     def build(
-        self, axes: Mapping[str, Axes], num_steps: int, layers: LayerParameters = MappingProxyType({})
+        self,
+        axes: Mapping[str, Axes],
+        num_steps: int,
+        layers: LayerParameters = MappingProxyType({}),
+        meanings: Mapping[str, Axes] | None = None,
     ) -> Transformation:
-        self.check(axes)
+        kinds = axes if meanings is None else meanings
+        self.check(kinds)
+        if not self.epsilon_may_be_zero:
+            check_epsilon(getattr(self, "epsilon", 1.0))
         learning_rate = self.learning_rate(num_steps)
         rates = chosen("rates", self.rates, list(axes), layers)
         decay = chosen("decays", self.decays, list(axes), layers)
 
         def described(params: Any) -> dict[str, Parameter]:
-            return {name: Parameter.of(name, leaf, axes[name]) for name, leaf in named_leaves(params).items()}
+            return {
+                name: Parameter.of(name, leaf, axes[name], kinds[name]) for name, leaf in named_leaves(params).items()
+            }
 
         def init(params: Any) -> dict[str, Any]:
             state: dict[str, Any] = {COUNT: jnp.int32(0)}
@@ -196,7 +209,7 @@ class OnShards(Optimizer):
             found: dict[str, Any] = {COUNT: ()}
             for name, (shape, leaf_axes) in params.items():
                 # The type has no part in where it lies.
-                for kind, kept in self.keeps(Parameter(name, shape, "float32", leaf_axes)).items():
+                for kind, kept in self.keeps(Parameter(name, shape, "float32", leaf_axes, tuple(kinds[name]))).items():
                     found.setdefault(kind, {})[name] = axes_of_parts(state[kind][name], kept.axes)
             return found
 
@@ -211,7 +224,7 @@ class OnShards(Optimizer):
                 {kind: kept for kind, kept in state.items() if kind != COUNT},
                 {name: by_layer(rates.get(name, []), 1.0, parameter) for name, parameter in parameters.items()},
                 {
-                    name: self.weight_decay * by_layer(decay.get(name, []), float(decays(axes[name])), parameter)
+                    name: self.weight_decay * by_layer(decay.get(name, []), float(decays(kinds[name])), parameter)
                     for name, parameter in parameters.items()
                 },
             )
@@ -296,7 +309,7 @@ class OnShards(Optimizer):
         return on_shards(local, (read, whole, whole), (places, kept))(arrays, rate, count)
 
     def _rounds(self, dtype: Any) -> bool:
-        """Whether arrays of this type are rounded by chance."""
+        """Whether parameters of this type are rounded by chance."""
         return self.rounding == "stochastic" and dtype == jnp.bfloat16
 
     def _zeros(self, kept: Kept) -> Any:
@@ -310,9 +323,8 @@ class OnShards(Optimizer):
         """What is kept now, in the form of what was kept before."""
         own = Shard.of(Parameter(name, kept.shape, kept.dtype, kept.axes))
         if isinstance(before, Quantised):
-            bits = own.bits(kind, count) if self.rounding == "stochastic" else None
-            return quantise(value, before.format, before.block, bits, before.dtype)
-        return (_rounded(own, kind, value, count) if self._rounds(before.dtype) else value).astype(before.dtype)
+            return quantise(value, before.format, before.block, own.bits(kind, count), before.dtype)
+        return (_rounded(own, kind, value, count) if before.dtype == jnp.bfloat16 else value).astype(before.dtype)
 
     def _check_types(self, params: Any, state: dict[str, Any]) -> None:
         """Refuse types and roundings of which there is nothing.

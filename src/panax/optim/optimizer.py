@@ -2,6 +2,8 @@
 
 import abc
 import dataclasses
+import math
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -36,17 +38,23 @@ class Optimizer(Validated, abc.ABC):
         if callable(getattr(value, "init", None)) and callable(getattr(value, "update", None)):
             return "wrap the optax transformation: Optax(transformation=...)"
         if hasattr(value, "param_groups"):
-            return "convert the PyTorch optimizer: panax.adapters.from_torch(...)"
+            return "convert the PyTorch optimizer: panax.adapters.torch_optimizers.from_torch(...)"
         return "write AdamW(...), or another of panax.optim" if isinstance(value, str) else None
 
     @abc.abstractmethod
     def build(
-        self, axes: Mapping[str, Axes], num_steps: int, layers: LayerParameters = MappingProxyType({})
+        self,
+        axes: Mapping[str, Axes],
+        num_steps: int,
+        layers: LayerParameters = MappingProxyType({}),
+        meanings: Mapping[str, Axes] | None = None,
     ) -> Transformation:
         """The transformation for parameters with these names and logical axes, in a run of `num_steps`.
 
         Args:
+            axes: By which parameters are placed.
             layers: Where each layer's parameters are stacked, for settings of single layers.
+            meanings: The logical axes that say what each parameter is: a matrix, an embedding, a norm or a bias; None: `axes`.
 
         Raises:
             RecipeError: It has nothing to do for these parameters.
@@ -66,6 +74,19 @@ class Optimizer(Validated, abc.ABC):
         return self.learning_rate(num_steps)
 
 
+def check_epsilon(epsilon: float, optimizer: str = "optimizer", *, least: float = math.nextafter(0, 1)) -> None:
+    """Refuse an epsilon with which a parameter whose gradient is 0 is divided by 0.
+
+    Raises:
+        RecipeError: It is below the least one.
+    """
+    if not least <= epsilon < math.inf:
+        raise RecipeError(
+            f"{optimizer}.epsilon={epsilon}; expected a positive number, such as 1e-8: a parameter without a gradient has the "
+            f"update 0 / 0"
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chained(Optimizer):
     """An optimizer that is a chain of optax's over whole arrays, which XLA splits."""
@@ -81,16 +102,24 @@ class Chained(Optimizer):
         """
 
     def build(
-        self, axes: Mapping[str, Axes], num_steps: int, layers: LayerParameters = MappingProxyType({})
+        self,
+        axes: Mapping[str, Axes],
+        num_steps: int,
+        layers: LayerParameters = MappingProxyType({}),
+        meanings: Mapping[str, Axes] | None = None,
     ) -> Transformation:
-        chain = on_each_layer(self.chain(self.learning_rate(num_steps), decay_mask(axes)), axes, self.scope)
+        kinds = axes if meanings is None else meanings
+        chain = on_each_layer(self.chain(self.learning_rate(num_steps), decay_mask(kinds)), kinds, self.scope)
         init, update = _in_its_own_ways(chain)
-        return Transformation(init, update, optimizer_state_axes)
+        takes_loss = isinstance(chain, optax.GradientTransformationExtraArgs)
+        return Transformation(init, update, optimizer_state_axes, takes_loss=takes_loss)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optax(Chained):
     """Any optax transformation, learning rate and decay included; it sees every layer unstacked.
+
+    One that asks for the loss (`value`) is given the batch's, as `optax.contrib.reduce_on_plateau` is.
 
     Attributes:
         transformation: For example `optax.lamb(1e-3)`.
@@ -118,6 +147,9 @@ class Optax(Chained):
         return optax.chain(self.transformation, optax.scale_by_learning_rate(learning_rate))
 
 
+_ASKING = re.compile(r"([\w.<>]+)\(\) missing \d+ required keyword-only arguments?: (.+)")
+
+
 def _in_its_own_ways(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Run optax's code under the promotion rules that it is written for, whatever stricter ones are set."""
 
@@ -125,8 +157,18 @@ def _in_its_own_ways(inner: optax.GradientTransformation) -> optax.GradientTrans
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             return inner.init(params)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: Any, state: Any, params: Any = None, **more: Any) -> tuple[Any, Any]:
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            return inner.update(updates, state, params)
+            try:
+                return inner.update(updates, state, params, **more)
+            except TypeError as error:
+                asks = _ASKING.search(str(error))
+                if asks is None:
+                    raise
+                raise RecipeError(
+                    f"Optax(transformation=...): {asks[1].partition('.')[0]} asks for {asks[2]}, and a step here "
+                    "computes the loss "
+                    f"once and gives its `value` alone; take a transformation that does without a line search, such as optax.adam"
+                ) from error
 
     return optax.GradientTransformation(init, update)

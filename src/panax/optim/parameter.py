@@ -16,7 +16,8 @@ class Parameter:
 
     Attributes:
         shape: Of the whole array, on all devices.
-        axes: Its logical axes.
+        axes: Its logical axes, by which it is placed.
+        meaning: The logical axes that say what it is; empty where these are the same.
 
     >>> up = Parameter("blocks.w_up", (12, 8, 64, 256), "float32", ("layer", "expert", "embed", "ffn"))
     >>> up.copies, up.own, up.matrix
@@ -27,20 +28,27 @@ class Parameter:
     shape: tuple[int, ...]
     dtype: str
     axes: Axes
+    meaning: Axes = ()
 
     @classmethod
-    def of(cls, name: str, leaf: Any, axes: Axes) -> "Parameter":
-        return cls(name, tuple(leaf.shape), leaf.dtype.name, tuple(axes))
+    def of(cls, name: str, leaf: Any, axes: Axes, meaning: Axes | None = None) -> "Parameter":
+        meaning = () if meaning is None or tuple(meaning) == tuple(axes) else tuple(meaning)
+        return cls(name, tuple(leaf.shape), leaf.dtype.name, tuple(axes), meaning)
+
+    @property
+    def kinds(self) -> Axes:
+        """The logical axes that say what it is."""
+        return self.meaning or self.axes
 
     @property
     def copies(self) -> tuple[int, ...]:
         """The dimensions along which it is many of a kind: layers, stages, experts."""
-        return tuple(dim for dim, axis in enumerate(self.axes) if is_copies(axis))
+        return tuple(dim for dim, axis in enumerate(self.kinds) if is_copies(axis))
 
     @property
     def own(self) -> tuple[int, ...]:
         """The dimensions of one of them."""
-        return tuple(dim for dim, axis in enumerate(self.axes) if not is_copies(axis))
+        return tuple(dim for dim, axis in enumerate(self.kinds) if not is_copies(axis))
 
     @property
     def matrix(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -49,7 +57,7 @@ class Parameter:
         Axes that index one space together, as heads and head_dim, count as one, and one without a name goes with the one beside
         it; of more than two spaces, all but the last are rows.
         """
-        return matrix_of(self.axes)
+        return matrix_of(self.kinds)
 
 
 def matrix_of(axes: Axes) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

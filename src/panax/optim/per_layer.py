@@ -69,8 +69,10 @@ def _unstacked(inner: optax.GradientTransformation, axes: Mapping[str, Axes]) ->
     def init(params: Any) -> Any:
         return inner.init(split(params))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        new, state = inner.update(split(updates), state, None if params is None else split(params))
+    def update(updates: Any, state: Any, params: Any = None, **more: Any) -> tuple[Any, Any]:
+        new, state = inner.update(split(updates), state, None if params is None else split(params), **more)
         return join(new, updates), state
 
+    if isinstance(inner, optax.GradientTransformationExtraArgs):
+        return optax.GradientTransformationExtraArgs(init, update)
     return optax.GradientTransformation(init, update)

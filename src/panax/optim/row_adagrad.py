@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core.protocols import Axes
+from .optimizer import check_epsilon
 from .rows import RowMean, RowOptimizer, RowState, check_not_negative
 
 
@@ -26,7 +27,8 @@ class RowAdagrad(RowOptimizer):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check_not_negative(weight_decay=self.weight_decay, epsilon=self.epsilon)
+        check_not_negative(weight_decay=self.weight_decay)
+        check_epsilon(self.epsilon, "table_optimizer")
 
     def keeps(self, axes: Axes) -> dict[str, Axes]:
         return {"sum": axes}

@@ -18,6 +18,7 @@ from ..core.errors import RecipeError
 from ..core.protocols import Axes
 from ..core.validated import Validated
 from .moments import check_decay_rates
+from .optimizer import check_epsilon
 from .schedule import OwnSchedule, Schedule
 
 RowState = Mapping[str, Array]
@@ -101,7 +102,8 @@ class RowWiseAdagrad(RowOptimizer):
     decay: Literal["l2", "decoupled"] = "l2"
 
     def __post_init__(self) -> None:
-        check_not_negative(weight_decay=self.weight_decay, epsilon=self.epsilon)
+        check_not_negative(weight_decay=self.weight_decay)
+        check_epsilon(self.epsilon, "table_optimizer")
 
     def keeps(self, axes: Axes) -> dict[str, Axes]:
         return {"sum": axes[:1]}
@@ -136,7 +138,8 @@ class LazyAdam(RowOptimizer):
 
     def __post_init__(self) -> None:
         check_decay_rates(b1=self.b1, b2=self.b2)
-        check_not_negative(weight_decay=self.weight_decay, epsilon=self.epsilon)
+        check_not_negative(weight_decay=self.weight_decay)
+        check_epsilon(self.epsilon, "table_optimizer")
 
     def keeps(self, axes: Axes) -> dict[str, Axes]:
         return {"mean": axes, "square": axes}

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from ..core.errors import RecipeError
@@ -190,4 +191,25 @@ class OwnSchedule(Validated):
             raise RecipeError(
                 f"optimizer.schedule: the function gives {dtype.name} of shape {shape} for a step; expected a number"
             )
+        _check_not_negative(rate, num_steps)
         return rate
+
+
+def _check_not_negative(rate: Callable[[Any], Any], num_steps: int) -> None:
+    """Refuse a rate below 0, which trains away from the objective, at any of up to 1,024 steps all over the run."""
+    steps = np.unique(np.linspace(0, max(num_steps - 1, 0), 1024).astype(np.int32))
+    try:
+        with jax.ensure_compile_time_eval(), warnings.catch_warnings():
+            # A rate that is not finite is named by the step that meets it.
+            warnings.simplefilter("ignore")
+            rates = np.asarray(jax.vmap(rate)(jnp.asarray(steps)), np.float64)
+    except Exception:
+        # A function that can't be mapped over steps is one that a step may still call.
+        return
+    negative = np.flatnonzero(rates < 0)
+    if negative.size:
+        first = negative[0]
+        raise RecipeError(
+            f"optimizer.schedule: the function gives {rates[first]:.3g} at step {steps[first]}; expected a learning rate of 0 or "
+            f"more: below 0, updates make the loss larger. Clip it: jnp.maximum(rate, 0.0)"
+        )

@@ -14,6 +14,7 @@ from ..kernels.quantised import Quantised
 from .codes import widened
 from .moments import SQUARE, check_decay_rates, unbiased
 from .on_shards import Kept, OnShards, Taken
+from .optimizer import check_epsilon
 from .parameter import Parameter
 from .schedule import OwnSchedule, Schedule
 from .shard import Shard
@@ -44,6 +45,7 @@ class ScheduleFreeAdamW(OnShards):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_decay_rates(b1=self.b1, b2=self.b2)
+        check_epsilon(self.epsilon, least=0.0)
         if not self.b1:
             raise RecipeError("optimizer.b1=0; expected a share above 0: gradients are taken near the average")
         if isinstance(self.schedule, Schedule) and self.schedule.decay != "constant":

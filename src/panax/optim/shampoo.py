@@ -153,7 +153,7 @@ class Shampoo(OfMatrices):
 
         parts, arrays = {}, {}
         for name, shard in shards.items():
-            if self.takes(shard.parameter.axes):
+            if self.takes(shard.parameter.kinds):
                 known = parts_beside(shard, self.keeps(shard.parameter))
                 parts[name] = [known[kind] for kind in STATISTICS]
                 arrays[name] = [kept[name][kind] for kind in STATISTICS]

@@ -129,7 +129,7 @@ class Soap(OfMatrices):
 
         parts, arrays, returned, kinds = {}, {}, {}, {}
         for name, shard in shards.items():
-            if self.takes(shard.parameter.axes) and (sides := self.sides(shard.parameter)):
+            if self.takes(shard.parameter.kinds) and (sides := self.sides(shard.parameter)):
                 known = parts_beside(shard, self.keeps(shard.parameter))
                 bases = [BASES[side] for side in sides]
                 read = [STATISTICS[side] for side in sides] + bases

@@ -44,6 +44,7 @@ class Transformation(NamedTuple):
         renewal: What of the state is renewed now and then, in a program of its own; None where nothing is.
         skipped: Takes a state and a number of steps that were not taken; returns the state with the schedule where it would be
             after them. None where that is not known.
+        takes_loss: `update` is given the loss of the batch too, as `value`.
     """
 
     init: Callable[[Any], Any]
@@ -51,7 +52,8 @@ class Transformation(NamedTuple):
     axes: Callable[[Any, Described], Any]
     averaged: Callable[[Any, Any], Any] | None = None
     renewal: Renewal | None = None
-    skipped: Callable[[Any, int], Any] | None = None
+    skipped: Callable[[Any, Any], Any] | None = None
+    takes_loss: bool = False
 
 
 def added_to(params: Any, updates: Any) -> Any:

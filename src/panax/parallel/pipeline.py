@@ -9,6 +9,7 @@ would leave all stages but the last one waiting; so the finished micro-batch's i
 the loss of its part, and the gradients are gathered back.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ..core.layout import axis_size
-from ..core.measures import Maximum, is_measure, merge_measures
+from ..core.measures import Loss, counted_fields, is_measure, keeps_largest, merge_measures, neutral_value
 from ..spmd.collectives import merge_over_devices
 from ..spmd.marks import Holds, declared
 from .schedules import Schedule
@@ -240,8 +241,11 @@ def _counted(measures: Any, counts: jax.Array) -> Any:
     """The measures, or what changes nothing when merged."""
 
     def one(measure: Any) -> Any:
-        nothing = -jnp.inf if isinstance(measure, Maximum) else 0.0
-        return _by_field(measure, lambda leaf: jnp.where(counts, leaf, jnp.asarray(nothing, leaf.dtype)), jnp.asarray)
+        def counted(leaf: jax.Array) -> jax.Array:
+            leaf = jnp.asarray(leaf)
+            return jnp.where(counts, leaf, jnp.asarray(neutral_value(measure, leaf.dtype), leaf.dtype))
+
+        return _by_field(measure, counted, jnp.asarray)
 
     return jax.tree.map(one, measures, is_leaf=is_measure)
 
@@ -250,19 +254,17 @@ def _merged(stacked: Any) -> Any:
     """Measures of the ticks of a phase, merged."""
 
     def one(measure: Any) -> Any:
-        largest = isinstance(measure, Maximum)
+        largest = keeps_largest(measure)
         return _by_field(measure, lambda leaf: leaf.max(axis=0) if largest else leaf.sum(axis=0), lambda leaf: leaf[0])
 
     return jax.tree.map(one, stacked, is_leaf=is_measure)
 
 
 def _by_field(measure: Any, of_sums: Callable[[jax.Array], jax.Array], of_coefficient: Callable[[Any], Any]) -> Any:
-    return type(measure)(
-        **{
-            name: of_coefficient(getattr(measure, name)) if name == "coefficient" else of_sums(getattr(measure, name))
-            for name in measure.__dataclass_fields__
-        }
-    )
+    changed = {name: of_sums(getattr(measure, name)) for name in counted_fields(measure)}
+    if isinstance(measure, Loss):
+        changed["coefficient"] = of_coefficient(measure.coefficient)
+    return dataclasses.replace(measure, **changed)
 
 
 def _over_stages(phases: list[Any]) -> Any:
@@ -272,7 +274,7 @@ def _over_stages(phases: list[Any]) -> Any:
             merged = merge_measures(merged, measures) if merged else measures
 
     def terms(measure: Any) -> Any:
-        holds = {AXIS: Holds.OWN if isinstance(measure, Maximum) else Holds.PARTIAL}
+        holds = {AXIS: Holds.OWN if keeps_largest(measure) else Holds.PARTIAL}
         return _by_field(measure, lambda leaf: declared(leaf, holds), lambda coefficient: coefficient)
 
     return merge_over_devices(jax.tree.map(terms, merged, is_leaf=is_measure), (AXIS,))

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from ..core.errors import PanaxError, RecipeError
 from ..core.validated import Validated
 from ..mesh.rules import MeshAxes
+from ..system import json_reader
 
 SCHEMA_VERSION = 1
 
@@ -235,8 +236,8 @@ def read_profile(path: str | Path) -> HardwareProfile:
     except UnicodeDecodeError as error:
         raise ProfileError(f"{path} is not a hardware profile: it is not text; {_MAKE}") from error
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = json_reader.parse(text, constants=True)
+    except ValueError as error:
         raise ProfileError(f"{path} is cut short or is not a hardware profile: {error}; {_MAKE}") from error
     if not isinstance(found, dict) or "schema_version" not in found:
         raise ProfileError(f"{path} is not a hardware profile: schema_version is missing; {_MAKE}")
@@ -314,7 +315,7 @@ def profile_in(folder: str | Path) -> Path:
 
 def profiles_folder() -> Path:
     """Where profiles are kept by default: `hardware` in Panax's cache."""
-    from ..core.cache_directory import cache_directory
+    from ..system.cache_directory import cache_directory
 
     return cache_directory() / "hardware"
 

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ..core.processes import gather_ints
+from ..job.agreement import gather_ints
 from ..mesh.rules import MeshAxes
 from ..plan.traffic import Traffic
 from .devices import seconds_of

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from ..core.processes import gather_ints
+from ..job.agreement import gather_ints
 from ..mesh.rules import MeshAxes
 from .collectives import filled
 

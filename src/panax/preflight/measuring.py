@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from ..core.errors import StoreError
-from ..core.processes import gather_ints, gather_texts
+from ..job.agreement import gather_ints, gather_texts
 from ..plan.profile import (
     CollectiveRates,
     DeviceRates,
@@ -20,6 +20,7 @@ from ..plan.profile import (
     Place,
     ProcessFacts,
 )
+from ..system import json_reader
 from .clocks import offset_of, passages
 from .collectives import CollectiveFigures, Use, default_uses, measure_collective, slowest_of
 from .cores import Usage, moment, stolen_cores, usage
@@ -51,7 +52,7 @@ class _Found:
 
     @classmethod
     def of(cls, text: str) -> "_Found":
-        found = json.loads(text)
+        found = json_reader.parse(text, constants=True)
         return cls(
             host=found["host"],
             passages=[tuple(each) for each in found["passages"]],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..plan.profile import HardwareProfile
 from ..plan.report import aligned, duration
+from ..system import json_reader
 from .full import FullCheck, part_lines
 from .judging import Finding, flop_rate, process_name, rate
 
@@ -47,7 +48,7 @@ class Preflight:
         if self.full is not None:
             parts = [dataclasses.asdict(each) | {"outcome": each.outcome.value} for each in self.full.parts]
             whole |= {"full": dataclasses.asdict(self.full) | {"parts": parts}, "page": str(self.page)}
-        return json.dumps(whole | {"profile": json.loads(self.profile.to_json())}, indent=1)
+        return json.dumps(whole | {"profile": json_reader.parse(self.profile.to_json(), constants=True)}, indent=1)
 
     def save(self, path: str | Path) -> None:
         """Write the profile; see `HardwareProfile.save`."""

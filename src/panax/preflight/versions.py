@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.processor import processor
+from ..system.cpu_info import processor
 
 LIBRARIES = ("jax", "jaxlib", "numpy", "equinox", "optax", "obstore")
 """What every run computes with, in the order in which it is said."""

@@ -28,7 +28,8 @@ def known_shapes(prepared: Prepared) -> tuple[Mapping[str, Any], Mapping[str, An
     evaluates = data.held_out is not None and experiment.evaluate.every > 0
     if isinstance(experiment.data, TextData):
         shapes = text_batch(experiment.data)
-        return shapes, shapes if evaluates else None
+        # Other held-out data has shapes of its own.
+        return shapes, shapes if evaluates and experiment.held_out is None else None
     if isinstance(prepared.task, CollectingTask):
         # Numbers of rows, which no file is read for.
         held_out = data.held_out if evaluates else None

@@ -9,8 +9,8 @@ from pathlib import Path
 import jax
 
 from ..core.errors import PanaxError, RecipeError
-from ..core.processes import first_text, is_first
 from ..core.target import target_of
+from ..job.agreement import first_text, is_first
 from ..mesh import MeshShape, Placement
 from ..plan.profile import HardwareProfile, kept_at
 from ..plan.walk import walk_step

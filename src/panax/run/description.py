@@ -4,13 +4,13 @@ Only registered classes (`core.readable`) are ever built from a description; a n
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..core import Task
 from ..core.errors import CheckpointError
 from ..core.readable import readable, readable_names
+from ..system import json_reader
 from .opaque import named
 
 _LISTED = 32
@@ -45,8 +45,8 @@ def read_task(text: str, where: str) -> Task:
         CheckpointError: It names a class or a field that this Panax can't build from a file.
     """
     try:
-        described = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        described = json_reader.parse(text, constants=True)
+    except ValueError as error:
         raise CheckpointError(f"{where} is not JSON: {error}") from error
     kind = described.get("type") if isinstance(described, dict) else described
     if not isinstance(kind, str) or readable(kind) is None:

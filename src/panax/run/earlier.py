@@ -1,17 +1,21 @@
 """What an earlier run left in a run's folder: whether this one is the same, what differs, and setting it aside."""
 
 import dataclasses
-import json
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..checkpoint import Checkpoint, step_of
 from ..checkpoint.record import FOLDER as RECORD
 from ..core import Position
 from ..core.errors import CheckpointError, DataError
 from ..metrics.goodput import FILE as LEDGER
+from ..optim import Optimizer
 from ..stores import is_remote
+from ..system import json_reader
 from .account import ACCOUNT
 from .description import describe, differences
 from .experiment import Experiment
@@ -40,8 +44,14 @@ FREE = (
 )
 """Settings that may change between two runs of one experiment without changing what is trained."""
 
+OWN_FILES = ("metrics.jsonl", "metrics.csv", ACCOUNT, LEDGER, FACTS, REWINDS)
+"""What a run writes into its folder, beside checkpoints and what trackers of other services keep."""
+
 MAY_CHANGE = ("num_steps: ", "step.micro_batches: ", "step.pad_rows: ")
 """Settings whose change is said, and is no other run: it may grow, and a batch may be worked off in other parts."""
+
+RISE = 1.01
+"""A rate that grows by more than this factor, where a run is given more steps, is worth a hint."""
 
 WAYS_ON = (
     "To train from step 0, give --fresh (fresh=True): what is there is set aside, not removed. To keep it as it is, give this "
@@ -74,7 +84,8 @@ def check_same_run(experiment: Experiment, checkpoint: Checkpoint, *, accept_cha
             + f"{WAYS_ON} {KEEPING.format('' if step < experiment.num_steps else ' and more --num-steps')}"
         )
     for line in changed:
-        say(f"changed since that checkpoint: {line}")
+        rates = _rates_words(experiment, checkpoint) if line.startswith("num_steps: ") else ""
+        say(f"changed since that checkpoint: {line}{rates}")
     if step == experiment.num_steps:
         say(f"all {step} steps are done: nothing is trained; --fresh (fresh=True) trains from step 0 again")
 
@@ -105,8 +116,8 @@ def changed_settings(experiment: Experiment, checkpoint: Checkpoint) -> list[str
     if text is None:
         return []
     try:
-        before = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        before = json_reader.parse(text, constants=True)
+    except ValueError as error:
         raise CheckpointError(f"{SETTINGS} of {checkpoint.url} is not JSON: {error}") from error
     if not isinstance(before, dict):
         raise CheckpointError(f"{SETTINGS} of {checkpoint.url} holds no settings")
@@ -115,6 +126,36 @@ def changed_settings(experiment: Experiment, checkpoint: Checkpoint) -> list[str
         before.pop(name, None)
         now.pop(name, None)
     return list(differences(before, now))
+
+
+def _rates_words(experiment: Experiment, checkpoint: Checkpoint) -> str:
+    """The learning rates before and after a change of `num_steps`: a schedule that falls over the run is drawn anew."""
+    step = checkpoint.manifest.step
+    before = json_reader.parse(checkpoint.attachment(SETTINGS) or "{}", constants=True).get("num_steps")
+    if not isinstance(before, int) or not 1 <= step < experiment.num_steps:
+        return ""
+    words = ""
+    for name, whose in (("optimizer", ""), ("table_optimizer", " of tables")):
+        optimizer = getattr(experiment, name)
+        # An optimizer that brings its own rate has none to compare.
+        if optimizer is None or (isinstance(optimizer, Optimizer) and optimizer.reported_rate(before) is None):
+            continue
+        with warnings.catch_warnings():
+            # That a run is too short for its warm-up is said where it is built.
+            warnings.simplefilter("ignore")
+            # A rate is of the steps taken before: the first step's is at 0.
+            last = np.asarray(optimizer.learning_rate(before)(step - 1)).item()
+            following = np.asarray(optimizer.learning_rate(experiment.num_steps)(step)).item()
+        if last == following:
+            words += f"; the learning rate{whose} stays at {last:.3g}"
+            continue
+        words += f"; the learning rate{whose} goes from {last:.3g} at step {step} to {following:.3g} at step {step + 1}"
+        if following > last * RISE:
+            words += (
+                f", since its schedule is drawn anew over {experiment.num_steps} steps; to go on from {last:.3g}, begin a run "
+                f'of another name with init="checkpoint:{checkpoint.url}" and its own schedule'
+            )
+    return words
 
 
 def with_defaults(before: Mapping[str, Any], value: Any) -> dict[str, Any]:
@@ -153,7 +194,7 @@ def set_aside(experiment: Experiment, say: Say) -> None:
             f"address, or remove them with `panax checkpoint rm` and its folder {RECORD}/"
         )
     checkpoints = Path(where).expanduser() if where else folder / "checkpoints"
-    found = [folder / name for name in ("metrics.jsonl", "metrics.csv", "tensorboard", ACCOUNT, LEDGER, FACTS, REWINDS)]
+    found = [folder / name for name in (*OWN_FILES, "tensorboard")]
     try:
         _move(folder, [path for path in found if path.exists()], say)
         _move(checkpoints, [*_of_checkpoints(checkpoints)], say)

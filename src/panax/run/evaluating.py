@@ -2,9 +2,7 @@
 
 import contextlib
 import dataclasses
-import json
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +10,13 @@ import jax
 
 from .. import data as sources
 from ..checkpoint import open_checkpoint
-from ..core import CollectingTask, DataFacts, Source, TrainState
-from ..core.errors import CheckpointError, LayoutError, RecipeError
-from ..data import (
-    BytePairTokenizer,
-    ExampleData,
-    ExampleSource,
-    ImageFolder,
-    IterableSource,
-    PackedSource,
-    PretrainedTokenizer,
-    TextData,
-    TokenFile,
-    corpus_of,
-)
-from ..data.tokenizer import Tokenizer
+from ..core import CollectingTask, TrainState
+from ..core.errors import CheckpointError, DataError, LayoutError, RecipeError
+from ..data import ExampleData, TextData
 from ..kernels import choose_by_timing
 from ..mesh import MeshShape, Placement
 from ..optim import Sgd
+from ..system import json_reader
 from ..train import CompiledStep, Program, evaluate_sent
 from ..train.compiled import needs_of
 from ..train.debug import DebugStep
@@ -37,8 +24,9 @@ from .description import read_described
 from .earlier import SETTINGS
 from .experiment import Experiment
 from .feed import feed
-from .prepare import OpenedData, Prepared, as_source, open_data
+from .prepare import OpenedData, Prepared, Say, open_data
 from .trained import Trained, load_trained
+from .whole import as_task_reads, facts_agree, is_endless, open_whole, with_tokenizer
 
 READABLE = {
     name: getattr(sources, name)
@@ -52,9 +40,6 @@ READABLE = {
 }  # fmt: skip
 """What a run's settings may name as its data; nothing else is built from a file."""
 
-SHAPES_ALLOWED = 8
-"""Of batches that somebody gives: each shape is compiled."""
-
 
 def evaluate(run: Any, data: Any = None, batches: int | None = None) -> dict[str, float]:
     """Losses and metrics of a trained model, by the names that training reports them under.
@@ -62,8 +47,9 @@ def evaluate(run: Any, data: Any = None, batches: int | None = None) -> dict[str
     Args:
         run: A run's folder (its newest checkpoint is taken), a checkpoint's own folder or address, what `fit` returned, or what
             `panax.load` returned. Of a run with averaged parameters, these are evaluated.
-        data: Paths of text or of one folder of images (all of it is taken), a source, or an iterable of batches. None: what the
-            run held out, which gives the figures that the run ended with.
+        data: Paths (all of it is taken, read as the run's own data is, with its fields, columns, tokenizer, classes and ids),
+            settings such as `TextData` or `ExampleData`, a source, or an iterable of batches. None: what the run held out, which
+            gives the figures that the run ended with.
         batches: At most so many; None: all, or as many as the run took of what it held out. 0: all.
 
     Raises:
@@ -90,9 +76,10 @@ def evaluate_result(
     if data is None:
         most = experiment.evaluate.batches if batches is None else batches
         return _judge(prepared.step, state, prepared.data, most)
-    opened = open_whole(data, experiment.data, prepared.data.tokenizer)
-    prepared.task.adapted(opened.facts)
-    _check_classes(opened.facts, prepared.data.facts)
+    opened = open_whole(data, experiment.data, prepared.data.tokenizer, source=prepared.data.train)
+    task = prepared.task.adapted(opened.facts)
+    opened = as_task_reads(opened, task)
+    facts_agree(opened.facts, prepared.data.facts)
     program = prepared.step.program
     axes = opened.train.axes
     if isinstance(prepared.step, DebugStep):
@@ -102,17 +89,32 @@ def evaluate_result(
     return _judge(step, state, opened, batches or 0)
 
 
-def evaluate_trained(trained: Trained, data: Any = None, batches: int | None = None) -> dict[str, float]:
-    """As `evaluate`, of a loaded model, on the run's mesh where the devices are enough for it, else on one device."""
+def evaluate_trained(
+    trained: Trained,
+    data: Any = None,
+    batches: int | None = None,
+    *,
+    fields: Mapping[str, str] | None = None,
+    say: Say = lambda line: None,
+) -> dict[str, float]:
+    """As `evaluate`, of a loaded model, on the run's mesh where the devices are enough for it, else on one device.
+
+    Args:
+        fields: Of records in `data`: which one is the `text`, or the `prompt` and the `answer`; by default as in the run's data.
+        say: Takes what a person should know of the data.
+    """
     settings = _settings(trained)
     if data is None:
         opened = _held_out(trained, settings)
         most = settings.get("evaluate", {}).get("batches", 0) if batches is None else batches
     else:
-        opened = open_whole(data, _described_data(settings), trained.tokenizer)
+        opened = open_whole(
+            data, _described_data(settings), trained.tokenizer, classes=trained.classes, fields=fields, say=say
+        )
         most = batches or 0
     choose_by_timing()
     task = trained.task.adapted(opened.facts)
+    opened = as_task_reads(opened, task)
     program = Program.create(task, Sgd(), num_steps=1)
     step = CompiledStep(
         program, _placement(program, settings), (opened.held_out or opened.train).axes, shapes_allowed=opened.shapes
@@ -131,67 +133,6 @@ def evaluate_trained(trained: Trained, data: Any = None, batches: int | None = N
     return {**found, "averaged": 1.0} if trained.averaged else found
 
 
-def open_whole(data: Any, like: Any, tokenizer: Tokenizer | None) -> OpenedData:
-    """All of some data, once, as what a run with such data would hold out.
-
-    Args:
-        like: What the run trains on: paths are read as that is; None where it is not known.
-        tokenizer: The run's.
-
-    Raises:
-        RecipeError: The run does not say how paths are read, or the data has no end.
-    """
-    if isinstance(data, str | Path) or (
-        isinstance(data, list | tuple) and data and all(isinstance(each, str | Path) for each in data)
-    ):
-        data = _of_paths([data] if isinstance(data, str | Path) else list(data), like, tokenizer)
-    if isinstance(data, TextData):
-        return _whole_text(data, tokenizer)
-    if isinstance(data, ExampleData):
-        opened = dataclasses.replace(data, held_out=0, augmentation=None).open()
-        source = ExampleSource(opened.examples, batch_size=data.batch_size, epochs=1)
-        return OpenedData(source, source, DataFacts(num_classes=opened.num_classes, num_ids=opened.num_ids))
-    source = as_source(data, epochs=1)
-    return OpenedData(source, source, DataFacts(), shapes=max(SHAPES_ALLOWED, len(getattr(source, "buckets", ()))))
-
-
-def _of_paths(paths: list[str | Path], like: Any, tokenizer: Tokenizer | None) -> TextData | ExampleData:
-    if isinstance(like, ExampleData) and isinstance(like.examples, ImageFolder) and len(paths) == 1:
-        return dataclasses.replace(like, examples=dataclasses.replace(like.examples, path=str(paths[0])))
-    if isinstance(like, TextData):
-        corpus = corpus_of(*paths)
-        # In the place of the run's tokenizer until the corpus is opened.
-        stand_in = None if tokenizer is None or isinstance(corpus, TokenFile) else BytePairTokenizer()
-        return dataclasses.replace(like, corpus=corpus, tokenizer=stand_in)
-    kind = "data that can't be read from its settings" if like is None else f"{type(like).__name__}"
-    raise RecipeError(
-        f"paths are read as the run's own data is, text or one folder of images; this run has {kind}: in Python, give a source "
-        f"or batches"
-    )
-
-
-def _whole_text(data: TextData, tokenizer: Tokenizer | None) -> OpenedData:
-    with _with_tokenizer(dataclasses.replace(data, held_out=0), tokenizer) as ours:
-        opened = ours.open()
-    if not isinstance(opened.train, PackedSource):
-        raise RecipeError("a Mixture has no end; evaluate on one corpus at a time")
-    source = PackedSource(opened.train.rows, batch_size=data.batch_size, epochs=1)
-    facts = DataFacts(opened.vocab_size, data.sequence_length)
-    shapes = 1 if data.packing else len({*data.buckets, data.sequence_length})
-    return OpenedData(source, source, facts, opened.tokenizer, shapes, bytes_per_target=opened.bytes_per_target)
-
-
-@contextlib.contextmanager
-def _with_tokenizer(data: TextData, tokenizer: Tokenizer | None) -> Iterator[TextData]:
-    """The data with the tokenizer that the model was trained with: one that is trained again on other texts has other tokens."""
-    if tokenizer is None:
-        yield dataclasses.replace(data, tokenizer=None)
-        return
-    with tempfile.TemporaryDirectory(prefix="panax-tokenizer-") as folder:
-        tokenizer.save(folder)
-        yield dataclasses.replace(data, tokenizer=PretrainedTokenizer(path=folder))
-
-
 def _held_out(trained: Trained, settings: Mapping[str, Any]) -> OpenedData:
     """What the run of a checkpoint held out."""
     if isinstance(trained.task, CollectingTask):
@@ -208,15 +149,15 @@ def _held_out(trained: Trained, settings: Mapping[str, Any]) -> OpenedData:
     experiment = Experiment(task=trained.task, data=like, overfit_batches=few if isinstance(few, int) else 0)
     if not isinstance(like, TextData):
         return open_data(experiment, lambda line: None)
-    with _with_tokenizer(like, trained.tokenizer) as ours:
+    with with_tokenizer(like, trained.tokenizer) as ours:
         return open_data(dataclasses.replace(experiment, data=ours), lambda line: None)
 
 
 def _settings(trained: Trained) -> Mapping[str, Any]:
     text = open_checkpoint(trained.url).attachment(SETTINGS)
     try:
-        settings = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
+        settings = json_reader.parse(text or "{}", constants=True)
+    except ValueError as error:
         raise CheckpointError(f"{SETTINGS} of {trained.url} is not JSON: {error}") from error
     if not isinstance(settings, dict):
         raise CheckpointError(f"{SETTINGS} of {trained.url} holds no settings")
@@ -240,13 +181,6 @@ def _placement(program: Program, settings: Mapping[str, Any]) -> Placement:
     return Placement.create(MeshShape(), devices=jax.devices()[:1], needs=needs_of(program))
 
 
-def _check_classes(found: DataFacts, trained: DataFacts) -> None:
-    if None not in (found.num_classes, trained.num_classes) and found.num_classes != trained.num_classes:
-        raise RecipeError(
-            f"the data has {found.num_classes} classes, the run's has {trained.num_classes}: a number would mean another class"
-        )
-
-
 def _judge(step: Any, state: TrainState, opened: OpenedData, most: int) -> dict[str, float]:
     """Evaluate on what is held out."""
     if most < 0:
@@ -254,14 +188,13 @@ def _judge(step: Any, state: TrainState, opened: OpenedData, most: int) -> dict[
     source = opened.held_out
     if source is None:
         raise RecipeError("the run held nothing out; give data: --data PATH, or in Python paths, a source or batches")
-    if not most and _is_endless(source):
+    if not most and is_endless(source):
         raise RecipeError("the data has no end; say how many batches: --batches N (batches=N)")
-    with contextlib.closing(feed(source, step, most=most or None)) as batches:
+    with contextlib.closing(feed(source, step, most=most or None, evaluates=True)) as batches:
         found = evaluate_sent(step, state, (batch for batch, _, _ in batches))
+    if not found:
+        raise DataError(
+            "nothing in the data counts: no target carries loss, so there is no figure. Look at it with `panax data show`: "
+            "answers may be cut away (raise data.sequence_length), or every row may be masked out"
+        )
     return dict(opened.judged(found))
-
-
-def _is_endless(source: Source) -> bool:
-    if isinstance(source, IterableSource):
-        return source.endless
-    return getattr(source, "num_batches", 0) is None

@@ -32,6 +32,11 @@ class EvaluateConfig(Validated):
     every: int = 100
     batches: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("every", "batches"):
+            if getattr(self, name) < 0:
+                raise RecipeError(f"evaluate.{name}={getattr(self, name)}; expected 0 or more")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewindConfig(Validated):
@@ -93,7 +98,8 @@ class Experiment(Validated):
         task: The model with its objective.
         data: `TextData`, `ExampleData`, any `panax.core.Source`, a torch `DataLoader`, or a Python iterable of batches. A task
             that collects its own (`panax.core.CollectingTask`) takes none: the numbers of its rows stand here.
-        held_out: A finite source to be judged on, where `data` does not bring its own.
+        held_out: What to be judged on, where `data` does not hold something out itself: `TextData`, `ExampleData`, a finite
+            source or an iterable of batches. It takes the tokenizer, the classes and the counted ids of `data`.
         optimizer: Of all parameters that are not tables.
         table_optimizer: Of the model's tables, which see only the rows that a batch asks for; None for `RowWiseAdagrad()` where
             it has tables.
@@ -152,6 +158,12 @@ class Experiment(Validated):
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", getattr(self.task, "name", type(self.task).__name__.lower()))
+        parts = self.name.split("/")
+        if not self.name.isprintable() or "\\" in self.name or any(part.strip() in ("", ".", "..") for part in parts):
+            raise RecipeError(
+                f"name={self.name!r}; expected a folder's name, or names with / between them: the run is kept in runs/NAME. "
+                f"Another place is given as directory"
+            )
         if isinstance(self.task, CollectingTask):
             self._take_row_numbers(self.task)
         for field in ("data", "held_out"):

@@ -1,6 +1,8 @@
 """Batches drawn and sent to the devices ahead of the loop, by one background thread: the loop waits only for late data."""
 
-from collections.abc import Collection, Iterator, Mapping
+import functools
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
@@ -8,7 +10,8 @@ import jax
 import numpy as np
 
 from ..core import Position, Source
-from ..data import Prefetched, RowSource, prefetch
+from ..core.errors import LayoutError
+from ..data import Prefetched, RowSource
 from ..data.filled import filled
 from ..data.ramped import Ramped
 from ..train.sending import HeldRows, Sender
@@ -33,6 +36,7 @@ def feed(
     most: int | None = None,
     drawn: int = 0,
     left_out: Collection[int] = (),
+    evaluates: bool = False,
 ) -> Prefetched[Fed]:
     """Iterate over a source's batches, each already on its way to the devices when it is asked for.
 
@@ -43,6 +47,7 @@ def feed(
         most: How many batches to draw; None: all.
         drawn: How many batches lie before `position`.
         left_out: The numbers of batches that are drawn, and not given.
+        evaluates: The data is finite and its last batch may be short: one that the mesh can't hold is left out with a warning.
 
     Raises:
         DataError: The position is of another source. What goes wrong later is raised where its batch would have come,
@@ -56,7 +61,11 @@ def feed(
         batches = _by_stage(source, step, position)
     else:
         batches = _of_size(source, step, position)
-    return prefetch(_sent(islice(batches, most), step, drawn, left_out), BATCHES_AHEAD)
+    # Of other sources a step takes a copy, as they may fill the same memory again.
+    put = functools.partial(step.put, owned=True) if getattr(source, "owns_memory", False) else step.put
+    taken = islice(batches, most)
+    sent = _sent_to_evaluate(taken, put) if evaluates else _sent(taken, put, drawn, left_out)
+    return Prefetched(sent, BATCHES_AHEAD)
 
 
 class _Drawn(NamedTuple):
@@ -97,7 +106,30 @@ def _by_stage(source: Ramped, step: Sender, position: Position | None) -> Iterat
     return chained(first, position)
 
 
-def _sent(batches: Iterator[_Drawn], step: Sender, drawn: int, left_out: Collection[int]) -> Iterator[Fed]:
+def _sent(
+    batches: Iterator[_Drawn], put: Callable[..., dict[str, jax.Array]], drawn: int, left_out: Collection[int]
+) -> Iterator[Fed]:
     for number, (batch, position, held) in enumerate(batches, start=drawn + 1):
         if number not in left_out:
-            yield Fed(step.put(batch, held), position, number)
+            yield Fed(put(batch, held), position, number)
+
+
+def _sent_to_evaluate(batches: Iterator[_Drawn], put: Callable[..., dict[str, jax.Array]]) -> Iterator[Fed]:
+    """The batches of an evaluation; a last one that is too short for the mesh is named as missing."""
+    usual = counted = 0
+    for number, (batch, position, held) in enumerate(batches, start=1):
+        rows = len(next(iter(batch.values())))
+        try:
+            sent = put(batch, held)
+        except LayoutError as error:
+            if rows >= usual:
+                raise
+            warnings.warn(
+                f"the evaluation is over {counted} of {counted + rows} held-out rows: the last batch has {rows}, where others "
+                f"have {usual}, and is left out, since the devices can't share it ({error}). Give batches whose last one "
+                f"divides too",
+                stacklevel=2,
+            )
+            continue
+        usual, counted = max(usual, rows), counted + rows
+        yield Fed(sent, position, number)

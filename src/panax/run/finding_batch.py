@@ -12,8 +12,8 @@ from typing import Any
 import jax
 
 from ..core.errors import LayoutError, RecipeError
-from ..core.joining import only_alone
 from ..core.target import target_of
+from ..job.join import only_alone
 from ..mesh import Placement
 from ..mesh.topology import data_parallel_size
 from ..plan.report import size

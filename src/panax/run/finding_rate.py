@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import DataError, RecipeError
-from ..core.joining import only_alone
 from ..core.validated import Validated
+from ..job.join import only_alone
 from ..optim import OwnSchedule, Schedule
 from .experiment import Experiment
 from .feed import feed
@@ -197,13 +197,17 @@ def has_diverged(losses: Sequence[float], smoothing: float) -> bool:
     if not math.isfinite(losses[-1]):
         return True
     smoothed, first = smoothed_of(losses, smoothing), _first(losses)
-    fell = first - min(smoothed) > FALLEN * abs(first)
+    # A loss that is not finite is in all means after it: no comparison would find anything.
+    if not math.isfinite(smoothed[-1]):
+        return True
+    fell = first - min(loss for loss in smoothed if math.isfinite(loss)) > FALLEN * abs(first)
     return (fell and smoothed[-1] > first) or smoothed[-1] > first + abs(first) / 2
 
 
 def _first(losses: Sequence[float]) -> float:
     """The loss at the beginning, of the first few, none of which may tell it alone."""
-    return min(losses[0], float(np.median(losses[:5])))
+    finite = [loss for loss in losses[:5] if math.isfinite(loss)]
+    return min(finite[0], float(np.median(finite))) if finite else math.nan
 
 
 def judged(losses: Sequence[float], tried: RateRange, per_peak: float = 1.0) -> RateSearch:

@@ -10,15 +10,18 @@ from typing import Any
 
 import jax
 
-from ..core.compiling import compile_once
+from ..checkpoint import agreeing
+from ..compiling.cache import compile_once
+from ..compiling.callbacks import as_raised
 from ..core.errors import RecipeError
-from ..core.heartbeat import heartbeat
-from ..core.host_calls import as_raised
-from ..core.joining import this_membership
-from ..core.processes import is_first
-from ..core.system import check_system
+from ..core.task import Task
+from ..job.agreement import is_first
+from ..job.heartbeat import heartbeat
+from ..job.join import this_membership
 from ..metrics import Lane, Tracker
 from ..metrics.console import shown
+from ..system.platform_check import check_system
+from .agreeing_settings import check_held_out, interval_notes, precision_notes
 from .experiment import Experiment
 from .interrupt import Interrupt
 from .islands import Island
@@ -133,6 +136,10 @@ def open_run(
         choose_kernels(experiment, said, fresh=fresh)
         prepared = prepare(experiment, said, devices)
         check_verifiable(prepared)
+        with agreeing():
+            check_held_out(prepared)
+        for note in (*interval_notes(experiment), *precision_notes(prepared)):
+            said(note)
         for note in prepared.task.notes:
             said(f"{experiment.name}: {note}")
         with (
@@ -166,7 +173,9 @@ def check_experiment(experiment: Any, function: str) -> None:
     """Refuse what is not an experiment with data, by the name of the function that takes it."""
     if not isinstance(experiment, Experiment):
         call = f": call it, {function}({experiment.__name__}())" if inspect.isfunction(experiment) else ""
-        raise RecipeError(f"{function} takes an Experiment, and this is a {type(experiment).__name__}{call}")
+        hint = Task.hint_for(experiment)
+        way = f": write {function}(Experiment(task=..., data=...)), and {hint}" if hint else call
+        raise RecipeError(f"{function} takes an Experiment, and this is a {type(experiment).__name__}{way}")
     absent = lacks_data(experiment)
     if absent is not None:
         raise absent.refused()

@@ -1,10 +1,10 @@
 """What a run has logged, as a table with a row for each step that was reported."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import DataError
+from ..system import json_reader
 
 LOG = "metrics.jsonl"
 
@@ -47,8 +47,8 @@ def table(rows: list[dict[str, Any]], index: str | None = "step") -> Any:
 
 def _row(line: str, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row = json_reader.parse(line, constants=True)
+    except ValueError as error:
         raise DataError(f"{where} is no JSON; a run's log has an object in each line: {error}") from error
     if not isinstance(row, dict) or type(row.get("step")) is not int:
         raise DataError(f"{where} has no step; a run's log has an object with a step in each line")

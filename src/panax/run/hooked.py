@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from ..core.errors import HookError, PanaxError, RecipeError
-from ..core.processes import gather_ints
 from ..hooks import Hook, Running
+from ..job.agreement import gather_ints
 
 ELSEWHERE = "another process asked for it"
 

@@ -1,6 +1,7 @@
 """A run that is one of several islands: it trains by itself, meets the others after every so many steps, and catches up "
 "with them."""
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -13,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import xxhash
 
-from ..comms.meeting_place import MeetingPlace, Member, digest_of, mean_of
+from ..comms.admission import digest_of, norm_of
+from ..comms.meeting_place import MeetingPlace, Round, mean_of
 from ..comms.outer import Agreed, decoded, encoded
 from ..core import Position, TrainState, named_leaves
 from ..core.errors import CheckpointError, DataError, RecipeError
-from ..core.heartbeat import heartbeat
-from ..stores import open_store
+from ..job.heartbeat import heartbeat
+from ..stores import MissingError, open_store
 from .description import describe
 from .prepare import Prepared, Say
 from .start import Start
@@ -103,34 +105,45 @@ class Island:
         assert self._agreed is not None
         number, began = self._round + 1, time.monotonic()
         base, own = digest_of(self._agreed.params), self._held(state)
-        if self._place.members(number) is None:
-            moved = {
-                name: old.astype(np.float32) - own[name].astype(np.float32) for name, old in self._agreed.params.items()
-            }
-            chance = (
-                number * self._islands.count + self._islands.index if self._comms.rounding == "stochastic" else None
-            )
-            self._place.contribute(number, base, encoded(moved, self._wire, chance))
-        members = self._place.decide(number, base)
-        present = frozenset(member.index for member in members)
-        self._tell(number, step, present, time.monotonic() - began)
-        newest = number if self._islands.index in present else self._place.newest()
-        if newest > number:
-            self.ahead = newest
-            self._place.announce(newest + 1)
-            return state
-        agreed = self._computed(number, members, self._agreed, base)
-        if agreed is None:
-            self._say(
-                f"this island began round {number} from other numbers than the others, and takes over what they agreed on"
-            )
+        decided = self._decided(number, base, own)
+        if decided is None:
             agreed = self._found(number, own)
-        elif self._islands.index == min(present):
-            self._place.publish(number, agreed.arrays())
-        if self._islands.index not in present:
-            self._place.announce(number + 1)
+        else:
+            present = frozenset(member.index for member in decided.members)
+            self._tell(number, step, decided, time.monotonic() - began)
+            joined = self._islands.index in present or (not present and decided.base == base)
+            newest = number if joined else self._place.newest()
+            if newest > number:
+                self.ahead = newest
+                self._place.announce(newest + 1)
+                return state
+            agreed = self._computed(number, decided, self._agreed, base)
+            if agreed is None:
+                self._say(f"this island takes over what the others agreed on at meeting {number}")
+                agreed = self._found(number, own)
+            elif self._islands.index == decided.by:
+                self._place.publish(number, agreed.arrays())
+            if not joined:
+                self._place.announce(number + 1)
+        self._place.forget()
         self._agreed, self._round = agreed, number
         return self._with(state, agreed.params)
+
+    def _decided(self, number: int, base: str, own: Mapping[str, np.ndarray]) -> Round | None:
+        """The round, to which this island brings what it has moved by; None where the record of it is damaged."""
+        assert self._agreed is not None
+        like = self._agreed.params
+        try:
+            if self._place.round(number) is None:
+                moved = {name: old.astype(np.float32) - own[name].astype(np.float32) for name, old in like.items()}
+                chance = (
+                    number * self._islands.count + self._islands.index if self._comms.rounding == "stochastic" else None
+                )
+                self._place.contribute(number, base, encoded(moved, self._wire, chance))
+            return self._place.decide(number, base, lambda arrays: norm_of(decoded(arrays, self._wire, like)))
+        except CheckpointError as error:
+            self._say(f"{error}; this island takes over what the others agreed on")
+            return None
 
     def caught_up(self, state: TrainState, start: Start, left_out: frozenset[int]) -> Start:
         """Where the others are: their parameters, this island's own optimizer state, and the data that follows.
@@ -189,50 +202,55 @@ class Island:
         ]
         return dataclasses.replace(state, params=structure.unflatten(found))
 
-    def _computed(self, number: int, members: tuple[Member, ...], before: Agreed, base: str) -> Agreed | None:
-        """What a round came to, from what its members wrote; None where they began from something else."""
-        if not members or any(member.base != base for member in members):
+    def _computed(self, number: int, decided: Round, before: Agreed, base: str) -> Agreed | None:
+        """What a round came to, from what its members wrote; None where it can't be told: they began from something else, or
+        what they wrote is gone or damaged."""
+        if decided.base != base or any(member.base != base for member in decided.members):
             return None
+        if not decided.members:
+            return before
         try:
-            moved = [decoded(self._place.read_from(number, member), self._wire, before.params) for member in members]
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"what an island wrote for meeting {number} in {self._islands.place} is of another model: {error}"
-            ) from error
+            moved = [
+                decoded(self._place.read_from(number, member), self._wire, before.params) for member in decided.members
+            ]
+        except (MissingError, KeyError, ValueError) as error:
+            self._say(f"what islands wrote for meeting {number} can't be read any more: {error}")
+            return None
         return before.after(mean_of(moved), self._comms)
 
     def _found(self, number: int, like: Mapping[str, np.ndarray]) -> Agreed:
         """What islands agreed on in a round, as a member has written it, or computed from what all members wrote."""
         until = time.monotonic() + PUBLISH_SECONDS
         while True:
-            arrays = self._place.agreed(number)
-            if arrays is not None:
-                try:
-                    return Agreed.of(arrays, like)
-                except (KeyError, ValueError) as error:
-                    raise CheckpointError(
-                        f"what islands agreed on in {self._islands.place} is of another model: {error}"
-                    ) from error
-            before, members = (
-                (None, None) if number == 0 else (self._place.agreed(number - 1), self._place.members(number))
-            )
-            if before is not None and members:
-                agreed = Agreed.of(before, like)
-                found = self._computed(number, members, agreed, digest_of(agreed.params))
-                if found is not None:
-                    return found
+            found, why = self._written(number, like)
+            if found is None and number > 0 and (before := self._written(number - 1, like)[0]) is not None:
+                with contextlib.suppress(CheckpointError):  # damaged: what was agreed may still come
+                    decided = self._place.round(number)
+                    found = decided and self._computed(number, decided, before, digest_of(before.params))
+            if found is not None:
+                return found
             if time.monotonic() > until:
                 raise CheckpointError(
                     f"{self._islands.place} has neither what islands agreed on at meeting {number} nor all that they "
-                    "wrote for it; start "
-                    f"over with --fresh and another comms.islands.place"
+                    f"wrote for it ({why}); start over with --fresh and another comms.islands.place"
                 )
             heartbeat().alive()
             time.sleep(0.2)
 
-    def _tell(self, number: int, step: int, present: frozenset[int], seconds: float) -> None:
-        """Say who has come or gone since the last meeting."""
-        for index in sorted(self._members - present):
+    def _written(self, number: int, like: Mapping[str, np.ndarray]) -> tuple[Agreed | None, str]:
+        """(what a member has written of a round; why it can't be used)."""
+        try:
+            arrays = self._place.agreed(number)
+            return (None, "it is missing") if arrays is None else (Agreed.of(arrays, like), "")
+        except (KeyError, ValueError) as error:
+            return None, f"it is damaged, or of another model: {error}"
+
+    def _tell(self, number: int, step: int, decided: Round, seconds: float) -> None:
+        """Say who has come or gone since the last meeting, and who was left out of this one."""
+        present = frozenset(member.index for member in decided.members)
+        for index, why in sorted(decided.left_out.items()):
+            self._say(f"island {index} is left out of meeting {number}, after step {step}: {why}")
+        for index in sorted(self._members - present - decided.left_out.keys()):
             self._say(
                 f"island {index} was not at meeting {number}, after step {step}; the others waited {seconds:.1f} s and go on"
             )

@@ -14,8 +14,9 @@ from ..checkpoint import agreeing
 from ..checkpoint.manifest import Manifest, checksum
 from ..checkpoint.record import FOLDER
 from ..core.errors import CheckpointError
-from ..core.processes import first_text, is_first
+from ..job.agreement import first_text, is_first
 from ..stores import MissingError, Store
+from ..system import files, json_reader
 
 FILE = f"{FOLDER}/rewinds.json"
 """The record beside the checkpoints: written before anything of the history that ended there is removed."""
@@ -150,7 +151,7 @@ def read_rewinds(store: Store) -> tuple[Rewind, ...] | None:
         if is_first():
             found = _read(store)
     told = first_text("" if found is None else json.dumps([dataclasses.asdict(each) for each in found]))
-    return tuple(map(Rewind.read, json.loads(told))) if told else None
+    return tuple(map(Rewind.read, json_reader.parse(told, constants=True))) if told else None
 
 
 def _read(store: Store) -> tuple[Rewind, ...] | None:
@@ -159,11 +160,11 @@ def _read(store: Store) -> tuple[Rewind, ...] | None:
     except MissingError:
         return None
     try:
-        outer = json.loads(text)
+        outer = json_reader.parse(text, constants=True)
         if outer["checksum"] != _seal(outer["rewinds"]):
             raise ValueError("its checksum does not hold")
         return tuple(map(Rewind.read, outer["rewinds"]))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(
             f"{store.url}/{FILE} can't be used: {error}. It says which batches the run leaves out; remove it to go by what the "
             f"newest checkpoint says of them"
@@ -183,10 +184,10 @@ def write_rewinds(store: Store, rewinds: Sequence[Rewind]) -> None:
 def list_rewinds(folder: Path, rewinds: Sequence[Rewind]) -> None:
     """Add to the list in a run's folder what it lacks."""
     path = folder / LOG
-    there = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    # A list for people: what is damaged in it stops no run.
+    there = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     lines = [json.dumps(dataclasses.asdict(each)) for each in rewinds]
-    with open(path, "a", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in lines if line not in there)
+    files.append_lines(path, [line for line in lines if line not in there])
 
 
 def readable_numbers(numbers: Sequence[int]) -> str:

@@ -1,15 +1,15 @@
 """`Run`: the training loop. Short on purpose: everything it calls is a value, or a room of its own."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 
 from ..core import TrainState
-from ..core.errors import DataError, RecipeError
-from ..core.heartbeat import heartbeat
+from ..core.errors import DataError, LayoutError, RecipeError
 from ..data.ramped import Ramped
+from ..job.heartbeat import heartbeat
 from ..metrics import Histogram
 from ..metrics.film import Frames
 from ..metrics.heat_map import Picture
@@ -30,6 +30,9 @@ from .spread import spread_of
 from .start import Start
 from .verifying import Verifying
 from .writing import continue_text
+
+RESERVED = frozenset({"step", "run"})
+"""Names that the lines of a log have already."""
 
 
 class Run:
@@ -80,6 +83,7 @@ class Run:
         self._number = start.drawn.drawn
         self._evaluation: Mapping[str, float] = {}
         self._goes_back = False
+        self._keeper.begin(start.best)
         self._hooked.begin(self, start.hooks)
         if self._hooked:
             self._take_wishes(self._hooked.wishes.agreed())
@@ -115,16 +119,16 @@ class Run:
             while not (self._ended or self._goes_back or self._is_behind or interrupt.due()):
                 report.before_step(self.step)
                 late = report.waiting_for_data() if batches.is_late else contextlib.nullcontext()
-                with report.clock.measure("data_stall"), late:
+                with report.clock.measure("data_stall"), late, self._saved_first("the data"):
                     drawn = next(batches, None)
-                if drawn is None and interrupt.gives_up_waiting():
-                    return
-                if drawn is None:
-                    raise DataError(
-                        f"the data ended after {self.step} of {self.experiment.num_steps} steps"
-                        + (f", and {len(left_out)} batches were left out" if left_out else "")
-                        + "; give more, or fewer steps"
-                    )
+                    if drawn is None and interrupt.gives_up_waiting():
+                        return
+                    if drawn is None:
+                        raise DataError(
+                            f"the data ended after {self.step} of {self.experiment.num_steps} steps"
+                            + (f", and {len(left_out)} batches were left out" if left_out else "")
+                            + "; give more, or fewer steps"
+                        )
                 self.batch, self._drawn, self._number = drawn
                 if (before := self.step) == first:
                     train = self.prepared.data.train
@@ -133,6 +137,32 @@ class Run:
                 yield self.batch
                 if self.step != before + 1:
                     raise RecipeError("call run.after_step(scalars) once for each batch of `for batch in run`")
+
+    @contextlib.contextmanager
+    def _saved_first(self, what: str) -> Iterator[None]:
+        """What a loader, its worker or held-out data raises inside, `sys.exit` included, ends the run after a save.
+
+        Of many processes another one may not have failed, and would not enter the save's collectives: the last checkpoint is what
+        there is then. A second Ctrl-C ends the run at once.
+        """
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            if jax.process_count() == 1 and self.step > 0 and self._keeper.stored != self.step and not self._goes_back:
+                self._save_before(error, what)
+            raise
+
+    def _save_before(self, error: BaseException, what: str) -> None:
+        try:
+            self._report.flush()
+            if self._rewinding.settle():
+                saved = self._keeper.at_end(self.state, self.step, self._position, self._evaluation)
+                self.say(f"{what} raised {type(error).__name__}; step {self.step} is saved: {saved}")
+        except Exception as further:
+            # The first error is the one to show.
+            self.say(
+                f"warning: {what} raised {type(error).__name__}, and step {self.step} could not be saved: {further}"
+            )
 
     def take_step(self, batch: Mapping[str, jax.Array]) -> Scalars:
         """Take the experiment's own step; returns its scalars before the devices are done."""
@@ -148,6 +178,7 @@ class Run:
             scalars: What the step yields, by name; they are read while the next step runs.
         """
         self.step += 1
+        self._interrupt.has_news = True
         heartbeat().step(self.step)
         self._position, self._evaluation = self._drawn, {}
         self._rewinding.took(self.step, self._number)
@@ -164,8 +195,13 @@ class Run:
         self._probing.after_step(self.step)
         wishes = self._called("after_step", due(self.experiment.log_every, self.step))
         if (due(self.experiment.evaluate.every, self.step) or wishes.evaluate) and not self._ended:
-            wishes.save |= self._judge().save
+            with self._saved_first("the evaluation"):
+                wishes.save |= self._judge().save
+            # Before another step overwrites the parameters that were judged.
+            wishes.save |= self._keeper.judged(self.step, self._evaluation)
         if not self._ended and self._keeper.is_due(self.step, asked=wishes.save) and self._rewinding.settle():
+            # What is saved is sound: the step's own scalars are read before.
+            self._report.flush()
             with self._report.clock.measure("save"), self._report.ledger.during("checkpoint wait"):
                 self._keeper.after_step(self.state, self.step, self._position, self._evaluation, asked=wishes.save)
             self._report.ledger.mark(self.step, saved=True)
@@ -178,11 +214,14 @@ class Run:
             self._begin(self._rewinding.go_back(self.step))
         self._report.flush()
         if (self._stopped or self.step == self.experiment.num_steps) and not self._failed and not self._evaluation:
-            self._judge()
+            self._judge_at_end()
+        self._keeper.judged(self.step, self._evaluation)
         ledger = self._report.ledger
         ledger.mark(self.step)
         with ledger.during("checkpoint wait"):
             checkpoint = self._keeper.at_end(self.state, self.step, self._position, self._evaluation)
+        if (line := self._keeper.lost_best()) is not None:
+            self.say(line)
         ledger.switch("start")
         self._hooked.call("at_end", self)
         self._report.account(self.step, self._position)
@@ -206,7 +245,13 @@ class Run:
         assert self._island is not None
         self._report.flush()
         here = Start(
-            self.state, self.step, self._position, self._keeper.stored, self._hooked.kept(self), self._rewinding.drawn
+            self.state,
+            self.step,
+            self._position,
+            self._keeper.stored,
+            self._hooked.kept(self),
+            self._rewinding.drawn,
+            best=self._keeper.best,
         )
         start = self._island.caught_up(self.state, here, self._rewinding.left_out)
         self._rewinding.drawn = start.drawn
@@ -234,9 +279,22 @@ class Run:
     def _judge(self) -> Wishes:
         self._report.flush()
         with self._report.ledger.during("evaluation"):
-            self._evaluation = judge(self.prepared, self.state, self.step, self._report)
+            self._evaluation = judge(self.prepared, self.state, self.step, self._report, self._interrupt.due)
+            if not self._evaluation and self._interrupt.signal is not None:
+                self.say(f"the evaluation of step {self.step} is left: {self._interrupt.signal.name} came")
             self._report.compiled()
             return self._called("after_evaluation", True, self._evaluation) if self._evaluation else Wishes()
+
+    def _judge_at_end(self) -> None:
+        """Evaluate the last state; if that fails, save it first: the steps since the last save are not lost with it."""
+        try:
+            self._judge()
+        except Exception as error:
+            # Of many processes another one may not have failed, and would not enter the save's collectives.
+            if jax.process_count() == 1 or isinstance(error, LayoutError):
+                saved = self._keeper.at_end(self.state, self.step, self._position, {})
+                self.say(f"the last evaluation failed; step {self.step} is saved: {saved}")
+            raise
 
     # What a hook sees and may ask for; see `panax.hooks.Running`.
 
@@ -253,6 +311,11 @@ class Run:
         return self._report.values
 
     def log(self, values: Mapping[str, float]) -> None:
+        if taken := RESERVED & values.keys():
+            raise RecipeError(
+                f"run.log: {', '.join(sorted(taken))} is a name of the log's own, which says of what step a line is; use another "
+                f"one, as mine/{min(taken)}"
+            )
         self._report.trackers.record(self.step, {name: float(value) for name, value in values.items()})
 
     def text(self, name: str, text: str) -> None:
@@ -284,19 +347,37 @@ class Run:
         self._hooked.wishes.stop = self._hooked.wishes.stop or reason or "a hook"
 
 
-def judge(prepared: Prepared, state: TrainState, number: int, report: Report) -> Mapping[str, float]:
-    """Evaluate on the held-out data; empty where there is none."""
+class _Left(Exception):
+    """An evaluation that is not finished, since the run is to stop."""
+
+
+def judge(
+    prepared: Prepared, state: TrainState, number: int, report: Report, stops: Callable[[], bool] = lambda: False
+) -> Mapping[str, float]:
+    """Evaluate on the held-out data; empty where there is none, or the run is to stop meanwhile.
+
+    Args:
+        stops: Asked before each batch, by every process of the job: whether the run is to stop.
+    """
     if prepared.data.held_out is None:
         return {}
     heartbeat().phase("evaluate")
     most = prepared.experiment.evaluate.batches or None
-    with contextlib.closing(feed(prepared.data.held_out, prepared.step, most=most)) as batches:
-        evaluation = prepared.data.judged(evaluate_sent(prepared.step, state, _followed(batches)))
+    with contextlib.closing(feed(prepared.data.held_out, prepared.step, most=most, evaluates=True)) as batches:
+        try:
+            evaluation = prepared.data.judged(evaluate_sent(prepared.step, state, _followed(batches, stops)))
+        except _Left:
+            return {}
+    if not evaluation:
+        report.nothing_evaluated(number)
+        return {}
     report.evaluation(number, evaluation)
     return evaluation
 
 
-def _followed(batches: Iterable[Fed]) -> Iterator[dict[str, jax.Array]]:
+def _followed(batches: Iterable[Fed], stops: Callable[[], bool]) -> Iterator[dict[str, jax.Array]]:
     for batch, _, _ in batches:
         heartbeat().alive()
+        if stops():
+            raise _Left
         yield batch

@@ -11,8 +11,9 @@ from ..data.iterable import as_batch
 from ..kernels import Kernels, choose_by_timing
 from ..mesh import MeshShape, Placement, Rules
 from ..optim import AdamW, Optimizer, RowOptimizer
-from ..train import CompiledStep, Program, Scalars, StepConfig, evaluate_all
+from ..train import CompiledStep, Program, Scalars, StepConfig, evaluate_sent
 from ..train.compiled import needs_of
+from ..train.update import check_sound
 from .slow_axes import with_slow_axes
 
 
@@ -28,7 +29,7 @@ class PlainStep:
 
     def __init__(self, compiled: CompiledStep):
         self.compiled = compiled
-        self._unread: list[tuple[int, Faults]] = []
+        self._unread: list[tuple[int, Scalars]] = []
         self._count = 0
 
     def init(self, seed: int = 0) -> TrainState:
@@ -48,13 +49,17 @@ class PlainStep:
             TrainingError: The batch has another shape than the first one.
             DataError: The step before found its batch to be wrong, and was not applied; see `raise_faults`.
         """
-        sent = self.compiled.put(as_batch(batch))
+        sent = self.compiled.put(self._own(batch), owned=True)
         state, scalars = self.compiled(state, sent)
         self._count += 1
-        faults = [(self._count, value) for value in scalars.values() if isinstance(value, Faults)]
+        read = {
+            name: x
+            for name, x in scalars.items()
+            if isinstance(x, Faults) or name in ("learning_rate", "parameter_norm")
+        }
         # Those of the step before: to read this one's would be to wait for it.
         self.raise_faults()
-        self._unread = faults
+        self._unread = [(self._count, read)]
         return state, {name: value for name, value in scalars.items() if not isinstance(value, Faults)}
 
     def raise_faults(self) -> None:
@@ -62,15 +67,23 @@ class PlainStep:
 
         Raises:
             DataError: An index was out of range, or an integer too large, in the last step; it was not applied.
+            TrainingError: The last update was not finite.
         """
         unread, self._unread = self._unread, []
-        for number, faults in unread:
-            faults.refuse(f"the batch of step {number}")
+        for number, scalars in unread:
+            for value in scalars.values():
+                if isinstance(value, Faults):
+                    value.refuse(f"the batch of step {number}")
+            check_sound(number, scalars)
 
     def evaluate(self, state: TrainState, batches: Iterable[Any]) -> dict[str, float]:
         """Losses and metrics over all `batches`, merged as sums and divided once; the state stays."""
         self.raise_faults()
-        return evaluate_all(self.compiled, state, map(as_batch, batches))
+        sent = (self.compiled.put(self._own(batch), owned=True) for batch in batches)
+        return evaluate_sent(self.compiled, state, sent)
+
+    def _own(self, batch: Any) -> Mapping[str, Any]:
+        return self.compiled.program.task.convert_batch(as_batch(batch))
 
 
 def compile_step(
@@ -117,8 +130,8 @@ def compile_step(
     batch = as_batch(example)
     if axes is not None and axes.keys() != batch.keys():
         raise DataError(f"axes are given for {sorted(axes)}, the batch has {sorted(batch)}; make them agree")
-    if axes is None:
-        axes = axes_of_rows(batch)
+    axes = task.convert_axes(axes_of_rows(batch) if axes is None else axes)
+    batch = task.convert_batch(batch)
     choose_by_timing(devices=devices)
     rows = next(iter(batch.values())).shape[0]
     program = Program.create(

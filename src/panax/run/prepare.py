@@ -1,6 +1,7 @@
 """From an experiment to everything that its loop needs: data opened, state abstract, mesh laid out, step ready to compile."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -10,23 +11,29 @@ import numpy as np
 from ..comms import Islands
 from ..core import DataFacts, Source, Task
 from ..core.errors import RecipeError
-from ..core.system import check_system
 from ..data import BatchRamp, ExampleData, IterableSource, TextData
+from ..data.agreement import agreeing
+from ..data.converted import Converted, converted
 from ..data.first_batches import FirstBatches
 from ..data.ramped import ramped
 from ..data.share import Share
 from ..data.text_bytes import bits_per_byte
 from ..data.tokenizer import Tokenizer
+from ..job.heartbeat import heartbeat
 from ..kernels import choose_by_timing
 from ..mesh import Placement
 from ..optim import Schedule
 from ..plan.step import text_batch
+from ..system import files
+from ..system.platform_check import check_system
 from ..train import CompiledStep, Program
 from ..train.compiled import needs_of
 from ..train.debug import DebugStep
 from ..train.precision import precision_words
+from ..train.program import check_rows_together
 from .automatic import with_chosen_mesh
 from .experiment import Experiment
+from .paused import with_paused_comms
 from .slow_axes import with_slow_axes
 
 Say = Callable[[str], None]
@@ -60,12 +67,20 @@ class OpenedData:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A run that has not begun: nothing is compiled, no parameter is allocated."""
+    """A run that has not begun: nothing is compiled, no parameter is allocated.
+
+    Attributes:
+        folder: The run's, whatever the current folder is later.
+    """
 
     experiment: Experiment
     task: Task
     data: OpenedData
     step: CompiledStep | DebugStep
+    folder: str = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", str(files.absolute(self.experiment.folder)))
 
 
 def open_data(experiment: Experiment, say: Say) -> OpenedData:
@@ -75,6 +90,8 @@ def open_data(experiment: Experiment, say: Say) -> OpenedData:
         DataError: It can't be read, or holds nothing.
     """
     opened = _opened(experiment, say)
+    held_out = None if opened.held_out is None else converted(opened.held_out, experiment.task)
+    opened = dataclasses.replace(opened, train=converted(opened.train, experiment.task), held_out=held_out)
     if not experiment.overfit_batches:
         return opened
     say(f"training on the first {experiment.overfit_batches} batches alone, and evaluating on them")
@@ -85,35 +102,77 @@ def open_data(experiment: Experiment, say: Say) -> OpenedData:
 
 def _opened(experiment: Experiment, say: Say) -> OpenedData:
     data = experiment.data
+    if experiment.held_out is not None and isinstance(data, TextData | ExampleData):
+        if data.held_out:
+            say("held_out is given: data.held_out is not used, and all of data is trained on")
+            data = dataclasses.replace(data, held_out=0)
+        own = _opened(dataclasses.replace(experiment, data=data, held_out=None), say)
+        return _with_held_out(own, experiment, say)
     if isinstance(data, TextData):
-        opened = data.open(
-            progress=lambda what, documents, tokens: say(
-                f"{what}: {documents:,} documents" + (f", {tokens:,} tokens" if tokens else "")
-            )
-        )
-        for note in opened.notes:
+
+        def progress(what: str, documents: int, tokens: int) -> None:
+            heartbeat().moved("prepare")
+            say(f"{what}: {documents:,} documents" + (f", {tokens:,} tokens" if tokens else ""))
+
+        opened = data.open(progress=progress)
+        for note in (*opened.notes, *opened.account):
             say(note)
         facts = DataFacts(opened.vocab_size, data.sequence_length)
         shapes = 1 if data.packing else len({*data.buckets, data.sequence_length})
-        entropy = opened.unigram_entropy_nats if opened.held_out is not None else None
+        nats = opened.unigram_entropy_nats if opened.held_out is not None else math.nan
+        entropy = nats if math.isfinite(nats) else None
         size = opened.bytes_per_target if opened.held_out is not None else None
         return OpenedData(opened.train, opened.held_out, facts, opened.tokenizer, shapes, entropy, size)
     if isinstance(data, ExampleData):
         examples = data.open()
+        for note in examples.account:
+            say(note)
         return OpenedData(
             examples.train, examples.held_out, DataFacts(num_classes=examples.num_classes, num_ids=examples.num_ids)
         )
-    held_out = None if experiment.held_out is None else as_source(experiment.held_out, epochs=1)
     train = as_source(data)
-    return OpenedData(train, held_out, DataFacts(), shapes=len(getattr(train, "buckets", ())) or 1)
+    opened = OpenedData(train, None, DataFacts(), shapes=len(getattr(train, "buckets", ())) or 1)
+    return opened if experiment.held_out is None else _with_held_out(opened, experiment, say)
+
+
+def _with_held_out(opened: OpenedData, experiment: Experiment, say: Say) -> OpenedData:
+    """The data with what the experiment holds out, in which numbers mean what they mean in training."""
+    from .whole import open_whole  # which opens what is here
+
+    data = experiment.held_out
+    if not isinstance(data, TextData | ExampleData):
+        held_out, notes = agreeing(as_source(data, epochs=1), opened.train)
+        for note in notes:
+            say(note)
+        return dataclasses.replace(opened, held_out=held_out)
+    say("held-out data:")
+    found = open_whole(data, experiment.data, opened.tokenizer, source=opened.train, say=say)
+    return dataclasses.replace(
+        opened,
+        held_out=found.held_out,
+        shapes=max(opened.shapes, found.shapes),
+        unigram_entropy=None,
+        bytes_per_target=found.bytes_per_target,
+    )
 
 
 def as_source(data: Any, epochs: int | None = None) -> Source:
-    """A source as it is; any other iterable wrapped as one."""
+    """A source as it is; any other iterable wrapped as one.
+
+    Args:
+        epochs: Of data that a model is evaluated on: its short last batch counts too. None: of data to train on.
+    """
+    if isinstance(data, IterableSource):
+        return data if epochs is None else data.with_short_batch()
     if isinstance(data, Source):
         return data
+    if isinstance(data, Mapping):
+        raise RecipeError(
+            f"data is one batch (a {type(data).__name__} with {', '.join(map(str, list(data)[:4]))}); expected batches: for this "
+            f"one alone write data=[batch]"
+        )
     if isinstance(data, Iterable):
-        return IterableSource(data, epochs=epochs)
+        return IterableSource(data, epochs=epochs, keep_short_batch=epochs is not None)
     raise RecipeError(
         f"data is a {type(data).__name__}; expected TextData, ExampleData, a Source, a DataLoader or another iterable"
     )
@@ -130,6 +189,7 @@ def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any =
         experiment, task, make_program, lambda: batch_shapes(experiment, source), source.axes, devices, say
     )
     data = _shared(_with_ramp(data, experiment.batch_ramp, say), experiment.comms.islands)
+    check_rows_together(task, experiment.step, experiment.comms)
     program = make_program(experiment, task)
     for line in () if program.widths is None else program.widths.words():
         say(line)
@@ -138,6 +198,7 @@ def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any =
     if experiment.debug:
         return Prepared(experiment, task, data, DebugStep(program, data.train.axes, shapes_allowed=data.shapes))
     placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program))
+    program = with_paused_comms(program, placement, say)
     program = with_slow_axes(program, placement, experiment.folder, say)
     comms = program.comms if experiment.comms.islands.count == 1 else experiment.comms
     for words in (precision_words(task, placement.target), comms.words()):
@@ -169,7 +230,9 @@ def batch_shapes(experiment: Experiment, source: Source) -> dict[str, Any]:
     """The shapes of a global batch: of text without reading any, else those of the source's first batch."""
     if isinstance(experiment.data, TextData):
         return text_batch(experiment.data)
-    first = source.first_batch() if isinstance(source, IterableSource) else next(iter(source.batches())).batch
+    first = (
+        source.first_batch() if isinstance(source, IterableSource | Converted) else next(iter(source.batches())).batch
+    )
     return {name: jax.ShapeDtypeStruct(np.shape(leaf), np.asarray(leaf).dtype) for name, leaf in first.items()}
 
 

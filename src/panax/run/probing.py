@@ -18,11 +18,12 @@ from typing import Any
 
 import jax
 
-from ..core.heartbeat import heartbeat
-from ..core.processes import any_process, first_text, gather_ints, gather_texts, is_first
+from ..job.agreement import any_process, first_text, gather_ints, gather_texts, is_first
+from ..job.heartbeat import heartbeat
 from ..plan.profile import HardwareProfile, newest_profile, profile_in, profiles_folder
 from ..plan.walk import traffic_of_trace
 from ..preflight.probes import AxisProbe, AxisUse, LinkProbe, MatrixProbe, axis_uses, crossing, of_these_hosts, peers
+from ..system import json_reader
 from ..train import CompiledStep
 from .prepare import Prepared
 from .report import Report
@@ -119,14 +120,16 @@ class Probing:
             told = json.dumps([dataclasses.asdict(use) for use in uses])
             if profile is not None:
                 _tell_profile(profile, name, uses)
-        self._axes = [AxisProbe(self._mesh, AxisUse(**use)) for use in json.loads(first_text(told))]
+        self._axes = [
+            AxisProbe(self._mesh, AxisUse(**use)) for use in json_reader.parse(first_text(told), constants=True)
+        ]
         # Here all meet for the first time, and compile what they agree by.
         self._agree(False, 1.0)
 
     def _profile(self, hosts: Sequence[str]) -> tuple[HardwareProfile | None, str]:
         """The newest profile of these hosts in this mesh, and its file's name."""
         sizes = dict(self._mesh.shape.items())
-        places = [profile_in(self._prepared.experiment.folder), *sorted(profiles_folder().glob("*.json"))]
+        places = [profile_in(self._prepared.folder), *sorted(profiles_folder().glob("*.json"))]
         found = newest_profile(self._mesh.devices.flat[0].device_kind, sizes, places)
         if found is None or not of_these_hosts(found[0], hosts, sizes):
             return None, ""

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,13 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..core import Faults, Position, Task
-from ..core.compiling import compilations
+from ..compiling.cache import compilations
+from ..core import CollectingTask, Faults, Position, Task
 from ..core.errors import TrainingError
-from ..core.heartbeat import heartbeat
 from ..core.logical import Role, axis_of
-from ..core.processes import first_text, is_first
 from ..core.watching import Watched
+from ..job.agreement import first_text, is_first
+from ..job.heartbeat import heartbeat
 from ..metrics import (
     ConsoleTracker,
     JsonlTracker,
@@ -33,6 +34,8 @@ from ..metrics import (
     peak_of,
 )
 from ..metrics.ledger import Ledger
+from ..system import json_reader
+from ..train.update import check_sound
 from .account import account_of, epochs_of, lines_of, write_account
 from .description import describe
 from .experiment import Experiment
@@ -78,7 +81,7 @@ class Report:
             run_id: What trackers are told; a resumed run keeps it.
         """
         experiment = prepared.experiment
-        folder = Path(experiment.folder)
+        folder = Path(prepared.folder)
         self._prepared = prepared
         self._say = say
         self.ledger = ledger
@@ -107,11 +110,11 @@ class Report:
         self._kernels_said = 0
         self._profiling = False
         self._profiled: int | None = None
-        self._first_told = self._interrupted = False
+        self._first_told = self._gradient_seen = self._interrupted = False
         self.goes_back: Callable[[int, Mapping[str, float]], bool] = lambda number, values: False
         self.clock = StepClock()
         self.peak = find_peak(prepared) if says_flops(prepared.task) else None
-        self._trackers.about(RunFacts(experiment.name, run_id, experiment.folder, describe(experiment)))
+        self._trackers.about(RunFacts(experiment.name, run_id, prepared.folder, describe(experiment)))
         self._trackers.begin(first_step, prepared.experiment.num_steps, self.peak)
         record_facts(prepared, run_id, first_step, self._lanes[0] if self._lanes else None)
 
@@ -194,13 +197,18 @@ class Report:
         for name in [name for name, value in found.items() if isinstance(value, Faults)]:
             found.pop(name).refuse(f"the batch of step {number}")
         values = {name: float(value) for name, value in found.items() if np.ndim(value) == 0}
+        check_sound(number, values)
+        if not self._gradient_seen:
+            self._gradient_seen = True
+            if (line := _zero_gradient_words(self._prepared, number, values)) is not None:
+                self._say(line)
         if self._watch is not None:
             self._watch.add({name: value for name, value in found.items() if np.ndim(value) > 0})
         experiment = self._prepared.experiment
         self._latest.update(_named(values))
         goes_back = self.goes_back(number, values)
         if values.get("skipped_in_a_row", 0) >= experiment.step.max_skipped and not goes_back:
-            raise TrainingError(f"{skipped_words(number, values)}; {_way_out(experiment)}")
+            raise TrainingError(f"{skipped_words(number, values)}; {_way_out(experiment, values)}")
         if number % experiment.log_every == 0 or number == experiment.num_steps:
             self._record(number, values, position)
 
@@ -223,7 +231,7 @@ class Report:
         self._latest.update(told)
         self._trackers.record(rewind.to, told)
         if is_first():
-            self._lanes[0].put(list_rewinds, Path(self._prepared.experiment.folder), drawn.rewinds)
+            self._lanes[0].put(list_rewinds, Path(self._prepared.folder), drawn.rewinds)
 
     def verified(self, number: int, seconds: float) -> None:
         """Report that step `number` is being checked on other devices, which took so long; that is not part of the steps'."""
@@ -237,6 +245,17 @@ class Report:
         named = {f"evaluation/{name}": value for name, value in values.items()}
         self._latest.update(named)
         self._trackers.record(number, named)
+        self.clock.restart()
+        self._counted = 0
+
+    def nothing_evaluated(self, number: int) -> None:
+        """Say that an evaluation has no figure; no earlier one stands in its place."""
+        for name in [name for name in self._latest if name.startswith("evaluation/")]:
+            del self._latest[name]
+        self._say(
+            f"warning: step {number}: nothing in the held-out data counts (no target carries loss), so the evaluation has no "
+            f"figure; look at it with `panax data show`: answers may be cut away (data.sequence_length), or every row masked out"
+        )
         self.clock.restart()
         self._counted = 0
 
@@ -256,7 +275,7 @@ class Report:
             return
         parts = account_of(self._prepared.data.train, position)
         if parts:
-            self._lanes[0].put(write_account, Path(self._prepared.experiment.folder), number, parts)
+            self._lanes[0].put(write_account, Path(self._prepared.folder), number, parts)
         for line in lines_of(parts):
             self._say(line)
 
@@ -332,7 +351,7 @@ class Report:
     @property
     def _profile_folder(self) -> Path:
         # Where TensorBoard's profile page looks for it.
-        return Path(self._prepared.experiment.folder) / "tensorboard"
+        return Path(self._prepared.folder) / "tensorboard"
 
     def _end_profile(self) -> None:
         with contextlib.suppress(TrainingError):
@@ -354,12 +373,33 @@ def skipped_words(number: int, values: Mapping[str, float]) -> str:
     )
 
 
-def _way_out(experiment: Experiment) -> str:
+def _way_out(experiment: Experiment, values: Mapping[str, float]) -> str:
     """What to do about too many skipped updates."""
+    if values["loss"] == 0 and values["gradient_norm"] == 0:
+        return (
+            "nothing in these batches carries loss: look at them with `panax data show`. Answers may be cut away (raise "
+            "data.sequence_length), or the mask may leave out every row"
+        )
     ways, after = "lower optimizer.schedule.peak, or look for the cause with --debug", experiment.step.max_skipped // 2
     if experiment.rewind.after:
         return f"rewind.most={experiment.rewind.most} rewinds are used up: {ways}"
     return f"{ways}; --rewind.after {after} would go back to a checkpoint and leave such batches out" if after else ways
+
+
+def _zero_gradient_words(prepared: Prepared, number: int, values: Mapping[str, float]) -> str | None:
+    """A warning if the first step that this process takes has no gradient at all; None if it has, or need not have one."""
+    late = prepared.experiment.comms.delayed
+    if isinstance(prepared.task, CollectingTask) or late or values.get("gradient_norm") != 0.0:
+        return None
+    if values.get("skipped_in_a_row"):
+        return (
+            f"warning: step {number}: nothing in its batch counts, so no update was made: the weight of each loss is 0 or below. "
+            f"Look at the mask and at the weights of the loss"
+        )
+    return (
+        f"warning: step {number}: the gradient is exactly 0 (the loss is {values.get('loss', math.nan):.4g}): the loss depends "
+        f"on no parameter that trains. Look for jax.lax.stop_gradient, argmax, rounding, or a loss of the batch alone"
+    )
 
 
 def _named(values: Mapping[str, float]) -> dict[str, float]:
@@ -394,4 +434,4 @@ def find_peak(prepared: Prepared) -> Peak:
     if jax.process_count() == 1 and found is not None:
         return found
     told = first_text("" if found is None else json.dumps(dataclasses.asdict(found)))
-    return Peak(**json.loads(told))
+    return Peak(**json_reader.parse(told, constants=True))

@@ -37,7 +37,7 @@ class Result:
     @property
     def history(self) -> Any:
         """What the run has logged, earlier runs of the same command included: a pandas DataFrame, or rows without pandas."""
-        return table(read_history(self.prepared.experiment.folder))
+        return table(read_history(self.prepared.folder))
 
     def plot(self, *names: str) -> Chart:
         """A chart of what the run has logged, by default of its training and held-out loss; a notebook shows it.
@@ -45,7 +45,7 @@ class Result:
         Raises:
             RecipeError: The run has logged nothing of that name.
         """
-        rows = read_history(self.prepared.experiment.folder)
+        rows = read_history(self.prepared.folder)
         known = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
         lines = []
         for name in names or [name for name in ("train/loss", "evaluation/loss") if name in known]:

@@ -17,10 +17,11 @@ from typing import Any
 
 from ..checkpoint import Checkpointer, MemoryTier, agreeing
 from ..core.errors import TrainingError
-from ..core.heartbeat import heartbeat
-from ..core.processes import is_first
+from ..job.agreement import is_first
+from ..job.heartbeat import heartbeat
 from .keeping import Keeper
 from .leaving_out import Drawn, Rewind, is_of_history, write_rewinds
+from .paused import verify_every
 from .prepare import Prepared, Say
 from .report import Report, skipped_words
 from .start import Start, first_start, newest_start
@@ -52,7 +53,7 @@ class Rewinding:
         self._first, self._why = 0, ""
         self._reached = {start.step: time.monotonic()}
         self._corrupted = ""
-        if prepared.experiment.verify.every:
+        if verify_every(prepared.experiment.verify.every, prepared.step):
             # Of a run that was never checked, the state at hand is what there is to trust.
             self.verified(start.drawn.verified or start.step)
         keeper.of_batches = self._kept

@@ -5,7 +5,6 @@ import json
 import os
 import platform
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,16 +14,17 @@ from typing import Any
 
 import jax
 
+from ..compiling.cache import compilations
 from ..core.axes import named_leaves
-from ..core.beginning import take_beginning
-from ..core.compiling import compilations
 from ..core.errors import PanaxError
-from ..core.processes import gather_texts, is_first
-from ..core.processor import processor
+from ..job.agreement import gather_texts, is_first
+from ..job.start_time import take_beginning
 from ..metrics import Lane
 from ..metrics.energy import energy_of
 from ..metrics.goodput import described, read_life
 from ..metrics.ledger import Ledger
+from ..system import children, files
+from ..system.cpu_info import processor
 from .description import describe
 from .prepare import Prepared, Say
 
@@ -55,10 +55,10 @@ def open_ledger(prepared: Prepared, say: Say) -> Iterator[Ledger]:
     In processes but the first nothing is written.
     """
     experiment = prepared.experiment
-    folder = Path(experiment.folder) if is_first() else None
+    folder = Path(prepared.folder) if is_first() else None
     attempt = os.environ.get("PANAX_ATTEMPT", "")
     with contextlib.closing(
-        Lane(str(Path(experiment.folder) / "goodput.jsonl"), say, threaded=not experiment.debug)
+        Lane(str(Path(prepared.folder) / "goodput.jsonl"), say, threaded=not experiment.debug)
     ) as lane:
         ledger = Ledger(
             folder,
@@ -117,7 +117,7 @@ def record_facts(prepared: Prepared, run_id: str, step: int, lane: Lane | None) 
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": f"{processor().split(';')[0]}, {os.cpu_count()} threads",
     }
-    lane.put(_write, Path(experiment.folder) / FACTS, facts)
+    lane.put(_write, Path(prepared.folder) / FACTS, facts)
 
 
 def _command(words: Sequence[str]) -> list[str]:
@@ -148,9 +148,8 @@ def _versions() -> dict[str, str]:
 
 
 def _write(path: Path, facts: Mapping[str, Any]) -> None:
-    line = json.dumps({**facts, "git": _commit(Path.cwd())}) + "\n"
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(line)
+    line = json.dumps({**facts, "git": _commit(Path.cwd())})
+    files.append_lines(path, [line])
 
 
 def _commit(folder: Path) -> dict[str, Any] | None:
@@ -159,10 +158,13 @@ def _commit(folder: Path) -> dict[str, Any] | None:
     def git(*arguments: str) -> str:
         # What a repository's own settings would start is not started.
         command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True).stdout.strip()
+        found = children.run(command, _GIT_SECONDS)
+        if found.code:
+            raise OSError(found.errors)
+        return found.output.strip()
 
     try:
         commit = git("rev-parse", "HEAD")
         return {"commit": commit, "dirty": bool(git("--no-optional-locks", "status", "--porcelain", "-uno"))}
-    except (OSError, subprocess.SubprocessError):
+    except OSError:  # TimeoutError too
         return None

@@ -6,6 +6,7 @@ then across them.
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 
 import jax
@@ -14,11 +15,13 @@ import numpy as np
 from ..comms.settings import AUTO
 from ..core import pair_axes
 from ..core.errors import RecipeError
-from ..core.processes import first_text, is_first
+from ..job.agreement import first_text, is_first
 from ..mesh import Placement
 from ..mesh.rules import MESH_AXES
 from ..plan.profile import HardwareProfile, newest_profile, profile_in, profiles_folder
+from ..system import json_reader
 from ..train import Program
+from .paused import processes_missing, without_comms
 
 SLOWER = 2.0
 """An axis is slow if the fastest one carries so many times as much."""
@@ -53,6 +56,8 @@ def with_slow_axes(
             if slow
             else "no axis crosses hosts"
         )
+    if not slow and processes_missing():
+        return without_comms(program, say)
     if not slow:
         among = " and ".join(copies) or "an axis of copies, which this mesh does not have"
         raise RecipeError(
@@ -112,13 +117,13 @@ def _measured(placement: Placement, folder: str | None) -> dict[str, float]:
     paths = [*([] if folder is None else [profile_in(folder)]), *sorted(profiles_folder().glob("*.json"))]
     found = newest_profile(kind, placement.sizes, paths) if is_first() else None
     rates = {} if found is None else rates_of(found[0], placement.sizes)
-    return json.loads(first_text(json.dumps(rates)))
+    return json_reader.parse(first_text(json.dumps(rates)), constants=True)
 
 
 def rates_of(profile: HardwareProfile, sizes: Mapping[str, int]) -> dict[str, float]:
     """Bytes a second of each axis' fastest kind of collective."""
     found: dict[str, float] = {}
     for rates in profile.collectives:
-        if len(rates.axes) == 1 and sizes[rates.axes[0]] > 1:
+        if len(rates.axes) == 1 and sizes[rates.axes[0]] > 1 and math.isfinite(rates.bandwidth):
             found[rates.axes[0]] = max(found.get(rates.axes[0], 0.0), rates.bandwidth)
     return {axis: found[axis] for axis in MESH_AXES if axis in found}

@@ -10,24 +10,22 @@ from typing import Any
 
 import jax
 
-from ..core.heartbeat import heartbeat
 from ..core.logical import Role, traits_of
-from ..core.processes import is_first
 from ..core.target import target_of
 from ..data.example_source import MASK
+from ..job.agreement import is_first
+from ..job.heartbeat import heartbeat
 from ..mesh import Rules
 from ..mesh.legality import Needs, fitted_rules, meshes, problem
 from ..mesh.rules import MESH_AXES
 from ..mesh.topology import data_parallel_size
 from ..plan.auto import MARGIN, state_bytes
 from ..train.compiled import CompiledStep, needs_of
+from .paused import WHOLE
 from .prepare import Prepared
 
 FILE = Path("job") / "layouts.json"
 """In the run's folder; `panax.cluster.world` reads it."""
-
-WHOLE = "PANAX_WHOLE"
-"""The environment variable that says how many processes the whole job has."""
 
 RANKED = 3
 """Layouts that are kept of each count of processes."""
@@ -149,7 +147,7 @@ def write_smaller_layouts(prepared: Prepared, batch: Mapping[str, Any], parts: i
     }
     ranked = ranked_layouts(step, rules, batch, processes, each=each, limit=_memory_limit(), parts=ramp.parts)
     found = {"processes": processes, "layouts": {n: [*map(dataclasses.asdict, r)] for n, r in ranked.items()}}
-    path = Path(prepared.experiment.folder) / FILE
+    path = Path(prepared.folder) / FILE
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(json.dumps(found, indent=1), encoding="utf-8")
     os.replace(beside, path)

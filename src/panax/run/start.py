@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,14 +14,16 @@ from ..checkpoint.manifest import Manifest
 from ..checkpoint.record import read_record
 from ..core import Position, TrainState
 from ..core.errors import CheckpointError, DamagedError
-from ..core.lock import locked
-from ..core.processes import first_text, is_first
+from ..data.agreement import classes_of
+from ..job.agreement import first_text, is_first
 from ..kernels import TimedKernels, choose_by_timing, timed_kernels_in_force
 from ..stores import open_store
+from ..system.lock import locked
 from .ahead import compile_ahead
 from .description import describe
-from .earlier import SETTINGS, check_same_run, position_in, set_aside
+from .earlier import OWN_FILES, SETTINGS, check_same_run, position_in, set_aside
 from .experiment import Experiment
+from .keeping import BEST, BestEvaluation
 from .leaving_out import Drawn, Rewind, is_of_history, list_rewinds, read_rewinds, readable_numbers
 from .prepare import Prepared, Say
 from .restored import averaging_again, restored
@@ -29,6 +32,7 @@ from .versions import report_versions
 MODEL = "model.json"
 TOKENIZER = "tokenizer.json"
 KERNELS = "kernels.json"
+CLASSES = "classes.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Start:
         hooks: What the checkpoint keeps of the run's hooks, by their names.
         drawn: How far the run has come in its data.
         source: What the state was read from.
+        best: The best evaluation up to this state; None if there was none.
     """
 
     state: TrainState
@@ -51,6 +56,7 @@ class Start:
     hooks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     drawn: Drawn = dataclasses.field(default_factory=Drawn)
     source: str = "the first state"
+    best: BestEvaluation | None = None
 
 
 def place_of_checkpoints(experiment: Experiment) -> str:
@@ -100,6 +106,7 @@ def open_folder(prepared: Prepared, say: Say, *, fresh: bool = False) -> Iterato
         with agreeing():
             if is_first():
                 locks.enter_context(_locked(folder))
+                refuse_links(folder)
                 locks.enter_context(only_job(where))
                 if fresh:
                     set_aside(experiment, say)
@@ -115,6 +122,20 @@ def open_folder(prepared: Prepared, say: Say, *, fresh: bool = False) -> Iterato
             raise
         # What ended the run is the error to show; a save that failed besides is not.
         checkpointer.finish()
+
+
+def refuse_links(folder: Path) -> None:
+    """See that the run's own files are its own: what is written through a link overwrites what somebody else has there.
+
+    Raises:
+        CheckpointError: One is a link.
+    """
+    for name in OWN_FILES:
+        if (folder / name).is_symlink():
+            raise CheckpointError(
+                f"{folder / name} is a link to {os.readlink(folder / name)}, and a run's own files aren't written through links; "
+                f"remove it, or choose another folder with --directory"
+            )
 
 
 @contextlib.contextmanager
@@ -158,6 +179,8 @@ def attachments(prepared: Prepared) -> dict[str, str]:
     }
     if kernels := timed_kernels_in_force():
         files[KERNELS] = kernels
+    if classes := classes_of(prepared.data.train):
+        files[CLASSES] = json.dumps({"label": classes})
     tokenizer = prepared.data.tokenizer
     if tokenizer is not None:
         kind, _, where = prepared.experiment.init.partition(":")
@@ -197,7 +220,7 @@ def _finish_rewinds(prepared: Prepared, checkpointer: Checkpointer, drawn: Drawn
         say(f"rewinds so far: {len(rewinds)}; they leave out {readable_numbers(sorted(drawn.left_out))}")
     if is_first():
         try:
-            list_rewinds(Path(prepared.experiment.folder), rewinds)
+            list_rewinds(Path(prepared.folder), rewinds)
         except OSError as error:
             say(f"warning: the list of rewinds can't be written: {error}")
 
@@ -284,6 +307,7 @@ def begin_from(prepared: Prepared, checkpoint: Checkpoint, say: Say, accept_chan
         hooks if isinstance(hooks, dict) else {},
         Drawn(rewinds=drawn.rewinds, data=drawn.data + 1) if changed else drawn,
         checkpoint.url,
+        BestEvaluation.of(checkpoint.manifest.host.get(BEST)),
     )
 
 
@@ -312,10 +336,16 @@ def first_state(prepared: Prepared, say: Say) -> TrainState:
         say(f"starting from the weights in {where}")
         params, model_state = load(where, prepared.task, state.params, state.model_state)
     else:
-        from .trained import find_checkpoints, read_weights
+        from .trained import classes_in, find_checkpoints, read_weights
 
         checkpoint = next(find_checkpoints(where))
         say(f"starting from the weights in {checkpoint.url}")
+        theirs, ours = classes_in(checkpoint), classes_of(prepared.data.train)
+        if theirs and ours and theirs != ours:
+            say(
+                f"warning: these weights tell {len(theirs)} classes apart ({', '.join(theirs[:8])}), and the data has "
+                f"{len(ours)} ({', '.join(ours[:8])}): the head begins with other classes; name them in their order with classes="
+            )
         abstract, places = prepared.step.program.abstract, prepared.step.shardings
         params, model_state = read_weights(
             checkpoint, abstract.params, abstract.model_state, places.params, places.model_state

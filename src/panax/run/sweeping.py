@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -74,15 +75,26 @@ class Sweep:
 
     @property
     def best(self) -> Trial:
-        """The trial with the lowest held-out loss, or training loss without held-out data.
+        """The trial with the lowest held-out loss, or training loss without held-out data; one that is not finite is never best.
 
         Raises:
-            RecipeError: Every trial failed.
+            RecipeError: Every trial failed, or no loss is finite.
         """
         whole = [trial for trial in self.trials if not trial.error]
         if not whole:
             raise RecipeError(f"no trial of the sweep in {self.folder} ended well; its table says why")
-        return min(whole, key=lambda trial: trial.loss)
+        # A training loss is not compared with held-out ones; a trial without a held-out figure was not judged.
+        judged = [trial for trial in whole if "loss" in trial.evaluation]
+        losses = [(trial.loss, number) for number, trial in enumerate(judged or whole)]
+        finite = [(loss, number) for loss, number in losses if math.isfinite(loss)]
+        if not finite:
+            raise RecipeError(f"no trial of the sweep in {self.folder} has a finite loss; its table shows them")
+        return (judged or whole)[min(finite)[1]]
+
+    @property
+    def ranked(self) -> list[Trial]:
+        """The trials from the lowest loss on; those without a finite one are last, in their order."""
+        return sorted(self.trials, key=lambda trial: trial.loss if math.isfinite(trial.loss) else math.inf)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -109,7 +121,7 @@ class Sweep:
         drawn = []
         for trial in self.trials:
             rows = read_history(trial.folder)
-            name = "evaluation/loss" if any(row.get("evaluation/loss") for row in rows) else "train/loss"
+            name = "evaluation/loss" if any(row.get("evaluation/loss") is not None for row in rows) else "train/loss"
             points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
             drawn.append(Line(trial.name, [x for x, _ in points], [y for _, y in points]))
         return line_chart(drawn, "step")

@@ -16,9 +16,10 @@ from ..core.state import wide
 from ..data.tokenizer import PretrainedTokenizer, Tokenizer
 from ..kernels import choose_by_timing
 from ..stores import join, open_store
+from ..system import json_reader
 from .description import read_task
 from .prepare import Say
-from .start import MODEL, TOKENIZER
+from .start import CLASSES, MODEL, TOKENIZER
 from .writing import continue_text
 
 AVERAGED = "averaged"
@@ -39,6 +40,7 @@ class Trained:
         state: The task's model state.
         tokenizer: None where the run had none.
         averaged: Whether the parameters are averages.
+        classes: What the labels of the run's data stand for, by their numbers; () where that is not known.
     """
 
     url: str
@@ -47,6 +49,7 @@ class Trained:
     state: Any
     tokenizer: Tokenizer | None
     averaged: bool = False
+    classes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"Trained({type(self.task).__name__}, {self.url})"
@@ -126,7 +129,23 @@ def read_trained(checkpoint: Checkpoint) -> Trained:
         checkpoint, params, model_state, *jax.tree.map(lambda _: place, (params, model_state))
     )
     averaged = any(name.startswith(f"{AVERAGED}.") for name in checkpoint.manifest.arrays)
-    return Trained(checkpoint.url, task, params, model_state, _tokenizer(checkpoint), averaged)
+    return Trained(checkpoint.url, task, params, model_state, _tokenizer(checkpoint), averaged, classes_in(checkpoint))
+
+
+def classes_in(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """What the labels of a run's data stand for, as its checkpoint says; () where it does not.
+
+    Raises:
+        CheckpointError: What it says is no list of names.
+    """
+    if CLASSES not in checkpoint.manifest.attachments:
+        return ()
+    try:
+        return tuple(map(str, json_reader.parse(checkpoint.attachment(CLASSES) or "")["label"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{CLASSES} of {checkpoint.url} does not list the classes of labels: {error!r}"
+        ) from error
 
 
 def read_weights(

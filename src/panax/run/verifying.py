@@ -19,12 +19,13 @@ import numpy as np
 
 from ..core import TrainState
 from ..core.errors import LayoutError, RecipeError, TrainingError
-from ..core.heartbeat import heartbeat
-from ..core.processes import any_process, first_text, gather_texts
-from ..core.processor import processor
+from ..job.agreement import any_process, first_text, gather_texts
+from ..job.heartbeat import heartbeat
+from ..system.cpu_info import processor
 from ..train import CompiledStep, Scalars
 from ..train.elsewhere import Elsewhere, ShardSums, leaf_names
 from .keeping import due
+from .paused import verify_every
 from .prepare import Prepared, Say
 from .report import Report
 from .rewinding import Rewinding
@@ -39,7 +40,8 @@ def check_verifiable(prepared: Prepared) -> None:
     Raises:
         LayoutError: There is one device only, or the devices are of different models.
     """
-    every, step = prepared.experiment.verify.every, prepared.step
+    step = prepared.step
+    every = verify_every(prepared.experiment.verify.every, step)
     if not every:
         return
     if not isinstance(step, CompiledStep):
@@ -120,7 +122,10 @@ class Verifying:
 
     def __init__(self, prepared: Prepared, report: Report, rewinding: Rewinding, say: Say):
         """Every process of the job calls it."""
-        self._step, self._every = prepared.step, prepared.experiment.verify.every
+        asked, self._step = prepared.experiment.verify.every, prepared.step
+        self._every = verify_every(asked, self._step)
+        if self._every != asked:
+            say(f"verify.every={asked} pauses: one device is left, and steps are repeated on another one")
         self._report, self._rewinding, self._say = report, rewinding, say
         self._fresh, self._good, self._seconds = True, False, 0.0
         self._elsewhere: dict[int, Elsewhere] = {}

@@ -4,16 +4,18 @@ They are called while every mesh axis is manual (see `docs/parallelism.md`): arr
 ever differentiated: whoever calls one stands inside a `jax.custom_vjp` whose backward pass says which collective answers it.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ..core.errors import RecipeError
 from ..core.expected import moving
 from ..core.layout import MeshAxes, current_layout
 from ..core.logical import Role, axis_of
-from ..core.measures import Maximum, Sample, is_measure
+from ..core.measures import Sample, counted_fields, is_measure, keeps_largest
 
 
 def all_gather(x: jax.Array, axes: MeshAxes, dim: int) -> jax.Array:
@@ -67,16 +69,13 @@ def merge_over_devices(measures: Any, axes: MeshAxes) -> Any:
     """Losses and metrics merged over `axes`, each by its own reduction."""
 
     def merge(measure: Any) -> Any:
-        if isinstance(measure, Maximum):
-            return Maximum(jax.lax.pmax(measure.value, axes))
         if isinstance(measure, Sample):
-            raise TypeError("a Sample is of tasks that see whole arrays; one that names its axes returns a Mean")
-        fixed = {"coefficient"} & set(measure.__dataclass_fields__)
-        return type(measure)(
-            **{
-                name: getattr(measure, name) if name in fixed else all_reduce(getattr(measure, name), axes)
-                for name in measure.__dataclass_fields__
-            }
-        )
+            raise RecipeError("a Sample is of tasks that see whole arrays; one that names its axes returns a Mean")
+
+        def reduced(value: Any) -> jax.Array:
+            return jax.lax.pmax(value, axes) if keeps_largest(measure) else all_reduce(value, axes)
+
+        changes = {name: reduced(getattr(measure, name)) for name in counted_fields(measure)}
+        return dataclasses.replace(measure, **changes)
 
     return jax.tree.map(merge, measures, is_leaf=is_measure) if axes else measures

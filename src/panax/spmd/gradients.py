@@ -83,17 +83,18 @@ def _with_sums(
 ) -> tuple[Params, Evaluation]:
     """Gradients of a micro-batch, and of those before it, that are summed over devices as far as the backward pass can."""
 
-    def followed(free: Params, owed: Any, state: ModelState, batch: Batch) -> tuple[Scalar, Evaluation]:
-        summing.follow(free, owed, added)
-        return objective(free, state, batch)
+    def followed(free: Params, scanned: Any, owed: Any, state: ModelState, batch: Batch) -> tuple[Scalar, Evaluation]:
+        return objective(summing.follow(free, scanned, owed, added), state, batch)
 
-    (gradients, owed), result = jax.grad(followed, (0, 1), has_aux=True)(free, summing.owed, state, batch)
+    # What scans of layers are given is another variable than what the rest of the loss reads: of one the gradient is a sum over
+    # devices, of the other a device's share.
+    found = jax.grad(followed, (0, 1, 2), has_aux=True)(free, summing.scanned(free), summing.owed, state, batch)
+    (gradients, sums, owed), result = found
     summing.owed = {name: left if name in summing.met else summing.owed[name] for name, left in owed.items()}
-    if added is None:
-        return gradients, result
     leaves, structure = jax.tree_util.tree_flatten_with_path(gradients)
+    before = [None] * len(leaves) if added is None else jax.tree.leaves(added)
     whole = [
-        gradient if parameter_name(path) in summing.met else gradient + before
-        for (path, gradient), before in zip(leaves, jax.tree.leaves(added))
+        summing.total(parameter_name(path), gradient, sums, former)
+        for (path, gradient), former in zip(leaves, before, strict=True)
     ]
     return structure.unflatten(whole), result

@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from ..core.axes import path_name
 
@@ -27,6 +28,9 @@ def parameter_name(path: tuple[Any, ...]) -> str:
     """The name of the parameter at a path, of which only the slot may be differentiated (`once.py`)."""
     return path_name(path).removesuffix(".slot")
 
+
+ReduceWhole = Callable[[str, jax.Array], jax.Array]
+"""(name of a parameter, its gradient of all layers, a device's share) to the sum over devices."""
 
 Reduce = Callable[[str, jax.Array, jax.Array | None], tuple[jax.Array, jax.Array | None]]
 """(name of a parameter, a layer's gradient, what its sums owe) to (the sum over devices, what is owed now)."""
@@ -41,32 +45,71 @@ class InBackward:
         met: Of the parameters, those that a scan of layers was given.
     """
 
-    def __init__(self, reduce: Reduce, names: frozenset[str], owed: Mapping[str, jax.Array], *, of_each: bool = False):
+    def __init__(
+        self,
+        reduce: Reduce,
+        reduce_whole: ReduceWhole,
+        names: frozenset[str],
+        owed: Mapping[str, jax.Array],
+        *,
+        of_each: bool = False,
+    ):
         """
         Args:
+            reduce_whole: Sums what a parameter that a scan was given has of other uses, such as a penalty on weights.
             names: Of the parameters whose layers may be summed by themselves.
             of_each: Sum each micro-batch's gradients; else those of all together, in the backward pass of the last one.
         """
         self.reduce, self.names, self.owed, self.of_each = reduce, names, dict(owed), of_each
+        self.reduce_whole = reduce_whole
         self.met: set[str] = set()
+        self._used_elsewhere: set[str] = set()
+        self._scanned: Mapping[str, jax.Array] = {}
         self._known: dict[int, str] = {}
         self._added: Mapping[str, jax.Array] = {}
         self._owed: Mapping[str, jax.Array] = {}
         self._held: Any = None
 
-    def follow(self, free: Any, owed: Mapping[str, jax.Array], added: Any = None) -> None:
-        """Follow the arrays of `free`, the parameters as a loss is given them.
+    def scanned(self, free: Any) -> dict[str, jax.Array]:
+        """The parameters that scans of layers may be given, by name: to be differentiated apart from `free`."""
+        return {name: leaf for name, leaf in _named(free).items() if name in self.names}
+
+    def follow(
+        self, free: Any, scanned: Mapping[str, jax.Array], owed: Mapping[str, jax.Array], added: Any = None
+    ) -> Any:
+        """The parameters as a loss is to be given them: their arrays are followed to scans of layers.
 
         Args:
+            scanned: What scans read in their place.
             owed: As the loss is given it.
             added: Like `free`, the sums of the gradients of micro-batches before.
         """
-        named = {parameter_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(free)[0]}
-        self._known = {id(leaf): name for name, leaf in named.items() if name in self.names}
-        before = () if added is None else zip(named, jax.tree.leaves(added))
+        leaves, structure = jax.tree_util.tree_flatten_with_path(free)
+        names = [parameter_name(path) for path, _ in leaves]
+        watched = [
+            _watched((self._used_elsewhere, name), leaf) if name in self.names else leaf
+            for name, (_, leaf) in zip(names, leaves)
+        ]
+        self._known = {id(leaf): name for name, leaf in zip(names, watched) if name in self.names}
+        before = () if added is None else zip(names, jax.tree.leaves(added))
         self._added = {name: leaf for name, leaf in before if name in self.names}
-        self._owed = owed
-        self._held = free
+        self._owed, self._scanned = owed, scanned
+        self._held = structure.unflatten(watched)
+        return self._held
+
+    def total(
+        self, name: str, gradient: jax.Array, sums: Mapping[str, jax.Array], before: jax.Array | None
+    ) -> jax.Array:
+        """A parameter's gradient of all micro-batches so far: if a scan was given it the sum over devices, else a share.
+
+        Args:
+            gradient: Of its uses outside of scans, a device's share.
+            sums: By name, those of scans.
+            before: Of the micro-batches before.
+        """
+        if name not in self.met:
+            return gradient if before is None else gradient + before
+        return sums[name] + self.reduce_whole(name, gradient) if name in self._used_elsewhere else sums[name]
 
     def attached(self, function: Callable[..., Any], layers: Any) -> tuple[Callable[..., Any], Any]:
         """A scan's function and what it scans, with the sums of what is followed."""
@@ -92,7 +135,34 @@ class InBackward:
                 leaves[place] = _summed_back((self.reduce, name), leaves[place], added, owed)
             return function(x, structure.unflatten(leaves))
 
-        return with_sums, (layers, more)
+        for place, name in found.items():
+            leaves[place] = self._scanned[name]
+        return with_sums, (structure.unflatten(leaves), more)
+
+
+def _named(free: Any) -> dict[str, jax.Array]:
+    return {parameter_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(free)[0]}
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _watched(where: tuple[set[str], str], w: jax.Array) -> jax.Array:
+    """`w`; while its gradient is traced, the name is put into the set if it has one."""
+    return w
+
+
+def _watched_forward(where: tuple[set[str], str], w: Any) -> tuple[jax.Array, None]:
+    return w.value, None
+
+
+def _watched_backward(where: tuple[set[str], str], _: None, gradient: Any) -> tuple[Any]:
+    if not isinstance(gradient, SymbolicZero):
+        where[0].add(where[1])
+        return (gradient,)
+    nothing: Any = gradient
+    return (jnp.zeros(nothing.shape, nothing.dtype),)
+
+
+_watched.defvjp(_watched_forward, _watched_backward, symbolic_zeros=True)
 
 
 _current: ContextVar[InBackward | None] = ContextVar("panax_sums_in_backward", default=None)

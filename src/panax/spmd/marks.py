@@ -37,12 +37,13 @@ class Mark(enum.Enum):
     DECLARED = "declared"
     EXPECTED = "expected"
     SHARED = "shared"
+    LINEAR = "linear"
 
 
 mark_p = define_primitive(
     "spmd_mark",
-    compute=lambda x, **_: x,
-    infer=lambda x, **_: x,
+    compute=lambda x, *_, **params: x,
+    infer=lambda x, *_, **params: x,
     batch=lambda xs, dims, *, dim, **params: (mark_p.bind(*xs, dim=dim + (dims[0] <= dim), **params), dims[0]),
     differentiate=lambda primals, tangents, **params: (mark_p.bind(*primals, **params), tangents[0]),
 )
@@ -118,6 +119,13 @@ def expected(tree: Tree, holds: Mapping[str, tuple[Holds, ...]], label: str) -> 
 def shared(x: jax.Array, axes: MeshAxes) -> jax.Array:
     """`x`, a cotangent computed alike on the devices along `axes` and divided by their number: a term on each."""
     return _marked(x, Mark.SHARED, tuple((axis, (Holds.PARTIAL,)) for axis in axes), "")
+
+
+def linear_in(x: jax.Array, operand: jax.Array) -> jax.Array:
+    """Mark `x` as linear in `operand`, though its operations are not: where that is a term of a sum over devices, so is `x`."""
+    layout = current_layout()
+    axes = () if layout is None else tuple((axis, ()) for axis, size in layout.sizes.items() if size > 1)
+    return mark_p.bind(x, operand, mark=Mark.LINEAR, holds=axes, label="", dim=0) if axes else x
 
 
 def _marked(tree: Any, mark: Mark, holds: tuple[tuple[str, tuple[Holds, ...]], ...], label: str, dim: int = 0) -> Any:

@@ -42,7 +42,7 @@ class Rows(eqx.Module):
         assert self.values is not None
         distinct = self.values.shape[0]
         if self.numbers is None:
-            return jnp.where(ids < 0, distinct, jnp.minimum(ids, distinct + 1))
+            return jnp.where(ids < 0, distinct, jnp.where(ids < distinct, ids, distinct + 1))
         flat = ids.reshape(-1)
         found = jnp.searchsorted(self.numbers, flat).astype(jnp.int32)
         found = jnp.where(self.numbers.at[found].get(mode="clip") == flat, found, distinct + 1)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ..core.target import Target
+from .marks import linear_in
 
 BLOCK = 32
 """Rows that one multiplication adds up: a row costs 2 x BLOCK FLOPs a number, and each level has BLOCK times fewer."""
@@ -48,6 +49,25 @@ def sums_by_blocks(
     A segment's rows lie in one block, or at the end of one, in some whole ones and at the start of another: what it has in its
     first block is read from there, and what blocks have at their start is added up in the same way, block times fewer rows.
     """
+    if not rows.size:
+        return jnp.zeros((count, rows.shape[1]), rows.dtype)
+    finite = jnp.isfinite(rows)
+    sums = _sums_of_finite(jnp.where(finite, rows, 0), segment, count, block)
+
+    # In those products a number that is not finite would spoil all segments of its block: 0 times infinity is NaN.
+    def with_others() -> jax.Array:
+        up, down = (
+            _sums_of_finite((~finite & (rows != other)).astype(rows.dtype), segment, count, block) > 0
+            for other in (-jnp.inf, jnp.inf)
+        )
+        return jnp.where(up & down, jnp.nan, jnp.where(up, jnp.inf, jnp.where(down, -jnp.inf, sums)))
+
+    return linear_in(jax.lax.cond(finite.all(), lambda: sums, with_others), rows)
+
+
+def _sums_of_finite(
+    rows: Float[Array, "row width"], segment: Int[Array, " row"], count: int, block: int
+) -> Float[Array, "segment width"]:
     size, width = rows.shape
     blocks = -(-size // block)
     rows = jnp.pad(rows, ((0, blocks * block - size), (0, 0)))
@@ -66,4 +86,4 @@ def sums_by_blocks(
     if blocks == 1:
         return sums
     heads = jnp.where(new[::block][:, None], jnp.zeros((), rows.dtype), parts[:, 0])
-    return sums + sums_by_blocks(heads, segment[::block], count, block)
+    return sums + _sums_of_finite(heads, segment[::block], count, block)

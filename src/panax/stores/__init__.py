@@ -6,6 +6,7 @@ from .store import (
     Buffer,
     Claiming,
     Entry,
+    Linking,
     MissingError,
     Store,
     checked_path,
@@ -16,6 +17,6 @@ from .store import (
 )
 
 __all__ = [
-    "REMOTE", "Buffer", "Claiming", "Entry", "LocalStore", "MissingError", "Store", "checked_path", "is_remote", "join",
-    "open_store", "shown_address",
+    "REMOTE", "Buffer", "Claiming", "Entry", "Linking", "LocalStore", "MissingError", "Store", "checked_path", "is_remote",
+    "join", "open_store", "shown_address",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..core.errors import StoreError
+from ..system import files
 from .direct import FROM_BYTES, PAGE, address, read_direct
 from .store import Buffer, Entry, MissingError, checked_path
 
@@ -32,10 +33,11 @@ class LocalStore:
 
     def __init__(self, url: str | Path) -> None:
         self.url = str(url)
-        self._root = Path(url).expanduser()
+        # As the current folder is now: it may change while the store is in use.
+        self._root = files.absolute(url)
 
     def write(self, path: str, parts: Sequence[Buffer]) -> None:
-        target = self._path(path)
+        target = self._own(path)
         partial = target.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
         try:
             for again in (True, True, False):
@@ -59,7 +61,7 @@ class LocalStore:
             ) from error
 
     def create(self, path: str, data: bytes) -> bool:
-        target = self._path(path)
+        target = self._own(path)
         partial = target.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
         try:
             _make_folder(target.parent)
@@ -142,10 +144,10 @@ class LocalStore:
         for path in paths:
             file = self._path(path)
             try:
-                file.unlink()
-                folders.add(file.parent)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
+                if (link := files.link_in(self._root, file)) is not None:
+                    file = link  # the link goes, and what it leads to stays
+                if files.remove(self._root, file):
+                    folders.add(file.parent)
             except OSError as error:
                 raise _unremovable(file, error) from error
         for folder in folders:
@@ -163,18 +165,38 @@ class LocalStore:
     def sweep(self, folders: Iterable[str] = ("",)) -> None:
         """Remove what writers that were killed have left in these folders: temporary names, and folders without a file.
 
-        No writer may be at work.
+        No writer may be at work. Links are passed over.
         """
         try:
             for each in folders:
-                for folder, _, names in os.walk(self._within(each), topdown=False):
+                if self.is_link(each):
+                    continue
+                for folder, names in files.walk(self._within(each)):
                     for name in filter(_is_partial, names):
-                        Path(folder, name).unlink(missing_ok=True)
-                    if Path(folder) != self._root:
+                        files.remove(self._root, folder / name)
+                    if folder != self._root:
                         with contextlib.suppress(OSError):
-                            os.rmdir(folder)
+                            folder.rmdir()
         except OSError as error:
             raise _unremovable(self._root, error) from error
+
+    def is_link(self, path: str) -> bool:
+        return bool(path) and files.link_in(self._root, self._path(path)) is not None
+
+    def _own(self, path: str) -> Path:
+        """Where an object is to be written.
+
+        Raises:
+            StoreError: A link is in the way: what lies behind it is not this store's.
+        """
+        target = self._path(path)
+        link = files.link_in(self._root, target.parent)
+        if link is not None:
+            raise StoreError(
+                f"{target} is not written: {link} is a link to {os.readlink(link)}, which is left as it is; remove the link, "
+                f"or choose another folder"
+            )
+        return target
 
     def _path(self, path: str) -> Path:
         return self._root / checked_path(path)

@@ -1,13 +1,16 @@
 """A store of another process, over the network: a server that hands out a folder, and the store that speaks to it.
 
-HTTP with a token that only the processes of one job know. It is for the memory of hosts, in their own fast network: requests are
-not encrypted, and are tried again once. What is written is checked by the server's checksum of what it received.
+HTTP, each request signed with a token that only the processes of one job know and that is never sent; one that was overheard
+can't be sent again. It is for the memory of hosts, in their own fast network: requests are not encrypted, and are tried again
+once. What is written is checked by the server's checksum of what it received.
 """
 
 import contextlib
+import hashlib
 import hmac
 import http.client
 import json
+import secrets
 import socket
 import threading
 import time
@@ -19,10 +22,13 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 import xxhash
 
 from ..core.errors import StoreError
+from ..system import json_reader
+from ..system.json_reader import JsonError
 from .local import LocalStore
 from .store import Buffer, Entry, MissingError, Store, checked_path
 
 _BLOCK = 2**22
+_SCHEME = "Panax"
 _SECONDS = 60.0
 
 
@@ -64,9 +70,11 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
     most_waiting = 64
     waiting_seconds = 10.0
+    most_nonces = 1 << 20
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._waiting: dict[socket.socket, float] = {}
+        self._nonces: dict[str, None] = {}
         self._lock = threading.Lock()
         super().__init__(address, handler)
 
@@ -83,6 +91,16 @@ class _Server(ThreadingHTTPServer):
         with self._lock:
             for request in [one for one, since in self._waiting.items() if since < late]:
                 self._hang_up(request)
+
+    def is_new(self, nonce: str) -> bool:
+        """Whether no request had this nonce: one that was overheard can't be sent again."""
+        with self._lock:
+            if nonce in self._nonces:
+                return False
+            self._nonces[nonce] = None
+            while len(self._nonces) > self.most_nonces:
+                del self._nonces[next(iter(self._nonces))]
+            return True
 
     def trust(self, request: Any) -> None:
         """The token was given on this connection."""
@@ -121,11 +139,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Requests are not logged."""
 
     def _answer(self, action: object) -> None:
-        given = self.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self.secret}".encode()):
+        assert isinstance(self.server, _Server)
+        scheme, _, given = self.headers.get("Authorization", "").partition(" ")
+        nonce, _, proof = given.partition(" ")
+        about = (self.command, self.path, self.headers.get("Content-Length", "0"), nonce)
+        known = hmac.compare_digest(proof.encode(), _proof(self.secret, *about).encode())
+        if scheme != _SCHEME or not known or not self.server.is_new(nonce):
             self._send(403, b"wrong token")
             return
-        assert isinstance(self.server, _Server)
         self.server.trust(self.request)
         try:
             action()  # type: ignore[operator]
@@ -182,7 +203,7 @@ class PeerStore:
     def __init__(self, address: str, token: str) -> None:
         self.url = f"peer://{address}"
         self._address = address
-        self._headers = {"Authorization": f"Bearer {token}"}
+        self._token = token
 
     def write(self, path: str, parts: Sequence[Buffer]) -> None:
         digest = xxhash.xxh3_64()
@@ -204,10 +225,19 @@ class PeerStore:
         target[:] = found
 
     def folders(self, prefix: str = "") -> Sequence[str]:
-        return json.loads(self._ask("GET", f"/?folders={quote(prefix, safe='')}"))
+        return [str(name) for name in self._listed("folders", prefix)]
 
     def list(self, prefix: str = "") -> Sequence[Entry]:
-        return [Entry(path, size) for path, size in json.loads(self._ask("GET", f"/?list={quote(prefix, safe='')}"))]
+        try:
+            return [Entry(checked_path(path), int(size)) for path, size in self._listed("list", prefix)]
+        except (TypeError, ValueError) as error:
+            raise StoreError(f"{self.url} gave no list of paths and sizes: {error}") from error
+
+    def _listed(self, what: str, prefix: str) -> Sequence[Any]:
+        try:
+            return json_reader.parse_as(list, self._ask("GET", f"/?{what}={quote(prefix, safe='')}"))
+        except JsonError as error:
+            raise StoreError(f"{self.url} gave no list: {error}") from error
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
@@ -227,8 +257,7 @@ class PeerStore:
     def _ask_once(self, method: str, target: str, parts: Sequence[Buffer], size: int) -> bytes:
         with contextlib.closing(http.client.HTTPConnection(self._address, timeout=_SECONDS)) as connection:
             connection.putrequest(method, target)
-            for name, value in self._headers.items():
-                connection.putheader(name, value)
+            connection.putheader("Authorization", authorization(self._token, method, target, size))
             connection.putheader("Content-Length", str(size))
             connection.endheaders()
             for part in parts:
@@ -242,6 +271,22 @@ class PeerStore:
         if response.status != 200:
             raise StoreError(f"{self.url} refused: {response.status} {body[:500].decode(errors='replace')}")
         return body
+
+
+def authorization(token: str, method: str, target: str, size: int) -> str:
+    """The header of one request that its sender knows the token; good for one time.
+
+    Args:
+        target: The request's path, as it is sent.
+        size: Bytes of its body.
+    """
+    nonce = secrets.token_hex(16)
+    return f"{_SCHEME} {nonce} {_proof(token, method, target, str(size), nonce)}"
+
+
+def _proof(token: str, method: str, target: str, size: str, nonce: str) -> str:
+    """What shows that a request is from one who knows the token, which itself is never sent."""
+    return hmac.new(token.encode(), "\n".join((method, target, size, nonce)).encode(), hashlib.sha256).hexdigest()
 
 
 class UnionStore:

@@ -68,6 +68,15 @@ class Store(Protocol):
 
 
 @runtime_checkable
+class Linking(Store, Protocol):
+    """A store in which a name may be a link to what is not the store's."""
+
+    def is_link(self, path: str) -> bool:
+        """Whether an object or folder is reached by a link inside of the store. Reading follows it; `delete` removes the link."""
+        ...
+
+
+@runtime_checkable
 class Claiming(Store, Protocol):
     """A store in which one of several writers of the same object wins."""
 

@@ -15,13 +15,14 @@ from ..core.errors import RecipeError
 from ..core.layout import whole_arrays
 from ..core.measures import NO_FAULT, merge_stacked
 from .precision import matmuls_as_set
-from .update import Scalars, number_rows
+from .update import PARAMETER_NORM, Scalars, check_names, parameter_norm, prepare_batch
 
 if TYPE_CHECKING:
     from .program import Program
 
 LAST = ("skipped", "skipped_in_a_row", "learning_rate", "loss_scale")
-"""Of these the last update's number is reported; of other scalars the mean over updates."""
+"""Of these the number of the last update that was made is reported, and the rate with which the next step goes on; of other
+scalars the mean over updates."""
 
 
 class _Packed(eqx.Module):
@@ -59,7 +60,15 @@ def check_plain(program: "Program") -> None:
     Raises:
         RecipeError: Says what to leave out.
     """
-    for asked, setting in ((not program.comms.is_plain, "comms"), (program.tables is not None, "tables of parameters")):
+    renewal = program.transformation.renewal
+    for asked, setting in (
+        (not program.comms.is_plain, "comms"),
+        (program.tables is not None, "tables of parameters"),
+        (
+            renewal is not None and program.task.updates_per_step > 1,
+            f"{type(program.optimizer).__name__}, which renews its state {'' if renewal is None else renewal.when}",
+        ),
+    ):
         if asked:
             raise RecipeError(
                 f"{type(program.task).__name__} makes {program.task.updates_per_step} updates in a step, which can't be combined "
@@ -72,7 +81,7 @@ def collecting_step(
 ) -> tuple[TrainState, Scalars]:
     """`collections` times: collect, then make `updates` updates. Scalars are means over them, or the last ones (`LAST`)."""
     task = _task_of(program)
-    numbered, _ = number_rows(batch, batch_axes)
+    numbered = prepare_batch(program.task, batch, batch_axes).batch
     step, key = state.step, state.step_key
 
     def collection(state: TrainState, number: jax.Array) -> tuple[TrainState, Any]:
@@ -85,7 +94,9 @@ def collecting_step(
     state, (scalars, metrics) = jax.lax.scan(collection, state, jnp.arange(task.collections))
     merged = merge_stacked(metrics, task.collections)
     own = {name: metric if isinstance(metric, Faults) else metric.value for name, metric in merged.items()}
-    return dataclasses.replace(state, step=step + 1), _over_updates(scalars) | own
+    check_names(merged)
+    norm = {PARAMETER_NORM: parameter_norm(eqx.filter(state.params, program.trainable))}
+    return dataclasses.replace(state, step=step + 1), _over_updates(scalars) | own | norm
 
 
 def collect(program: "Program", state: TrainState, batch: Batch, key: jax.Array) -> Collected:
@@ -99,7 +110,7 @@ def collect(program: "Program", state: TrainState, batch: Batch, key: jax.Array)
 def first_batch(program: "Program", state: TrainState, batch: Batch) -> tuple[TrainState, Batch]:
     """The batch of the first update of the step that `state` stands before, with the state as that update sees it."""
     task, key = _task_of(program), jax.random.fold_in(state.step_key, 0)
-    collected = collect(program, state, number_rows(batch)[0], key)
+    collected = collect(program, state, prepare_batch(program.task, batch).batch, key)
     minibatch = task.minibatch(collected.experience, collected.state, jnp.int32(0), key)
     first = state.step * task.updates_per_step
     return dataclasses.replace(state, model_state=collected.state, step=first), minibatch
@@ -129,6 +140,11 @@ def _updates(
 
     def updates(begun: TrainState) -> tuple[TrainState, Made]:
         (state, _), made = jax.lax.scan(update, (begun, jnp.bool_(True)), jnp.arange(task.updates))
+        skipped = program.transformation.skipped
+        if task.stops_early and skipped is not None:
+            # The schedule counts the updates that are left out, as the run's number of updates does.
+            left_out = task.updates - made[1].sum(dtype=jnp.int32)
+            state = dataclasses.replace(state, optimizer_state=skipped(state.optimizer_state, left_out))
         return state, made
 
     begun = dataclasses.replace(state, model_state=dict(collected.state))
@@ -144,7 +160,7 @@ def _unless(faults: list[jax.Array], updates: Callable[[TrainState], Any], begun
 
     def none(made: Any) -> Any:
         if isinstance(made, Faults):
-            return Faults(jnp.full(made.worst.shape, NO_FAULT, made.worst.dtype), made.checks)
+            return Faults(jnp.full(made.worst.shape, NO_FAULT, made.worst.dtype), made.checks, made.advice)
         return jnp.zeros(made.shape, made.dtype)
 
     nothing = jax.tree.map(none, shapes, is_leaf=lambda made: isinstance(made, Faults))
@@ -157,12 +173,14 @@ def _over_updates(made: Made) -> dict[str, Any]:
     """Scalars of updates (collection, update) as those of the step; of updates that were not made, nothing counts."""
     scalars, counted = made[0].unpacked(), made[1]
     weight = jnp.maximum(counted.sum(), 1).astype(jnp.float32)
+    flat = counted.reshape(-1)
+    last = jnp.where(flat.any(), flat.size - 1 - jnp.argmax(flat[::-1]), flat.size - 1)
 
     def one(name: str, value: Any) -> Any:
         if isinstance(value, Faults):
-            return Faults(value.worst.max(axis=(0, 1)), value.checks)
+            return Faults(value.worst.max(axis=(0, 1)), value.checks, value.advice)
         if name in LAST:
-            return value[-1, -1]
+            return value[-1, -1] if name == "learning_rate" else value.reshape(-1)[last]
         mask = counted.reshape(counted.shape + (1,) * (value.ndim - counted.ndim))
         return jnp.where(mask, value, 0).sum(axis=(0, 1)) / weight
 

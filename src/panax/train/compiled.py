@@ -14,6 +14,7 @@ import numpy as np
 from ..comms.fragments import Meeting
 from ..core import Axes, CollectingTask, TrainState, pair_axes
 from ..core.errors import TrainingError
+from ..core.leaf_ranges import check_ranges, narrow_to_32_bits
 from ..core.logical import Role, axis_of
 from ..core.target import Target
 from ..kernels import use_kernels
@@ -25,7 +26,7 @@ from ..spmd.checking import check_program
 from .ahead import Ahead
 from .precision import check_precision
 from .program import Program
-from .sending import HeldRows, Sender, check_ranges, global_array, held_by
+from .sending import HeldRows, Sender, check_leaves, check_sizes, global_array, held_by
 from .update import Scalars
 
 Signature = tuple[tuple[str, tuple[int, ...], str], ...]
@@ -92,16 +93,21 @@ class CompiledStep:
         Raises:
             LayoutError: The task does not support the mesh, or a parameter does not divide over it.
             RecipeError: The devices don't have the precision that the task's products are to be in.
+            DataError: The task needs a leaf that the batch lacks.
         """
         self.program = program = program.on(placement)
         self._rules = placement.rules
         self._needs = needs_of(program)
         self._checked: set[Any] = set()
+        self._mesh_checked = False
         check(self._needs, placement.rules, placement.sizes)
         check_precision(program.task, placement.target)
-        rules = fitted_rules(placement.rules, self._needs, placement.sizes)
-        self.placement = placement = dataclasses.replace(placement, rules=rules, row_order=self._needs.row_order)
         self.batch_axes = program.task.axes_of(batch_axes)
+        rules = fitted_rules(placement.rules, self._needs, placement.sizes)
+        if not any(axis_of(Role.POSITIONS) in axes for axes in self.batch_axes.values()):
+            rules = rules.without_positions()
+        self.placement = placement = dataclasses.replace(placement, rules=rules, row_order=self._needs.row_order)
+        check_leaves(program.task, batch_axes)
         self.shapes_allowed = shapes_allowed
         self._donated = (0,) if donates else ()
         self.compile_seconds = 0.0
@@ -146,22 +152,32 @@ class CompiledStep:
         sharding = self.placement.batch_shardings(row_numbers, {name: (axis_of(Role.ROWS),)})[name]
         return held_by(sharding.addressable_devices, sharding, batch_size)
 
-    def put(self, batch: Mapping[str, Any], held: HeldRows | None = None) -> dict[str, jax.Array]:
-        """Send a batch to the devices, rows split over the data axes. Returns at once; the copy goes on meanwhile.
+    def put(
+        self, batch: Mapping[str, Any], held: HeldRows | None = None, *, owned: bool = False
+    ) -> dict[str, jax.Array]:
+        """Send a batch to the devices, rows split over the data axes. Returns at once; the transfer goes on meanwhile.
+
+        On a CPU the device's array may share the memory that is sent, and an accelerator reads it after this returns. So
+        the batch is copied first: the caller may write to its arrays again.
 
         Args:
             held: Which rows of the global batch `batch` is; None: all of them.
+            owned: Nothing writes to the arrays any more, so that they need not be copied.
 
         Raises:
-            DataError: A label, or another number that names something, names nothing.
+            DataError: A leaf holds a value that the task does not allow, or leaves differ in their sizes.
         """
-        arrays = {name: np.asarray(leaf) for name, leaf in batch.items()}
+        arrays = {name: np.asarray(leaf) if owned else np.array(leaf) for name, leaf in batch.items()}
         unknown = arrays.keys() ^ self.batch_axes.keys()
         if unknown:
             raise TrainingError(
                 f"the batch's leaves are {sorted(arrays)}, the source declares {sorted(self.batch_axes)}; make them agree"
             )
-        check_ranges(arrays, self.program.task.leaf_ranges)
+        check_sizes({name: leaf.shape for name, leaf in arrays.items()}, self.batch_axes)
+        if jax.process_count() == 1:
+            check_ranges(arrays, self.program.task.leaf_ranges)
+        # In a job of several processes one that raised would leave the others waiting: there the step checks (`prepare_batch`).
+        arrays = narrow_to_32_bits(arrays, self.program.task.leaf_ranges)
         shapes = {
             name: jax.ShapeDtypeStruct(leaf.shape if held is None else (held.batch_size, *leaf.shape[1:]), leaf.dtype)
             for name, leaf in arrays.items()
@@ -283,7 +299,8 @@ class CompiledStep:
 
     def evaluate(self, state: TrainState, batch: Mapping[str, jax.Array]) -> Any:
         """Dispatch the evaluation of one batch; the state stays."""
-        return self._program_for(self._evaluate, batch, self._compile_evaluate)(state, batch)
+        # One more shape than in training: held-out data keeps its last batch, which may be short.
+        return self._program_for(self._evaluate, batch, self._compile_evaluate, self.shapes_allowed + 1)(state, batch)
 
     def summarised(self, state: TrainState, batch: Mapping[str, jax.Array], summary: Callable[[Any, Any], Any]) -> Any:
         """What `summary` makes of the parameters and of this batch's gradients, inside one program; the state stays.
@@ -337,7 +354,13 @@ class CompiledStep:
         self.when_traced(traced)
         return compiled
 
+    def _check_mesh(self) -> None:
+        if not self._mesh_checked:
+            self.program.task.check_mesh(self.placement)
+            self._mesh_checked = True
+
     def _traced_and_compiled(self, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+        self._check_mesh()
         traced = self.trace(batch)
         with self.placement.activate():
             lowered = traced.lower()
@@ -347,6 +370,7 @@ class CompiledStep:
         return self._ahead.made(("evaluate", _signature(batch)), partial(self._evaluation_compiled, batch))
 
     def _evaluation_compiled(self, batch: Mapping[str, Any]) -> Any:
+        self._check_mesh()
         with self.placement.activate(), use_kernels(self.program.kernels.names):
             function = partial(self.program.evaluate, batch_axes=self.batch_axes)
             traced = jax.jit(function).trace(self._abstract_state(), self._abstract_batch(batch))
@@ -371,13 +395,18 @@ class CompiledStep:
         }
 
     def _program_for(
-        self, programs: dict[Signature, Any], batch: Mapping[str, Any], compile_: Callable[[Mapping[str, Any]], Any]
+        self,
+        programs: dict[Signature, Any],
+        batch: Mapping[str, Any],
+        compile_: Callable[[Mapping[str, Any]], Any],
+        most: int | None = None,
     ) -> Any:
         signature = _signature(batch)
         if signature in programs:
             return programs[signature]
-        if len(programs) >= self.shapes_allowed:
-            raise TrainingError(_shape_change(next(reversed(programs)), signature, self.shapes_allowed))
+        most = self.shapes_allowed if most is None else most
+        if len(programs) >= most:
+            raise TrainingError(_shape_change(next(reversed(programs)), signature, most))
         start = time.perf_counter()
         programs[signature] = compile_(batch)
         self.compile_seconds += time.perf_counter() - start

@@ -8,13 +8,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..core import Axes, TrainState, real_values
+from ..core.leaf_ranges import check_ranges, narrow_to_32_bits
 from ..kernels import use_kernels
 from .on_mesh import split_rows
 from .program import Program
-from .sending import HeldRows
-from .update import Scalars, number_rows
+from .sending import HeldRows, check_leaves, check_sizes
+from .update import Scalars, prepare_batch
 
 
 class DebugStep:
@@ -28,6 +30,7 @@ class DebugStep:
     """
 
     def __init__(self, program: Program, batch_axes: Mapping[str, Axes], *, shapes_allowed: int = 1):
+        check_leaves(program.task, batch_axes)
         self.program = program
         self.batch_axes = program.task.axes_of(batch_axes)
         self.compile_seconds = 0.0
@@ -44,14 +47,23 @@ class DebugStep:
     def held_rows(self, batch_size: int) -> HeldRows | None:
         return None
 
-    def put(self, batch: Mapping[str, Any], held: HeldRows | None = None) -> dict[str, jax.Array]:
-        return {name: jnp.asarray(leaf) for name, leaf in batch.items()}
+    def put(
+        self, batch: Mapping[str, Any], held: HeldRows | None = None, *, owned: bool = False
+    ) -> dict[str, jax.Array]:
+        arrays = {name: np.asarray(leaf) for name, leaf in batch.items()}
+        check_sizes({name: leaf.shape for name, leaf in arrays.items()}, self.batch_axes)
+        check_ranges(arrays, self.program.task.leaf_ranges)
+        # A copy: what is handed over may be written again before the step reads it.
+        arrays = narrow_to_32_bits(arrays, self.program.task.leaf_ranges)
+        return {name: jnp.array(leaf) for name, leaf in arrays.items()}
 
     def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]:
         with _eager(), use_kernels(self.program.kernels.names):
             with real_values():
                 before, seen = self.program.first_seen(state, batch)
-                micro_batches = split_rows(number_rows(seen)[0], self.program.config.micro_batches)
+                micro_batches = split_rows(
+                    prepare_batch(self.program.task, seen).batch, self.program.config.micro_batches
+                )
                 for i in range(self.program.config.micro_batches):
                     part = jax.tree.map(lambda leaf, i=i: leaf[i], micro_batches)
                     self.program.task.loss(before.params, before.model_state, part, before.step_key, True)

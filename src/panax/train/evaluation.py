@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ..core import Faults, TrainState, merge_measures
 from ..core.errors import TrainingError
-from ..core.measures import Ranked, Sample, total_loss
+from ..core.measures import Mean, Ranked, Sample, total_loss
 from .compiled import Step
 
 
@@ -17,7 +18,7 @@ def evaluate_all(step: Step, state: TrainState, batches: Any) -> dict[str, float
 
 
 def evaluate_sent(step: Step, state: TrainState, batches: Iterable[Mapping[str, jax.Array]]) -> dict[str, float]:
-    """As `evaluate_all`, of batches that are on the devices already."""
+    """As `evaluate_all`, of batches that are on the devices already. Empty where nothing in them counts: that is no judgement."""
     merged = None
     for batch in batches:
         measures = step.evaluate(state, batch)
@@ -28,12 +29,20 @@ def evaluate_sent(step: Step, state: TrainState, batches: Iterable[Mapping[str, 
         if isinstance(metric, Faults):
             metric.refuse("the held-out data")
     decay = step.program.config.ema_decay
+    divided, weights, coefficients = jax.device_get(_divided(merged))
+    # A figure that is taken over nothing says nothing. Of a loss it would be 0.0, the best there can be.
+    empty = {name for name, weight in weights.items() if weight == 0}
+    sampled = any(isinstance(metric, Sample) and name not in empty for name, metric in merged["metrics"].items())
+    largest = max(coefficients.values(), default=0.0)
+    if coefficients and not sampled and empty >= {name for name, each in coefficients.items() if each == largest}:
+        # Terms that only steer the training, such as routers', don't say how good a model is.
+        return {}
     return {
-        **{name: float(value) for name, value in _divided(merged).items()},
+        **{name: float(value) for name, value in divided.items() if name not in empty},
         **{
             f"{name}{figure}": value
             for name, metric in merged["metrics"].items()
-            if isinstance(metric, Ranked | Sample)
+            if isinstance(metric, Ranked | Sample) and name not in empty
             for figure, value in metric.figures().items()
         },
         # Says which parameters these figures are of.
@@ -43,9 +52,15 @@ def evaluate_sent(step: Step, state: TrainState, batches: Iterable[Mapping[str, 
 
 
 @jax.jit
-def _divided(merged: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Sums and weights as what is reported, in one program where each operation would be one."""
+def _divided(merged: Mapping[str, Any]) -> tuple[dict[str, jax.Array], dict[str, jax.Array], dict[str, jax.Array]]:
+    """What is reported of sums and weights, over what each was taken, and the losses' coefficients; in one program."""
     # Arrays, as those of routers, say nothing of how good a model is.
     metrics = {name: metric.value for name, metric in merged["metrics"].items() if metric.value.ndim == 0}
-    losses = {f"loss/{name}": term.mean for name, term in merged["losses"].items()}
-    return {"loss": total_loss(merged["losses"]), **losses, **metrics}
+    terms = {f"loss/{name}": term for name, term in merged["losses"].items()}
+    losses = {name: term.mean for name, term in terms.items()}
+    weights = {name: term.weight for name, term in terms.items()}
+    for name, metric in merged["metrics"].items():
+        if metric.value.ndim == 0 and isinstance(metric, Mean | Sample):
+            weights[name] = metric.weight if isinstance(metric, Mean) else metric.count
+    coefficients = {name: jnp.asarray(term.coefficient, jnp.float32) for name, term in terms.items()}
+    return {"loss": total_loss(merged["losses"]), **losses, **metrics}, weights, coefficients

@@ -1,6 +1,7 @@
 """Tables whose rows are given out in a step's beginning, before anything of it reads them: `parallel/vocabulary.py` says how."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -99,6 +100,27 @@ class GrowingTables:
                 )
         assert tables is not None
         return cls(tables, task.growing)
+
+    def check_mesh(self, layout: Layout, params: Any) -> None:
+        """Check that each device has whole blocks of every table.
+
+        Args:
+            params: Abstract, whole.
+
+        Raises:
+            LayoutError: Names the table, and how many rows would do.
+        """
+        for each in self.growing:
+            rows = named_leaves(params)[each.table].shape[0]
+            split = layout.storage(self.tables.axes[each.table], named_leaves(params)[each.table].shape)[0]
+            devices = math.prod(layout.sizes[axis] for axis in split)
+            blocks = rows // each.ways
+            if blocks % devices:
+                enough = -(-blocks // devices) * devices * each.ways
+                raise LayoutError(
+                    f"the table {each.vocabulary!r} has {blocks} blocks of ways={each.ways} rows, which don't divide over "
+                    f'{devices} devices; give it rows={enough:,}, smaller blocks, or placement="everywhere"'
+                )
 
     def given(self, state: TrainState, batch: Batch, axes: BatchAxes) -> "Given":
         """Give each key of a batch a row. Those that are given out have their first numbers, and what an optimizer keeps of them

@@ -90,7 +90,12 @@ def early_sums(params: Any, axes: Any, comms: Comms, owed: Owed, layout: Layout)
             sums, after = compressed_sums({name: share}, {name: ways[name]}, before, comms, layout, jax.numpy.int32(0))
             return sums[name], None if after is None else after[name]
 
-    return InBackward(reduce, names, front, of_each=comms.sums == "each_micro_batch")
+    def reduce_whole(name: str, gradient: jax.Array) -> jax.Array:
+        share, over = as_share(name, gradient, named[name][1], layout)
+        with moving("gradients in the backward pass"):
+            return all_reduce(share, over)
+
+    return InBackward(reduce, reduce_whole, names, front, of_each=comms.sums == "each_micro_batch")
 
 
 def early_owed(early: InBackward | None, name: str, before: jax.Array) -> jax.Array:

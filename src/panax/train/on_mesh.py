@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from ..comms import Comms
@@ -19,7 +20,7 @@ from ..core import Axes, Batch, Evaluation, Gradients, Task, current_layout, map
 from ..core.expected import moving
 from ..core.layout import Layout, whole_arrays
 from ..core.loss_scale import use_loss_scale
-from ..core.measures import Maximum
+from ..core.measures import counted_fields, keeps_largest
 from ..mesh.placement import as_spec
 from ..mesh.rules import MESH_AXES
 from ..spmd import gradients_of, merge_over_devices, token_axes
@@ -251,14 +252,17 @@ def _expected_of_tokens(measures: Mapping[str, Any], kind: str) -> dict[str, Any
     elsewhere = dict.fromkeys(MESH_AXES, (Holds.WHOLE,))
 
     def one(name: str, measure: Any) -> Any:
-        of_tokens = (Holds.SPLIT, Holds.WHOLE) if isinstance(measure, Maximum) else (Holds.PARTIAL,)
-        holds = elsewhere | dict.fromkeys(token_axes(), of_tokens)
-        counted = {
-            field: expected(getattr(measure, field), holds, f"the {field} of {kind} {name!r}")
-            for field in measure.__dataclass_fields__
-            if field != "coefficient"
-        }
-        return dataclasses.replace(measure, **counted)
+        def checked(field: str) -> Any:
+            value = jnp.asarray(getattr(measure, field))
+            of_tokens = (Holds.SPLIT, Holds.WHOLE, Holds.OWN) if keeps_largest(measure) else (Holds.PARTIAL,)
+            if not jnp.issubdtype(value.dtype, jnp.inexact):
+                # Counts are not followed as terms of a sum: that of a device's own tokens is its own value.
+                of_tokens = (*of_tokens, Holds.OWN)
+            return expected(
+                value, elsewhere | dict.fromkeys(token_axes(), of_tokens), f"the {field} of {kind} {name!r}"
+            )
+
+        return dataclasses.replace(measure, **{field: checked(field) for field in counted_fields(measure)})
 
     return {name: one(name, measure) for name, measure in measures.items()}
 

@@ -90,6 +90,7 @@ class Program:
         layers = task.layer_parameters(params)
         trainable, resting = freeze(params, frozen, task.frozen_parameters, layers)
         num_updates = num_steps * task.updates_per_step
+        check_count(num_steps, task.updates_per_step)
         tables = Tables.of(task, params, trainable, table_optimizer, num_updates)
         dense = trainable if tables is None else tables.without(trainable)
         free = {
@@ -100,8 +101,14 @@ class Program:
         widths = width_factors(task)
         if widths is not None:
             optimizer = widths.of_optimizer(optimizer, free)
-        transformation = optimizer.build({name: axes for name, (_, axes) in free.items()}, num_updates, layers)
+        placed_by = {name: axes for name, (_, axes) in free.items()}
+        meanings = {name: tuple(axes) for name, _, axes in pair_axes(params, task.meaning_axes(params)) if name in free}
+        if meanings == {name: tuple(axes) for name, axes in placed_by.items()}:
+            transformation = optimizer.build(placed_by, num_updates, layers)
+        else:
+            transformation = optimizer.build(placed_by, num_updates, layers, meanings)
         config = config or StepConfig()
+        check_rows_together(task, config, comms)
         if config.ema_decay is not None and transformation.averaged is not None:
             raise RecipeError(
                 f"step.ema_decay={config.ema_decay}: {type(optimizer).__name__} averages the parameters itself; set "
@@ -180,9 +187,14 @@ class Program:
         return self.one_step(state, batch, batch_axes)
 
     def one_step(
-        self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
+        self,
+        state: TrainState,
+        batch: Mapping[str, Any],
+        batch_axes: Mapping[str, Axes] | None = None,
+        *,
+        measures: bool = False,
     ) -> tuple[TrainState, Scalars]:
-        """One step of parameters that all devices share."""
+        """One step of parameters that all devices share; `measures` as of `train_step`."""
         given = None
         if self.growing is not None:
             given = self.growing.given(state, batch, batch_axes or axes_of_rows(batch))
@@ -199,6 +211,7 @@ class Program:
             resting=self.resting,
             comms=self.comms if self.sums_otherwise and current_layout() else None,
             tables=self.tables,
+            measures=measures,
         )
         if self.growing is None or given is None:
             return after, scalars
@@ -345,3 +358,36 @@ def _initial_state(
         averaged=averages_of(free) if averages else None,
         tables=None if tables is None else tables.keeps(params),
     )
+
+
+def check_count(num_steps: int, updates_per_step: int) -> None:
+    """Refuse a run whose updates can't be counted.
+
+    Raises:
+        RecipeError: Says how many steps can be.
+    """
+    updates = num_steps * updates_per_step
+    if updates >= 2**31:
+        raise RecipeError(
+            f"num_steps={num_steps:,} of {updates_per_step:,} updates each are {updates:,} updates, which are counted in 32 "
+            f"bits; take at most {(2**31 - 1) // updates_per_step:,} steps"
+        )
+
+
+def check_rows_together(task: Task, config: StepConfig, comms: Comms | None) -> None:
+    """Refuse settings that split a batch of a task whose loss compares its rows with each other.
+
+    Raises:
+        RecipeError: Names the setting.
+    """
+    if task.sums_over_rows:
+        return
+    settings = {"step.micro_batches": config.micro_batches}
+    if comms is not None:
+        settings |= {"comms.local_steps": comms.local_steps, "comms.islands.count": comms.islands.count}
+    for name, value in settings.items():
+        if value > 1:
+            raise RecipeError(
+                f"{name}={value}: the loss of {type(task).__name__} compares each row with all others of the batch, and a part "
+                f"of it would give another loss; set {name} to 1, and more devices or a smaller batch for memory"
+            )

@@ -15,9 +15,10 @@ from ..comms.owed import check_mesh, kept
 from ..core import Axes, TrainState, current_layout, pair_axes
 from ..core.errors import RecipeError
 from ..core.layout import Layout, use_layout
+from ..core.measures import merge_stacked, total_loss
 from ..spmd.gathering import check_effect as check_gathers
 from .in_backward import check_sums
-from .update import Scalars, number_rows
+from .update import MEASURES, Scalars, prepare_batch, scalars_of
 
 if TYPE_CHECKING:
     from .program import Program
@@ -32,6 +33,8 @@ def placed(program: "Program", layout: Layout) -> "Program":
     comms, task = program.comms, program.task
     if program.tables is not None:
         program.tables.check(task, comms, layout)
+    if program.growing is not None:
+        program.growing.check_mesh(layout, program.abstract.params)
     named = pair_axes(program.abstract.params, program.axes.params)
     check_gathers(layout, {name: (leaf.shape, tuple(axes)) for name, leaf, axes in named}, task)
     if comms.is_plain:
@@ -108,14 +111,15 @@ def steps_apart(
     assert layout is not None and state.replicas is not None
     count = layout.sizes[REPLICA]
     # Numbered before they are shared out: dropout is that of the global row.
-    batch, axes = number_rows(batch, batch_axes)
+    prepared = prepare_batch(program.task, batch, batch_axes)
+    batch, axes = prepared.batch, prepared.axes
     rows = {name: leaf.reshape(count, -1, *leaf.shape[1:]) for name, leaf in batch.items()}
 
     def one(params: Any, optimizer_state: Any, guard: Any, rows: Mapping[str, Any]) -> tuple[Any, ...]:
         own = dataclasses.replace(
             state, params=params, optimizer_state=optimizer_state, guard=guard, replicas=None, owed=None
         )
-        after, scalars = program.one_step(own, rows, axes)
+        after, scalars = program.one_step(own, rows, axes, measures=True)
         return after.params, after.optimizer_state, after.guard, scalars
 
     with use_layout(layout.of_each(REPLICA)):
@@ -130,7 +134,10 @@ def steps_apart(
         guard=merged(guard),
         replicas=Replicas(params, guard, replicas.momentum),
     )
-    return after, merged(scalars)
+    # Sums first: a replica with few targets counts for as much as it has.
+    measures = merge_stacked(scalars.pop(MEASURES), count)
+    total = {"loss": total_loss(measures["losses"])}
+    return after, merged(scalars) | scalars_of(measures["losses"], measures["metrics"]) | total
 
 
 def agreed(program: "Program", state: TrainState, meeting: Meeting) -> TrainState:

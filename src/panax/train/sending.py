@@ -1,6 +1,7 @@
 """Batches on their way to the devices: which rows of a global batch a process holds, and arrays made of only those."""
 
 import dataclasses
+import difflib
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -9,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Sharding
 
+from ..core import Axes, Task
 from ..core.errors import DataError
+from ..core.leaf_ranges import NUMBER
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,27 +41,69 @@ class Sender(Protocol):
         """Which rows of a global batch this process's devices hold; None where it holds all of them."""
         ...
 
-    def put(self, batch: Mapping[str, Any], held: HeldRows | None = None) -> dict[str, jax.Array]:
-        """Send a batch, or only the rows `held` of it; returns at once."""
+    def put(
+        self, batch: Mapping[str, Any], held: HeldRows | None = None, *, owned: bool = False
+    ) -> dict[str, jax.Array]:
+        """Send a batch, or only the rows `held` of it; returns at once. It is copied first, unless its memory is `owned`."""
         ...
 
 
-def check_ranges(batch: Mapping[str, np.ndarray], ranges: Mapping[str, range]) -> None:
-    """See that integer leaves hold what the task knows; a label too large would be trained on as NaN.
+def check_leaves(task: Task, names: Collection[str]) -> None:
+    """Check that a batch has the leaves that a task needs.
 
     Raises:
-        DataError: One holds another number.
+        DataError: One is missing, or has a name that this task does not read though it seems to be meant for it.
     """
-    for name, allowed in ranges.items():
-        leaf = batch.get(name)
-        if leaf is None or leaf.size == 0 or not np.issubdtype(leaf.dtype, np.integer):
-            continue
-        least, most = int(leaf.min()), int(leaf.max())
-        if least < allowed.start or most >= allowed.stop:
+    known = {*task.required_leaves, *task.batch_axes, *task.leaf_ranges, NUMBER}
+    missing = sorted(task.required_leaves - set(names))
+    strange = sorted(set(names) - known)
+    absent = sorted(known - set(names))
+    likely = {own: name for own in absent if (name := _meant_as(own, strange, task.other_names)) is not None}
+    if not missing and not (task.required_leaves and likely):
+        return
+    kind = type(task).__name__
+    optional = sorted(known - task.required_leaves - {NUMBER})
+    takes = ", ".join(sorted(task.required_leaves)) + (
+        f" and, if there is one, {', '.join(optional)}" if optional else ""
+    )
+    named = {
+        own: likely.get(own, own) for own in sorted({*task.required_leaves, *likely}) if own in likely or own in names
+    }
+    line = ", ".join(f'"{own}": batch["{name}"]' for own, name in named.items())
+    how = f"; write {{{line}}}" if likely else ""
+    what = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(likely.values())}, which {kind} does not read"
+    raise DataError(f"the batch has the leaves {', '.join(sorted(names))}, and {what}; {kind} takes {takes}{how}")
+
+
+def _meant_as(own: str, strange: Collection[str], other_names: Mapping[str, tuple[str, ...]]) -> str | None:
+    """The unknown leaf that seems to be meant for `own`."""
+    for name in other_names.get(own, ()):
+        if name in strange:
+            return name
+    close = difflib.get_close_matches(own, strange, n=1, cutoff=0.8)
+    return close[0] if close else None
+
+
+def check_sizes(shapes: Mapping[str, tuple[int, ...]], axes: Mapping[str, Axes]) -> None:
+    """Check that leaves agree about the size of each logical axis.
+
+    Raises:
+        DataError: They don't, or one has another number of dimensions than its axes.
+    """
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, shape in shapes.items():
+        if len(axes[name]) != len(shape):
             raise DataError(
-                f"the batch's leaf {name!r} holds {most if most >= allowed.stop else least}; this task takes {allowed.start} to "
-                f"{allowed.stop - 1}: mend the data, or give the task more of them"
+                f"the batch's leaf {name!r} has the shape {shape}; expected {len(axes[name])} dimensions, {axes[name]}"
             )
+        for axis, size in zip(axes[name], shape):
+            if axis is None:
+                continue
+            known, first = sizes.setdefault(axis, (size, name))
+            if known != size:
+                raise DataError(
+                    f"the batch's leaf {name!r} has {size} along {axis!r}, and {first!r} has {known}; expected the same of both"
+                )
 
 
 def held_by(devices: Collection[Any], sharding: Sharding, batch_size: int) -> HeldRows:

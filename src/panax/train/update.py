@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,9 +14,22 @@ import optax
 from ..comms import Comms
 from ..comms.delayed import Terms
 from ..comms.reduction import Owed
-from ..core import Batch, Faults, Gradients, Guard, Task, TrainState, current_target, pair_axes, total_loss
-from ..core.errors import RecipeError
+from ..core import (
+    Batch,
+    CollectingTask,
+    Faults,
+    Gradients,
+    Guard,
+    Task,
+    TrainState,
+    current_target,
+    pair_axes,
+    total_loss,
+)
+from ..core.errors import RecipeError, TrainingError
+from ..core.leaf_ranges import NUMBER, find_faults, skip_masked_rows, widen
 from ..core.logical import axes_of_rows
+from ..core.measures import Losses, Metrics, is_reserved
 from ..core.validated import Validated
 from ..kernels.precision import accumulation_dtype
 from ..optim.clipping import clipped_by_layer
@@ -47,7 +61,8 @@ class StepConfig(Validated):
         spike_factor: An update whose gradient norm is above this many times the running mean is skipped; None never.
         max_skipped: The run stops with an error after this many skipped updates in a row.
         ema_decay: Keep an exponential moving average of the parameters with this decay, and evaluate and export that; None keeps
-            none. After n updates the decay is at most (1 + n) / (10 + n), so that the first parameters are soon forgotten.
+            none. After n updates, those that an agent's early stop left out included, the decay is at most (1 + n) / (10 + n), so
+            that the first parameters are soon forgotten.
             Tables are not averaged: that would read and write all of them in each step.
         loss_scale: What the loss of a task that computes in float16 is multiplied with at first, a power of two; None for
             2 ** 15. It is halved where gradients are not finite; such a step counts towards `max_skipped` only once it is 1.
@@ -75,6 +90,8 @@ class StepConfig(Validated):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise RecipeError(f"step.{name}={value}; expected a positive number, or None")
+        if self.max_skipped < 1:
+            raise RecipeError(f"step.max_skipped={self.max_skipped}; expected 1 or more")
         if self.spike_factor is not None and self.spike_factor <= 1:
             raise RecipeError(f"step.spike_factor={self.spike_factor}; expected a factor above 1, or None")
         check_settings(self.loss_scale, self.loss_scale_steps)
@@ -97,10 +114,11 @@ def gradient_step(
 
     Where gradients are one step late, they are those of the last batch, and the terms of this one come third.
     """
-    batch, axes = number_rows(batch, batch_axes)
+    prepared = prepare_batch(task, batch, batch_axes)
+    batch, axes = prepared.batch, prepared.axes
     late = state.delayed if comms is not None else None
     with matmuls_as_set(task, current_target()):
-        return gradients_on_mesh(
+        found, left, terms = gradients_on_mesh(
             task,
             state.params if late is None else late.ahead(state.params, trainable),
             state.model_state,
@@ -116,7 +134,13 @@ def gradient_step(
             None if late is None else late.terms,
             tables,
         )
+    return found._replace(metrics={**found.metrics, **prepared.faults}), left, terms
 
+
+PARAMETER_NORM = "parameter_norm"
+
+MEASURES = "measures"
+"""Among a step's scalars, its losses and metrics as sums, if they were asked for."""
 
 NORM_MEMORY = 0.98
 """Decay of the running mean of gradient norms: it remembers about 50 steps."""
@@ -135,6 +159,7 @@ def train_step(
     resting: Rows | None = None,
     comms: Comms | None = None,
     tables: Tables | None = None,
+    measures: bool = False,
 ) -> tuple[TrainState, Scalars]:
     """Take one step.
 
@@ -149,9 +174,11 @@ def train_step(
         resting: Of stacked parameters, the layers that are frozen: they count in no norm, and no update moves them.
         comms: How gradients are added up over the slow network, where they are compressed.
         tables: Those among the parameters, whose gradients are rows and whose update is their own.
+        measures: Return the losses and metrics as sums too, under `MEASURES`, for who merges them with those of other steps.
 
     Returns:
-        The next state, and scalars: `loss`, each loss and metric by name, `gradient_norm`, `learning_rate`, `skipped`,
+        The next state, and scalars: `loss`, each loss and metric by name, `gradient_norm`, `parameter_norm` (of those that
+        train, tables apart, after the update), `learning_rate`, `skipped`,
         `loss_scale` where there is one; and what checks of the data found (`Faults`), where the task makes any.
     """
     result, owed, terms = gradient_step(
@@ -162,17 +189,26 @@ def train_step(
     loss = total_loss(result.losses)
     norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(accumulation_dtype(g.dtype)), result.gradients))
     norm = table_norm(norm, result.rows)
+    check_names(result.metrics)
     teaches = _teaches(result) & jnp.isfinite(loss)
     finite = jnp.isfinite(norm) & (jnp.isfinite(loss) if late is None else True)
     applied = finite & (teaches if late is None else late.teaches) & _is_usual(norm, state.guard, config)
+    behind = 0 if late is None else late.begun.astype(jnp.int32)
+    rate = None if learning_rate is None else _scheduled(learning_rate, state.step - state.guard.skipped - behind)
+    if rate is not None:
+        applied &= jnp.isfinite(rate)
     guard = _next_guard(state.guard, applied, finite, norm, config)
     if late is not None:
         # The first step has no gradient yet, which is no update that was skipped.
         guard = jax.tree.map(functools.partial(jnp.where, late.begun), guard, state.guard)
-    scalars = _scalars(result) | {"loss": loss, "gradient_norm": norm}
-    if learning_rate is not None:
-        behind = 0 if late is None else late.begun.astype(jnp.int32)
-        scalars["learning_rate"] = _scheduled(learning_rate, state.step - state.guard.skipped - behind)
+    scalars = scalars_of(result.losses, result.metrics, task.num_runs) | {
+        "loss": loss / task.num_runs,
+        "gradient_norm": norm,
+    }
+    if measures:
+        scalars[MEASURES] = {"losses": dict(result.losses), "metrics": dict(result.metrics)}
+    if rate is not None:
+        scalars["learning_rate"] = rate
     if guard.scale is not None:
         scalars["loss_scale"] = guard.scale
     scalars |= {"skipped": guard.skipped, "skipped_in_a_row": guard.skipped_in_a_row}
@@ -184,10 +220,14 @@ def train_step(
             scale = _clip_factor(norm, config.clip_norm)
             gradients = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
         if config.clip_layer_norm is not None or config.clip_ratio is not None:
-            axes = {name: axes for name, _, axes in pair_axes(state.params, task.parameter_axes(state.params))}
+            axes, meanings = (
+                {name: axes for name, _, axes in pair_axes(state.params, each)}
+                for each in (task.parameter_axes(state.params), task.meaning_axes(state.params))
+            )
             limits = (config.clip_layer_norm, config.clip_ratio)
-            gradients = clipped_by_layer(gradients, free, axes, *limits)
-        updates, optimizer_state = transformation.update(gradients, state.optimizer_state, free)
+            gradients = clipped_by_layer(gradients, free, axes, *limits, meanings)
+        more = {"value": loss} if transformation.takes_loss else {}
+        updates, optimizer_state = transformation.update(gradients, state.optimizer_state, free, **more)
         params = added_to(free, at_rest(updates, resting))
         averaged = None
         if config.ema_decay is not None:
@@ -202,6 +242,8 @@ def train_step(
         model_state = jax.tree.map(functools.partial(jnp.where, teaches), result.state, state.model_state)
         chosen = chosen._replace(model_state=model_state)
         late = late.after(terms or {}, teaches, free, chosen.params)
+    if not isinstance(task, CollectingTask):
+        scalars[PARAMETER_NORM] = parameter_norm(chosen.params)
     params, kept = eqx.combine(chosen.params, frozen), state.tables
     if tables is not None and kept is not None and result.rows is not None:
         rows = (
@@ -223,6 +265,49 @@ def train_step(
         tables=kept,
     )
     return next_state, scalars
+
+
+def check_names(metrics: Metrics) -> None:
+    """Refuse a metric with a name of the step's own: one of the two figures would be lost, and `loss` chooses checkpoints.
+
+    Raises:
+        RecipeError: Names it.
+    """
+    for name in metrics:
+        if is_reserved(name):
+            raise RecipeError(
+                f"the task reports a metric {name!r}, which is the name of what the step itself reports; give it another name, "
+                f"such as {'my_' + name.replace('/', '_')!r}"
+            )
+
+
+def parameter_norm(params: Any) -> jax.Array:
+    """The norm of all parameters: infinite or NaN if one is, after an update that was."""
+    return optax.tree.norm(jax.tree.map(lambda p: p.astype(accumulation_dtype(p.dtype)), params)).astype(jnp.float32)
+
+
+def check_sound(number: int, scalars: Mapping[str, Any]) -> None:
+    """Raise an error if an optimizer's update was not finite though the loss and its gradient were; before anything is saved.
+
+    Args:
+        number: The step's.
+        scalars: Of the step; waits for the devices.
+
+    Raises:
+        TrainingError: The learning rate is not finite, or the parameters are not any more.
+    """
+    rate, norm = (float(scalars.get(name, 0.0)) for name in ("learning_rate", PARAMETER_NORM))
+    if not math.isfinite(rate):
+        raise TrainingError(
+            f"step {number}: the learning rate of this update is {rate}; look at optimizer.schedule, whose function is asked for "
+            f"update 0 first. Nothing was updated"
+        )
+    if not math.isfinite(norm):
+        raise TrainingError(
+            f"step {number}: the parameters are not finite after this update (their norm is {norm}), though the loss and its "
+            f"gradient were; lower optimizer.schedule.peak, and look at optimizer.epsilon and at what the optimizer divides "
+            f"by. The run ends before it saves them: go on from its last checkpoint"
+        )
 
 
 def _clip_factor(norm: jax.Array, most: float) -> jax.Array:
@@ -258,12 +343,10 @@ def _next_guard(guard: Guard, applied: jax.Array, finite: jax.Array, norm: jax.A
     )
 
 
-def _scalars(result: Gradients) -> dict[str, Any]:
-    """Each loss and metric by name; what checks of the data found is left as it is."""
-    losses = {f"loss/{name}": term.mean for name, term in result.losses.items()}
-    return losses | {
-        name: metric if isinstance(metric, Faults) else metric.value for name, metric in result.metrics.items()
-    }
+def scalars_of(losses: Losses, metrics: Metrics, num_runs: int = 1) -> dict[str, Any]:
+    """Each loss and metric by name, a loss as the mean of all runs; what checks of the data found is left as it is."""
+    means = {f"loss/{name}": term.mean / num_runs for name, term in losses.items()}
+    return means | {name: metric if isinstance(metric, Faults) else metric.value for name, metric in metrics.items()}
 
 
 class _Guarded(NamedTuple):
@@ -305,14 +388,34 @@ def evaluation_step(
 ) -> Any:
     """The losses and metrics of one batch, unmerged, so that the division comes after the last one; of the averaged parameters,
     where there are any."""
-    batch, axes = number_rows(batch, batch_axes)
+    prepared = prepare_batch(task, batch, batch_axes)
     with matmuls_as_set(task, current_target()):
-        result = evaluation_on_mesh(task, state.judged_params, state.model_state, batch, state.key, axes, tables)
-    return {"losses": dict(result.losses), "metrics": dict(result.metrics)}
+        result = evaluation_on_mesh(
+            task, state.judged_params, state.model_state, prepared.batch, state.key, prepared.axes, tables
+        )
+    check_names(result.metrics)
+    return {"losses": dict(result.losses), "metrics": {**result.metrics, **prepared.faults}}
 
 
-def number_rows(batch: Batch, axes: BatchAxes | None = None) -> tuple[dict[str, Any], BatchAxes]:
-    """The batch with the leaf `row`, each row's index in it; and the axes of all leaves."""
+class PreparedBatch(NamedTuple):
+    """A batch as a task's `loss` takes it.
+
+    Attributes:
+        batch: With the leaf `row`, each row's index in it; ids are int32, weights float32.
+        axes: The logical axes of all leaves.
+        faults: The check of the leaves' ranges, as a metric; empty in a job of one process, which has checked before it sent.
+    """
+
+    batch: dict[str, Any]
+    axes: BatchAxes
+    faults: Mapping[str, Faults]
+
+
+def prepare_batch(task: Task, batch: Batch, axes: BatchAxes | None = None) -> PreparedBatch:
+    """Number a global batch's rows, widen its narrow integers, and check it where no process sees all of it."""
     rows = next(iter(batch.values())).shape[0]
-    number = {"row": batch.get("row", jnp.arange(rows, dtype=jnp.int32))}
-    return {**batch, **number}, {**(axes_of_rows(batch) if axes is None else axes), **axes_of_rows(number)}
+    number = {NUMBER: batch.get(NUMBER, jnp.arange(rows, dtype=jnp.int32))}
+    axes = {**(axes_of_rows(batch) if axes is None else axes), **axes_of_rows(number)}
+    found = find_faults(batch, task.leaf_ranges) if jax.process_count() > 1 else None
+    faults = {} if found is None else {"batch_ranges": found}
+    return PreparedBatch({**skip_masked_rows(widen(batch, task.leaf_ranges), task.leaf_ranges), **number}, axes, faults)

@@ -103,7 +103,7 @@ def width_factors(task: Task) -> WidthFactors | None:
 
 def _described(task: Task) -> tuple[dict[str, tuple[int, ...]], dict[str, Axes]]:
     params, _ = jax.eval_shape(task.init, jax.random.key(0))
-    named = list(pair_axes(params, task.parameter_axes(params)))
+    named = list(pair_axes(params, task.meaning_axes(params)))
     return {name: leaf.shape for name, leaf, _ in named}, {name: tuple(axes) for name, _, axes in named}
 
 

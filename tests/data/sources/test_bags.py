@@ -207,6 +207,17 @@ def test_sequences_leave_the_last_event_out(tmp_path):
     assert last["times"].tolist() == [[0, 10, 0, 0], [0, 1, 1, 0]]
 
 
+def test_sequences_may_say_when_each_target_was(tmp_path):
+    opened = sequences(tmp_path, last=4, target_times=True)
+    assert opened.held_out is not None and "target_times" in opened.held_out.axes
+    train, last = (part.examples.read(np.arange(2)) for part in (opened.train, opened.held_out))
+    assert train["target_times"].tolist() == [[10, 0, 0, 0], [1, 1, 0, 0]]
+    assert last["target_times"].tolist() == [[10, 20, 0, 0], [1, 1, 6, 0]]
+    plain = sequences(tmp_path, last=4)
+    assert "target_times" not in plain.train.axes
+    assert plain.train.examples.fingerprint != opened.train.examples.fingerprint
+
+
 def test_sequences_read_the_latest_events(tmp_path):
     opened = sequences(tmp_path, last=2)
     assert opened.held_out is not None

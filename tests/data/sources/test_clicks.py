@@ -159,3 +159,30 @@ def test_no_model_ranks_drawn_clicks_better_than_their_teacher_and_linear_ones_f
 def test_the_days_of_clicks_are_divided_by_time(tmp_path):
     data = ExampleData(examples=arrays(tmp_path), held_out=0.3, split="time", batch_size=4).open()
     assert data.held_out is not None and data.held_out.examples.times.tolist() == [7, 8, 9]
+
+
+@pytest.mark.parametrize("wrong", [2.5, np.nan, np.inf, -1.0])
+def test_ids_that_are_no_whole_numbers_are_refused(tmp_path, wrong):
+    data = arrays(tmp_path, parts=1, sparse=np.full((5, 3), wrong, np.float32))
+    with pytest.raises(DataError, match=r"column 'c1' holds .*expected a whole number"):
+        data.open(tmp_path, 0).read(np.array([3]))
+
+
+def test_narrow_ids_are_taken_modulo_a_wide_number(tmp_path):
+    arrays(tmp_path, parts=1, sparse=np.full((5, 3), 200, np.uint8))
+    wide = ClickArrays(path=str(tmp_path), rows=(1000, 1000, 150), modulo=True).open(tmp_path, 0)
+    rows = wide.read(np.array([3]))
+    assert [rows[leaf].tolist() for leaf in ("c1", "c3")] == [[[200]], [[50]]]
+
+
+def test_a_vocabulary_may_be_counted_in_other_lines(tmp_path):
+    train = "\n".join([line(hashes=("a",) * 3)] + [line(hashes=("b",) * 3)] * 2) + "\n"
+    opened(tmp_path, train, ids=Vocabulary())
+    held_out = Criteo(paths=(str(tmp_path / "day_1"),), ids=Vocabulary())
+    (tmp_path / "day_1").write_text("\n".join([line(hashes=("a",) * 3)] * 3) + "\n")
+    apart = held_out.open(tmp_path / "cache", 0)
+    shared = Criteo(
+        paths=(str(tmp_path / "day_1"),), ids=Vocabulary(counted_in=(str(tmp_path / "day_0"),))
+    ).open(tmp_path / "cache", 0)  # fmt: skip
+    assert apart.read(np.arange(1))["c1"].item() == 0 and shared.read(np.arange(1))["c1"].item() == 1
+    assert shared.id_sets == opened(tmp_path, train, ids=Vocabulary()).id_sets != apart.id_sets

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from panax.core import DataError
-from panax.core.marked_folder import marked_folder
 from panax.data.file_cache import FileCache, NoRoomError
+from panax.system.owned_dir import marked_folder
 
 
 def filler(content: bytes, log: list | None = None):

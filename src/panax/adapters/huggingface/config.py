@@ -1,6 +1,5 @@
 """config.json read as a `DecoderConfig` or a `VitConfig`."""
 
-import json
 import types
 import typing
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from ...core.errors import CheckpointError, RecipeError, nearest
 from ...layers import Latent
 from ...layers.moe_config import MoE
 from ...models import DecoderConfig, VitConfig
+from ...system import json_reader
 from .families import FAMILIES
 from .family import ACTIVATIONS, Family
 from .nested import flattened, is_json, read_latent, read_mixture, read_rotary
@@ -53,8 +53,8 @@ def _read_json(folder: Path) -> dict[str, Any]:
             f"fetch a published model with `hf download ORGANISATION/MODEL --local-dir FOLDER`"
         )
     try:
-        raw = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        raw = json_reader.read(folder / CONFIG, constants=True)
+    except (OSError, ValueError) as error:
         reason = "it is missing" if isinstance(error, FileNotFoundError) else str(error)
         raise CheckpointError(
             f"{folder / CONFIG} can't be read: {reason}; expected a folder with {CONFIG} and model.safetensors"

@@ -165,7 +165,13 @@ BAMBA = Family(
         "mamba_d_conv": 4,
         "mamba_conv_bias": True,
     },
-    only={"mlp_bias": (False,), "mamba_proj_bias": (False,), "time_step_limit": _UNBOUNDED},
+    # The mixer's convolution and gate take silu; the dense layers of the same model would take another.
+    only={
+        "mlp_bias": (False,),
+        "mamba_proj_bias": (False,),
+        "time_step_limit": _UNBOUNDED,
+        "hidden_act": ("silu", "swish"),
+    },
     weights=weights_of(
         "model.",
         {

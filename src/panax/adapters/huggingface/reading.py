@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,8 @@ from safetensors import SafetensorError, safe_open
 from ...core.errors import CheckpointError, RecipeError
 from ...core.protocols import ModelState
 from ...models import Decoder, DecoderConfig, DecoderTask, Vit, VitConfig, VitTask
+from ...system import json_reader
+from ..wrappers import wrapper_in
 from .config import CONFIG, read_config
 from .expressing import check_same
 from .family import HEAD, Family
@@ -203,6 +204,14 @@ def _open(folder: Path, family: Family) -> Iterator[Tensors]:
                     f"{path} can't be read: {error}; it is missing or incomplete: fetch or save it again"
                 ) from error
             tensors |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        if (wrapper := wrapper_in(set(tensors))) is not None:
+            example = next(name for name in tensors if wrapper in name)
+            raise CheckpointError(
+                f"{folder}: names in the files hold {wrapper!r} ({example}), as those of a module in a wrapper do "
+                "(torch.compile, "
+                f"DataParallel); save the module inside of it (model.{wrapper.rstrip('.')}.save_pretrained(...)), or "
+                "rename the tensors"
+            )
         if not any(name.startswith(family.prefix) for name in tensors):
             # The model without its head, as the releases of GPT-2 are.
             tensors = {name if name == HEAD else family.prefix + name: value for name, value in tensors.items()}
@@ -221,8 +230,8 @@ def _weight_files(folder: Path) -> list[Path]:
             )
         raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}")
     try:
-        names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        names = set(json_reader.read(folder / INDEX)["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder / INDEX} can't be read: {error!r}; expected a weight_map") from error
     outside = [name for name in names if not isinstance(name, str) or Path(name).name != name]
     if outside:

@@ -4,15 +4,15 @@ Sources: the modelling, configuration and conversion files of `transformers` 5.2
 version writes into files.
 """
 
-import json
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import CheckpointError, RecipeError
 from ...models import VitConfig
+from ...system import json_reader
 from .family import ACTIVATIONS, Family, Foreign
 from .nested import is_json
 from .pattern import Pattern
@@ -138,7 +138,7 @@ def _statistics(folder: Path) -> dict[str, tuple[float, ...]]:
     if not path.is_file():
         return {}
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json_reader.read(path, constants=True)
         found = {ours: raw[theirs] for ours, theirs in (("mean", "image_mean"), ("std", "image_std"))}
         rescaled = abs(float(raw.get("rescale_factor", 1 / 255)) * 255 - 1) < 1e-6
         if not raw.get("do_normalize", True):
@@ -147,7 +147,7 @@ def _statistics(folder: Path) -> dict[str, tuple[float, ...]]:
             raise RecipeError(f"{path}: the model takes images whose bytes are divided by 255, and these are not")
         # Equal channels are one number.
         return {name: tuple(map(float, values if len({*values}) > 1 else values[:1])) for name, values in found.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} can't be read: {error!r}; expected image_mean and image_std") from error
 
 
@@ -170,8 +170,11 @@ def _effective(config: VitConfig) -> dict[str, Any]:
     return fields | whole
 
 
-def vit_json(config: VitConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+def vit_json(config: VitConfig, classes: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
     """config.json and preprocessor_config.json, of which `read_vit` reads the same.
+
+    Args:
+        classes: What the labels stand for; numbers beyond them have no name.
 
     Raises:
         RecipeError: `transformers` has no such model.
@@ -182,7 +185,8 @@ def vit_json(config: VitConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         )
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     fields = {**vars(config), "activation": names[config.activation]}
-    labels = {str(number): f"LABEL_{number}" for number in range(config.num_classes)}
+    named = [*classes[: config.num_classes], *(f"LABEL_{number}" for number in range(len(classes), config.num_classes))]
+    labels = {str(number): name for number, name in enumerate(named)}
     raw = {
         "architectures": [VIT.architecture],
         "model_type": VIT.model_type,

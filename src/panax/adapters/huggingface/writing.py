@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from ...checkpoint.converting import filled
 from ...core.errors import CheckpointError, RecipeError
 from ...models import Decoder, Vit
+from ...system.files import usual_mode
 from .config import CONFIG
 from .expressing import config_json
 from .families import FAMILIES
@@ -35,6 +36,7 @@ def save(
     model_type: str | None = None,
     max_shard_bytes: int = 5_000_000_000,
     token_ids: Mapping[str, int | None] | None = None,
+    classes: Sequence[str] = (),
 ) -> None:
     """Write a model so that `transformers` computes the same logits.
 
@@ -50,6 +52,7 @@ def save(
         model_type: The family; found from the model's configuration unless told.
         max_shard_bytes: Largest size of a file's tensors; a larger single tensor gets a file of its own.
         token_ids: A decoder's tokenizer's `bos_token_id`, `eos_token_id` and `pad_token_id`, where it has them.
+        classes: What the labels of a vision transformer stand for, by their numbers.
 
     Raises:
         RecipeError: No family can express the model; names the fields in the way.
@@ -58,7 +61,7 @@ def save(
     if max_shard_bytes <= 0:
         raise RecipeError(f"max_shard_bytes={max_shard_bytes}; expected a positive number of bytes")
     folder = Path(directory)
-    family, raw, beside = _described(model, model_type, token_ids or {})
+    family, raw, beside = _described(model, model_type, token_ids or {}, classes)
     if isinstance(model, Decoder):
         _check_state(model, state or {})
     tensors = _tensors(list(matches(family, model, state or {})))
@@ -79,6 +82,7 @@ def save(
         for file, names in zip(files, shards):
             partial = folder / f"{file}.partial"
             save_file({name: _tensor(tensors[name]) for name in names}, partial, metadata={"format": "pt"})
+            usual_mode(partial)
             os.replace(partial, folder / file)
         if len(shards) > 1:
             where = {name: file for file, names in zip(files, shards) for name in names}
@@ -92,7 +96,7 @@ def save(
 
 
 def _described(
-    model: Decoder | Vit, model_type: str | None, token_ids: Mapping[str, int | None]
+    model: Decoder | Vit, model_type: str | None, token_ids: Mapping[str, int | None], classes: Sequence[str] = ()
 ) -> tuple[Family, dict[str, Any], dict[str, dict[str, Any]]]:
     """The model's family, its config.json, and the files that belong beside it, by name."""
     if isinstance(model, Vit):
@@ -100,7 +104,7 @@ def _described(
             raise RecipeError(
                 f"model_type={model_type!r} is no vision transformer; expected {VIT.model_type!r}, or None"
             )
-        raw, processor = vit_json(model.config)
+        raw, processor = vit_json(model.config, classes)
         return VIT, raw | {"torch_dtype": model.patches.w.dtype.name}, {PREPROCESSOR: processor}
     family, raw = config_json(model.config, model_type)
     ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **token_ids}

@@ -13,6 +13,7 @@ from torch import nn
 from ...core import Faults
 from ...core.errors import RecipeError
 from .drawing import SameDraws
+from .eagerly import uncompiled
 from .graph import Program, as_function
 from .hooks import after_accumulation
 from .objective import Objective
@@ -71,28 +72,90 @@ def check(
         key = jax.random.key(0)
         theirs, their_gradients, their_buffers = _in_torch(module, objective, leaves, program, key, autocast)
         ours, our_gradients, our_buffers = _in_jax(module, leaves, program, key)
+    hint = _hint(program)
     tolerance = TOLERANCE[autocast]
     for name, a, b in zip(program.traced.losses, theirs, ours):
-        if not abs(a - b) <= LOSS_TOLERANCE[autocast] * max(abs(a), abs(b), 1e-6) and not (np.isnan(a) and np.isnan(b)):
-            raise RecipeError(_disagree(f"loss {name!r}", a, b))
+        same = a == b or (np.isnan(a) and np.isnan(b))
+        if not same and not abs(a - b) <= LOSS_TOLERANCE[autocast] * max(abs(a), abs(b), 1e-6):
+            raise RecipeError(_disagree(f"loss {name!r}", a, b, hint=hint))
+    for name in their_gradients.keys() - our_gradients.keys():
+        raise RecipeError(
+            f"the loss depends on {name} in PyTorch and not as traced: something that was computed from it before, or a "
+            "value that "
+            f"code of a library holds; compute it in the forward. check=False leaves {name} as it is"
+        )
+    for name, gradient in their_gradients.items():
+        # In float16 some overflow, and such steps are left out: by place they must agree.
+        if autocast is not torch.float16 or (np.isfinite(gradient) != np.isfinite(our_gradients[name])).any():
+            _refuse_not_finite(name, gradient, our_gradients[name])
     apart = _apart(our_gradients, their_gradients)
-    if max(apart.values(), default=0.0) > tolerance:
+    if any(not distance <= tolerance for distance in apart.values()):
         if autocast is None and _agree_on_one_side(
             module, leaves, program, key, our_gradients, their_gradients, tolerance
         ):
             apart = {}
-        with _nudged(module), jax.default_device(jax.devices("cpu")[0]):
-            _, nudged, _ = _in_torch(module, objective, leaves, program, key, autocast)
-        own = _apart(nudged, their_gradients)
+        with jax.default_device(jax.devices("cpu")[0]):
+            # What differs from itself has a state: no rounding explains that.
+            _, again, _ = _in_torch(module, objective, leaves, program, key, autocast)
+            with _nudged(module):
+                _, nudged, _ = _in_torch(module, objective, leaves, program, key, autocast)
+        itself, own = _apart(again, their_gradients), _apart(nudged, their_gradients)
         for name, distance in apart.items():
-            if distance > max(tolerance, MARGIN * own[name]):
+            stateful = not itself[name] <= tolerance / MARGIN
+            if not distance <= (tolerance if stateful else max(tolerance, MARGIN * own[name])):
                 a, b = (float(np.linalg.norm(g[name])) for g in (their_gradients, our_gradients))
-                raise RecipeError(_disagree(f"the norm of the gradient of {name}", a, b, distance))
+                raise RecipeError(_disagree(f"the norm of the gradient of {name}", a, b, distance, hint))
     for name, buffer in their_buffers.items():
         found = our_buffers[name]
-        scale = max(float(np.abs(buffer).max(initial=0)), 1e-3)
-        if not np.abs(buffer.astype(np.float64) - found).max(initial=0) <= tolerance * scale:
-            raise RecipeError(_disagree(f"buffer {name} after the step", np.abs(buffer).max(), np.abs(found).max()))
+        scale = max(float(np.abs(_finite(buffer)).max(initial=0)), 1e-3)
+        difference = _difference(buffer, found)
+        if not np.abs(difference).max(initial=0) <= tolerance * scale:
+            a, b = (np.abs(values).max(initial=0) for values in (buffer, found))
+            raise RecipeError(_disagree(f"buffer {name} after the step", a, b, hint=hint))
+
+
+def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """`a - b`, and 0 where both are the same infinity or both NaN."""
+    wide = np.complex128 if np.iscomplexobj(a) or np.iscomplexobj(b) else np.float64
+    a, b = a.astype(wide), b.astype(wide)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        return np.where(same, 0.0, a - b)
+
+
+def _wide(values: Any) -> np.ndarray:
+    """In float64, or both parts of complex numbers in that."""
+    values = np.asarray(values)
+    return values.astype(np.complex128 if np.iscomplexobj(values) else np.float64)
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    return values[np.isfinite(values)]
+
+
+def _refuse_not_finite(name: str, theirs: np.ndarray, ours: np.ndarray) -> None:
+    """Raise where a gradient is NaN or infinite: PyTorch's weights would become NaN, and such a step is left out here."""
+    a, b = (int((~np.isfinite(gradient)).sum()) for gradient in (theirs, ours))
+    if a or b:
+        whose = "PyTorch's own gradient" if a else "the gradient as traced"
+        raise RecipeError(
+            f"{whose} of {name} is NaN or infinite on the example, in {a} places in PyTorch and in {b} as traced: look "
+            "for a root or a "
+            "logarithm of 0, or 0 times infinity, behind a torch.where or a mask, or give another example. check=False "
+            "trains it "
+            f"nevertheless, and leaves such steps out"
+        )
+
+
+def _hint(program: Program) -> str:
+    """What may be the reason of a disagreement besides state."""
+    choosing = {getattr(node.target, "overloadpacket", None) for node in program.forward}
+    if torch.ops.aten.topk in choosing or torch.ops.aten.kthvalue in choosing:
+        return (
+            "; or it uses torch.topk on equal values, of which PyTorch chooses others than jax.lax.top_k: break ties, by "
+            "torch.sort(stable=True) for one"
+        )
+    return ""
 
 
 def _agree_on_one_side(
@@ -115,10 +178,10 @@ def _agree_on_one_side(
 
 def _apart(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> dict[str, float]:
     """The distance of each gradient, relative to its norm or to the floor."""
-    norms = {name: float(np.linalg.norm(g.astype(np.float64))) for name, g in theirs.items()}
+    norms = {name: float(np.linalg.norm(_wide(_finite(g)))) for name, g in theirs.items()}
     floor = FLOOR * max(norms.values(), default=0.0)
     return {
-        name: float(np.linalg.norm(g.astype(np.float64) - ours[name])) / max(norms[name], floor, 1e-30)
+        name: float(np.linalg.norm(_difference(g, ours[name]))) / max(norms[name], floor, 1e-30)
         for name, g in theirs.items()
     }
 
@@ -144,13 +207,13 @@ def _nudged(module: nn.Module) -> Iterator[None]:
         surely(put_back)
 
 
-def _disagree(what: str, theirs: Any, ours: Any, apart: float | None = None) -> str:
+def _disagree(what: str, theirs: Any, ours: Any, apart: float | None = None, hint: str = "") -> str:
     by = "" if apart is None else f" (apart by {apart:.1e} of it)"
     return (
         f"{what} is {float(theirs):.6g} in PyTorch and {float(ours):.6g} as traced{by}; the module does something that a "
-        "trace does not "
-        f"see (state outside of buffers, its own random numbers, Python code that depends on values): this model is refused. "
-        f"check=False trains it nevertheless"
+        "trace does not see (state outside of buffers, its own random numbers, Python code that depends on "
+        f"values){hint}: this model "
+        f"is refused. check=False trains it nevertheless"
     )
 
 
@@ -164,12 +227,13 @@ def _in_torch(
 ) -> tuple[list[float], dict[str, np.ndarray], dict[str, np.ndarray]]:
     """By PyTorch; the module's buffers, gradients and modes are afterwards as before."""
     casting = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
-    named = {name: p for name, p in module.named_parameters() if name in program.traced.trained}
+    named = {name: p for name, p in module.named_parameters() if p.requires_grad}
     with (
         untouched(module, objective.loss),
         locating(module, "can't be run on the example"),
         mode_of(module, True),
         marked_regions(),
+        uncompiled(),
         torch.enable_grad(),
         SameDraws(key),
     ):
@@ -177,7 +241,7 @@ def _in_torch(
             terms = objective(module, objective.batch_of(leaves))
         total = sum(total for total, _ in terms.losses.values() if total.requires_grad)
         assert isinstance(total, torch.Tensor)
-        gradients = torch.autograd.grad(total, list(named.values()))
+        gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True)
         found = after_accumulation(module, named, dict(zip(named, gradients)))
         buffers = {name: as_numpy(buffer) for name, buffer in module.named_buffers()}
     return (
@@ -216,6 +280,6 @@ def _in_jax(
     buffers = outputs[2 * (count + len(traced.metrics)) :]
     return (
         [float(value) for value in outputs[: 2 * count : 2]],
-        {name: np.asarray(gradient, np.float32) for name, gradient in zip(traced.trained, gradients)},
+        {name: _wide(gradient) for name, gradient in zip(traced.trained, gradients)},
         dict(zip(traced.buffers, map(np.asarray, buffers))),
     )

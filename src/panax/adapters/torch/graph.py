@@ -8,7 +8,7 @@ compiler would merge the two runs into one and keep everything.
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 
 from ...core import current_target
 from ...core.errors import RecipeError
-from .guards import Guard, guards_of
+from .guards import Guard, computes_in_double, guards_of, guards_of_doubles, is_double
 from .lowering import DTYPES, LOWERINGS, Out
 from .lowering.randomness import is_random
 from .refusing import MODULE
@@ -95,8 +95,18 @@ class Program:
             region=region,
             kept=kept,
             draws=draws,
-            guards=guards_of(forward, traced.constants, _where),
+            guards=(*guards_of(forward, traced.constants, _where), *_of_inputs(traced, inputs, flat)),
         )
+
+    @property
+    def doubles(self) -> tuple[str, ...]:
+        """Where the model computes in float64, which is float32 here: inputs by name, and modules."""
+        names = [*self.traced.parameters, *self.traced.buffers, *self.traced.leaves]
+        found = {name: None for name, node in zip(names, self.inputs) if is_double(node) and computes_in_double(node)}
+        for node in self.forward:
+            if is_double(node) and node.op == "call_function" and computes_in_double(node):
+                found.setdefault((node.meta.get("custom") or {}).get(MODULE) or "the loss")
+        return tuple(found)
 
     @functools.cached_property
     def _is_backward(self) -> frozenset[Node]:
@@ -241,6 +251,17 @@ def _reaching(outputs: Iterable[Any]) -> set[Node]:
     return wanted
 
 
+def _of_inputs(traced: Traced, inputs: Sequence[Node], outputs: Sequence[Any]) -> Iterator[Guard]:
+    """The guards of doubles that come in: leaves of the batch, and buffers that change."""
+    first = 2 * (len(traced.losses) + len(traced.metrics))
+    rest = inputs[len(traced.parameters) :]
+    buffers = dict(zip(traced.buffers, rest))
+    leaves = dict(zip(traced.leaves, rest[len(buffers) :]))
+    changed = {name: node for (name, node), after in zip(buffers.items(), outputs[first:]) if after is not node}
+    yield from guards_of_doubles(changed, of_batch=False)
+    yield from guards_of_doubles(leaves, of_batch=True)
+
+
 def _turned(node: Node) -> frozenset[int]:
     """The places of the arguments that are transpositions of matrices; one of a transposition is none."""
 
@@ -266,8 +287,17 @@ def _output(values: Values, output: Any) -> Any:
 
 
 def _check(node: Node) -> None:
+    if node.target is torch.ops.aten.view.dtype:
+        for value in (node.meta["val"], cast(Any, node.args[0]).meta["val"]):
+            if value.dtype in (torch.int64, torch.float64, torch.complex128):
+                raise RecipeError(
+                    f"view(dtype){_where(node)} reads the bits of {value.dtype}, and such numbers have half as many here; "
+                    f"convert the values (.to(dtype)), or take their bits when the data is prepared"
+                )
     if node.target is operator.getitem or node.target in LOWERINGS or node.target is torch.ops.aten.copy_.default:
         return
+    if getattr(node.target, "namespace", None) == "profiler":
+        return  # `record_function` gives nothing that a value depends on
     raise RecipeError(
         f"the operation {node.target} has no JAX lowering here{_where(node)}; write the model without it, or register one with "
         f"panax.adapters.torch.lowers"

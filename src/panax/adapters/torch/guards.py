@@ -1,4 +1,4 @@
-"""What PyTorch would raise or compute in 64 bits, watched in every step: indices, and integers that 32 bits can't hold.
+"""What PyTorch would raise or compute in 64 bits, watched in every step: indices, matrices, and numbers that 32 bits can't hold.
 
 A compiled program can't raise. JAX clamps an index that is out of range and wraps an integer that is too large, and would train
 on. So each place where that can happen yields one number, the worst value seen there, and the step that finds one is not applied
@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 
 from ...core.errors import RecipeError
 from ...core.measures import NO_FAULT
-from .integers import LARGEST, Range, Ranges
+from .integers import ADDING, LARGEST, Range, Ranges
 from .lowering import LOWERINGS, Out
 
 aten = torch.ops.aten
@@ -58,6 +58,8 @@ def guards_of(
             found += _of_indices(node, ranges, where)
             found += _of_divisors(node, ranges, where)
             found += _of_sums(node, ranges, where)
+            found += _of_matrices(node, where)
+            found += _of_casts(node, ranges, where)
     return tuple(found)
 
 
@@ -129,15 +131,117 @@ def _of_sums(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterat
         def worst(values: Mapping[Node, Any]) -> Any:
             return _too_large(values[source].astype(jnp.float32))
     else:
+        packet: Any = getattr(node.target, "overloadpacket", None)
 
         def worst(values: Mapping[Node, Any]) -> Any:
-            # The same operation in float32, whose error at the limit is less than a millionth.
-            arguments, keywords = (map_arg(part, lambda n: _floating(values[n])) for part in (node.args, node.kwargs))
+            if packet in _SHIFTS:
+                x, by = (values[each] if isinstance(each, Node) else each for each in node.args)
+                return _wrapped(jnp.asarray(x, jnp.float32) * jnp.exp2(jnp.asarray(by, jnp.float32)), values[node])
+            numbers = ADDING.get(packet)
+            arguments = [
+                map_arg(each, lambda n, i=i: _floating(values[n]) if numbers is None or i in numbers else values[n])
+                for i, each in enumerate(node.args)
+            ]
+            keywords = map_arg(node.kwargs, lambda n: _floating(values[n]))
             out = Out(tuple(cast(Any, value).shape), jnp.float32, functools.partial(jax.random.key, 0))
-            return _too_large(jnp.asarray(LOWERINGS[node.target](out, *cast(Any, arguments), **cast(Any, keywords))))
+            found = LOWERINGS[node.target](out, *cast(Any, arguments), **cast(Any, keywords))
+            return _wrapped(jnp.asarray(found), values[node])
 
     text = f"{_name(node)}{where(node)} makes an integer of 64 bits that 32 bits, as JAX computes, can't hold: expected at most "
     yield Guard(node, text + f"{LARGEST}, got ", worst)
+
+
+_SHIFTS = (aten.bitwise_left_shift, aten.__lshift__)
+
+
+def _of_matrices(node: Node, where: Callable[[Node], str]) -> Iterator[Guard]:
+    """Factorizations that PyTorch raises for; those whose `info` the model reads are its own affair."""
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet not in _FACTORS:
+        return
+    read = {user for part in node.users if part.args[1:] == (1,) for user in part.users}
+    if any(user.target is not aten._linalg_check_errors.default for user in read):
+        return
+
+    def worst(values: Mapping[Node, Any]) -> Any:
+        source, found = values[cast(Node, node.args[0])], values[node][0]
+        failed = jnp.isfinite(source).all((-2, -1)) & ~jnp.isfinite(found).all((-2, -1))
+        return jnp.where(failed.any(), failed.sum().astype(jnp.float32), NO_FAULT)
+
+    text = (
+        f"{_name(node)}{where(node)} is given matrices that are not {_FACTORS[packet]}, for which PyTorch raises an error, and "
+        f"the model may take another way; how many of the batch's: "
+    )
+    yield Guard(node, text, worst)
+
+
+_FACTORS = {
+    aten.linalg_cholesky_ex: "positive definite",
+    aten.linalg_inv_ex: "invertible",
+}
+
+EXACT = 2**24
+"""Integers up to this are exact in float32."""
+
+
+def _of_casts(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterator[Guard]:
+    """Integers that a model makes into doubles, which hold what float32 does not."""
+    source: Any = node.args[0] if node.args else None
+    if getattr(node.target, "overloadpacket", None) is not aten._to_copy or not is_double(node):
+        return
+    if not _is_integer(source) or ranges.of(source).within(Range(-EXACT, EXACT)) or not computes_in_double(node):
+        return
+    text = f"{_name(node)}{where(node)} makes a float64 of an integer, {_DOUBLE}"
+    yield Guard(node, text, lambda values: _largest(values[source], jnp.abs(values[source]) > EXACT))
+
+
+_DOUBLE = (
+    f"and float64 is computed in float32 here, whose integers end at {EXACT}: subtract an offset in the data, or cast to float32 "
+    f"first if that is enough; got "
+)
+
+
+def guards_of_doubles(inputs: Mapping[str, Node], *, of_batch: bool) -> Iterator[Guard]:
+    """Doubles that come in larger than float32 tells from their neighbours, where the model computes with them.
+
+    Args:
+        inputs: Leaves of the batch, or buffers that the forward writes, by name.
+    """
+    for name, node in inputs.items():
+        if is_double(node) and computes_in_double(node):
+
+            def worst(values: Mapping[Node, Any], node: Node = node) -> Any:
+                size = jnp.abs(values[node])
+                return _largest(values[node], (size >= EXACT) & jnp.isfinite(size))
+
+            what = f"batch[{name!r}]" if of_batch else f"the buffer {name}"
+            yield Guard(node, f"{what} is float64, {_DOUBLE}", worst)
+
+
+def computes_in_double(node: Node) -> bool:
+    """Whether a double is more than cast to what has fewer bits."""
+    for user in node.users:
+        packet = getattr(user.target, "overloadpacket", None)
+        if packet in _MOVING and is_double(user):
+            if computes_in_double(user):
+                return True
+        elif user.op == "call_function" and not (packet is aten._to_copy and not is_double(user)):
+            return True
+    return False
+
+
+_MOVING = {
+    getattr(aten, name)
+    for name in (
+        "view", "view_copy", "expand", "expand_copy", "unsqueeze", "unsqueeze_copy", "squeeze", "squeeze_copy", "slice",
+        "slice_copy", "select", "select_copy", "permute", "permute_copy", "transpose", "transpose_copy", "clone", "alias",
+        "alias_copy", "detach", "detach_copy", "t", "t_copy", "_unsafe_view",
+    )
+}  # fmt: skip
+
+
+def is_double(node: Node) -> bool:
+    return getattr(node.meta.get("val"), "dtype", None) in (torch.float64, torch.complex128)
 
 
 def _floating(value: Any) -> Any:
@@ -146,6 +250,15 @@ def _floating(value: Any) -> Any:
 
 def _too_large(value: jax.Array) -> jax.Array:
     return _largest(value, jnp.abs(value) > LARGEST * (1 - 1e-6))
+
+
+def _wrapped(value: jax.Array, integer: jax.Array) -> jax.Array:
+    """Where an integer is not what the same operation gives in float32: it is then off by 2 ** 32 or more.
+
+    An integer at the limit that has not wrapped is no fault: minus infinity, cast, is the least one, as models that select it
+    away later have it.
+    """
+    return _largest(value, jnp.abs(value - integer.astype(jnp.float32)) > 2.0**30)
 
 
 def _largest(value: jax.Array, bad: jax.Array) -> jax.Array:

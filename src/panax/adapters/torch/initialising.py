@@ -52,7 +52,7 @@ def initialiser(module: nn.Module, initialise: Callable[[Any], Any]) -> Draw:
 
     with mode, locating(module), _without_rejection():
         traced = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)()
-        graph = functional(traced, ())
+        graph = functional(traced, (), module)
     outputs: Sequence[Any] = next(node for node in graph.graph.nodes if node.op == "output").args[0]
     for name, node in zip(own, outputs):
         if _is_unwritten(node):

@@ -111,6 +111,63 @@ def _cast(ranges: Ranges, node: Node) -> Range:
     return ranges.of(source)
 
 
+def _shifted(ranges: Ranges, node: Node) -> Range:
+    by = ranges.of(node.args[1])
+    if by.low < 0 or by.high > 62:
+        return Range(-(2**63), 2**63)
+    return _corners(ranges, node, lambda x, y: x * 2 ** min(max(y, 0), 62))
+
+
+def _shifted_down(ranges: Ranges, node: Node) -> Range:
+    found, by = ranges.of(node.args[0]), ranges.of(node.args[1])
+    if by.low < 0:
+        return ANY
+    return Range(min(found.low >> min(by.low, 63), 0), max(found.high >> min(by.low, 63), 0))
+
+
+def _masked(ranges: Ranges, node: Node) -> Range:
+    a, b = (ranges.of(each) for each in node.args[:2])
+    bounds = [each.high for each in (a, b) if each.low >= 0]
+    return Range(0, min(bounds)) if bounds else ANY
+
+
+def _negated(ranges: Ranges, node: Node) -> Range:
+    found = ranges.of(node.args[0])
+    return Range(-found.high, -found.low)
+
+
+def _absolute(ranges: Ranges, node: Node) -> Range:
+    found = ranges.of(node.args[0])
+    return Range(0, max(abs(found.low), abs(found.high)))
+
+
+ADDING = {
+    aten.scatter_add: (0, 3), aten.scatter_reduce: (0, 3), aten.index_add: (0, 3), aten.index_reduce: (0, 3),
+    aten.index_put: (0, 2), aten._unsafe_index_put: (0, 2), aten.scatter: (0, 3),
+}  # fmt: skip
+"""Operations that may add at indices, and the places of their arguments that are values."""
+
+
+def _added_at(ranges: Ranges, node: Node) -> Range:
+    """What is added at indices: each element at most as often as there are values."""
+    packet: Any = getattr(node.target, "overloadpacket", None)
+    onto, place = (ranges.of(node.args[i]) if i < len(node.args) else ANY for i in ADDING[packet])
+    args: Any = node.args
+    if packet in (aten.index_put, aten._unsafe_index_put) and not (len(args) > 3 and args[3]):
+        return onto.joined(place)
+    if packet is aten.scatter and "reduce" not in node.kwargs and len(args) < 5:
+        return onto.joined(place)
+    if packet in (aten.scatter_reduce, aten.index_reduce) and not {"sum", "prod"} & set(map(str, args[4:5])):
+        return onto.joined(place)
+    if "prod" in map(str, args) or node.kwargs.get("reduce") == "multiply":
+        return Range(-(2**63), 2**63)
+    source: Any = args[ADDING[packet][1]]
+    times = _numel(source) if isinstance(source, Node) else _numel(node)
+    alpha: Any = node.kwargs.get("alpha", 1)
+    times *= max(1, abs(int(alpha)))
+    return Range(onto.low + times * min(place.low, 0), onto.high + times * max(place.high, 0))
+
+
 def _remainder(ranges: Ranges, node: Node) -> Range:
     by = ranges.of(node.args[1])
     return Range(0, by.high - 1) if by.low > 0 else ANY
@@ -161,6 +218,9 @@ _RULES: dict[Any, Callable[[Ranges, Node], Range]] = {
     aten.argmax: _place, aten.argmin: _place, aten.argsort: _place, aten.zeros: lambda r, n: Range(0, 0),
     aten.zeros_like: lambda r, n: Range(0, 0), aten.ones: lambda r, n: Range(1, 1), aten.ones_like: lambda r, n: Range(1, 1),
     aten.maximum: _either(0), aten.minimum: _either(0),
+    aten.bitwise_left_shift: _shifted, aten.__lshift__: _shifted, aten.bitwise_right_shift: _shifted_down,
+    aten.__rshift__: _shifted_down, aten.bitwise_and: _masked, aten.neg: _negated, aten.abs: _absolute,
+    **dict.fromkeys(ADDING, _added_at),
 } | dict.fromkeys(
     [
         getattr(aten, name)
@@ -177,6 +237,7 @@ _RULES: dict[Any, Callable[[Ranges, Node], Range]] = {
 
 _GROWING = {
     aten.add, aten.sub, aten.rsub, aten.mul, aten.pow, aten.sum, aten.cumsum, aten.prod, aten.cumprod, aten._to_copy, aten.mm,
-    aten.bmm, aten.dot, aten.square, aten.addcmul,
+    aten.bmm, aten.dot, aten.mv, aten.square, aten.addcmul, aten.addmm, aten.addmv, aten.addbmm, aten.baddbmm, aten.addr,
+    aten.neg, aten.abs, aten.bitwise_left_shift, aten.__lshift__, aten.convolution, aten.trace, *ADDING,
 }  # fmt: skip
 """Operations that make larger integers than they are given."""

@@ -9,6 +9,7 @@ from torch import nn
 
 from ...core.errors import RecipeError
 from ..losses import FORMS, named_terms
+from .criteria import value_of
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -53,7 +54,7 @@ class Objective:
             return _own_loss(module, batch)
         if is_criterion(self.loss):
             inputs, targets = batch if isinstance(batch, tuple | list) else batch.values()
-            return self.loss(module(inputs), targets)
+            return value_of(self.loss, module(inputs), targets)
         return self.loss(module, batch)
 
 

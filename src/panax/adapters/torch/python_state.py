@@ -6,30 +6,26 @@ values leaves behind (a tensor in a list, an entry of a cache) would break the u
 """
 
 import collections
+import inspect
 import random
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributions.utils import lazy_property
 
-from .python_values import (
-    FILE,
-    LOOKS,
-    MOST_BYTES,
-    SIMPLE,
-    SKIPPED,
-    Place,
-    Seen,
-    is_users,
-    look_at_object,
-    package_of,
-    token_of,
-)
+from .memory import extent_of
+from .python_opaque import is_iterator
+from .python_seen import FILE, MOST_BYTES, SIMPLE, SKIPPED, Place, Seen, is_users, package_of, token_of
+from .python_values import LOOKS, look_at_object
+from .watched import watched
 
 GENERATORS = "the process"
 """The owner of the random generators that everything shares."""
@@ -50,20 +46,32 @@ class PythonState:
         fakes: The places that hold a tensor of a trace.
         borrowed: Functions of `random` that code holds by names of its own, each with what puts another there.
         aliases: The module's own parameters and buffers where Python code holds them too, each with what puts another there.
+        iterators: Generators and the like that code holds, each with what puts another there.
         unfollowed: The places of tensors that are views of those, or that nothing can be put in the place of.
+        outside: By id, tensors with values that are not the module's, with their places.
+        packages: Those that the module and the loss are of.
     """
 
-    def __init__(self, module: nn.Module, loss: Any):
+    def __init__(self, module: nn.Module, loss: Any, stand_ins: Mapping[int, torch.Tensor] = MappingProxyType({})):
+        """
+        Args:
+            stand_ins: The module's own tensors by the ids of what stood in for them in a trace. Where a forward has left a
+                stand-in in a place of its own (recurrent layers list their weights anew), the tensor itself is put there.
+        """
         self._names = {id(part): path for path, part in module.named_modules()}
-        self._packages = {package_of(type(part)) for part in module.modules()} | {package_of(loss)}
+        self.packages = {package_of(type(part)) for part in module.modules()} | {package_of(loss)}
         self.tokens: dict[Place, Any] = {}
         self.fakes: list[Place] = []
         self.borrowed: list[Put] = []
         self.aliases: list[Put] = []
+        self.iterators: list[Put] = []
         self.unfollowed: list[Place] = []
+        self.outside: dict[int, tuple[Place, torch.Tensor]] = {}
         own = [*module.parameters(), *module.buffers()]
+        self._watched = watched()
         self._own = {id(tensor) for tensor in own}
         self._memory = {_memory_of(tensor) for tensor in own} - {None}
+        self._extents = sorted(extent for tensor in own if (extent := extent_of(tensor)) is not None)
         self._restores: list[Callable[[], None]] = []
         self._held: list[Any] = []  # so that no id is used twice
         queue = collections.deque(
@@ -71,9 +79,11 @@ class PythonState:
         )
         queue.append((Place("the loss"), loss))
         queue.append((Place(GENERATORS, NUMPYS), _numpys_own()))
+        queue.extend((Place("a hook on all modules", name), held) for name, held in _hooks_on_all_modules().items())
         met: set[int] = set()
         while queue:
             place, value = queue.popleft()
+            value = stand_ins.get(id(value), value)
             if isinstance(value, SIMPLE):
                 self.tokens[place] = token_of(value)
                 continue
@@ -84,10 +94,20 @@ class PythonState:
             seen = self._look(place, value)
             self.tokens[place] = seen.token
             queue.extend(seen.children)
-            self.borrowed.extend(pair for pair in seen.borrowed if getattr(pair[1], "__self__", None) is _pythons_own())
-            self.aliases.extend(pair for pair in seen.borrowed if id(pair[1]) in self._own)
+            for put, held in seen.borrowed:
+                if id(held) in stand_ins:
+                    held = stand_ins[id(held)]
+                    put(held)
+                if id(held) in self._own:
+                    self.aliases.append((put, held))
+                elif id(held) in self._watched or getattr(held, "__self__", None) is _pythons_own():
+                    self.borrowed.append((put, held))
+                elif is_iterator(held):
+                    self.iterators.append((put, held))
             if isinstance(value, tuple) and any(id(each) in self._own for each in value):
                 self.unfollowed.append(place)
+            if isinstance(value, tuple) and any(id(each) in stand_ins for each in value):
+                self.fakes.append(place)
             if seen.restore is not None:
                 self._restores.append(seen.restore)
 
@@ -113,10 +133,14 @@ class PythonState:
             return look_at_object(owner, value, self._classes(type(value)))
         if isinstance(value, type | types.FunctionType) and not self._is_followed(value, place):
             return Seen(type(value).__name__)
-        for kind, look in LOOKS:
-            if isinstance(value, kind):
+        if isinstance(value, np.ndarray) and self._shares(value):
+            self.unfollowed.append(place)
+        for fits, look in LOOKS:
+            if fits(value):
                 return look(place, value)
         if is_users(type(value)):
+            if isinstance(value, torch.distributions.Distribution):
+                _forget_lazy(value)
             return look_at_object(place, value, self._classes(type(value)))
         return Seen(type(value).__name__)
 
@@ -131,7 +155,12 @@ class PythonState:
         file = getattr(sys.modules.get(package), "__file__", None) or ""
         if not _INSTALLED.search(file):
             return True
-        return package in self._packages and (place is None or not isinstance(code, type) or not place.trail)
+        return package in self.packages and (place is None or not isinstance(code, type) or not place.trail)
+
+    def _shares(self, value: torch.Tensor | np.ndarray) -> bool:
+        """Whether it has memory of the module's tensors."""
+        extent = extent_of(value)
+        return extent is not None and any(extent.overlaps(own) for own in self._extents)
 
     def _classes(self, cls: type) -> list[tuple[Place, type]]:
         return [(Place(f"class {base.__name__}"), base) for base in cls.__mro__ if self._is_followed(base)]
@@ -140,9 +169,11 @@ class PythonState:
         if type(value) is not torch.Tensor and not isinstance(value, nn.Parameter):
             self.fakes.append(place)
             return Seen("a tensor without values")
+        if id(value) not in self._own:
+            self.outside[id(value)] = (place, value)
         # Code of a file need not use a name that stands in it: the loss of a user's own loop may be one.
         computed = value.grad_fn is not None and not place.owner.startswith(FILE)
-        if id(value) not in self._own and (computed or _memory_of(value) in self._memory):
+        if id(value) not in self._own and (computed or _memory_of(value) in self._memory or self._shares(value)):
             self.unfollowed.append(place)
         hooks = [
             (tensor_hooks or {})
@@ -164,6 +195,20 @@ class PythonState:
                     value.copy_(kept)
 
         return Seen(token, children, restore)
+
+
+def _forget_lazy(distribution: Any) -> None:
+    """Remove what a distribution has computed in a trace and keeps: it would compute it again."""
+    for name, held in list(vars(distribution).items()):
+        if isinstance(held, FakeTensor) and isinstance(
+            inspect.getattr_static(type(distribution), name, None), lazy_property
+        ):
+            delattr(distribution, name)
+
+
+def _hooks_on_all_modules() -> dict[str, Any]:
+    held = vars(nn.modules.module)
+    return {name: each for name, each in held.items() if name.startswith("_global_") and isinstance(each, dict)}
 
 
 def _pythons_own() -> random.Random:

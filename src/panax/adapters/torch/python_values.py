@@ -1,95 +1,33 @@
 """One Python value that code reaches: how it is compared, what it holds, and how it is put back."""
 
+import array
 import collections
 import contextlib
+import contextvars
 import copy
-import dataclasses
-import enum
+import ctypes
 import functools
 import hashlib
 import itertools
+import mmap
 import random
-import re
-import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
-SIMPLE = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    np.generic,
-    enum.Enum,
-    torch.dtype,
-    torch.device,
-    torch.Size,
+from .python_opaque import (
+    GENERATORS,
+    is_iterator,
+    look_at_context_variable,
+    look_at_generator,
+    look_at_iterator,
+    look_at_memory,
+    look_at_reference,
 )
-SKIPPED = sys.stdlib_module_names | {"torch", "numpy", "jax", "jaxlib", "panax", "lightning", "pytorch_lightning"}
-"""Packages whose objects and functions are not looked into; containers and generators of the standard library are."""
-
-FILE = "the file of "
-"""What the owner of a global begins with."""
-
-MOST_ENTRIES = 10_000
-"""Entries of a container that are looked at: a vocabulary or a data set is not a count."""
-
-MOST_BYTES = 2**26
-"""An array or tensor of more is not copied."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a value is.
-
-    Attributes:
-        owner: What holds it: "module layers.0", "the loss", "class Block", "module-level code of model".
-        trail: Its name there, as code would write it.
-    """
-
-    owner: str
-    trail: str = ""
-
-    @property
-    def shown(self) -> str:
-        """Its name, in quotes where it is a plain one."""
-        quoted = re.fullmatch(r"'(\w+)'(.*)", self.trail, re.DOTALL)
-        return f"'{quoted[1]}{quoted[2]}'" if quoted else self.trail or "itself"
-
-    def under(self, part: str) -> "Place":
-        return Place(self.owner, self.trail + part)
-
-
-@dataclasses.dataclass
-class Seen:
-    """One value that was met: its token for comparison, what it holds, and how it is put back."""
-
-    token: Any
-    children: Iterable[tuple[Place, Any]] = ()
-    restore: Callable[[], None] | None = None
-    borrowed: Iterable[tuple[Callable[[Any], None], Any]] = ()
-
-
-def token_of(value: Any) -> Any:
-    """What a plain value is compared by."""
-    return (type(value).__name__, repr(value))
-
-
-def package_of(code: Any) -> str:
-    """The package that a class, a function or an object is of."""
-    return (getattr(code, "__module__", None) or "builtins").split(".")[0]
-
-
-def is_users(cls: type) -> bool:
-    """Whether objects of a class are looked into."""
-    return package_of(cls) not in SKIPPED or cls is types.SimpleNamespace
+from .python_seen import FILE, MOST_BYTES, MOST_ENTRIES, SIMPLE, SKIPPED, Place, Seen, is_users, token_of
 
 
 def look_at_object(place: Place, value: Any, classes: list[tuple[Place, type]]) -> Seen:
@@ -178,7 +116,13 @@ def _sequence(place: Place, value: Any) -> Seen:
     )
 
 
-def _set(place: Place, value: set[Any]) -> Seen:
+def _set(place: Place, value: set[Any] | frozenset[Any]) -> Seen:
+    entries = list(itertools.islice(value, MOST_ENTRIES))
+    plain = frozenset(token_of(each) for each in entries if isinstance(each, SIMPLE))
+    children = [(place.under(f" (entry {i})"), each) for i, each in enumerate(entries) if not isinstance(each, SIMPLE)]
+    token = ("set", len(value), hash(plain))
+    if isinstance(value, frozenset):
+        return Seen(token, children)
     kept = set(value)
 
     def restore() -> None:
@@ -186,7 +130,7 @@ def _set(place: Place, value: set[Any]) -> Seen:
             value.clear()
             value.update(kept)
 
-    return Seen(("set", len(value)), (), restore)
+    return Seen(token, children, restore)
 
 
 def _array(place: Place, value: np.ndarray) -> Seen:
@@ -264,42 +208,32 @@ def _wrapped(place: Place, value: Any) -> Seen:
     )
 
 
-def _generator(place: Place, value: Any) -> Seen:
-    get, put = _STATES[next(kind for kind in _STATES if isinstance(value, kind))]
-    kept = get(value)
-    return Seen(("random generator", _fingerprint(kept)), (), lambda: put(value, kept))
+def _is_bound(value: Any) -> bool:
+    """Whether it is a method of an object of C's, such as `iterator.__next__`, other than of a random generator."""
+    if not isinstance(value, types.MethodWrapperType | types.BuiltinMethodType):
+        return False
+    return not isinstance(
+        value.__self__, types.ModuleType | type | random.Random | np.random.RandomState | np.random.Generator
+    )
 
 
-def _fingerprint(state: Any) -> Any:
-    if isinstance(state, dict):
-        return tuple((name, _fingerprint(each)) for name, each in state.items())
-    if isinstance(state, tuple):
-        return hash(tuple(map(_fingerprint, state)))
-    return hash(state.tobytes()) if isinstance(state, np.ndarray) else state
+def _is(kinds: Any) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds)
 
 
-def _set_bits(generator: Any, state: Any) -> None:
-    generator.bit_generator.state = state
-
-
-_STATES: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
-    random.Random: (lambda g: g.getstate(), lambda g, s: g.setstate(s)),
-    np.random.Generator: (lambda g: g.bit_generator.state, _set_bits),
-    np.random.RandomState: (lambda g: g.get_state(), lambda g, s: g.set_state(s)),
-    torch.Generator: (
-        lambda g: bytes(g.get_state().numpy()),
-        lambda g, s: g.set_state(torch.tensor(list(s), dtype=torch.uint8)),
-    ),
-}
-
-LOOKS: tuple[tuple[Any, Callable[[Place, Any], Seen]], ...] = (
-    (tuple(_STATES), _generator),
-    (dict, _dict),
-    ((list, tuple, collections.deque), _sequence),
-    (set, _set),
-    (np.ndarray, _array),
-    (types.FunctionType, _function),
-    (type, _class),
-    ((types.MethodType, functools.partial, staticmethod, classmethod, property), _wrapped),
-    (itertools.count, lambda place, value: Seen(("count", repr(value)))),
+LOOKS: tuple[tuple[Callable[[Any], bool], Callable[[Place, Any], Seen]], ...] = (
+    (_is(tuple(GENERATORS)), look_at_generator),
+    (_is(dict), _dict),
+    (_is((list, tuple, collections.deque)), _sequence),
+    (_is((set, frozenset)), _set),
+    (_is(np.ndarray), _array),
+    (_is((bytearray, array.array, memoryview, mmap.mmap, ctypes.c_int.__mro__[-2])), look_at_memory),
+    (_is(contextvars.ContextVar), look_at_context_variable),
+    (_is(weakref.ReferenceType), look_at_reference),
+    (_is(types.FunctionType), _function),
+    (_is(type), _class),
+    (_is((types.MethodType, functools.partial, staticmethod, classmethod, property)), _wrapped),
+    (is_iterator, look_at_iterator),
+    (_is_bound, _wrapped),
+    (_is(itertools.count), lambda place, value: Seen(("count", repr(value)))),
 )

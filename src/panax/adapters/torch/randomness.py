@@ -20,8 +20,16 @@ import torch
 INSTEAD = "which a compiled step would hold at one outcome; draw with torch.rand and choose with torch.where, or switch it off"
 
 
+RAISED: list["Drawn"] = []
+"""Each that was raised since the list was emptied: an `except` of the model's own may have swallowed it."""
+
+
 class Drawn(Exception):
-    """The outcome of a draw would have decided something."""
+    """Something that differs from step to step, such as the outcome of a draw, would have decided something."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        RAISED.append(self)
 
 
 class _Draw:
@@ -108,7 +116,8 @@ def drawing_nothing(
 
 _DRAWING = (
     "random", "uniform", "randint", "randrange", "choice", "choices", "shuffle", "sample", "gauss", "normalvariate", "triangular",
-    "betavariate", "expovariate", "gammavariate", "lognormvariate", "getrandbits", "randbytes",
+    "betavariate", "expovariate", "gammavariate", "lognormvariate", "getrandbits", "randbytes", "vonmisesvariate",
+    "paretovariate", "weibullvariate", *(["binomialvariate"] if hasattr(random, "binomialvariate") else []),
 )  # fmt: skip
 
 _NUMPYS: dict[str, Callable[..., tuple[float, float] | None]] = {
@@ -136,13 +145,17 @@ def _replace(undone: contextlib.ExitStack, module: Any, name: str, function: Cal
 
 
 def line_of(stack: Sequence[traceback.FrameSummary]) -> str:
-    """The innermost line that is neither PyTorch's nor ours."""
-    for frame in reversed(stack):
-        if not frame.filename.startswith(_LIBRARY) and not frame.filename.startswith("<"):
-            return (
-                f", at {frame.filename}:{frame.lineno} `{linecache.getline(frame.filename, frame.lineno or 0).strip()}`"
-            )
+    """The innermost line that is neither PyTorch's nor ours, and of the standard library only if no other is."""
+    frames = [frame for frame in stack if not frame.filename.startswith((*_LIBRARY, "<"))]
+    own = [frame for frame in frames if not _is_standard(frame.filename)]
+    for frame in reversed(own or frames):
+        return f", at {frame.filename}:{frame.lineno} `{linecache.getline(frame.filename, frame.lineno or 0).strip()}`"
     return ""
+
+
+def _is_standard(file: str) -> bool:
+    standard = file.startswith(os.path.dirname(os.__file__) + os.sep) and "-packages" not in file
+    return standard or file.startswith(os.path.dirname(np.__file__) + os.sep) or file.endswith(".pyx")
 
 
 _LIBRARY = (

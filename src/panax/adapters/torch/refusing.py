@@ -1,11 +1,13 @@
 """What can't be traced is refused with the module and the line that does it."""
 
 import contextlib
+import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -15,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx import traceback as fx_traceback
 
 from ...core.errors import PanaxError, RecipeError
+from .memory import extent_of, overlapping
 from .python_state import GENERATORS, PythonState
 from .randomness import INSTEAD, Drawn, line_of
 
@@ -80,8 +83,13 @@ def _numpys_state() -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def locating(module: nn.Module, failing: str = "can't be traced") -> Iterator[Located]:
+def locating(
+    module: nn.Module, failing: str = "can't be traced", where: Callable[[], str | None] | None = None
+) -> Iterator[Located]:
     """Turn what is raised inside into a RecipeError that names the module and the line of its code.
+
+    Args:
+        where: What runs, if it is not the modules themselves.
 
     Raises:
         RecipeError: Something was raised.
@@ -96,8 +104,9 @@ def locating(module: nn.Module, failing: str = "can't be traced") -> Iterator[Lo
     except PanaxError:
         raise
     except Exception as error:
+        running = (where() if where is not None else None) or located.where
         raise RecipeError(
-            f"{located.where} {failing}{line_of(traceback.extract_tb(error.__traceback__))}: {_reason(error)}"
+            f"{running} {failing}{line_of(traceback.extract_tb(error.__traceback__))}: {_reason(error)}"
         ) from error
     finally:
         located.close()
@@ -123,16 +132,109 @@ def refuse_views(before: PythonState) -> None:
         )
 
 
+def refuse_values(graph: torch.fx.GraphModule) -> None:
+    """Raise where a value of a tensor was asked for, though an `except` of the model's own has swallowed the error of that."""
+    for node in graph.graph.nodes:
+        if getattr(node.target, "overloadpacket", None) in _OF_VALUES:
+            module = (node.meta.get("custom") or {}).get(MODULE) or "the loss"
+            raise RecipeError(
+                f"{module} can't be traced: it catches the error of {str(node.target).replace('aten.', 'torch.')}, by "
+                "which it turns "
+                "a tensor's value into a Python number, a condition or a shape, and a compiled step is one program for "
+                "all values; "
+                f"use torch.where, or masks, and no `try` around it"
+            )
+
+
+_OF_VALUES = {
+    getattr(torch.ops.aten, name)
+    for name in (
+        "_local_scalar_dense",
+        "item",
+        "is_nonzero",
+        "nonzero",
+        "masked_select",
+        "equal",
+        "_unique2",
+        "unique_dim",
+    )
+}
+
+
+def refuse_shared_memory(module: nn.Module, written: set[str]) -> None:
+    """Raise where a parameter, or a buffer that the forward writes, shares memory with another parameter or buffer."""
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    moving = written | {name for name, p in module.named_parameters() if p.requires_grad}
+    for a, b in overlapping(own):
+        if a in moving or b in moving:
+            raise RecipeError(
+                f"{a} and {b} share memory, as one that is made of the other does (nn.Parameter(x.t()), y.data = x.data, "
+                f"x.data[0]): in PyTorch both move at once, and here they are two arrays. Tie them as one parameter "
+                f"(second.weight = first.weight), or compute one of the other in the forward"
+            )
+
+
 def refuse_changes(before: PythonState, after: PythonState, located: Located) -> None:
     """Raise where a further forward has changed a Python value again."""
     for place, was, now in after.changed_since(before):
         if place.owner == GENERATORS:
             raise RecipeError(f"{located.drew or 'the forward'} draws numbers from {place.trail}, {INSTEAD}")
         change = "" if was == now else f" (from {was} to {now})"
+        if _A_BUFFER.search(place.trail):
+            raise RecipeError(
+                f"{place.owner} changes {place.shown} in each forward, a buffer of a module that is not the adapted "
+                "module's, which a "
+                f"compiled step would hold fixed; hold that module in the adapted one: module.criterion = criterion"
+            )
         raise RecipeError(
             f"{place.owner} changes {place.shown} in each forward{change}, which a compiled step would hold fixed; make it a "
             f"buffer that the forward updates: self.register_buffer(..., torch.tensor(...))"
         )
+
+
+_A_BUFFER = re.compile(r"_buffers'?\['\w+'\]$")
+
+
+def refuse_changed_constants(graph: torch.fx.GraphModule, before: PythonState) -> None:
+    """Raise where a forward writes to a tensor that is neither the module's nor made in the forward."""
+    for node in graph.graph.nodes:
+        if not (isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable and node.args):
+            continue
+        base: Any = node.args[0]
+        while getattr(base, "op", "") == "call_function" and getattr(base.target, "overloadpacket", None) in _VIEWING:
+            base = base.args[0]
+        held = getattr(graph, str(base.target), None) if getattr(base, "op", "") == "get_attr" else None
+        for place, tensor in before.outside.values():
+            if held is tensor or (held is not None and _same_memory(held, tensor)):
+                raise RecipeError(
+                    f"{place.owner} changes the tensor {place.shown} in each forward, which a compiled step would hold "
+                    "fixed; make it a "
+                    f"buffer: self.register_buffer(...)"
+                )
+
+
+_VIEWING = {
+    getattr(torch.ops.aten, name)
+    for name in (
+        "detach",
+        "alias",
+        "view",
+        "_unsafe_view",
+        "slice",
+        "select",
+        "t",
+        "transpose",
+        "permute",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+    )
+}
+
+
+def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    first, second = extent_of(a), extent_of(b)
+    return first is not None and second is not None and first.overlaps(second)
 
 
 def _reason(error: Exception) -> str:

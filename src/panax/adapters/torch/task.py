@@ -14,6 +14,7 @@ from ...core.errors import RecipeError, nearest
 from ..adapted import AdaptedTask, Model
 from .checking import check as check_against_torch
 from .checking import too_large
+from .criteria import is_sum
 from .drawing import SameDraws
 from .graph import Program, as_function
 from .hooks import hooked_parameters
@@ -21,11 +22,12 @@ from .initialising import initialiser
 from .kinds import kinds
 from .lowering import DTYPES
 from .objective import Form, Objective, is_criterion
+from .outside import refuse_moved
 from .python_state import PythonState
-from .tracing import Traced, mode_of, trace
+from .tracing import mode_of, trace
 from .untouched import generators_kept, swapped, untouched
 from .values import as_numpy
-from .weights import TensorArray, host_arrays, places, put_back
+from .weights import TensorArray, host_arrays, left_over, places, put_back
 
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -78,14 +80,12 @@ def task(
         raise RecipeError(f"compute_dtype={compute_dtype!r}; {nearest(compute_dtype, AUTOCAST)}")
     if initialise is not None and weights is not None:
         raise RecipeError("initialise= and weights= both say where the weights come from; give one of them")
-    programs = _Programs(
-        module, Objective(loss, form), {name: leaf.dtype for name, leaf in leaves.items()}, AUTOCAST[compute_dtype]
-    )
+    programs = _Programs(module, Objective(loss, form), leaves, AUTOCAST[compute_dtype], watches=check)
     with untouched(module, loss, unless_successful=True):
         drawn = None if initialise is None else initialiser(module, initialise)
         given = None if drawn is not None else host_arrays(module, weights)
         program = programs.of({name: tuple(leaf.shape) for name, leaf in leaves.items()}, train=True)
-        notes = _notes(module, program.traced)
+        notes = _notes(module, program)
         unchecked = "check=False"
         if check:
             unchecked = too_large(module)
@@ -93,11 +93,15 @@ def task(
                 check_against_torch(module, programs.objective, leaves, program, autocast=programs.autocast)
             else:
                 warnings.warn(f"{type(module).__name__} was not compared with PyTorch: {unchecked}", stacklevel=2)
+        if weights is not None and (left := left_over(module, weights)):
+            notes.append(f"not of the module, in {weights}: {', '.join(left[:5])} ({len(left)} in all)")
         if unchecked is not None:
             notes.append(f"not compared with PyTorch: {unchecked}")
     known = kinds(module)
 
     def rebuild(params: Any, state: Any) -> nn.Module:
+        if programs.watches:
+            programs.refuse_moved()
         # Another run of this task begins where the first one began.
         for array in () if given is None else (*given[0].values(), *given[1].values()):
             if isinstance(array, TensorArray):
@@ -115,6 +119,7 @@ def task(
         frozen=tuple(name for name in program.traced.parameters if name not in program.traced.trained),
         notes=tuple(notes),
         scales_loss=compute_dtype == "float16",
+        sums=is_sum(loss),
     )
     return AdaptedTask(model, sharding)
 
@@ -123,20 +128,41 @@ class _Programs:
     """The programs of one module, traced as shapes of batches come."""
 
     def __init__(
-        self, module: nn.Module, objective: Objective, dtypes: Mapping[str, torch.dtype], autocast: torch.dtype | None
+        self,
+        module: nn.Module,
+        objective: Objective,
+        leaves: Mapping[str, torch.Tensor],
+        autocast: torch.dtype | None,
+        *,
+        watches: bool,
     ):
-        self.module, self.objective, self.dtypes, self.autocast = module, objective, dict(dtypes), autocast
+        """
+        Args:
+            watches: Refuse to go on where a tensor outside of the module was changed since the first trace.
+        """
+        self.module, self.objective, self.autocast, self.watches = module, objective, autocast, watches
+        # Shapes, dtypes and strides alone.
+        self.examples = {
+            name: torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+            for name, leaf in leaves.items()
+        }
+        self.dtypes = {name: leaf.dtype for name, leaf in leaves.items()}
         self._programs: dict[Any, Program] = {}
 
     def of(self, shapes: Mapping[str, tuple[int, ...]], *, train: bool) -> Program:
         signature = (tuple(sorted(shapes.items())), train)
         if signature not in self._programs:
-            leaves = {
-                name: torch.empty(shapes[name], dtype=dtype, device="meta") for name, dtype in self.dtypes.items()
-            }
+            if self.watches:
+                self.refuse_moved()
+            leaves = {name: _strided_like(example, shapes[name]) for name, example in self.examples.items()}
             traced = trace(self.module, self.objective, leaves, train=train, autocast=self.autocast)
             self._programs[signature] = Program.create(traced)
         return self._programs[signature]
+
+    def refuse_moved(self) -> None:
+        """Raise where a tensor that is a constant of the programs has been changed since it was traced."""
+        for program in self._programs.values():
+            refuse_moved(program.traced.outside)
 
     def evaluate(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Any]:
         """The losses and metrics as (sum, weight), and the buffers afterwards."""
@@ -187,6 +213,17 @@ class _Programs:
             for pairs in (terms.losses, terms.metrics)
         )
         return (losses, metrics), {name: jax.numpy.asarray(as_numpy(buffers[name])) for name in state}
+
+
+def _strided_like(example: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor without values, whose dimensions stand in memory in the order of the example's: code may ask `is_contiguous()`."""
+    if tuple(example.shape) == shape:
+        return example
+    if example.ndim != len(shape) or example.is_contiguous() or 0 in example.stride():
+        return torch.empty(shape, dtype=example.dtype, device="meta")
+    order = sorted(range(len(shape)), key=lambda dim: -example.stride(dim))
+    whole = torch.empty([shape[dim] for dim in order], dtype=example.dtype, device="meta")
+    return whole.permute([order.index(dim) for dim in range(len(shape))])
 
 
 def _one_pass(module: nn.Module) -> str | None:
@@ -260,7 +297,8 @@ def _example(example: Any) -> tuple[dict[str, torch.Tensor], Form]:
     return leaves, form
 
 
-def _notes(module: nn.Module, traced: Traced) -> list[str]:
+def _notes(module: nn.Module, program: Program) -> list[str]:
+    traced = program.traced
     fixed = [name for name, p in module.named_parameters() if not p.requires_grad]
     unused = [name for name in traced.parameters if name not in traced.trained and name not in fixed]
     notes = []
@@ -270,6 +308,15 @@ def _notes(module: nn.Module, traced: Traced) -> list[str]:
         notes.append(
             f"the loss does not depend on {', '.join(unused[:5])}: not trained, as in PyTorch, where their gradient is None"
         )
+    if traced.outside:
+        names = "; ".join(constant.name for constant in traced.outside[:3])
+        notes.append(
+            f"constants of every step, which a loop can't change: {len(traced.outside)} of the tensors that the loss "
+            "reaches and the "
+            f"module does not own ({names})"
+        )
+    if program.doubles:
+        notes.append(f"float64 is computed in float32: {', '.join(program.doubles[:5])}")
     if not module.training:
         notes.append("the module was in eval(); it is trained in train()")
     return notes

@@ -20,14 +20,27 @@ from torch.fx.traceback import annotate, preserve_node_meta
 from torch.utils._pytree import tree_leaves
 
 from ...core.errors import RecipeError
+from .eagerly import eagerly
 from .hooks import after_accumulation, follow_hooks
 from .lowering import WHILE_TRACING, Replacing, decompositions
 from .objective import Objective
+from .outside import Constant, constants_of, refuse_outside
 from .python_state import PythonState
-from .randomness import INSTEAD, drawing_nothing
-from .refusing import Located, locating, refuse_changes, refuse_leaks, refuse_views
+from .randomness import INSTEAD, RAISED, drawing_nothing
+from .refusing import (
+    MODULE,
+    Located,
+    locating,
+    refuse_changed_constants,
+    refuse_changes,
+    refuse_leaks,
+    refuse_shared_memory,
+    refuse_values,
+    refuse_views,
+)
 from .regions import marked_regions
 from .untouched import forget_fakes, swapped, untouched
+from .watched import SEEDED, watching
 from .weights import places
 
 BACKWARD = "panax_backward"
@@ -45,6 +58,7 @@ class Traced:
         losses: Names.
         metrics: Names.
         trained: Names of the parameters that have a gradient.
+        outside: Tensors of a user's that are constants of the graph, and not the module's.
     """
 
     graph: torch.fx.Graph
@@ -55,6 +69,7 @@ class Traced:
     losses: tuple[str, ...]
     metrics: tuple[str, ...]
     trained: tuple[str, ...]
+    outside: tuple[Constant, ...] = ()
 
 
 def trace(
@@ -92,45 +107,70 @@ def _trace(
     parameters = {name: _fake(mode, p).requires_grad_(p.requires_grad) for name, p in module.named_parameters()}
     buffers = {name: _fake(mode, b) for name, b in module.named_buffers()}
     batch = {name: _fake(mode, leaf) for name, leaf in leaves.items()}
-    found: dict[str, Any] = {"parameters": tuple(parameters), "buffers": tuple(buffers), "leaves": tuple(batch)}
-    joint = _joint(module, objective, found, before, train=train, autocast=autocast)
+    found: dict[str, Any] = {
+        "parameters": tuple(parameters),
+        "buffers": tuple(buffers),
+        "leaves": tuple(batch),
+        "python": before,
+    }
+    stand_ins: dict[int, torch.Tensor] = {}
+    joint = _joint(module, objective, found, before, stand_ins, train=train, autocast=autocast)
     with mode:
         cotangents = [torch.ones(()) for _ in range(MOST_LOSSES)]
     inputs = [list(parameters.values()), list(buffers.values()), list(batch.values()), cotangents]
 
     def recorded() -> tuple[torch.fx.GraphModule, Located, list[str]]:
+        RAISED.clear()
+        seeded = torch.get_rng_state()
         try:
             with (
-                mode_of(module, train), locating(module) as located, marked_regions(), preserve_node_meta(),
-                drawing_nothing(before.borrowed, lambda: located.where) as draws,
+                mode_of(module, train), locating(module) as located, marked_regions(), eagerly(), preserve_node_meta(),
+                drawing_nothing(found["python"].borrowed, lambda: located.where) as draws,
+                watching(found["python"].borrowed, found["python"].iterators, before.packages),
             ):  # fmt: skip
                 make = make_fx(
                     joint, tracing_mode="fake", decomposition_table=WHILE_TRACING, _allow_non_fake_inputs=True
                 )
-                return make(*inputs), located, draws
+                made = make(*inputs)
+                if RAISED:
+                    # The model's own `except` took it for something else.
+                    raise RAISED[0]
+                return made, located, draws
         finally:
+            RAISED.clear()
             forget_fakes()
+            if not torch.equal(seeded, torch.get_rng_state()):
+                found["seeded"] = True
 
     first, _, draws = recorded()
-    after, drawn = PythonState(module, objective.loss), random.getstate()
+    after, drawn = PythonState(module, objective.loss, stand_ins), random.getstate()
     refuse_leaks(after)
     if draws or after.changed_since(before):
         # What was set for the first time is a cache; what changes each time is a count, which a compiled step would hold fixed.
+        found["python"] = after
         first, located, draws = recorded()
         if draws and random.getstate() != drawn:
             raise RecipeError(f"{draws[0]}, {INSTEAD}")
-        refuse_changes(after, PythonState(module, objective.loss), located)
-    graph = functional(first, inputs)
+        refuse_changes(after, PythonState(module, objective.loss, stand_ins), located)
+    if "seeded" in found:
+        raise RecipeError(f"the forward sets the state of PyTorch's random generator, {SEEDED}")
+    refuse_values(first)
+    refuse_changed_constants(first, before)
+    graph = functional(first, inputs, module)
     _refuse_changed_parameters(graph, tuple(parameters))
+    if train:
+        refuse_shared_memory(module, _written_buffers(graph, found))
+    constants = {node.target: _attribute(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
     return Traced(
         graph=graph.graph,
-        constants={node.target: _attribute(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"},
+        constants=constants,
         parameters=found["parameters"],
         buffers=found["buffers"],
         leaves=found["leaves"],
         losses=found["losses"],
         metrics=found["metrics"],
         trained=found["trained"],
+        outside=constants_of(constants.values(), before),
     )
 
 
@@ -139,12 +179,19 @@ def _joint(
     objective: Objective,
     found: dict[str, Any],
     before: PythonState,
+    stood_in: dict[int, torch.Tensor],
     *,
     train: bool,
     autocast: torch.dtype | None,
 ) -> Callable[..., list[torch.Tensor]]:
-    """Loss and gradients as one function of tensors; it writes into `found` what they are."""
+    """Loss and gradients as one function of tensors; it writes into `found` what they are.
+
+    Args:
+        stood_in: Takes, by the id of what stands in for it, each parameter and buffer.
+    """
     held = places(module)
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    alive: list[torch.Tensor] = []  # so that no id is used twice
 
     def joint(
         parameters: list[torch.Tensor],
@@ -154,10 +201,13 @@ def _joint(
     ) -> list[torch.Tensor]:
         named = dict(zip(found["parameters"], parameters))
         values = {**named, **dict(zip(found["buffers"], buffers))}
+        stood_in.update((id(value), own[name]) for name, value in values.items())
+        alive.extend(values.values())
         if train:
             follow_hooks(module, named)
         stand_ins = {place: values[name] for place, name in held.items()}
-        with _casting(autocast), Replacing(), swapped(module, stand_ins, before.aliases):
+        replacing = Replacing(named)
+        with _casting(autocast), replacing, swapped(module, stand_ins, found["python"].aliases):
             terms = objective(module, objective.batch_of(dict(zip(found["leaves"], batch))))
             after = [buffer for _, buffer in module.named_buffers()]
         found["losses"], found["metrics"] = tuple(terms.losses), tuple(terms.metrics)
@@ -171,8 +221,10 @@ def _joint(
         free = {name: p for name, p in named.items() if p.requires_grad}
         if not sums:
             raise RecipeError(_no_gradient(module, bool(free)))
+        refuse_outside(sums, own, before)
         with annotate({BACKWARD: True}):
-            gradients = torch.autograd.grad(sums, list(free.values()), weights, allow_unused=True)
+            with replacing:
+                gradients = torch.autograd.grad(sums, list(free.values()), weights, allow_unused=True)
             gradients = after_accumulation(module, free, dict(zip(free, gradients)))
         used = [(name, g) for name, g in zip(free, gradients) if g is not None]
         found["trained"] = tuple(name for name, _ in used)
@@ -212,24 +264,42 @@ def mode_of(module: nn.Module, train: bool) -> Iterator[None]:
             part.training = flag
 
 
-def functional(first: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphModule:
-    """The same graph without in-place operations and views, in core ATen."""
+def functional(first: torch.fx.GraphModule, inputs: Sequence[Any], module: nn.Module) -> torch.fx.GraphModule:
+    """The same graph without in-place operations and views, in core ATen.
+
+    Raises:
+        RecipeError: An operation of it can't be had, naming where the model uses it.
+    """
+    running: list[_SayingWhatChanges] = []
 
     def again(*arguments: Any) -> Any:
-        return _SayingWhatChanges(first).run(*arguments)
+        running.append(_SayingWhatChanges(first))
+        return running[-1].run(*arguments)
 
     flat = tree_leaves(inputs)
     with torch.no_grad(), preserve_node_meta():
-        return make_fx(
+        make = make_fx(
             functionalize(again, remove="mutations_and_views"),
             tracing_mode="fake",
             decomposition_table=decompositions(),
             _allow_non_fake_inputs=True,
-        )(*[tensor.detach() for tensor in flat])
+        )
+        with locating(module, where=lambda: running[-1].where if running else None):
+            return make(*[tensor.detach() for tensor in flat])
 
 
 class _SayingWhatChanges(torch.fx.Interpreter):
-    """Runs a graph with operations whose schema says what they write to, in place of those that hide it."""
+    """Runs a graph with operations whose schema says what they write to, in place of those that hide it.
+
+    Attributes:
+        where: The module whose operation runs, as far as it is known.
+    """
+
+    where: str | None = None
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        self.where = (n.meta.get("custom") or {}).get(MODULE)
+        return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is torch.ops.aten.native_batch_norm.default:
@@ -237,6 +307,20 @@ class _SayingWhatChanges(torch.fx.Interpreter):
                 return torch.ops.aten._native_batch_norm_legit.no_stats(*args[:3], *args[5:], **kwargs)
             target = torch.ops.aten._native_batch_norm_legit.default
         return super().call_function(target, args, kwargs)
+
+
+def _written_buffers(graph: torch.fx.GraphModule, found: Mapping[str, Any]) -> set[str]:
+    """The names of the buffers that a step changes."""
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    output: Any = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+    first = 2 * (len(found["losses"]) + len(found["metrics"]))
+    given = inputs[len(found["parameters"]) :]
+    written = {node.args[0] for node in graph.graph.nodes if node.target is torch.ops.aten.copy_.default}
+    return {
+        name
+        for name, node, after in zip(found["buffers"], given, output[first:])
+        if after is not node or node in written
+    }
 
 
 def _attribute(graph: torch.fx.GraphModule, target: Any) -> torch.Tensor:

@@ -85,10 +85,8 @@ def swapped(module: nn.Module, tensors: Mapping[Place, Any], aliases: Iterable[P
         for put, tensor in aliases:
             put(tensor)
         for part, parameters, buffers in kept:
-            part._parameters.clear()
-            part._parameters.update(parameters)
-            part._buffers.clear()
-            part._buffers.update(buffers)
+            _refill(part._parameters, parameters)
+            _refill(part._buffers, buffers)
 
     try:
         for (part, name), tensor in tensors.items():
@@ -99,6 +97,16 @@ def swapped(module: nn.Module, tensors: Mapping[Place, Any], aliases: Iterable[P
         yield
     finally:
         surely(put_back)
+
+
+def _refill(held: Any, before: Mapping[str, Any]) -> None:
+    if isinstance(held, dict):
+        held.clear()
+        held.update(before)
+        return
+    # A scripted module's are a view of what C++ holds, with the names that it was compiled with.
+    for name, tensor in before.items():
+        held[name] = tensor
 
 
 def forget_fakes() -> None:

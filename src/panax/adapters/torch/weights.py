@@ -1,16 +1,18 @@
 """A module's tensors as host arrays, and back; those of a module on the meta device are read from safetensors, slice by slice."""
 
+import contextlib
 import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from ...core.errors import RecipeError, nearest
+from ..wrappers import unwrapped, wrapper_in
 from .lowering import DTYPES
 from .values import as_numpy, refuse_large
 
@@ -57,24 +59,27 @@ def host_arrays(module: nn.Module, weights: str | None) -> tuple[dict[str, Any],
     """
     if weights is not None and not any(tensor.is_meta for tensor in _tensors(module)):
         raise RecipeError("weights= has no effect: no tensor of the module is on the meta device; leave it out")
-    stored = {} if weights is None else _stored_names(Path(weights))
+    stored = {} if weights is None else _stored(Path(weights))
+    names = _names_of(module)
+    if stored:
+        _refuse_wrapped(names, stored, weights)
     _compute_buffers(module, stored)
 
     def one(name: str, tensor: torch.Tensor) -> Any:
         if not tensor.is_meta:
             refuse_large(tensor, name)
             return TensorArray(tensor)
-        if name not in stored:
+        held = [each for each in names[name] if each in stored]
+        if not held:
             raise RecipeError(
                 f"{name} is on the meta device, which holds no values; give initialise=, or weights=, safetensors"
                 + (f" with this name in it ({nearest(name, stored)})" if stored else "")
             )
-        file, shape = stored[name]
-        if shape != tuple(tensor.shape):
-            raise RecipeError(
-                f"{name} is {list(tensor.shape)} in the module and {list(shape)} in {file}; they don't fit"
-            )
-        return StoredArray(file, name, tensor)
+        for each in held:
+            _refuse_other(each, stored[each], tensor)
+        for each in held[1:]:
+            _refuse_untied(held[0], each, stored)
+        return StoredArray(stored[held[0]].file, held[0], tensor)
 
     return (
         {name: one(name, p) for name, p in module.named_parameters()},
@@ -87,15 +92,132 @@ def _tensors(module: nn.Module) -> Iterable[torch.Tensor]:
     yield from module.buffers()
 
 
-def _stored_names(place: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
+def _names_of(module: nn.Module) -> dict[str, list[str]]:
+    """All names of each parameter and buffer, by its first."""
+    found: dict[str, list[str]] = {}
+    paths = {id(part): path for path, part in reversed(list(module.named_modules(remove_duplicate=False)))}
+    for (part, name), first in places(module).items():
+        path = paths[id(part)]
+        found.setdefault(first, []).append(f"{path}.{name}" if path else name)
+    # Parts under several names too, as those of a file may be.
+    for all_of in (module.named_parameters, module.named_buffers):
+        firsts = {id(tensor): name for name, tensor in all_of()}
+        for name, tensor in all_of(remove_duplicate=False):
+            known = found.setdefault(firsts[id(tensor)], [])
+            if name not in known:
+                known.append(name)
+    return found
+
+
+def left_over(module: nn.Module, weights: str) -> list[str]:
+    """The names in the files that are none of the module's."""
+    known = {name for names in _names_of(module).values() for name in names}
+    return sorted(_stored(Path(weights)).keys() - known)
+
+
+class Stored(NamedTuple):
+    """A tensor in a safetensors file; `dtype` as safetensors names it."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+FLOATS, COMPLEX = ("F64", "F32", "F16", "BF16"), ("C64", "C128")
+_ROWS_AT_ONCE = 4096
+
+
+def _refuse_other(name: str, stored: Stored, tensor: torch.Tensor) -> None:
+    """Raise where what is stored does not fit a tensor of the module."""
+    if stored.shape != tuple(tensor.shape):
+        raise RecipeError(
+            f"{name} is {list(tensor.shape)} in the module and {list(stored.shape)} in {stored.file}; they don't fit"
+        )
+    kind = (
+        "C"
+        if tensor.is_complex()
+        else "F"
+        if tensor.is_floating_point()
+        else "B"
+        if tensor.dtype == torch.bool
+        else "I"
+    )
+    has = "C" if stored.dtype in COMPLEX else "F" if stored.dtype in FLOATS else "B" if stored.dtype == "BOOL" else "I"
+    if stored.dtype.startswith("F8") or kind != has:
+        raise RecipeError(
+            f"{stored.file}: {name} holds {stored.dtype}, and is {str(tensor.dtype).removeprefix('torch.')} in the "
+            "module; codes of "
+            f"quantized weights are no weights without their scales: expected "
+            + {"F": ", ".join(FLOATS), "C": ", ".join(COMPLEX), "B": "BOOL", "I": "integers"}[kind]
+        )
+
+
+def _refuse_untied(first: str, second: str, stored: Mapping[str, Stored]) -> None:
+    """Raise where the file holds two values for what the module has as one."""
+    with contextlib.ExitStack() as stack:
+        a, b = (
+            stack.enter_context(safe_open(stored[name].file, framework="pt")).get_slice(name)
+            for name in (first, second)
+        )
+        rows = stored[first].shape[0] if stored[first].shape else 0
+        same = all(
+            torch.equal(a[low : low + _ROWS_AT_ONCE], b[low : low + _ROWS_AT_ONCE])
+            for low in range(0, rows, _ROWS_AT_ONCE)
+        )
+    if not same:
+        raise RecipeError(
+            f"{stored[second].file}: {first} and {second} are one parameter of the module and differ in the file; untie "
+            "them in the "
+            f"module, or remove one from the file"
+        )
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise RecipeError(
+            f"{file} can't be read: {error}; it is missing or incomplete: fetch or save it again"
+        ) from error
+
+
+def _refuse_wrapped(names: Mapping[str, list[str]], stored: Mapping[str, Stored], weights: Any) -> None:
+    """Raise where the names differ by what a wrapper has put before them."""
+    own = [name for each in names.values() for name in each]
+    if any(name in stored for name in own):
+        return
+    for name in stored:
+        if (plain := unwrapped(name)) != name and plain in own:
+            raise RecipeError(
+                f"weights={str(weights)!r}: the names in it hold {wrapper_in({name})!r} ({name}), as those of a module "
+                "in a wrapper do "
+                f"(torch.compile, DataParallel); save the state of the module inside of it, or rename its tensors ({plain})"
+            )
+    for name in own:
+        if (plain := unwrapped(name)) != name and plain in stored:
+            raise RecipeError(
+                f"the module's names hold {wrapper_in({name})!r} ({name}), and those in weights={str(weights)!r} do not; "
+                "adapt the module "
+                f"inside of its wrapper (torch.compile, DataParallel)"
+            )
+
+
+def _stored(place: Path) -> dict[str, Stored]:
     files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
     if not files or not files[0].exists():
         raise RecipeError(f"weights={str(place)!r} is no safetensors file and no folder that holds one")
     found = {}
     for file in files:
-        with safe_open(file, framework="pt") as opened:
+        with _opened(file) as opened:
             for name in opened.keys():  # noqa: SIM118
-                found[name] = (file, tuple(opened.get_slice(name).get_shape()))
+                if name in found:
+                    raise RecipeError(
+                        f"weights={str(place)!r}: {name} is in {found[name].file.name} and in {file.name}; give one "
+                        "file, or a folder "
+                        f"without the other"
+                    )
+                tensor = opened.get_slice(name)
+                found[name] = Stored(file, tuple(tensor.get_shape()), tensor.get_dtype())
     return found
 
 
@@ -114,7 +236,8 @@ def _compute_buffers(module: nn.Module, stored: Mapping[str, Any]) -> None:
             compute = functools.partial(initialise, part)
         if compute is None or any(True for _ in part.parameters(recurse=False)):
             raise RecipeError(
-                f"buffer {path}.{lone[0]} is on the meta device and in no file, and its module can't compute it alone; build "
+                f"buffer {f'{path}.' if path else ''}{lone[0]} is on the meta device and in no file, and its module "
+                "can't compute it alone; build "
                 "this module "
                 f"on the CPU"
             )

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from ...core.errors import LaunchError
+from ...system import children
+from ...system.signals import name_of
 
 ANSWER_SECONDS = 20.0
 """For a client to answer: a wrong address is told within half a minute."""
@@ -46,24 +48,14 @@ def answer(command: Sequence[str], environment: Mapping[str, str], *, given: str
     """
     shown = " ".join(command[:3])
     try:
-        run = subprocess.run(
-            command,
-            env=dict(environment),
-            input=given or "",
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=ANSWER_SECONDS,
-            check=False,
-            start_new_session=True,
-        )
-    except subprocess.TimeoutExpired as error:
+        found = children.run(command, ANSWER_SECONDS, environment=environment, given=given or "")
+    except TimeoutError as error:
         raise LaunchError(f"`{shown}` gave no answer in {ANSWER_SECONDS:.0f} s; is its server up?") from error
     except OSError as error:
         raise LaunchError(f"`{shown}` can't be run: {error}") from error
-    if run.returncode:
-        raise LaunchError(f"`{shown}` failed: {tail(run.stderr or run.stdout, 4) or f'exit code {run.returncode}'}")
-    return run.stdout
+    if found.code:
+        raise LaunchError(f"`{shown}` failed: {tail(found.errors or found.output, 4) or f'exit code {found.code}'}")
+    return found.output
 
 
 def tail(text: str, most: int = TAIL_LINES) -> str:
@@ -111,7 +103,7 @@ class Followed:
         code = self._process.poll()
         if not code:
             return ""
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        how = f"by {name_of(-code)}" if code < 0 else f"with exit code {code}"
         return f"{self._name} ended {how}: {self.said() or 'it said nothing'}"
 
     def said(self) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import LaunchError
+from ...system import json_reader
+from ...system.json_reader import JsonError
 from ..agent import AGAIN
 from .client import Followed, answer, require
 from .engine import AGENT
@@ -95,7 +97,11 @@ class Kubernetes:
         jobset = self._jobset(arguments, folder)
         name = jobset["metadata"]["name"]
         try:
-            made = json.loads(self._kubectl("create", "--filename=-", "--output=json", given=json.dumps(jobset)))
+            made = json_reader.parse_as(
+                dict, self._kubectl("create", "--filename=-", "--output=json", given=json.dumps(jobset))
+            )
+        except JsonError as error:
+            raise LaunchError(f"kubectl made the JobSet {name!r}, and its answer can't be read: {error}") from error
         except LaunchError as error:
             if "AlreadyExists" in str(error):
                 raise LaunchError(

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...core.errors import LaunchError
+from ...system import json_reader
+from ...system.json_reader import JsonError
 from .client import own_address, tail_of
 from .engine import AGENT, AGENTS_SECONDS
 from .environment import NODE, SECRET, SUPERVISOR, passed_on
@@ -199,7 +201,7 @@ class Client:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._reader.join()
+        self._reader.join(END_SECONDS)  # what the client has forked may hold its pipe
         assert self._process.stdout is not None
         self._process.stdout.close()
         self._output.close()
@@ -207,6 +209,9 @@ class Client:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            found = json.loads(line)
+            try:
+                found = json_reader.parse_as(dict, line)
+            except JsonError:
+                continue  # a library's own words
             (self._events if "failed" in found else self._answers).put(found)
         self._answers.put(None)

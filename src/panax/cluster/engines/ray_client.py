@@ -19,10 +19,12 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from ...core.errors import LaunchError
+from ...core.installing import package
+from ...system import json_reader
 from .client import tail
 from .environment import NODE
 
-INSTALL = "install it on every machine with `pip install ray`"
+INSTALL = f"install it on every machine with `{package('ray')}`"
 
 START = "start a cluster with `ray start --head` here and `ray start --address=HOST:6379` on others, then launch on one of them"
 
@@ -193,7 +195,7 @@ def serve(asked: Callable[[float], str | None], tell: Callable[..., None]) -> No
     try:
         while (line := asked(LOOK_SECONDS)) != "":
             if line is not None:
-                what = json.loads(line)
+                what = json_reader.parse(line)
                 try:
                     ray = ray or joined()
                     if what["do"] == "check":

@@ -15,6 +15,8 @@ from typing import Literal
 from panax.core.errors import RecipeError, nearest
 from panax.kernels.cpu.native import KERNELS, missing
 
+from ...system import json_reader
+
 Work = Literal["product", "attention", "row_sums"]
 WORKS: tuple[Work, ...] = ("product", "attention", "row_sums")
 DTYPES = ("float32", "bfloat16")
@@ -70,8 +72,8 @@ class CpuKernels:
             ValueError: It is something else.
         """
         try:
-            return cls(**json.loads(text))
-        except (TypeError, RecursionError) as error:
+            return cls(**json_reader.parse(text, constants=True))
+        except TypeError as error:
             raise ValueError(f"not a choice of kernels: {error}") from error
 
 

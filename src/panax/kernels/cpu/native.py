@@ -11,7 +11,6 @@ import hashlib
 import importlib.metadata
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +18,9 @@ from typing import Any
 
 import jax
 
-from panax.core.processor import processor
 from panax.kernels.cache import is_whole, kernels_folder, put_whole
+from panax.system import children
+from panax.system.cpu_info import processor
 
 SWITCH = "PANAX_MKL"
 """The environment variable that turns Intel's library off, by 0."""
@@ -29,6 +29,7 @@ OWN, INTEL = "c", "mkl"
 KERNELS = (OWN, INTEL)
 """Whose products a call is made of: the C files' own, or those of Intel's library. A call's attribute is the place in here."""
 
+_COMPILE_SECONDS = 300.0
 _FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-pthread", "-shared", "-fPIC", "-Wl,-Bsymbolic")
 _TARGETS = (
     *(f"panax_product_{each}" for each in ("nn", "nt", "tn", "tt")),
@@ -147,9 +148,11 @@ def _compile(folder: Path, target: Path) -> None:
         made = Path(directory) / target.name
         command = [compiler, *_FLAGS, f"-I{jax.ffi.include_dir()}", *map(str, sources), "-o", str(made)]
         try:
-            subprocess.run(command, check=True, capture_output=True)
-        except subprocess.CalledProcessError as error:
-            raise _Absent(f"{compiler} failed: {error.stderr.decode(errors='replace').strip()}") from error
+            found = children.run(command, _COMPILE_SECONDS)
+        except TimeoutError as error:
+            raise _Absent(str(error)) from error
+        if found.code:
+            raise _Absent(f"{compiler} failed: {found.errors.strip() or f'exit code {found.code}'}")
         made.chmod(0o700)
         # The checksum first: a library without its own is made again.
         put_whole(target.with_suffix(".sha256"), hashlib.sha256(made.read_bytes()).hexdigest().encode())

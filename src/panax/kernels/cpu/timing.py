@@ -21,14 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 import xxhash
 
-from panax.core.processes import first_text, gather_texts, is_first
-from panax.core.processor import processor
 from panax.core.target import Target
+from panax.job.agreement import first_text, gather_texts, is_first
 from panax.kernels.attention import attention
 from panax.kernels.cache import is_whole, kernels_folder, put_whole
 from panax.kernels.cpu.choice import DTYPES, WORKS, XLA, CpuKernels, Work, current, forced, is_chosen, trial, use
 from panax.kernels.cpu.native import KERNELS, missing, sources_digest
 from panax.kernels.product import product, sum_of_rows
+from panax.system.cpu_info import processor
+
+from ...system import json_reader
 
 _SAID = {"product": "matmul", "attention": "partial attention", "row_sums": "row sums"}
 
@@ -131,7 +133,7 @@ def _chosen(recorded: str) -> Chosen | None:
 def _of_record(recorded: str) -> CpuKernels | None:
     """The kernels of a record that was made on a machine like this one."""
     try:
-        found = json.loads(recorded) if recorded else {}
+        found = json_reader.parse(recorded, constants=True) if recorded else {}
         if found.pop("machine", None) != machine():
             return None
         return CpuKernels(**found)
@@ -171,7 +173,7 @@ def _as_text(chosen: Chosen) -> str:
 
 
 def _from_text(text: str) -> Chosen:
-    found = json.loads(text)
+    found = json_reader.parse(text, constants=True)
     times = {str(work): {str(k): float(v) for k, v in each.items()} for work, each in found["times"].items()}
     return Chosen(CpuKernels(**found["kernels"]), str(found["source"]), times)
 

@@ -21,7 +21,8 @@ DECADES = 7
 class DynamicMap(Format):
     """256 numbers in [-1, 1] or [0, 1]: a decade has twice as many as the one below it, evenly spaced.
 
-    A code is a place in `values`.
+    A code is a place in `values`. Differs from the published map in the scale of a block whose largest number is negative, which
+    its least value stands for: the map itself has 1, and no -1.
 
     >>> DynamicMap(signed=False).encode(jnp.array([0.0, 1e-6, 1.0])).tolist()
     [0, 2, 255]
@@ -43,6 +44,13 @@ class DynamicMap(Format):
     def values(self) -> np.ndarray:
         """What the codes stand for, ascending, in float32."""
         return _tables(self.signed).values
+
+    def scale_of(self, split: Float32[Array, "..."], dims: tuple[int, ...]) -> Float32[Array, "..."]:
+        # There is a code for 1 and none for -1: a block's largest number would lose 0.7 % in each update if it is negative.
+        if not self.signed:
+            return super().scale_of(split, dims)
+        least = float(self.values[0])
+        return jnp.maximum(jnp.max(split, dims, keepdims=True), jnp.min(split, dims, keepdims=True) * (1 / least))
 
     def encode(self, x: Float32[Array, "..."], bits: UInt32[Array, "..."] | None = None) -> jax.Array:
         tables = _tables(self.signed)

@@ -106,7 +106,8 @@ class Float8(Format):
             exponent = (jax.lax.bitcast_convert_type(x, jnp.int32) >> 23 & 0xFF) - 127
             # The distance between neighbours, of which the least normal exponent, -6, has the smallest.
             step = jnp.exp2((jnp.maximum(exponent, -6) - 3).astype(jnp.float32))
-            x = jnp.floor(x / step + chance(bits)) * step
+            # Rounding up goes one step past the largest at most, and there the type has no number but NaN.
+            x = jnp.clip(jnp.floor(x / step + chance(bits)) * step, -self.largest, self.largest)
         return x.astype(self.dtype)
 
     def decode(self, codes: jax.Array) -> Float32[Array, "..."]:

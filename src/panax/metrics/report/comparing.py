@@ -1,5 +1,6 @@
 """The page of several runs: figures, bars and curves side by side, and what differs between them."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from ..page.blocks import Block, Choice, Fold, Grid, Paragraph, Section, Strip, Strips, Table
@@ -57,7 +58,7 @@ def _figures(found: Sequence[RunFigures], rate: Rate) -> Table:
 
 def _best(values: Sequence[float | int | None]) -> list[str]:
     """The least of them in bold."""
-    known = [value for value in values if value is not None]
+    known = [value for value in values if value is not None and math.isfinite(value)]
     least = min(known) if len(known) > 1 else None
     return [f"**{loss_of(value)}**" if value is not None and value == least else loss_of(value) for value in values]
 

@@ -1,7 +1,6 @@
 """What a run has logged, by name: read in one pass, a line that was cut short left out."""
 
 import bisect
-import json
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
+
+from ...system import json_reader
 
 LARGEST_STEP = 2**53
 
@@ -68,8 +69,8 @@ def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
 
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        row = json_reader.parse(line, constants=True)
+    except ValueError:
         return None
     if not isinstance(row, dict) or type(row.get("step")) is not int or not 0 <= row["step"] <= LARGEST_STEP:
         return None

@@ -2,7 +2,6 @@
 
 import bisect
 import dataclasses
-import json
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import DataError
+from ...system import json_reader
 from ..goodput import Life, Session, read_life
 from .curves import Curve, StepTimes, clock_of_steps, read_curves
 
@@ -233,8 +233,8 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     with open(path, "rb") as file:
         for line in file:
             try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
+                row = json_reader.parse(line, constants=True)
+            except ValueError:
                 row = None
             if isinstance(row, dict):
                 found.append(row)
@@ -245,8 +245,8 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = json_reader.read(path, constants=True)
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 

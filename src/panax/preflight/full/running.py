@@ -9,8 +9,8 @@ from pathlib import Path
 import jax
 
 from ...core.errors import RecipeError
-from ...core.processor import processor
 from ...core.target import Target, target_of
+from ...system.cpu_info import processor
 from ..versions import versions_here
 from .kernels import kernel_cases
 from .layouts import layout_cases

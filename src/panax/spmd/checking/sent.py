@@ -102,10 +102,12 @@ SENT: dict[str, Sent] = {
 
 def marked(equation: Any, states: States, axis: str) -> tuple[State, str]:
     """The state after a mark, and what is wrong where it says what was expected."""
-    (state,) = states
+    state, *operands = states
     mark = read_mark(equation)
     if mark is None or axis not in mark.holds:
         return state, ""
+    if mark.mark is Mark.LINEAR:
+        return (operands[0] if operands[0].kind is Kind.PARTIAL else state), ""
     holds = mark.holds[axis]
     if mark.mark is Mark.DECLARED:
         return (ZERO if state.kind is Kind.ZERO else of(holds[0], mark.dim)), ""

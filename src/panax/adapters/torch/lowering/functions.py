@@ -1,12 +1,14 @@
 """Functions of PyTorch that look at values only to check them, replaced while a module is traced by ones that don't look."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from ....core.errors import RecipeError
+from ..randomness import Drawn
 from .registry import lowers
 
 
@@ -37,8 +39,55 @@ REPLACED: dict[Any, Callable[..., Any]] = {torch.nn.functional.one_hot: _one_hot
 
 
 class Replacing(TorchFunctionMode):
-    """Inside, the functions in `REPLACED` are their replacements."""
+    """Inside, the functions in `REPLACED` are their replacements, and what leaves no trace in a graph is refused."""
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor] = MappingProxyType({})):
+        """
+        Args:
+            parameters: What stands in for a module's parameters, by name.
+        """
+        super().__init__()
+        self._names = {id(tensor): name for name, tensor in parameters.items()}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("generator") is not None:
+            raise Drawn(
+                f"it draws with generator= ({getattr(function, '__name__', function)}), and random numbers come from the "
+                "step's key "
+                f"here; draw once when the module is made and keep it in a buffer, or leave generator= out"
+            )
+        if function in _REFUSED:
+            self._refuse(function, args)
         call: Any = REPLACED.get(function, function)
-        return call(*args, **(kwargs or {}))
+        return call(*args, **kwargs)
+
+    def _refuse(self, function: Any, args: Any) -> None:
+        name = self._names.get(id(args[0]))
+        if function == _SET_DATA:
+            what = "a tensor" if name is None else f"the parameter {name!r}"
+            raise Drawn(
+                f"it assigns .data of {what}, which a compiled step can't follow; "
+                + ("write it as an operation (copy_)" if name is None else "apply it in the forward to what is used")
+                + ", or keep it in a buffer that the forward assigns anew"
+            )
+        if name is None:
+            return
+        if function in (_GET_GRAD, _SET_GRAD) and not (function == _SET_GRAD and args[1] is None):
+            raise Drawn(
+                f"it uses .grad of the parameter {name!r}, and gradients are not kept between steps here; compute what "
+                "it needs by "
+                f"torch.autograd.grad, or keep it in a buffer"
+            )
+        if function in _ADD_HOOK:
+            raise Drawn(
+                f"it adds a hook to the parameter {name!r} in each forward, so that there is one more after each step; "
+                "add it once, "
+                f"when the module is made"
+            )
+
+
+_SET_DATA = torch.Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIssue]
+_GET_GRAD, _SET_GRAD = torch.Tensor.grad.__get__, torch.Tensor.grad.__set__  # pyright: ignore
+_ADD_HOOK = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
+_REFUSED = {_SET_DATA, _GET_GRAD, _SET_GRAD, *_ADD_HOOK}

@@ -108,7 +108,7 @@ def _scale(x: Any, dims: Any, normalization: int) -> float:
 
 @lowers(aten._linalg_check_errors)
 def _check_errors(out: None, info: Any, name: str, *, is_matrix: bool) -> None:
-    """What fails gives NaN here, which the step's guard sees."""
+    """What fails gives NaN here, which a guard of the factorization sees (`guards.py`)."""
 
 
 @lowers(aten.linalg_inv_ex.default)

@@ -1,8 +1,9 @@
 """Folders that Panax removes, or removes files from: only those that it made, which hold its mark."""
 
 import os
-import shutil
 from pathlib import Path
+
+from .files import discard_folder
 
 MARK = ".made-by-panax"
 """An empty file."""
@@ -28,4 +29,4 @@ def marked_folder(folder: Path) -> Path:
 def remove_marked(folder: Path) -> None:
     """Remove a folder with all that is in it, if it has Panax's mark and is not a link; else leave it."""
     if (folder / MARK).is_file() and not folder.is_symlink():
-        shutil.rmtree(folder, ignore_errors=True)
+        discard_folder(folder)

@@ -10,6 +10,7 @@ Each line on a connection is a JSON object; process 0 speaks first:
 A proof is a keyed hash of both nonces with the job's secret, so that neither side takes a stranger for a process of its job.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import hmac
@@ -21,7 +22,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .errors import JoinError, RecipeError
+from ..core.errors import JoinError, RecipeError
+from ..system import json_reader
 from .membership import Membership, split_address
 
 _PROTOCOL = 1
@@ -29,6 +31,10 @@ _LONGEST_LINE = 16384
 _PAUSE_SECONDS = 0.05
 _LINGER_SECONDS = 2.0
 _GRACE_SECONDS = 5.0
+_STRANGER_SECONDS = 5.0
+"""For a connection to show the job's secret, whatever it sends."""
+
+_CLOSE_SECONDS = 3.0
 """What process 0 may take longer than the others, whose time may have begun earlier."""
 
 
@@ -78,6 +84,8 @@ class _Peer:
     received: bytes = b""
     theirs: str = ""
     index: int | None = None
+    said: bool = False
+    since: float = dataclasses.field(default_factory=time.monotonic)
 
 
 class _Caller:
@@ -102,7 +110,10 @@ class _Caller:
                     if left <= 0:
                         error = error or self._missing()
                         break
-                    for key, _ in selector.select(left):
+                    for peer in [key.data for key in selector.get_map().values() if key.data is not None]:
+                        if peer.index is None and not peer.said and time.monotonic() - peer.since > _STRANGER_SECONDS:
+                            self._drop(peer, selector)
+                    for key, _ in selector.select(min(left, 0.5)):
                         if key.fileobj is listener:
                             self._greet(listener, selector)
                         elif said := self._hear(key.data, selector):
@@ -136,7 +147,8 @@ class _Caller:
     def _greet(self, listener: socket.socket, selector: selectors.BaseSelector) -> None:
         try:
             connection, address = listener.accept()
-        except OSError:  # gone again
+        except OSError:  # gone again; or no file can be opened, which may pass
+            time.sleep(0.01)
             return
         connection.settimeout(_GRACE_SECONDS)
         peer = _Peer(connection, str(address[0]), secrets.token_hex(16))
@@ -161,7 +173,7 @@ class _Caller:
         if not (isinstance(said.get("index"), int) and isinstance(said.get("nonce"), str)):
             self._drop(peer, selector)
             return ""
-        peer.theirs = said["nonce"]
+        peer.theirs, peer.said = said["nonce"], True
         expected = self.roll.proof("worker", peer.nonce, peer.theirs, str(said["index"]))
         if not hmac.compare_digest(expected.encode(), str(said.get("proof")).encode()):
             self.refused.append(peer.host)
@@ -217,14 +229,14 @@ class _Caller:
         for peer in peers:
             proof = self.roll.proof("coordinator", peer.nonce, peer.theirs, error)
             _send(peer.connection, {"error": error, "proof": proof})
+        # Who closes first keeps the port busy for a minute: not this side. But all of them together have so long.
+        deadline = time.monotonic() + _CLOSE_SECONDS
         for peer in peers:
-            # Who closes first keeps the port busy for a minute: not this side.
-            peer.connection.settimeout(1.0)
-            try:
-                while peer.connection.recv(4096):
-                    pass
-            except OSError:
-                pass
+            with contextlib.suppress(OSError):
+                while (left := deadline - time.monotonic()) > 0:
+                    peer.connection.settimeout(left)
+                    if not peer.connection.recv(4096):
+                        break
             peer.connection.close()
 
 
@@ -310,7 +322,7 @@ def _send(connection: socket.socket, said: Mapping[str, Any]) -> bool:
 def _parsed(line: bytes) -> dict[str, Any]:
     """A line's object; an empty one where the line is something else."""
     try:
-        found = json.loads(line)
+        found = json_reader.parse(line)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -8,9 +8,9 @@ import socket
 import sys
 from collections.abc import Mapping
 
-from .errors import JoinError, RecipeError
+from ..core.errors import JoinError, RecipeError
 from .membership import LOOPBACK, Membership, bracketed, membership, split_address
-from .roll_call import Roll, call_roll
+from .rendezvous import Roll, call_roll
 
 SECONDS = "PANAX_JOIN_SECONDS"
 """The environment variable that says how long processes wait for each other."""
@@ -110,7 +110,7 @@ def _asked(coordinator: str | None, processes: int | None, index: int | None, bi
 def _initialize(place: Membership) -> None:
     import jax
 
-    from .jax_internals import backend_runs
+    from ..core.jax_internals import backend_runs
 
     if backend_runs():
         raise RecipeError(

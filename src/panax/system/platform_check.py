@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from .errors import PanaxError
+from ..core.errors import PanaxError
 
 UNIX = ("fcntl", "grp", "pwd")
 """Python's modules for file locks and users. They are imported where they are used, so that `import panax` works without."""

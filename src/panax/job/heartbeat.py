@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 DESCRIPTOR = "PANAX_HEARTBEAT"
@@ -36,6 +36,7 @@ class Heartbeat:
         self._descriptor = descriptor
         self._told = 0.0
         self._step: int | None = None
+        self._phase = "start"
         if descriptor is not None:
             os.set_blocking(descriptor, False)
 
@@ -46,12 +47,31 @@ class Heartbeat:
 
     def phase(self, name: str) -> None:
         """Begin a phase: join, prepare, restore, compile, steps, evaluate, save, end."""
+        self._phase = name
         if self._descriptor is not None:
             self._tell(phase=name, **({} if self._step is None else {"step": self._step}))
 
+    @contextlib.contextmanager
+    def during(self, name: str) -> Iterator[None]:
+        """Be in a phase for a while, then in the one before."""
+        before = self._phase
+        self.phase(name)
+        try:
+            yield
+        finally:
+            self.phase(before)
+
+    def moved(self, phase: str) -> None:
+        """Say that the work of a phase has moved on, from any thread; nothing while the process is in another one.
+
+        So a thread that writes a checkpoint does not hide that the steps stand still.
+        """
+        if phase == self._phase:
+            self.alive()
+
     def step(self, number: int) -> None:
         """Count a step that has been taken."""
-        self._step = number
+        self._step, self._phase = number, "steps"
         if self._descriptor is not None and time.monotonic() - self._told >= SECONDS:
             self._told = time.monotonic()
             self._tell(step=number)

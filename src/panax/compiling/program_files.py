@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from .private_folder import private_folder
+from ..system.secure_dir import private_folder
 
 _ENDING = ".program"
 _HEAD = b"panax program 1\n"

@@ -5,7 +5,7 @@ import re
 import zlib
 from collections.abc import Mapping
 
-from .errors import RecipeError
+from ..core.errors import RecipeError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
 

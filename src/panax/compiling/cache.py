@@ -7,6 +7,7 @@ coordination service. It always does, whether it found the program or not, so th
 import dataclasses
 import hashlib
 import hmac
+import itertools
 import json
 import os
 import sys
@@ -19,11 +20,12 @@ from typing import Any
 
 import jax
 
-from . import jax_internals as internals
-from .cache_directory import cache_directory
-from .errors import RecipeError
-from .joining import SECRET
-from .processor import processor
+from ..core import jax_internals as internals
+from ..core.errors import RecipeError
+from ..job.join import SECRET
+from ..system import json_reader
+from ..system.cache_directory import cache_directory
+from ..system.cpu_info import processor
 from .program_files import ProgramFiles
 
 GIGABYTES = "PANAX_COMPILATION_CACHE_GB"
@@ -201,10 +203,14 @@ class _Compiler:
         if said is None:
             self.say(f"warning: another process did not give a program within {_WAIT_SECONDS:g} s; it is compiled here")
             return None
-        found = json.loads(said)
-        parts = [_asked(client, f"panax/program/{key}/{number}", 60.0) or b"" for number in range(found["parts"])]
-        data = b"".join(parts)
-        if not hmac.compare_digest(found["proof"], _proof(key, data)):
+        try:
+            found = json_reader.parse_as(dict, said)
+            count, proof = range(int(found["parts"])), str(found["proof"])
+        except (ValueError, KeyError, TypeError):
+            count, proof = range(0), ""
+        parts = (_asked(client, f"panax/program/{key}/{number}", 60.0) or b"" for number in count)
+        data = b"".join(itertools.takewhile(bool, parts))
+        if not hmac.compare_digest(proof.encode(), _proof(key, data).encode()):
             self.say("warning: a program from another process is not whole, or of another job; it is compiled here")
             return None
         return zlib.decompress(data) if data else None

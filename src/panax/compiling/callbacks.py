@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import jax
 
-from .errors import PanaxError
+from ..core.errors import PanaxError
 
 _raised: list[PanaxError] = []
 _lock = threading.Lock()

@@ -1,0 +1,43 @@
+"""Criteria whose mean is not over rows: taken apart into a sum and its weight, which add up over micro-batches."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def is_sum(criterion: Any) -> bool:
+    """Whether a criterion adds up over rows, and is no mean."""
+    return isinstance(criterion, nn.Module) and getattr(criterion, "reduction", None) == "sum"
+
+
+def value_of(criterion: Any, outputs: torch.Tensor, targets: torch.Tensor) -> Any:
+    """What a criterion gives: (sum, weight) where targets are left out or weighed by their class, else what it returns.
+
+    PyTorch divides by the weights of the classes of those targets that count. A mean over rows would weigh micro-batches alike,
+    whatever each of them holds.
+    """
+    settings = _settings(criterion)
+    if settings is None or targets.is_floating_point() or targets.is_complex():
+        return criterion(outputs, targets)
+    function, weight, ignored, more = settings
+    total = function(outputs, targets, weight=weight, ignore_index=ignored, reduction="sum", **more)
+    counted = targets != ignored
+    if weight is None:
+        return total, counted.sum().float()
+    weights = weight[torch.where(counted, targets, torch.zeros_like(targets))]
+    return total, (weights * counted).sum().float()
+
+
+def _settings(criterion: Any) -> tuple[Any, torch.Tensor | None, int, dict[str, Any]] | None:
+    """(function, weights of classes, target that is ignored, further arguments) of a criterion that averages over targets."""
+    if criterion in (F.cross_entropy, F.nll_loss):
+        return criterion, None, -100, {}
+    if type(criterion) not in (nn.CrossEntropyLoss, nn.NLLLoss) or criterion.reduction != "mean":
+        return None
+    if criterion._forward_hooks or criterion._forward_pre_hooks or "forward" in vars(criterion):
+        return None
+    if type(criterion) is nn.NLLLoss:
+        return F.nll_loss, criterion.weight, criterion.ignore_index, {}
+    return F.cross_entropy, criterion.weight, criterion.ignore_index, {"label_smoothing": criterion.label_smoothing}

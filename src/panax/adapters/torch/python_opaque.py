@@ -1,0 +1,121 @@
+"""Values whose state no attribute shows: iterators, random generators, raw memory, context variables, references."""
+
+import contextvars
+import hashlib
+import io
+import itertools
+import random
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from .python_seen import MOST_BYTES, MOST_ENTRIES, SIMPLE, SKIPPED, Place, Seen, package_of, token_of
+
+
+def look_at_memory(place: Place, value: Any) -> Seen:
+    """What gives its bytes: arrays of the standard library, numbers of C in shared memory."""
+    try:
+        view = memoryview(value).cast("B")
+    except (TypeError, ValueError):  # released, or not contiguous
+        return Seen(type(value).__name__)
+    if view.nbytes > MOST_BYTES:
+        return Seen((type(value).__name__, view.nbytes))
+    kept = bytes(view)
+    view.release()
+
+    def restore() -> None:
+        with memoryview(value).cast("B") as now:
+            if not now.readonly and now.nbytes == len(kept) and bytes(now) != kept:
+                now[:] = kept
+        if isinstance(value, bytearray) and bytes(value) != kept:
+            value[:] = kept
+
+    return Seen((type(value).__name__, len(kept), hashlib.sha256(kept).hexdigest()), (), restore)
+
+
+def look_at_context_variable(place: Place, value: contextvars.ContextVar[Any]) -> Seen:
+    try:
+        held = value.get()
+    except LookupError:
+        return Seen("context variable")
+
+    def restore() -> None:
+        if value.get() is not held:
+            value.set(held)
+
+    return Seen("context variable", [(place.under(".get()"), held)], restore)
+
+
+def look_at_reference(place: Place, value: Any) -> Seen:
+    """A weak reference keeps no tensor, and is a way to an object."""
+    held = value()
+    children = [] if held is None or isinstance(held, torch.Tensor) else [(place.under("()"), held)]
+    return Seen(type(value).__name__, children)
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether taking a value of it moves it on, and no attribute tells how far it is: a generator, `itertools.cycle`."""
+    if not isinstance(value, Iterator) or isinstance(value, io.IOBase | itertools.count):
+        return False
+    return package_of(type(value)) in SKIPPED or not hasattr(value, "__dict__")
+
+
+def look_at_iterator(place: Place, value: Any) -> Seen:
+    """How far an iterator is, for one in whose place nothing can be put, such as in a tuple."""
+    if isinstance(value, types.GeneratorType):
+        frame = value.gi_frame
+        if frame is None:
+            return Seen(("generator", "at its end"))
+        held = [(place.under(f".{name}"), each) for name, each in frame.f_locals.items()]
+        return Seen(("generator", frame.f_lasti), held)
+    return Seen((type(value).__name__, hash(_how_far(value)), ""))
+
+
+def _how_far(value: Any, depth: int = 4) -> Any:
+    if isinstance(value, SIMPLE):
+        return token_of(value)
+    if isinstance(value, list | tuple):
+        return tuple(_how_far(each, depth) for each in value[:MOST_ENTRIES])
+    if not isinstance(value, Iterator) or not depth:
+        return id(value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that itertools will not be copied (Python 3.12)
+        try:
+            return _how_far(tuple(value.__reduce__())[1:], depth - 1)
+        except (TypeError, AttributeError, NotImplementedError):
+            return getattr(value, "__length_hint__", lambda: "unknown")()
+
+
+def look_at_generator(place: Place, value: Any) -> Seen:
+    if isinstance(value, random.SystemRandom):  # it has no state: its draws are refused where they are made
+        return Seen(type(value).__name__)
+    get, put = GENERATORS[next(kind for kind in GENERATORS if isinstance(value, kind))]
+    kept = get(value)
+    return Seen(("random generator", _fingerprint(kept)), (), lambda: put(value, kept))
+
+
+def _fingerprint(state: Any) -> Any:
+    if isinstance(state, dict):
+        return tuple((name, _fingerprint(each)) for name, each in state.items())
+    if isinstance(state, tuple):
+        return hash(tuple(map(_fingerprint, state)))
+    return hash(state.tobytes()) if isinstance(state, np.ndarray) else state
+
+
+def _set_bits(generator: Any, state: Any) -> None:
+    generator.bit_generator.state = state
+
+
+GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
+    random.Random: (lambda g: g.getstate(), lambda g, s: g.setstate(s)),
+    np.random.Generator: (lambda g: g.bit_generator.state, _set_bits),
+    np.random.RandomState: (lambda g: g.get_state(), lambda g, s: g.set_state(s)),
+    torch.Generator: (
+        lambda g: bytes(g.get_state().numpy()),
+        lambda g, s: g.set_state(torch.tensor(list(s), dtype=torch.uint8)),
+    ),
+}

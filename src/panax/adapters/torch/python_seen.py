@@ -1,0 +1,123 @@
+"""What the walk through Python's values makes of each: its place, what it is compared by, and whose it is."""
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import pathlib
+import re
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+SIMPLE = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    np.generic,
+    enum.Enum,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    decimal.Decimal,
+    fractions.Fraction,
+    range,
+    slice,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    uuid.UUID,
+    pathlib.PurePath,
+)
+SKIPPED = sys.stdlib_module_names | {"torch", "numpy", "jax", "jaxlib", "panax", "lightning", "pytorch_lightning"}
+"""Packages whose functions and classes are not followed, and whose objects are not, but for those that `is_users` names."""
+
+MACHINERY = frozenset({
+    "_thread", "abc", "ast", "asyncio", "builtins", "codecs", "concurrent", "contextlib", "dataclasses", "enum", "importlib",
+    "inspect", "io", "logging", "operator", "re", "selectors", "socket", "ssl", "subprocess", "threading", "traceback", "typing",
+    "unittest", "warnings",
+})  # fmt: skip
+"""Packages of the standard library whose objects hold the interpreter's affairs, and no values of a model."""
+
+STATEFUL = ("torch.distributions.", "torch.optim.")
+"""Parts of PyTorch whose objects hold tensors or counts of a model that made them."""
+
+FILE = "the file of "
+"""What the owner of a global begins with."""
+
+MOST_ENTRIES = 10_000
+"""Entries of a container that are looked at: a vocabulary or a data set is not a count."""
+
+MOST_BYTES = 2**26
+"""An array or tensor of more is not copied."""
+
+
+_MODULES = re.compile(r"\._(?:parameters|buffers|modules)\['(\w+)'\]")
+"""Where a module keeps what code reaches as its attribute."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a value is.
+
+    Attributes:
+        owner: What holds it: "module layers.0", "the loss", "class Block", "module-level code of model".
+        trail: Its name there, as code would write it.
+    """
+
+    owner: str
+    trail: str = ""
+
+    @property
+    def shown(self) -> str:
+        """Its name, in quotes where it is a plain one."""
+        quoted = re.fullmatch(r"'(\w+)'(.*)", self.trail, re.DOTALL)
+        if not quoted:
+            return self.trail or "itself"
+        whole = _MODULES.sub(r".\1", f".{quoted[1]}{quoted[2]}").removeprefix(".")
+        return f"'{whole}'"
+
+    def under(self, part: str) -> "Place":
+        return Place(self.owner, self.trail + part)
+
+
+@dataclasses.dataclass
+class Seen:
+    """One value that was met: its token for comparison, what it holds, and how it is put back."""
+
+    token: Any
+    children: Iterable[tuple[Place, Any]] = ()
+    restore: Callable[[], None] | None = None
+    borrowed: Iterable[tuple[Callable[[Any], None], Any]] = ()
+
+
+def token_of(value: Any) -> Any:
+    """What a plain value is compared by."""
+    return (type(value).__name__, repr(value))
+
+
+def package_of(code: Any) -> str:
+    """The package that a class, a function or an object is of."""
+    return (getattr(code, "__module__", None) or "builtins").split(".")[0]
+
+
+def is_users(cls: type) -> bool:
+    """Whether objects of a class are looked into: a user's, and those of libraries in which users keep values."""
+    package, module = package_of(cls), (getattr(cls, "__module__", None) or "") + "."
+    if module.startswith(STATEFUL):
+        return True
+    if cls is threading.local:
+        return True
+    if package == "multiprocessing":
+        return module.startswith(("multiprocessing.sharedctypes.", "multiprocessing.shared_memory."))
+    return package not in SKIPPED or (package in sys.stdlib_module_names and package not in MACHINERY)

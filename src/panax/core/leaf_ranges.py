@@ -1,0 +1,231 @@
+"""The values that the leaves of a batch may hold: checked where a batch enters, by the same words for inputs and targets.
+
+A number out of range does not look wrong on a device: a target that names no word has the logit 0, a label of 5 makes a log loss
+that falls for ever, an 8-bit id wraps around. So a task declares what each leaf may hold (`Task.leaf_ranges`).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .errors import DataError
+from .measures import NO_FAULT, Faults, as_fault
+
+NUMBER = "row"
+"""The leaf of every batch that holds each row's index in the global batch: the step adds it where the source does not."""
+
+MASK = "loss_mask"
+"""The leaf that says by how much a row or a position counts."""
+
+
+class LeafRange(NamedTuple):
+    """The values that one leaf of a batch may hold.
+
+    Attributes:
+        low: The least value.
+        high: The largest value, included.
+        whole: The leaf holds integers, such as ids and labels.
+        counted_by: The leaf of weights; a value is only checked where its weight is not 0. None: every value is.
+        advice: What the user can do about a value outside.
+        checked: False for features, which may be any number: one that is not finite makes the loss NaN, and the guard skips the
+            step. They are widened alike.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    whole: bool = False
+    counted_by: str | None = None
+    advice: str = "correct the data"
+    checked: bool = True
+
+    @property
+    def words(self) -> str:
+        """The range, for messages.
+
+        >>> LeafRange(0, 9, whole=True).words, LeafRange(0.0).words, LeafRange().words
+        ('0 to 9', '0 or more', 'finite numbers')
+        """
+        if math.isfinite(self.low) and math.isfinite(self.high):
+            return f"{self.low:g} to {self.high:g}" if not self.whole else f"{int(self.low)} to {int(self.high)}"
+        if math.isfinite(self.low):
+            return f"{self.low:g} or more"
+        return f"{self.high:g} or less" if math.isfinite(self.high) else "finite numbers"
+
+
+def ids(count: int, *, counted_by: str | None = None, least: int = 0, advice: str = "") -> LeafRange:
+    """The range of ids below `count`.
+
+    Args:
+        least: The smallest id; -1 where that stands for none.
+        advice: The setting that would allow more of them.
+    """
+    found = "correct the data" + (f", or {advice}" if advice else "")
+    return LeafRange(least, count - 1, whole=True, counted_by=counted_by, advice=found)
+
+
+NUMBERS = LeafRange(checked=False)
+"""The range of features: any numbers."""
+
+WEIGHTS = LeafRange(0.0, advice="give 0 to leave something out, and a positive weight otherwise")
+"""The range of a leaf of weights, such as `loss_mask`."""
+
+
+def as_leaf_range(allowed: range | LeafRange) -> LeafRange:
+    """A `range` of whole numbers as a `LeafRange`."""
+    return allowed if isinstance(allowed, LeafRange) else ids(allowed.stop, least=allowed.start)
+
+
+Ranges = Mapping[str, range | LeafRange]
+
+
+def check_ranges(batch: Mapping[str, np.ndarray], ranges: Ranges) -> None:
+    """Check that each leaf holds what the task allows.
+
+    Raises:
+        DataError: A leaf holds another value, or values of another type.
+    """
+    for name, given in ranges.items():
+        if name not in batch or batch[name].size == 0:
+            continue
+        leaf, allowed = batch[name], as_leaf_range(given)
+        _check_type(name, leaf, allowed)
+        if not allowed.checked:
+            continue
+        outside = _outside(leaf, allowed)
+        weight = batch.get(allowed.counted_by or "")
+        if weight is not None and outside.any():
+            outside &= _beside(weight, leaf, name, allowed) != 0
+        if outside.any():
+            raise DataError(_outside_message(name, leaf, outside, allowed))
+
+
+def _check_type(name: str, leaf: np.ndarray, allowed: LeafRange) -> None:
+    kinds = "iub" if allowed.whole else "iubf"
+    if leaf.dtype.kind not in kinds and leaf.dtype.name != "bfloat16":
+        raise DataError(
+            f"the batch's leaf {name!r} holds {leaf.dtype}; expected {'integers' if allowed.whole else 'numbers'}: convert it "
+            f"(`.astype(numpy.{'int32' if allowed.whole else 'float32'})`)"
+        )
+    if allowed.whole and leaf.dtype.name == "bfloat16":
+        raise DataError(f"the batch's leaf {name!r} holds bfloat16; expected integers: convert it")
+
+
+def _outside(leaf: np.ndarray, allowed: LeafRange) -> np.ndarray:
+    # Most batches are in order: two passes without a temporary array tell. NaN is the least and the largest of its array.
+    low, high = leaf.min(), leaf.max()
+    if low >= allowed.low and high <= allowed.high and (allowed.whole or np.isfinite([low, high]).all()):
+        return np.zeros((1,) * leaf.ndim, np.bool_)
+    outside = ~((leaf >= allowed.low) & (leaf <= allowed.high))
+    return outside if allowed.whole else outside | ~np.isfinite(leaf)
+
+
+def _beside(weight: np.ndarray, leaf: np.ndarray, name: str, allowed: LeafRange) -> np.ndarray:
+    """The weights with the leaf's number of dimensions."""
+    if weight.shape != leaf.shape[: weight.ndim]:
+        raise DataError(
+            f"the batch's leaf {allowed.counted_by!r} has the shape {weight.shape}, and {name!r} {leaf.shape}; expected one "
+            f"weight for each value, or for each row"
+        )
+    return weight.reshape(*weight.shape, *(1,) * (leaf.ndim - weight.ndim))
+
+
+def _outside_message(name: str, leaf: np.ndarray, outside: np.ndarray, allowed: LeafRange) -> str:
+    place = np.argwhere(np.broadcast_to(outside, leaf.shape))[0].tolist()
+    value = leaf[tuple(place)]
+    where = f" where its {allowed.counted_by!r} is not 0" if allowed.counted_by else ""
+    ignored = allowed.whole and value == -100 and allowed.counted_by is not None
+    hint = f": -100 does not mean ignored here, set {allowed.counted_by} to 0 there" if ignored else ""
+    shown = str(int(value)) if allowed.whole else f"{float(value):.6g}"
+    return f"the batch's leaf {name!r} holds {shown} at {place}; this task takes {allowed.words}{where}{hint}; {allowed.advice}"
+
+
+def narrow_to_32_bits(batch: Mapping[str, np.ndarray], ranges: Ranges) -> dict[str, np.ndarray]:
+    """The batch with 64-bit integers, and unsigned ids, as int32; others stay.
+
+    A value with a range that does not fit is clipped, and so stays outside of its range.
+
+    Raises:
+        DataError: A value without a range does not fit.
+
+    >>> narrow_to_32_bits({"label": np.array([2**40, 3])}, {"label": range(9)})["label"].tolist()
+    [2147483647, 3]
+    """
+    bounds = np.iinfo(np.int32)
+    found = dict(batch)
+    for name, leaf in batch.items():
+        known = name in ranges and as_leaf_range(ranges[name]).whole
+        if leaf.dtype.kind not in "iu" or leaf.dtype.itemsize < (4 if known else 8) or leaf.dtype == np.int32:
+            continue
+        if not known and leaf.size and (leaf.min() < bounds.min or leaf.max() > bounds.max):
+            raise DataError(
+                f"the batch's leaf {name!r} holds {leaf.dtype} of {int(leaf.min()):,} to {int(leaf.max()):,}; devices compute in "
+                f"32 bits: keep it within {bounds.min:,} and {bounds.max:,}"
+            )
+        found[name] = np.clip(leaf, max(bounds.min, np.iinfo(leaf.dtype).min), bounds.max).astype(np.int32)
+    return found
+
+
+def find_faults(batch: Mapping[str, jax.Array], ranges: Ranges) -> Faults | None:
+    """Check a batch on the devices, for a job of several processes: what one process's rows hold, all of them learn.
+
+    Returns:
+        A check for each leaf that has a range; None without any.
+    """
+    checks, worst = [], []
+    for name, given in ranges.items():
+        if name not in batch or batch[name].size == 0 or not as_leaf_range(given).checked:
+            continue
+        leaf, allowed = batch[name], as_leaf_range(given)
+        value = leaf.astype(jnp.float32)
+        if allowed.whole:
+            bounds = np.iinfo(np.int32)
+            least, most = (int(min(max(bound, bounds.min), bounds.max)) for bound in (allowed.low, allowed.high))
+            number = leaf.astype(jnp.int32)
+            inside = (number >= least) & (number <= most)
+        else:
+            inside = (value >= allowed.low) & (value <= allowed.high) & jnp.isfinite(value)
+        weight = batch.get(allowed.counted_by or "")
+        if weight is not None:
+            inside |= ~weight.reshape(*weight.shape, *(1,) * (leaf.ndim - weight.ndim)).astype(jnp.bool_)
+        worst.append(jnp.where(inside, NO_FAULT, as_fault(value)).max())
+        checks.append(f"the leaf {name!r} holds a value outside of {allowed.words} ({allowed.advice}): ")
+    return Faults(jnp.stack(worst), tuple(checks)) if checks else None
+
+
+def widen(batch: Mapping[str, Any], ranges: Ranges) -> dict[str, Any]:
+    """The batch with ids, labels and counts as int32, and weights and other numbers as float32.
+
+    Arithmetic in the type of a narrow leaf wraps around: the row 257 is row 1 in uint8. A batch travels as it is, and is widened
+    on the device. Leaves without a range, such as pixels, stay.
+    """
+    found = dict(batch)
+    for name, given in ranges.items():
+        if name in found:
+            leaf = found[name]
+            if as_leaf_range(given).whole:
+                found[name] = leaf.astype(jnp.int32)
+            elif not jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.finfo(leaf.dtype).bits < 32:
+                found[name] = leaf.astype(jnp.float32)
+    return found
+
+
+def skip_masked_rows(batch: Mapping[str, Any], ranges: Ranges) -> dict[str, Any]:
+    """The batch, in which rows that count nothing ask for nothing: their ids are -1 where that stands for none.
+
+    Rows that fill a batch up hold zeros, and row 0 of a table would count as used in each step.
+    """
+    mask = batch.get(MASK)
+    found = dict(batch)
+    if mask is None or mask.ndim != 1:
+        return found
+    for name, given in ranges.items():
+        allowed = as_leaf_range(given)
+        if name in found and allowed.whole and allowed.low == -1:
+            leaf = found[name]
+            counts = mask.reshape(-1, *(1,) * (leaf.ndim - 1)).astype(jnp.bool_)
+            found[name] = jnp.where(counts, leaf, jnp.asarray(-1, leaf.dtype))
+    return found

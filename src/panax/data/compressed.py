@@ -1,0 +1,188 @@
+"""Files as streams, decompressed where their first bytes say so: gzip, bz2, xz and zstd, with bounded memory.
+
+A few bytes can stand for terabytes. So a file that grows beyond `MOST_RATIO` times its size is refused, and no decompressor may
+take a window of more than `_MOST_WINDOW_BYTES`.
+"""
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from panax.core.errors import DataError
+
+from .files import unreadable
+from .magic import LOOKED_AT_BYTES, compression_of
+
+MOST_RATIO = 500
+"""Text that is compressed best, of lines that are nearly the same, becomes a few hundred times larger."""
+
+FREE_BYTES = 2**26
+"""Up to here a file may become as large as it likes."""
+
+_MOST_WINDOW_BYTES = 2**28
+_READ_BYTES = 2**16
+
+ENDINGS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
+"""What compressed files are called."""
+
+
+@contextlib.contextmanager
+def open_file(path: Path, name: str) -> Iterator[Any]:
+    """Open a file for reading, decompressed where it is compressed.
+
+    Args:
+        name: The file, as errors name it.
+
+    Raises:
+        DataError: It can't be read, is damaged, or becomes far larger than it is. Also while it is read.
+    """
+    try:
+        with path.open("rb") as raw:
+            kind = compression_of(raw.read(8))
+            raw.seek(0)
+            if kind is None:
+                yield raw
+                return
+            bounded = Bounded(_decompressing(raw, kind, name), raw.tell, name, kind)
+            with io.BufferedReader(bounded, _READ_BYTES) as file:
+                yield file
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise unreadable(name, error) from error
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether a file's first bytes are those of a compressed one."""
+    with path.open("rb") as file:
+        return compression_of(file.read(8)) is not None
+
+
+def first_bytes(path: Path, name: str) -> bytes:
+    """The beginning of a file, decompressed.
+
+    Raises:
+        DataError: As `open_file`.
+    """
+    with open_file(path, name) as file:
+        return file.read(LOOKED_AT_BYTES)
+
+
+def _decompressing(raw: Any, kind: str, name: str) -> Any:
+    if kind == "gzip":
+        return gzip.GzipFile(fileobj=raw)
+    if kind == "bz2":
+        return _Stream(raw, bz2.BZ2Decompressor)
+    if kind == "xz":
+        return _Stream(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_WINDOW_BYTES), padding=b"\0")
+    if kind == "zstd":
+        zstd = _zstd(name)
+        log = _MOST_WINDOW_BYTES.bit_length() - 1
+        options = {zstd.DecompressionParameter.window_log_max: log}
+        return _Translated(_Stream(raw, lambda: zstd.ZstdDecompressor(options=options)), zstd.ZstdError)
+    raise DataError(
+        f"{name} is compressed with {kind}, which is not read here; compress it with zstd or gzip, or not at all"
+    )
+
+
+def _zstd(name: str) -> Any:
+    try:
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+    except ImportError as error:
+        raise DataError(
+            f"{name} is compressed with zstd, which this Python reads with the package backports.zstd: install that, or "
+            f"decompress the file (`zstd -d`)"
+        ) from error
+    return zstd
+
+
+class _Stream(io.RawIOBase):
+    """What one decompressor after another makes of a file, which may hold several streams."""
+
+    def __init__(self, raw: Any, make: Callable[[], Any], *, padding: bytes = b"") -> None:
+        """
+        Args:
+            make: A decompressor, as those of bz2, lzma and zstd.
+            padding: What may stand between two streams.
+        """
+        self._raw, self._make, self._padding = raw, make, padding
+        self._decompressor = make()
+        self._begun = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        while len(view):
+            data = b""
+            if self._decompressor.eof:
+                data = self._decompressor.unused_data or self._raw.read(_READ_BYTES)
+                while self._padding and data and not (data := data.lstrip(self._padding)):
+                    data = self._raw.read(_READ_BYTES)
+                if not data:
+                    return 0
+                self._decompressor = self._make()
+            elif self._decompressor.needs_input and not (data := self._raw.read(_READ_BYTES)):
+                raise EOFError("the file ends before its end-of-stream marker: it is cut short")
+            made = self._decompressor.decompress(data, len(view))
+            if made:
+                view[: len(made)] = made
+                return len(made)
+        return 0
+
+
+class _Translated(io.RawIOBase):
+    """A stream with errors of a library's own as errors of reading."""
+
+    def __init__(self, inner: Any, error: type[Exception]) -> None:
+        self._inner, self._error = inner, error
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return self._inner.readinto(buffer)
+        except self._error as error:
+            raise OSError(str(error)) from error
+
+
+class Bounded(io.RawIOBase):
+    """A decompressed stream that must not become far larger than what it is made of."""
+
+    def __init__(self, inner: Any, consumed: Callable[[], int], name: str, kind: str) -> None:
+        """
+        Args:
+            consumed: How many compressed bytes have been read so far.
+        """
+        self._inner, self._consumed, self._name, self._kind = inner, consumed, name, kind
+        self._made = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._inner.readinto(buffer)
+        self._made += count
+        if self._made > FREE_BYTES and self._made > MOST_RATIO * self._consumed():
+            raise DataError(
+                f"{self._name}: its first {self._consumed():,} bytes, compressed with {self._kind}, become {self._made:,} "
+                f"bytes or more; expected at most {MOST_RATIO} times as many: decompress the file first if that is right"
+            )
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            self._inner.close()
+        super().close()

@@ -1,0 +1,105 @@
+"""What of a folder is not read: files are taken by their kind, and a person should know which ones are not."""
+
+import glob
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from panax.stores import is_remote
+
+from .files import DataFile, find_files
+
+_SHOWN = 6
+_OF_A_FOLDER = re.compile(r"(.+)/\*\*/\*[^*?/\[\]]*")
+
+
+def left_out(paths: Sequence[str], files: Iterable[DataFile]) -> tuple[str, ...]:
+    """A line for each folder: what of it is read and what is not, by ending and count.
+
+    Args:
+        paths: What was named: folders, or all files of one ending below a folder (`texts/**/*.txt`); other globs say themselves
+            what they take.
+        files: What is read.
+    """
+    taken = {file.name for file in files}
+    roots = dict.fromkeys(root for path in paths if (root := _root(path)) is not None)
+    return tuple(line for root in roots if (line := _line(root, taken)) is not None)
+
+
+def left_out_of_corpus(corpus: Any) -> tuple[str, ...]:
+    """The same, of a corpus of text that names paths; of one that holds others, of these together."""
+    paths: list[str] = []
+    files: list[DataFile] = []
+    for each in _parts(corpus):
+        paths += each.paths
+        files += each.files()
+    return left_out(paths, files)
+
+
+def _parts(corpus: Any) -> Iterator[Any]:
+    held = getattr(corpus, "corpora", None) or ([corpus.corpus] if hasattr(corpus, "corpus") else [])
+    if hasattr(corpus, "paths") and callable(getattr(corpus, "files", None)):
+        yield corpus
+    for each in held:
+        yield from _parts(each)
+
+
+def _root(path: str) -> str | None:
+    match = _OF_A_FOLDER.fullmatch(path)
+    if match is not None:
+        # What `glob.escape` made of a folder's name.
+        path = re.sub(r"\[([*?\[])\]", r"\1", match[1])
+    if is_remote(path):
+        return None if glob.has_magic(path) else path.rstrip("/")
+    folder = Path(path).expanduser()
+    return str(folder) if folder.is_dir() else None
+
+
+def _line(root: str, taken: set[str]) -> str | None:
+    """What of a folder is read and what is not."""
+    if root in taken:
+        return None
+    read: Counter[str] = Counter()
+    others: Counter[str] = Counter()
+    hidden, links = 0, []
+    if is_remote(root):
+        for file in find_files((root,), ("**/*",)):
+            (read if file.name in taken else others)[_ending(file.name)] += 1
+    else:
+        for name, is_hidden in _walk(root, links):
+            if name in taken:
+                read[_ending(name)] += 1
+            elif is_hidden:
+                hidden += 1
+            else:
+                others[_ending(name)] += 1
+    parts = [_counted(others)] if others else []
+    parts += [f"{hidden:,} hidden"] if hidden else []
+    parts += [f"folders that are links ({', '.join(sorted(links)[:_SHOWN])})"] if links else []
+    return f"{root}: {sum(read.values()):,} files are read ({_counted(read)}); left out: {', '.join(parts) or 'none'}"
+
+
+def _walk(root: str, links: list[str]) -> Iterator[tuple[str, bool]]:
+    """Each file's path, and whether it is hidden; folders that are links are listed, and not followed."""
+    for folder, inside, names in os.walk(root):
+        below = Path(folder).relative_to(root)
+        links += [str(below / name) for name in inside if os.path.islink(os.path.join(folder, name))]
+        is_hidden = any(part.startswith(".") for part in below.parts)
+        yield from ((os.path.join(folder, name), is_hidden or name.startswith(".")) for name in names)
+
+
+def _counted(endings: "Counter[str]") -> str:
+    shown = sorted(endings.items(), key=lambda each: (-each[1], each[0]))[:_SHOWN]
+    parts = [f"{count:,} {f'of {ending}' if ending else 'without an ending'}" for ending, count in shown]
+    more = sum(endings.values()) - sum(count for _, count in shown)
+    return ", ".join([*parts, *([f"{more:,} of other endings"] if more else [])])
+
+
+def _ending(name: str) -> str:
+    path = PurePosixPath(name)
+    return (
+        "".join(path.suffixes[-2:]) if path.suffix in (".gz", ".bz2", ".xz", ".zst", ".zstd", ".zip") else path.suffix
+    )

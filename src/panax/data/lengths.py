@@ -1,0 +1,42 @@
+"""How documents fit into rows, in a line for a person: what is cut, and how full rows are."""
+
+from collections.abc import Iterator
+
+from .packing import Documents, PackedRows, PaddedRows
+from .tokens import TokenStore
+
+
+def length_line(rows: PackedRows | PaddedRows, documents: Documents, which: str, batch_size: int) -> str:
+    """How long documents are beside a row, how many are cut, and which share of the rows' positions holds tokens.
+
+    Args:
+        which: What to call them.
+        batch_size: A batch is as wide as its longest row needs.
+    """
+    count, longest = len(documents.lengths), int(documents.lengths.max(initial=0))
+    length, tokens = rows.sequence_length, documents.num_tokens
+    head = f"{count:,} {which} of {tokens / max(count, 1):,.0f} tokens on average, {longest:,} at most"
+    if isinstance(rows, PackedRows):
+        filled = tokens / (rows.num_rows * length)
+        longer = int((documents.lengths > length).sum())
+        going_on = f"; {longer:,} are longer than a row and go on in another" if longer else ""
+        return f"{head}; {rows.num_rows:,} rows of {length:,}, {filled:.1%} filled{going_on}"
+    parts = [head, f"one a row, {rows.filled(batch_size):.1%} filled"]
+    if rows.num_truncated_documents:
+        parts.append(
+            f"of {count:,} {which} {rows.num_truncated_documents:,} are longer than {length:,} tokens and cut, with "
+            f"{rows.num_truncated_tokens:,} tokens ({rows.num_truncated_tokens / tokens:.1%}) that are never seen"
+        )
+    if rows.num_documents_without_loss:
+        parts.append(f"{rows.num_documents_without_loss:,} keep nothing that is trained on")
+    return "; ".join(parts)
+
+
+def notes_of_store(store: TokenStore) -> Iterator[str]:
+    """What of a corpus did not become tokens."""
+    if store.num_blank_documents:
+        yield f"{store.num_blank_documents:,} documents are blank and left out"
+    if store.num_filtered_documents:
+        yield f"{store.num_filtered_documents:,} documents are left out by the filter"
+    if store.num_empty_answers:
+        yield f"{store.num_empty_answers:,} answers are empty (or null): they teach to end at once"

@@ -1,0 +1,42 @@
+"""What a file is, by its first bytes: a name may be wrong, or say nothing."""
+
+LOOKED_AT_BYTES = 2**13
+"""So many bytes of a file tell its kind."""
+
+_COMPRESSED = (
+    (b"\x1f\x8b", "gzip"), (b"BZh", "bz2"), (b"\xfd7zXZ\x00", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"\x04\x22\x4d\x18", "lz4"),
+    (b"\x1f\x9d", "compress"), (b"\x5d\x00\x00", "lzma"),
+)  # fmt: skip
+_OTHERS = (
+    (b"PAR1", "Parquet"),
+    (b"ARROW1", "Arrow"),
+    (b"PK\x03\x04", "zip"),
+    (b"SQLite format 3", "SQLite"),
+    (b"%PDF-", "PDF"),
+)
+_IMAGES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\x00", b"MM\x00*")
+_PORTABLE = tuple(b"P%d%c" % (kind, space) for kind in range(1, 7) for space in b" \t\r\n")
+
+
+def compression_of(begin: bytes) -> str | None:
+    """What a file that begins so is compressed with; None where it is not.
+
+    >>> compression_of(b"BZh91AY"), compression_of(b"the oak")
+    ('bz2', None)
+    """
+    # A frame of zstd may have frames before it that are skipped.
+    if len(begin) >= 4 and begin[1:4] == b"\x2a\x4d\x18" and 0x50 <= begin[0] <= 0x5F:
+        return "zstd"
+    return next((name for magic, name in _COMPRESSED if begin.startswith(magic)), None)
+
+
+def format_of(begin: bytes) -> str | None:
+    """The format of a file that begins so, where it is one of those that are no text; None for others."""
+    return compression_of(begin) or next((name for magic, name in _OTHERS if begin.startswith(magic)), None)
+
+
+def is_image(begin: bytes) -> bool:
+    """Whether a file that begins so is an image of a kind that is decoded."""
+    bitmap = begin[:2] == b"BM" and begin[6:10] == bytes(4)
+    webp = begin[:4] == b"RIFF" and begin[8:12] == b"WEBP"
+    return bitmap or webp or begin.startswith((*_IMAGES, *_PORTABLE))

@@ -1,0 +1,152 @@
+"""Blocks that Panax does not ship, compared on the mesh with one device before the first step.
+
+A block that reads neighbouring positions looks right on a mesh that splits rows, and trains another model. So each block of
+another package runs once on a few random rows, on the mesh and on one device, and is refused by name if the two differ.
+"""
+
+import functools
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from ..core import logical_axes, map_axes, pair_axes
+from ..core.errors import LayoutError
+from ..core.logical import Role, axis_of
+from ..mesh import Placement
+from ..mesh.placement import as_spec
+from ..parallel.context import sequence_places, zigzag_order
+from ..spmd.manual import on_each_device
+from .block import Block, Context
+from .stack import Stack
+from .whole_rows import run_block
+
+TOLERANCE = 1e-3
+"""Of the largest number: rounding of float32 sums in another order is a hundredth of it, and a missing neighbour all of it."""
+
+_POSITIONS = 4
+"""Of a row for each device that holds a part of it."""
+
+
+def check_blocks(stacks: Iterable[Stack], placement: Placement) -> None:
+    """Compare each foreign block of some (abstract) stacks on the mesh with one device, where the mesh splits rows.
+
+    Raises:
+        LayoutError: One differs; names it, and what it can declare.
+    """
+    sizes = placement.sizes
+    if sizes["context"] * sizes["tensor"] == 1 or placement.devices.devices.flat[0] not in jax.devices():
+        return
+    for block in _foreign(stacks):
+        _check(block, placement)
+
+
+def _foreign(stacks: Iterable[Stack]) -> Iterator[Block]:
+    known: set[Any] = set()
+    for stack in stacks:
+        for block in stack.layers:
+            kind = (type(block), block.signature)
+            if not type(block).__module__.startswith("panax.") and kind not in known and not block.reports:
+                known.add(kind)
+                yield block
+
+
+def _check(block: Block, placement: Placement) -> None:
+    sizes, rng = placement.sizes, np.random.default_rng(0)
+    width = next((size for size in _sizes_of(block, "embed") or _sizes_of(block, "norm")), None)
+    if width is None:
+        warnings.warn(f"{_name(block)} has no dimension `embed`, so it is not compared with one device", stacklevel=3)
+        return
+    parts = 2 * sizes["context"] * sizes["tensor"]
+    rows = int(np.prod([sizes[axis] for axis in placement.compute((axis_of(Role.ROWS),))[0]], dtype=int))
+    x = rng.standard_normal((rows, _POSITIONS * parts, width)).astype(np.float32)
+    params = jax.tree.map(functools.partial(_drawn, rng), block)
+    try:
+        wanted = np.asarray(jax.jit(_alone)(params, x))
+    except Exception as error:  # whatever a user's block needs that a few rows of numbers don't have
+        warnings.warn(
+            f"{_name(block)} could not be compared with one device on random rows ({type(error).__name__}: {error}); "
+            f"panax.testing.check_task compares the whole task",
+            stacklevel=3,
+        )
+        return
+    order = zigzag_order(x.shape[1], sizes["context"] if placement.row_order == "zigzag" else 1)
+    found = _on_mesh(block, params, x[:, order], placement)
+    largest = np.abs(wanted).max()
+    for shard in found.addressable_shards:
+        error = float(np.abs(np.asarray(shard.data) - wanted[:, order][shard.index]).max() / largest)
+        if not error <= TOLERANCE:
+            raise LayoutError(_message(block, sizes, error))
+
+
+def _message(block: Block, sizes: Any, error: float) -> str:
+    axes = ", ".join(f"{axis}={sizes[axis]}" for axis in ("context", "tensor") if sizes[axis] > 1)
+    return (
+        f"the layer {_name(block)} gives other numbers on the mesh ({axes}) than on one device: they differ by {error:.1%}. It "
+        f'reads other positions than its own, of which a device has a part. Write `positions = "row"` in the class to be given '
+        f'whole rows; or use the functions of panax.spmd (`whole_sequence`, `own_sequence`) and write `positions = "shards"`; or '
+        f"set mesh.context and mesh.tensor to 1"
+    )
+
+
+def _name(block: Block) -> str:
+    return f"{type(block).__module__}.{type(block).__qualname__}"
+
+
+def _sizes_of(block: Block, axis: str) -> list[int]:
+    return [
+        leaf.shape[dim]
+        for _, leaf, axes in pair_axes(block, logical_axes(block))
+        for dim, name in enumerate(axes)
+        if name == axis
+    ]
+
+
+def _drawn(rng: np.random.Generator, leaf: Any) -> np.ndarray:
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return np.zeros(leaf.shape, leaf.dtype)
+    return (rng.standard_normal(leaf.shape) * 0.3 + (0.5 if len(leaf.shape) < 2 else 0.0)).astype(np.float32)
+
+
+def _alone(params: Any, x: jax.Array) -> jax.Array:
+    position = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32)[None], x.shape[:2])
+    context = Context(position, None, jnp.arange(x.shape[0], dtype=jnp.int32), None, position[0])
+    return params(x, context, None)[0]
+
+
+def _on_mesh(block: Block, params: Any, x: np.ndarray, placement: Placement) -> jax.Array:
+    sizes = placement.sizes
+    rows, stream, positions = (axis_of(role) for role in (Role.ROWS, Role.STREAM, Role.POSITIONS))
+
+    def local(params: Any, x: jax.Array, position: jax.Array, row: jax.Array) -> jax.Array:
+        place = sequence_places(
+            x.shape[1], context=sizes["context"], tensor=sizes["tensor"] if position.shape[1] != x.shape[1] else 1
+        )
+        return run_block(params, x, Context(position, None, row, None, place), None)[0]
+
+    def spec(axes: tuple[str | None, ...]) -> PartitionSpec:
+        return PartitionSpec(*as_spec(placement.compute(axes)))
+
+    lies = map_axes(
+        lambda leaf, axes: PartitionSpec(*as_spec(placement.storage(axes, leaf.shape))), block, logical_axes(block)
+    )
+    given = (lies, spec((rows, stream, None)), spec((rows, positions)), spec((rows,)))
+    order = zigzag_order(x.shape[1], sizes["context"] if placement.row_order == "zigzag" else 1)
+    position = np.broadcast_to(order[None].astype(np.int32), x.shape[:2])
+    arrays = (params, x, position, np.arange(len(x), dtype=np.int32))
+    with placement.activate():
+        run = jax.jit(on_each_device(local, placement, given, given[1]))
+        return run(
+            *jax.tree.map(
+                functools.partial(_placed, placement), arrays, given, is_leaf=lambda n: isinstance(n, np.ndarray)
+            )
+        )
+
+
+def _placed(placement: Placement, leaf: Any, spec: PartitionSpec) -> jax.Array:
+    sharding = placement.sharding(*spec)
+    return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])

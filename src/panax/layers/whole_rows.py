@@ -1,0 +1,64 @@
+"""Blocks that read other positions of a row, on a mesh that splits rows: each device is given the whole row.
+
+Written for one device, such a block is right on every mesh: devices along the axes that split a row compute it alike, and each
+keeps its own positions of the result. That costs the gathered row's memory and the same work on each of them; a block in the
+language of `panax.spmd` splits both.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..core.layout import Layout, current_layout, use_layout
+from ..core.logical import Role, axis_of
+from ..parallel.context import zigzag_inverse, zigzag_order
+from ..spmd.collectives import all_gather, axis_index
+from ..spmd.linear import joined
+from ..spmd.marks import Holds, cotangents_declared
+from .block import Block, Context
+
+
+def run_block(
+    block: Block, x: Float[Array, "batch residual embed"], context: Context, state: Any
+) -> tuple[Float[Array, "batch residual embed"], Any]:
+    """Run a block on the residual stream, on whole rows if it says that it needs these."""
+    layout = current_layout()
+    if block.positions != "row" or layout is None:
+        return block(x, context, state)
+    (stream,), (row,) = (layout.compute((axis_of(role),)) for role in (Role.STREAM, Role.POSITIONS))
+    if not stream:
+        return block(x, context, state)
+    length = x.shape[1]
+    whole = _in_order(joined(x, stream, 1), layout)
+    given = _whole_context(context, layout, stream, row, whole.shape[1])
+    with use_layout(layout.with_whole_rows()):
+        y, found = block(whole, given, state)
+    # A device's cotangent is of its own positions, zero elsewhere: a term of the sum over devices.
+    y = cotangents_declared(y, dict.fromkeys(stream, Holds.PARTIAL))
+    if layout.sizes["context"] > 1 and layout.row_order == "zigzag":
+        y = jnp.take(y, zigzag_order(y.shape[1], layout.sizes["context"]), axis=1)
+    return jax.lax.dynamic_slice_in_dim(y, axis_index(stream) * length, length, axis=1), found
+
+
+def _in_order(x: jax.Array, layout: Layout) -> jax.Array:
+    """Positions as they stand in the row, from the order in which the context axis holds them."""
+    parts = layout.sizes["context"]
+    if parts == 1 or layout.row_order == "contiguous":
+        return x
+    return jnp.take(x, zigzag_inverse(x.shape[1], parts), axis=1)
+
+
+def _whole_context(context: Context, layout: Layout, stream: Any, row: Any, length: int) -> Context:
+    def gathered(leaf: Any, axes: Any) -> Any:
+        return None if leaf is None else _in_order(all_gather(leaf, axes, 1), layout)
+
+    return context._replace(
+        position=gathered(context.position, row),
+        segment=gathered(context.segment, row),
+        times=gathered(context.times, row),
+        target_times=gathered(context.target_times, row),
+        valid=gathered(context.valid, stream),
+        place=jnp.arange(length, dtype=jnp.int32),
+    )

@@ -1,0 +1,1 @@
+"""What the operating system gives: locks, folders that Panax owns, caches, the processor."""

@@ -1,0 +1,253 @@
+"""Processes that this one starts: they can't hold it up, and what they have started ends with them.
+
+A pipe says little about the process at its other end: a process that it has forked holds the pipe open after it died, and one
+that hangs never closes it. So every wait here has a deadline and asks the process itself. A child leads a process group, which is
+killed as a whole; a second pipe, that nobody writes to, ends the group when this process dies in any way.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+LIFELINE = "PANAX_CHILD_LIFELINE"
+"""The environment variable by which a child is told the descriptor that ends with its parent."""
+
+MOST_SAID_BYTES = 1 << 26
+"""Of each output of a command, what is kept."""
+
+_LOOK_SECONDS = 0.2
+_BLOCK = 1 << 20
+
+
+class Child:
+    """A process with a pipe to its standard input and one from its standard output.
+
+    Attributes:
+        pid: Its number, which is its process group's.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]):
+        """
+        Args:
+            environment: All of it.
+
+        Raises:
+            OSError: It can't be started.
+        """
+        # Only this process holds the end that is written to: it closes when this process ends, however it does.
+        lifeline, self._held = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**environment, LIFELINE: str(lifeline)},
+                pass_fds=(lifeline,),
+                start_new_session=True,
+                bufsize=0,
+            )
+        except BaseException:
+            os.close(self._held)
+            raise
+        finally:
+            os.close(lifeline)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self.pid = self._process.pid
+        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._input, False)
+        os.set_blocking(self._output, False)
+        self._read = bytearray()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended; its number stays taken until `end`."""
+        if self._process.returncode is not None:
+            return True
+        if not hasattr(os, "waitid"):  # macOS
+            return self._process.poll() is not None
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        except ChildProcessError:  # somebody else has waited for it
+            return True
+
+    def write(self, parts: Iterable[Any], seconds: float) -> None:
+        """Give it bytes.
+
+        Args:
+            parts: Objects with a buffer.
+            seconds: How long it may take none.
+
+        Raises:
+            EOFError: It has ended, or closed its input.
+            TimeoutError: It takes none.
+        """
+        for part in parts:
+            left = memoryview(part).cast("B")
+            while len(left):
+                self._wait(self._input, select.POLLOUT, seconds)
+                try:
+                    left = left[os.write(self._input, left[: 1 << 20]) :]
+                except BlockingIOError:
+                    continue
+                except BrokenPipeError:
+                    raise EOFError("it has closed its input") from None
+
+    def read_line(self, most_bytes: int, seconds: float) -> bytes:
+        """A line, with its newline.
+
+        Args:
+            seconds: How long it may say nothing.
+
+        Raises:
+            EOFError: It has ended, or closed its output.
+            TimeoutError: It says nothing.
+            ValueError: The line is longer than `most_bytes`.
+        """
+        seen = 0
+        while (end := self._read.find(b"\n", seen)) < 0:
+            seen = len(self._read)
+            if seen > most_bytes:
+                raise ValueError(f"its line is longer than {most_bytes:,} bytes")
+            self._more(seconds)
+        line = bytes(self._read[: end + 1])
+        del self._read[: end + 1]
+        return line
+
+    def read_exactly(self, size: int, seconds: float) -> bytearray:
+        """As many bytes.
+
+        Raises:
+            EOFError: It has ended, or closed its output.
+            TimeoutError: It says nothing.
+        """
+        while len(self._read) < size:
+            self._more(seconds)
+        found = self._read[:size]
+        del self._read[:size]
+        return found
+
+    def end(self, seconds: float) -> int:
+        """Close its pipes, let it end by itself for so long, then kill its group; the exit code, negative for a signal."""
+        self.close()
+        last = time.monotonic() + seconds
+        while not self.ended and time.monotonic() < last:
+            time.sleep(0.005)
+        self.kill()
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
+        return self._process.wait(timeout=60)  # the kernel takes no longer to end what SIGKILL was sent to
+
+    def close(self) -> None:
+        """Close its pipes: one that listens ends by itself."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def kill(self) -> None:
+        """Kill it and all that it has started and that has not left its group."""
+        if self._process.returncode is None:  # until then no other group can have its number
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _more(self, seconds: float) -> None:
+        self._wait(self._output, select.POLLIN, seconds)
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._output, _BLOCK)
+            if not data:
+                raise EOFError("it has closed its output")
+            self._read += data
+
+    def _wait(self, descriptor: int, event: int, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(descriptor, event)
+        waited, before = 0.0, time.monotonic()
+        while not poll.poll(min(_LOOK_SECONDS, seconds) * 1000):
+            # A process that it forked may hold the pipe: the process is asked. What it said last is read before.
+            if self.ended and not poll.poll(0):
+                raise EOFError("it has ended")
+            now = time.monotonic()
+            # Where this process itself was stopped, the other was not silent for as long.
+            waited += min(now - before, 2 * _LOOK_SECONDS)
+            before = now
+            if waited >= seconds:
+                raise TimeoutError(f"nothing for {seconds:g} seconds")
+
+
+class Finished(NamedTuple):
+    """A command that has ended.
+
+    Attributes:
+        code: Its exit code, negative for a signal.
+        output: What it wrote to standard output, the first `MOST_SAID_BYTES`.
+        errors: To standard error.
+    """
+
+    code: int
+    output: str
+    errors: str
+
+
+def run(
+    command: Sequence[str], seconds: float, *, environment: Mapping[str, str] | None = None, given: str = ""
+) -> Finished:
+    """Run a command to its end, in a process group of its own that ends with it or with its time.
+
+    `subprocess.run` with a time-out waits without one for the pipes, which a process that the command has forked holds open.
+
+    Args:
+        seconds: How long it may take.
+        environment: All of it; None for this process's.
+        given: To its standard input.
+
+    Raises:
+        OSError: It can't be run.
+        TimeoutError: It took longer; it and what it started were killed.
+    """
+    with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        source.write(given.encode())
+        source.seek(0)
+        process = subprocess.Popen(
+            command, stdin=source, stdout=output, stderr=errors, env=environment, start_new_session=True
+        )
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"{command[0]} did not end within {seconds:g} seconds") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(60)
+        said = []
+        for file in (output, errors):
+            file.seek(0)
+            said.append(file.read(MOST_SAID_BYTES).decode(errors="replace"))
+    return Finished(code, *said)
+
+
+def end_with_parent() -> None:
+    """In a child: have the kernel end its process group when the parent ends, even while this process hangs.
+
+    Only Linux does: elsewhere a child ends when it next reads its input.
+    """
+    import fcntl  # Absent on Windows, where `check_system` ends a run first.
+
+    lifeline = os.environ.pop(LIFELINE, "")
+    if not lifeline.isdecimal() or not hasattr(fcntl, "F_SETSIG"):
+        return
+    descriptor = int(lifeline)
+    os.set_inheritable(descriptor, False)
+    os.set_blocking(descriptor, False)
+    fcntl.fcntl(descriptor, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    with contextlib.suppress(BlockingIOError):
+        os.read(descriptor, 1)  # at its end: the parent was gone before
+        os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -1,0 +1,157 @@
+"""Reads JSON of other programs, processes and runs: bounded in size, depth and numbers, with one error for all that is wrong.
+
+`json.loads` answers hostile text with five kinds of exceptions, or with values that break later: a `RecursionError` for deep
+nesting, integers of thousands of digits, floats that become infinite, strings that can't be written again. Here each of them is
+a `JsonError`, which is a `ValueError`.
+"""
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any, TypeVar
+
+MOST_BYTES = 64 << 20
+"""The longest text that is read where a caller names no other bound."""
+
+MOST_DEPTH = 64
+"""Lists and objects within each other: far more than any format that Panax reads, far less than Python's stack."""
+
+MOST_DIGITS = 40
+"""Digits of an integer: 128 bits. Tokenizers write 10**30 where they mean no limit."""
+
+T = TypeVar("T", dict[str, Any], list[Any])
+
+_KINDS = {dict: "an object", list: "a list"}
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class JsonError(ValueError):
+    """Text that is not JSON of the expected form, or passes a bound; the message says which, and not where the text lies."""
+
+
+def parse(text: str | bytes, *, most_bytes: int = MOST_BYTES, constants: bool = False) -> Any:
+    """The value of a JSON text.
+
+    Args:
+        text: The text; bytes are UTF-8.
+        most_bytes: The longest text that is accepted; characters, for a string.
+        constants: Whether NaN, Infinity and -Infinity are accepted, which Python writes and JSON does not know.
+
+    Raises:
+        JsonError: It is no JSON, too long, nested deeper than `MOST_DEPTH`, or holds a number or a string that no other program
+            could take.
+    """
+    if len(text) > most_bytes:
+        raise JsonError(f"it is {len(text):,} bytes long; at most {most_bytes:,} are read")
+    try:
+        if not isinstance(text, str):
+            text = text.decode("utf-8-sig")
+        value = (_WITH_CONSTANTS if constants else _STRICT).decode(text)
+    except JsonError:
+        raise
+    except RecursionError:
+        raise JsonError(f"it is nested deeper than {MOST_DEPTH} lists and objects") from None
+    except ValueError as error:
+        raise JsonError(f"it is not JSON: {error}") from error
+    _check_depth(value)
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise JsonError("a string in it holds half of a surrogate pair, which is no character") from None
+    return value
+
+
+def parse_as(kind: type[T], text: str | bytes, *, most_bytes: int = MOST_BYTES, constants: bool = False) -> T:
+    """The object or list of a JSON text.
+
+    Args:
+        kind: `dict` or `list`.
+        text, most_bytes, constants: As `parse` takes them.
+
+    Raises:
+        JsonError: As `parse` raises it, or the value is of another kind.
+    """
+    value = parse(text, most_bytes=most_bytes, constants=constants)
+    if not isinstance(value, kind):
+        raise JsonError(f"it holds {_KINDS.get(type(value), f'a {type(value).__name__}')}; expected {_KINDS[kind]}")
+    return value
+
+
+def read(path: str | os.PathLike[str], *, most_bytes: int = MOST_BYTES, constants: bool = False) -> Any:
+    """The value of a JSON file.
+
+    Raises:
+        JsonError: As `parse` raises it, or the path is not a regular file (a pipe would be waited for).
+        OSError: The file can't be read.
+    """
+    return parse(read_bytes(path, most_bytes), most_bytes=most_bytes, constants=constants)
+
+
+def read_as(kind: type[T], path: str | os.PathLike[str], *, most_bytes: int = MOST_BYTES, constants: bool = False) -> T:
+    """The object or list of a JSON file.
+
+    Raises:
+        JsonError: As `parse_as` raises it, or the path is not a regular file.
+        OSError: The file can't be read.
+    """
+    return parse_as(kind, read_bytes(path, most_bytes), most_bytes=most_bytes, constants=constants)
+
+
+def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
+    """A regular file's bytes, if they are few enough.
+
+    Raises:
+        JsonError: It is longer than `most_bytes`, or not a regular file.
+        OSError: It can't be read.
+    """
+    # Without O_NONBLOCK, opening a pipe waits for a writer.
+    descriptor = os.open(Path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(file.fileno())
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(f"{path} is a folder")
+        if not stat.S_ISREG(found.st_mode):
+            raise JsonError("it is not a regular file")
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise JsonError(f"it is {max(found.st_size, len(data)):,} bytes long; at most {most_bytes:,} are read")
+    return data
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise JsonError(f"it is nested deeper than {MOST_DEPTH} lists and objects")
+
+
+def _integer(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise JsonError(f"an integer in it has {len(text):,} digits; at most {MOST_DIGITS} are read")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise JsonError(f"a number in it is beyond float64: {text[:20]}")
+    return value
+
+
+def _constant(text: str) -> float:
+    raise JsonError(f"it holds {text}, which is not JSON")
+
+
+_STRICT = json.JSONDecoder(parse_float=_float, parse_int=_integer, parse_constant=_constant)
+_WITH_CONSTANTS = json.JSONDecoder(parse_float=_float, parse_int=_integer)

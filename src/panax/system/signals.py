@@ -1,0 +1,19 @@
+"""Signals by name: those that Python knows, and the real-time ones of batch systems and debuggers."""
+
+import signal
+
+
+def name_of(number: int) -> str:
+    """What a signal is called.
+
+    >>> name_of(9), name_of(10_000)
+    ('SIGKILL', 'signal 10000')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        pass
+    first, last = getattr(signal, "SIGRTMIN", 0), getattr(signal, "SIGRTMAX", -1)
+    if first <= number <= last:
+        return f"SIGRTMIN+{number - first}"
+    return f"signal {number}"

@@ -1,0 +1,182 @@
+"""What workers, files and clocks tell is judged: none of it ends the supervisor, nor does silence while nobody listened."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from panax.cli.jobs import is_followed
+from panax.cluster.attempt import Attempt, Worker
+from panax.cluster.child import LINES_BYTES, Child
+from panax.cluster.diagnosis import Ended, diagnose
+from panax.cluster.job import Policy
+from panax.cluster.record import STATUS
+from panax.cluster.view import View
+from panax.job.heartbeat import Heartbeat
+from panax.system.signals import name_of
+
+POLICY = Policy(stall_seconds=10.0, start_seconds=100.0, save_seconds=50.0)
+
+
+def attempt(*phases):
+    workers = [Worker(number, number, "host", 0.0, phase=phase, step=5) for number, phase in enumerate(phases)]
+    return Attempt(1, workers, time.time())
+
+
+def test_a_long_save_that_moves_is_no_hang_and_the_others_wait_for_it():
+    job = attempt("save", "steps")
+    assert job.stalled(40.0, POLICY) is None and job.saves(40.0, POLICY)
+    job.beat(0, {"at": 1.0}, 45.0)  # another file is written
+    assert job.stalled(90.0, POLICY) is None
+    assert not job.saves(96.0, POLICY)
+    hung = job.stalled(96.0, POLICY)
+    assert hung is not None
+    job.beat(0, {"at": 1.0, "phase": "steps"}, 96.0)
+    assert job.stalled(107.0, POLICY) is not None, "a hang after the save"
+
+
+def test_silence_while_the_supervisor_was_stopped_is_forgiven():
+    job = attempt("steps")
+    assert job.stalled(41.0, POLICY) is not None
+    job.forgive(40.0)
+    assert job.stalled(41.0, POLICY) is None and job.stalled(51.0, POLICY) is not None
+
+
+@pytest.mark.parametrize(
+    "beat",
+    [
+        {"facts": {"data_wait": "x"}},
+        {"facts": {"data_wait": float("nan")}},
+        {"facts": [1]},
+        {"phase": "steps", "at": "x"},
+        {"step": 3, "at": None},
+        {"step": "x", "saved": [], "phase": 7},
+        {"error": {"exit_code": "x", "message": 3}},
+        {"error": {"exit_code": 10**30}},
+        {"error": [1]},
+        {"values": {"train/loss": "x"}},
+    ],
+)
+def test_a_beat_that_makes_no_sense_is_no_error(beat, capsys):
+    job = attempt("steps")
+    job.beat(0, {"at": 1.0, **beat}, 1.0)
+    job.give_up_on_failed(1e9)
+    View(10).status(job, None, "running")
+    for ended in job.ends:
+        assert 0 < diagnose([ended]).exit_code < 256
+    json.dumps(job.workers[0].shown(2.0))
+
+
+@pytest.mark.parametrize("number", [1, 9, 35, 64, 77])
+def test_any_signal_has_a_name(number):
+    assert name_of(number) and name_of(number) in diagnose([Ended(0, "a", -number, 1.0)]).message
+    assert name_of(signal.SIGRTMIN + 1) == "SIGRTMIN+1" and name_of(9) == "SIGKILL"
+
+
+@pytest.fixture
+def child(tmp_path):
+    """A child of this program, whose log the test writes."""
+    reading, writing = os.pipe()
+    found = Child([sys.executable, "-S", "-c", "import time; time.sleep(600)"], {}, tmp_path, 0, 1, reading)
+    yield found, tmp_path / "logs" / "process_0000.log"
+    found.kill()
+    found.wait()
+    found.close()
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (b"a\nb\nhalf", ["a", "b"]),
+        (b"1%\r2%\r3%\rhalf", ["3%"]),
+        (b"1%\r2%\nnext\r\nlast\n", ["2%", "next", "last"]),
+        (b"x" * (LINES_BYTES + 5) + b"\nnext\n", ["x" * LINES_BYTES, "xxxxx", "next"]),
+        (b"y\r" * LINES_BYTES + b"\nnext\n", ["y", "y", "next"]),
+        (b"\n\n", ["", ""]),
+        (b"\xff\x1b[31m\n", ["�\x1b[31m"]),
+    ],
+)
+def test_lines_of_a_log_come_whatever_they_end_with(said, shown, child):
+    found, log = child
+    with open(log, "ab") as file:
+        file.write(said)
+    lines = []
+    for _ in range(20):
+        lines += found.new_lines()
+    assert [line for line in lines if line or not shown[0]] == shown or lines == shown
+
+
+def test_logs_that_are_removed_end_nothing(child):
+    found, log = child
+    log.unlink()
+    log.parent.rmdir()
+    assert found.new_lines() == [] and "can't be read" in found._tail()[0] and found.stacks() == ""
+
+
+def test_a_disk_that_takes_no_log_ends_nothing(tmp_path):
+    (tmp_path / "logs").write_text("in the way")
+    reading, writing = os.pipe()
+    found = Child([sys.executable, "-S", "-c", "print('x' * 100)"], {}, tmp_path, 0, 1, reading)
+    assert "can't be written" in found.without_log and "what process 0 says is lost" in found.without_log
+    found.wait()
+    assert found.close()["code"] == 0
+    os.close(reading)
+    os.close(writing)
+
+
+def test_what_a_full_disk_does_not_take_is_lost_and_is_no_error():
+    from panax.cluster.worker import _without_errors
+
+    full = os.open("/dev/full", os.O_WRONLY)
+    stream = _without_errors(full)
+    print("lost", file=stream, flush=True)
+    stream.detach()
+    os.close(full)
+
+
+@pytest.mark.parametrize("ahead", [-90_000.0, -30.0, 30.0, 90_000.0])
+def test_a_job_whose_hosts_clock_is_another_is_followed_while_its_status_changes(ahead, tmp_path):
+    stop = threading.Event()
+
+    def write():
+        (tmp_path / "new").write_text(json.dumps({"at": time.time() + ahead, "state": "running"}))
+        (tmp_path / "new").rename(tmp_path / STATUS)
+
+    def supervise():
+        while not stop.wait(0.1):
+            write()
+
+    write()
+    found = json.loads((tmp_path / STATUS).read_text())
+    assert not is_followed(tmp_path, found, 0.01)
+    thread = threading.Thread(target=supervise)
+    thread.start()
+    try:
+        assert is_followed(tmp_path, found, 20.0)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_thread_that_saves_does_not_hide_steps_that_stand_still(monkeypatch):
+    monkeypatch.setattr("panax.job.heartbeat.SECONDS", 0.0)
+    reading, writing = os.pipe()
+    beat = Heartbeat(writing)
+    beat.phase("steps")
+    os.read(reading, 4096)
+    os.set_blocking(reading, False)
+    beat.moved("save")
+    with pytest.raises(BlockingIOError):
+        os.read(reading, 4096)
+    with beat.during("save"):
+        beat.moved("save")
+    said = [json.loads(line) for line in os.read(reading, 4096).splitlines()]
+    assert [line.get("phase") for line in said] == ["save", None, "steps"]
+    os.close(reading)
+    os.close(writing)

@@ -1,0 +1,87 @@
+"""A child process can't hold this one up, whatever it does with its pipes, and what it has started ends with it."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from panax.system.children import Child, run
+
+ECHO = "import sys\nfor line in sys.stdin.buffer:\n    sys.stdout.buffer.write(line)\n    sys.stdout.buffer.flush()\n"
+
+
+@pytest.fixture
+def child():
+    started: list[Child] = []
+
+    def start(code: str) -> Child:
+        started.append(Child([sys.executable, "-S", "-c", code], os.environ))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end(0.0)
+
+
+def test_lines_and_bytes_come_back_and_it_ends_by_itself(child):
+    echo = child(ECHO)
+    large = os.urandom(300_000).replace(b"\n", b"-") + b"\n"
+    echo.write([b"one\n", memoryview(b"two\n")], 10)
+    assert echo.read_line(100, 10) == b"one\n" and echo.read_exactly(4, 10) == b"two\n"
+    echo.write([large], 10)  # more than a pipe holds
+    assert echo.read_line(1 << 20, 10) == large
+    assert echo.end(10) == 0 and echo.ended
+
+
+def test_silence_a_pipe_that_is_full_and_a_long_line_have_an_end(child):
+    silent = child("import time; time.sleep(600)")
+    with pytest.raises(TimeoutError):
+        silent.read_line(100, 0.1)
+    with pytest.raises(TimeoutError):
+        silent.write([bytes(1 << 20)], 0.1)
+    assert silent.end(0.0) == -signal.SIGKILL
+    endless = child("import os\nwhile True: os.write(1, bytes(65536))")
+    with pytest.raises(ValueError, match="longer than 1,000 bytes"):
+        endless.read_line(1000, 10)
+
+
+def test_its_end_is_seen_though_a_process_that_it_forked_holds_the_pipe(child):
+    dies = child("import os, time\nif os.fork(): os.write(1, b'last words\\n'); os._exit(3)\ntime.sleep(600)")
+    assert dies.read_line(100, 10) == b"last words\n"
+    with pytest.raises(EOFError):
+        dies.read_line(100, 60)
+    assert dies.end(1.0) == 3
+    deadline = time.monotonic() + 10
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(dies.pid, 0)
+            time.sleep(0.01)
+    with pytest.raises(EOFError):
+        child("import os, time; os.close(0); os.close(1); time.sleep(600)").read_line(100, 60)
+
+
+def test_silence_is_not_counted_while_this_process_was_stopped(child, monkeypatch):
+    late = child("import time; time.sleep(1.5); print('here', flush=True)")
+    usual, shift = time.monotonic, [0.0]
+
+    def monotonic() -> float:
+        shift[0] += 100.0  # stopped for so long between two looks
+        return usual() + shift[0]
+
+    monkeypatch.setattr("panax.system.children.time.monotonic", monotonic)
+    assert late.read_line(100, 30.0) == b"here\n"
+
+
+def test_a_command_that_runs_has_an_end_and_so_has_what_it_started():
+    found = run(["sh", "-c", "cat; echo wrong >&2; exit 3"], 10, given="given")
+    assert found == (3, "given", "wrong\n")
+    # What it forked holds its outputs, and is not waited for.
+    assert (
+        run([sys.executable, "-S", "-c", "import os, time\nif os.fork(): os._exit(0)\ntime.sleep(600)"], 60).code == 0
+    )
+    with pytest.raises(TimeoutError, match=r"sh did not end within 0\.2 seconds"):
+        run(["sh", "-c", "sleep 600 & sleep 600"], 0.2)
+    with pytest.raises(FileNotFoundError):
+        run(["no such command"], 1)
