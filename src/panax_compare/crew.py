@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from panax.core.finite import greatest
 from panax.system import json_reader
 from panax.system.signals import name_of
 
@@ -170,14 +171,14 @@ def _together(answers: list[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "losses" in answers[0]:
         found["losses"] = [statistics.fmean(each) for each in zip(*(answer["losses"] for answer in answers))]
-        found["first_at"] = max(answer["first_at"] for answer in answers)
+        found["first_at"] = greatest(answer["first_at"] for answer in answers)
     if "cpu_seconds" in answers[0]:
         found["loss"] = statistics.fmean(answer["loss"] for answer in answers)
-        found["seconds"] = max(answer["seconds"] for answer in answers)
+        found["seconds"] = greatest(answer["seconds"] for answer in answers)
         found["cpu_seconds"] = sum(answer["cpu_seconds"] for answer in answers)
     if "held_out" in answers[0]:
         found["held_out"] = statistics.fmean(answer["held_out"] for answer in answers)
-        found["seconds"] = max(answer["seconds"] for answer in answers)
+        found["seconds"] = greatest(answer["seconds"] for answer in answers)
     if "resident_bytes" in answers[0]:
-        found["resident_bytes"] = max(answer["resident_bytes"] for answer in answers)
+        found["resident_bytes"] = greatest(answer["resident_bytes"] for answer in answers)
     return found

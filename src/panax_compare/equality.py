@@ -9,6 +9,8 @@ weights that are each moved by one rounding, and the others may be `AMPLIFIED` t
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from panax.core.finite import greatest
+
 from .work import ROUNDING
 
 ROUNDINGS = {"f32": 16, "tf32": 4, "bf16": 4, "bf16-mixed": 4}
@@ -42,7 +44,7 @@ def tolerances(reference: Sequence[float], nudged: Sequence[float] | None, preci
     found, moved = [], 0.0
     for step, loss in enumerate(reference):
         if nudged is not None and step < len(nudged):
-            moved = max(moved, abs(nudged[step] - loss))
+            moved = greatest((moved, abs(nudged[step] - loss)))
         found.append(one_step * abs(loss) + AMPLIFIED * moved)
     return found
 

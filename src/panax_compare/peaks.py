@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from panax.core.finite import greatest
+
 DATA_SHEETS: dict[str, dict[str, float]] = {
     # Dense FLOP/s of one device from NVIDIA's data sheets: bfloat16 and TF32 of tensor cores, float32 without them.
     "H100": {"bf16": 989e12, "tf32": 494e12, "f32": 67e12},
@@ -32,7 +34,7 @@ def peak_rate(device: str, precision: str, products: Iterable[float | None]) -> 
         if name in device.replace("-", " ").split():
             kind = precision.removesuffix("-mixed")
             return PeakRate(rates[kind], f"{rates[kind] / 1e12:.0f} TFLOP/s, {kind} data sheet of {name}")
-    measured = max((rate for rate in products if rate), default=None)
+    measured = greatest((rate for rate in products if rate), default=None)
     if measured is None:
         return None
     return PeakRate(

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from panax.core.finite import ascending, greatest, least
+
 from .columns import EVERY, Column
 from .formatting import joined, ratio, seconds, size
 from .results import ColumnResult, Comparison
@@ -45,7 +47,7 @@ def _abstraction(comparison: Comparison) -> Answer:
     lengths: list[tuple[Column, Length]] = [(column, length_of(column, family)) for column, _ in _ran(comparison)]
     if not lengths:
         return Answer(question, "No column ran, so this run says nothing.", ())
-    ordered = sorted(lengths, key=lambda found: sum(found[1]))
+    ordered = ascending(lengths, key=lambda found: sum(found[1]))
     shortest, longest = ordered[0], ordered[-1]
     without = [column.title for column, length in lengths if not length.model]
     answer = (
@@ -74,10 +76,11 @@ def _performance(comparison: Comparison, rows: list[Row]) -> tuple[str, tuple[st
     ]
     timed = [row for row in rows if row.compared and row.peak_bytes]
     if len(timed) > 1:
-        least = min(timed, key=lambda row: row.peak_bytes or 0)
-        most = max(timed, key=lambda row: row.peak_bytes or 0)
+        smallest = least(timed, key=lambda row: row.peak_bytes or 0)
+        largest = greatest(timed, key=lambda row: row.peak_bytes or 0)
         evidence.append(
-            f"Memory: {least.title} the least, {size(least.peak_bytes)}; {most.title} the most, {size(most.peak_bytes)}"
+            f"Memory: {smallest.title} the least, {size(smallest.peak_bytes)}; {largest.title} the most, "
+            f"{size(largest.peak_bytes)}"
         )
     return " ".join(said), tuple(evidence)
 
@@ -104,8 +107,8 @@ def _debugging(comparison: Comparison, rows: list[Row]) -> Answer:
     ran = [row for row in rows if row.first_step_seconds is not None]
     if not ran:
         return Answer(question, "No column ran, so this run says nothing.", ())
-    quick = min(ran, key=lambda row: row.first_step_seconds or 0.0)
-    slow = max(ran, key=lambda row: row.first_step_seconds or 0.0)
+    quick = least(ran, key=lambda row: row.first_step_seconds or 0.0)
+    slow = greatest(ran, key=lambda row: row.first_step_seconds or 0.0)
     said = (
         f"{quick.title} shows its first loss {seconds(quick.first_step_seconds)} after its process starts, the soonest; "
         f"{slow.title} needs {seconds(slow.first_step_seconds)}."

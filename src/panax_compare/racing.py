@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from panax.core.errors import RecipeError
+from panax.core.finite import least
 from panax.metrics.report.wording import duration, money
 from panax.system import json_reader
 
@@ -182,7 +183,7 @@ class Race(Measurement):
         if not arrival.reached and not math.isfinite(loss):
             arrival.reason = f"its held-out loss is {loss} after step {arrival.steps}"
         elif not arrival.reached and arrival.steps >= self.until.steps:
-            arrival.reason = f"not reached in {arrival.steps} steps: {min(arrival.losses.values()):.4f} at best"
+            arrival.reason = f"not reached in {arrival.steps} steps: {least(arrival.losses.values()):.4f} at best"
 
     def _keep(self, arrivals: dict[str, Arrival]) -> None:
         partial = self.folder / (REACHED + ".partial")
@@ -216,7 +217,7 @@ def table(
         times = [
             duration(value) for value in (each.start_seconds, each.train_seconds, each.evaluate_seconds, each.seconds)
         ]
-        lowest = f"{min(each.losses.values()):.4f}" if each.losses else "—"
+        lowest = f"{least(each.losses.values()):.4f}" if each.losses else "—"
         counted = [f"{each.steps:,}", f"{each.steps * per_step:,}", *times] if each.reached else ["—"] * 6
         cost = (
             []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from panax.core.errors import DataError, RecipeError
+from panax.data.npy_header import map_npy
 from panax.system import json_reader
 
 from .work import Batch
@@ -40,10 +41,7 @@ class Stream:
         try:
             facts = json_reader.read(self.folder / STREAM, constants=True)
             self.batch_size = int(facts["batch_size"])
-            self._leaves = {
-                name: np.load(self.folder / f"{part}.{name}.npy", mmap_mode="r", allow_pickle=False)
-                for name in facts["leaves"]
-            }
+            self._leaves = {name: map_npy(self.folder / f"{part}.{name}.npy", name) for name in facts["leaves"]}
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{folder} holds no batches to train on: {error}; remove it, and compare again") from error
         self.length = min(len(leaf) for leaf in self._leaves.values()) // self.batch_size
@@ -75,7 +73,7 @@ def make_stream(work: str, opened: "OpenedData", folder: Path, *, batch_size: in
     for part, source, most in ((TRAIN, opened.train, steps), (HELD_OUT, opened.held_out, MOST_HELD_OUT)):
         rows = _rows(work, (found.batch for found in source.batches()), length)
         leaves = _written(folder, part, rows, most * batch_size)
-        count = len(np.load(folder / f"{part}.{leaves[0]}.npy", mmap_mode="r", allow_pickle=False))
+        count = len(map_npy(folder / f"{part}.{leaves[0]}.npy", leaves[0]))
         if count < batch_size:
             raise DataError(
                 f"{work!r} has {count} rows for {part.replace('_', '-')}, fewer than a batch of {batch_size}; set "

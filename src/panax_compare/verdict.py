@@ -4,6 +4,8 @@ import dataclasses
 import statistics
 from collections.abc import Mapping
 
+from panax.core.finite import ascending, greatest, least
+
 from .equality import judge, tolerances
 from .peaks import PeakRate, peak_rate
 from .results import ColumnResult, Comparison
@@ -80,7 +82,7 @@ def baseline_of(comparison: Comparison, rows: Mapping[str, Row]) -> str | None:
     """The fastest PyTorch column that does the same work; the fastest of all where there is none."""
     timed = [row for row in rows.values() if row.compared and row.seconds is not None]
     torch = [row for row in timed if comparison.columns[row.name].framework == "torch"]
-    fastest = min(torch or timed, key=lambda row: row.seconds or 0.0, default=None)
+    fastest = least(torch or timed, key=lambda row: row.seconds or 0.0, default=None)
     return None if fastest is None else fastest.name
 
 
@@ -88,7 +90,7 @@ def ratio_of(entry: ColumnResult, other: ColumnResult) -> tuple[float, float, fl
     """Step times divided within each round that both had, which takes out what the machine was doing: median, least, most."""
     theirs = {turn["round"]: turn["seconds"] for turn in other.turns}
     ratios = [turn["seconds"] / theirs[turn["round"]] for turn in entry.turns if turn["round"] in theirs]
-    return (statistics.median(ratios), min(ratios), max(ratios)) if ratios else None
+    return (statistics.median(ratios), least(ratios), greatest(ratios)) if ratios else None
 
 
 def _row(comparison: Comparison, entry: ColumnResult, allowed: list[float], peak: PeakRate | None) -> Row:
@@ -107,8 +109,8 @@ def _row(comparison: Comparison, entry: ColumnResult, allowed: list[float], peak
     return dataclasses.replace(
         row,
         seconds=seconds,
-        low=min(times),
-        high=max(times),
+        low=least(times),
+        high=greatest(times),
         per_second=comparison.work["units_per_step"] / seconds,
         utilisation=None if peak is None else comparison.work["flops_per_step"] / seconds / peak.flops_per_second,
         cpu_seconds=statistics.median(turn["cpu_seconds"] for turn in entry.turns),
@@ -138,7 +140,7 @@ def _kind(device: str) -> str:
 
 def verdict(comparison: Comparison, rows: list[Row]) -> list[str]:
     """Who is fastest, by how much, and what can't be said, in sentences that hold for these rows."""
-    compared = sorted((row for row in rows if row.compared and row.seconds), key=lambda row: row.seconds or 0.0)
+    compared = ascending((row for row in rows if row.compared and row.seconds), key=lambda row: row.seconds or 0.0)
     if not compared:
         return ["No column has figures that can be compared."]
     timed = [row for row in compared if not row.layout]
@@ -152,10 +154,10 @@ def verdict(comparison: Comparison, rows: list[Row]) -> list[str]:
         if row.remark.startswith("not the same work"):
             said.append(f"{row.title} gets no ratio: {row.remark}.")
     others = [row.others for row in compared if row.others is not None]
-    if others and max(others) > 0.25:
+    if others and greatest(others) > 0.25:
         said.append(
-            f"Other programs used {min(others):.1f} to {max(others):.1f} cores during the turns: times are longer than on a "
-            "quiet machine, and ratios less certain."
+            f"Other programs used {least(others):.1f} to {greatest(others):.1f} cores during the turns: times are longer than "
+            "on a quiet machine, and ratios less certain."
         )
     return said
 

@@ -179,3 +179,12 @@ def test_truncated_safetensors_are_an_error(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(data[:-8])
     with pytest.raises(CheckpointError, match="can't be read"):
         import_tensors(tmp_path, LocalStore(tmp_path / "out"))
+
+
+def test_diff_counts_what_is_not_finite(tmp_path, capsys):
+    for name, values in {"a": [1.0, 2.0, np.inf, np.nan], "b": [1.5, np.nan, np.inf, np.nan]}.items():
+        (tmp_path / f"{name}_in").mkdir()
+        save_file({"w": np.array(values)}, tmp_path / f"{name}_in" / "model.safetensors")
+        import_tensors(tmp_path / f"{name}_in", LocalStore(tmp_path / name))
+    out = run(capsys, "diff", str(tmp_path / "a"), str(tmp_path / "b"), code=1)
+    assert "w: 2 of 4 values differ, by at most 0.5 (of at most 1); 2 -> 3 are not finite" in " ".join(out.split())

@@ -3,6 +3,7 @@
 python tests/faults/fuzz.py                                       every format, 300 changes each: some minutes
 python tests/faults/fuzz.py --format arrow --seed 3 --count 50    one format; the same seed gives the same changes
 python tests/faults/fuzz.py --format arrow --seed 3 --case 17     one change again, in this process, with its traceback
+python tests/faults/fuzz.py --binary --count 20000                formats with binary headers: half an hour
 
 One process for each format reads case after case under a limit on its memory; after a death, or where a case takes too long, it
 is started again with the next case. The files that nobody changed are read first. Half of the changes are made below the
@@ -17,19 +18,27 @@ import random
 import resource
 import selectors
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-CASE_SECONDS = 30.0
+from panax.system.signals import name_of
+
+BINARY = ("parquet", "mds", "webdataset", "safetensors", "array_record", "npz")
+"""Formats whose headers announce sizes and counts; most changes of them are made by the formats' own rules."""
+
+CASE_SECONDS = 5.0
 START_SECONDS = 120.0
-MORE_BYTES = 2**30
-"""What reading may take, beside what the process has when it begins."""
+CASE_BYTES = 100 * 2**20
+"""What reading may take at most, beside what the process has when it begins."""
+
+_BACKSTOP_BYTES = 2**30
+"""What the system gives a reader at most, so that a bomb is an error of its own and not the end of other processes."""
 
 
 class Finding(NamedTuple):
@@ -50,20 +59,24 @@ class Fuzzed(NamedTuple):
 
     Attributes:
         refused: How many ended in a PanaxError; the others were read.
+        seconds: What the longest case took, of those that ended.
+        taken: What the largest case took of memory, in bytes, beside what the process had before it.
     """
 
     cases: int
     refused: int
     findings: list[Finding]
+    seconds: float = 0.0
+    taken: int = 0
 
 
 def fuzz(format: str, seed: int, cases: Sequence[int]) -> Fuzzed:
     """Run cases of a format in a process that is started again when it dies."""
-    findings, refused = [], 0
+    findings, refused, longest, largest = [], 0, 0.0, 0
     waiting = list(cases)
     while waiting:
         with _reader(format, seed) as reader:
-            ready = _answer(reader, START_SECONDS)
+            ready, _ = _answer(reader, START_SECONDS)
             if ready != "ready":
                 raise AssertionError(f"{format}: the files that nobody changed can't be read: {ready}")
             while waiting:
@@ -71,14 +84,16 @@ def fuzz(format: str, seed: int, cases: Sequence[int]) -> Fuzzed:
                 assert reader.stdin is not None
                 reader.stdin.write(f"{case}\n".encode())
                 reader.stdin.flush()
-                answer = _answer(reader, CASE_SECONDS)
+                began = time.monotonic()
+                answer, taken = _answer(reader, CASE_SECONDS)
+                longest, largest = max(longest, time.monotonic() - began), max(largest, taken)
                 if answer == "refused":
                     refused += 1
                 elif answer != "value":
                     findings.append(Finding(format, seed, case, answer))
                     if reader.poll() is not None or answer.startswith("hangs"):
                         break
-    return Fuzzed(len(cases), refused, findings)
+    return Fuzzed(len(cases), refused, findings, longest, largest)
 
 
 @contextlib.contextmanager
@@ -97,8 +112,8 @@ def _reader(format: str, seed: int):
             process.communicate()
 
 
-def _answer(reader: subprocess.Popen, seconds: float) -> str:
-    """The next line that a reader says; how it died where it says none."""
+def _answer(reader: subprocess.Popen, seconds: float) -> tuple[str, int]:
+    """The next line that a reader says, how it died where it says none; and the bytes that the case took."""
     assert reader.stdout is not None
     line = b""
     with selectors.DefaultSelector() as selector:
@@ -107,14 +122,15 @@ def _answer(reader: subprocess.Popen, seconds: float) -> str:
             if not selector.select(seconds):
                 reader.kill()
                 reader.wait()
-                return f"hangs: no answer in {seconds:.0f} s"
+                return f"hangs: no answer in {seconds:.0f} s", 0
             part = os.read(reader.stdout.fileno(), 2**16)
             if not part:
                 code = reader.wait()
-                name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-                return f"dies: {name}"
+                name = name_of(-code) if code < 0 else f"exit code {code}"
+                return f"dies: {name}", 0
             line += part
-    return json.loads(line)
+    text, taken = json.loads(line)
+    return text, taken
 
 
 def _child(format: str, seed: int) -> None:
@@ -122,8 +138,8 @@ def _child(format: str, seed: int) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print
 
-    def answer(text: str) -> None:
-        answers.write(json.dumps(text[:4000]) + "\n")
+    def answer(text: str, taken: int = 0) -> None:
+        answers.write(json.dumps([text[:4000], taken]) + "\n")
         answers.flush()
 
     from fuzz_formats import FORMATS
@@ -141,16 +157,26 @@ def _child(format: str, seed: int) -> None:
             answer(traceback.format_exc())
             return
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + MORE_BYTES
+        limit = pages * resource.getpagesize() + _BACKSTOP_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         answer("ready")
         for line in sys.stdin:
             shutil.rmtree(case_folder, ignore_errors=True)
             shutil.copytree(made, case_folder)
+            before = _resident_bytes("VmRSS")
+            Path("/proc/self/clear_refs").write_text("5")  # the highest point is counted from here
             try:
-                answer("refused" if run_case(format, seed, int(line), case_folder) else "value")
+                said = "refused" if run_case(format, seed, int(line), case_folder) else "value"
+                taken = _resident_bytes("VmHWM") - before
+                answer(said if taken <= CASE_BYTES else f"takes {taken / 2**20:.0f} MiB of memory ({said})", taken)
             except BaseException:
                 answer(f"raises: {traceback.format_exc()[-3500:]}")
+
+
+def _resident_bytes(what: str) -> int:
+    """Memory of this process that is there: now ("VmRSS"), or at its highest point ("VmHWM")."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(what))
 
 
 def run_case(format: str, seed: int, case: int, folder: Path) -> str:
@@ -160,7 +186,9 @@ def run_case(format: str, seed: int, case: int, folder: Path) -> str:
     from panax.core.errors import PanaxError
 
     rng = random.Random(f"{format} {seed} {case}")
-    FORMATS[format].change(folder, rng, case % 2 == 1)
+    fuzzed = FORMATS[format]
+    change = fuzzed.structure if fuzzed.structure and case // 2 % 2 else fuzzed.change
+    change(folder, rng, case % 2 == 1)
     try:
         FORMATS[format].load(folder)
     except PanaxError as error:
@@ -171,6 +199,7 @@ def run_case(format: str, seed: int, case: int, folder: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--format", action="append", help="which (default: all)")
+    parser.add_argument("--binary", action="store_true", help=f"these: {', '.join(BINARY)}")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=300, help="how many changes of each format")
     parser.add_argument("--case", type=int, help="one change alone, in this process")
@@ -188,10 +217,14 @@ def main() -> int:
             print(run_case(format, options.seed, options.case, Path(folder)) or "a value")
         return 0
     failed = 0
-    for format in options.format or FORMATS:
+    for format in options.format or (BINARY if options.binary else FORMATS):
         found = fuzz(format, options.seed, range(options.count))
         failed += len(found.findings)
-        print(f"{format}: {found.cases} cases, {found.refused} refused, {len(found.findings)} findings", flush=True)
+        most = f"at most {found.seconds:.2f} s and {found.taken / 2**20:.0f} MiB"
+        print(
+            f"{format}: {found.cases} cases, {found.refused} refused, {len(found.findings)} findings, {most}",
+            flush=True,
+        )
         for finding in found.findings:
             print(finding, flush=True)
     return 1 if failed else 0

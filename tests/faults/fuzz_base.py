@@ -22,11 +22,13 @@ class Format(NamedTuple):
         make: Writes files into an empty folder.
         load: Reads all of them; raises a PanaxError where they can't be used.
         change: Changes one of them; below its outer checksum, or with that made again, where the last argument is true.
+        structure: Changes fields of the format itself, and keeps what is around them well-formed; every second case.
     """
 
     make: Callable[[Path], None]
     load: Callable[[Path], None]
     change: Change
+    structure: Change | None = None
 
 
 def any_file(folder: Path, rng: random.Random, inner: bool) -> None:

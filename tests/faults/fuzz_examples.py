@@ -15,6 +15,7 @@ from fuzz_own import load_checkpoint, resealed
 
 from panax.checkpoint.converting import import_tensors
 from panax.data import ImageFolder, ParquetImages, Table, TextFiles
+from panax.data.click_arrays import ClickArrays
 from panax.data.tokenizer import PretrainedTokenizer
 from panax.stores import LocalStore
 
@@ -112,6 +113,17 @@ def change_npz(folder: Path, rng: random.Random, inner: bool) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in members.items():
             archive.writestr(name, data)
+
+
+def make_clicks(folder: Path) -> None:
+    np.save(folder / "day_0_dense.npy", np.ones((50, 3), np.float32))
+    np.save(folder / "day_0_labels.npy", np.arange(50, dtype=np.int32) % 2)
+    many = {str(column): np.arange(100, dtype=np.int32).reshape(50, 2) for column in range(2)}
+    np.savez(folder / "day_0_sparse_multi_hot.npz", **many)  # pyright: ignore[reportArgumentType]
+
+
+def load_clicks(folder: Path) -> None:
+    consume(ClickArrays(path=str(folder), rows=(100, 100)).open(folder / "cache", 100))
 
 
 # Weights, configurations and tokenizers

@@ -1,5 +1,6 @@
 """Files that were changed at random: a value or a PanaxError, never another exception, a crash or a hang."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -14,7 +15,14 @@ from fuzz_mutations import mutate, mutate_json
 SEED = 20261122
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", fuzz.BINARY)
+def test_changed_binary_headers_give_a_value_or_a_refusal(format):
+    found = fuzz.fuzz(format, SEED, range(100))
+    assert not found.findings, "\n".join(map(str, found.findings))
+    assert 20 < found.refused < 100 and found.taken > 0
+
+
+@pytest.mark.parametrize("format", [format for format in FORMATS if format not in fuzz.BINARY])
 def test_changed_files_give_a_value_or_a_refusal(format):
     found = fuzz.fuzz(format, SEED, range(20))
     assert not found.findings, "\n".join(map(str, found.findings))
@@ -34,7 +42,7 @@ def test_a_reader_that_dies_raises_or_hangs_is_found(tmp_path, monkeypatch):
         "from types import SimpleNamespace\n"
         "from panax.core.errors import DataError\n"
         "class Broken:\n"
-        "    case = -1\n"
+        "    case, structure = -1, None\n"
         "    def make(self, folder): (folder / 'a').write_text('a')\n"
         "    def change(self, folder, rng, inner): (folder / 'a').write_text(rng.choice('b'))\n"
         "    def load(self, folder):\n"
@@ -46,6 +54,7 @@ def test_a_reader_that_dies_raises_or_hangs_is_found(tmp_path, monkeypatch):
         "        if Broken.case == 2: time.sleep(600)\n"
         "        if Broken.case == 3: bytearray(2**34)\n"
         "        if Broken.case == 4: raise DataError('refused')\n"
+        "        if Broken.case == 5: b'x' * 2**27\n"
         f"COUNT = {str(tmp_path / 'count')!r}\n"
         "FORMATS = {'broken': Broken()}\n"
     )
@@ -55,10 +64,11 @@ def test_a_reader_that_dies_raises_or_hangs_is_found(tmp_path, monkeypatch):
     copied = tmp_path / "fuzz.py"
     copied.write_text(Path(fuzz.__file__).read_text())
     monkeypatch.setattr(fuzz, "__file__", str(copied))
-    found = fuzz.fuzz("broken", 0, range(6))
+    found = fuzz.fuzz("broken", 0, range(7))
     ends = [finding.what.split("\n")[-2 if "Traceback" in finding.what else 0] for finding in found.findings]
-    assert ends == ["dies: SIGSEGV", "KeyError: 'inner'", "hangs: no answer in 1 s", "MemoryError"]
-    assert (found.cases, found.refused) == (6, 1)
+    assert ends[:4] == ["dies: SIGSEGV", "KeyError: 'inner'", "hangs: no answer in 1 s", "MemoryError"]
+    assert [re.sub(r"1[23]\d MiB", "128 MiB", end) for end in ends[4:]] == ["takes 128 MiB of memory (value)"]
+    assert (found.cases, found.refused) == (7, 1)
     assert str(found.findings[0]).endswith("fuzz.py --format broken --seed 0 --case 0")
 
 

@@ -188,11 +188,13 @@ def _compared(one: Checkpoint, two: Checkpoint, name: str) -> str | None:
     if left.tobytes() == right.tobytes():
         return None
     x, y = left.astype(np.float64), right.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        most = np.nanmax(np.abs(x - y), initial=0.0)
     changed = np.count_nonzero((x != y) & ~(np.isnan(x) & np.isnan(y)))
-    largest = np.nanmax(np.abs(x), initial=0.0)
-    return f"{name}: {changed:,} of {left.size:,} values differ, by at most {most:.3g} (of at most {largest:.3g})"
+    both = np.isfinite(x) & np.isfinite(y)
+    most, largest = (np.max(np.abs(values), initial=0.0) for values in (x[both] - y[both], x[both]))
+    said = f"{name}: {changed:,} of {left.size:,} values differ, by at most {most:.3g} (of at most {largest:.3g})"
+    # NaN and infinities have no distance; where only one side has them, that is what differs.
+    bad = [np.count_nonzero(~np.isfinite(values)) for values in (x, y)]
+    return said if not any(bad) else f"{said}; {bad[0]:,} -> {bad[1]:,} are not finite"
 
 
 def convert(source: str, target: str, format: str | None, prefix: str | None) -> int:

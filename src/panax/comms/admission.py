@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from ..system import json_reader
+from ..system.binary_reader import number_at
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
@@ -54,7 +55,7 @@ def whole(data: bytes) -> Update:
     Raises:
         ValueError: It is torn, damaged, or something else.
     """
-    size = int.from_bytes(data[:8], "little")
+    size = number_at(data, 0, "<Q")
     if not 0 < size <= min(len(data) - 8, _MOST_HEADER_BYTES):
         raise ValueError(f"it is cut short: {len(data)} bytes, with a header of {size}")
     about = json_reader.parse_as(dict, data[8 : 8 + size]).get("__metadata__")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from .criteo import LEAVES
 from .examples import hash_of_numbers, hashed
 from .files import file_marks, fingerprint, unreadable
 from .mapped import check_mapped
+from .npy_header import map_npy, stored_member
 
 _FILES = re.compile(r"(.+)_(dense|labels|sparse)\.npy|(.+)_sparse_multi_hot\.npz")
 
@@ -103,10 +103,10 @@ class _Part(NamedTuple):
 
 def _array(path: Path, dims: int) -> npt.NDArray:
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        array = map_npy(path, path.name)
+    except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu" or (dims and array.ndim != dims):
+    if array.dtype.kind not in "fiu" or (dims and array.ndim != dims):
         raise DataError(f"{path} is no array of numbers of {dims} dimensions; expected MLPerf's")
     return array
 
@@ -114,22 +114,13 @@ def _array(path: Path, dims: int) -> npt.NDArray:
 def _member(path: Path, name: str) -> npt.NDArray:
     """An array of an `.npz` that is not compressed, mapped where it lies."""
     try:
-        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-            entry = archive.getinfo(f"{name}.npy")
-            if entry.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"array {name!r} is compressed; write it by np.savez")
-            file.seek(entry.header_offset)
-            header = file.read(30)
-            name_length, extra_length = struct.unpack("<26xHH", header)
-            file.seek(entry.header_offset + 30 + name_length + extra_length)
-            version = np.lib.format.read_magic(file)
-            if version != (1, 0):
-                raise ValueError(f"array {name!r} is of version {version} of the format; plain arrays are of (1, 0)")
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-            if dtype.kind not in "iu" or fortran or len(shape) != 2:
-                raise ValueError(f"array {name!r} is {dtype} {shape}; expected whole numbers (rows, ids), row by row")
-            return np.memmap(path, dtype, "r", file.tell(), shape)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, struct.error, EOFError) as error:
+        array = map_npy(path, f"array {name!r}", stored_member(path, f"{name}.npy"))
+        if array.dtype.kind not in "iu" or array.ndim != 2 or not array.flags.c_contiguous:
+            raise ValueError(
+                f"array {name!r} is {array.dtype} {array.shape}; expected whole numbers (rows, ids), row by row"
+            )
+        return array
+    except (OSError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile) as error:
         raise unreadable(path, error) from error
 
 

@@ -8,12 +8,12 @@ Source: Arrow's columnar format (Message.fbs, File.fbs) and FlatBuffers' layout 
 
 import mmap
 import os
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 from panax.core.errors import DataError
 
+from ..system.binary_reader import BinaryError, check_count, number_at
 from .bounds import too_large
 from .files import unreadable
 
@@ -39,7 +39,7 @@ def check_ipc_sizes(path: Path, name: str, most: int, setting: str) -> None:
                     size = _size_when_read(data, metadata, body)
                     if size > most:
                         raise DataError(f"{name}, message {number}: {too_large(size, most, setting)}")
-    except (struct.error, IndexError) as error:
+    except BinaryError as error:
         raise DataError(
             f"{name} can't be read: its metadata is damaged ({error}); check that it is complete, or write it again"
         ) from None
@@ -50,14 +50,14 @@ def check_ipc_sizes(path: Path, name: str, most: int, setting: str) -> None:
 def _messages(data: mmap.mmap) -> Iterator[tuple["_Table", int]]:
     """Each message, and where its body begins."""
     if data[: len(_MAGIC)] == _MAGIC:
-        (footer_bytes,) = struct.unpack_from("<i", data, max(0, len(data) - len(_MAGIC) - 4))
+        footer_bytes = number_at(data, len(data) - len(_MAGIC) - 4, "<i")
         footer = _Table.root(data, len(data) - len(_MAGIC) - 4 - footer_bytes)
         for field in (2, 3):
             for at in footer.vector(field, _BLOCK_BYTES):
-                offset, metadata_bytes = struct.unpack_from("<qi", data, at)
+                offset, metadata_bytes = number_at(data, at, "<q"), number_at(data, at + 8, "<i")
                 metadata, _ = _message(data, offset)
                 if metadata is None:
-                    raise IndexError(f"no message at {offset}")
+                    raise BinaryError(f"no message at {offset}")
                 yield metadata, offset + metadata_bytes
         return
     at = 0
@@ -68,18 +68,16 @@ def _messages(data: mmap.mmap) -> Iterator[tuple["_Table", int]]:
         yield metadata, at + size
         following = at + size + metadata.number(3, "<q")
         if following <= at:
-            raise IndexError("a message that ends before it begins")
+            raise BinaryError("a message that ends before it begins")
         at = following
 
 
 def _message(data: mmap.mmap, at: int) -> tuple["_Table | None", int]:
     """The message at a place, and the size of its metadata with what stands before; no message at the end of a stream."""
-    if at < 0:
-        raise IndexError(f"a message at {at}")
-    (first,) = struct.unpack_from("<I", data, at)
+    first = number_at(data, at, "<I")
     prefix = 4
     if first == _CONTINUATION:
-        (first,) = struct.unpack_from("<I", data, at + 4)
+        first = number_at(data, at + 4, "<I")
         prefix = 8
     if not first:
         return None, prefix
@@ -95,42 +93,34 @@ def _size_when_read(data: mmap.mmap, message: "_Table", body: int) -> int:
         return 0
     total = 0
     for at in batch.vector(2, _BUFFER_BYTES):
-        offset, length = struct.unpack_from("<qq", data, at)
+        offset, length = number_at(data, at, "<q"), number_at(data, at + 8, "<q")
         if length >= 8 and offset >= 0:
-            (size,) = struct.unpack_from("<q", data, body + offset)
-            total += max(size, 0)
+            total += max(number_at(data, body + offset, "<q"), 0)
     return total
 
 
 class _Table:
-    """A FlatBuffers table in a file; every place is checked before it is read."""
+    """A FlatBuffers table in a file."""
 
     def __init__(self, data: mmap.mmap, at: int) -> None:
         self._data, self._at = data, at
-        if at < 0:
-            raise IndexError(f"a table at {at}")
-        (to_fields,) = struct.unpack_from("<i", data, at)
-        self._fields = at - to_fields
-        if self._fields < 0:
-            raise IndexError(f"a table's fields at {self._fields}")
-        (self._fields_bytes,) = struct.unpack_from("<H", data, self._fields)
+        self._fields = at - number_at(data, at, "<i")
+        self._fields_bytes = number_at(data, self._fields, "<H")
 
     @classmethod
     def root(cls, data: mmap.mmap, at: int) -> "_Table":
-        if at < 0:
-            raise IndexError(f"a table at {at}")
-        return cls(data, at + struct.unpack_from("<I", data, at)[0])
+        return cls(data, at + number_at(data, at, "<I"))
 
     def _place(self, field: int) -> int | None:
         entry = 4 + 2 * field
         if entry + 2 > self._fields_bytes:
             return None
-        (offset,) = struct.unpack_from("<H", self._data, self._fields + entry)
+        offset = number_at(self._data, self._fields + entry, "<H")
         return self._at + offset if offset else None
 
     def number(self, field: int, kind: str) -> int:
         at = self._place(field)
-        return 0 if at is None else struct.unpack_from(kind, self._data, at)[0]
+        return 0 if at is None else number_at(self._data, at, kind)
 
     def table(self, field: int) -> "_Table | None":
         at = self._place(field)
@@ -141,8 +131,7 @@ class _Table:
         at = self._place(field)
         if at is None:
             return range(0)
-        at += struct.unpack_from("<I", self._data, at)[0]
-        (count,) = struct.unpack_from("<I", self._data, at)
-        if at + 4 + count * item_bytes > len(self._data):
-            raise IndexError(f"a vector of {count} items reaches beyond the file")
+        at += number_at(self._data, at, "<I")
+        count = number_at(self._data, at, "<I")
+        check_count(self._data, at + 4, count, item_bytes)
         return range(at + 4, at + 4 + count * item_bytes, item_bytes)

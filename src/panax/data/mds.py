@@ -16,7 +16,6 @@ import gzip
 import hashlib
 import io
 import itertools
-import struct
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +29,7 @@ from panax.core.validated import Validated
 from panax.stores import is_remote
 
 from ..system import json_reader
+from ..system.binary_reader import BinaryReader, check_count, number_at
 from .bounds import MAX_RECORD_BYTES, check_positive, too_large
 from .corpus import BadRecord, Document
 from .fields import Fields, missing_field, not_installed
@@ -186,14 +186,14 @@ class Shard(NamedTuple):
                 continue
             try:
                 yield self._decode(memoryview(data)[begin:end], wanted)
-            except (ValueError, TypeError, OverflowError, struct.error, IndexError, KeyError) as error:
+            except (ValueError, TypeError, OverflowError, IndexError, KeyError) as error:
                 yield f"a value can't be decoded ({error}); expected what its column's encoding says"
 
     def _decode(self, sample: memoryview, wanted: list[str]) -> dict[str, Any]:
         sizes, at = {}, 0
         for column, (_, size) in self.columns.items():
             if size is None:
-                (size,) = struct.unpack_from("<I", sample, at)
+                size = number_at(sample, at, "<I")
                 at += 4
             sizes[column] = size
         if at + sum(sizes.values()) != len(sample):
@@ -257,6 +257,7 @@ def _array(data: bytes, dtype: str = "", shape: str = "") -> np.ndarray:
         sizes = [int(size) for size in shape.split(",")]
     else:
         dimensions, width = data[at] >> 2, np.dtype(_WIDTHS[data[at] & 3])
+        check_count(data, at + 1, dimensions, width.itemsize)
         sizes = np.frombuffer(data, width, dimensions, at + 1).tolist()
         at += 1 + dimensions * width.itemsize
     return np.frombuffer(data, kind, offset=at).reshape(sizes)
@@ -341,12 +342,7 @@ def _snappy_size(data: bytes) -> int:
     Raises:
         ValueError: It does not say.
     """
-    size = 0
-    for place, byte in enumerate(data[:5]):
-        size |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            return size
-    raise ValueError("it does not begin with a size, as snappy's data does")
+    return BinaryReader(data).varint()
 
 
 def _inflate(file: gzip.GzipFile | bz2.BZ2File, num_bytes: int, name: str) -> bytes:

@@ -20,7 +20,6 @@ Source: the format that Megatron-Core's `IndexedDataset` writes.
 import contextlib
 import dataclasses
 import hashlib
-import struct
 import weakref
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +31,7 @@ import xxhash
 from panax.core.errors import DataError, RecipeError
 from panax.stores import is_remote
 
+from ..system.binary_reader import BinaryReader
 from .cache import cached
 from .checksums import SEEN
 from .files import DataFile, cache_marks, find_files, fingerprint, unreadable
@@ -41,7 +41,7 @@ from .tokens import FORMAT_VERSION, TokenStore, open_tokens
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _OLD_MAGIC = b"TNTIDX"
-_HEADER = struct.Struct("<9sQBQQ")
+_HEADER_BYTES = 34
 _DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _BLOCK_TOKENS = 2**22
 
@@ -159,17 +159,18 @@ def read_index(path: Path, name: str) -> Index:
         raise unreadable(name, error) from error
     if not len(data):
         raise DataError(f"{name} can't be read: it is empty; write it again")
-    head = data[: _HEADER.size].tobytes()
+    head = data[:_HEADER_BYTES].tobytes()
     if head.startswith(_OLD_MAGIC):
         raise DataError(f"{name} is an index of the older kind (TNTIDX); convert it with Megatron's own tools")
-    if len(head) < _HEADER.size or not head.startswith(_MAGIC):
+    if len(head) < _HEADER_BYTES or not head.startswith(_MAGIC):
         raise DataError(f"{name} is no index of Megatron; expected it to begin with {_MAGIC!r}")
-    _, version, code, num_sequences, num_indices = _HEADER.unpack(head)
+    reader = BinaryReader(head, len(_MAGIC))
+    version, code, num_sequences, num_indices = (reader.number(kind) for kind in ("<Q", "<B", "<Q", "<Q"))
     if version != 1:
         raise DataError(f"{name} has version {version}; expected 1: write it with a Megatron that writes that")
     if code not in _DTYPES:
         raise DataError(f"{name} has the dtype code {code}; expected one of integers, {sorted(_DTYPES)}")
-    expected = _HEADER.size + num_sequences * (4 + 8) + num_indices * 8
+    expected = _HEADER_BYTES + num_sequences * (4 + 8) + num_indices * 8
     if len(data) == expected + num_sequences and num_sequences:
         raise DataError(f"{name} is multi-modal: it gives each sequence a mode; expected text alone")
     if len(data) != expected:
@@ -178,7 +179,7 @@ def read_index(path: Path, name: str) -> Index:
             "indices: it is damaged or cut short"
         )
     dtype = np.dtype(_DTYPES[code])
-    pieces = np.split(data[_HEADER.size :], np.cumsum([num_sequences * 4, num_sequences * 8]))
+    pieces = np.split(data[_HEADER_BYTES:], np.cumsum([num_sequences * 4, num_sequences * 8]))
     lengths, pointers, indices = (
         np.frombuffer(piece, kind) for piece, kind in zip(pieces, ("<i4", "<i8", "<i8"), strict=True)
     )

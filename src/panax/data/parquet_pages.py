@@ -6,13 +6,13 @@ A page of a dictionary, or of strings that share their beginnings, can stand for
 Source: parquet-format (parquet.thrift: PageHeader) and Thrift's compact protocol.
 """
 
-import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from panax.core.errors import DataError
 
+from ..system.binary_reader import BinaryError, BinaryReader, CutShort, check_count, number_at
 from .bounds import too_large
 
 PAGES_PER_RECORD = 4
@@ -59,11 +59,11 @@ def read_footer(path: Path, name: str) -> list[list[_Chunk]]:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - 8))
-            length = int.from_bytes(file.read(4), "little")
+            length = number_at(file.read(4), 0, "<I")
             file.seek(max(0, size - 8 - length))
-            fields, _ = _struct(file.read(min(length, size)), 0, 0)
+            fields = _struct(BinaryReader(file.read(min(length, size))), 0)
         return [[_chunk(column[3]) for column in group[1]] for group in fields.get(4, [])]
-    except (IndexError, ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError) as error:
         raise DataError(f"{name} can't be read: its footer is damaged ({error!r}); get the file again") from None
 
 
@@ -130,14 +130,15 @@ def _page(file: Any, at: int, where: str) -> tuple[_Page, int]:
         try:
             file.seek(at)
             data = file.read(length)
-            fields, header_bytes = _struct(data, 0, 0)
+            reader = BinaryReader(data)
+            fields = _struct(reader, 0)
             kind, num_bytes, stored_bytes = fields[1], fields[2], fields[3]
             if not (num_bytes >= 0 and stored_bytes >= 0):
                 raise ValueError(f"sizes of {num_bytes} and {stored_bytes} bytes")
             inside = fields.get({_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}.get(kind, 0), {})
             encoding = inside.get(4 if kind == _DATA_V2 else 2, 0)
-            return _Page(kind, inside.get(1, 0), num_bytes, encoding), header_bytes + stored_bytes
-        except IndexError:
+            return _Page(kind, inside.get(1, 0), num_bytes, encoding), reader.at + stored_bytes
+        except CutShort:
             if len(data) < length or length == _HEADER_BYTES[-1]:
                 break
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
@@ -151,81 +152,50 @@ def _damaged(where: str, at: int, error: object) -> DataError:
     )
 
 
-def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """The fields of a struct, by number, and where it ends."""
+def _struct(reader: BinaryReader, depth: int) -> dict[int, Any]:
+    """The fields of a struct, by number."""
     _check_depth(depth)
     fields: dict[int, Any] = {}
     number = 0
-    while (head := data[at]) != 0:
-        at += 1
-        if head >> 4:
-            number += head >> 4
-        else:
-            number, at = _integer(data, at)
-        fields[number], at = _value(data, at, head & 15, depth)
-    return fields, at + 1
+    while head := reader.byte():
+        number = number + (head >> 4) if head >> 4 else reader.zigzag()
+        fields[number] = _value(reader, head & 15, depth)
+    return fields
 
 
-def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
+def _value(reader: BinaryReader, kind: int, depth: int) -> Any:
     match kind:
         case 1 | 2:
-            return kind == 1, at
+            return kind == 1
         case 3:
-            return data[at], at + 1
+            return reader.byte()
         case 4 | 5 | 6:
-            return _integer(data, at)
+            return reader.zigzag()
         case 7:
-            return None, at + 8
+            return reader.take(8)
         case 8:
-            size, at = _varint(data, at)
-            if at + size > len(data):
-                raise IndexError(at + size)
-            return data[at : at + size], at + size
+            return reader.take(reader.varint())
         case 9 | 10:
-            return _list(data, at, depth + 1)
+            return _list(reader, depth + 1)
         case 12:
-            return _struct(data, at, depth + 1)
+            return _struct(reader, depth + 1)
     # Parquet has no maps.
-    raise ValueError(f"a field of kind {kind}")
+    raise BinaryError(f"a field of kind {kind}")
 
 
-def _list(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
+def _list(reader: BinaryReader, depth: int) -> list[Any]:
     _check_depth(depth)
-    kind, count = data[at] & 15, data[at] >> 4
-    at += 1
+    head = reader.byte()
+    kind, count = head & 15, head >> 4
     if count == 15:
-        count, at = _varint(data, at)
-    # What is announced is compared with what is there before it is read: a double takes eight bytes, all else one or more.
-    needed = count * (8 if kind == 7 else 1)
-    if needed > _HEADER_BYTES[-1] and needed > len(data) - at:
-        raise ValueError(f"a list of {count:,} values in {len(data) - at:,} bytes")
-    if needed > len(data) - at:
-        raise IndexError(at + needed)
-    found = []
-    for _ in range(count):
-        value, at = (data[at] == 1, at + 1) if kind in (1, 2) else _value(data, at, kind, depth + 1)
-        found.append(value)
-    return found, at
+        count = reader.varint()
+    if count > _HEADER_BYTES[-1] and count > len(reader.data) - reader.at:
+        raise BinaryError(f"a list of {count:,} values in {len(reader.data) - reader.at:,} bytes")
+    # A double takes eight bytes, all else one or more.
+    check_count(reader.data, reader.at, count, 8 if kind == 7 else 1)
+    return [reader.byte() == 1 if kind in (1, 2) else _value(reader, kind, depth + 1) for _ in range(count)]
 
 
 def _check_depth(depth: int) -> None:
     if depth > _MOST_DEPTH:
-        raise ValueError(f"more than {_MOST_DEPTH} structs and lists in each other")
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    found = 0
-    for shift in itertools.count(0, 7):
-        if shift > 63:
-            raise ValueError("a number of more than 64 bits")
-        byte = data[at]
-        at += 1
-        found |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return found, at
-    raise AssertionError("unreachable")
-
-
-def _integer(data: bytes, at: int) -> tuple[int, int]:
-    found, at = _varint(data, at)
-    return (found >> 1) ^ -(found & 1), at
+        raise BinaryError(f"more than {_MOST_DEPTH} structs and lists in each other")

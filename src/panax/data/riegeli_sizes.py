@@ -7,13 +7,13 @@ Source: Riegeli/records file format.
 """
 
 import os
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from panax.core.errors import DataError
 
+from ..system.binary_reader import number_at
 from .bounds import too_large
 from .files import unreadable
 
@@ -22,7 +22,7 @@ CHUNKS_PER_RECORD = 4
 
 _BLOCK, _BLOCK_HEADER = 2**16, 24
 _SIGNATURE = ord("s")
-_CHUNK = struct.Struct("<QQQQQ")
+_CHUNK_HEADER = 40
 
 
 def records_at_once(path: Path, name: str, most: int, wanted: int) -> int:
@@ -51,15 +51,15 @@ def _chunks(file: Any, end: int) -> Iterator[tuple[int, int]]:
     """Where each chunk begins, and its size when decoded."""
     at = 0
     while at < end:
-        header = _read(file, at, _CHUNK.size)
-        if len(header) < _CHUNK.size:
+        header = _read(file, at, _CHUNK_HEADER)
+        if len(header) < _CHUNK_HEADER:
             return  # cut short, which the library says
-        _, size, _, kind, decoded = _CHUNK.unpack(header)
+        size, kind, decoded = (number_at(header, place, "<Q") for place in (8, 24, 32))
         if at == 0 and (kind, size) != (_SIGNATURE, 0):
             return  # another format, which the library says
         num_records = kind >> 8
         yield at, decoded
-        after = _advanced(at, _CHUNK.size + size)
+        after = _advanced(at, _CHUNK_HEADER + size)
         # Each record has a place of its own in the file.
         after = max(after, at + num_records)
         # No chunk begins in a block's header, nor right behind it.

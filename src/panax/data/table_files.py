@@ -3,8 +3,7 @@
 import contextlib
 import csv
 import io
-import struct
-import tokenize
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,9 +21,13 @@ from .corpus import BadRecord
 from .fields import not_installed
 from .files import unreadable
 from .magic import format_of
+from .npy_header import read_npy_header
 
 _ROWS_AT_ONCE = 4096
 _BLOCK_BYTES = 2**24
+
+_READ_KINDS = "biufSU"
+"""Truths, numbers and texts, as NumPy calls them: dates, complex numbers and records are no values of a table."""
 
 
 class Block(NamedTuple):
@@ -196,18 +199,14 @@ def _numpy_blocks(path: Path, name: str, columns: list[str], most: int) -> Itera
         raise
     except (
         ValueError,
-        TypeError,
         KeyError,
         IndexError,
-        AttributeError,
         OverflowError,
         NotImplementedError,
         RuntimeError,
-        SyntaxError,
-        tokenize.TokenError,
         MemoryError,
+        EOFError,
         zipfile.BadZipFile,
-        struct.error,
         zlib.error,
     ) as error:
         raise DataError(
@@ -223,14 +222,9 @@ def _opened_array(
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"column {column!r} is compressed with method {entry.compress_type}")
     file = opened.enter_context(archive.open(entry))
-    version = np.lib.format.read_magic(file)
-    if version != (1, 0):  # headers of later versions may be of any size
-        raise ValueError(f"column {column!r} is of version {version} of the format; plain arrays are of (1, 0)")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    if any(length < 0 for length in shape):
-        raise ValueError(f"column {column!r} has a length of {min(shape)}")
-    if dtype.hasobject:
-        raise ValueError(f"column {column!r} holds objects, which are pickled and never loaded")
+    shape, _, dtype, _ = read_npy_header(file, f"column {column!r}")
+    if dtype.kind not in _READ_KINDS:
+        raise ValueError(f"column {column!r} holds {dtype}; expected numbers or texts")
     return file, shape, dtype
 
 
@@ -239,6 +233,11 @@ def _some(file: Any, dtype: np.dtype, rows: int) -> list[Any]:
     data = file.read(rows * dtype.itemsize)
     if len(data) != rows * dtype.itemsize:
         raise ValueError(f"an array ends {rows * dtype.itemsize - len(data)} bytes before its end")
+    if dtype.kind == "U" and dtype.itemsize:
+        # Python makes strings of any codes, and breaks when they are read.
+        codes = np.frombuffer(data, np.dtype("u4").newbyteorder(dtype.byteorder))
+        if len(codes) and codes.max() > sys.maxunicode:
+            raise ValueError(f"a text holds the code {codes.max():#x}, which is no character")
     return np.ndarray(rows, dtype, data).tolist()
 
 

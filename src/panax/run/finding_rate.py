@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import DataError, RecipeError
+from ..core.finite import least
 from ..core.validated import Validated
 from ..job.join import only_alone
 from ..optim import OwnSchedule, Schedule
@@ -200,7 +201,7 @@ def has_diverged(losses: Sequence[float], smoothing: float) -> bool:
     # A loss that is not finite is in all means after it: no comparison would find anything.
     if not math.isfinite(smoothed[-1]):
         return True
-    fell = first - min(loss for loss in smoothed if math.isfinite(loss)) > FALLEN * abs(first)
+    fell = first - least(smoothed) > FALLEN * abs(first)
     return (fell and smoothed[-1] > first) or smoothed[-1] > first + abs(first) / 2
 
 
@@ -219,7 +220,7 @@ def judged(losses: Sequence[float], tried: RateRange, per_peak: float = 1.0) -> 
     why = _why_none(losses, smoothed, finite, diverged)
     recommended = steepest = None
     if not why:
-        lowest = min(finite, key=lambda n: smoothed[n])
+        lowest = least(finite, key=lambda n: smoothed[n])
         slopes = np.gradient([smoothed[n] for n in finite[: lowest + 1]])
         steepest = rates[int(np.argmin(slopes))]
         recommended = rates[lowest] / MARGIN
@@ -233,7 +234,7 @@ def _why_none(losses: Sequence[float], smoothed: Sequence[float], finite: Sequen
     """Why a curve does not allow a recommendation; empty where it does."""
     if len(finite) < 3:
         return "the loss was not finite almost from the beginning: give a lower --lowest, or look for the cause with --debug"
-    lowest = min(finite, key=lambda n: smoothed[n])
+    lowest = least(finite, key=lambda n: smoothed[n])
     first = _first([losses[n] for n in finite])
     fall = first - smoothed[lowest]
     moves = np.diff([losses[n] for n in finite[: lowest + 1]])

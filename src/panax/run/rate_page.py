@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..core.errors import DataError
+from ..core.finite import greatest, least
 from ..metrics.page.blocks import Paragraph, Picture, Section, Tile, Tiles
 from ..metrics.page.html import page
 from ..metrics.page.lines import Line, line_chart
@@ -40,14 +41,14 @@ def plotted(rates: Sequence[float], losses: Sequence[float]) -> list[str]:
         return []
     first, last = points[0][0], points[-1][0]
     # A loss that has run away would leave no room for the rest.
-    highest = min(max(loss for _, loss in points), points[0][1] + abs(points[0][1]) / 4)
-    least = min(loss for _, loss in points)
-    high = max(highest, least + 1e-9)
+    highest = min(greatest(loss for _, loss in points), points[0][1] + abs(points[0][1]) / 4)
+    lowest = least(loss for _, loss in points)
+    high = max(highest, lowest + 1e-9)
     cells = [[" "] * COLUMNS for _ in range(ROWS)]
     for x, loss in points:
-        row = round((high - min(loss, high)) / (high - least) * (ROWS - 1))
+        row = round((high - min(loss, high)) / (high - lowest) * (ROWS - 1))
         cells[row][round((x - first) / (last - first) * (COLUMNS - 1))] = "*"
-    labels = {0: f"{high:.3g}", ROWS - 1: f"{least:.3g}"}
+    labels = {0: f"{high:.3g}", ROWS - 1: f"{lowest:.3g}"}
     drawn = [f"{labels.get(n, ''):>8} |{''.join(row).rstrip()}" for n, row in enumerate(cells)]
     left, right = f"{rates[0]:.1e}", f"{rates[len(points) - 1]:.1e}"
     return [*drawn, f"{'':>8} +{'-' * COLUMNS}", f"{'':>10}{left}{'rate':^{COLUMNS - len(left) - len(right)}}{right}"]

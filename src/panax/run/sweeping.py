@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import PanaxError, RecipeError, nearest
+from ..core.finite import ascending, least
 from ..metrics.console import shown
 from ..metrics.page.lines import Chart, Line, line_chart
 from ..stores import join
@@ -85,16 +86,15 @@ class Sweep:
             raise RecipeError(f"no trial of the sweep in {self.folder} ended well; its table says why")
         # A training loss is not compared with held-out ones; a trial without a held-out figure was not judged.
         judged = [trial for trial in whole if "loss" in trial.evaluation]
-        losses = [(trial.loss, number) for number, trial in enumerate(judged or whole)]
-        finite = [(loss, number) for loss, number in losses if math.isfinite(loss)]
-        if not finite:
+        best = least(judged or whole, key=lambda trial: trial.loss)
+        if not math.isfinite(best.loss):
             raise RecipeError(f"no trial of the sweep in {self.folder} has a finite loss; its table shows them")
-        return (judged or whole)[min(finite)[1]]
+        return best
 
     @property
     def ranked(self) -> list[Trial]:
         """The trials from the lowest loss on; those without a finite one are last, in their order."""
-        return sorted(self.trials, key=lambda trial: trial.loss if math.isfinite(trial.loss) else math.inf)
+        return ascending(self.trials, key=lambda trial: trial.loss)
 
     @property
     def rows(self) -> list[dict[str, Any]]:

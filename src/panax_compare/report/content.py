@@ -2,6 +2,7 @@
 
 import json
 
+from panax.core.finite import least
 from panax.metrics.page.blocks import Block, Code, Paragraph, Picture, Points, Section, Table
 
 from ..columns import EVERY
@@ -97,7 +98,7 @@ def _table(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
         )
     remarks = [f"{row.title}: {row.remark}." for row in rows if row.remark]
     return (
-        Table(tuple(cells), marked=min(timed)[1] if timed else None, faint=tuple(faint)),
+        Table(tuple(cells), marked=least(timed)[1] if timed else None, faint=tuple(faint)),
         *([Points(tuple(remarks))] if remarks else []),
         Points(tuple(notes)),
     )

@@ -117,7 +117,7 @@ def npz_of(path: Path, header: bytes, data: bytes = b"", method: int = zipfile.Z
     ("header", "method", "says"),
     [
         (b"{'descr': '<f4', 'fortran_order': False, 'shape': (2305843009213693951,)}", 8, "an array ends"),
-        (b"{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}", 8, "a length of -1"),
+        (b"{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}", 8, "none below 0"),
         (b"{'descr': '<U500000000', 'fortran_order': False, 'shape': (1,)}", 8, "at most max_record_bytes=67108864"),
         (b"{'descr': '|O', 'fortran_order': False, 'shape': (1,)}", 8, "holds objects, which are pickled"),
         (b"{'descr': '<f4', 'fortran_order': False, 'shape': (1,)}", 12, "is compressed with method 12"),

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from panax.core.finite import greatest
+
 from ..page.blocks import Block, Choice, Fold, Grid, Paragraph, Section, Strip, Strips, Table
 from ..page.svg import number as short
 from .costs import Rate
@@ -65,7 +67,7 @@ def _best(values: Sequence[float | int | None]) -> list[str]:
 
 def _bars(found: Sequence[RunFigures]) -> tuple[Block, ...]:
     totals = [_without_idle(each) for each in found]
-    longest = max(totals, default=0.0)
+    longest = greatest(totals, default=0.0)
     strips = [goodput_strip(each, each.run.name, longest) for each in found]
     drawn: list[Strip] = [strip for strip in strips if strip is not None]
     lives = [timeline(each, each.run.name, row) for row, each in enumerate(found)]

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from panax.core.finite import greatest
+
 from ..page.blocks import Mark, Part, Picture, Strip
 from ..page.lines import Line, line_chart
 from .figures import HELD_OUT, LOSS, MEMORY, MFU, RunFigures, speed_curves
@@ -87,7 +89,7 @@ def curve_picture(
     several = len(found) > 1
     unit, divisor = "step", 1.0
     if by_time:
-        longest = max((_seconds(run) for run in found), default=0.0)
+        longest = greatest((_seconds(run) for run in found), default=0.0)
         divisor, unit = next((size, name) for least, size, name in UNITS if longest >= least)
         unit = f"{unit} since the run began"
     for row, figures in enumerate(found):
@@ -195,7 +197,7 @@ def timeline(figures: RunFigures, title: str, row: int = 0) -> Strip | None:
     life = figures.run.life
     if life is None or not life.spans:
         return None
-    first, last = life.spans[0][1], max(until for _, _, until in life.spans)
+    first, last = life.spans[0][1], greatest(until for _, _, until in life.spans)
     whole = last - first
     if whole <= 0:
         return None
@@ -234,7 +236,7 @@ def _merged(
             filled[n][kind] = filled[n].get(kind, 0.0) + max(min(until, end) - max(since, begin), 0.0)
             n += 1
     sliced = [
-        (max(kinds, key=lambda kind: kinds[kind]), first + n * slice_seconds, first + (n + 1) * slice_seconds)
+        (greatest(kinds, key=lambda kind: kinds[kind]), first + n * slice_seconds, first + (n + 1) * slice_seconds)
         for n, kinds in enumerate(filled)
         if kinds
     ]

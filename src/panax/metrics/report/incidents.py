@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from panax.core.finite import ascending, least
+
 from ..goodput import Session
 from .reading import Facts, RunFiles, number, text
 
@@ -54,7 +56,7 @@ def mishaps_of(run: RunFiles) -> list[Mishap]:
         at = number(one, "at") or 0.0
         before = [session for session in left.values() if session.began <= at]
         # The next session may count from the very moment of the failure: the one that ended nearest to it is meant.
-        session = min(before, key=lambda session: abs(session.ended - at), default=None)
+        session = least(before, key=lambda session: abs(session.ended - at), default=None)
         if session is not None:
             del left[session.number]
         started = session is not None or run.life is None
@@ -70,12 +72,12 @@ def mishaps_of(run: RunFiles) -> list[Mishap]:
     rewound = [session for session in sessions if session.rewound]
     for one in run.rewinds:
         at = number(one, "at") or 0.0
-        session = min(rewound, key=lambda session: abs(session.ended - at), default=None)
+        session = least(rewound, key=lambda session: abs(session.ended - at), default=None)
         if session is not None:
             rewound.remove(session)
         found.append(_rewound(run, one, at, session))
     found += map(_found_slow, run.findings)
-    return sorted(found, key=lambda mishap: mishap.at)
+    return ascending(found, key=lambda mishap: mishap.at)
 
 
 def _found_slow(one: Facts) -> Mishap:

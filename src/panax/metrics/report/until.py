@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...core.errors import RecipeError
+from ...core.finite import least
 from .costs import device_hours_of
 from .figures import HELD_OUT, speed_curves
 from .reading import RunFiles
@@ -72,12 +73,12 @@ def until_loss(
 
 def _reached(run: RunFiles, loss: float | int, price: float | int | None, interpolate: bool) -> Reached:
     evaluated = [(step, value) for step, value in _curve(run, HELD_OUT) if math.isfinite(value)]
-    found = Reached(run.name, str(run.folder), None, min((value for _, value in evaluated), default=None))
+    found = Reached(run.name, str(run.folder), None, least((value for _, value in evaluated), default=None))
     if not evaluated:
         return dataclasses.replace(found, note="never evaluated: set evaluate.every, and give held-out data")
     at = next((n for n, (_, value) in enumerate(evaluated) if value <= loss), None)
     if at is None:
-        lowest, where = min((value, step) for step, value in evaluated)
+        lowest, where = least((value, step) for step, value in evaluated)
         ends = ", and it goes on" if run.alive else ""
         return dataclasses.replace(found, note=f"not reached: {lowest:.4f} at best, at step {where:,.0f}{ends}")
     step, value = evaluated[at]

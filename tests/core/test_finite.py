@@ -1,0 +1,36 @@
+"""A figure that is not finite never wins and stands last, wherever it comes in the order."""
+
+import itertools
+import math
+
+import pytest
+
+from panax.core.finite import ascending, greatest, least
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([math.nan, 2.0, math.inf, 1.0, -math.inf])))
+def test_in_every_order(order):
+    assert least(order) == 1.0
+    assert greatest(order) == 2.0
+    assert ascending(order)[:2] == [1.0, 2.0]
+    rest = [value for value in order if not math.isfinite(value)]
+    assert list(map(str, ascending(order)[2:])) == list(map(str, rest))
+
+
+def test_a_key_of_several_figures():
+    rows = [("a", math.nan, 1), ("b", 2.0, 7), ("c", 2.0, 3)]
+    assert least(rows, key=lambda row: row[1:])[0] == "c"
+    assert greatest(rows, key=lambda row: row[1:])[0] == "b"
+    assert [row[0] for row in ascending(rows, key=lambda row: row[1])] == ["b", "c", "a"]
+
+
+def test_nothing_and_nothing_finite():
+    assert least([], default=None) is None and greatest([], default=3) == 3
+    assert math.isnan(least([math.nan, math.inf])) and greatest([-math.inf, math.nan]) == -math.inf
+    for pick in (least, greatest):
+        with pytest.raises(ValueError, match="no values to compare"):
+            pick([])
+
+
+def test_whole_numbers_beyond_floats_are_figures():
+    assert greatest([10**400, 5]) == 10**400
