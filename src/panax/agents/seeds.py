@@ -31,7 +31,7 @@ from ..core.validated import Validated
 from ..spmd import gradients_of
 from .agent import Agent
 
-FOLLOWS = ("loss_weights", "goes_on", "stops_early", "updates_per_step")
+FOLLOWS = ("hint_for", "loss_weights", "goes_on", "stops_early", "updates_per_step")
 """What is not passed on since it is asked of the agent itself (`gradients`), is refused, or follows from the rest."""
 
 NOT_PASSED_ON = (
