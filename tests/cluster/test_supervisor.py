@@ -334,6 +334,16 @@ def test_a_second_ctrl_c_ends_at_once(launched):
     assert gone(launched.pids())
 
 
+def test_processes_that_compile_are_ended_soon_since_nothing_is_new(launched):
+    supervisor = started(launched, "compiles", "compile")
+    began = time.monotonic()
+    supervisor.terminate()
+    assert supervisor.wait(20) == 143
+    assert time.monotonic() - began < 13  # eight seconds, and what the ending takes
+    assert "stopped by SIGTERM before a first step" in launched.status["end"]["message"]
+    assert gone(launched.pids())
+
+
 def test_under_nohup_a_closed_terminal_changes_nothing(launched):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 from pathlib import Path
 
 import jax
@@ -284,6 +286,20 @@ def test_samples_and_histograms_reach_the_trackers(short):
         assert np.abs(counts - found.counts).sum() <= max(2, values.size // 50)
     assert all("seconds/hooks" in values for _, values in kept.records if "seconds/step" in values)
     assert any(found.squares > 0 for (_, name), found in kept.histograms.items() if name.startswith("gradients/"))
+
+
+def test_a_signal_while_samples_are_drawn_leaves_the_others_and_saves(short, monkeypatch):
+    def drawn(*arguments, **settings):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return "x"
+
+    monkeypatch.setattr("panax.run.loop.continue_text", drawn)
+    kept, lines = Kept(), []
+    samples = Samples(every=4, prompts=("a", "b", "c"), tokens=5)
+    result = fit(dataclasses.replace(short, hooks=(samples,), trackers=(kept,)), say=lines.append)
+    assert result.interrupted_by == "SIGTERM" and result.step == 4 and checkpoints(short) == ["step_00000004"]
+    assert [name for _, name in kept.texts] == ["samples/0 a"]
+    assert "samples of step 4: 1 of 3 were drawn when the run was ended" in lines
 
 
 @pytest.mark.slow

@@ -146,6 +146,11 @@ class Attempt:
         return min(worker.saved for worker in self.workers)
 
     @property
+    def has_nothing_new(self) -> bool:
+        """Whether every process has told what it does, and none a step: nothing is there that no checkpoint has."""
+        return all(worker.entered and worker.step < 0 for worker in self.workers)
+
+    @property
     def ends(self) -> list[Ended]:
         return [worker.ended for worker in self.workers if worker.ended is not None]
 

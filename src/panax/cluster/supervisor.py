@@ -33,6 +33,10 @@ LOOK_SECONDS = 1.0
 """Between two looks at whether the job should run on other nodes."""
 
 STACKS_SECONDS = 4.0
+
+ANSWER_SECONDS = 8.0
+"""For processes that have not taken a step to end by themselves; a compiler answers no signal."""
+
 LONGEST_BACKOFF_SECONDS = 60.0
 
 
@@ -170,7 +174,7 @@ class Supervisor:
 
     def _follow(self, attempt: Attempt) -> Diagnosis | None:
         """Until all processes have ended well (None), or something is wrong."""
-        saved_by = float("inf")
+        saved_by, stopped_at = float("inf"), None
         told, turned = False, time.monotonic()
         while attempt.running:
             self._pump(TICK_SECONDS)
@@ -202,11 +206,14 @@ class Supervisor:
                 self._view.say("asked to stop by `panax stop`")
             if self._asks.signal is not None and not self._stop_told:
                 self._view.say(f"stopping by {self._asks.signal.name}: all processes save at the same step, then end")
-                saved_by = self._stop("stopping")
+                saved_by, stopped_at = self._stop("stopping"), now
             if not self._stop_told and (why := self._due_change(attempt, now)):
                 # A save is on its way: what is told now ends the processes soon after it.
                 self._changing = why
                 saved_by = self._stop("changing")
+            if stopped_at is not None and now - stopped_at > ANSWER_SECONDS and attempt.has_nothing_new:
+                # Nothing is there that a checkpoint would add.
+                return Diagnosis(Cause.KILLED, "no process had taken a step", 0, 128 + signal.SIGTERM)
             if self._asks.at_once or (now > saved_by and not attempt.saves(now, self._job.policy)):
                 why = (
                     "by a second signal"

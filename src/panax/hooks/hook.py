@@ -86,6 +86,11 @@ class Running(Protocol):
         """Whether the run evaluates on held-out data between its steps."""
         ...
 
+    @property
+    def stopping(self) -> bool:
+        """Whether a signal asks the run to save and end, in all processes alike: a hook that takes long leaves what it does."""
+        ...
+
 
 class Hook:
     """Called by a run between its steps, in the run's own thread. Override what you need; each method does nothing here.

@@ -47,6 +47,11 @@ class Samples(Hook, Validated):
     def after_step(self, run: Running) -> None:
         if run.step % self.every == 0 or run.step == run.experiment.num_steps:
             for number, prompt in enumerate(self.prompts):
+                if run.stopping:
+                    run.say(
+                        f"samples of step {run.step}: {number} of {len(self.prompts)} were drawn when the run was ended"
+                    )
+                    return
                 written = prompt + run.generate(
                     prompt, tokens=self.tokens, temperature=self.temperature, top_k=self.top_k, seed=self.seed + number
                 )

@@ -60,7 +60,8 @@ class Interrupt:
                 self._before[number] = signal.signal(number, self._handle)
             # A session that somebody types into is not ended.
             typed = hasattr(sys, "ps1") or "ipykernel" in sys.modules
-            if jax.process_count() == 1 and not typed:
+            # Of many processes, the supervisor ends those that it has started.
+            if not typed and (jax.process_count() == 1 or not heartbeat().supervised):
                 self._watch()
         return self
 
@@ -86,6 +87,7 @@ class Interrupt:
             self._asked += 1
             if multihost_utils.reached_preemption_sync_point(self._asked):
                 self.signal = self._came or signal.SIGTERM
+                self._answered.set()
                 return True
             return False
         if self.signal is not None:

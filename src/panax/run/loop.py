@@ -306,6 +306,11 @@ class Run:
     def evaluates(self) -> bool:
         return self.prepared.data.held_out is not None and self.experiment.evaluate.every > 0
 
+    @property
+    def stopping(self) -> bool:
+        # Of many processes it is set where they have agreed on a step.
+        return self._interrupt.signal is not None
+
     def read(self) -> Mapping[str, float]:
         self._report.flush()
         return self._report.values
