@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,7 @@ from panax.mesh import MESH_AXES
 from panax.models import PRESETS, PUBLISHED_PARAMETERS, DecoderConfig
 from panax.parallel.schedules import schedule_table
 from panax.run import EvaluateConfig, Experiment
+from panax.run.interrupt import TAKEN
 from panax.train import StepConfig
 from panax_compare.command import settings_of as comparison_settings
 
@@ -192,7 +194,7 @@ def test_exit_codes_are_those_of_the_errors(page):
     heading = "exit code" if page.name == "README.md" else "code"
     listed = {int(code) for cells in table_rows(page, heading) for code in cells[0].split(", ")}
     errors = [error for error in vars(panax.core.errors).values() if hasattr(error, "exit_code")]
-    assert listed - {0} == {error.exit_code for error in errors} | {129, 130, 143}
+    assert listed - {0} == {error.exit_code for error in errors} | {128 + number for number in (*TAKEN, signal.SIGTERM)}
 
 
 def test_every_setting_of_a_run_is_described():
