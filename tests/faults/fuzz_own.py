@@ -57,7 +57,9 @@ def change_checkpoint(folder: Path, rng: random.Random, inner: bool) -> None:
     if not inner:
         return any_file(folder, rng, inner)
     if rng.random() < 0.3:
-        any_file(folder / "data", rng, inner)
+        # A save's files stand in a folder of its own name, which differs from save to save.
+        (saved,) = (path for path in folder.iterdir() if path.is_dir())
+        any_file(saved, rng, inner)
         reseal(folder / FILE, lambda body: measured(body, folder))
     else:
         reseal(folder / FILE, lambda body: json.loads(mutate_json(json.dumps(body).encode(), rng)))
