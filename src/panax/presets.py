@@ -18,6 +18,7 @@ from .run.on_data import on_data
 from .run.start import TOKENIZER
 from .run.trained import find_checkpoints
 from .stores import is_remote, shown_address
+from .system.files import expanded
 
 PARAMETERS = PUBLISHED_PARAMETERS | VIT_PUBLISHED_PARAMETERS
 """Every preset's name, and its number of parameters."""
@@ -109,7 +110,7 @@ def _tokenizer_of(init: str) -> PretrainedTokenizer | None:
     if not where:
         return None
     if kind == "hf":
-        file = Path(where).expanduser() / TOKENIZER
+        file = expanded(where) / TOKENIZER
         # A folder that is missing is another error, which is said where its weights are read.
         there = file.is_file() or not file.parent.is_dir()
     else:

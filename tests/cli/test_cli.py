@@ -68,6 +68,7 @@ def test_trains_and_ends_with_all_that_is_promised(here, capsys):
 
     code, out, _ = panax(capsys, "generate", "runs/tiny", "--prompt", "def ", "--tokens", "8", "--seed", "1")
     assert code == 0 and out.startswith("def ")
+    assert all(each.isprintable() or each in "\t\n" for each in out)
     again = panax(
         capsys, "generate", "runs/tiny/checkpoints/step_00000010", "--prompt", "def ", "--tokens", "8", "--seed", "1"
     )

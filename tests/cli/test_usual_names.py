@@ -80,6 +80,35 @@ def test_what_plugins_say_of_absent_devices_is_left_out_and_all_else_is_said():
     assert done.stderr == "a true warning\nand one of Python\nafter\nsaid before an error\n"
 
 
+def test_what_a_library_says_before_it_aborts_is_not_lost():
+    code = (
+        "import os\n"
+        "from panax.cli.plugins import unsaid\n"
+        "with unsaid(if_failed=IF_FAILED):\n"
+        "    os.write(2, b'F0000 driver: GPU 3 has fallen off the bus\\n')\n"
+        "    os.abort()\n"
+    )
+    for if_failed in (True, False):
+        command = [sys.executable, "-c", code.replace("IF_FAILED", str(if_failed))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == -6 and done.stderr == "F0000 driver: GPU 3 has fallen off the bus\n"
+
+
+def test_what_is_said_before_an_error_that_says_enough_is_left_out():
+    code = (
+        "import os\n"
+        "from panax.cli.plugins import unsaid\n"
+        "for failing in (True, False):\n"
+        "    try:\n"
+        "        with unsaid(if_failed=False):\n"
+        "            os.write(2, f'failing {failing}\\n'.encode())\n"
+        "            if failing: raise KeyError('x')\n"
+        "    except KeyError: pass\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "failing False\n"
+
+
 @pytest.mark.parametrize(
     ("installed", "present", "chosen", "expected"),
     [

@@ -3,12 +3,13 @@
 import dataclasses
 import importlib
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
-from panax.core import CheckpointError, Task, register_readable
+from panax.core import CheckpointError, RecipeError, Task, register_readable
 from panax.core.readable import readable, readable_in, readable_names
 from panax.run.description import describe, read_task
 
@@ -39,6 +40,12 @@ class Unregistered(Fitted):
 def test_a_task_that_registers_itself_comes_back():
     task = OwnTask(width=3, parts=("a", "b"))
     assert read_task(json.dumps(describe(task)), "here") == task
+
+
+def test_a_name_whose_bytes_are_no_text_is_refused_before_a_checkpoint_holds_it():
+    name = os.fsdecode(b"lat\xe9n")
+    with pytest.raises(RecipeError, match=r"hold 'lat.udce9n', which is not UTF-8.*rename"):
+        describe(OwnTask(width=3, parts=(name,)))
 
 
 def test_nothing_else_is_built():

@@ -71,3 +71,10 @@ def test_no_tree_is_removed_by_the_standard_library_anywhere():
 )
 def test_a_call_elsewhere_is_seen(planted):
     assert calls_in(f"def f():\n    {planted}\n") == [2]
+
+
+def test_a_tilde_is_expanded_by_one_function_which_takes_names_of_nobody():
+    for path in SOURCE.parent.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert ".expanduser()" not in text and "Path.home()" not in text, path
+        assert "os.path.expanduser" not in text or path.name == "files.py", path

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..core.errors import CheckpointError
 from ..stores import LocalStore
+from ..system.files import expanded
 from .manifest import FILE
 from .reading import MOST_TEXT_BYTES, Checkpoint
 
@@ -30,7 +31,7 @@ def check_inside(folder: Path, paths: Iterable[Path]) -> None:
 def check_own_files(checkpoint: Checkpoint) -> None:
     """As `check_inside`, for the files of a checkpoint on a disk."""
     if isinstance(checkpoint.store, LocalStore):
-        folder = Path(checkpoint.url).expanduser()
+        folder = expanded(checkpoint.url)
         check_inside(folder, (folder / file for file in (FILE, *checkpoint.manifest.files)))
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from ..core.errors import CheckpointError
 from ..stores import MissingError, Store, is_remote
 from ..system import json_reader
+from ..system.files import expanded
 from ..system.lock import locked
 from ..system.secure_dir import private_folder
 from .manifest import checksum
@@ -109,7 +110,7 @@ def only_job(url: str) -> Iterator[None]:
             folder = private_folder(Path(tempfile.gettempdir()) / f"panax-locks-{os.geteuid()}")
             file = folder / checksum(url.rstrip("/").encode())
         else:
-            folder = Path(url).expanduser()
+            folder = expanded(url)
             folder.mkdir(parents=True, exist_ok=True)
             # Not ".lock", which is the lock of a run's folder: that may be the same one.
             file = folder / ".checkpoints.lock"

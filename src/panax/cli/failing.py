@@ -5,6 +5,7 @@ import sys
 import traceback
 
 from ..core.errors import PanaxError
+from ..core.printable import printable
 from ..job.heartbeat import heartbeat
 
 TRACEBACK = "--traceback"
@@ -29,7 +30,7 @@ def said_and_done(error: BaseException, *, with_traceback: bool) -> int:
     said = message(error)
     code = error.exit_code if isinstance(error, PanaxError) else 1
     heartbeat().error(error, said, code)
-    print(f"panax: error: {said}", file=sys.stderr)
+    print(f"panax: error: {printable(said)}", file=sys.stderr)
     return code
 
 

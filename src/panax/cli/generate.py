@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
+from ..core.printable import printable
 from ..job.join import only_alone
 from ..run.trained import load_trained
 from .main import warn
@@ -22,14 +23,17 @@ def generate(arguments: Sequence[str]) -> int:
     only_alone("panax generate")
     start_jax()
     trained = load_trained(options.checkpoint, warn)
+    # A model may write bytes of all kinds, and what is shown here ends in a terminal sooner or later.
     print(
-        options.prompt
-        + trained.generate(
-            options.prompt,
-            tokens=options.tokens,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            seed=options.seed,
+        printable(
+            options.prompt
+            + trained.generate(
+                options.prompt,
+                tokens=options.tokens,
+                temperature=options.temperature,
+                top_k=options.top_k,
+                seed=options.seed,
+            )
         )
     )
     return 0

@@ -1,5 +1,6 @@
 """`panax`: the command line. One clear message and an exit code for everything that a user can cause."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -7,6 +8,7 @@ from collections.abc import Callable, Sequence
 from .. import __version__
 from ..cluster.worker import guard
 from ..core.errors import RecipeError, nearest
+from ..system.streams import forgiving, last_words, settle
 from .failing import TRACEBACK, said_and_done
 from .host_memory import keep_freed_memory
 from .plugins import leave_out_absent, unsaid
@@ -149,6 +151,9 @@ COMMANDS = (
 SUPERVISING = ("launch", "status", "logs", "stop", "cordon", "uncordon", "report", "simulate")
 """Commands that hold no jax."""
 
+TRAINING = ("train", "launch", "sweep")
+"""Commands whose work is not what they print: it goes on where nobody takes that."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
@@ -156,7 +161,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code; see the usage text.
     """
+    settle()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    with forgiving() if arguments[:1] and arguments[0] in TRAINING else contextlib.nullcontext():
+        return _ended(arguments)
+
+
+def _ended(arguments: list[str]) -> int:
     with_traceback = TRACEBACK in arguments
     arguments = [each for each in arguments if each != TRACEBACK]
     try:
@@ -182,8 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = said_and_done(error, with_traceback=with_traceback)
         if _others_wait():
             # At exit JAX would wait for the other processes, which may wait for this one.
-            sys.stdout.flush()
-            sys.stderr.flush()
+            last_words()
             os._exit(code)
         return code
 

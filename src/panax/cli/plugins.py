@@ -10,11 +10,13 @@ import importlib.metadata
 import importlib.util
 import os
 import pkgutil
+import secrets
+import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 
 from ..core.errors import RecipeError
+from . import pass_lines
 
 MARKS = {
     "xla_cuda": ("/dev/nvidia*", "/dev/dxg", "/dev/nvmap", "/dev/nvhost*"),
@@ -25,15 +27,20 @@ MARKS = {
 VENDORS = {"xla_cuda": "0x10de", "libtpu": "0x1ae0"}
 """Who makes a plugin's devices, by the number that PCI has for it: one without a driver is an error that should be seen."""
 
-HARMLESS = (b"cudart_stub.cc", b"before absl::InitializeLog() is called")
+HARMLESS = ("cudart_stub.cc", "before absl::InitializeLog() is called")
 """Parts of the lines that CUDA's plugin writes on a machine without a driver."""
+
+
+LAST_WORDS_SECONDS = 2.0
+"""How long a stream that nobody reads may hold up the work."""
 
 
 @contextlib.contextmanager
 def unsaid(*, if_failed: bool = True) -> Iterator[None]:
-    """While plugins are loaded: what goes to standard error comes a moment later, without those lines.
+    """While plugins are loaded: what goes to standard error comes without those lines.
 
-    They are written by libraries in C, so that nothing in Python is asked.
+    They are written by libraries in C, so that nothing in Python is asked. Another process passes the lines on, so that what a
+    library says before it aborts is not lost with this one.
 
     Args:
         if_failed: Whether the rest comes also where an exception ends it, whose message says enough.
@@ -44,21 +51,31 @@ def unsaid(*, if_failed: bool = True) -> Iterator[None]:
     except (OSError, ValueError, AttributeError):  # standard error is missing, or is not a file
         yield
         return
-    with tempfile.TemporaryFile() as said:
+    held = b"" if if_failed else f"panax: nothing of this is said {secrets.token_hex(8)}\n".encode()
+    command = [sys.executable, "-I", "-S", pass_lines.__file__, held.decode().strip(), *HARMLESS]
+    sys.stderr.flush()
+    try:
+        # In a session of its own: Ctrl-C is for this process.
+        passing = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=kept, stderr=kept, start_new_session=True)
+    except OSError:  # no process more may be started here
+        os.close(kept)
+        yield
+        return
+    assert passing.stdin is not None
+    os.dup2(passing.stdin.fileno(), place)
+    passing.stdin.close()
+    try:
+        yield
+    except BaseException:
         sys.stderr.flush()
-        os.dup2(said.fileno(), place)
-        failed = True
-        try:
-            yield
-            failed = False
-        finally:
-            sys.stderr.flush()
-            os.dup2(kept, place)
-            os.close(kept)
-            said.seek(0)
-            for line in said.read().splitlines(keepends=True):
-                if (if_failed or not failed) and not any(part in line for part in HARMLESS):
-                    os.write(place, line)
+        os.write(place, held)
+        raise
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, place)
+        os.close(kept)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            passing.wait(LAST_WORDS_SECONDS)
 
 
 def start_jax() -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ..core.errors import PanaxError, RecipeError
 from ..core.installing import package
+from ..core.printable import printable
 from ..hooks import Samples
 from ..job.agreement import is_first
 from ..job.heartbeat import heartbeat
@@ -165,7 +166,7 @@ def show(result: Result, console: Console, *, kept: bool) -> None:
         prompt, text, flags = sampled
         console.print("\na sample of what the model writes, after a prompt in bold")
         console.print(prompt, style="bold", end="")
-        console.print(text, style="cyan")
+        console.print(printable(text), style="cyan")
         if kept:
             lines.append(f"next          panax generate {where} --prompt {prompt!r}{flags}")
     console.print()

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from panax.core.errors import DataError, RecipeError
 from panax.core.protocols import Axes
 from panax.core.validated import Validated
+from panax.system.files import expanded
 
 from .bags import LARGEST_ID
 from .criteo import LEAVES
@@ -52,7 +53,7 @@ class ClickArrays(Validated):
         Raises:
             DataError: A file is missing, can't be read, or has another shape than the others.
         """
-        folder = Path(self.path).expanduser()
+        folder = expanded(self.path)
         if not folder.is_dir():
             raise DataError(f"{self.path} is not a directory; expected MLPerf's arrays, such as day_0_dense.npy")
         found = {match[1] or match[3] for file in folder.iterdir() if (match := _FILES.fullmatch(file.name))}

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from panax.core.errors import DataError
 from panax.stores import REMOTE, is_remote, shown_address
+from panax.system.files import expanded
 
 from .file_cache import NoRoomError
 from .magic import format_of
@@ -177,7 +178,7 @@ def find_files(paths: Sequence[str], patterns: Sequence[str]) -> list[DataFile]:
                 f"{shown_address(name)} can't be read: expected a path of this machine or {', '.join(REMOTE[:3])}..., with "
                 f"credentials in the environment"
             )
-        path = package_file(name) if name.startswith(SCHEME) else Path(name).expanduser()
+        path = package_file(name) if name.startswith(SCHEME) else expanded(name)
         if path.is_file():
             matches = [path]
         elif path.is_dir():

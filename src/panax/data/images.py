@@ -16,6 +16,7 @@ from panax.core.errors import DataError
 from panax.stores import is_remote
 
 from ..system import json_reader
+from ..system.files import expanded
 from .bounds import MAX_RECORD_BYTES, check_positive, too_large
 from .cache import cached
 from .categories import category_text, is_empty
@@ -80,12 +81,12 @@ class ImageFolder(Decoding):
             notes = (*left_out((self.path,), files), *notes)
             return _packed(root, name, lambda: _read_all(files, labels, self.max_record_bytes), self, skipped, notes)
         numbers, classes = (None, ()) if labels is None else number_classes(labels)
-        encoded = _Files(Path(self.path).expanduser(), names, files, numbers, self.max_record_bytes)
+        encoded = _Files(expanded(self.path), names, files, numbers, self.max_record_bytes)
         notes = (*left_out((self.path,), files), *notes)
         return _of_classes(Images(encoded, self, skipped, classes=classes, notes=notes), self)
 
     def _files(self) -> list[DataFile]:
-        if not is_remote(self.path) and not Path(self.path).expanduser().is_dir():
+        if not is_remote(self.path) and not expanded(self.path).is_dir():
             raise DataError(f"{self.path} is no directory; expected one with images in it")
         # One walk for all kinds: folders of images are large.
         every = find_files((self.path,), ("**/*",))
@@ -95,7 +96,7 @@ class ImageFolder(Decoding):
         return found
 
     def _below(self, file: DataFile) -> str:
-        base = self.path.rstrip("/") if is_remote(self.path) else str(Path(self.path).expanduser())
+        base = self.path.rstrip("/") if is_remote(self.path) else str(expanded(self.path))
         return file.name.removeprefix(base).lstrip("/")
 
     def _labels(self, names: list[str]) -> tuple[list[str] | None, tuple[str, ...]]:

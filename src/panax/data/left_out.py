@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from panax.stores import is_remote
+from panax.system.files import expanded
 
 from .files import DataFile, find_files
 
@@ -54,7 +55,7 @@ def _root(path: str) -> str | None:
         path = re.sub(r"\[([*?\[])\]", r"\1", match[1])
     if is_remote(path):
         return None if glob.has_magic(path) else path.rstrip("/")
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     return str(folder) if folder.is_dir() else None
 
 

@@ -32,6 +32,7 @@ from panax.core.errors import DataError, RecipeError
 from panax.stores import is_remote
 
 from ..system.binary_reader import BinaryReader
+from ..system.files import expanded
 from .cache import cached
 from .checksums import SEEN
 from .files import DataFile, cache_marks, find_files, fingerprint, unreadable
@@ -91,7 +92,7 @@ class MegatronTokens(TokenFile):
         found = []
         for suffix in (".bin", ".idx"):
             name = prefix + suffix
-            if not is_remote(name) and not Path(name).expanduser().is_file():
+            if not is_remote(name) and not expanded(name).is_file():
                 raise DataError(f"{name} does not exist; expected {prefix}.bin and {prefix}.idx")
             found += find_files((name,), ())
         return found

@@ -9,6 +9,7 @@ from typing import Any
 
 from panax.core.errors import DataError, RecipeError
 from panax.stores import is_remote
+from panax.system.files import expanded
 
 from .array_record import ArrayRecord
 from .arrow import Arrow
@@ -113,8 +114,8 @@ def corpus_of(
 
 def _read_by(path: str) -> Any:
     """A corpus, or what reads the path with others of its kind, and the paths to give it."""
-    folder = not is_remote(path) and Path(path).expanduser().is_dir()
-    if folder and not any(Path(path).expanduser().rglob("*")):
+    folder = not is_remote(path) and expanded(path).is_dir()
+    if folder and not any(expanded(path).rglob("*")):
         raise DataError(f"the folder {path} is empty; expected {READ} in it")
     files = find_files((path,), ("**/*",))
     single = len(files) == 1 and files[0].name.rstrip("/").endswith(PurePosixPath(path).name)

@@ -11,6 +11,7 @@ import xxhash
 
 from panax.core.errors import DataError, RecipeError
 from panax.core.validated import Validated
+from panax.system.files import expanded
 
 from .cache import cached
 from .checksums import SEEN
@@ -56,7 +57,7 @@ class TokenFile(Validated):
         check_ids(self)
 
     def fingerprint(self) -> str:
-        path = Path(self.path).expanduser()
+        path = expanded(self.path)
         files = [path / HEADER if path.is_dir() else path]
         return fingerprint("token_file", self.dtype, self.end_of_document, self.vocab_size, *cache_marks(files))
 
@@ -66,7 +67,7 @@ class TokenFile(Validated):
         Raises:
             DataError: It can't be read, is damaged, or its settings don't fit it.
         """
-        path = Path(self.path).expanduser()
+        path = expanded(self.path)
         directory = path if path.is_dir() else path.parent
         if (directory / HEADER).is_file() and (path.is_dir() or path.name == "tokens.bin"):
             given = [name for name in ("dtype", "end_of_document", "vocab_size") if getattr(self, name) is not None]

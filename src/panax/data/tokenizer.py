@@ -20,6 +20,7 @@ from panax.core.errors import DataError, RecipeError
 from panax.core.validated import Validated
 
 from ..system import json_reader
+from ..system.files import expanded
 from .checked import Checked
 from .corpus import Corpus, Document
 from .files import decode_utf8, fingerprint, read_bytes
@@ -128,7 +129,7 @@ class Tokenizer:
         if self._beside.generation is not None:
             return self
         found = copy.copy(self)
-        found._beside = dataclasses.replace(self._beside, generation=read_beside(Path(folder).expanduser()).generation)
+        found._beside = dataclasses.replace(self._beside, generation=read_beside(expanded(folder)).generation)
         return found
 
     def save(self, directory: str | Path) -> None:
@@ -223,7 +224,7 @@ class PretrainedTokenizer(Validated):
             DataError: The file is missing or broken, or nothing says which token ends a document.
             RecipeError: add_bos=False, and the tokenizer can't do without.
         """
-        path = Path(self.path).expanduser()
+        path = expanded(self.path)
         if path.is_dir():
             path = _in_folder(path)
         text = decode_utf8(read_bytes(path), str(path))

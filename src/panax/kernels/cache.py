@@ -5,6 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from panax.system.files import expanded
 from panax.system.secure_dir import is_own_file, private_folder
 
 
@@ -14,7 +15,7 @@ def kernels_folder() -> Path:
     Raises:
         OSError: It can't be made, or others may write to it.
     """
-    return private_folder(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "panax" / "kernels")
+    return private_folder(Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache")) / "panax" / "kernels")
 
 
 def is_whole(target: Path) -> bool:

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from ..core.printable import printable
 from .throughput import Peak
 from .trackers import Tracker
 
@@ -49,7 +50,7 @@ def shown(console: Console | None = None) -> tuple[Callable[[str], None], Tracke
 
     def say(line: str) -> None:
         # Styled as a text: `style=` would be the bar's too, until it is drawn again.
-        console.print(Text(fitted(line), style="yellow" if line.startswith("warning: ") else "dim"))
+        console.print(Text(fitted(printable(line)), style="yellow" if line.startswith("warning: ") else "dim"))
 
     return say, ConsoleTracker(console)
 

@@ -16,6 +16,7 @@ from typing import Any
 from ..core.errors import RecipeError
 from ..core.installing import with_extra
 from ..system import files
+from ..system.files import expanded
 from ..system.lock import locked
 from .facts import RunFacts
 from .heat_map import Picture, png
@@ -62,7 +63,7 @@ class CsvTracker(Tracker):
 
     def about(self, run: RunFacts) -> None:
         self._run = run.run_id
-        self._file = Path(self.path).expanduser() if self.path else Path(run.folder) / "metrics.csv"
+        self._file = expanded(self.path) if self.path else Path(run.folder) / "metrics.csv"
 
     def begin(self, first_step: int, num_steps: int, peak: Any) -> None:
         with self._alone():

@@ -11,6 +11,7 @@ from ..core.errors import PanaxError, RecipeError
 from ..core.validated import Validated
 from ..mesh.rules import MeshAxes
 from ..system import json_reader
+from ..system.files import expanded
 
 SCHEMA_VERSION = 1
 
@@ -215,7 +216,7 @@ class HardwareProfile(Validated):
         """
         from ..kernels.cache import put_whole
 
-        path = Path(path).expanduser()
+        path = expanded(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         put_whole(path, self.to_json().encode())
 
@@ -226,7 +227,7 @@ def read_profile(path: str | Path) -> HardwareProfile:
     Raises:
         ProfileError: There is no such file, it is cut short, is of another version, or holds something else; says what to do.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     try:
         if path.stat().st_size > _LARGEST_BYTES:
             raise ProfileError(f"{path} is larger than 64 MiB, so it is not a hardware profile; {_MAKE}")

@@ -17,6 +17,7 @@ from ..plan.walk import walk_step
 from ..preflight import Preflight, Use, findings_of, measure, uses_of
 from ..preflight.full import chip_name, full_check, markdown, refuse_several, result_file, write_result
 from ..preflight.report import figure_lines, finding_lines
+from ..system.files import expanded
 from ..train.compiled import CompiledStep
 from .automatic import Say
 from .experiment import Experiment
@@ -125,7 +126,7 @@ def _of_run(experiment: Experiment, say: Say) -> tuple[Placement, list[Use] | No
 
 def _keep(profile: HardwareProfile, save: str | Path | None) -> Path | None:
     """Write the profile where it is looked for; the file, in every process."""
-    failed, path = "", Path(save).expanduser() if save is not None else kept_at(profile)
+    failed, path = "", expanded(save) if save is not None else kept_at(profile)
     if is_first():
         try:
             profile.save(path)

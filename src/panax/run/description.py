@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..core import Task
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, RecipeError
 from ..core.readable import readable, readable_names
 from ..system import json_reader
 from .opaque import named
@@ -18,7 +18,11 @@ _LISTED = 32
 
 
 def describe(value: Any) -> Any:
-    """A dataclass (and what it holds) as JSON values, each with its `type`; what JSON can't say is named (`opaque.py`)."""
+    """A dataclass (and what it holds) as JSON values, each with its `type`; what JSON can't say is named (`opaque.py`).
+
+    Raises:
+        RecipeError: A text in it is not UTF-8.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         saved = [field.name for field in dataclasses.fields(value) if field.metadata.get("saved", True)]
         fields = {name: describe(getattr(value, name)) for name in saved}
@@ -29,9 +33,22 @@ def describe(value: Any) -> Any:
         if hasattr(value, "_fields"):  # a named tuple of functions, as optax has them
             return named(value)
         return [describe(item) for item in value]
+    if isinstance(value, str) and not _is_text(value):
+        raise RecipeError(
+            f"the settings hold {value!r}, which is not UTF-8, so that a checkpoint can't tell it to whoever reads it: "
+            f"rename the file or folder, or lead a link of another name to it"
+        )
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return named(value)
+
+
+def _is_text(value: str) -> bool:
+    """Whether it is one without halves of characters, as which Python has the bytes of a name that is not UTF-8."""
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_opaque(value: Any) -> bool:

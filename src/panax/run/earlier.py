@@ -16,6 +16,7 @@ from ..metrics.goodput import FILE as LEDGER
 from ..optim import Optimizer
 from ..stores import is_remote
 from ..system import json_reader
+from ..system.files import expanded
 from .account import ACCOUNT
 from .description import describe, differences
 from .experiment import Experiment
@@ -193,7 +194,7 @@ def set_aside(experiment: Experiment, say: Say) -> None:
             f"--fresh can't set checkpoints in {where} aside: objects can't be moved. Give --checkpoint.directory another "
             f"address, or remove them with `panax checkpoint rm` and its folder {RECORD}/"
         )
-    checkpoints = Path(where).expanduser() if where else folder / "checkpoints"
+    checkpoints = expanded(where) if where else folder / "checkpoints"
     found = [folder / name for name in (*OWN_FILES, "tensorboard")]
     try:
         _move(folder, [path for path in found if path.exists()], say)

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from .files import expanded
+
 
 def cache_directory(given: str | None = None) -> Path:
     """Where to keep finished work: `given`, else $PANAX_CACHE, else `panax` in $XDG_CACHE_HOME or ~/.cache.
@@ -11,8 +13,8 @@ def cache_directory(given: str | None = None) -> Path:
     '/tmp/here'
     """
     if given is not None:
-        return Path(given).expanduser()
+        return expanded(given)
     if named := os.environ.get("PANAX_CACHE"):
-        return Path(named).expanduser()
+        return expanded(named)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "panax"
+    return (Path(base) if base else expanded("~") / ".cache") / "panax"

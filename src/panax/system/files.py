@@ -20,7 +20,16 @@ def absolute(path: str | os.PathLike[str]) -> Path:
     >>> absolute("runs/../a").name
     'a'
     """
-    return Path(os.path.abspath(os.path.expanduser(path)))
+    return Path(os.path.abspath(expanded(path)))
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """A path with a user's home folder for the `~` or `~user` that it begins with; as a shell has it, `~nobody` stays a name.
+
+    >>> expanded("~such-a-user-is-not-here/a").parts[0]
+    '~such-a-user-is-not-here'
+    """
+    return Path(os.path.expanduser(path))
 
 
 def link_in(root: Path, path: Path) -> Path | None:

@@ -1,6 +1,7 @@
 """`Outlet`: text for a person, a pipe or a browser, written by a thread, so that one who does not read holds up no work."""
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -8,11 +9,13 @@ from collections import deque
 from typing import IO
 
 MOST_WAITING = 1 << 20
-"""Characters that may wait to be read; further lines are left out, and counted, until there is room."""
+"""Bytes that may wait to be read; further lines are left out, and counted, until there is room."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Outlet:
-    """What is written to a stream, in its order. A stream that has gone takes nothing more, and is no error."""
+    """What is written to a stream, in its order. One that has gone takes nothing, a full disk loses some: neither is an error."""
 
     def __init__(self, stream: IO[str], most_waiting: int = MOST_WAITING):
         """
@@ -20,7 +23,8 @@ class Outlet:
             stream: One without a descriptor (of a test, a notebook) is written to at once.
         """
         self._stream, self._most = stream, most_waiting
-        self._texts: deque[str] = deque()
+        self._encoding = getattr(stream, "encoding", None) or "utf-8"
+        self._texts: deque[bytes] = deque()
         self._waiting = self._left_out = 0
         self._changed = threading.Condition()
         self._closed = self._busy = False
@@ -33,33 +37,38 @@ class Outlet:
             # A daemon: who does not read must not keep the process.
             threading.Thread(target=self._run, name="panax-outlet", daemon=True).start()
 
-    def write(self, text: str) -> None:
-        """Write text soon; never waits, never raises."""
+    def write(self, text: str | bytes) -> None:
+        """Write text, or what it is in the stream's encoding, soon; never waits, never raises."""
         if self._descriptor is None:
             try:
-                self._stream.write(text)
+                self._stream.write(text if isinstance(text, str) else text.decode(self._encoding, "backslashreplace"))
                 self._stream.flush()
             except (OSError, ValueError):
                 self.gone = True
             return
+        data = text.encode(self._encoding, "backslashreplace") if isinstance(text, str) else text
         with self._changed:
-            if self._waiting + len(text) > self._most:
-                self._left_out += max(text.count("\n"), 1)
+            if self._waiting + len(data) > self._most:
+                self._left_out += max(data.count(b"\n"), 1)
                 return
-            if self._left_out:
-                text = f"... {self._left_out:,} lines are left out, which nobody read in time\n{text}"
-                self._left_out = 0
-            self._texts.append(text)
-            self._waiting += len(text)
+            self._add(self._left_out_line() + data)
+
+    def _add(self, data: bytes) -> None:
+        if data:
+            self._texts.append(data)
+            self._waiting += len(data)
             self._changed.notify_all()
+
+    def _left_out_line(self) -> bytes:
+        count, self._left_out = self._left_out, 0
+        return b"... %s lines are left out, which nobody read in time\n" % f"{count:,}".encode() if count else b""
 
     def close(self, seconds: float = 2.0) -> None:
         """Wait until all is written, but not for long."""
         deadline = time.monotonic() + seconds
         with self._changed:
-            if self._left_out and not self.gone:
-                self._texts.append(f"... {self._left_out:,} lines are left out, which nobody read in time\n")
-                self._left_out = 0
+            if not self.gone:
+                self._add(self._left_out_line())
             self._closed = True
             self._changed.notify_all()
             while (self._texts or self._busy) and self._descriptor is not None and not self.gone:
@@ -77,10 +86,11 @@ class Outlet:
                 self._changed.wait_for(lambda: self._texts or self._closed)
                 if not self._texts:
                     return
-                text = self._texts.popleft()
-                self._waiting -= len(text)
+                data = b"".join(self._texts)
+                self._texts.clear()
+                self._waiting = 0
                 self._busy = True
-            self._put(text.encode(getattr(self._stream, "encoding", None) or "utf-8", "backslashreplace"))
+            self._put(data)
 
     def _put(self, data: bytes) -> None:
         assert self._descriptor is not None
@@ -90,5 +100,7 @@ class Outlet:
                 data = data[os.write(self._descriptor, data) :]
             except BlockingIOError:
                 time.sleep(0.05)
-            except (OSError, ValueError):
+            except OSError as error:
+                if error.errno in _FULL:
+                    return
                 self.gone = True

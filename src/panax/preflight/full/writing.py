@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ...core.errors import RecipeError
 from ...plan.report import aligned, duration
+from ...system.files import expanded
 from .parts import FullCheck, Outcome, Part
 
 RESULTS = Path("benchmarks/results")
@@ -89,7 +90,7 @@ def result_file(output: str | Path | None, day: str, platform: str, chip: str) -
         RecipeError: The file that is asked for is there, or its folder is not.
     """
     if output is not None:
-        path = Path(output).expanduser()
+        path = expanded(output)
         if path.exists():
             raise RecipeError(f"--output {path}: it is there already; name another file, or remove it")
         if not path.parent.is_dir():
