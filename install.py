@@ -29,8 +29,9 @@ KINDS = {
 OLDEST_OF_NEWEST = (3, 12)
 """The oldest Python that the newest JAX runs on."""
 
-WITHOUT_DEPENDENCIES = ("recommenders",)
-"""Extras whose packages, listed in requirements/, are installed without what they depend on: only their files are read."""
+WITHOUT_DEPENDENCIES = {"recommenders": ("test",), "published": ("test",)}
+"""Lists in requirements/ that are installed without what they depend on, since only files of theirs are read, and who takes each:
+these kinds, and an extra of its name."""
 
 ONE_OF = ("cuda12", "cuda13", "tpu")
 """Extras of which an environment takes one."""
@@ -195,7 +196,7 @@ class Environment:
         run(pip + ["--no-build-isolation", "-e", ".[%s]" % every if every else "."], advice)
         for each in WITHOUT_DEPENDENCIES:
             alone = os.path.join("requirements", each + ".txt")
-            if each in extras:
+            if each in extras or kind in WITHOUT_DEPENDENCIES[each]:
                 say("installing the packages of %s without what they depend on: only their files are read" % alone)
                 run(pip + ["--no-deps", "-r", alone], advice.replace(requirements, alone))
         with open(self.stamp(kind), "w") as file:

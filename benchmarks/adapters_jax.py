@@ -7,7 +7,7 @@ by one rounding, Keras's own run leaves itself by 1e-2 within three steps at a r
 takes. A step of Panax's also measures the gradient's norm and guards against updates that are not finite; the own one does not.
 Rounds are interleaved, in one process, on one device; a clock is read when the result is there.
 
-    pip install jax-resnet vitax --no-deps
+    pip install --no-deps jax-resnet vitax
     KERAS_BACKEND=jax JAX_PLATFORMS=cpu python benchmarks/adapters_jax.py [--rounds 7] [--steps 5] [--models nnx_vit]
 """
 

@@ -1,7 +1,4 @@
-"""The recipes of recommenders: that they run and resume, and (slowly) that they are as good as they say.
-
-The slow ones read data inside packages: `python3 install.py test --extra recommenders`.
-"""
+"""The recipes of recommenders: that they run and resume, and (slowly) that they are as good as they say."""
 
 import dataclasses
 import json
