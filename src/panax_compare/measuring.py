@@ -8,9 +8,8 @@ import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
-
 from panax.core.errors import RecipeError
+from panax.system.host_memory import free_bytes
 from panax.system.owned_dir import marked_folder, remove_marked
 
 from .columns import EVERY, Column, chosen, column_named
@@ -168,7 +167,7 @@ class Measurement:
     def _keep_or_close(self, column: Column, resident_bytes: int) -> None:
         """All columns are kept alive while memory suffices, else none: each is then started anew for every turn."""
         peaks = [result.peak_bytes or 0 for result in self.comparison.columns.values()]
-        free = psutil.virtual_memory().available
+        free = free_bytes()
         if self.result(column).peak_of == "device":
             free = min(free, free_device_bytes())
         if not self.comparison.one_at_a_time and free < HEADROOM * max(

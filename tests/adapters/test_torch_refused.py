@@ -222,7 +222,7 @@ def test_patterns_of_sharding_that_match_nothing():
 def test_where_a_check_can_not_be_made_it_is_said(monkeypatch):
     from panax.adapters.torch import checking
 
-    monkeypatch.setattr(checking.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 100})())
+    monkeypatch.setattr(checking, "free_bytes", lambda: 100)
     with pytest.warns(UserWarning, match="Linear was not compared with PyTorch: a check takes about"):
         adapted = task(nn.Linear(WIDTH, WIDTH), mean, BATCH)
     assert any("not compared" in note for note in adapted.notes)

@@ -1,7 +1,6 @@
 """The largest micro-batch that fits: the search against all sizes, the answer's arithmetic, and a real step's memory."""
 
 import dataclasses
-import resource
 
 import jax
 import pytest
@@ -12,7 +11,7 @@ from panax.cli.main import main
 from panax.core.errors import LayoutError, RecipeError
 from panax.mesh import MeshShape
 from panax.run import finding_batch
-from panax.run.finding_batch import host_bytes, largest, lines_of, usable_bytes
+from panax.run.finding_batch import largest, lines_of, usable_bytes
 from panax.train import StepConfig
 
 
@@ -80,19 +79,9 @@ def test_the_command_refuses(capsys):
     assert "leave debug out" in capsys.readouterr().err
 
 
-def test_the_hosts_memory_is_the_least_of_its_limits(monkeypatch, tmp_path):
-    monkeypatch.setattr(finding_batch, "CGROUPS", ())
-    whole = host_bytes()
-    (tmp_path / "max").write_text("max\n")
-    (tmp_path / "some").write_text("1048576000\n")
-    monkeypatch.setattr(finding_batch, "CGROUPS", (str(tmp_path / "max"), str(tmp_path / "absent")))
-    assert host_bytes() == whole
-    monkeypatch.setattr(finding_batch, "CGROUPS", (str(tmp_path / "some"),))
-    assert host_bytes() == 1048576000
+def test_devices_of_the_host_share_what_it_may_use(monkeypatch):
+    monkeypatch.setattr(finding_batch, "host_bytes", lambda: 1048576000)
     assert usable_bytes(jax.devices()) == 1048576000 // 8
-    limits = {resource.RLIMIT_AS: (2**29, -1), resource.RLIMIT_DATA: (resource.RLIM_INFINITY, -1)}
-    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
-    assert host_bytes() == 2**29
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import numpy as np
-import psutil
 
 from ..core.errors import RecipeError
+from ..system.host_memory import free_bytes
 
 TOLERANCE = 1e-4
 """Of a loss or a gradient, relative to its norm: two orders above what float32 sums in another order differ by (1e-6 is usual),
@@ -77,7 +77,7 @@ def _norm(array: Any) -> float:
 
 def too_large(weights_bytes: int) -> str | None:
     """Why weights of this size are not compared on this host; None if they can be."""
-    needed, available = COPIES * weights_bytes, psutil.virtual_memory().available
+    needed, available = COPIES * weights_bytes, free_bytes()
     if needed <= available:
         return None
     return f"that takes about {needed / 2**30:.0f} GiB, and {available / 2**30:.0f} are free"

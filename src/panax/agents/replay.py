@@ -8,12 +8,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 from jaxtyping import Array, Bool, Float, Int, Key, Num
 
 from ..core.errors import RecipeError
 from ..environments import Space
 from ..environments.batch import keys_of
+from ..system.host_memory import free_bytes
 
 _FAR = 2**30
 """Transitions of an environment beyond which their count is reduced."""
@@ -158,7 +158,7 @@ def _free_bytes(sharding: Any) -> int | None:
     if not devices:
         return None
     if devices[0].platform == "cpu":
-        return psutil.virtual_memory().available // len(devices)
+        return free_bytes() // len(devices)
     stats = devices[0].memory_stats() or {}
     return stats.get("bytes_limit")
 

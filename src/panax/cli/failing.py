@@ -1,5 +1,6 @@
 """How a command ends that can't go on: one message, what to do, and an exit code; a traceback only where it is asked for."""
 
+import errno
 import os
 import sys
 import traceback
@@ -39,7 +40,7 @@ def message(error: BaseException) -> str:
     if isinstance(error, PanaxError):
         notes = [f"  {note}" for note in getattr(error, "__notes__", ()) if note.startswith("in model part")]
         return "\n".join([str(error), *notes])
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return f"out of memory; {MEMORY_ADVICE}"
     lines = str(error).strip().splitlines()
     first = lines[0] if lines else ""

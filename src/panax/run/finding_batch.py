@@ -3,10 +3,8 @@
 import dataclasses
 import functools
 import math
-import os
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +16,7 @@ from ..mesh import Placement
 from ..mesh.topology import data_parallel_size
 from ..plan.report import size
 from ..plan.step import Memory, TooLarge, plan_step
+from ..system.host_memory import host_bytes
 from ..train.compiled import CompiledStep, needs_of
 from .experiment import Experiment
 from .fitting import check_experiment
@@ -32,8 +31,6 @@ EIGHTHS = 8
 
 MOST_ROWS = 2**16
 """No more rows of a device are looked for."""
-
-CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,26 +204,6 @@ def usable_bytes(devices: list[Any]) -> int:
     if not limit:
         raise RecipeError(f"{devices[0].device_kind} does not say how much memory it has; give it: --memory-gib 80")
     return limit
-
-
-def host_bytes() -> int:
-    """What this process may use of the host's memory: the least of what is there, of its cgroup's limit, and of `ulimit -v`."""
-    import resource
-
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
-        soft, _ = resource.getrlimit(kind)
-        if soft != resource.RLIM_INFINITY:
-            found.append(soft)
-    for path in map(Path, CGROUPS):
-        try:
-            text = path.read_text(encoding="ascii").strip()
-        except OSError:
-            # Another version of cgroups, or another system.
-            continue
-        if text.isdigit():
-            found.append(int(text))
-    return min(found)
 
 
 def lines_of(found: BatchSearch) -> list[str]:

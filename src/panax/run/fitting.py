@@ -21,6 +21,7 @@ from ..job.join import this_membership
 from ..metrics import Lane, Tracker
 from ..metrics.console import shown
 from ..system.platform_check import check_system
+from ..train.room import check_room
 from .agreeing_settings import check_held_out, interval_notes, precision_notes
 from .experiment import Experiment
 from .interrupt import Interrupt
@@ -137,6 +138,7 @@ def open_run(
         prepared = prepare(experiment, said, devices)
         check_verifiable(prepared)
         with agreeing():
+            check_room(prepared.step.program.abstract, prepared.step.shardings)
             check_held_out(prepared)
         for note in (*interval_notes(experiment), *precision_notes(prepared)):
             said(note)

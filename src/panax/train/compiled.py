@@ -26,6 +26,7 @@ from ..spmd.checking import check_program
 from .ahead import Ahead
 from .precision import check_precision
 from .program import Program
+from .room import check_room
 from .sending import HeldRows, Sender, check_leaves, check_sizes, global_array, held_by
 from .update import Scalars
 
@@ -129,7 +130,12 @@ class CompiledStep:
         self._count: tuple[int, Any] = (0, None)
 
     def init(self, seed: int) -> TrainState:
-        """The first state, drawn by one jitted function straight into its shards: bitwise the same on every mesh."""
+        """The first state, drawn by one jitted function straight into its shards: bitwise the same on every mesh.
+
+        Raises:
+            RecipeError: It is larger than the memory of the devices.
+        """
+        check_room(self.program.abstract, self.shardings)
         given = self.program.task.given((self.shardings.params, self.shardings.model_state))
         return self._create(jax.random.key(seed), given)
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 import numpy as np
-import psutil
 import torch
 from torch import nn
 
 from ...core import Faults
 from ...core.errors import RecipeError
+from ...system.host_memory import free_bytes
 from .drawing import SameDraws
 from .eagerly import uncompiled
 from .graph import Program, as_function
@@ -49,7 +49,7 @@ def too_large(module: nn.Module) -> str | None:
     if any(p.is_meta for p in module.parameters()):
         return "its parameters are on the meta device"
     needed = COPIES * sum(p.numel() * p.element_size() for p in module.parameters())
-    available = psutil.virtual_memory().available
+    available = free_bytes()
     if needed > available:
         return f"a check takes about {needed / 2**30:.0f} GiB, and {available / 2**30:.0f} are free"
     return None

@@ -21,6 +21,7 @@ from ...models import DecoderConfig, DecoderTask
 from ...optim import AdamW, Schedule
 from ...plan.report import duration
 from ...plan.step import plan_step
+from ...system.host_memory import free_bytes
 from ...train import CompiledStep, Program
 from ..devices import measured_devices
 from ..judging import flop_rate, rate
@@ -221,9 +222,7 @@ def _free_bytes(device: Any, share: float) -> float:
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return share * (stats["bytes_limit"] - stats.get("bytes_in_use", 0))
-    import psutil
-
-    return share * psutil.virtual_memory().available
+    return share * free_bytes()
 
 
 def _step(

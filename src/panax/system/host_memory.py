@@ -1,0 +1,86 @@
+"""The host's memory: how much of it this process may use, and how much is free now; a container's and a job's limits count."""
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+
+_FILES = {
+    # Version 2, then version 1: the limit, what is used, and what of that the kernel gives back when it is asked for.
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def host_bytes() -> int:
+    """What this process may use of the host's memory: the least of what is there, of its cgroups' limits, and of `ulimit -v`."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+        soft, _ = resource.getrlimit(kind)
+        if soft != resource.RLIM_INFINITY:
+            found.append(soft)
+    return min([*found, *(limit for limit, _ in _cgroup_limits())])
+
+
+def free_bytes() -> int:
+    """What this process may take now: the least of what the host has, and of what its cgroups and `ulimit -v` leave it."""
+    found = [_available()]
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        found.append(soft - psutil.Process().memory_info().vms)
+    found += [limit - used for limit, used in _cgroup_limits()]
+    return max(0, min(found))
+
+
+def _available() -> int:
+    return psutil.virtual_memory().available
+
+
+def _cgroup_limits() -> Iterator[tuple[int, int]]:
+    """(bytes allowed, bytes used) of each cgroup of this process, from its own one up, that has a limit."""
+    for kind, path in _own_cgroups():
+        most, used, given_back = _FILES[kind]
+        root = CGROUPS / kind
+        folder = root / path
+        while True:
+            limit = _number(folder / most)
+            if limit is not None:
+                usage = (_number(folder / used) or 0) - _counted(folder / "memory.stat", given_back)
+                yield limit, max(0, usage)
+            if folder == root:
+                break
+            folder = folder.parent
+
+
+def _own_cgroups() -> Iterator[tuple[str, str]]:
+    """("" or "memory", a path below that kind's root); the root itself where the process does not know."""
+    try:
+        lines = OWN_CGROUPS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # another system
+        return
+    for line in lines:
+        _, kinds, path = [*line.split(":", 2), "", ""][:3]
+        if kinds == "" or "memory" in kinds.split(","):
+            parts = [part for part in path.split("/") if part not in ("", "..")]
+            yield "memory" if kinds else "", "/".join(parts)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):  # another version of cgroups, or a container that shows other paths
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _counted(path: Path, name: str) -> int:
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)

@@ -1,0 +1,46 @@
+"""A state that the memory of its devices does not hold is refused before it is there."""
+
+import jax
+import pytest
+import tiny
+
+from panax.core import RecipeError
+from panax.mesh import MeshShape, Placement, Rules
+from panax.train import CompiledStep, Program, room
+
+
+def make_step(devices=1):
+    program = Program.create(tiny.task(), tiny.ADAMW, num_steps=3)
+    return CompiledStep(program, Placement.create(MeshShape(fsdp=devices), Rules(), jax.devices()[:devices]), tiny.AXES)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_state_larger_than_the_hosts_free_memory_is_refused(devices, monkeypatch):
+    step = make_step(devices)
+    asked = []
+    monkeypatch.setattr(room, "free_bytes", lambda: asked.append(1) or 1 << 40)
+    params = step.program.abstract.params
+    needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+    room.check_room(step.program.abstract, step.shardings)
+    assert asked
+    # Parameters and two moments.
+    monkeypatch.setattr(room, "free_bytes", lambda: 3 * needed - 1)
+    with pytest.raises(RecipeError, match=r"larger than the host's free memory.*it takes .* GiB there.*--mesh.fsdp"):
+        step.init(0)
+
+
+def test_devices_with_memory_of_their_own_are_asked_one_by_one(monkeypatch):
+    """As a GPU's: a replicated state must fit each, a sharded one by parts."""
+    whole, sharded = make_step(1), make_step(4)
+    needed = sum(leaf.size * getattr(leaf.dtype, "itemsize", 8) for leaf in jax.tree.leaves(whole.program.abstract))
+
+    class Traits:
+        own_memory = True
+
+    monkeypatch.setattr(room, "target_of", lambda device: type("Target", (), {"traits": Traits}))
+    monkeypatch.setattr(room, "_limit", lambda device: needed // 2)
+    with pytest.raises(RecipeError, match=r"larger than the memory of cpu"):
+        room.check_room(whole.program.abstract, whole.shardings)
+    room.check_room(sharded.program.abstract, sharded.shardings)
+    monkeypatch.setattr(room, "_limit", lambda device: None)
+    room.check_room(whole.program.abstract, whole.shardings)
