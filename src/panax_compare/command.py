@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from panax.cli.parser import Parser
 from panax.core.errors import RecipeError
 from panax.metrics.report.costs import Rate
 from panax.metrics.report.until import lines_of, until_loss
@@ -34,7 +35,7 @@ OF_COLUMNS = ("evaluate_every", "max_steps")
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    found = argparse.ArgumentParser(prog="panax compare", description=DESCRIPTION)
+    found = Parser(prog="panax compare", description=DESCRIPTION)
     found.add_argument(
         "work", nargs="+", help="vit, decoder, moe, dlrm, or recipe:NAME; with --until-loss, folders of runs too"
     )

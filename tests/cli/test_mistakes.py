@@ -118,8 +118,8 @@ TYPED = [
     ("compare resnet", 2, "'resnet' can't be compared; known: decoder, dlrm, moe"),
     ("inspect R --target h1000x8", 2, r"no target 'h1000x8'; did you mean 'h100'\? \(a target is h100x64"),
     # Flags.
-    ("train R --task.model.embde 48", 2, "Unrecognized options: --task.model.embde.*Perhaps you meant: --task.model.embed"),
-    ("train R --mesh.tensors 2", 2, "Unrecognized options: --mesh.tensors.*Perhaps you meant: --mesh.tensor"),
+    ("train R --task.model.embde 48", 2, "there is no setting --task.model.embde; did you mean '--task.model.embed'"),
+    ("train R --mesh.tensors 2", 2, "there is no setting --mesh.tensors; did you mean '--mesh.tensor'"),
     ("train R --lr 3e-4", 2, "no flag --lr; here it is --optimizer.schedule.peak"),
     ("train R --tp=2", 2, "no flag --tp; here it is --mesh.tensor"),
     ("train R --epochs 3", 2, "a run is measured in steps: --num-steps"),

@@ -9,6 +9,7 @@ import pytest
 import panax
 from panax.cli import plugins
 from panax.cli.main import main
+from panax.cli.settings import _sentence
 from panax.cli.usual_names import ADVICE, USUAL, check_names
 from panax.core import RecipeError
 
@@ -31,11 +32,57 @@ def test_each_usual_name_leads_to_a_flag_that_there_is(capsys):
         (["--gradient_accumulation_steps", "4"], "--gradient-accumulation-steps; here it is --step.micro-batches"),
         (["--epochs", "3"], "a run is measured in steps: --num-steps"),
         (["--bf16"], "here it is --task.compute-dtype bfloat16"),
+        (["--optimizer.lr", "1e-3"], "there is no setting --optimizer.lr; here it is --optimizer.schedule.peak"),
+        (["--mesh.tp=2"], "there is no setting --mesh.tp; here it is --mesh.tensor"),
+        (["--step.accumulate", "2"], "here it is --step.micro-batches"),
+        (["--model.num_layers", "2"], "here it is --task.model.num-layers"),
+        (["--optimizer.epochs", "3"], "a run is measured in steps"),
+        (["--model.remat", "full"], "here it is --task.remat"),
+        (["--optimizer.warmup-steps", "3"], "here it is --optimizer.schedule.warmup-steps"),
+        (["--optimizer.peak", "3"], "did you mean --optimizer.schedule.peak?"),
+        (["--step.zzzzz", "3"], "no setting --step.zzzzz; known: --step.check-sums, --step.clip"),
+        (["--zzzzz", "3"], "no setting --zzzzz; no setting has a name like it"),
+        (["3"], "'3' belongs to no flag"),
+        (
+            ["--num-steps", "abc"],
+            "Error parsing --num-steps: invalid literal for int() with base 10: 'abc'; `panax train",
+        ),
+        (["--num-steps"], "Missing value for argument '--num-steps'"),
+        (["--task.remat", "some"], "Expected one of ('none', 'products', 'full'); `panax train quickstart --help`"),
     ],
 )
 def test_another_librarys_name_is_answered_with_the_one_here(flags, expected, capsys):
     assert main(["train", "quickstart", *flags]) == 2
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["generate"], "the following arguments are required: checkpoint, --prompt; `panax generate --help`"),
+        (["generate", "a", "--prompt", "b", "--tokens", "c"], "argument --tokens: invalid int value: 'c'"),
+        (["checkpoint", "show"], "invalid choice: 'show' (choose from 'ls', 'verify'"),
+        (["checkpoint", "ls"], "required: where; `panax checkpoint ls --help`"),
+        (["simulate", "--devices", "3", "--foo"], "--foo; `panax simulate --help`"),
+        (["compare", "vit", "--foo"], "--foo; `panax compare --help`"),
+        (["recipes", "--foo"], "--foo; `panax recipes --help`"),
+    ],
+)
+def test_a_mistake_in_a_commands_own_flags_is_one_sentence(command, expected, capsys):
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("panax: error: ") and expected in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        "╭─ Value error ─╮\n│ Error of --a: │\n│ no number.    │\n│ ───────────── │\n│ Argument help │\n╰───╯\n",
+        " Value error  \n ------------ \n  Error of --a:  \n  no number.  \n  -----------  \n  Argument helptext\n",
+    ],
+)
+def test_a_box_in_any_letters_is_one_sentence(box):
+    assert _sentence(box) == "Error of --a: no number"
 
 
 def test_values_and_own_flags_are_left_alone():

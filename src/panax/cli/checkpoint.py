@@ -20,6 +20,7 @@ from ..run.earlier import SETTINGS
 from ..stores import is_remote, join, open_store, shown_address
 from ..system import json_reader
 from ..system.json_reader import JsonError
+from .parser import Parser
 
 
 def checkpoint(arguments: Sequence[str]) -> int:
@@ -30,7 +31,7 @@ def checkpoint(arguments: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The subcommands and their flags."""
-    parser = argparse.ArgumentParser(prog="panax checkpoint", description=(__doc__ or "").split(": ", 1)[1])
+    parser = Parser(prog="panax checkpoint", description=(__doc__ or "").split(": ", 1)[1])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     where = "a run's folder or that of its checkpoints; or one checkpoint's own; or an address: s3://bucket/run"
     one = "a checkpoint's own folder or address, or a run's (its newest checkpoint is taken)"

@@ -12,6 +12,7 @@ from ..data.source import PackedSource
 from ..metrics.console import fitted, plain_console
 from ..run.prepare import open_data
 from .overrides import experiment_from
+from .parser import Parser
 from .plugins import start_jax
 
 
@@ -34,9 +35,7 @@ def data(arguments: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The subcommand and its own flags; all others are those of the recipe."""
-    parser = argparse.ArgumentParser(
-        prog="panax data", description="Look at what a model sees of its data, before it is trained on it."
-    )
+    parser = Parser(prog="panax data", description="Look at what a model sees of its data, before it is trained on it.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     show = commands.add_parser(
         "show",

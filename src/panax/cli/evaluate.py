@@ -11,6 +11,7 @@ from ..metrics.console import fitted, plain_console
 from ..run.evaluating import evaluate_trained
 from ..run.trained import load_trained
 from .main import warn
+from .parser import Parser
 from .plugins import start_jax
 
 
@@ -45,7 +46,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's flags."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="panax evaluate", description="Losses and metrics of a trained model, on its newest checkpoint."
     )
     parser.add_argument("run", help="a run's folder (its newest checkpoint is taken), or a checkpoint's own")

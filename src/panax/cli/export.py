@@ -1,6 +1,5 @@
 """`panax export`: a trained model as a folder that Hugging Face's libraries load."""
 
-import argparse
 from collections.abc import Sequence
 
 from ..adapters.huggingface import save
@@ -8,12 +7,13 @@ from ..core.errors import RecipeError
 from ..models import Decoder, Vit
 from ..run.trained import load_trained
 from .main import warn
+from .parser import Parser
 from .plugins import start_jax
 
 
 def export(arguments: Sequence[str]) -> int:
     """Write a checkpoint's weights, configuration and tokenizer in Hugging Face's layout."""
-    parser = argparse.ArgumentParser(prog="panax export", description="Write a trained model in Hugging Face's layout.")
+    parser = Parser(prog="panax export", description="Write a trained model in Hugging Face's layout.")
     parser.add_argument("checkpoint", help="a run's folder (its best checkpoint is taken), or a checkpoint's own")
     parser.add_argument("directory", help="where to write; a new or empty folder")
     options = parser.parse_args(arguments)

@@ -12,6 +12,7 @@ from ..run.finding_batch import lines_of as lines_of_batch
 from ..run.finding_rate import RateRange, find_rate
 from ..run.rate_page import lines_of as lines_of_rate
 from .overrides import experiment_from
+from .parser import Parser
 from .plugins import start_jax, unsaid
 
 EPILOG = "Takes `--data PATH...` and the recipe's own flags, as `panax train` does."
@@ -65,7 +66,7 @@ def _find_batch(options: argparse.Namespace, rest: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The subcommands and their own flags; all others are those of the recipe."""
-    parser = argparse.ArgumentParser(prog="panax find", description="Find a setting for a recipe.")
+    parser = Parser(prog="panax find", description="Find a setting for a recipe.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     lr = commands.add_parser(
         "lr",

@@ -1,18 +1,18 @@
 """`panax generate`: continue a text with a trained model."""
 
-import argparse
 from collections.abc import Sequence
 
 from ..core.printable import printable
 from ..job.join import only_alone
 from ..run.trained import load_trained
 from .main import warn
+from .parser import Parser
 from .plugins import start_jax
 
 
 def generate(arguments: Sequence[str]) -> int:
     """Print the prompt and what the model of a checkpoint continues it with."""
-    parser = argparse.ArgumentParser(prog="panax generate", description="Continue a text with a trained model.")
+    parser = Parser(prog="panax generate", description="Continue a text with a trained model.")
     parser.add_argument("checkpoint", help="a run's folder (its best checkpoint is taken), or a checkpoint's own")
     parser.add_argument("--prompt", required=True, help="the text to continue")
     parser.add_argument("--tokens", type=int, default=128, help="how many tokens to add (default: 128)")

@@ -15,6 +15,7 @@ from ..cluster.world import cordon as taken_out
 from ..cluster.world import uncordon as put_back
 from ..core.errors import LaunchError
 from ..core.printable import printable
+from .parser import Parser
 
 FOLLOW_SECONDS = 0.5
 WAIT_SECONDS = 660.0
@@ -34,7 +35,7 @@ ABOUT = {
 
 def parser_of(command: str) -> argparse.ArgumentParser:
     """The flags of a command."""
-    parser = argparse.ArgumentParser(prog=f"panax {command}", description=ABOUT[command])
+    parser = Parser(prog=f"panax {command}", description=ABOUT[command])
     parser.add_argument("run", help="its folder: runs/NAME")
     if command == "logs":
         parser.add_argument("--process", type=int, help="of one process alone; without it, of each, its last lines")

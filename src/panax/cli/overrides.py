@@ -6,8 +6,6 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-import tyro
-
 from ..core import Task
 from ..core.errors import PanaxError, RecipeError
 from ..metrics.console import fitted
@@ -16,6 +14,7 @@ from ..run import Experiment, on_data
 from ..run.no_data import lacks_data
 from .main import warn
 from .recipes import PRESET, built_in, find_recipe, told
+from .settings import read_settings
 from .usual_names import check_names
 
 DATA = "--data"
@@ -93,14 +92,8 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
             print(fitted(line))
         print()
     held = {name: value for name in HELD if not _in_words(value := getattr(base, name))}
-    found = tyro.cli(
-        Experiment,
-        default=dataclasses.replace(base, **{field: HELD[field] for field in held}),
-        args=expanded,
-        prog=f"panax {command} {name}",
-        description="",
-        config=(tyro.conf.AvoidSubcommands,),
-    )
+    stand_ins = dataclasses.replace(base, **{field: HELD[field] for field in held})
+    found = read_settings(stand_ins, expanded, f"panax {command} {name}")
     return dataclasses.replace(found, **held)
 
 

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from ..metrics.report import report as written
+from .parser import Parser
 
 ABOUT = """\
 Write one self-contained HTML page about a run: curves, throughput, where the
@@ -15,9 +16,7 @@ are read, also while a run goes on."""
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    found = argparse.ArgumentParser(
-        prog="panax report", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    found = Parser(prog="panax report", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder: runs/NAME")
     found.add_argument(
         "--rate", type=float, metavar="PRICE", help="of an hour of one device; without it there are no prices"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ..plan.goodput import simulate as simulated
 from ..plan.goodput.fleet import FAILURES_PER_DEVICE_DAY
 from ..plan.goodput.shown import lines_of
+from .parser import Parser
 
 ABOUT = """\
 Say what share of its time a run will train on so many devices, and how often
@@ -44,9 +45,7 @@ COUNTS = {"every", "copy-every", "measured-devices", "devices-per-host"}
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    found = argparse.ArgumentParser(
-        prog="panax simulate", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    found = Parser(prog="panax simulate", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("run", nargs="?", metavar="RUN", help="a measured run's folder: runs/NAME")
     found.add_argument("--devices", type=int, required=True, metavar="N", help="how many the run is to use")
     found.add_argument("--json", action="store_true", help="print all figures as JSON")

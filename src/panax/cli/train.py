@@ -1,6 +1,5 @@
 """`panax train` and `panax recipes`."""
 
-import argparse
 import contextlib
 import inspect
 import shutil
@@ -27,6 +26,7 @@ from ..presets import PARAMETERS
 from ..run import Experiment, Result, check, fit
 from ..run.automatic import Say
 from .overrides import asks_for_help, experiment_from
+from .parser import Parser
 from .plugins import start_jax
 from .recipes import built_in
 
@@ -200,7 +200,7 @@ def _corpus(experiment: Experiment) -> Any:
 
 def recipes(arguments: Sequence[str]) -> int:
     """List the recipes, each with the first line of what it says of itself, and the published models."""
-    parser = argparse.ArgumentParser(prog="panax recipes", description="What there is to train, and how large it is.")
+    parser = Parser(prog="panax recipes", description="What there is to train, and how large it is.")
     parser.parse_args(arguments)
     print("recipes: panax train NAME")
     for name, recipe in sorted(built_in().items()):

@@ -1,0 +1,106 @@
+"""An experiment's settings read from flags; what can't be read is one sentence that names the flag that was meant."""
+
+import contextlib
+import dataclasses
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tyro
+
+from ..core.errors import RecipeError, nearest
+from ..run import Experiment
+from .usual_names import ADVICE, USUAL
+
+_BOX = "│"
+
+
+def read_settings(base: Experiment, flags: Sequence[str], prog: str) -> Experiment:
+    """An experiment with other values of its settings; `--help` among the flags lists them and exits.
+
+    Args:
+        prog: The command, as a person has written it.
+
+    Raises:
+        RecipeError: A flag is unknown, lacks its value, or has one that is no such thing.
+    """
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            found, unknown = tyro.cli(
+                Experiment,
+                default=base,
+                args=list(flags),
+                prog=prog,
+                description="",
+                config=(tyro.conf.AvoidSubcommands,),
+                return_unknown_args=True,
+            )
+    except SystemExit as ended:
+        if not ended.code:
+            raise
+        raise _refused(_sentence(said.getvalue()), prog) from None
+    if unknown:
+        raise _refused(_of_unknown(unknown, base), prog)
+    return found
+
+
+def _refused(said: str, prog: str) -> RecipeError:
+    return RecipeError(f"{said}{'' if said.endswith('?') else ';'} `{prog} --help` lists all settings")
+
+
+def names_of(value: Any, prefix: str = "--") -> Iterator[str]:
+    """The flags of a dataclass's fields, those of the dataclasses that it holds included.
+
+    >>> sorted(names_of(Experiment.__dataclass_fields__["step"].default_factory(), "--step."))[:2]
+    ['--step.clip-norm', '--step.max-skipped']
+    """
+    for field in dataclasses.fields(value):
+        name = f"{prefix}{field.name.replace('_', '-')}"
+        held = getattr(value, field.name)
+        if dataclasses.is_dataclass(held) and not isinstance(held, type):
+            yield from names_of(held, f"{name}.")
+        else:
+            yield name
+
+
+def _of_unknown(unknown: Sequence[str], base: Experiment) -> str:
+    flag, *_ = [each for each in unknown if each.startswith("--")] or [""]
+    if not flag:
+        return f"{unknown[0]!r} belongs to no flag: a setting is given as --field.sub VALUE"
+    flag = flag.partition("=")[0].replace("_", "-")
+    # The others are objects, which no flag says.
+    known = {name for name in names_of(base) if "." in name or _is_value(getattr(base, name[2:].replace("-", "_")))}
+    # As `--optimizer.lr`: another library's name in one of our groups.
+    usual = f"--{flag.rpartition('.')[2].removeprefix('--')}"
+    if usual in ADVICE:
+        return f"there is no setting {flag}: {ADVICE[usual]}"
+    if USUAL.get(usual, "").split(" ")[0] in known:
+        return f"there is no setting {flag}; here it is {USUAL[usual]}"
+    same = sorted(name for name in known if name.rpartition(".")[2] == flag.rpartition(".")[2])
+    if same:
+        return f"there is no setting {flag}; did you mean {' or '.join(same)}?"
+    group = flag.rpartition(".")[0]
+    beside = [name for name in known if name.rpartition(".")[0] == group and group]
+    hint = nearest(flag, known)
+    if hint.startswith("known"):
+        hint = nearest(flag, beside) if beside else "no setting has a name like it"
+    return f"there is no setting {flag}; {hint}"
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, bool | int | float | str)
+
+
+def _sentence(box: str) -> str:
+    """What a box of text says, without its title and the settings that it repeats below a line."""
+    lines = [line.strip() for line in box.splitlines() if line.strip()]
+    # In letters that a terminal may lack, or without: then a line is below the title too.
+    parts: list[list[str]] = [[]]
+    for line in lines:
+        if line.strip(f"{_BOX} ").strip("─-") == "":
+            parts.append([])
+        elif not line.startswith(("╭", "╰")):
+            parts[-1].append(line.strip(_BOX).strip())
+    said = parts[0] if lines and lines[0].startswith("╭") else parts[1] if len(parts) > 1 else parts[0]
+    return " ".join(said).rstrip(".") or "a flag can't be read"
