@@ -1,7 +1,6 @@
-"""`panax status`, `logs`, `stop`, `cordon`, `uncordon`: of a run that `panax launch` has started, by the files in its folder."""
+"""`panax status`, `logs`, `stop`, `cordon`, `uncordon`: of a run, by the files in its folder; here of one that was launched."""
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,19 +14,19 @@ from ..cluster.world import cordon as taken_out
 from ..cluster.world import uncordon as put_back
 from ..core.errors import LaunchError
 from ..core.printable import printable
+from . import plain_runs
 from .parser import Parser
+from .tails import follow, last_lines, say_line
 
 FOLLOW_SECONDS = 0.5
 WAIT_SECONDS = 660.0
 """For a stopped job to have saved and ended."""
 
 
-BLOCK_BYTES, MOST_TAIL_BYTES = 1 << 16, 1 << 24
-
 ABOUT = {
-    "status": "How a launched run is, or why it ended.",
-    "logs": "What the processes of a launched run have said.",
-    "stop": "Save a launched run in all its processes at one step, and end it.",
+    "status": "How a run is, or why it ended.",
+    "logs": "What a run, or the processes of a launched one, have said.",
+    "stop": "Save a run, in all its processes at one step, and end it.",
     "cordon": "Take nodes out of a launched run: it goes on without them from its next save.",
     "uncordon": "Put nodes back that were taken out of a launched run: it takes them in at its next save.",
 }
@@ -50,60 +49,69 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 def status(arguments: Sequence[str]) -> int:
     """Say how a launched run is, or why it has ended."""
-    place = place_of(parser_of("status").parse_args(arguments).run)
+    run = parser_of("status").parse_args(arguments).run
+    if plain_runs.is_plain(run):
+        return plain_runs.status(run)
+    place = place_of(run)
     job, now = read(place / JOB), time.time()
     if not (place / STATUS).is_file():
-        _say(f"{job['name']}: launched {_ago(now - job['began'])} ago; nothing is known yet")
+        say_line(f"{job['name']}: launched {_ago(now - job['began'])} ago; nothing is known yet")
         return 0
     found = read(place / STATUS)
     end = found.get("end")
     step = f"step {found['step']:,} of {found['num_steps']:,}" if found["step"] >= 0 else "before the first step"
     gone = end is None and not is_followed(place, found)
     state = "no longer supervised" if gone else found["state"]
-    _say(f"{job['name']}: {state}, {step}, after {_ago(found['seconds'])}")
-    _say(f"  {job['command']}")
+    say_line(f"{job['name']}: {state}, {step}, after {_ago(found['seconds'])}")
+    say_line(f"  {job['command']}")
     # Goodput is told below, as the ledger has it.
     reported = {name: value for name, value in found.get("values", {}).items() if not name.startswith("goodput/")}
     values = {name.rpartition("/")[2]: value for name, value in reported.items()}
     figures = [f"{name} {value:,.4g}" for name, value in values.items()]
     if isinstance(found.get("goodput"), float):
         figures.append(f"goodput {found['goodput']:.0%}")
-    _say("  " + ", ".join([*figures, f"restarts {found['restarts']}"]))
+    say_line("  " + ", ".join([*figures, f"restarts {found['restarts']}"]))
     if end is not None:
-        _say(f"  ended with exit code {end['exit_code']}: {end['message']}")
+        say_line(f"  ended with exit code {end['exit_code']}: {end['message']}")
         if end.get("advice"):
-            _say(f"  {end['advice']}")
+            say_line(f"  {end['advice']}")
     elif gone:
-        _say(f"  the supervisor has not written for {_ago(now - found['at'])}; the same `panax launch` resumes the run")
+        say_line(
+            f"  the supervisor has not written for {_ago(now - found['at'])}; the same `panax launch` resumes the run"
+        )
     nodes = found.get("nodes", {})
     if nodes and len(nodes["running"]) < nodes["of"]:
-        _say(f"  on {len(nodes['running'])} of {nodes['of']} nodes: {nodes['layout']}")
+        say_line(f"  on {len(nodes['running'])} of {nodes['of']} nodes: {nodes['layout']}")
     for node, why in cordoned(place).items():
         still = " from the next save on; it runs until then" if node in nodes.get("running", ()) else ""
-        _say(f"  node {node} is taken out{still}: {why}")
+        say_line(f"  node {node} is taken out{still}: {why}")
     for one in found["processes"]:
         ended = "" if one["exit_code"] is None else f", exit code {one['exit_code']}"
-        _say(f"  process {one['process']} on {one['host']}: {one['phase']}, step {one['step']}{ended}")
+        say_line(f"  process {one['process']} on {one['host']}: {one['phase']}, step {one['step']}{ended}")
     for message in found.get("slow", ()):
-        _say(f"  slow now: {message}")
+        say_line(f"  slow now: {message}")
     for one in findings(place):
-        _say(f"  at step {one['step']}: {one['kind']}: {one['message']}")
+        say_line(f"  at step {one['step']}: {one['kind']}: {one['message']}")
     for one in incidents(place):
-        _say(f"  incident at step {one['step']}: {one['cause']}: {one['message']}")
+        say_line(f"  incident at step {one['step']}: {one['cause']}: {one['message']}")
         parts = ("detect", "teardown", "restart", "restore", "first_step")
         seconds = [f"{part.replace('_', ' ')} {one[part]:.1f}" for part in parts if one.get(part) is not None]
         if seconds:
-            _say(f"    seconds: {', '.join(seconds)}")
+            say_line(f"    seconds: {', '.join(seconds)}")
     return 0
 
 
 def logs(arguments: Sequence[str]) -> int:
     """Print what the processes of a launched run have said."""
     asked = parser_of("logs").parse_args(arguments)
-    place = place_of(asked.run)
-    count = int(read(place / JOB)["processes"])
     if asked.lines < 1:
         raise LaunchError(f"--lines {asked.lines}; expected at least 1")
+    if plain_runs.is_plain(asked.run):
+        if asked.process:
+            raise LaunchError(f"--process {asked.process}: the run was not launched, and has one log, of process 0")
+        return plain_runs.logs(asked.run, asked.lines, following=asked.follow)
+    place = place_of(asked.run)
+    count = int(read(place / JOB)["processes"])
     if asked.process is not None and not 0 <= asked.process < count:
         raise LaunchError(f"--process {asked.process}: the job has {count}, from 0 to {count - 1}")
     wanted = range(count) if asked.process is None else [asked.process]
@@ -119,7 +127,7 @@ def logs(arguments: Sequence[str]) -> int:
         over = _over(place)
         for process in wanted:
             mark = process if len(seen) > 1 else None
-            seen[process] = _print_new(log_of(place, process), seen[process], mark, last=over)
+            seen[process] = follow(log_of(place, process), seen[process], mark, last=over)
         if over:
             break
         time.sleep(FOLLOW_SECONDS)
@@ -128,7 +136,10 @@ def logs(arguments: Sequence[str]) -> int:
 
 def stop(arguments: Sequence[str]) -> int:
     """Have a launched run save at one step in all processes, and end."""
-    place = place_of(parser_of("stop").parse_args(arguments).run)
+    run = parser_of("stop").parse_args(arguments).run
+    if plain_runs.is_plain(run):
+        return plain_runs.stop(run, WAIT_SECONDS)
+    place = place_of(run)
     found = _status(place)
     if "end" in found:
         raise LaunchError(f"the job has ended already: {found['end']['message']}")
@@ -140,7 +151,7 @@ def stop(arguments: Sequence[str]) -> int:
     while time.monotonic() < deadline:
         found = _status(place)
         if "end" in found:
-            _say(f"ended: {found['end']['message']}")
+            say_line(f"ended: {found['end']['message']}")
             return 0
         time.sleep(FOLLOW_SECONDS)
     raise LaunchError(f"the job has not ended within {WAIT_SECONDS:.0f} s; see `panax status`, and its host")
@@ -209,43 +220,6 @@ def is_followed(place: Path, found: Mapping[str, Any], seconds: float = STALE_SE
 def _over(place: Path) -> bool:
     found = _status(place)
     return "end" in found or not is_followed(place, found)
-
-
-def _say(text: str) -> None:
-    print(printable(text))
-
-
-def last_lines(path: Path, count: int) -> tuple[list[str], int]:
-    """(the last lines of a file, how long it is); only its end is read, `MOST_TAIL_BYTES` at most."""
-    if not path.is_file():
-        return [], 0
-    with open(path, "rb") as file:
-        size = begin = file.seek(0, os.SEEK_END)
-        data = b""
-        while begin and data.count(b"\n") <= count and len(data) < MOST_TAIL_BYTES:
-            length = min(begin, BLOCK_BYTES)
-            begin -= length
-            file.seek(begin)
-            data = file.read(length) + data
-    return data.decode(errors="replace").splitlines()[-count:], size
-
-
-def _print_new(path: Path, seen: int, process: int | None, *, last: bool) -> int:
-    """Print what a file has more than before, line by line; where nothing follows, also a last line without its end."""
-    mark = "" if process is None else f"{process}| "
-    while path.is_file() and path.stat().st_size > seen:
-        with open(path, "rb") as file:
-            file.seek(seen)
-            data = file.read(MOST_TAIL_BYTES)
-        whole = data[: data.rfind(b"\n") + 1]
-        if not whole and (last or len(data) == MOST_TAIL_BYTES):
-            whole = data
-        if not whole:
-            break
-        for line in whole.decode(errors="replace").splitlines():
-            print(f"{mark}{printable(line)}")
-        seen += len(whole)
-    return seen
 
 
 def _ago(seconds: float) -> str:

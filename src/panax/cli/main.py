@@ -26,7 +26,7 @@ usage: panax COMMAND ...
   launch RECIPE          train in several processes, started again if they fail
     --processes N          in all
     [--on slurm|ray|mpi|kubernetes] [--nodes M] [--dry-run]
-  status|logs|stop RUN   of a launched run: how it is, what its processes said;
+  status|logs|stop RUN   of a run: how it is, what its processes said;
                          save and end it
   cordon|uncordon RUN NODE
                          take a node out of a launched run, put it back

@@ -45,7 +45,7 @@ FREE = (
 )
 """Settings that may change between two runs of one experiment without changing what is trained."""
 
-OWN_FILES = ("metrics.jsonl", "metrics.csv", ACCOUNT, LEDGER, FACTS, REWINDS)
+OWN_FILES = ("metrics.jsonl", "metrics.csv", "log.txt", ACCOUNT, LEDGER, FACTS, REWINDS)
 """What a run writes into its folder, beside checkpoints and what trackers of other services keep."""
 
 MAY_CHANGE = ("num_steps: ", "step.micro_batches: ", "step.pad_rows: ")

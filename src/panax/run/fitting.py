@@ -6,6 +6,7 @@ import inspect
 import tempfile
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,13 +14,14 @@ import jax
 from ..checkpoint import agreeing
 from ..compiling.cache import compile_once
 from ..compiling.callbacks import as_raised
-from ..core.errors import RecipeError
+from ..core.errors import PanaxError, RecipeError
 from ..core.task import Task
 from ..job.agreement import is_first
 from ..job.heartbeat import heartbeat
 from ..job.join import this_membership
 from ..metrics import Lane, Tracker
 from ..metrics.console import shown
+from ..metrics.run_log import RunLog, both
 from ..system.platform_check import check_system
 from ..train.room import check_room
 from .agreeing_settings import check_held_out, interval_notes, precision_notes
@@ -125,6 +127,10 @@ def open_run(
     elif say is None:
         say, progress = shown()
         trackers = (progress, *trackers)
+    # Of a launched run, the supervisor keeps what each process says.
+    log = None if heartbeat().supervised else RunLog()
+    if log is not None:
+        say, trackers = both(say, log.say), (*trackers, log.tracker)
     with as_raised(), contextlib.closing(Lane("the console", threaded=not experiment.debug)) as told:
         said = functools.partial(told.put, say) if is_first() else _unsaid
         place = this_membership()
@@ -149,6 +155,7 @@ def open_run(
             open_ledger(prepared, said) as ledger,
             open_memory(prepared, checkpointer, said) as memory,
             Interrupt() as interrupt,
+            _logged(log, prepared.folder, said),
         ):
             heartbeat().phase("restore")
             start = begin(prepared, checkpointer, memory, said, accept_changes=accept_changes)
@@ -168,7 +175,31 @@ def open_run(
                 heartbeat().phase("compile")
                 yield run
                 heartbeat().phase("end")
-                run.finish()
+                result = run.finish()
+                if log is not None:
+                    log.say(_end_of(result, experiment.num_steps))
+
+
+def _end_of(result: Result, num_steps: int) -> str:
+    why = f"stopped: {result.stopped}" if result.stopped else "done"
+    if result.interrupted_by:
+        why = f"stopped by {result.interrupted_by}"
+    return f"{why} after step {result.step} of {num_steps}; saved {result.checkpoint}"
+
+
+@contextlib.contextmanager
+def _logged(log: RunLog | None, folder: str, said: Say) -> Iterator[None]:
+    """While a run goes on, which has its folder: what is said of it is in its log, and what ends it."""
+    if log is None or not is_first():
+        yield
+        return
+    log.open(Path(folder))
+    try:
+        yield
+    except BaseException as error:
+        said_of = str(error) if isinstance(error, PanaxError) else f"{type(error).__name__}: {error}"
+        log.say(f"ended by an error: {said_of}")
+        raise
 
 
 def check_experiment(experiment: Any, function: str) -> None:

@@ -18,7 +18,7 @@ from ..data.agreement import classes_of
 from ..job.agreement import first_text, is_first
 from ..kernels import TimedKernels, choose_by_timing, timed_kernels_in_force
 from ..stores import open_store
-from ..system.lock import locked
+from ..system.lock import locked, owner
 from .ahead import compile_ahead
 from .description import describe
 from .earlier import OWN_FILES, SETTINGS, check_same_run, position_in, set_aside
@@ -168,6 +168,9 @@ def _locked(folder: Path) -> Iterator[None]:
             f"can't write to the run's folder {folder}: {error}; choose another with --directory"
         ) from error
     with lock:
+        with contextlib.suppress(OSError):
+            lock.truncate(0)
+            lock.write(owner().encode())
         yield
 
 

@@ -1,8 +1,17 @@
 """A file that one process holds at a time."""
 
+import json
 import os
+import socket
 from pathlib import Path
 from typing import IO
+
+import psutil
+
+from . import json_reader
+
+SAME_SECONDS = 1.0
+"""Two processes of one number did not begin within so short a time."""
 
 
 def locked(path: str | Path) -> IO[bytes]:
@@ -22,3 +31,32 @@ def locked(path: str | Path) -> IO[bytes]:
         file.close()
         raise
     return file
+
+
+def owner() -> str:
+    """This process for a file that it holds: its number, when it began, and its host."""
+    return json.dumps({"pid": os.getpid(), "began": psutil.Process().create_time(), "host": socket.gethostname()})
+
+
+def signal_owner(path: str | Path, number: int) -> str:
+    """Send the process that holds a file a signal; what stands in the way, empty where it was sent.
+
+    The file may be old: a process that took the number later is another one, and gets nothing.
+    """
+    try:
+        said = json_reader.read(Path(path))
+        pid, began, host = int(said["pid"]), float(said["began"]), str(said["host"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "the run does not say which process it is"
+    if host != socket.gethostname():
+        return f"it runs on {host}; stop it there"
+    try:
+        process = psutil.Process(pid)
+        if abs(process.create_time() - began) > SAME_SECONDS:
+            return "its process has ended"
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return "its process has ended"
+    except psutil.AccessDenied:
+        return f"process {pid} is another user's"
+    return ""

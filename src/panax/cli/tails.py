@@ -1,0 +1,46 @@
+"""The end of a file that another process writes, and what comes: as lines that a terminal may show."""
+
+import os
+from pathlib import Path
+
+from ..core.printable import printable
+
+BLOCK_BYTES, MOST_TAIL_BYTES = 1 << 16, 1 << 24
+
+
+def say_line(text: str) -> None:
+    """Print text without what a terminal would obey."""
+    print(printable(text))
+
+
+def last_lines(path: Path, count: int) -> tuple[list[str], int]:
+    """(the last lines of a file, how long it is); only its end is read, `MOST_TAIL_BYTES` at most."""
+    if not path.is_file():
+        return [], 0
+    with open(path, "rb") as file:
+        size = begin = file.seek(0, os.SEEK_END)
+        data = b""
+        while begin and data.count(b"\n") <= count and len(data) < MOST_TAIL_BYTES:
+            length = min(begin, BLOCK_BYTES)
+            begin -= length
+            file.seek(begin)
+            data = file.read(length) + data
+    return data.decode(errors="replace").splitlines()[-count:], size
+
+
+def follow(path: Path, seen: int, process: int | None, *, last: bool) -> int:
+    """Print what a file has more than before, line by line; where nothing follows, also a last line without its end."""
+    mark = "" if process is None else f"{process}| "
+    while path.is_file() and path.stat().st_size > seen:
+        with open(path, "rb") as file:
+            file.seek(seen)
+            data = file.read(MOST_TAIL_BYTES)
+        whole = data[: data.rfind(b"\n") + 1]
+        if not whole and (last or len(data) == MOST_TAIL_BYTES):
+            whole = data
+        if not whole:
+            break
+        for line in whole.decode(errors="replace").splitlines():
+            print(f"{mark}{printable(line)}")
+        seen += len(whole)
+    return seen

@@ -1,0 +1,87 @@
+"""`log.txt` in a run's folder: what a terminal shows of the run, each line with its time."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, cast
+
+from rich.console import Console
+
+from .console import ConsoleTracker, shown
+
+NAME = "log.txt"
+
+WIDTH = 140
+"""Columns of a report of a step."""
+
+
+class RunLog:
+    """The log of one session. Lines wait until the run's folder is this session's; a disk that takes none loses them.
+
+    Attributes:
+        say: Takes a run's notes.
+        tracker: Takes its reports.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[str] = []
+        self._path: Path | None = None
+        self._at_start = True
+        console = Console(
+            file=cast(IO[str], self),
+            width=WIDTH,
+            markup=False,
+            emoji=False,
+            highlight=False,
+            soft_wrap=True,
+            no_color=True,
+        )
+        said, tracker = shown(console)
+        self.say: Callable[[str], None] = said
+        self.tracker = tracker if isinstance(tracker, ConsoleTracker) else ConsoleTracker(console)
+
+    def open(self, folder: Path) -> None:
+        """Write into a run's folder from now on, and what has waited first."""
+        self._path = folder / NAME
+        text, self._waiting = "".join(self._waiting), []
+        self._append(text)
+
+    def write(self, text: str) -> int:
+        """Take text, as a file does."""
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S  ")
+        marked = []
+        for line in text.splitlines(keepends=True):
+            marked.append((stamp if self._at_start else "") + line)
+            self._at_start = line.endswith("\n")
+        if self._path is None:
+            self._waiting += marked
+        else:
+            self._append("".join(marked))
+        return len(text)
+
+    def flush(self) -> None:
+        """Each line is written at once."""
+
+    def isatty(self) -> bool:
+        """It is no terminal."""
+        return False
+
+    def _append(self, text: str) -> None:
+        assert self._path is not None
+        with contextlib.suppress(OSError):
+            if text and not self._path.is_symlink():
+                with open(self._path, "a", encoding="utf-8", errors="backslashreplace") as file:
+                    file.write(text)
+
+
+def both(first: Callable[[str], Any], second: Callable[[str], Any]) -> Callable[[str], None]:
+    """What gives a line to two places, to the second also where the first raises."""
+
+    def say(line: str) -> None:
+        try:
+            first(line)
+        finally:
+            second(line)
+
+    return say
