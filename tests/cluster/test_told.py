@@ -1,11 +1,13 @@
 """What workers, files and clocks tell is judged: none of it ends the supervisor, nor does silence while nobody listened."""
 
+import io
 import json
 import os
 import signal
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -180,3 +182,12 @@ def test_a_thread_that_saves_does_not_hide_steps_that_stand_still(monkeypatch):
     assert [line.get("phase") for line in said] == ["save", None, "steps"]
     os.close(reading)
     os.close(writing)
+
+
+def test_the_first_step_is_told_with_parts_that_make_its_whole():
+    """Since the restart, not since the launch an hour ago."""
+    out = io.StringIO()
+    parts = {"import": 0.25, "join": 0.5, "first step": 4.0}
+    attempt = SimpleNamespace(workers=[1, 2], breakdown=lambda: parts)
+    View(8, out=out).first_step(attempt)
+    assert out.getvalue() == "launch: 2 processes; first step after 4.8 s (import 0.2, join 0.5, first step\n  4.0)\n"

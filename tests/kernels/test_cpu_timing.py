@@ -93,7 +93,13 @@ def test_a_run_records_and_says_its_kernels(tmp_path):
     lines: list[str] = []
     run = dataclasses.replace(base, optimizer=steady, num_steps=2, directory=str(tmp_path / "run"))
     result = fit(run, say=lines.append)
-    assert any(line.startswith("kernels on CPU: as $PANAX_CPU_KERNELS says") for line in lines)
+    assert (
+        sum(
+            line.startswith("kernels on CPU: matmul ") and line.endswith("as $PANAX_CPU_KERNELS says") for line in lines
+        )
+        == 1
+    )
+    assert any("matmul on cpu runs" in line for line in (Path(run.folder) / "log.txt").read_text().splitlines())
     found = json.loads(open_checkpoint(result.checkpoint).attachment("kernels.json") or "")
     assert found.pop("machine") == machine() and CpuKernels(**found) == cpu_kernels.current()
     kept = json.loads((Path(run.folder) / "checkpoints" / "run" / "run.json").read_text())["record"]["kernels"]

@@ -16,7 +16,7 @@ from ..cluster.engines import ENGINES, Engine, Resources, engine_of
 from ..cluster.job import SPARE, Job, Policy, Stragglers, allowed_environment
 from ..cluster.launching import LOCAL
 from ..cluster.launching import launch as launched
-from ..cluster.view import View
+from ..cluster.view import AS_SAID, View
 from ..core.errors import LaunchError, PanaxError, RecipeError, nearest
 from ..system import children, json_reader
 from .islands import launch_islands
@@ -276,5 +276,7 @@ def _ended(code: int, job: Job, view: View) -> int:
     said = end.get("message", "ended")
     if end.get("cause") == Cause.CHECK.value and view.has_said(said):
         said = "the hardware check has failed, as said above"
+    elif view.has_said(said):
+        said = f"{end.get('cause') or 'the job has failed'}, {AS_SAID}"
     print(f"{kind}: {said}{advice}\nits words: panax logs {run}", file=sys.stderr)
     return code

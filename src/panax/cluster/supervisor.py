@@ -344,7 +344,7 @@ class Supervisor:
             self._nodes.tell(
                 spares={"count": self._job.processes_per_node, "command": self._job.spare, "environment": environment}
             )
-        self._view.first_step(attempt, time.monotonic() - self._began)
+        self._view.first_step(attempt)
         incident = self._incident
         if incident is not None:
             incident.recovered(*(attempt.entered(name) for name in ("prepare", "compile", "first step")))

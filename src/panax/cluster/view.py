@@ -19,6 +19,8 @@ QUIET_SECONDS = 30.0
 ERROR = "panax: error: "
 """What a command's last message begins with."""
 
+AS_SAID = "as said above"
+
 TAIL_LINES = 8
 COLUMNS = 80
 
@@ -77,10 +79,11 @@ class View:
             self._shown_at = time.monotonic()
             self._print(f"launch: {self._status}")
 
-    def first_step(self, attempt: Attempt, seconds: float) -> None:
-        """The first step has been taken; where the time went."""
-        parts = ", ".join(f"{name} {took:.1f}" for name, took in attempt.breakdown().items())
-        self.say(f"{len(attempt.workers)} processes; first step after {seconds:.1f} s ({parts})")
+    def first_step(self, attempt: Attempt) -> None:
+        """The first step since a start or restart has been taken; where the time went."""
+        parts = attempt.breakdown()
+        listed = ", ".join(f"{name} {took:.1f}" for name, took in parts.items())
+        self.say(f"{len(attempt.workers)} processes; first step after {sum(parts.values()):.1f} s ({listed})")
 
     def failure(self, diagnosis: Diagnosis, step: int) -> None:
         """A job has failed."""
@@ -88,7 +91,8 @@ class View:
             # A list of findings: it is said once, by the first process or at the end.
             return
         after = f" after step {step}" if step >= 0 else " before the first step"
-        self.say(f"{diagnosis.cause.value}{after}: {diagnosis.message}")
+        message = AS_SAID if self.has_said(diagnosis.message) else diagnosis.message
+        self.say(f"{diagnosis.cause.value}{after}: {message}")
 
     def recovered(self, incident: Incident) -> None:
         """It has taken a step again."""

@@ -26,6 +26,9 @@ Limit = Callable[[Any, Target], str | None]
 NAMED = "it is named"
 """The reason of a choice that a recipe or a caller made."""
 
+TIMED = "timing found it fastest"
+"""The reason of a choice that was measured."""
+
 _PLURALS = {"cpu": "CPUs", "gpu": "GPUs", "tpu": "TPUs"}
 
 
@@ -157,7 +160,7 @@ def _chosen(
         timed = ""
     for kernel in candidates:
         if kernel.name == timed and limit_of(kernel) is None:
-            return Choice(kernel, "timing found it fastest")
+            return Choice(kernel, TIMED)
     why_not = []
     for kernel in candidates:
         limit, avoid = limit_of(kernel), kernel.avoid(case, target)

@@ -49,13 +49,21 @@ def write_account(folder: Path, step: int, parts: Mapping[str, Any]) -> None:
 def lines_of(parts: Mapping[str, Any]) -> Iterator[str]:
     """A line for each part."""
     for name, part in parts.items():
-        times = part["times_seen"]
-        seen = (
-            f"{times['least']} to {times['most']} times, {times['mean']:.2f} on average"
-            if times["most"]
-            else "less than once"
-        )
         yield (
             f"data{f' of part {name!r}' if name else ''}: {part['epochs']:.2f} epochs; each of the {part['documents']:,} "
-            f"documents was seen {seen}"
+            f"documents was seen to its end " + _times(part["times_seen"])
         )
+
+
+def _times(times: Mapping[str, Any]) -> str:
+    """How often, in words.
+
+    >>> _times({"least": 1, "most": 1, "mean": 1.0}), _times({"least": 6, "most": 7, "mean": 6.84})
+    ('once', '6 to 7 times, 6.84 on average')
+    """
+    least, most = times["least"], times["most"]
+    if not most:
+        return "not yet"
+    if least == most:
+        return "once" if most == 1 else f"{most} times"
+    return f"{least} to {most} times, {times['mean']:.2f} on average"

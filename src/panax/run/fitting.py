@@ -140,7 +140,7 @@ def open_run(
             )
         check_system()
         compile_once(said)
-        choose_kernels(experiment, said, fresh=fresh)
+        choose_kernels(experiment, said, fresh=fresh, detail=_unsaid if log is None else log.say)
         prepared = prepare(experiment, said, devices)
         check_verifiable(prepared)
         with agreeing():

@@ -19,6 +19,7 @@ from ..core.logical import Role, axis_of
 from ..core.watching import Watched
 from ..job.agreement import first_text, is_first
 from ..job.heartbeat import heartbeat
+from ..kernels.registry import TIMED
 from ..metrics import (
     ConsoleTracker,
     JsonlTracker,
@@ -177,7 +178,9 @@ class Report:
         """Say which kernels the programs run that were compiled since the last time."""
         lines = getattr(self._prepared.step, "kernels_taken", [])
         for line in lines[self._kernels_said :]:
-            self._say(line)
+            # What timing has chosen was said as the run began.
+            if not line.endswith(TIMED):
+                self._say(line)
         self._kernels_said = len(lines)
 
     def flush(self) -> None:

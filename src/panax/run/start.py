@@ -64,10 +64,13 @@ def place_of_checkpoints(experiment: Experiment) -> str:
     return experiment.checkpoint.directory or str(Path(experiment.folder) / "checkpoints")
 
 
-def choose_kernels(experiment: Experiment, say: Say, *, fresh: bool) -> None:
+def choose_kernels(experiment: Experiment, say: Say, *, fresh: bool, detail: Say = lambda line: None) -> None:
     """Decide and say which kernels are used where only timing tells; a resumed run keeps its own on a machine of the same kind.
 
     Every process of the job calls it, before anything is traced.
+
+    Args:
+        detail: Takes what was measured.
 
     Raises:
         StoreError: The place of the checkpoints can't be read.
@@ -82,7 +85,8 @@ def choose_kernels(experiment: Experiment, say: Say, *, fresh: bool) -> None:
 
     def told(chosen: TimedKernels) -> None:
         for line in chosen.lines():
-            say(line)
+            detail(line)
+        say(chosen.line())
 
     choose_by_timing(first_text(recorded), told)
 

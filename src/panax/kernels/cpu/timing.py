@@ -56,8 +56,17 @@ class Chosen:
     source: str
     times: Times = dataclasses.field(default_factory=dict)
 
+    def line(self) -> str:
+        """What a terminal shows at the start of a run."""
+        parts = []
+        for work in WORKS:
+            usual, *others = ({dtype: self.kernels.of(work, dtype) for dtype in DTYPES}).items()
+            other = "".join(f" ({name!r} in {dtype})" for dtype, name in others if name != usual[1])
+            parts.append(f"{_SAID[work]} {usual[1]!r}{other}")
+        return f"kernels on CPU: {', '.join(parts)}; {self.source}"
+
     def lines(self) -> list[str]:
-        """What is shown at the start of a run."""
+        """What the log of a run keeps: what each took, beside the others."""
         found = []
         for work in WORKS:
             parts = []
@@ -66,7 +75,7 @@ class Chosen:
                 others = [f"{other} {times[other] / times[name]:.2f}" for other in times if other != name]
                 parts.append(f"{name!r} in {dtype}" + (f" ({', '.join(others)} times as long)" if others else ""))
             found.append(f"{_SAID[work]} on cpu runs {', '.join(parts)}")
-        return [*found, f"kernels on CPU: {self.source}"]
+        return found
 
 
 def choose(
