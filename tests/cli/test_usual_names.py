@@ -1,5 +1,6 @@
 """What people type first: other libraries' names of flags, `--version`, `python -m panax`, a name and the tab key."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 import panax
 from panax.cli import plugins
 from panax.cli.main import main
+from panax.cli.recipes import find_recipe
 from panax.cli.settings import _sentence
 from panax.cli.usual_names import ADVICE, USUAL, check_names
 from panax.core import RecipeError
@@ -103,6 +105,17 @@ def test_it_says_its_version_at_once(command):
 def test_names_are_completed():
     assert {"fit", "Experiment", "compile_step", "adapters"} <= set(dir(panax))
     assert {"Task", "RecipeError"} <= set(dir(panax.core))
+    assert not {"TYPE_CHECKING", "lazily", "readable_in"} & set(dir(panax))
+    with pytest.raises(AttributeError, match=r"did you mean 'fit'\?"):
+        panax.fitt  # noqa: B018
+    code = "import panax; panax.data.TextData; panax.run.EvaluateConfig"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_experiment_shows_what_it_sets():
+    shown = repr(dataclasses.replace(find_recipe("quickstart")(), num_steps=7))
+    assert shown.startswith("Experiment(task=DecoderTask(model=DecoderConfig(embed=192") and len(shown) < 800
+    assert "num_steps=7" in shown and "seed" not in shown
 
 
 def test_what_plugins_say_of_absent_devices_is_left_out_and_all_else_is_said():

@@ -4,9 +4,13 @@ A supervisor that checks a layout, or a worker that only reads data, should not 
 """
 
 import importlib
+import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
+
+from .errors import nearest
 
 
 def lazily(package: str, where: Mapping[str, Sequence[str]], rooms: Sequence[str] = ()) -> Callable[[str], Any]:
@@ -22,11 +26,20 @@ def lazily(package: str, where: Mapping[str, Sequence[str]], rooms: Sequence[str
         if name in rooms:
             return importlib.import_module(f"{package}.{name}")
         if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            # As after `import panax.data`, which one may have forgotten.
+            if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None:
+                return importlib.import_module(f"{package}.{name}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}; {nearest(name, {*modules, *rooms})}")
         value = getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
         setattr(sys.modules[package], name, value)
         return value
 
     module = sys.modules[package]
-    module.__dict__["__dir__"] = lambda: sorted({*module.__dict__, *modules, *rooms})
+    module.__dict__["__dir__"] = lambda: sorted({*modules, *rooms, *_public(module)})
     return get
+
+
+def _public(module: ModuleType) -> Iterator[str]:
+    """What `__all__` names, and what Python itself looks for in a module."""
+    yield from getattr(module, "__all__", ())
+    yield from (name for name in module.__dict__ if name.startswith("__") and name.endswith("__"))

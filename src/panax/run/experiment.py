@@ -8,6 +8,7 @@ from typing import Any
 from ..checkpoint import CheckpointConfig
 from ..comms import Comms
 from ..core import CollectingTask, Task
+from ..core.brief import brief
 from ..core.errors import RecipeError
 from ..core.validated import Validated
 from ..data import BatchRamp, RowNumbers, TextData
@@ -89,7 +90,7 @@ class ProbeConfig(Validated):
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Experiment(Validated):
     """What is trained, on what, how, and where it is kept.
 
@@ -247,6 +248,9 @@ class Experiment(Validated):
             raise RecipeError(f"batch_ramp and overfit_batches are of data, and {type(task).__name__} collects its own")
         object.__setattr__(self, "data", RowNumbers(batch_size=task.rows))
         object.__setattr__(self, "held_out", RowNumbers(batch_size=task.evaluation_rows, num_batches=1))
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def folder(self) -> str:

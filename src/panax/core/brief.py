@@ -1,0 +1,43 @@
+"""Settings in few words: of a dataclass, what differs from its defaults."""
+
+import dataclasses
+from typing import Any
+
+LONGEST = 60
+"""Letters of a value that is no dataclass; of a longer one its beginning is shown."""
+
+
+def brief(value: Any) -> str:
+    """A value as code, without what a dataclass has by default.
+
+    >>> @dataclasses.dataclass
+    ... class Layer:
+    ...     width: int
+    ...     bias: bool = True
+    >>> brief((Layer(3), Layer(4, bias=False)))
+    '(Layer(width=3), Layer(width=4, bias=False))'
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        shown = (
+            f"{field.name}={brief(getattr(value, field.name))}"
+            for field in dataclasses.fields(value)
+            if field.repr and not _is_default(getattr(value, field.name), field)
+        )
+        return f"{type(value).__name__}({', '.join(shown)})"
+    if type(value) is tuple:
+        return f"({', '.join(map(brief, value))}{',' if len(value) == 1 else ''})"
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 4]} ..."
+
+
+def _is_default(value: Any, field: dataclasses.Field[Any]) -> bool:
+    if field.default is not dataclasses.MISSING:
+        default = field.default
+    elif field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    else:
+        return False
+    try:
+        return type(value) is type(default) and bool(value == default)
+    except Exception:
+        return value is default
