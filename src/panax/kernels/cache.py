@@ -5,7 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from panax.system.files import expanded
+from panax.system.cache_directory import user_caches
 from panax.system.secure_dir import is_own_file, private_folder
 
 
@@ -15,7 +15,7 @@ def kernels_folder() -> Path:
     Raises:
         OSError: It can't be made, or others may write to it.
     """
-    return private_folder(Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache")) / "panax" / "kernels")
+    return private_folder(user_caches() / "panax" / "kernels")
 
 
 def is_whole(target: Path) -> bool:

@@ -1,13 +1,15 @@
 """Where Panax keeps finished work."""
 
 import os
+import tempfile
 from pathlib import Path
 
 from .files import expanded
+from .secure_dir import private_folder
 
 
 def cache_directory(given: str | None = None) -> Path:
-    """Where to keep finished work: `given`, else $PANAX_CACHE, else `panax` in $XDG_CACHE_HOME or ~/.cache.
+    """Where to keep finished work: `given`, else $PANAX_CACHE, else `panax` in this user's caches.
 
     >>> cache_directory("/tmp/here").as_posix()
     '/tmp/here'
@@ -16,5 +18,21 @@ def cache_directory(given: str | None = None) -> Path:
         return expanded(given)
     if named := os.environ.get("PANAX_CACHE"):
         return expanded(named)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else expanded("~") / ".cache") / "panax"
+    return user_caches() / "panax"
+
+
+def user_caches() -> Path:
+    """The folder of all caches of this user: $XDG_CACHE_HOME, else ~/.cache; a temporary one of a user without a home.
+
+    In a container that runs as a number without a name, `~` stays `~`, which would be a folder of that name wherever one is.
+
+    Raises:
+        PermissionError: The temporary one is somebody else's.
+    """
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named)
+    home = expanded("~")
+    if home.is_absolute():
+        return home / ".cache"
+    # Others may write to where it lies.
+    return private_folder(Path(tempfile.gettempdir()) / f"caches-of-{os.getuid()}")
