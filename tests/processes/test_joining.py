@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -115,3 +116,41 @@ def test_joining_after_jax_runs_is_one_message(monkeypatch):
     for name in [name for name in os.environ if name.startswith(NOT_OURS)]:
         monkeypatch.delenv(name)
     assert panax.join() is None
+
+
+JOINS = """
+import sys
+import numpy as np
+import panax
+panax.join(sys.argv[1], processes=2, index=int(sys.argv[2]))
+from jax.experimental import multihost_utils
+print(multihost_utils.process_allgather(np.array([1.0 + int(sys.argv[2])])).tolist())
+"""
+
+
+@pytest.mark.parametrize("where", ["behind a proxy", "a host without an address"])
+def test_processes_of_a_host_join_over_loopback_whatever_its_network_is(where, tmp_path):
+    before, variables = [], {"no_proxy": "elsewhere"}
+    if where == "behind a proxy":
+        # Nobody listens there.
+        variables |= dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    elif os.getuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("a host name of its own needs root and unshare")
+    else:
+        before = ["unshare", "--uts", "sh", "-c", 'hostname no-such-host.invalid && exec "$@"', "sh"]
+    env = environment(1, Path(__file__).parent) | variables
+    port = free_port()
+    with one_job_at_a_time():
+        children = [
+            subprocess.Popen(
+                [*before, sys.executable, "-c", JOINS, f"127.0.0.1:{port}", str(index)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=env,
+            )
+            for index in range(2)
+        ]
+        said = [child.communicate(timeout=SECONDS) for child in children]
+    assert [child.returncode for child in children] == [0, 0], said
+    assert [out.splitlines()[-1] for out, _ in said] == ["[[1.0], [2.0]]"] * 2

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import pkgutil
 import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -94,6 +95,11 @@ def start_jax() -> None:
         if not asked:
             raise
         first, _, _ = str(error).partition("\n")
+        if "gloo" in first and "rv == 0" in first:
+            raise RecipeError(
+                f"processes on CPUs connect by their host's name, and {socket.gethostname()!r} does not resolve to an "
+                f"address here; give it one in /etc/hosts"
+            ) from error
         reason = f": {first}" if first else ""
         raise RecipeError(
             f"JAX_PLATFORMS={asked} asks for a device that JAX does not find here; unset it, or set it to cpu{reason}"

@@ -18,6 +18,9 @@ SECONDS = "PANAX_JOIN_SECONDS"
 SECRET = "PANAX_SECRET"
 """The environment variable that holds the secret of a job, by which its processes know each other."""
 
+PROXY_FREE = "no_grpc_proxy"
+"""The environment variable that names hosts which gRPC reaches without a proxy."""
+
 _USUAL_SECONDS = 60.0
 
 _joined: Membership | None = None
@@ -110,7 +113,7 @@ def _asked(coordinator: str | None, processes: int | None, index: int | None, bi
 def _initialize(place: Membership) -> None:
     import jax
 
-    from ..core.jax_internals import backend_runs
+    from ..core.jax_internals import backend_runs, connect_over_loopback
 
     if backend_runs():
         raise RecipeError(
@@ -121,8 +124,13 @@ def _initialize(place: Membership) -> None:
     address = listening_address(place) if place.index == 0 else place.coordinator
     roll = Roll(place, _facts(), seconds, os.environ.get(SECRET, "").encode())
     call_roll(roll, address)
+    host, _ = split_address(place.coordinator, "the coordinator")
+    os.environ[PROXY_FREE] = _without_proxy(os.environ, host)
     if not os.environ.get("JAX_CPU_COLLECTIVES_IMPLEMENTATION"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        if host in LOOPBACK:
+            # All processes are here: nobody else need reach them, and the host's own name may have no address.
+            connect_over_loopback()
     try:
         jax.distributed.initialize(
             # What the host's name means elsewhere may not be where process 0 listens.
@@ -137,6 +145,16 @@ def _initialize(place: Membership) -> None:
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise JoinError(f"JAX could not join {place} at {place.coordinator}: {reason}") from error
+
+
+def _without_proxy(environment: Mapping[str, str], host: str) -> str:
+    """The hosts that gRPC reaches without the proxy of `http_proxy`: the coordinator too.
+
+    >>> _without_proxy({"no_proxy": "a.b,c"}, "127.0.0.1")
+    'a.b,c,127.0.0.1'
+    """
+    before = environment.get(PROXY_FREE) or environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    return ",".join([*filter(None, before.split(",")), host.strip("[]")])
 
 
 def join_seconds(environment: Mapping[str, str]) -> float:
