@@ -66,21 +66,23 @@ def test_without_a_supervisor_a_recovery_is_one_figure(failed_twice):
     assert "all of it is counted as restart" in found.notes[0]
 
 
-def test_a_run_that_never_failed_does_not_tell_of_recovery(tmp_path):
+def test_of_a_run_that_never_failed_recovery_is_assumed_and_said_to_be(tmp_path):
     write_metrics(tmp_path, 10)
     write_lines(tmp_path / "goodput.jsonl", [interval(1, 0, 1, 0, "start"), interval(1, 1, 11, 10, end="done")])
     write_lines(tmp_path / "sessions.jsonl", [session(1, 0, **SETTINGS)])
-    with pytest.raises(
-        RecipeError, match="never failed knows nothing of recovery; set --detect, --teardown, --restart"
-    ):
-        panax.simulate(tmp_path, devices=64)
+    found = panax.simulate(tmp_path, devices=64, lives=2, detect=7.0)
+    assert (found.stages.detect, found.stages.teardown, found.stages.restore) == (7.0, 10.0, 60.0)
+    assert found.sources["detect"] == "given" and found.sources["restore"] == "assumed"
+    assert any("--teardown, --restart, --restore, --first-step are assumed" in said for said in found.assumptions)
     recovery = {name: GIVEN[name] for name in ("detect", "teardown", "restart", "restore", "first_step")}
-    assert panax.simulate(tmp_path, devices=64, lives=2, **recovery).stages.step == pytest.approx(1.0)
+    told = panax.simulate(tmp_path, devices=64, lives=2, **recovery, stall=1.0)
+    assert told.stages.step == pytest.approx(1.0) and not any("are assumed; give" in said for said in told.assumptions)
 
 
 def test_a_run_of_metrics_alone_tells_its_step(tmp_path):
     write_metrics(tmp_path, 10)
-    assert dict(measured(tmp_path).times) == {"step": 0.5}
+    found = measured(tmp_path)
+    assert {name: value for name, value in found.times.items() if found.sources[name] != "assumed"} == {"step": 0.5}
 
 
 def test_a_run_without_steps_is_refused(tmp_path):

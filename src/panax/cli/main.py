@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 
 from .. import __version__
@@ -182,6 +183,8 @@ def _ended(arguments: list[str]) -> int:
         if arguments[0] not in COMMANDS:
             raise RecipeError(f"there is no command {arguments[0]!r}; {nearest(arguments[0], COMMANDS)}")
         guard()
+        # Of any library: where in its code it is raised is nothing to act on.
+        warnings.showwarning = lambda message, *_: warn(f"warning: {message}")
         if arguments[0] not in SUPERVISING:
             leave_out_absent()
         with unsaid():

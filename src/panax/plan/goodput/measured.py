@@ -11,6 +11,12 @@ from ...metrics.report.reading import RunFiles, mapping, number, read_run
 
 STEP_CURVE = "seconds/step"
 
+ASSUMED = {"stall": 5.0, "detect": 30.0, "teardown": 10.0, "restart": 60.0, "restore": 60.0, "first_step": 90.0}
+"""Seconds of what a run that never failed, or never saved, does not tell: those of a large run that is looked after."""
+
+BY_ASSUMPTION = "assumed"
+"""Where such a time is from."""
+
 
 class Measured(NamedTuple):
     """What a run's folder tells.
@@ -45,6 +51,7 @@ def measured(folder: str | Path) -> Measured:
     _add_checkpoints(run, steps, found, notes)
     _add_recovery(mishaps_of(run), found, notes)
     _add_devices(run, found)
+    found |= {name: (seconds, BY_ASSUMPTION) for name, seconds in ASSUMED.items() if name not in found}
     return Measured(
         {name: value for name, (value, _) in found.items()},
         {name: source for name, (_, source) in found.items()},

@@ -10,7 +10,7 @@ from typing import Any
 from ...core.errors import DataError, RecipeError, nearest
 from .fleet import SECONDS_PER_DAY, Fleet
 from .lives import Lives, live_many
-from .measured import Measured, measured
+from .measured import BY_ASSUMPTION, Measured, measured
 from .model import Forecast, best_every, forecast, young_daly_seconds
 from .stages import StageTimes
 
@@ -163,8 +163,7 @@ def _check_complete(times: Mapping[str, Any], run: str | Path | None) -> None:
         return
     why = "without a measured run, expected" if run is None else f"{run} does not tell"
     flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
-    what = "; a run that never failed knows nothing of recovery" if run is not None and "detect" in missing else ""
-    raise RecipeError(f"{why} these stage times: {', '.join(missing)}{what}; set {flags} (in seconds; every in steps)")
+    raise RecipeError(f"{why} these stage times: {', '.join(missing)}; set {flags} (in seconds; every in steps)")
 
 
 def _at(stages: StageTimes, fleet: Fleet, every: int) -> Forecast:
@@ -189,6 +188,10 @@ def _by_interval(stages: StageTimes, fleet: Fleet) -> tuple[Forecast, ...]:
 def _assumptions(stages: StageTimes, fleet: Fleet, read: Measured, given: Mapping[str, Any]) -> Sequence[str]:
     """What the figures rest on, beside what was measured."""
     found = list(read.notes)
+    assumed = [name for name, source in read.sources.items() if source == BY_ASSUMPTION and name not in given]
+    if assumed:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in assumed)
+        found.append(f"The measured run has not gone through every stage: {flags} are assumed; give your own.")
     source = "as given" if "failures_per_device_day" in given else "that of Llama 3's training, not yours"
     found.append(
         f"A device fails {fleet.failures_per_device_day:.3g} times a day ({source}), independently of the others and of its age."
