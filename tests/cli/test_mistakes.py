@@ -123,7 +123,7 @@ TYPED = [
     ("train R --lr 3e-4", 2, "no flag --lr; here it is --optimizer.schedule.peak"),
     ("train R --tp=2", 2, "no flag --tp; here it is --mesh.tensor"),
     ("train R --epochs 3", 2, "a run is measured in steps: --num-steps"),
-    ("train R --num-steps many", 2, "--num-steps.*'many'.*--num-steps INT"),
+    ("train R --num-steps many", 2, "Error parsing --num-steps: .*'many'; .*--help` lists"),
     ("train R --num-steps 0", 2, "num_steps=0; expected 1 or more"),
     ("train R --data.batch-size 0", 2, "batch_size=0; expected at least 1"),
     ("train R --checkpoint.every -1", 2, "checkpoint.every=-1; expected 0 or more"),

@@ -152,7 +152,7 @@ def check_command(arguments: list[str], where: str) -> None:
 
 
 def test_a_wrong_flag_or_command_is_found(here):
-    with pytest.raises(pytest.fail.Exception):
+    with pytest.raises(panax.core.errors.RecipeError, match="embde"):
         check_command(["train", "quickstart", "--task.model.embde", "8"], "")
     with pytest.raises(pytest.fail.Exception):
         check_command(["generate", "runs/x", "--prompt", "a", "--token", "many"], "")

@@ -7,6 +7,7 @@ import sys
 from html.parser import HTMLParser
 
 import numpy as np
+import pytest
 
 from panax.metrics.page.blocks import (
     Card,
@@ -137,3 +138,20 @@ def test_the_page_needs_no_jax():
     program = "import sys, panax, panax.metrics.page.html; assert 'jax' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_line_of_one_point_has_a_dot_in_the_legend_and_an_axis_that_counts_by_powers():
+    lines = [Line("goodput", [1.0, 10.0, 1000.0], [1.0, 2.0, 3.0], marked=False), Line("now", [10.0], [2.0])]
+    drawn = line_chart(lines, "devices", logarithmic_x=True, titles_above=True, readable=True, width=460).svg
+    across = re.findall(r'<circle cx="([\d.]+)"', drawn)
+    # In the legend, and where a third of the powers of ten are.
+    assert len(across) == 2 and float(across[1]) == pytest.approx(52 + (460 - 26 - 52) / 3, abs=0.1)
+    assert "data-logarithmic-x=1>" in drawn and ">100<" in drawn
+
+
+def test_what_hardly_changes_is_drawn_flat():
+    drawn = line_chart([Line("memory", [1, 2, 3], [0.6518, 0.6521, 0.652])], "step").svg
+    heights = [
+        float(y) for _, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", re.findall(r'<path d="(M[^"]+L[^"]+)"', drawn)[0])
+    ]
+    assert max(heights) - min(heights) < 10

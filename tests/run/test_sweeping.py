@@ -30,12 +30,10 @@ def test_a_sweep_ends_with_a_table_a_chart_and_the_best(short, monkeypatch):
     assert [float(row["loss"]) for row in rows] == [trial.evaluation["loss"] for trial in found.trials]
     assert all(Path(row["folder"], "checkpoints", "step_00000004").is_dir() for row in rows)
     assert found.table["optimizer.schedule.peak"].tolist() == [1e-5, 3e-2]
-    svg = (root / "sweep.svg").read_text()
-    assert (
-        svg.count("<circle") + svg.count("stroke-linejoin") >= 2
-        and "peak 0.03" in svg
-        and found.plot()._repr_svg_() == svg
-    )
+    by_value, curves = ((root / name).read_text() for name in ("sweep.svg", "curves.svg"))
+    assert by_value.count("<circle") == 2 and "optimizer.schedule.peak" in by_value and ">0.01<" in by_value
+    assert curves.count("<circle") + curves.count("stroke-linejoin") >= 2 and "peak 0.03" in curves
+    assert found.plot()._repr_svg_() == curves
     # Nothing is trained twice, and a run that fails is a row with its error.
     fit = sweeping.fit
 

@@ -25,14 +25,14 @@ def test_a_state_larger_than_the_hosts_free_memory_is_refused(devices, monkeypat
     assert asked
     # Parameters and two moments.
     monkeypatch.setattr(room, "free_bytes", lambda: 3 * needed - 1)
-    with pytest.raises(RecipeError, match=r"larger than the host's free memory.*it takes .* GiB there.*--mesh.fsdp"):
+    with pytest.raises(RecipeError, match=r"larger than the host's free memory.*they take .* GiB there.*--mesh.fsdp"):
         step.init(0)
 
 
 def test_devices_with_memory_of_their_own_are_asked_one_by_one(monkeypatch):
     """As a GPU's: a replicated state must fit each, a sharded one by parts."""
     whole, sharded = make_step(1), make_step(4)
-    needed = sum(leaf.size * getattr(leaf.dtype, "itemsize", 8) for leaf in jax.tree.leaves(whole.program.abstract))
+    needed = 3 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(whole.program.abstract.params))
 
     class Traits:
         own_memory = True

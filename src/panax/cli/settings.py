@@ -52,8 +52,9 @@ def _refused(said: str, prog: str) -> RecipeError:
 def names_of(value: Any, prefix: str = "--") -> Iterator[str]:
     """The flags of a dataclass's fields, those of the dataclasses that it holds included.
 
-    >>> sorted(names_of(Experiment.__dataclass_fields__["step"].default_factory(), "--step."))[:2]
-    ['--step.clip-norm', '--step.max-skipped']
+    >>> from panax.optim import Schedule
+    >>> sorted(names_of(Schedule(peak=0.1)))[:2]
+    ['--base-batch', '--cycles']
     """
     for field in dataclasses.fields(value):
         name = f"{prefix}{field.name.replace('_', '-')}"

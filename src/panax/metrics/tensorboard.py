@@ -21,7 +21,10 @@ from .trackers import Tracker
 TRAIN, EVALUATION = "train", "evaluation"
 """The two runs that TensorBoard shows, a folder each."""
 
-UPDATE = ("gradient_norm", "learning_rate", "skipped")
+COUNTED = ("tokens", "images", "examples", "transitions", "clicks", "rows")
+"""How much a loss was taken over."""
+
+UPDATE = ("gradient_norm", "learning_rate", "parameter_norm", "skipped", *COUNTED)
 """Scalars of a training step that say how it was made, not how good it is."""
 
 GROUPS = {
@@ -52,13 +55,30 @@ def run_and_tag(name: str) -> tuple[str, str]:
 
     >>> run_and_tag("train/loss"), run_and_tag("evaluation/loss"), run_and_tag("mine/figure")
     (('train', '1 loss/loss'), ('evaluation', '1 loss/loss'), ('train', 'mine/figure'))
+    >>> run_and_tag("evaluation/tokens")
+    ('evaluation', '2 update/tokens')
     """
     group, _, rest = name.partition("/")
     if group == EVALUATION and rest:
-        return EVALUATION, f"1 loss/{rest}"
+        return EVALUATION, f"{'2 update' if rest in COUNTED else '1 loss'}/{rest}"
     if group == TRAIN and rest:
         return TRAIN, f"2 update/{rest}" if rest in UPDATE else f"1 loss/{rest}"
     return TRAIN, f"{GROUPS[group]}/{rest}" if group in GROUPS and rest else name
+
+
+def _is_its_whole(name: str, values: Mapping[str, float]) -> bool:
+    """Whether a term is the only one of a loss, and so the same curve again.
+
+    >>> values = {"train/loss": 2.0, "train/loss/cross_entropy": 2.0}
+    >>> [_is_its_whole(name, values) for name in values]
+    [False, True]
+    >>> _is_its_whole("train/loss/cross_entropy", values | {"train/loss/z": 0.0})
+    False
+    """
+    whole, _, term = name.rpartition("/")
+    if not whole.endswith("/loss") or not term or whole not in values:
+        return False
+    return values[name] == values[whole] and sum(each.startswith(f"{whole}/") for each in values) == 1
 
 
 class _NoTorch:
@@ -115,6 +135,8 @@ class TensorBoardTracker(Tracker):
 
         found: defaultdict[str, list[Any]] = defaultdict(list)
         for name, value in values.items():
+            if _is_its_whole(name, values):
+                continue
             run, tag = run_and_tag(name)
             found[run].append(Summary.Value(tag=tag, simple_value=value))
         for run, scalars in found.items():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..core.errors import DataError
 from ..core.finite import greatest, least
-from ..metrics.page.blocks import Paragraph, Picture, Section, Tile, Tiles
+from ..metrics.page.blocks import Mark, Paragraph, Picture, Section, Tile, Tiles
 from ..metrics.page.html import page
 from ..metrics.page.lines import Line, line_chart
 from .finding_rate import MARGIN, RateSearch
@@ -75,9 +75,16 @@ def write_page(found: RateSearch, name: str, output: str | Path) -> Path:
 
 
 def _sections(found: RateSearch) -> list[Section]:
-    x = [math.log10(rate) for rate in found.rates]
-    lines = [Line("smoothed", x, found.smoothed, marked=False), Line("each step", x, found.losses, marked=False)]
-    drawn = line_chart(lines, "rate, powers of 10", titles_above=True, readable=True)
+    lines = [
+        Line("smoothed", found.rates, found.smoothed, marked=False),
+        Line("each step", found.rates, found.losses, marked=False),
+    ]
+    marks = (
+        []
+        if found.recommended is None
+        else [Mark(found.recommended, "recommended", f"recommended: {found.recommended:.2g}")]
+    )
+    drawn = line_chart(lines, "learning rate", logarithmic_x=True, titles_above=True, readable=True, marks=marks)
     tiles = Tiles(
         (
             Tile("Recommended", _short(found.recommended), "a tenth of the rate of the lowest smoothed loss"),

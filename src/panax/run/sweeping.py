@@ -24,6 +24,10 @@ from .result import Result
 
 TABLE, CHART = "sweep.csv", "sweep.svg"
 
+CURVES = "curves.svg"
+"""The losses over the steps, where the chart has those at the end over the values."""
+
+
 PLACES = ("--data", "--directory", "--checkpoint.directory", "--name")
 """Flags whose values may have commas in them."""
 
@@ -126,8 +130,29 @@ class Sweep:
             drawn.append(Line(trial.name, [x for x, _ in points], [y for _, y in points]))
         return line_chart(drawn, "step")
 
+    def plot_values(self) -> Chart | None:
+        """The loss at the end over the value that was swept; None where several settings were, or values are no numbers."""
+        names = dict.fromkeys(name for trial in self.trials for name in trial.settings)
+        varied = [name for name in names if len({repr(trial.settings.get(name)) for trial in self.trials}) > 1]
+        if len(varied) != 1:
+            return None
+        numbers = [trial.settings.get(varied[0]) for trial in self.trials]
+        if any(isinstance(value, bool) or not isinstance(value, int | float) for value in numbers):
+            return None
+        # In the order of the values, which are settings.
+        points = ascending(
+            [(float(value), trial.loss) for value, trial in zip(numbers, self.trials) if math.isfinite(trial.loss)],  # pyright: ignore[reportArgumentType]
+            key=lambda point: point[0],
+        )
+        if len(points) < 2:
+            return None
+        values = [value for value, _ in points]
+        wide = values[0] > 0 and values[-1] > 5 * values[0]
+        line = Line("loss at the end", values, [loss for _, loss in points])
+        return line_chart([line], varied[0], logarithmic_x=wide)
+
     def write(self) -> None:
-        """Write the table and the chart into the sweep's folder."""
+        """Write the table and the charts into the sweep's folder."""
         folder = Path(self.folder)
         folder.mkdir(parents=True, exist_ok=True)
         names = list(dict.fromkeys(name for row in self.rows for name in row))
@@ -135,7 +160,10 @@ class Sweep:
             writer = csv.DictWriter(file, names, restval="")
             writer.writeheader()
             writer.writerows(self.rows)
-        self.plot().save(folder / CHART)
+        by_value = self.plot_values()
+        if by_value is not None:
+            by_value.save(folder / CHART)
+        self.plot().save(folder / (CURVES if by_value is not None else CHART))
 
     def __repr__(self) -> str:
         return f"Sweep({len(self.trials)} trials, {self.folder})"

@@ -1,4 +1,4 @@
-"""Whether a run's state fits the memory of its devices, asked before a byte of it is there."""
+"""Whether a run's parameters and moments fit the memory of its devices, asked before a byte of them is there."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from ..system.host_memory import free_bytes
 
 
 def check_room(abstract: Any, shardings: Any) -> None:
-    """See that the state has room on the devices of this process.
+    """See that parameters and moments have room on the devices of this process.
 
     A step takes more, gradients and activations: what is refused here can't even begin.
 
@@ -20,26 +20,25 @@ def check_room(abstract: Any, shardings: Any) -> None:
         shardings: How each leaf lies.
 
     Raises:
-        RecipeError: It has none.
+        RecipeError: They have none.
     """
-    held = {name: _held(getattr(abstract, name), getattr(shardings, name)) for name in ("params", "optimizer_state")}
-    all_held = _held(abstract, shardings)
-    for device, needed in all_held.items():
-        own = target_of(device).traits.own_memory
-        if own:
-            room = _limit(device)
-        else:
+    params, moments = (
+        _held(getattr(abstract, name), getattr(shardings, name)) for name in ("params", "optimizer_state")
+    )
+    # A task's own state, such as a replay buffer, is asked for by the task.
+    for device in {*params, *moments}:
+        here = (params.get(device, 0), moments.get(device, 0))
+        where, room = f"the memory of {device.device_kind}", _limit(device)
+        if not target_of(device).traits.own_memory:
             # Devices of the host share its memory.
-            needed = sum(all_held.values())
-            room = free_bytes()
-        if room is None or needed <= room:
+            here = (sum(params.values()), sum(moments.values()))
+            where, room = "the host's free memory", free_bytes()
+        if room is None or sum(here) <= room:
             continue
-        parts = {name: of.get(device, 0) if own else sum(of.values()) for name, of in held.items()}
-        where = f"the memory of {device.device_kind}, {_gib(room)}" if own else f"the host's free memory, {_gib(room)}"
         raise RecipeError(
-            f"the state of this run is larger than {where}: it takes {_gib(needed)} there, parameters {_gib(parts['params'])} "
-            f"and optimizer {_gib(parts['optimizer_state'])}, before gradients and activations. Take a smaller model, or more "
-            f"devices with --mesh.fsdp; `panax inspect RECIPE --target h100x8` says what a step takes on which devices"
+            f"the parameters and moments of this run are larger than {where}, {_gib(room)}: they take {_gib(here[0])} and "
+            f"{_gib(here[1])} there, before gradients and activations. Take a smaller model, or more devices with --mesh.fsdp; "
+            f"`panax inspect RECIPE --target h100x8` says what a step takes on which devices"
         )
 
 

@@ -116,6 +116,7 @@ class Strip:
 
     Attributes:
         length: Of the whole bar beside the longest one, from 0 to 1.
+        scale: (place from 0 to 1, what stands there) below the bar.
     """
 
     title: str
@@ -123,6 +124,7 @@ class Strip:
     note: str = ""
     marks: tuple[Mark, ...] = ()
     length: float | int = 1.0
+    scale: tuple[tuple[float | int, str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

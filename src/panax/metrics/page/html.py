@@ -104,8 +104,17 @@ def _strip(strip: Strip) -> str:
         if strip.title or strip.note
         else ""
     )
+    for at, words in strip.scale:
+        place = f"{at * strip.length * 100:.3f}%"
+        anchor = "end" if at > 0.94 else "middle" if at else "start"
+        drawn.append(f'<line x1="{place}" x2="{place}" y1="22" y2="27" stroke="var(--soft)"/>')
+        drawn.append(
+            f'<text x="{place}" y="40" text-anchor="{anchor}" fill="var(--soft)" font-size="12">{escape(words)}</text>'
+        )
     space = ' style="padding-top:9px"' if strip.marks else ""
-    return f'<div class="strip">{head}<div{space}><svg width="100%" height="22" role="img">{"".join(drawn)}</svg></div></div>'
+    height = 44 if strip.scale else 22
+    bar = f'<svg width="100%" height="{height}" role="img">{"".join(drawn)}</svg>'
+    return f'<div class="strip">{head}<div{space}>{bar}</div></div>'
 
 
 def _legend(legend: Sequence[tuple[int, str, str]]) -> str:

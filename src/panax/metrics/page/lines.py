@@ -20,6 +20,9 @@ MARK_PIXELS = 19
 MOST_POINTS = 800
 """A line of more points is thinned out: of each stretch its least and its greatest value are drawn."""
 
+FLAT = 0.04
+"""Of a curve's greatest value, what the y axis spans at least."""
+
 LARGEST = 1e300
 """Of two values beyond it, not even the difference can be told."""
 
@@ -77,9 +80,11 @@ class _Plane:
     top: float | int
     bottom: float | int
     logarithmic: bool
+    logarithmic_x: bool = False
 
     def across(self, x: float | int) -> float | int:
         first, last = self.x
+        x = math.log10(x) if self.logarithmic_x else x
         return self.left + (self.right - self.left) * ((x - first) / (last - first) if last > first else 0.0)
 
     def up(self, y: float | int) -> float | int:
@@ -93,6 +98,7 @@ def line_chart(
     x_label: str,
     *,
     logarithmic: bool = False,
+    logarithmic_x: bool = False,
     width: int = WIDTH,
     height: int = HEIGHT,
     titles_above: bool = False,
@@ -104,6 +110,7 @@ def line_chart(
 
     Args:
         logarithmic: Of the y axis; values that are not above 0 leave a gap.
+        logarithmic_x: Of the x axis; all of its values are above 0.
         titles_above: The titles stand above the lines, and a single one is left out.
         marks: Places on the x axis, drawn as upright lines.
         readable: The picture holds its figures, which a page reads out where the reader points.
@@ -116,16 +123,16 @@ def line_chart(
         return Chart(svg(40, [text(16, 24, "nothing to draw", faint=True)], width))
     head = _titles_above(lines, width) if titles_above else []
     left, right = (52, width - 26) if titles_above else (70, width - 170)
-    plane = _plane(together, logarithmic, left, right, 14 + 20 * len(head), height - 48)
+    plane = _plane(together, logarithmic, logarithmic_x, left, right, 14 + 20 * len(head), height - 48)
     parts = [*_grid(plane, x_label, height)]
     for row, titles in enumerate(head):
-        parts += [_title(x, 14 + 20 * row, lines[n], n) for n, x in titles]
+        parts += [_title(x, 14 + 20 * row, lines[n], n, len(finite[n])) for n, x in titles]
     for mark in marks:
         parts.append(_mark(plane, mark))
     for row, (line, found) in enumerate(zip(lines, kept)):
         parts.append(_line(plane, line, found, row, readable))
         if not titles_above:
-            parts.append(_title(right + 14, plane.top + 8 + row * 20, line, row))
+            parts.append(_title(right + 14, plane.top + 8 + row * 20, line, row, len(finite[row])))
     whole = height if titles_above else max(height, int(plane.top) + 20 * len(lines) + 12)
     return Chart(svg(whole, parts, width, _scale(plane) if readable else ""))
 
@@ -156,15 +163,24 @@ def _points(line: Line, logarithmic: bool) -> Points:
 
 
 def _plane(
-    points: Points, logarithmic: bool, left: float | int, right: float | int, top: float | int, bottom: float | int
+    points: Points,
+    logarithmic: bool,
+    logarithmic_x: bool,
+    left: float | int,
+    right: float | int,
+    top: float | int,
+    bottom: float | int,
 ) -> _Plane:
     values = np.log10(points[:, 1]) if logarithmic else points[:, 1]
+    x = np.log10(points[:, 0]) if logarithmic_x else points[:, 0]
     low, high = float(values.min()), float(values.max())
-    margin = (high - low) * 0.08 or max(abs(high) * 0.01, 1e-3)
+    margin = (high - low) * 0.08
+    if not logarithmic:
+        # What hardly changes is drawn flat.
+        margin = max(margin, (FLAT * max(abs(low), abs(high)) - (high - low)) / 2)
+    margin = margin or 1e-3
     low, high = (0.0 if 0 <= low < margin * 2 and not logarithmic else low - margin), high + margin
-    return _Plane(
-        (float(points[:, 0].min()), float(points[:, 0].max())), (low, high), left, right, top, bottom, logarithmic
-    )
+    return _Plane((float(x.min()), float(x.max())), (low, high), left, right, top, bottom, logarithmic, logarithmic_x)
 
 
 def _grid(plane: _Plane, x_label: str, height: int) -> Iterator[str]:
@@ -173,7 +189,9 @@ def _grid(plane: _Plane, x_label: str, height: int) -> Iterator[str]:
         y = plane.up(value)
         yield f'<path d="M{plane.left} {y:.1f}H{plane.right}" stroke="currentColor" stroke-opacity="0.12"/>'
         yield text(plane.left - 8, y + 4, number(value), anchor="end", faint=True)
-    for x in ticks(*plane.x, most=max(2, int((plane.right - plane.left) / 70))):
+    first, last = plane.x
+    most = max(2, int((plane.right - plane.left) / 70))
+    for x in logarithmic_ticks(10**first, 10**last) if plane.logarithmic_x else ticks(first, last, most):
         yield text(plane.across(x), plane.bottom + 18, number(x), anchor="middle", faint=True)
     yield text((plane.left + plane.right) / 2, height - 8, x_label, anchor="middle", faint=True)
 
@@ -213,11 +231,14 @@ def _line(plane: _Plane, line: Line, found: Points, row: int, readable: bool) ->
     )
 
 
-def _title(x: float | int, y: float | int, line: Line, row: int) -> str:
+def _title(x: float | int, y: float | int, line: Line, row: int, points: int) -> str:
     dash = f' stroke-dasharray="{line.dashes}"' if line.dashes else ""
-    return f'<path d="M{x:.1f} {y:.1f}h22" {_colour(line, row)} stroke-width="2"{dash}/>' + text(
-        x + 28, y + 4, line.title
-    )
+    drawn = f'<path d="M{x:.1f} {y:.1f}h22" {_colour(line, row)} stroke-width="2"{dash}/>'
+    if points == 1:
+        drawn = (
+            f'<g {_colour(line, row)} stroke-width="2" fill="none"><circle cx="{x + 11:.1f}" cy="{y:.1f}" r="2.6"/></g>'
+        )
+    return drawn + text(x + 28, y + 4, line.title)
 
 
 LETTER = 6.9
@@ -241,7 +262,8 @@ def _titles_above(lines: Sequence[Line], width: int) -> list[list[tuple[int, flo
 
 
 def _mark(plane: _Plane, mark: Mark) -> str:
-    if not plane.x[0] <= mark.at <= plane.x[1]:
+    at = math.log10(mark.at) if plane.logarithmic_x and mark.at > 0 else mark.at
+    if not plane.x[0] <= at <= plane.x[1]:
         return ""
     x = plane.across(mark.at)
     drawn = (
@@ -256,4 +278,7 @@ def _scale(plane: _Plane) -> str:
     """What a page needs to find the figures below a pointer."""
     of_x = f"{plane.x[0]:.9g},{plane.x[1]:.9g},{plane.left:.1f},{plane.right:.1f}"
     of_y = f"{plane.y[0]:.9g},{plane.y[1]:.9g},{plane.bottom:.1f},{plane.top:.1f}"
-    return f' class="curve" data-x="{of_x}" data-y="{of_y}"{" data-logarithmic=1" if plane.logarithmic else ""}'
+    ways = (" data-logarithmic=1" if plane.logarithmic else "") + (
+        " data-logarithmic-x=1" if plane.logarithmic_x else ""
+    )
+    return f' class="curve" data-x="{of_x}" data-y="{of_y}"{ways}'

@@ -4,10 +4,12 @@ STYLE = (
     """
 :root { color-scheme: light dark; --ink: #1c2326; --soft: #5c686d; --line: #dde3e5; --page: #f6f8f8; --card: #fff;
   --mark: #e7f4ee; --accent: #0b6e4f; --bad: #b42318; --busy: #9a6700; --grey: #b4bec2;
-  --p0: #0072b2; --p1: #d55e00; --p2: #009e73; --p3: #b8549a; --p4: #b58900; --p5: #4a9fd8; --p6: #7a6a58; --p7: #5f5fd3; }
+  --p0: #0072b2; --p1: #d55e00; --p2: #009e73; --p3: #b8549a; --p4: #b58900; --p5: #4a9fd8; --p6: #7a6a58; --p7: #5f5fd3;
+  --p8: #3d4a52; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6eaeb; --soft: #9aa7ac; --line: #323b3f; --page: #14191b; --card: #1b2225;
   --mark: #163a2d; --accent: #4fc79a; --bad: #ff8a7a; --busy: #e3b341; --grey: #4d585d;
-  --p0: #4aa8e8; --p1: #f58b4c; --p2: #2cc79b; --p3: #e08bc6; --p4: #e0b93c; --p5: #8fcbf2; --p6: #b8a894; --p7: #9a9af0; } }
+  --p0: #4aa8e8; --p1: #f58b4c; --p2: #2cc79b; --p3: #e08bc6; --p4: #e0b93c; --p5: #8fcbf2; --p6: #b8a894; --p7: #9a9af0;
+  --p8: #c3ced4; } }
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; scroll-behavior: smooth; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif; }
@@ -35,7 +37,7 @@ pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); 
   font-size: 13px; line-height: 1.45; }
 code { font-family: ui-monospace, SFMono-Regular, Menlo, monospace; font-size: .92em; }
 details { margin: 8px 0; } summary { cursor: pointer; color: var(--accent); font-weight: 600; font-size: 14.5px; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(132px, 1fr)); gap: 12px; margin: 20px 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(118px, 1fr)); gap: 12px; margin: 20px 0; }
 .tile { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px; min-width: 0; }
 .tile b { display: block; font-size: 19px; line-height: 1.25; font-weight: 650; overflow-wrap: anywhere;
   font-variant-numeric: tabular-nums; }
@@ -70,7 +72,7 @@ details { margin: 8px 0; } summary { cursor: pointer; color: var(--accent); font
   figure, .card, .tile { break-inside: avoid; } }
 """
     + "".join(
-        f".s{n} {{ stroke: var(--p{n}); }} .f{n} {{ fill: var(--p{n}); background: var(--p{n}); }} " for n in range(8)
+        f".s{n} {{ stroke: var(--p{n}); }} .f{n} {{ fill: var(--p{n}); background: var(--p{n}); }} " for n in range(9)
     )
     + (".f-1 { fill: var(--grey); background: var(--grey); }\n")
 )
@@ -78,7 +80,8 @@ details { margin: 8px 0; } summary { cursor: pointer; color: var(--accent); font
 SCRIPT = """
 for (const svg of document.querySelectorAll("svg.curve")) {
   const [x0, x1, left, right] = svg.dataset.x.split(",").map(Number), [y0, y1, low, high] = svg.dataset.y.split(",").map(Number);
-  const across = x => left + (x1 > x0 ? (x - x0) / (x1 - x0) : 0) * (right - left);
+  const along = svg.dataset.logarithmicX ? Math.log10 : x => x;
+  const across = x => left + (x1 > x0 ? (along(x) - x0) / (x1 - x0) : 0) * (right - left);
   const up = y => low + ((svg.dataset.logarithmic ? Math.log10(y) : y) - y0) / (y1 - y0) * (high - low);
   const made = (name, attributes, parent, words) => {
     const found = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -97,10 +100,10 @@ for (const svg of document.querySelectorAll("svg.curve")) {
     clear();
     if (x < x0 - (x1 - x0) * .02 || x > x1 + (x1 - x0) * .02) return;
     const near = lines.filter(([, points]) => points.length && points[0].length > 1).map(([g, points]) =>
-      [g, points.reduce((a, b) => Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a)]);
+      [g, points.reduce((a, b) => Math.abs(along(b[0]) - x) < Math.abs(along(a[0]) - x) ? b : a)]);
     if (!near.length) return;
     shown = made("g", {class: "read"}, svg);
-    const middle = across(near.reduce((a, b) => Math.abs(b[1][0] - x) < Math.abs(a[1][0] - x) ? b : a)[1][0]);
+    const middle = across(near.reduce((a, b) => Math.abs(along(b[1][0]) - x) < Math.abs(along(a[1][0]) - x) ? b : a)[1][0]);
     made("line", {x1: middle, x2: middle, y1: high, y2: low}, shown);
     const told = near.map(([g, p]) => (g.dataset.title ? g.dataset.title + " " : "") + Number(p[1].toPrecision(5)) + " at "
       + (Math.round(p[0] * 1000) / 1000).toLocaleString("en"));

@@ -57,12 +57,13 @@ def logarithmic_ticks(low: float | int, high: float | int) -> list[float | int]:
 def number(value: float | int) -> str:
     """A figure in a few letters.
 
-    >>> [number(value) for value in (0, 0.00025, 0.5, 12, 3456.7, 12000, 2.5e6, 3e12, 1e-7)]
-    ['0', '0.00025', '0.5', '12', '3,457', '12k', '2.5M', '3T', '1e-07']
+    >>> [number(value) for value in (0, 0.00025, 0.000141, 0.5, 12, 3456.7, 12000, 2.5e6, 3e12, 1e-7)]
+    ['0', '0.00025', '1.41e-4', '0.5', '12', '3,457', '12k', '2.5M', '3T', '1e-7']
     """
     size = abs(value)
-    if size >= 1e15 or 0 < size < 1e-4:
-        return f"{value:.3g}"
+    if size >= 1e15 or 0 < size < 1e-4 or (size < 1e-2 and len(f"{size:.4g}") > 7):
+        digits, _, power = f"{value:.2e}".partition("e")
+        return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
     for divisor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size >= max(divisor, 1e4):
             return f"{value / divisor:.4g}{letter}"

@@ -40,7 +40,10 @@ def _figures(found: Sequence[RunFigures], rate: Rate) -> Table:
     row("state", [each.state.word for each in found])
     row("steps", ["" if each.run.last_step is None else f"{each.run.last_step:,}" for each in found])
     for title, name in (("loss, held out", HELD_OUT), ("loss, training", LOSS)):
-        row(title, _best([each.last(name) for each in found]))
+        values = [each.last(name) for each in found]
+        # Of runs that have come as far.
+        same = len({each.run.last_step for each in found}) == 1
+        row(title, _best(values) if same else [loss_of(value) for value in values])
     row("accuracy, held out", [percent(each.last("evaluation/accuracy")) for each in found])
     row("throughput, median", [f"{short(each.speed[1])} {each.speed[0]}/s" if each.speed else "" for each in found])
     row("MFU, median", [percent(each.median(MFU)) for each in found])

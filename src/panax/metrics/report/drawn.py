@@ -9,6 +9,7 @@ from panax.core.finite import greatest
 
 from ..page.blocks import Mark, Part, Picture, Strip
 from ..page.lines import Line, line_chart
+from ..page.svg import number, ticks
 from .figures import HELD_OUT, LOSS, MEMORY, MFU, RunFigures, speed_curves
 from .incidents import Mishap
 from .reading import RunFiles
@@ -17,7 +18,7 @@ from .wording import duration, moment, percent
 KINDS = {
     "training": 2,
     "start": 5,
-    "compile": 0,
+    "compile": 8,
     "data wait": 4,
     "checkpoint wait": 7,
     "evaluation": 3,
@@ -61,17 +62,31 @@ def charts_of(runs: Sequence[RunFiles], *, apart: bool) -> list[Drawn]:
             found += [Drawn(f"{title}, {word}", ((name, ""),), 1.0, beyond) for name, word in called]
         elif called:
             found.append(Drawn(title, tuple(called), 1.0, beyond))
+    alike = len(units) == 1 and all(_in_proportion(run, f"speed/{units[0]}_per_second", MFU) for run in runs)
     for unit in units:
-        found.append(Drawn(f"{unit.capitalize()} per second", ((f"speed/{unit}_per_second", ""),)))
+        title = f"{unit.capitalize()} per second{', to which MFU is in proportion' if alike and MFU in known else ''}"
+        found.append(Drawn(title, ((f"speed/{unit}_per_second", ""),)))
     for title, name, scale, beyond in (
         ("MFU, %", MFU, 100.0, None),
         ("Gradient norm", "train/gradient_norm", 1.0, 20.0),
         ("Learning rate", "train/learning_rate", 1.0, None),
         ("Memory in use, GiB", MEMORY, 2.0**-30, None),
     ):
-        if name in known:
+        if name in known and not (name == MFU and alike):
             found.append(Drawn(title, ((name, ""),), scale, beyond))
     return found
+
+
+def _in_proportion(run: RunFiles, one: str, other: str) -> bool:
+    """Whether two curves are the same but for their unit, or one is missing."""
+    a, b = run.curves.get(one), run.curves.get(other)
+    if a is None or b is None:
+        return True
+    x, y = np.frombuffer(a.y, np.float64), np.frombuffer(b.y, np.float64)
+    if len(x) != len(y) or not np.isfinite(x).all() or not (x > 0).all():
+        return False
+    ratio = y / x
+    return bool(np.isfinite(ratio).all() and ratio.max() - ratio.min() <= 1e-3 * abs(ratio.max()))
 
 
 def other_charts(runs: Sequence[RunFiles], drawn: Sequence[Drawn], most: int = 24) -> list[Drawn]:
@@ -209,7 +224,9 @@ def timeline(figures: RunFigures, title: str, row: int = 0) -> Strip | None:
         Mark(min(max((mishap.at - first) / whole, 0.0), 1.0), str(n), marked(n, mishap), anchor_of(n, row))
         for n, mishap in enumerate(figures.mishaps, start=1)
     )
-    return Strip(title, parts, f"{moment(first)} to {moment(last)}", marks)
+    divisor, unit = next((size, name) for least, size, name in UNITS if whole >= least)
+    scale = tuple((at * divisor / whole, f"{number(at)} {unit}" if at else "0") for at in ticks(0, whole / divisor, 6))
+    return Strip(title, parts, f"{moment(first)} to {moment(last)}", marks, scale=scale)
 
 
 MOST_SPANS = 400

@@ -38,11 +38,13 @@ def duration(seconds: float | int | None, *, brief: bool = False) -> str:
 def hours(device_hours: float | int | None) -> str:
     """Device-hours.
 
-    >>> [hours(value) for value in (None, 0.00123, 12.345, 12345.6)]
-    ['', '0.00123', '12.3', '12,346']
+    >>> [hours(value) for value in (None, 5e-7, 0.00123, 12.345, 12345.6)]
+    ['', 'below 0.001', '0.00123', '12.3', '12,346']
     """
     if device_hours is None:
         return ""
+    if 0 < device_hours < 0.001:
+        return "below 0.001"
     return f"{device_hours:,.0f}" if device_hours >= 1000 else f"{device_hours:.3g}"
 
 

@@ -42,9 +42,9 @@ def report(
     if place.is_dir():
         raise DataError(f"{place} is a folder; expected the name of a file for the page, as {place / PAGE}")
     if len(found) == 1:
-        text = page(found[0].name, sections_of(found[0], priced))
+        text = page(f"Run {found[0].name}", sections_of(found[0], priced))
     else:
-        text = page(" · ".join(run.name for run in found), comparison_of(found, priced))
+        text = page(f"Runs {' · '.join(run.name for run in found)}", comparison_of(found, priced))
     beside = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         beside.write_text(text, encoding="utf-8", errors="replace")

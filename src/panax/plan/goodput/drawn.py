@@ -117,7 +117,7 @@ def _by_interval(found: Simulation) -> tuple[Picture, Picture]:
     unit = stages.copy_every or 1
     most = max(int((fleet.days * SECONDS_PER_DAY - stages.stall) / (unit * stages.step_with_waits)), 1)
     low, high = max(found.best.every / unit / 10, 1), min(max(found.best.every, stages.every) / unit * 3, most)
-    counts = sorted({round(low + (max(high, low) - low) * n / POINTS) for n in range(POINTS + 1)})
+    counts = sorted({round(low * (max(high, low) / low) ** (n / POINTS)) for n in range(POINTS + 1)})
     made = [forecast(dataclasses.replace(stages, every=count * unit), fleet) for count in counts]
     minutes = [each.interval / 60 for each in made]
     below = f"minutes between checkpoints, on {fleet.devices:,} devices"
@@ -125,7 +125,13 @@ def _by_interval(found: Simulation) -> tuple[Picture, Picture]:
         Line(kind, minutes, [100 * each.shares[kind] for each in made], marked=False)
         for kind in ("lost work", "checkpoint wait")
     ]
-    goodput = [Line("goodput", minutes, [100 * each.goodput for each in made], marked=False)]
+    goodput = [
+        Line("goodput", minutes, [100 * each.goodput for each in made], marked=False),
+        *(
+            Line(word, [at.interval / 60], [100 * at.goodput])
+            for word, at in (("now", found.now), ("best", found.best))
+        ),
+    ]
     return (
         _picture("Goodput by interval, %", goodput, below),
         _picture("What the interval costs, % of the time", lost, below),
@@ -134,7 +140,8 @@ def _by_interval(found: Simulation) -> tuple[Picture, Picture]:
 
 def _by_devices(found: Simulation) -> Picture:
     host, most = found.fleet.devices_per_host, max(COUNTS[-1], found.fleet.devices)
-    counts = sorted({max(round(most * n / POINTS / host), 2) * host for n in range(POINTS + 1)})
+    least = 2 * host
+    counts = sorted({max(round(least * (most / least) ** (n / POINTS) / host), 2) * host for n in range(POINTS + 1)})
     now: list[Forecast] = []
     best: list[Forecast] = []
     for count in counts:
@@ -145,11 +152,12 @@ def _by_devices(found: Simulation) -> Picture:
         Line(title, counts, [100 * each.goodput for each in made], marked=False)
         for title, made in (("at the present interval", now), ("at the best for each", best))
     ]
+    lines.append(Line("now", [found.fleet.devices], [100 * found.now.goodput]))
     return _picture("Goodput by number of devices, %", lines, "devices")
 
 
 def _picture(title: str, lines: list[Line], below: str) -> Picture:
-    drawn = line_chart(lines, below, width=WIDTH, height=HEIGHT, titles_above=True, readable=True)
+    drawn = line_chart(lines, below, logarithmic_x=True, width=WIDTH, height=HEIGHT, titles_above=True, readable=True)
     return Picture(title, drawn.svg, title=title)
 
 
