@@ -136,14 +136,14 @@ class Sweep:
         varied = [name for name in names if len({repr(trial.settings.get(name)) for trial in self.trials}) > 1]
         if len(varied) != 1:
             return None
-        numbers = [trial.settings.get(varied[0]) for trial in self.trials]
-        if any(isinstance(value, bool) or not isinstance(value, int | float) for value in numbers):
-            return None
+        values = [_number(trial.settings.get(varied[0])) for trial in self.trials]
         # In the order of the values, which are settings.
         points = ascending(
-            [(float(value), trial.loss) for value, trial in zip(numbers, self.trials) if math.isfinite(trial.loss)],  # pyright: ignore[reportArgumentType]
+            [(value, trial.loss) for value, trial in zip(values, self.trials) if math.isfinite(trial.loss)],
             key=lambda point: point[0],
         )
+        if not all(map(math.isfinite, values)):
+            return None
         if len(points) < 2:
             return None
         values = [value for value, _ in points]
@@ -270,6 +270,16 @@ def _placed(experiment: Experiment, root: str, settings: Mapping[str, Any]) -> E
     if checkpoint.directory:
         checkpoint = dataclasses.replace(checkpoint, directory=join(checkpoint.directory, label))
     return dataclasses.replace(experiment, directory=str(Path(root) / label), checkpoint=checkpoint)
+
+
+def _number(value: Any) -> float:
+    """A setting's value as a number, also as a flag has it; NaN where it is none."""
+    if isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def _short(value: Any) -> str:

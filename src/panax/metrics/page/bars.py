@@ -27,38 +27,56 @@ class Bar(NamedTuple):
     faint: bool = False
 
 
+WIDE = 30
+"""Bars of which the longest is so many times the shortest count by powers of ten, from the one below the shortest."""
+
+
 def bar_chart(bars: Sequence[Bar], axis: str) -> str:
-    """Horizontal bars from zero, with a line from the least to the most."""
+    """Horizontal bars from zero, or by powers of ten where they differ widely, with a line from the least to the most."""
     height = ROW * len(bars) + 40
     most = max((bar.high for bar in bars), default=1.0) or 1.0
-    top = _round_up(most)
-    scale = (WIDTH - LEFT - RIGHT) / top
-    parts = [_ticks(top, scale, height - 28)]
+    shortest = min((bar.low for bar in bars), default=0.0)
+    parts: list[str] = []
+    if shortest > 0 and most > WIDE * shortest:
+        first, last = math.floor(math.log10(shortest)), math.log10(most)
+        pixels = (WIDTH - LEFT - RIGHT) / (last - first)
+        axis = f"{axis}, by powers of ten"
+
+        def across(value: float | int) -> float:
+            return max(math.log10(value) - first, 0.0) * pixels if value > 0 else 0.0
+
+        marks = [10.0**power for power in range(first, math.floor(last) + 1)]
+    else:
+        top = _round_up(most)
+
+        def across(value: float | int) -> float:
+            return value * (WIDTH - LEFT - RIGHT) / top
+
+        marks = [top * n / 4 for n in range(5)]
+    parts.append(_ticks([(LEFT + across(value), value) for value in marks], height - 28))
     for row, bar in enumerate(bars):
         y = row * ROW + 6
         opacity = 0.35 if bar.faint else 1
         parts.append(text(LEFT - 10, y + 15, bar.title, anchor="end"))
         parts.append(
-            f'<rect x="{LEFT}" y="{y}" width="{max(bar.value * scale, 1):.1f}" height="{ROW - 12}" rx="3" fill="{bar.colour}" '
+            f'<rect x="{LEFT}" y="{y}" width="{max(across(bar.value), 1):.1f}" height="{ROW - 12}" rx="3" fill="{bar.colour}" '
             f'fill-opacity="{opacity}"><title>{escape(bar.title)}: {escape(bar.text)}</title></rect>'
         )
         middle = y + (ROW - 12) / 2
         if bar.high > bar.low:
-            x1, x2 = LEFT + bar.low * scale, LEFT + bar.high * scale
+            x1, x2 = LEFT + across(bar.low), LEFT + across(bar.high)
             parts.append(
                 f'<path d="M{x1:.1f} {middle - 5}v10M{x1:.1f} {middle}H{x2:.1f}M{x2:.1f} {middle - 5}v10" stroke="currentColor" '
                 'stroke-width="1.5" fill="none"/>'
             )
-        parts.append(text(LEFT + max(bar.high, bar.value) * scale + 8, y + 15, bar.text, bold=True))
+        parts.append(text(LEFT + across(max(bar.high, bar.value)) + 8, y + 15, bar.text, bold=True))
     parts.append(text(LEFT + (WIDTH - LEFT - RIGHT) / 2, height - 2, axis, anchor="middle", faint=True))
     return svg(height, parts)
 
 
-def _ticks(top: float | int, scale: float | int, bottom: int) -> str:
+def _ticks(marks: Sequence[tuple[float, float]], bottom: int) -> str:
     parts = []
-    for n in range(5):
-        value = top * n / 4
-        x = LEFT + value * scale
+    for x, value in marks:
         parts.append(f'<path d="M{x:.1f} 0V{bottom:.0f}" stroke="currentColor" stroke-opacity="0.12"/>')
         parts.append(text(x, bottom + 12, f"{value:.3g}", anchor="middle", faint=True))
     return "".join(parts)
