@@ -21,8 +21,12 @@ from typing import Any
 from ..core.errors import CheckpointError
 from ..job.heartbeat import heartbeat
 from ..stores import Linking, MissingError, Store
+from .by_name import holds, read_if_there
 from .manifest import FILE, FileEntry, Manifest, checksum, merged
 from .snapshot import FilePlan, Snapshot
+
+_ASKED_BY_NAME = 8
+"""Processes that are asked for by name in one look at what is there."""
 
 _POLL_SECONDS = (0.01, 1.0)
 _WRITTEN = re.compile(r"step_\d{8,}/[0-9a-f]{8}(-\d+)?/.+")
@@ -134,6 +138,8 @@ def _wrong(store: Store, attempt: Attempt, manifest: Manifest) -> str:
     there = {entry.path: entry.size for entry in store.list(attempt.folder)}
     for file, size in manifest.files.items():
         found = there.get(f"{attempt.folder}/{file}")
+        if found is None and holds(store, f"{attempt.folder}/{file}", size):
+            continue  # The list is an older one.
         if found != size:
             return f"{store.url}/{attempt.folder}/{file} has {found} bytes; {size} were written"
     return ""
@@ -144,13 +150,19 @@ def _parts(store: Store, attempt: Attempt, seconds: float, cancelled: Callable[[
     deadline, pause = time.monotonic() + seconds, _POLL_SECONDS[0]
     while missing:
         there = {entry.path for entry in store.list(f"{attempt.folder}/{attempt.name}")}
+        asked = 0
         for process in sorted(missing):
-            if attempt.failure(process) in there:
-                reason = store.read(attempt.failure(process)).decode(errors="replace")
-                raise CheckpointError(f"process {process} could not write its part: {reason}")
-            if attempt.part(process) in there:
-                path = attempt.part(process)
-                yield Manifest.from_json(store.read(path), f"{store.url}/{path}")
+            failure, part = attempt.failure(process), attempt.part(process)
+            if not {failure, part} & there:
+                # A list may be late: some are asked for by name, and the others when these have come.
+                asked += 1
+                if asked > _ASKED_BY_NAME:
+                    continue
+            if (failure in there or part not in there) and (reason := read_if_there(store, failure)) is not None:
+                raise CheckpointError(f"process {process} could not write its part: {reason.decode(errors='replace')}")
+            text = read_if_there(store, part)
+            if text is not None:
+                yield Manifest.from_json(text, f"{store.url}/{part}")
                 missing.discard(process)
         if missing and (time.monotonic() > deadline or cancelled()):
             few = ", ".join(map(str, sorted(missing)[:5]))
@@ -190,7 +202,9 @@ def remove(store: Store, folder: str) -> None:
     with contextlib.suppress(MissingError, CheckpointError):  # of a damaged one, what Panax's names tell
         named = {f"{folder}/{file}" for file in Manifest.from_json(store.read(path), f"{store.url}/{path}").files}
     store.delete([path])
-    store.delete([entry.path for entry in store.list(folder) if entry.path in named or _WRITTEN.fullmatch(entry.path)])
+    listed = {entry.path for entry in store.list(folder) if entry.path in named or _WRITTEN.fullmatch(entry.path)}
+    # Those that a late list lacks too.
+    store.delete(sorted(named | listed))
 
 
 def is_link(store: Store, folder: str) -> bool:

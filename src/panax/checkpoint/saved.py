@@ -51,10 +51,12 @@ class Saved:
                 time.sleep(_LIST_AGAIN_SECONDS)
                 found = self._listed()
                 if newest not in found:
-                    raise CheckpointError(
-                        f"{self.url(newest)}/{FILE} is there, but the list that the store answers lacks it: the list is an old "
-                        f"one, or of another place. See that the endpoint and its proxies answer lists, then run the same again"
+                    # The record names it, and it is there by its name: the list is an old one.
+                    self._say(
+                        f"warning: the list that the store answers lacks {self.url(newest)}, which is there: it is an old one; "
+                        f"other checkpoints that it lacks are not known"
                     )
+                    found[newest] = self._manifest(newest)
             self._found = found
         return self._found
 

@@ -24,7 +24,7 @@ def brief(value: Any) -> str:
             if field.repr and not _is_default(getattr(value, field.name), field)
         )
         return f"{type(value).__name__}({', '.join(shown)})"
-    if type(value) is tuple:
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return f"({', '.join(map(brief, value))}{',' if len(value) == 1 else ''})"
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 4]} ..."
