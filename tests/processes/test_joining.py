@@ -154,3 +154,35 @@ def test_processes_of_a_host_join_over_loopback_whatever_its_network_is(where, t
         said = [child.communicate(timeout=SECONDS) for child in children]
     assert [child.returncode for child in children] == [0, 0], said
     assert [out.splitlines()[-1] for out, _ in said] == ["[[1.0], [2.0]]"] * 2
+
+
+ENDS = """
+import os, signal, sys, time
+import numpy as np
+import panax
+panax.join(sys.argv[1], processes=2, index=int(sys.argv[2]))
+from jax.experimental import multihost_utils
+multihost_utils.process_allgather(np.array([1.0]))
+if sys.argv[2] == "0":
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(1.0)
+"""
+
+
+def test_a_signal_after_the_last_step_does_not_keep_the_processes(tmp_path):
+    """JAX's preemption service would wait two minutes for the other process, which has ended."""
+    port, env = free_port(), environment(1, Path(__file__).parent)
+    with one_job_at_a_time():
+        began = time.monotonic()
+        command = [sys.executable, "-c", ENDS, f"127.0.0.1:{port}"]
+        children = [
+            subprocess.Popen([*command, str(index)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+            for index in range(2)
+        ]
+        try:
+            said = [child.communicate(timeout=SECONDS) for child in children]
+        finally:
+            for child in children:
+                child.kill()
+    assert [child.returncode for child in children] == [0, 0], said
+    assert time.monotonic() - began < 60

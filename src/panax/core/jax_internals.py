@@ -1,6 +1,7 @@
 """What Panax takes of JAX that is private to it: the one file that may. Read in jax 0.10.2 and 0.12.0."""
 
 import copy
+import ctypes
 import functools
 import hashlib
 import inspect
@@ -32,6 +33,20 @@ def connect_over_loopback() -> bool:
         return False
     library.make_gloo_tcp_collectives = functools.partial(make, hostname="127.0.0.1")
     return True
+
+
+def leave_preemption_to_the_end() -> None:
+    """At exit, don't wait for JAX's preemption service: where SIGTERM came after the last step, it waits for processes that left.
+
+    What it uses stays until the process ends, since a thread of it may go on; the client is shut down as ever.
+    """
+    state = distributed.global_state
+    manager, client = state.preemption_sync_manager, state.client
+    if manager is None:
+        return
+    for kept in (manager, client):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    state.preemption_sync_manager = None
 
 
 def coordination() -> Any:

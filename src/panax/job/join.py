@@ -1,5 +1,6 @@
 """Joining the processes of a job, however they were started."""
 
+import atexit
 import dataclasses
 import importlib.metadata
 import ipaddress
@@ -17,6 +18,9 @@ SECONDS = "PANAX_JOIN_SECONDS"
 
 SECRET = "PANAX_SECRET"
 """The environment variable that holds the secret of a job, by which its processes know each other."""
+
+PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
+"""Environment variables, in letters of any size, by which gRPC goes through a proxy."""
 
 PROXY_FREE = "no_grpc_proxy"
 """The environment variable that names hosts which gRPC reaches without a proxy."""
@@ -113,7 +117,7 @@ def _asked(coordinator: str | None, processes: int | None, index: int | None, bi
 def _initialize(place: Membership) -> None:
     import jax
 
-    from ..core.jax_internals import backend_runs, connect_over_loopback
+    from ..core.jax_internals import backend_runs, connect_over_loopback, leave_preemption_to_the_end
 
     if backend_runs():
         raise RecipeError(
@@ -125,7 +129,8 @@ def _initialize(place: Membership) -> None:
     roll = Roll(place, _facts(), seconds, os.environ.get(SECRET, "").encode())
     call_roll(roll, address)
     host, _ = split_address(place.coordinator, "the coordinator")
-    os.environ[PROXY_FREE] = _without_proxy(os.environ, host)
+    if any(name.lower() in PROXIES for name in os.environ):
+        os.environ[PROXY_FREE] = _without_proxy(os.environ, host)
     if not os.environ.get("JAX_CPU_COLLECTIVES_IMPLEMENTATION"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         if host in LOOPBACK:
@@ -145,6 +150,8 @@ def _initialize(place: Membership) -> None:
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise JoinError(f"JAX could not join {place} at {place.coordinator}: {reason}") from error
+    # Before what JAX itself does at exit, since it is registered after that.
+    atexit.register(leave_preemption_to_the_end)
 
 
 def _without_proxy(environment: Mapping[str, str], host: str) -> str:

@@ -107,6 +107,7 @@ class Matrix:
             "PANAX_CACHE": str(folder / "cache"),
             "PANAX_TEST_LIBRARY": str(folder),
             "PANAX_TEST_FAULT": str(folder / "fault.json"),
+            "PANAX_TEST_LONG_SAVE": str(stall_seconds + 10.0),
             "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
         }
 
@@ -120,10 +121,15 @@ class Matrix:
         seconds, said = float("nan"), ""
         self._inject({"kind": kind, "phase": phase, "process": node, "call": call})
         flags = ("--verify.every", "1") if kind == "corrupted value" else ()
+        if kind == "link":
+            # So that the run would remove that step.
+            flags = ("--checkpoint.keep-last", "1")
+            _linked(folder / f"checkpoints/step_{BASE:08d}", self.folder / "elsewhere")
         spares = rng.random() < SPARES
         try:
-            with self._hosts(kind) as hosts:
-                job = self._launched(folder, flags, hosts, spares=spares)
+            with self._hosts(kind) as hosts, _unread() as unread:
+                out = unread if kind == "unread output" else None
+                job = self._launched(folder, flags, hosts, spares=spares, out=out)
                 try:
                     fault_at = self._injected(job, kind, node, hosts)
                     said = self._ended(job, kind, end)
@@ -132,6 +138,8 @@ class Matrix:
                     pids = _pids(folder)
                     _kill(job)
             self._judge(folder, kind, end, job.returncode, seconds, said)
+            if kind == "link":
+                _same("what the link leads to", open_checkpoint(str(self.folder / "elsewhere")).verify(), [])
             _check_gone(folder, pids)
         except Wrong as wrong:
             return Row(kind, phase, node, end, str(wrong), seconds)
@@ -190,6 +198,7 @@ class Matrix:
         stop: int = 0,
         nodes: int = 0,
         layout: Sequence[str] = (),
+        out: int | None = None,
     ) -> subprocess.Popen:
         nodes = nodes or self.nodes
         arguments = [RECIPE, "--directory", str(folder), *(layout or WHOLE[nodes]), *flags]
@@ -217,7 +226,8 @@ class Matrix:
             }
             command = [sys.executable, str(HERE / "launched.py"), json.dumps(asked)]
         with open(self.folder / "said", "w") as said:
-            return subprocess.Popen(command, env=environment, stdout=said, stderr=said, cwd=self.folder)
+            to = said if out is None else out
+            return subprocess.Popen(command, env=environment, stdout=to, stderr=to, cwd=self.folder)
 
     @contextlib.contextmanager
     def _hosts(self, kind: str) -> Iterator[Hosts | None]:
@@ -242,6 +252,14 @@ class Matrix:
         at, worker = time.monotonic(), int(text)
         if kind in SIGNALS:
             os.kill(worker, SIGNALS[kind])
+        elif kind == "stop":
+            job.send_signal(signal.SIGTERM)
+        elif kind == "suspended supervisor":
+            job.send_signal(signal.SIGSTOP)
+            # What it slept through goes on meanwhile.
+            (self.folder / "go").touch()
+            time.sleep(self.stall_seconds + 10.0)
+            job.send_signal(signal.SIGCONT)
         elif kind == "lost node":
             os.kill(psutil.Process(worker).ppid(), signal.SIGKILL)
         elif kind == "partition":
@@ -293,6 +311,29 @@ class Matrix:
             wanted = self.planned(int(last["first_step"]), Layout.read(ranked[0]).flags, nodes)
         if digest(folder) != wanted:
             raise Wrong("the parameters at the end are other ones")
+
+
+@contextlib.contextmanager
+def _unread() -> Iterator[int]:
+    """A pipe that nobody reads, and that is full."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"." * 4096)
+    os.set_blocking(writing, True)
+    try:
+        yield writing
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def _linked(step: Path, elsewhere: Path) -> None:
+    """Move a checkpoint elsewhere, and leave a link to it."""
+    shutil.rmtree(elsewhere, ignore_errors=True)
+    shutil.move(step, elsewhere)
+    step.symlink_to(elsewhere)
 
 
 def digest(folder: Path) -> str:

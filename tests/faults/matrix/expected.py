@@ -46,10 +46,17 @@ def expected() -> dict[tuple[str, str], End]:
         found["out of memory", phase] = End("stopped", "out of device memory")
         # A thread that draws batches is waited for only where a batch is missing.
         found["hang in data", phase] = End("same", "stalled data")
+        # Whoever asks the job to end, as a batch system does.
+        found["stop", phase] = End("saved")
+        # A host that sleeps, and a terminal that is held: nothing is judged meanwhile, and nothing waits for it.
+        for kind in ("suspended supervisor", "unread output"):
+            found[kind, phase] = End("same")
         # An agent that nobody hears for 30 seconds has gone, though its workers wait in a collective.
         found["partition", phase] = End("shrunk", "lost host")
         found["slow link", phase] = End("same")
         found["lost node", phase] = End("shrunk", "lost host")
+    # A step that is a link to where another run's lies; and a save that takes longer than a process may be silent.
+    found["link", "restore"] = found["link", "save"] = found["long save", "save"] = End("same")
     for phase in ("forward", "optimizer"):
         # Only a step has values to corrupt; a checked one.
         found["corrupted value", phase] = End("same", "corrupted")

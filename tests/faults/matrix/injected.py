@@ -23,6 +23,10 @@ from panax.checkpoint import checkpointer, reading
 from panax.data.source import PackedSource
 from panax.models import DecoderTask
 from panax.models.decoder import Decoder
+from panax.stores.local import LocalStore
+
+LONG = "PANAX_TEST_LONG_SAVE"
+"""Seconds for which one file is written, where a save is to be long."""
 
 FAULT = "PANAX_TEST_FAULT"
 """The file that says which fault, of which process."""
@@ -98,6 +102,16 @@ def install(fault: Fault) -> None:
             return real_read(*args, **kwargs)
 
         reading.Checkpoint._read_checked = read
+    elif fault.kind == "long save":
+        real_write = LocalStore.write
+
+        def write(self: LocalStore, path: str, parts: Any) -> None:
+            if path.endswith(".bin") and not Path(fault.announce).exists():
+                fault.reach()
+                time.sleep(float(os.environ[LONG]))
+            real_write(self, path, parts)
+
+        LocalStore.write = write  # type: ignore[method-assign]
     elif fault.phase == "save":
         real_save = checkpointer.Checkpointer.save
 

@@ -57,7 +57,7 @@ class Placed:
     def failure(self) -> str:
         return ""
 
-    def start_over(self) -> int | None:
+    def start_over(self, *, preempted: bool = False) -> int | None:
         return None
 
     def said(self) -> str:
