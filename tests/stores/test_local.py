@@ -14,12 +14,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from panax.core import StoreError
-from panax.stores import Entry, LocalStore, MissingError
+from panax.stores import Entry, LocalStore, MissingError, local
 from panax.stores.local import PAGE
 
 SIZE = 2**22
@@ -313,3 +314,11 @@ def test_a_name_as_long_as_the_disk_takes(tmp_path):
     assert LocalStore(tmp_path).list() == [Entry("n" * 255, 1)]
     with pytest.raises(StoreError, match="name too long"):
         LocalStore(tmp_path).write("n" * 256, [b"1"])
+
+
+def test_a_file_that_is_written_for_long_shows_signs_of_life(tmp_path, monkeypatch):
+    moved = []
+    monkeypatch.setattr(local, "heartbeat", lambda: SimpleNamespace(moved=moved.append))
+    monkeypatch.setattr(local, "_WRITE_BYTES", 1000)
+    LocalStore(tmp_path).write("a/b", [b"x" * 2500, b"y" * 900])
+    assert moved == ["save"] * 4 and (tmp_path / "a/b").stat().st_size == 3400

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..core.errors import StoreError
+from ..job.heartbeat import heartbeat
 from ..system import files
 from .direct import FROM_BYTES, PAGE, address, read_direct
 from .store import Buffer, Entry, MissingError, checked_path
@@ -246,6 +247,8 @@ def _write_all(descriptor: int, part: Buffer) -> None:
     view = memoryview(part)
     while len(view):
         view = view[os.write(descriptor, view[:_WRITE_BYTES]) :]
+        # A slow disk that takes a file for an hour is no process that hangs.
+        heartbeat().moved("save")
 
 
 def _pages(parts: Sequence[Buffer]) -> bool:
