@@ -3,11 +3,11 @@
 import statistics
 from typing import NamedTuple
 
-import panax.cluster.roster
 import psutil
 import pytest
 from test_elastic import Played, on
 
+import panax.cluster.roster
 from panax.cluster.local import Local
 
 TIMES = 10
