@@ -6,6 +6,7 @@ import pytest
 
 from panax.core import DataError, RecipeError
 from panax.data import BytePairTokenizer, Document, PretrainedTokenizer, TextFiles, Tokenizer
+from panax.data.cache import cached
 from panax.data.tokenising import _cut
 
 TEXT = "the cat sat on the mat, the cat ate the rat; naïve 猫 \t\n\n  def f(x):\n    return x ** 2\n"
@@ -132,3 +133,16 @@ def test_a_corpus_that_fails_fails_training(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xff")
     with pytest.raises(DataError, match="byte 0 is 0xff"):
         BytePairTokenizer().train(TextFiles(paths=(str(tmp_path),)))
+
+
+def test_a_full_cache_is_named(tokenizer, tmp_path):
+    """The library would say "No space left on device (os error 28)" and no path, in an error that is no OSError."""
+
+    def build(folder):
+        (folder / "tokenizer.json").symlink_to("/dev/full")
+        tokenizer.save(folder)
+
+    with pytest.raises(
+        DataError, match=rf"the cache {tmp_path} can't be written: .*No space left on device.*PANAX_CACHE"
+    ):
+        cached(tmp_path, "entry", build=build, read=lambda folder: folder)
