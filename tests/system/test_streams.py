@@ -37,6 +37,27 @@ def test_what_is_printed_comes_in_its_order_and_encoding(tmp_path):
     assert process.stdout.decode("latin-1") == expected and process.stderr == b"said\n" * 50
 
 
+def test_what_is_flushed_comes_before_what_others_write(tmp_path):
+    code = (
+        "import os, sys\n"
+        "from panax.system.streams import forgiving\n"
+        "with forgiving():\n"
+        "    for number in range(50):\n"
+        "        print('out', number, flush=True)\n"
+        "        print('err', number, file=sys.stderr, flush=True)\n"
+        "        os.write(1, f'other {number}\\n'.encode())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "".join(f"out {n}\nerr {n}\nother {n}\n" for n in range(50))
+
+
 def test_letters_that_an_encoding_lacks_come_as_codes(tmp_path):
     process, done = work(tmp_path, lines=1, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done and process.stdout == b"line 0 \\xe9\nbytes\n"

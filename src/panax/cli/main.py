@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from .. import __version__
-from ..cluster.worker import guard
+from ..cluster.worker import STACKS, guard
 from ..core.errors import RecipeError, nearest
 from ..system.streams import forgiving, last_words, settle
 from .failing import TRACEBACK, said_and_done
@@ -164,7 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     settle()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    with forgiving() if arguments[:1] and arguments[0] in TRAINING else contextlib.nullcontext():
+    # A launched worker writes to its log, which has a way of its own (`guard`).
+    outlasts = arguments[:1] and arguments[0] in TRAINING and not os.environ.get(STACKS)
+    with forgiving() if outlasts else contextlib.nullcontext():
         return _ended(arguments)
 
 

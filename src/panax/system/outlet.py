@@ -27,7 +27,7 @@ class Outlet:
         self._texts: deque[bytes] = deque()
         self._waiting = self._left_out = 0
         self._changed = threading.Condition()
-        self._closed = self._busy = False
+        self._closed = self._busy = self._held = False
         self.gone = False
         try:
             self._descriptor: int | None = stream.fileno()
@@ -63,6 +63,14 @@ class Outlet:
         count, self._left_out = self._left_out, 0
         return b"... %s lines are left out, which nobody read in time\n" % f"{count:,}".encode() if count else b""
 
+    def drain(self, seconds: float = 0.1) -> None:
+        """Wait a moment for what has been written, so that it comes before what others write; never again while nobody reads."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while (self._texts or self._busy) and self._descriptor is not None and not self.gone and not self._held:
+                if not self._changed.wait(max(deadline - time.monotonic(), 0.0)):
+                    self._held = True
+
     def close(self, seconds: float = 2.0) -> None:
         """Wait until all is written, but not for long."""
         deadline = time.monotonic() + seconds
@@ -82,6 +90,7 @@ class Outlet:
         while True:
             with self._changed:
                 self._busy = False
+                self._held = self._held and bool(self._texts)
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._texts or self._closed)
                 if not self._texts:

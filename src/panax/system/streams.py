@@ -96,6 +96,10 @@ class _Raw(io.RawIOBase):
         self.outlet.write(bytes(data))
         return len(data)
 
+    def flush(self) -> None:
+        if not self.closed:
+            self.outlet.drain()
+
     def fileno(self) -> int:
         return self._stream.fileno()
 
