@@ -27,6 +27,7 @@ class Cause(enum.Enum):
     CRASHED = "crashed"
     HANG = "hang"
     COLLECTIVE = "stuck collective"
+    MISMATCH = "different collectives"
     STALLED_DATA = "stalled data"
     PEER = "lost connection to a peer"
     MISSING = "processes did not join"
@@ -42,6 +43,7 @@ class Cause(enum.Enum):
             Cause.DATA,
             Cause.NON_FINITE,
             Cause.OUT_OF_MEMORY,
+            Cause.MISMATCH,
             Cause.MISSING,
             Cause.EXCEPTION,
         )
@@ -67,6 +69,8 @@ ADVICE = {
     Cause.CRASHED: "the last lines and stacks are in its log; a wrong kernel or driver is likely",
     Cause.HANG: "the stacks show where it stands",
     Cause.COLLECTIVE: "all processes wait for each other: look for the one whose stacks differ, and at the network",
+    Cause.MISMATCH: "a hook, a loader or other code of yours calls JAX over all devices in some processes alone, as under "
+    "`if jax.process_index() == 0`: call it in every process, or on arrays of the host",
     Cause.STALLED_DATA: "the stacks show which source does not answer",
     Cause.PEER: "see the network between the hosts",
     Cause.MISSING: "see what the missing ones said, and that hosts reach each other; PANAX_JOIN_SECONDS gives them more time",
@@ -107,6 +111,9 @@ _PEER = (
     "ncclRemoteError",
 )
 """Parts of what processes say whose peer has gone: an effect, not the cause."""
+
+_MISMATCH = ("distributed collective mismatch",)
+"""Parts of what a process says that meets others in another collective than they are in."""
 
 _WELL = "[Gloo] Rank "
 """How lines begin that Gloo writes while all goes well: "[Gloo] Rank 0 is connected to 3 peer ranks ..."."""
@@ -278,6 +285,8 @@ def _of(end: Ended) -> Cause:
         return Cause.OUT_OF_MEMORY
     if any(part in said for part in _DEVICE):
         return Cause.DEVICE
+    if any(part in said for part in _MISMATCH):
+        return Cause.MISMATCH
     if any(part in said for part in _PEER) and end.code != -signal.SIGKILL:
         return Cause.PEER
     if end.error:
@@ -293,6 +302,8 @@ def _message(cause: Cause, end: Ended) -> str:
         return f"{end.host} is gone, and process {end.process} with it"
     if cause is Cause.HOST_MEMORY:
         return f"{who} was killed by the kernel for want of memory"
+    if cause is Cause.MISMATCH:
+        return f"{who} stood in another collective than the other processes"
     if end.error and end.error.get("message"):
         return f"{who}: {end.error['message']}"
     if end.code is not None and end.code < 0:
