@@ -13,7 +13,7 @@ import numpy as np
 
 from panax.adapters.huggingface import save
 from panax.core import Task
-from panax.core.errors import RecipeError
+from panax.core.errors import RecipeError, kind_of
 from panax.data import BytePairTokenizer, PythonLibrary, TextData
 from panax.models import DecoderConfig, DecoderTask, VitConfig, VitTask, count_parameters
 from panax.models.flops import training_flops_per_image, training_flops_per_token
@@ -97,7 +97,7 @@ def _of_task(settings: Settings, folder: Path, experiment: Any, task: Task) -> W
         return _of_vit(settings, folder, config, name)
     if not isinstance(task, DecoderTask):
         raise RecipeError(
-            f"recipe {name!r} trains a {type(task).__name__}, whose weights have no Hugging Face layout that the other columns "
+            f"recipe {name!r} trains {kind_of(task)}, whose weights have no Hugging Face layout that the other columns "
             "could read; comparable are recipes of a DecoderTask or a VitTask"
         )
     config = dataclasses.replace(task.model, dropout=0.0, vocab_size=task.model.vocab_size or 8192)

@@ -198,7 +198,7 @@ REFUSED = {
         r"can't be run on x float32\[8, 3\].*batch, 4",
     ),
     "no scalar": (plain("Relu"), lambda model, batch: model(batch["x"]), "no scalar"),
-    "no model": (3, squared, "a int; expected the path"),
+    "no model": (3, squared, "an int; expected the path"),
 }
 
 

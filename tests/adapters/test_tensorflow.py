@@ -269,7 +269,7 @@ def test_variables_that_nothing_makes_in_time():
 
 
 def test_misuse():
-    with pytest.raises(RecipeError, match="a int, which can't be called"):
+    with pytest.raises(RecipeError, match="an int, which can't be called"):
         task(3, example={"x": np.ones((2, 2), np.float32)})
     with pytest.raises(RecipeError, match=r"can't be called: .*expected loss"):
         task(Net(), lambda model: model, example={"x": np.ones((2, 2), np.float32)})

@@ -241,7 +241,7 @@ WRITTEN: dict[str, tuple[Callable[[], Any], int, str]] = {
     "a function for data": (lambda: tiny(data=batches), 2, r"data is the function batches; .* write batches\(...\)"),
     "a class for data": (lambda: tiny(data=TextData), 2, r"data is the class TextData; .* write TextData\(...\)"),
     "a path for data": (lambda: tiny(data="a.txt"), 2, r"TextData\(corpus=panax.data.corpus_of\('a.txt'\)\)"),
-    "a number for data": (lambda: fit(tiny(data=5)), 2, "data is a int; expected TextData, .*another iterable"),
+    "a number for data": (lambda: fit(tiny(data=5)), 2, "data is an int; expected TextData, .*another iterable"),
     "no batches": (lambda: fit(Experiment(task=VIT, data=[], num_steps=2)), 3, "no batch|nothing|empty"),
     "a name for an optimizer": (lambda: tiny(optimizer="adamw"), 2, r"got a str: write AdamW\(...\)"),
     "a rate for a schedule": (lambda: AdamW(schedule=1e-3), 2, r"got a float: write Schedule\(peak=0.001\)"),

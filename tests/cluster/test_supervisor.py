@@ -266,7 +266,9 @@ def test_the_first_cause_is_named():
     assert diagnose([peer, aborted, raised]).cause is Cause.DATA
     assert diagnose([peer, aborted]).cause is Cause.PEER
     # A hook that calls JAX over all devices in one process: another peer ends because of it.
-    words = "pair.cc:459] op.preamble.length <= op.nbytes. 8 vs 2. Is there a distributed collective mismatch in your code?"
+    words = (
+        "pair.cc:459] op.preamble.length <= op.nbytes. 8 vs 2. Is there a distributed collective mismatch in your code?"
+    )
     found = diagnose([peer, Ended(3, "a", -6, 1.3, None, ["[enforce fail at external/gloo/" + words])])
     assert found.cause is Cause.MISMATCH and not found.cause.retried and "another collective" in found.message
     assert "jax.process_index() == 0" in found.advice

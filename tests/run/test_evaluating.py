@@ -113,7 +113,7 @@ def test_sources_and_batches(ran):
     ("data", "batches", "error", "said"),
     [
         ("nowhere", None, DataError, "nowhere does not exist"),
-        (3, None, RecipeError, "data is a int; expected TextData"),
+        (3, None, RecipeError, "data is an int; expected TextData"),
         (None, -1, RecipeError, "batches=-1; expected 1 or more"),
     ],
 )

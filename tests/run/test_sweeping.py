@@ -53,7 +53,7 @@ def test_a_sweep_ends_with_a_table_a_chart_and_the_best(short, monkeypatch):
 def test_a_sweep_refuses_what_it_cannot_set(short):
     for settings, message in (
         ({"optimizer.schedule.paek": (1, 2)}, "Schedule has no setting 'paek': did you mean 'peak'"),
-        ({"seed.x": (1, 2)}, "a int has no settings"),
+        ({"seed.x": (1, 2)}, "an int has no settings"),
         ({"seed": 3}, r"settings\['seed'\] is 3; expected several values"),
         ({"name": "ab"}, "expected several values"),
         ({"seed": (1, 1)}, "two runs of the sweep have the same settings"),

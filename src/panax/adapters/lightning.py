@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import torch
 
 from ..core import Axes
-from ..core.errors import RecipeError
+from ..core.errors import RecipeError, kind_of
 from ..core.measures import is_reserved
 from ..data.iterable import as_batch
 from .adapted import AdaptedTask
@@ -210,7 +210,7 @@ def _within(module: Any, trainer: _Trainer) -> Iterator[dict[str, tuple[torch.Te
             )
         if not isinstance(value, torch.Tensor | int | float):
             raise RecipeError(
-                f"self.log({name!r}) is given a {type(value).__name__}; metrics are averaged here: log a number, or a "
+                f"self.log({name!r}) is given {kind_of(value)}; metrics are averaged here: log a number, or a "
                 f"tensor of one"
             )
         logged[name] = (torch.as_tensor(value).detach().float(), batch_size)
@@ -238,7 +238,7 @@ def _lightning_base(module: Any) -> type:
         if base.__name__ == "LightningModule" and base.__module__.split(".")[0] in ("lightning", "pytorch_lightning"):
             return base
     raise RecipeError(
-        f"module is a {type(module).__name__}; expected a LightningModule. Another torch.nn.Module goes through "
+        f"module is {kind_of(module)}; expected a LightningModule. Another torch.nn.Module goes through "
         f"panax.adapters.torch.task"
     )
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core import Loss, Losses, Mean, Metrics
-from ..core.errors import RecipeError
+from ..core.errors import RecipeError, kind_of
 
 FORMS = (
     "a scalar (the mean over the batch's rows), a pair (sum, weight), a mapping of names to these, "
@@ -63,7 +63,7 @@ def _scalar(name: str, value: Any) -> jax.Array:
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError) as error:
-        raise RecipeError(f"the loss {name!r} is a {type(value).__name__}; expected {FORMS}") from error
+        raise RecipeError(f"the loss {name!r} is {kind_of(value)}; expected {FORMS}") from error
     if array.shape != () or array.dtype.kind in "c":
         raise RecipeError(
             f"the loss {name!r} is {array.dtype}{list(array.shape)}, which is no scalar; expected {FORMS}: "

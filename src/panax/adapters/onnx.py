@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import Axes, Batch
-from ..core.errors import DataError, RecipeError
+from ..core.errors import DataError, RecipeError, kind_of
 from ..data.iterable import as_batch
 from .adapted import AdaptedTask, Model
 from .agreement import exact_on_host, own_ways
@@ -69,9 +69,7 @@ def task(
                 f"{os.fspath(model)} can't be read as an ONNX model: {type(error).__name__}: {error}"
             ) from error
     if not isinstance(proto, onnx.ModelProto):
-        raise RecipeError(
-            f"the model is a {type(model).__name__}; expected the path of an ONNX file, or an onnx.ModelProto"
-        )
+        raise RecipeError(f"the model is {kind_of(model)}; expected the path of an ONNX file, or an onnx.ModelProto")
     from .onnx_graph import Graph
     from .onnx_weights import Told
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from ..core import Axes, Batch
-from ..core.errors import RecipeError
+from ..core.errors import RecipeError, kind_of
 from ..core.measures import total_loss
 from ..data.iterable import as_batch
 from .adapted import AdaptedTask, Model
@@ -73,9 +73,7 @@ class _Adapter:
         if type(model).__module__.split(".")[0] in ("keras", "tf_keras"):
             raise RecipeError("the model is Keras's; use panax.adapters.keras.task")
         if not callable(model) and loss is None:
-            raise RecipeError(
-                f"the model is a {type(model).__name__}, which can't be called; give a loss(model, batch)"
-            )
+            raise RecipeError(f"the model is {kind_of(model)}, which can't be called; give a loss(model, batch)")
         self.user_model, self.loss = model, loss
         self.example = as_batch(example)
         self.restored = _form_of(example)

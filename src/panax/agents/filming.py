@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.errors import RecipeError
+from ..core.errors import RecipeError, kind_of
 from ..core.validated import Validated
 from ..environments import Environment, EnvironmentBatch
 from ..environments.batch import keys_of
@@ -42,9 +42,7 @@ class Film(Hook, Validated):
     def before_run(self, run: Running) -> None:
         task = run.experiment.task
         if not isinstance(task, Agent):
-            raise RecipeError(
-                f"Film shows episodes of one agent, and the task is a {type(task).__name__}; leave it out"
-            )
+            raise RecipeError(f"Film shows episodes of one agent, and the task is {kind_of(task)}; leave it out")
         environment = task.environment
         if type(environment).draw is Environment.draw or _first_frame(environment) is None:
             raise RecipeError(f"{type(environment).__name__} draws no pictures, so Film has none to show; leave it out")

@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, kind_of
 from ..stores import Store
 from ..system import files as links
 from ..system import json_reader
@@ -230,7 +230,7 @@ def _check_index(folder: Path, seen: Mapping[str, Path]) -> None:
         named = json_reader.read(folder / INDEX)["weight_map"]
         missing = sorted(set(named) - set(seen))
         if not isinstance(named, dict):
-            raise TypeError(f"weight_map is a {type(named).__name__}")
+            raise TypeError(f"weight_map is {kind_of(named)}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / INDEX} can't be read: {error!r}; expected a weight_map") from error
     if missing:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core import Task
-from ..core.errors import PanaxError, RecipeError
+from ..core.errors import PanaxError, RecipeError, kind_of
 from ..metrics.console import fitted
 from ..presets import preset
 from ..run import Experiment, on_data
@@ -76,7 +76,7 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
             f"the recipe {name!r} could not be built: {told(error, inspect.getsourcefile(recipe) or '')}"
         ) from error
     if not isinstance(base, Experiment):
-        raise RecipeError(f"the recipe {name!r} returned a {type(base).__name__}; expected `return Experiment(...)`")
+        raise RecipeError(f"the recipe {name!r} returned {kind_of(base)}; expected `return Experiment(...)`")
     if paths and not name.startswith(PRESET):
         base = on_data(base, *paths)
     check_names(flags)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import LaunchError
+from ..core.errors import LaunchError, kind_of
 from ..system import files, json_reader
 from ..system.lock import locked
 from .diagnosis import Cause, Diagnosis
@@ -183,7 +183,7 @@ def read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise LaunchError(f"can't read {path}: {error}; the job may have ended before it was written") from error
     if not isinstance(found, dict):
-        raise LaunchError(f"{path} holds a {type(found).__name__}; expected an object, as `panax launch` writes it")
+        raise LaunchError(f"{path} holds {kind_of(found)}; expected an object, as `panax launch` writes it")
     return found
 
 

@@ -67,6 +67,16 @@ class LaunchError(PanaxError, RuntimeError):
     exit_code = 6
 
 
+def kind_of(value: object) -> str:
+    """A value's type with its article.
+
+    >>> kind_of(3), kind_of("x")
+    ('an int', 'a str')
+    """
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' or name == 'ndarray' else 'a'} {name}"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A clause that names the known word closest to `name`, or lists them all.
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 import numpy as np
 
-from .errors import RecipeError, nearest
+from .errors import RecipeError, kind_of, nearest
 
 
 class Validated:
@@ -194,7 +194,7 @@ def _problem_of_class(value: Any, cls: type) -> str | None:
     instead = hint(value) if hint is not None else None
     if instead is None and (inspect.isfunction(value) or inspect.ismethod(value)):
         return f"expected {_a(cls)}, and this is a function: write what it returns, {value.__name__}(...)"
-    return f"expected {_a(cls)}, got a {type(value).__name__}" + (f": {instead}" if instead else "")
+    return f"expected {_a(cls)}, got {kind_of(value)}" + (f": {instead}" if instead else "")
 
 
 def _a(cls: type) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from panax.core.errors import DataError, RecipeError, nearest
+from panax.core.errors import DataError, RecipeError, kind_of, nearest
 from panax.core.protocols import Axes, Position, SourcedBatch
 
 _BYTES_KEY = "utf-8 bytes"
@@ -252,9 +252,7 @@ class IterableSource:
     def _set_state(self, holder: Any, state: Any) -> None:
         methods = _state_methods(holder)
         if methods is None:
-            raise DataError(
-                f"a {type(holder).__name__} can't be set to the saved state; restore with the source that saved it"
-            )
+            raise DataError(f"{kind_of(holder)} can't be set to the saved state; restore with the source that saved it")
         value = state[_BYTES_KEY].encode() if isinstance(state, Mapping) and set(state) == {_BYTES_KEY} else state
         try:
             getattr(holder, methods[1])(value)

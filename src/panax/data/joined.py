@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
-from panax.core.errors import RecipeError
+from panax.core.errors import RecipeError, kind_of
 from panax.core.validated import Validated
 
 from .corpus import BadRecord, Corpus, Document
@@ -25,7 +25,7 @@ class Joined(Validated):
             raise RecipeError("corpora=(); expected at least one corpus")
         for corpus in self.corpora:
             if not isinstance(corpus, Corpus):
-                raise RecipeError(f"corpora holds a {type(corpus).__name__}; expected corpora of text")
+                raise RecipeError(f"corpora holds {kind_of(corpus)}; expected corpora of text")
 
     def documents(self) -> Iterator[Document | BadRecord]:
         for corpus in self.corpora:

@@ -8,7 +8,7 @@ from typing import Any
 
 import tokenizers
 
-from panax.core.errors import DataError, RecipeError
+from panax.core.errors import DataError, RecipeError, kind_of
 
 from ..system import json_reader
 from .files import decode_utf8, read_bytes
@@ -101,9 +101,7 @@ def _object(path: Path) -> dict[str, Any] | None:
     except ValueError as error:
         raise DataError(f"{path} is broken ({error}); expected a JSON object: repair or remove it") from error
     if not isinstance(found, dict):
-        raise DataError(
-            f"{path} is broken (it holds a {type(found).__name__}); expected a JSON object: repair or remove it"
-        )
+        raise DataError(f"{path} is broken (it holds {kind_of(found)}); expected a JSON object: repair or remove it")
     return found
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.axes import named_leaves
-from ..core.errors import RecipeError
+from ..core.errors import RecipeError, kind_of
 from .batch import EnvironmentBatch, Ongoing, Transition
 from .environment import Environment, State
 from .spaces import Box, Discrete, Space
@@ -28,7 +28,7 @@ def check_environment(environment: Environment, *, seed: int = 0, steps: int = _
     for role, space in (("observation", environment.observation_space), ("action", environment.action_space)):
         if not isinstance(space, Space):
             raise RecipeError(
-                f"{name}.{role}_space is a {type(space).__name__}; expected a Box or a Discrete of panax.environments"
+                f"{name}.{role}_space is {kind_of(space)}; expected a Box or a Discrete of panax.environments"
             )
     _check_shapes(environment, name)
     if steps:
@@ -99,7 +99,7 @@ def _check_state(name: str, before: State, after: State) -> None:
 def _check_leaf(what: str, got: Any, expected: jax.ShapeDtypeStruct) -> None:
     shape, dtype = getattr(got, "shape", None), getattr(got, "dtype", None)
     if shape != expected.shape or dtype != expected.dtype:
-        came = _shown(got) if shape is not None else f"a {type(got).__name__}"
+        came = _shown(got) if shape is not None else f"{kind_of(got)}"
         raise RecipeError(f"{what} is {came}; expected {_shown(expected)}")
 
 

@@ -11,7 +11,7 @@ import jax
 from .. import data as sources
 from ..checkpoint import open_checkpoint
 from ..core import CollectingTask, TrainState
-from ..core.errors import CheckpointError, DataError, LayoutError, RecipeError
+from ..core.errors import CheckpointError, DataError, LayoutError, RecipeError, kind_of
 from ..data import ExampleData, TextData
 from ..kernels import choose_by_timing
 from ..mesh import MeshShape, Placement
@@ -62,9 +62,7 @@ def evaluate(run: Any, data: Any = None, batches: int | None = None) -> dict[str
         return evaluate_trained(run, data, batches)
     prepared, state = getattr(run, "prepared", None), getattr(run, "state", None)
     if not isinstance(prepared, Prepared) or not isinstance(state, TrainState):
-        raise RecipeError(
-            f"a {type(run).__name__} can't be evaluated; expected a run's folder, or what fit or load returned"
-        )
+        raise RecipeError(f"{kind_of(run)} can't be evaluated; expected a run's folder, or what fit or load returned")
     return evaluate_result(prepared, state, data, batches)
 
 

@@ -9,7 +9,7 @@ from ..checkpoint import CheckpointConfig
 from ..comms import Comms
 from ..core import CollectingTask, Task
 from ..core.brief import brief
-from ..core.errors import RecipeError
+from ..core.errors import RecipeError, kind_of
 from ..core.validated import Validated
 from ..data import BatchRamp, RowNumbers, TextData
 from ..hooks import Hook
@@ -238,11 +238,11 @@ class Experiment(Validated):
         """Put the numbers of a task's own rows where data would be."""
         if not (isinstance(self.data, RowNumbers) or (isinstance(self.data, TextData) and self.data == TextData())):
             raise RecipeError(
-                f"data is a {type(self.data).__name__}, and {type(task).__name__} collects its own: leave data out"
+                f"data is {kind_of(self.data)}, and {type(task).__name__} collects its own: leave data out"
             )
         if not (self.held_out is None or isinstance(self.held_out, RowNumbers)):
             raise RecipeError(
-                f"held_out is a {type(self.held_out).__name__}, and {type(task).__name__} is evaluated by episodes: leave it out"
+                f"held_out is {kind_of(self.held_out)}, and {type(task).__name__} is evaluated by episodes: leave it out"
             )
         if self.batch_ramp.parts or self.overfit_batches:
             raise RecipeError(f"batch_ramp and overfit_batches are of data, and {type(task).__name__} collects its own")

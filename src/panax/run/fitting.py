@@ -14,7 +14,7 @@ import jax
 from ..checkpoint import agreeing
 from ..compiling.cache import compile_once
 from ..compiling.callbacks import as_raised
-from ..core.errors import PanaxError, RecipeError
+from ..core.errors import PanaxError, RecipeError, kind_of
 from ..core.task import Task
 from ..job.agreement import is_first
 from ..job.heartbeat import heartbeat
@@ -121,7 +121,7 @@ def open_run(
     if quiet and say is not None:
         raise RecipeError("quiet shows nothing, say takes what there is to show: give one of them")
     if isinstance(trackers, Tracker):
-        raise RecipeError(f"trackers is a {type(trackers).__name__}; expected a tuple: trackers=(tracker,)")
+        raise RecipeError(f"trackers is {kind_of(trackers)}; expected a tuple: trackers=(tracker,)")
     if say is None and quiet:
         say = _unsaid
     elif say is None:
@@ -208,7 +208,7 @@ def check_experiment(experiment: Any, function: str) -> None:
         call = f": call it, {function}({experiment.__name__}())" if inspect.isfunction(experiment) else ""
         hint = Task.hint_for(experiment)
         way = f": write {function}(Experiment(task=..., data=...)), and {hint}" if hint else call
-        raise RecipeError(f"{function} takes an Experiment, and this is a {type(experiment).__name__}{way}")
+        raise RecipeError(f"{function} takes an Experiment, and this is {kind_of(experiment)}{way}")
     absent = lacks_data(experiment)
     if absent is not None:
         raise absent.refused()

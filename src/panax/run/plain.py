@@ -5,7 +5,7 @@ from typing import Any
 
 from ..comms import Comms
 from ..core import Axes, Faults, Task, TrainState
-from ..core.errors import DataError, RecipeError
+from ..core.errors import DataError, RecipeError, kind_of
 from ..core.logical import axes_of_rows
 from ..data.iterable import as_batch
 from ..kernels import Kernels, choose_by_timing
@@ -124,9 +124,7 @@ def compile_step(
     for name, value, kind in (("task", task, Task), ("optimizer", optimizer, Optimizer)):
         if not isinstance(value, kind) and not (name == "optimizer" and value is None):
             hint = Optimizer.hint_for(value) if kind is Optimizer else None
-            raise RecipeError(
-                f"{name} is a {type(value).__name__}; expected a {kind.__name__}{f'; {hint}' if hint else ''}"
-            )
+            raise RecipeError(f"{name} is {kind_of(value)}; expected a {kind.__name__}{f'; {hint}' if hint else ''}")
     batch = as_batch(example)
     if axes is not None and axes.keys() != batch.keys():
         raise DataError(f"axes are given for {sorted(axes)}, the batch has {sorted(batch)}; make them agree")

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..comms import Islands
 from ..core import DataFacts, Source, Task
-from ..core.errors import RecipeError
+from ..core.errors import RecipeError, kind_of
 from ..data import BatchRamp, ExampleData, IterableSource, TextData
 from ..data.agreement import agreeing
 from ..data.converted import Converted, converted
@@ -168,13 +168,13 @@ def as_source(data: Any, epochs: int | None = None) -> Source:
         return data
     if isinstance(data, Mapping):
         raise RecipeError(
-            f"data is one batch (a {type(data).__name__} with {', '.join(map(str, list(data)[:4]))}); expected batches: for this "
+            f"data is one batch ({kind_of(data)} with {', '.join(map(str, list(data)[:4]))}); expected batches: for this "
             f"one alone write data=[batch]"
         )
     if isinstance(data, Iterable):
         return IterableSource(data, epochs=epochs, keep_short_batch=epochs is not None)
     raise RecipeError(
-        f"data is a {type(data).__name__}; expected TextData, ExampleData, a Source, a DataLoader or another iterable"
+        f"data is {kind_of(data)}; expected TextData, ExampleData, a Source, a DataLoader or another iterable"
     )
 
 

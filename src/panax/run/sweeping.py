@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import PanaxError, RecipeError, nearest
+from ..core.errors import PanaxError, RecipeError, kind_of, nearest
 from ..core.finite import ascending, least
 from ..metrics.console import shown
 from ..metrics.page.lines import Chart, Line, line_chart
@@ -251,7 +251,7 @@ def with_setting(settings: Any, name: str, value: Any) -> Any:
     """
     first, _, rest = name.partition(".")
     if not dataclasses.is_dataclass(settings) or isinstance(settings, type):
-        raise RecipeError(f"a {type(settings).__name__} has no settings, so none called {name!r}")
+        raise RecipeError(f"{kind_of(settings)} has no settings, so none called {name!r}")
     known = [field.name for field in dataclasses.fields(settings)]
     if first not in known:
         raise RecipeError(f"{type(settings).__name__} has no setting {first!r}: {nearest(first, known)}")

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from ..core import TrainState
-from ..core.errors import LayoutError, RecipeError, TrainingError
+from ..core.errors import LayoutError, RecipeError, TrainingError, kind_of
 from ..job.agreement import any_process, first_text, gather_texts
 from ..job.heartbeat import heartbeat
 from ..system.cpu_info import processor
@@ -45,9 +45,7 @@ def check_verifiable(prepared: Prepared) -> None:
     if not every:
         return
     if not isinstance(step, CompiledStep):
-        raise RecipeError(
-            f"verify.every={every} repeats a compiled step, and this is a {type(step).__name__}; set it to 0"
-        )
+        raise RecipeError(f"verify.every={every} repeats a compiled step, and this is {kind_of(step)}; set it to 0")
     devices = list(step.placement.devices.devices.flat)
     if len(devices) < 2:
         raise LayoutError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import CheckpointError, RecipeError, nearest
+from ...core.errors import CheckpointError, RecipeError, kind_of, nearest
 from ...layers import Latent
 from ...layers.moe_config import MoE
 from ...models import DecoderConfig, VitConfig
@@ -60,7 +60,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
             f"{folder / CONFIG} can't be read: {reason}; expected a folder with {CONFIG} and model.safetensors"
         ) from error
     if not isinstance(raw, dict):
-        raise CheckpointError(f"{folder / CONFIG} holds a {type(raw).__name__}; expected an object")
+        raise CheckpointError(f"{folder / CONFIG} holds {kind_of(raw)}; expected an object")
     return raw
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import RecipeError, nearest
+from ...core.errors import RecipeError, kind_of, nearest
 from ...models import DecoderConfig
 from .families import FAMILIES
 from .family import ACTIVATIONS, Family
@@ -58,7 +58,7 @@ def config_json(config: DecoderConfig, model_type: str | None) -> tuple[Family, 
     candidates = [family for family in candidates if family.config is type(config)]
     if not candidates:
         raise RecipeError(
-            f"no {model_type or 'family'} of Hugging Face's that is known here expresses a {type(config).__name__}"
+            f"no {model_type or 'family'} of Hugging Face's that is known here expresses {kind_of(config)}"
         )
     tried = [(family, *_written(family, config)) for family in candidates]
     mixed = config.feed_forward is not None

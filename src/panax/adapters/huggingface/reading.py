@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from ...core.errors import CheckpointError, RecipeError
+from ...core.errors import CheckpointError, RecipeError, kind_of
 from ...core.protocols import ModelState
 from ...models import Decoder, DecoderConfig, DecoderTask, Vit, VitConfig, VitTask
 from ...system import json_reader
@@ -60,7 +60,7 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
         or (isinstance(task, VitTask) and isinstance(params, Vit))
     ):
         raise RecipeError(
-            f"weights in Hugging Face's layout can be loaded into a DecoderTask or a VitTask only, not a {type(task).__name__}"
+            f"weights in Hugging Face's layout can be loaded into a DecoderTask or a VitTask only, not {kind_of(task)}"
         )
     folder = Path(directory)
     family, config = read_config(folder)
@@ -88,9 +88,7 @@ def _check_model(config: DecoderConfig | VitConfig, task: DecoderTask | VitTask,
         check_same_vit(config, task.model, folder)
     else:
         kind = "decoder" if isinstance(config, DecoderConfig) else "vision transformer"
-        raise RecipeError(
-            f"the model in {folder} is a {kind}, the task a {type(task).__name__}; choose another of them"
-        )
+        raise RecipeError(f"the model in {folder} is a {kind}, the task {kind_of(task)}; choose another of them")
 
 
 def _kept_head(found: list[Match], params: Vit, config: Any, tensors: Tensors, folder: Path) -> list[Match]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.errors import RecipeError
+from ...core.errors import RecipeError, kind_of
 from ..losses import FORMS, named_terms
 from .criteria import value_of
 
@@ -102,7 +102,7 @@ def _own_loss(module: nn.Module, batch: Any) -> Any:
     if isinstance(output, torch.Tensor) and output.ndim == 0:
         return output
     raise RecipeError(
-        f"{type(module).__name__} returned a {type(output).__name__} without a loss, and no loss= is given; give one, or a "
+        f"{type(module).__name__} returned {kind_of(output)} without a loss, and no loss= is given; give one, or a "
         "batch with "
         f"the labels that the model computes its loss from"
     )
@@ -120,7 +120,7 @@ def _scalar(name: str, value: Any) -> torch.Tensor:
     if isinstance(value, bool | int | float):
         return torch.full((), float(value))
     if not isinstance(value, torch.Tensor):
-        raise RecipeError(f"the loss {name!r} is a {type(value).__name__}; expected {FORMS}")
+        raise RecipeError(f"the loss {name!r} is {kind_of(value)}; expected {FORMS}")
     if value.numel() != 1 or value.is_complex():
         raise RecipeError(
             f"the loss {name!r} is {str(value.dtype).removeprefix('torch.')}{list(value.shape)}, which is no scalar; "

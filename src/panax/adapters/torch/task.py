@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ...core import Axes, Batch, Faults, debugging
-from ...core.errors import RecipeError, nearest
+from ...core.errors import RecipeError, kind_of, nearest
 from ..adapted import AdaptedTask, Model
 from .checking import check as check_against_torch
 from .checking import too_large
@@ -238,7 +238,7 @@ def _one_pass(module: nn.Module) -> str | None:
 def _refuse_module(module: Any) -> None:
     if not isinstance(module, nn.Module):
         raise RecipeError(
-            f"module is a {type(module).__name__}; expected a torch.nn.Module"
+            f"module is {kind_of(module)}; expected a torch.nn.Module"
             + (f" instance: call {module.__name__}(...)" if isinstance(module, type) else "")
         )
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -283,7 +283,7 @@ def _example(example: Any) -> tuple[dict[str, torch.Tensor], Form]:
                 leaf = torch.from_numpy(np.asarray(leaf))
             except TypeError as error:
                 raise RecipeError(
-                    f"leaf {name!r} of the example is a {type(leaf).__name__}; expected tensors or arrays in a mapping, a "
+                    f"leaf {name!r} of the example is {kind_of(leaf)}; expected tensors or arrays in a mapping, a "
                     "tuple or a list"
                 ) from error
         if leaf.ndim == 0:
