@@ -157,6 +157,10 @@ class PackedSource:
             start = end
 
 
+RESTORE = "; restore with the data the run began with, or start the data anew"
+"""What to do, where nobody knows more."""
+
+
 def check_identity(position: Position, ours: Mapping[str, object]) -> None:
     """Refuse a position of another order.
 
@@ -168,7 +172,7 @@ def check_identity(position: Position, ours: Mapping[str, object]) -> None:
         if position.get(name) != value:
             raise DataError(
                 f"the saved data position is of another {names.get(name, name)}: {name} {position.get(name)!r} was "
-                f"saved, this source has {value!r}; restore with the data the run began with, or start the data anew"
+                f"saved, this source has {value!r}{RESTORE}"
             )
 
 

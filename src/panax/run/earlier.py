@@ -12,6 +12,7 @@ from ..checkpoint import Checkpoint, step_of
 from ..checkpoint.record import FOLDER as RECORD
 from ..core import Position
 from ..core.errors import CheckpointError, DataError
+from ..data.source import RESTORE
 from ..metrics.goodput import FILE as LEDGER
 from ..optim import Optimizer
 from ..stores import is_remote
@@ -105,7 +106,7 @@ def position_in(prepared: Prepared, checkpoint: Checkpoint, *, accept_changes: b
         getattr(closing, "close", lambda: None)()
     except DataError as error:
         if not accept_changes:
-            raise DataError(f"{error}. {WAYS_ON} {KEEPING.format('')}") from error
+            raise DataError(f"{str(error).removesuffix(RESTORE)}. {WAYS_ON} {KEEPING.format('')}") from error
         say(f"the data begins again: {error}")
         return None
     return position
