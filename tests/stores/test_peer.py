@@ -10,6 +10,7 @@ import pytest
 
 from panax.core import StoreError
 from panax.stores import LocalStore, MissingError
+from panax.stores import peer as peer_module
 from panax.stores.peer import PeerServer, PeerStore, UnionStore, authorization
 
 
@@ -183,3 +184,13 @@ def test_a_connection_on_which_the_token_was_given_is_not_hung_up(served, monkey
         connection.sendall(b"cd")
         assert b" 200 " in connection.recv(1000)
     assert local.read("slow") == b"abcd"
+
+
+def test_an_answer_larger_than_what_was_asked_for_is_not_taken(served, peer, monkeypatch):
+    peer.write("a/b", [b"x" * 100_000])
+    assert len(peer.read("a/b")) == 100_000
+    monkeypatch.setattr(peer_module, "MOST_WORDS", 10)
+    assert len(peer.read("a/b", 5, 50)) == 45
+    monkeypatch.setattr(peer_module, "MOST_BYTES", 1000)
+    with pytest.raises(StoreError, match="answered with more than 1,000 bytes"):
+        peer.read("a/b")

@@ -26,10 +26,6 @@ EXCEPTIONS = {
     ("checkpoint/memory.py", "join"): "of a thread whose requests to peers have limits of their own",
     ("stores/objects.py", "wait"): "for a slot of requests that have limits of their own",
     ("stores/peer.py", "join"): "of the server's loop, which was told to end",
-    (
-        "stores/peer.py",
-        "read",
-    ): "of an answer whose socket has a limit; its length is that of the object that was asked for",
 }
 
 

@@ -27,6 +27,12 @@ from ..system.json_reader import JsonError
 from .local import LocalStore
 from .store import Buffer, Entry, MissingError, Store, checked_path
 
+MOST_BYTES = 1 << 30
+"""Of an answer whose size is not known beforehand: a list, a manifest."""
+
+MOST_WORDS = 1 << 16
+"""Of an answer that says what is wrong."""
+
 _BLOCK = 2**22
 _SCHEME = "Panax"
 _SECONDS = 60.0
@@ -216,7 +222,8 @@ class PeerStore:
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         end = "" if stop is None else f"&stop={stop}"
-        return self._ask("GET", f"/{quote(checked_path(path))}?start={start}{end}")
+        most = MOST_BYTES if stop is None else max(stop - start, MOST_WORDS)
+        return self._ask("GET", f"/{quote(checked_path(path))}?start={start}{end}", most=most)
 
     def read_into(self, path: str, start: int, target: memoryview) -> None:
         found = self.read(path, start, start + len(target))
@@ -243,10 +250,12 @@ class PeerStore:
         for path in paths:
             self._ask("DELETE", f"/{quote(checked_path(path))}")
 
-    def _ask(self, method: str, target: str, parts: Sequence[Buffer] = (), size: int = 0) -> bytes:
+    def _ask(
+        self, method: str, target: str, parts: Sequence[Buffer] = (), size: int = 0, most: int = MOST_BYTES
+    ) -> bytes:
         for last in (False, True):
             try:
-                return self._ask_once(method, target, parts, size)
+                return self._ask_once(method, target, parts, size, most)
             except (OSError, http.client.HTTPException) as error:
                 if isinstance(error, StoreError):
                     raise
@@ -254,7 +263,7 @@ class PeerStore:
                     raise StoreError(f"{self.url} can't be reached: {error!r}; is the process there gone?") from error
         raise AssertionError("unreachable")
 
-    def _ask_once(self, method: str, target: str, parts: Sequence[Buffer], size: int) -> bytes:
+    def _ask_once(self, method: str, target: str, parts: Sequence[Buffer], size: int, most: int) -> bytes:
         with contextlib.closing(http.client.HTTPConnection(self._address, timeout=_SECONDS)) as connection:
             connection.putrequest(method, target)
             connection.putheader("Authorization", authorization(self._token, method, target, size))
@@ -265,7 +274,9 @@ class PeerStore:
                 for begin in range(0, len(view), _BLOCK):
                     connection.send(view[begin : begin + _BLOCK])
             response = connection.getresponse()
-            body = response.read()
+            body = response.read(most + 1)
+        if len(body) > most:
+            raise StoreError(f"{self.url} answered with more than {most:,} bytes, which were not asked for")
         if response.status == 404:
             raise MissingError(body.decode(errors="replace"))
         if response.status != 200:
