@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import struct
 import threading
 import time
@@ -96,6 +97,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path, full):
     tracker.record(3, {"train/loss": float("nan")})
     tracker.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", line.pop("at")) for line in lines)
     assert lines == [{"step": 1, "train/loss": 1.0}, {"step": 3, "train/loss": None}]
 
 

@@ -104,7 +104,8 @@ class Restarted(Points):
 
 
 def rows(folder) -> list[dict]:
-    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "at"} for line in lines]
 
 
 def rewinds_of(folder) -> list[dict]:

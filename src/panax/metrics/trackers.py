@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -67,8 +68,10 @@ class JsonlTracker(Tracker):
     def record(self, step: int, values: Mapping[str, float]) -> None:
         # JSON has no NaN; a strict reader must be able to read every line.
         clean = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        clean.pop("step", None)  # the line's own name
-        line = json.dumps({"step": step, **clean}).encode() + b"\n"
+        for name in ("step", "at"):  # the line's own names
+            clean.pop(name, None)
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        line = json.dumps({"step": step, "at": at, **clean}).encode() + b"\n"
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self._path, "ab+", buffering=0)  # noqa: SIM115
