@@ -92,6 +92,12 @@ def test_no_other_process_is_signalled(changed, said, tmp_path):
     assert said in signal_owner(tmp_path / ".lock", signal.SIGKILL)
 
 
+def test_a_file_of_somebody_else_signals_nobody(tmp_path, monkeypatch):
+    (tmp_path / ".lock").write_text(owner())
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert signal_owner(tmp_path / ".lock", signal.SIGKILL) == "the run is another user's"
+
+
 def test_the_owner_of_a_file_is_signalled(tmp_path):
     got = []
     before = signal.signal(signal.SIGUSR1, lambda *_: got.append(1))

@@ -41,9 +41,12 @@ def owner() -> str:
 def signal_owner(path: str | Path, number: int) -> str:
     """Send the process that holds a file a signal; what stands in the way, empty where it was sent.
 
-    The file may be old: a process that took the number later is another one, and gets nothing.
+    The file may be old: a process that took the number later is another one, and gets nothing. Nor does any process by a file of
+    somebody else's.
     """
     try:
+        if os.lstat(path).st_uid != os.geteuid():
+            return "the run is another user's"
         said = json_reader.read(Path(path))
         pid, began, host = int(said["pid"]), float(said["began"]), str(said["host"])
     except (OSError, ValueError, KeyError, TypeError):
