@@ -190,6 +190,27 @@ def test_a_part_of_another_attempt_is_not_taken(parts):
     assert same(go_on(Checkpointer(store))[1], 0)
 
 
+def test_a_part_that_a_late_list_lacks_is_asked_for_by_name(parts, monkeypatch):
+    store, part = parts
+    attempt = Attempt("step_00000007", "new", 0, 2)
+    mine, theirs = part(attempt)
+    publish_part(store, dataclasses.replace(attempt, process=1), theirs)
+    with monkeypatch.context() as late:
+        late.setattr(type(store), "list", lambda self, prefix="": [])
+        commit(store, attempt, mine, 4.0)
+    assert same(go_on(Checkpointer(store))[1], 0)
+
+
+def test_a_failure_that_a_late_list_lacks_is_told(parts, monkeypatch):
+    store, part = parts
+    attempt = Attempt("step_00000007", "new", 0, 2)
+    mine, _ = part(attempt)
+    store.write(attempt.failure(1), [b"its disk is full"])
+    monkeypatch.setattr(type(store), "list", lambda self, prefix="": [])
+    with pytest.raises(CheckpointError, match="process 1 could not write its part: its disk is full"):
+        commit(store, attempt, mine, 4.0)
+
+
 def test_parts_that_do_not_fit_are_not_committed(parts):
     store, part = parts
     attempt = Attempt("step_00000007", "new", 0, 2)

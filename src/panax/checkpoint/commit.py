@@ -25,7 +25,10 @@ from .by_name import holds, read_if_there
 from .manifest import FILE, FileEntry, Manifest, checksum, merged
 from .snapshot import FilePlan, Snapshot
 
-_ASKED_BY_NAME = 8
+LATE_SECONDS = 20.0
+"""After which a list that lacks a process's part is taken for an old one: asking a store for what is not there takes a second."""
+
+_ASKED_BY_NAME = 4
 """Processes that are asked for by name in one look at what is there."""
 
 _POLL_SECONDS = (0.01, 1.0)
@@ -147,16 +150,17 @@ def _wrong(store: Store, attempt: Attempt, manifest: Manifest) -> str:
 
 def _parts(store: Store, attempt: Attempt, seconds: float, cancelled: Callable[[], bool]) -> Iterable[Manifest]:
     missing = set(range(1, attempt.processes))
-    deadline, pause = time.monotonic() + seconds, _POLL_SECONDS[0]
+    began, pause = time.monotonic(), _POLL_SECONDS[0]
+    deadline = began + seconds
     while missing:
+        # In a store whose lists are late some are asked for by name, and the others when these have come.
+        left = _ASKED_BY_NAME if time.monotonic() > began + min(LATE_SECONDS, seconds / 2) else 0
         there = {entry.path for entry in store.list(f"{attempt.folder}/{attempt.name}")}
-        asked = 0
         for process in sorted(missing):
             failure, part = attempt.failure(process), attempt.part(process)
             if not {failure, part} & there:
-                # A list may be late: some are asked for by name, and the others when these have come.
-                asked += 1
-                if asked > _ASKED_BY_NAME:
+                left -= 1
+                if left < 0:
                     continue
             if (failure in there or part not in there) and (reason := read_if_there(store, failure)) is not None:
                 raise CheckpointError(f"process {process} could not write its part: {reason.decode(errors='replace')}")
