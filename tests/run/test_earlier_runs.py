@@ -62,7 +62,7 @@ def test_a_finished_run_is_not_another_ones_result(finished):
     folder = Path(experiment.folder)
     assert Checkpointer(folder / "checkpoints" / "before-1").steps() == [4]
     assert {path.name for path in (folder / "before-1").iterdir()} == {
-        "metrics.jsonl", "tensorboard", "data_account.json", "goodput.jsonl", "sessions.jsonl",
+        "metrics.jsonl", "log.txt", "tensorboard", "data_account.json", "goodput.jsonl", "sessions.jsonl",
     }  # fmt: skip
     *refused, last = read_life(folder / "before-1").sessions
     assert last.end.startswith("refused: CheckpointError") and not any(each.failed for each in (*refused, last))
