@@ -77,12 +77,10 @@ exit codes: 0 done, 1 error, 2 recipe or layout, 3 data, 4 checkpoint,
 def _command(name: str) -> Callable[[Sequence[str]], int]:
     # Imported when chosen: `panax --help` should not wait for jax.
     if name == "train":
-        keep_freed_memory()
         from .train import train
 
         return train
     if name == "sweep":
-        keep_freed_memory()
         from .sweep import sweep
 
         return sweep
@@ -95,7 +93,6 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 
         return check_hardware
     if name == "find":
-        keep_freed_memory()
         from .find import find
 
         return find
@@ -152,6 +149,9 @@ COMMANDS = (
 SUPERVISING = ("launch", "status", "logs", "stop", "cordon", "uncordon", "report", "simulate")
 """Commands that hold no jax."""
 
+COMPUTING = ("train", "sweep", "find")
+"""Commands that train in this process."""
+
 TRAINING = ("train", "launch", "sweep")
 """Commands whose work is not what they print: it goes on where nobody takes that."""
 
@@ -164,6 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     settle()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] and arguments[0] in COMPUTING:
+        # Before any thread: it acts on what is allocated first.
+        keep_freed_memory()
     # A launched worker writes to its log, which has a way of its own (`guard`).
     outlasts = arguments[:1] and arguments[0] in TRAINING and not os.environ.get(STACKS)
     with forgiving() if outlasts else contextlib.nullcontext():
