@@ -115,7 +115,7 @@ def test_a_heavy_import_would_be_seen():
 
 @pytest.mark.parametrize("command", COMPUTING)
 def test_the_allocator_is_told_before_any_thread_begins(command):
-    """With a thread of its own begun before, glibc gives memory back in each call of a program: a step took half as long again."""
+    """With a thread begun before, glibc gives memory back after each call of a program: a step took half as long again."""
     code = (
         "import os, threading\n"
         "import panax.cli.main as main\n"
@@ -126,3 +126,16 @@ def test_the_allocator_is_told_before_any_thread_begins(command):
         "assert seen[0] == 1, seen\n"
     )
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
+def test_modules_are_imported_without_looking_for_garbage_which_is_on_again_afterwards():
+    code = (
+        "import gc, sys\n"
+        "import panax.cli.main as main\n"
+        "seen = []\n"
+        "main._command = lambda name: lambda arguments: seen.append((gc.isenabled(), gc.get_freeze_count() > 0)) or 0\n"
+        "sys.argv = ['panax', 'report', 'x']\n"
+        "assert main.main(['report', 'x']) == 0 and main.main() == 0\n"
+        "assert seen == [(True, False), (True, True)], seen\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
