@@ -175,7 +175,7 @@ def test_a_run_needs_no_data_and_a_broken_environment_ends_it(tmp_path):
 
 
 def test_what_does_not_go_together_is_refused(tmp_path):
-    with pytest.raises(RecipeError, match="data is a IterableSource, and Counting collects its own: leave data out"):
+    with pytest.raises(RecipeError, match="data is an IterableSource, and Counting collects its own: leave data out"):
         experiment(tmp_path, data=IterableSource([{"x": np.zeros((4, 2), np.float32)}]))
     with pytest.raises(RecipeError, match="overfit_batches are of data"):
         experiment(tmp_path, overfit_batches=2)
