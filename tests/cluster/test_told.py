@@ -41,6 +41,15 @@ def test_a_long_save_that_moves_is_no_hang_and_the_others_wait_for_it():
     assert job.stalled(107.0, POLICY) is not None, "a hang after the save"
 
 
+def test_those_that_waited_for_a_save_do_not_hang_when_it_ends():
+    """The process that has saved goes on first; the others had been quiet for as long as it saved."""
+    job = attempt("save", "steps")
+    assert job.stalled(39.0, POLICY) is None
+    job.beat(0, {"at": 1.0, "phase": "steps"}, 40.0)
+    assert job.stalled(41.0, POLICY) is None and job.stalled(48.0, POLICY) is None
+    assert job.stalled(50.5, POLICY) is not None
+
+
 def test_silence_while_the_supervisor_was_stopped_is_forgiven():
     job = attempt("steps")
     assert job.stalled(41.0, POLICY) is not None

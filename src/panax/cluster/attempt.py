@@ -98,6 +98,7 @@ class Attempt:
     Attributes:
         began: When they were told to start, in seconds since the epoch.
         values: What the first process told of the last step it reported.
+        saved_until: When a process was last seen to write a checkpoint, for which the others may have waited.
     """
 
     number: int
@@ -105,6 +106,7 @@ class Attempt:
     began: float
     first_step: int | None = None
     values: dict[str, float] = dataclasses.field(default_factory=dict)
+    saved_until: float = -math.inf
 
     def beat(self, process: int, beat: Mapping[str, Any], now: float) -> None:
         """Take in what a worker told."""
@@ -185,10 +187,11 @@ class Attempt:
 
         # A worker that has ended while another does not is one that the other waits for.
         alive = [worker for worker in self.workers if worker.ended is None]
-        hung = [worker for worker in alive if now - worker.moved > limit(worker)]
-        if any(worker.phase == "save" and worker not in hung for worker in alive):
-            # The others wait for it.
+        if any(worker.phase == "save" and now - worker.moved <= limit(worker) for worker in alive):
+            # The others wait for it, and what they waited does not count when it has saved.
+            self.saved_until = now
             return None
+        hung = [worker for worker in alive if now - max(worker.moved, self.saved_until) > limit(worker)]
         return min(hung, key=lambda worker: (worker.step, worker.moved)) if hung else None
 
     def saves(self, now: float, policy: Policy) -> bool:
@@ -200,6 +203,7 @@ class Attempt:
 
     def forgive(self, seconds: float) -> None:
         """Count time in which nobody listened as none in which workers were silent."""
+        self.saved_until += seconds
         for worker in self.workers:
             worker.moved += seconds
             worker.error_at += seconds
