@@ -191,7 +191,12 @@ class Attempt:
             # The others wait for it, and what they waited does not count when it has saved.
             self.saved_until = now
             return None
-        hung = [worker for worker in alive if now - max(worker.moved, self.saved_until) > limit(worker)]
+        since = {worker.process: worker.moved for worker in alive if worker.phase == "save"}
+        hung = [
+            worker
+            for worker in alive
+            if now - since.get(worker.process, max(worker.moved, self.saved_until)) > limit(worker)
+        ]
         return min(hung, key=lambda worker: (worker.step, worker.moved)) if hung else None
 
     def saves(self, now: float, policy: Policy) -> bool:
