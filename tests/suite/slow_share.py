@@ -4,7 +4,9 @@ The slow cases are cut, file by file, into shares that each take the given minut
 commits chooses the share, so that successive runs take successive ones and none goes stale.
 """
 
+import importlib.util
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -38,9 +40,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     if any(item.get_closest_marker("slow") is None for item in items):
         raise pytest.UsageError("--share selects among slow tests; run `pytest -m slow --share MINUTES`")
-    campaigns = [item for item in items if is_campaign(item)]
-    config.hook.pytest_deselected(items=campaigns)
-    items[:] = [item for item in items if not is_campaign(item)]
+    absent = tuple(absent_engines())
+    left_out = [item for item in items if is_campaign(item) or case_of(item)[0].startswith(absent)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
     names = ["::".join(case_of(item)) for item in items]
     shares = cut_into_shares(names, read_durations(), seconds=60.0 * minutes, workers=_workers(config))
     number = config.getoption("--share-number") or commit_count() % max(1, len(shares)) + 1
@@ -52,11 +55,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for name, item in zip(names, items) if name in chosen]
 
 
+def absent_engines() -> list[str]:
+    """How the files begin whose tests need an engine that is not installed: a share runs on a machine that has none of them."""
+    return [file for file, there in ENGINES.items() if not there()]
+
+
 def is_campaign(item: pytest.Item) -> bool:
     """True if a test has allowed itself more time than a slow test may take: it is run by `pytest -m slow` alone."""
     marker = item.get_closest_marker("timeout")
     return marker is not None and bool(marker.args) and marker.args[0] > LONGEST_SECONDS
 
+
+ENGINES = {
+    "engines/test_slurm": lambda: shutil.which("slurmctld") is not None,
+    "engines/test_mpi": lambda: all(map(shutil.which, ("mpirun.openmpi", "mpirun.mpich"))),
+    "engines/test_ray": lambda: importlib.util.find_spec("ray") is not None,
+    "engines/test_kubernetes": lambda: shutil.which("kubectl") is not None,
+}
+"""How files of tests begin that need an engine, and whether it is there."""
 
 _SHARE = pytest.StashKey[tuple[int, int, int]]()
 
@@ -108,6 +124,9 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     """Report which share ran, and name the tests that take longer than a slow test may."""
     if _SHARE in config.stash:
         terminalreporter.write_line(describe_share(*config.stash[_SHARE]))
+        if absent := absent_engines():
+            names = ", ".join(f"{file}*" for file in absent)
+            terminalreporter.write_line(f"left out, for want of their engines (tests/engines/install.sh): {names}")
     durations = config.pluginmanager.get_plugin("panax-durations")
     for case, seconds in durations.wall.items() if durations is not None else ():
         if seconds > LONGEST_SECONDS:

@@ -124,6 +124,11 @@ def test_successive_shares_hold_every_slow_case_once():
     assert slow_share.cut_into_shares(["a", "b"], {"a": (500.0, 1.0)}, seconds=60.0) == [["a"], ["b"]]
 
 
+def test_a_share_leaves_out_what_needs_an_engine_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(slow_share, "ENGINES", {"engines/test_slurm": lambda: False, "engines/test_ray": lambda: True})
+    assert slow_share.absent_engines() == ["engines/test_slurm"]
+
+
 def test_a_campaign_is_in_no_share():
     def item(*arguments):
         marker = SimpleNamespace(args=arguments) if arguments else None
