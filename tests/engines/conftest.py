@@ -1,7 +1,7 @@
 """What one process learns, which runs on engines are compared with."""
 
 import pytest
-from training import command, environment, losses, run, steps
+from engine_runs import command, environment, losses, run, steps
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training import environment
+from engine_runs import environment
 
 
 class Kubelet:

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from training import run
+from engine_runs import run
 
 CLUSTER = Path(__file__).with_name("slurm.sh")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from engine_runs import command, equals, steps
 from kubelet import launched
-from training import command, equals, steps
 
 from panax.cluster.engines import Resources, engine_of
 from panax.cluster.engines.client import Followed

@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from engine_runs import command, environment, equals, run, steps
 from placing import AGENT, Supervised, ended, is_alive, until, with_token
-from training import command, environment, equals, run, steps
 
 from panax.cluster.engines import Engine, Resources, engine_of
 from panax.core.errors import LaunchError

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from engine_runs import command, environment, equals, losses, run, steps
 from placing import AGENT, Supervised, ended, is_alive, until, with_token
-from training import command, environment, equals, losses, run, steps
 
 from panax.cluster.engines import Engine, Resources, engine_of
 from panax.cluster.record import incidents

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from engine_runs import command, environment, equals, losses, steps
 from placing import AGENT, Supervised, ended, is_alive, until, with_token
 from slurm_here import answer, cluster, job_is, submit
-from training import command, environment, equals, losses, steps
 
 from panax.cluster.engines import Engine, Resources, engine_of
 from panax.core.errors import LaunchError

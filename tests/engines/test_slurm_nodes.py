@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from engine_runs import command, environment, losses, steps
 from placing import is_alive, until
 from slurm_here import answer, cluster, fact, job_is, submit, tell
-from training import command, environment, losses, steps
 
 from panax.cluster.record import incidents
 
