@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import panax.data
-from panax.data.zip_files import opened_zip
+from panax.data.zip_files import open_zip
 
 SOURCE = Path(panax.data.__file__).parents[1]
 CENTRAL = b"PK\x01\x02"
@@ -30,7 +30,7 @@ def test_whatever_is_wrong_is_one_error(offset, value, tmp_path):
     data[place + 46] = 0xFF
     path.write_bytes(data)
     with pytest.raises(zipfile.BadZipFile):
-        opened_zip(path)
+        open_zip(path)
 
 
 def test_archives_are_opened_by_one_function():

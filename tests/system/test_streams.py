@@ -11,9 +11,9 @@ import pytest
 WORK = """
 import sys
 from pathlib import Path
-from panax.system.streams import forgiving, last_words, settle
+from panax.system.streams import tolerate_output_errors, write_last_words, settle
 settle()
-with forgiving():
+with tolerate_output_errors():
     for number in range(LINES):
         print(f"line {number} é", flush=True)
         print("said", file=sys.stderr)
@@ -40,8 +40,8 @@ def test_what_is_printed_comes_in_its_order_and_encoding(tmp_path):
 def test_what_is_flushed_comes_before_what_others_write(tmp_path):
     code = (
         "import os, sys\n"
-        "from panax.system.streams import forgiving\n"
-        "with forgiving():\n"
+        "from panax.system.streams import tolerate_output_errors\n"
+        "with tolerate_output_errors():\n"
         "    for number in range(50):\n"
         "        print('out', number, flush=True)\n"
         "        print('err', number, file=sys.stderr, flush=True)\n"
@@ -110,10 +110,10 @@ def test_a_file_never_takes_a_closed_streams_number(tmp_path):
 def test_last_words_are_heard_before_a_process_ends_at_once(wrapped):
     code = (
         "import contextlib, os, sys\n"
-        "from panax.system.streams import forgiving, last_words\n"
-        f"with forgiving() if {wrapped} else contextlib.nullcontext():\n"
+        "from panax.system.streams import tolerate_output_errors, write_last_words\n"
+        f"with tolerate_output_errors() if {wrapped} else contextlib.nullcontext():\n"
         "    print('before', file=sys.stderr)\n"
-        "    last_words('the end\\n')\n"
+        "    write_last_words('the end\\n')\n"
         "    os._exit(3)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

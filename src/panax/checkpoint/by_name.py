@@ -1,10 +1,10 @@
-"""Objects asked for by their names: the list that a store answers may be an older one, by an hour in some."""
+"""Objects read by name: the listing of a store may be stale, by an hour in some."""
 
 from ..stores import MissingError, Store
 
 
 def holds(store: Store, path: str, size: int) -> bool:
-    """Whether an object of at least so many bytes is there.
+    """True if an object of at least `size` bytes exists.
 
     Raises:
         StoreError: The store can't be read, or the object is shorter.
@@ -17,7 +17,7 @@ def holds(store: Store, path: str, size: int) -> bool:
 
 
 def read_if_there(store: Store, path: str) -> bytes | None:
-    """An object's bytes; None where there is none.
+    """Read an object; None if it does not exist.
 
     Raises:
         StoreError: The store can't be read.

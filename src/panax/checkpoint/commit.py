@@ -26,10 +26,10 @@ from .manifest import FILE, FileEntry, Manifest, checksum, merged
 from .snapshot import FilePlan, Snapshot
 
 LATE_SECONDS = 20.0
-"""After which a list that lacks a process's part is taken for an old one: asking a store for what is not there takes a second."""
+"""After which a listing that lacks a part is considered stale: reading a missing object takes a second in some stores."""
 
 _ASKED_BY_NAME = 4
-"""Processes that are asked for by name in one look at what is there."""
+"""Parts that are read by name in one poll."""
 
 _POLL_SECONDS = (0.01, 1.0)
 _WRITTEN = re.compile(r"step_\d{8,}/[0-9a-f]{8}(-\d+)?/.+")
@@ -153,7 +153,7 @@ def _parts(store: Store, attempt: Attempt, seconds: float, cancelled: Callable[[
     began, pause = time.monotonic(), _POLL_SECONDS[0]
     deadline = began + seconds
     while missing:
-        # In a store whose lists are late some are asked for by name, and the others when these have come.
+        # If the listing is stale, read a few parts by name in each poll.
         left = _ASKED_BY_NAME if time.monotonic() > began + min(LATE_SECONDS, seconds / 2) else 0
         there = {entry.path for entry in store.list(f"{attempt.folder}/{attempt.name}")}
         for process in sorted(missing):

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .host_memory import keep_freed_memory
+from .allocator import keep_freed_memory
 
 
 def compare(arguments: Sequence[str]) -> int:

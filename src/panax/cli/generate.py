@@ -23,7 +23,7 @@ def generate(arguments: Sequence[str]) -> int:
     only_alone("panax generate")
     start_jax()
     trained = load_trained(options.checkpoint, warn)
-    # A model may write bytes of all kinds, and what is shown here ends in a terminal sooner or later.
+    # A model may generate control characters, and this output usually ends in a terminal.
     print(
         printable(
             options.prompt

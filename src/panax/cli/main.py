@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from .. import __version__
 from ..cluster.worker import STACKS, guard
 from ..core.errors import RecipeError, nearest
-from ..system.streams import forgiving, last_words, settle
+from ..system.streams import settle, tolerate_output_errors, write_last_words
+from .allocator import keep_freed_memory
 from .failing import TRACEBACK, said_and_done
-from .host_memory import keep_freed_memory
 from .plugins import leave_out_absent, unsaid
 
 USAGE = """\
@@ -154,7 +154,7 @@ COMPUTING = ("train", "sweep", "find")
 """Commands that train in this process."""
 
 TRAINING = ("train", "launch", "sweep")
-"""Commands whose work is not what they print: it goes on where nobody takes that."""
+"""Commands that continue if their output can't be written."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -167,11 +167,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     as_program = arguments is None
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] and arguments[0] in COMPUTING:
-        # Before any thread: it acts on what is allocated first.
+        # Before any thread starts, or it has no effect.
         keep_freed_memory()
-    # A launched worker writes to its log, which has a way of its own (`guard`).
+    # `guard` handles the log of a launched worker.
     outlasts = arguments[:1] and arguments[0] in TRAINING and not os.environ.get(STACKS)
-    with forgiving() if outlasts else contextlib.nullcontext():
+    with tolerate_output_errors() if outlasts else contextlib.nullcontext():
         return _ended(arguments, as_program=as_program)
 
 
@@ -194,7 +194,7 @@ def _ended(arguments: list[str], *, as_program: bool) -> int:
         warnings.showwarning = lambda message, *_: warn(f"warning: {message}")
         if arguments[0] not in SUPERVISING:
             leave_out_absent()
-        with unsaid(), _uncollected(for_good=as_program):
+        with unsaid(), _pause_gc(for_good=as_program):
             command = _command(arguments[0])
         code = command(arguments[1:])
         sys.stdout.flush()
@@ -203,17 +203,17 @@ def _ended(arguments: list[str], *, as_program: bool) -> int:
         code = said_and_done(error, with_traceback=with_traceback)
         if _others_wait():
             # At exit JAX would wait for the other processes, which may wait for this one.
-            last_words()
+            write_last_words()
             os._exit(code)
         return code
 
 
 @contextlib.contextmanager
-def _uncollected(*, for_good: bool) -> Iterator[None]:
-    """While modules are imported, no garbage is looked for: that took a third of the time.
+def _pause_gc(*, for_good: bool) -> Iterator[None]:
+    """Pause garbage collection during imports, where it took a third of the time.
 
     Args:
-        for_good: What there is stays until the process ends, and is not looked at again.
+        for_good: Exclude the imported objects from later collections.
     """
     collects = gc.isenabled()
     gc.disable()

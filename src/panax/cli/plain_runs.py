@@ -19,7 +19,7 @@ FOLLOW_SECONDS = 0.5
 
 
 def is_plain(run: str | Path) -> bool:
-    """Whether a folder is that of a run which no supervisor has started."""
+    """True if a folder is that of a run without a supervisor."""
     folder = Path(run)
     return (
         any((folder / name).is_file() for name in (SESSIONS, FIGURES, NAME)) and not (folder / "job/job.json").is_file()

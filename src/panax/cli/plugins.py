@@ -33,7 +33,7 @@ HARMLESS = ("cudart_stub.cc", "before absl::InitializeLog() is called")
 
 
 LAST_WORDS_SECONDS = 2.0
-"""How long a stream that nobody reads may hold up the work."""
+"""How long to wait for a stream that is not read."""
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 from ..cluster.spare import order_of
 from ..cluster.worker import guard, show_stacks
 from ..job.start_time import begin_now
-from .host_memory import keep_freed_memory
+from .allocator import keep_freed_memory
 from .main import main as panax
 from .plugins import leave_out_absent, unsaid
 

@@ -9,7 +9,7 @@ BLOCK_BYTES, MOST_TAIL_BYTES = 1 << 16, 1 << 24
 
 
 def say_line(text: str) -> None:
-    """Print text without what a terminal would obey."""
+    """Print text with control characters escaped."""
     print(printable(text))
 
 

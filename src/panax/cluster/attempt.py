@@ -98,7 +98,7 @@ class Attempt:
     Attributes:
         began: When they were told to start, in seconds since the epoch.
         values: What the first process told of the last step it reported.
-        saved_until: When a process was last seen to write a checkpoint, for which the others may have waited.
+        saved_until: The last time at which a process was writing a checkpoint.
     """
 
     number: int
@@ -188,7 +188,7 @@ class Attempt:
         # A worker that has ended while another does not is one that the other waits for.
         alive = [worker for worker in self.workers if worker.ended is None]
         if any(worker.phase == "save" and now - worker.moved <= limit(worker) for worker in alive):
-            # The others wait for it, and what they waited does not count when it has saved.
+            # The others wait for it; their waiting time does not count as a stall afterwards.
             self.saved_until = now
             return None
         since = {worker.process: worker.moved for worker in alive if worker.phase == "save"}

@@ -113,7 +113,7 @@ _PEER = (
 """Parts of what processes say whose peer has gone: an effect, not the cause."""
 
 _MISMATCH = ("distributed collective mismatch",)
-"""Parts of what a process says that meets others in another collective than they are in."""
+"""Parts of the error of a process whose collective does not match that of its peers."""
 
 _WELL = "[Gloo] Rank "
 """How lines begin that Gloo writes while all goes well: "[Gloo] Rank 0 is connected to 3 peer ranks ..."."""

@@ -11,7 +11,7 @@ import sys
 import threading
 from typing import Any
 
-from ..system.streams import last_words
+from ..system.streams import write_last_words
 
 LIFELINE = "PANAX_LIFELINE"
 """The number of an inherited pipe whose other end the agent alone holds: it ends when the agent does."""
@@ -78,5 +78,5 @@ def _end_with(lifeline: int) -> None:
     with contextlib.suppress(OSError):
         while os.read(lifeline, 4096):
             pass
-    last_words("panax: the supervisor is gone; this worker ends\n")
+    write_last_words("panax: the supervisor is gone; this worker ends\n")
     os._exit(ORPHANED)

@@ -1,14 +1,14 @@
-"""Settings in few words: of a dataclass, what differs from its defaults."""
+"""Short representations: the fields of a dataclass that differ from their defaults."""
 
 import dataclasses
 from typing import Any
 
 LONGEST = 60
-"""Letters of a value that is no dataclass; of a longer one its beginning is shown."""
+"""Maximum characters of a value that is not a dataclass; longer ones are truncated."""
 
 
 def brief(value: Any) -> str:
-    """A value as code, without what a dataclass has by default.
+    """Format a value as code, omitting default fields.
 
     >>> @dataclasses.dataclass
     ... class Layer:

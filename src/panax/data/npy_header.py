@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..system.binary_reader import BinaryError, number_at
-from .zip_files import opened_zip
+from .zip_files import open_zip
 
 _MOST_DIMENSIONS = 32
 _LOCAL_HEADER = 30
@@ -84,7 +84,7 @@ def stored_member(path: Path, member: str) -> int:
         OSError: The archive can't be read.
         zipfile.BadZipFile: It is none.
     """
-    with opened_zip(path) as archive, path.open("rb") as file:
+    with open_zip(path) as archive, path.open("rb") as file:
         entry = archive.getinfo(member)
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
             raise ValueError(f"{member!r} is compressed or encrypted; write it by np.savez")

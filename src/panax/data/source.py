@@ -158,7 +158,7 @@ class PackedSource:
 
 
 RESTORE = "; restore with the data the run began with, or start the data anew"
-"""What to do, where nobody knows more."""
+"""Default advice."""
 
 
 def check_identity(position: Position, ours: Mapping[str, object]) -> None:

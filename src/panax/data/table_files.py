@@ -22,7 +22,7 @@ from .fields import not_installed
 from .files import unreadable
 from .magic import format_of
 from .npy_header import read_npy_header
-from .zip_files import opened_zip
+from .zip_files import open_zip
 
 _ROWS_AT_ONCE = 4096
 _BLOCK_BYTES = 2**24
@@ -130,7 +130,7 @@ def _unpacked(path: Path, name: str) -> Iterator[Any]:
         with open_file(path, name) as file:
             yield file
         return
-    with opened_zip(path) as archive:
+    with open_zip(path) as archive:
         entries = [entry for entry in archive.infolist() if not entry.is_dir()]
         if len(entries) != 1:
             raise DataError(f"{name} holds {len(entries)} files; expected one table: unpack it")
@@ -180,7 +180,7 @@ def _parquet_blocks(path: Path, name: str, columns: list[str], most: int, lists:
 def _numpy_blocks(path: Path, name: str, columns: list[str], most: int) -> Iterator[Block]:
     """Read as a stream: what an archive says of sizes is never allocated."""
     try:
-        with opened_zip(path) as archive, contextlib.ExitStack() as opened:
+        with open_zip(path) as archive, contextlib.ExitStack() as opened:
             present = [entry.removesuffix(".npy") for entry in archive.namelist()]
             _check_columns(columns, present, name)
             arrays = {column: _opened_array(archive, column, opened) for column in columns}
@@ -247,7 +247,7 @@ def _kind_of_bytes(path: Path) -> str | None:
     with path.open("rb") as file:
         kind = format_of(file.read(16))
     if kind == "zip":
-        with opened_zip(path) as archive:
+        with open_zip(path) as archive:
             names = archive.namelist()
         return "npz" if names and all(entry.endswith(".npy") for entry in names) else None
     return "parquet" if kind == "Parquet" else None

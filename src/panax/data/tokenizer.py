@@ -139,7 +139,7 @@ class Tokenizer:
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        # Not by the library, whose errors say neither the path nor that they are those of a disk.
+        # Not with the library's `save`, which raises a plain Exception without a path.
         (directory / "tokenizer.json").write_text(self._backend.to_str(pretty=True), encoding="utf-8")
         for name, text in self._beside.files(self._vocabulary):
             (directory / name).write_text(text, encoding="utf-8")

@@ -5,11 +5,11 @@ import zipfile
 from pathlib import Path
 
 
-def opened_zip(path: Path) -> zipfile.ZipFile:
+def open_zip(path: Path) -> zipfile.ZipFile:
     """An archive, with its list of members read.
 
     Raises:
-        zipfile.BadZipFile: It is none, or one of a kind that Python does not read.
+        zipfile.BadZipFile: It is not a zip archive, or has an unsupported version.
         OSError: The file can't be read.
     """
     try:

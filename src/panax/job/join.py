@@ -134,7 +134,7 @@ def _initialize(place: Membership) -> None:
     if not os.environ.get("JAX_CPU_COLLECTIVES_IMPLEMENTATION"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         if host in LOOPBACK:
-            # All processes are here: nobody else need reach them, and the host's own name may have no address.
+            # All processes are on this host, and its name may not resolve.
             connect_over_loopback()
     try:
         jax.distributed.initialize(

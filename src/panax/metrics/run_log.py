@@ -1,4 +1,4 @@
-"""`log.txt` in a run's folder: what a terminal shows of the run, each line with its time."""
+"""`log.txt` in a run's folder: its terminal output with timestamps."""
 
 import contextlib
 import time
@@ -64,7 +64,7 @@ class RunLog:
         """Each line is written at once."""
 
     def isatty(self) -> bool:
-        """It is no terminal."""
+        """False."""
         return False
 
     def _append(self, text: str) -> None:

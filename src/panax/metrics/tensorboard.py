@@ -67,7 +67,7 @@ def run_and_tag(name: str) -> tuple[str, str]:
 
 
 def _is_its_whole(name: str, values: Mapping[str, float]) -> bool:
-    """Whether a term is the only one of a loss, and so the same curve again.
+    """True if a term is the only one of its loss, and so duplicates its curve.
 
     >>> values = {"train/loss": 2.0, "train/loss/cross_entropy": 2.0}
     >>> [_is_its_whole(name, values) for name in values]

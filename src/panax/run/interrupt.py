@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from ..job.heartbeat import heartbeat
-from ..system.streams import last_words
+from ..system.streams import write_last_words
 
 ANSWER_SECONDS = 8.0
 """For the main thread to answer a signal while nothing is new: then it is held by a compiler or a file system."""
@@ -137,7 +137,7 @@ class Interrupt:
                 found = [number for number in numbers if number in taken]
                 if found and not self.has_news and not self._answered.wait(ANSWER_SECONDS) and not self.has_news:
                     name = signal.Signals(found[0]).name
-                    last_words(f"panax: ended by {name} with nothing new to save; checkpoints are as they were\n")
+                    write_last_words(f"panax: ended by {name} with nothing new to save; checkpoints are as they were\n")
                     os._exit(128 + found[0])
         finally:
             os.close(reading)

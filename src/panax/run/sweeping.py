@@ -273,7 +273,7 @@ def _placed(experiment: Experiment, root: str, settings: Mapping[str, Any]) -> E
 
 
 def _number(value: Any) -> float:
-    """A setting's value as a number, also as a flag has it; NaN where it is none."""
+    """Convert a setting's value, possibly the text of a flag, to a number; NaN if it is not one."""
     if isinstance(value, bool):
         return math.nan
     try:

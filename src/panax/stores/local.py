@@ -247,7 +247,7 @@ def _write_all(descriptor: int, part: Buffer) -> None:
     view = memoryview(part)
     while len(view):
         view = view[os.write(descriptor, view[:_WRITE_BYTES]) :]
-        # A slow disk that takes a file for an hour is no process that hangs.
+        # A slow write of a large file is not a hang.
         heartbeat().moved("save")
 
 

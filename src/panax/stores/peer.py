@@ -28,10 +28,10 @@ from .local import LocalStore
 from .store import Buffer, Entry, MissingError, Store, checked_path
 
 MOST_BYTES = 1 << 30
-"""Of an answer whose size is not known beforehand: a list, a manifest."""
+"""Maximum size of a response of unknown length: a listing, a manifest."""
 
 MOST_WORDS = 1 << 16
-"""Of an answer that says what is wrong."""
+"""Maximum size of an error response."""
 
 _BLOCK = 2**22
 _SCHEME = "Panax"

@@ -39,7 +39,7 @@ def owner() -> str:
 
 
 def signal_owner(path: str | Path, number: int) -> str:
-    """Send the process that holds a file a signal; what stands in the way, empty where it was sent.
+    """Signal the process that holds a lock file; return the reason if that is not possible, else an empty text.
 
     The file may be old: a process that took the number later is another one, and gets nothing. Nor does any process by a file of
     somebody else's.

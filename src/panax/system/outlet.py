@@ -64,7 +64,7 @@ class Outlet:
         return b"... %s lines are left out, which nobody read in time\n" % f"{count:,}".encode() if count else b""
 
     def drain(self, seconds: float = 0.1) -> None:
-        """Wait a moment for what has been written, so that it comes before what others write; never again while nobody reads."""
+        """Wait briefly until pending text is written, so that later output follows it; don't while the stream is blocked."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while (self._texts or self._busy) and self._descriptor is not None and not self.gone and not self._held:

@@ -34,10 +34,10 @@ def settle() -> None:
 
 
 @contextlib.contextmanager
-def forgiving() -> Iterator[None]:
-    """While a command works: a full disk, a pipe that is closed and a terminal that is held take what they can of its output.
+def tolerate_output_errors() -> Iterator[None]:
+    """Ignore output errors: a full disk, a closed pipe or a paused terminal neither fails nor blocks the command.
 
-    The rest is lost, and nothing waits for it; at the end what is left has a moment to be read.
+    Output that can't be written is dropped; at the end pending output is flushed with a time limit.
     """
     before = sys.stdout, sys.stderr
     try:
@@ -52,8 +52,8 @@ def forgiving() -> Iterator[None]:
             _finish(stream)
 
 
-def last_words(text: str = "") -> None:
-    """Write to standard error what a process says that is about to end at once, and give what waits a moment to be read."""
+def write_last_words(text: str = "") -> None:
+    """Write a final message to standard error, and flush pending output with a time limit."""
     outlet = Outlet(sys.stderr)
     outlet.write(text)
     for stream in (sys.stdout, sys.stderr):

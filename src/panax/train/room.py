@@ -1,4 +1,4 @@
-"""Whether a run's parameters and moments fit the memory of its devices, asked before a byte of them is there."""
+"""Check that parameters and optimizer state fit device memory before they are allocated."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from ..system.host_memory import free_bytes
 
 
 def check_room(abstract: Any, shardings: Any) -> None:
-    """See that parameters and moments have room on the devices of this process.
+    """Check that parameters and moments fit on the devices of this process.
 
     A step takes more, gradients and activations: what is refused here can't even begin.
 
@@ -43,7 +43,7 @@ def check_room(abstract: Any, shardings: Any) -> None:
 
 
 def _limit(device: Any) -> int | None:
-    """A device's memory; None where it does not tell."""
+    """Return the memory of a device; None if it is unknown."""
     return (device.memory_stats() or {}).get("bytes_limit")
 
 

@@ -78,7 +78,7 @@ def charts_of(runs: Sequence[RunFiles], *, apart: bool) -> list[Drawn]:
 
 
 def _in_proportion(run: RunFiles, one: str, other: str) -> bool:
-    """Whether two curves are the same but for their unit, or one is missing."""
+    """True if two curves are proportional, or one is missing."""
     a, b = run.curves.get(one), run.curves.get(other)
     if a is None or b is None:
         return True

@@ -12,7 +12,7 @@ from ...metrics.report.reading import RunFiles, mapping, number, read_run
 STEP_CURVE = "seconds/step"
 
 ASSUMED = {"stall": 5.0, "detect": 30.0, "teardown": 10.0, "restart": 60.0, "restore": 60.0, "first_step": 90.0}
-"""Seconds of what a run that never failed, or never saved, does not tell: those of a large run that is looked after."""
+"""Default seconds for stages that a run without failures or saves has not measured."""
 
 BY_ASSUMPTION = "assumed"
 """Where such a time is from."""
