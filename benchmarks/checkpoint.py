@@ -30,7 +30,7 @@ import numpy as np
 import psutil
 
 from panax.checkpoint import Checkpointer, restore
-from panax.cli.host_memory import keep_freed_memory
+from panax.cli.allocator import keep_freed_memory
 from panax.mesh import MeshShape, Placement
 
 SHAPES = {f"layer{i}": (2048, 2048 * 6) for i in range(14)} | {"embedding": (8192, 2048), "norm": (2048,)}
