@@ -4,6 +4,7 @@
     python3 install.py --extra cuda13    the same for NVIDIA GPUs; or cuda12, tpu, or any extra of pyproject.toml, repeated
     python3 install.py test              what the tests take too
     python3.13 install.py newest         what tests/newest.txt takes, on the newest JAX that pyproject.toml allows
+    python3 install.py --kernels FILE    what training takes, and kernels for CPUs from a wheel: for machines without a C compiler
 
 What is there already is left as it is. pip reads its own configuration. Nothing here needs a new Python to be parsed, so that
 an old one can say what is wrong.
@@ -202,6 +203,12 @@ class Environment:
         with open(self.stamp(kind), "w") as file:
             file.write(self.wanted(kind))
 
+    def install_kernels(self, wheel):
+        """Install a wheel of kernels for CPUs, in place of the one that is there."""
+        say("installing %s" % shown(wheel))
+        pip = [self.python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--force-reinstall", wheel]
+        run(pip, "pip could not install %s; it must be built for this system and processor" % wheel)
+
 
 def read(path):
     """The text of a file; empty where there is none."""
@@ -249,7 +256,7 @@ def values_of(flag, arguments):
 
 
 def main(arguments):
-    usage = "usage: python3 install.py [run|test|newest] [--extra NAME]... [--venv DIR]"
+    usage = "usage: python3 install.py [run|test|newest] [--extra NAME]... [--kernels FILE] [--venv DIR]"
     if "-h" in arguments or "--help" in arguments:
         print(usage)
         return 0
@@ -258,8 +265,9 @@ def main(arguments):
         sys.exit("install.py: " + refused)
     folders, arguments = values_of("--venv", arguments)
     extras, arguments = values_of("--extra", arguments)
+    wheels, arguments = values_of("--kernels", arguments)
     kind = arguments[0] if arguments else "run"
-    if kind not in KINDS or len(arguments) > 1 or len(folders) > 1:
+    if kind not in KINDS or len(arguments) > 1 or len(folders) > 1 or len(wheels) > 1:
         sys.exit(usage)
     if kind == "newest" and sys.version_info[:2] < OLDEST_OF_NEWEST:
         sys.exit(
@@ -269,12 +277,20 @@ def main(arguments):
     for each in extras:
         if each not in known_extras():
             sys.exit("install.py: there is no extra %r; choose from %s" % (each, ", ".join(known_extras())))
+    wheels = [os.path.abspath(each) for each in wheels]
+    for each in wheels:
+        if not os.path.isfile(each):
+            sys.exit("install.py: there is no file %s; build one by `python wheels/build.py dist`" % each)
     environment = Environment(folders[0] if folders else os.path.join(ROOT, ".venv"))
     extras = environment.with_held(extras)
     os.chdir(ROOT)
-    if not environment.ready(kind, extras):
+    ready = environment.ready(kind, extras)
+    if not ready:
         environment.make()
         environment.install(kind, extras)
+    for each in wheels:
+        environment.install_kernels(each)
+    if not ready or wheels:
         say("ready: `. %s/bin/activate` puts panax on this terminal's path" % shown(environment.folder))
     return 0
 

@@ -1,8 +1,9 @@
-"""What utilisation divides by: the best that was ever measured, not what a busy machine gives now."""
+"""What utilisation divides by: the most that registers ever did, not what a busy machine gives now."""
 
 import jax
 import pytest
 
+from panax.kernels.cpu import native
 from panax.metrics import throughput
 
 
@@ -10,7 +11,7 @@ from panax.metrics import throughput
 def rates(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found: list[float] = []
-    monkeypatch.setattr(throughput, "measure_product", lambda dtype: found.pop(0))
+    monkeypatch.setattr(throughput, "measure_loop", lambda dtype: found.pop(0))
     return found
 
 
@@ -27,6 +28,24 @@ def test_a_cache_that_is_no_number_is_left(rates, tmp_path):
     [file] = (tmp_path / "panax" / "kernels").glob("peak-*")
     file.write_text("[]")
     assert throughput.peak_of(jax.devices()[:1], "float32").flops_per_second == 2e9
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_registers_are_measured(dtype):
+    flops, program = native.peak_loop(dtype)
+    assert flops > 0 and float(program()) >= 1, "its threads"
+    throughput.measure_loop.cache_clear()
+    assert throughput.measure_loop(dtype) > 1e8
+
+
+def test_without_c_files_a_product_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(throughput, "peak_loop", lambda dtype: None)
+    throughput.measure_loop.cache_clear()
+    monkeypatch.setattr(throughput, "measure_product", lambda dtype: 1e9)
+    peak = throughput.peak_of(jax.devices()[:1], "float32")
+    throughput.measure_loop.cache_clear()
+    assert peak.flops_per_second == 1e9 and "the fastest float32 product ever measured" in peak.source
 
 
 def test_every_kernel_that_is_there_is_measured():

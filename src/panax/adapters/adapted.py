@@ -37,7 +37,7 @@ class Model:
         frozen: Names of the parameters that the model holds fixed.
         notes: What the user should know of how it was adapted.
         one_pass: Why a batch must be one forward and backward pass; None where it may be cut into micro-batches.
-        scales_loss: It computes in float16, so that its loss is scaled.
+        compute_dtype: What its products are in; in float16 its loss is scaled.
         sums: Its loss is a sum over the batch's rows, which micro-batches add up, and no mean.
     """
 
@@ -51,7 +51,7 @@ class Model:
     frozen: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     one_pass: str | None = None
-    scales_loss: bool = False
+    compute_dtype: str = "float32"
     sums: bool = False
 
     def __post_init__(self) -> None:
@@ -85,6 +85,7 @@ class AdaptedTask(Task):
         """
         self.model = model
         self.name = model.name.lower()
+        self.compute_dtype = model.compute_dtype
         self.notes = model.notes
         self.frozen_parameters = tuple(model.frozen)
         params, _ = jax.eval_shape(self.init, jax.random.key(0))
@@ -98,7 +99,7 @@ class AdaptedTask(Task):
 
     @property
     def scales_loss(self) -> bool:
-        return self.model.scales_loss
+        return self.compute_dtype == "float16"
 
     def init(self, key: jax.Array) -> tuple[Params, State]:
         if self.model.given is not None:

@@ -35,9 +35,10 @@ FOLLOWS = ("hint_for", "loss_weights", "goes_on", "stops_early", "updates_per_st
 """What is not passed on since it is asked of the agent itself (`gradients`), is refused, or follows from the rest."""
 
 NOT_PASSED_ON = (
-    "axes_of", "check_mesh", "convert_axes", "convert_batch", "exchanges", "flops_per_token", "generate", "generates",
-    "given", "growing", "layer_parameters", "names_axes", "narrower", "other_names", "pipelined", "read_outs",
+    "axes_of", "check_mesh", "compute_dtype", "convert_axes", "convert_batch", "exchanges", "flops_per_token", "generate",
+    "generates", "given", "growing", "layer_parameters", "names_axes", "narrower", "other_names", "pipelined", "read_outs",
     "required_leaves", "row_ids", "row_order", "scales_loss", "splits_residual", "sums_over_rows", "watch", "weight_dtype",
+    "with_compute_dtype",
 )  # fmt: skip
 """What an agent may not set where it runs in `Seeds`: it would be of one run, of whole parameters or of positions."""
 

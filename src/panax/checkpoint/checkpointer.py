@@ -67,7 +67,7 @@ class Checkpointer:
         self._name = ""
         self._attempts: Counter[int] = Counter()
 
-    def claim(self, kernels: str = "") -> None:
+    def claim(self, kernels: str = "", compute_dtype: str = "") -> None:
         """Become the one job that writes here, on record, and know what the job before has saved last.
 
         The first process of a job calls it, before anything is saved. From then on a job that had claimed the place before saves
@@ -75,12 +75,13 @@ class Checkpointer:
 
         Args:
             kernels: What work on CPU is done by, to be recorded.
+            compute_dtype: What the task computes in, where that was left to the devices; to be recorded.
 
         Raises:
             CheckpointError: What is here contradicts the list that the store gives of it.
             StoreError: The store can't be read or written.
         """
-        self._saved.claim(kernels)
+        self._saved.claim(kernels, compute_dtype)
 
     def run_name(self) -> str:
         """The name that this run has had since its first job, in every process. `claim` must have been called in the first."""

@@ -37,12 +37,14 @@ class RunRecord:
         writer: Names the job that writes: 16 hexadecimal digits.
         newest: The step that was committed last; None before the first.
         kernels: What work on CPU is done by, as the run's first job recorded it; empty on other devices.
+        compute_dtype: What the run's task computes in, where that was left to the devices; else empty.
     """
 
     run: str
     writer: str
     newest: int | None = None
     kernels: str = ""
+    compute_dtype: str = ""
 
     def __post_init__(self) -> None:
         for name in (self.run, self.writer):
@@ -52,6 +54,8 @@ class RunRecord:
             raise ValueError(f"expected a step, got {self.newest!r}")
         if not isinstance(self.kernels, str):
             raise ValueError(f"expected the text of a choice of kernels, got {self.kernels!r}")
+        if self.compute_dtype not in ("", "float32", "bfloat16"):
+            raise ValueError(f"expected float32, bfloat16 or nothing, got {self.compute_dtype!r}")
 
 
 def read_record(store: Store) -> RunRecord | None:

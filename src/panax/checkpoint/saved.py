@@ -102,11 +102,11 @@ class Saved:
         """What another process has removed or written since is read again where it is asked for."""
         self._found = {}
 
-    def claim(self, kernels: str) -> None:
+    def claim(self, kernels: str, compute_dtype: str) -> None:
         """Become the one job that writes here, on record; see `Checkpointer.claim`."""
         _ = self.found  # And the record.
         newest = None if self._record is None else self._record.newest
-        self._record = RunRecord(self.run or secrets.token_hex(8), secrets.token_hex(8), newest, kernels)
+        self._record = RunRecord(self.run or secrets.token_hex(8), secrets.token_hex(8), newest, kernels, compute_dtype)
         write_record(self._store, self._record)
 
     def check_claim(self) -> None:

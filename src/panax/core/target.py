@@ -136,6 +136,13 @@ class Target:
         return {"tpu": "bfloat16"}.get(self.platform, "tf32" if "tf32" in self.matmul_precisions else "float32")
 
     @property
+    def multiplies_bfloat16(self) -> bool | None:
+        """Whether it multiplies bfloat16 by instructions of its own; None of CPUs, where that is the processor's."""
+        if self.platform == "cpu":
+            return None
+        return self.platform == "tpu" or (self.platform == "gpu" and self.architecture not in _WITHOUT_TF32)
+
+    @property
     def traits(self) -> Traits:
         return _TRAITS.get(self.platform, Traits())
 

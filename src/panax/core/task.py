@@ -5,6 +5,7 @@ adversaries all stand behind this one line. The step knows nothing else of a mod
 """
 
 import abc
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -176,6 +177,13 @@ class Task(abc.ABC):
     def scales_loss(self) -> bool:
         """Whether its gradients pass through float16, so that the loss is scaled before it is differentiated."""
         return False
+
+    compute_dtype: str = "float32"
+    """What activations and products are in. "auto" leaves it to the devices; a program has it filled in."""
+
+    def with_compute_dtype(self, dtype: str) -> "Task":
+        """This task, computing in `dtype` if it left that to the devices."""
+        return self if self.compute_dtype != "auto" else dataclasses.replace(self, compute_dtype=dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
     matmul_precision: MatmulPrecision | None = None
     """What float32 operands are multiplied in while it is trained and evaluated; None for what the platform does by default. Of

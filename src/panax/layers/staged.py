@@ -21,6 +21,7 @@ from ..core.measures import Losses, Metrics
 from ..core.needs import Exchange, Pipelined
 from ..core.protocols import AcceptedOrder
 from ..core.task import MatmulPrecision
+from ..kernels.compute_dtype import resolved
 from ..mesh import MESH_AXES, Placement
 from ..parallel import ContextAttention, Pipeline, RematPolicy
 from ..spmd import accumulated
@@ -31,7 +32,9 @@ from .stack import Stack, layers_of, run_stacks
 from .units import units
 
 FloatType = Literal["float32", "bfloat16"]
-ComputeType = Literal["float32", "bfloat16", "float16"]
+UnscaledType = Literal["auto", "float32", "bfloat16"]
+"""Of tasks whose loss is not scaled, as float16 would need."""
+ComputeType = Literal["auto", "float32", "bfloat16", "float16"]
 
 STAGE = "stage"
 """The mesh axis of a pipeline."""
@@ -41,7 +44,8 @@ class StagedTask(Task):
     """A task that is cut where a pipeline cuts it.
 
     Attributes:
-        compute_dtype: What activations and products are in. float16 has the loss scaled (`step.loss_scale`).
+        compute_dtype: What activations and products are in. "auto" is bfloat16 where the devices have instructions for it, else
+            float32. float16 has the loss scaled (`step.loss_scale`).
         matmul_precision: What products of float32 are multiplied in; None for the platform's default (bfloat16 on TPUs, TF32 on
             GPUs that have it). bfloat16 and tf32 round the operands alone: activations stay as they are.
         parameter_dtype: What parameters, their gradients and the optimizer's moments are in; sums accumulate in float32 all the
@@ -51,7 +55,7 @@ class StagedTask(Task):
         context_attention: How rows that are split over the context axis attend.
     """
 
-    compute_dtype: ComputeType = "float32"
+    compute_dtype: ComputeType = "float32"  # pyright: ignore[reportIncompatibleVariableOverride]
     parameter_dtype: FloatType = "float32"
     matmul_precision: MatmulPrecision | None = None
     remat: RematPolicy
@@ -64,7 +68,7 @@ class StagedTask(Task):
 
     @property
     def weight_dtype(self) -> Any:
-        return jnp.dtype(self.compute_dtype)
+        return jnp.dtype(resolved(self.compute_dtype))
 
     @property
     def scales_loss(self) -> bool:

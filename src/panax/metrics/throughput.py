@@ -5,7 +5,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ import numpy as np
 from ..core.target import target_of
 from ..kernels import kernels_of, machine, use_kernels
 from ..kernels.cache import kernels_folder, put_whole
+from ..kernels.cpu.native import peak_loop
 from ..kernels.product import MatmulCase, product
 from ..system import json_reader
 from ..system.secure_dir import is_own_file
@@ -52,7 +53,7 @@ class Peak:
 
 
 def peak_of(devices: Sequence[Any], dtype: str) -> Peak:
-    """The peak of these JAX devices: from the data sheet, else measured by a large product in `dtype`."""
+    """The peak of these JAX devices: of the data sheet; of CPUs what registers do, of others that of a large product."""
     kind = devices[0].device_kind.lower()
     for name in sorted(PEAK_FLOPS, key=len, reverse=True):
         if name in kind:
@@ -60,13 +61,27 @@ def peak_of(devices: Sequence[Any], dtype: str) -> Peak:
             return Peak(
                 each * len(devices), f"{len(devices)} x {each / 1e12:.0f} TFLOP/s, bfloat16 data sheet of {name}"
             )
-    measured = measure_product(dtype)
-    best = _kept_best("-".join(filter(None, (machine(), target_of(devices[0]).architecture, dtype))), measured)
-    busy = "" if measured > 0.8 * best else f"; {measured / 1e9:.0f} now: other programs use this machine"
     # Simulated devices share the host's cores: their number adds nothing.
-    return Peak(
-        best, f"{best / 1e9:.0f} GFLOP/s, the fastest {dtype} product ever measured on this {devices[0].platform}{busy}"
-    )
+    loop = measure_loop(dtype) if devices[0].platform == "cpu" else None
+    measured = measure_product(dtype) if loop is None else loop
+    what = ("product" if loop is None else "loop", machine(), target_of(devices[0]).architecture, dtype)
+    best = _kept_best("-".join(filter(None, what)), measured)
+    busy = "" if measured > 0.8 * best else f"; {measured / 1e9:.0f} now: other programs use this machine"
+    if loop is None:
+        source = f"the fastest {dtype} product ever measured on this {devices[0].platform}"
+    else:
+        source = f"the most that this processor's threads multiply and add in {dtype}, on registers alone"
+    return Peak(best, f"{best / 1e9:.0f} GFLOP/s, {source}{busy}")
+
+
+@functools.cache
+def measure_loop(dtype: str) -> float | None:
+    """Measure the FLOP/s of multiplications and additions on registers alone, which no program exceeds; None without C files."""
+    found = peak_loop(dtype)
+    if found is None:
+        return None
+    flops, program = found
+    return flops / _least_seconds(program, rounds=10)
 
 
 @functools.cache
@@ -74,7 +89,6 @@ def measure_product(dtype: str, size: int = 1536, rounds: int = 3) -> float:
     """Measure the FLOP/s of the fastest of a few square matmuls with random entries, by the fastest kernel of this machine.
 
     It takes most of a second, so a process measures once: the second run of a sweep or a notebook begins that much earlier.
-    A round that is faster than all before it is followed by more: what a busy machine gives is not what it can.
     """
     device = jax.local_devices()[0]
     a = jax.device_put(np.random.default_rng(0).standard_normal((size, size), dtype=np.float32), device)
@@ -87,15 +101,20 @@ def measure_product(dtype: str, size: int = 1536, rounds: int = 3) -> float:
 def _rate(kernel: str, a: jax.Array, rounds: int) -> float:
     with use_kernels({"matmul": kernel}):
         multiply = jax.jit(lambda a: product("ab,bc->ac", a, a, jnp.float32)).lower(a).compile()
-    multiply(a).block_until_ready()
+    return 2 * a.shape[0] ** 3 / _least_seconds(lambda: multiply(a), rounds)
+
+
+def _least_seconds(run: Callable[[], jax.Array], rounds: int) -> float:
+    """Of as many runs; of more where one was faster than all before it."""
+    run().block_until_ready()
     best, left = float("inf"), rounds
     while left > 0:
         start = time.perf_counter()
-        multiply(a).block_until_ready()
+        run().block_until_ready()
         seconds = time.perf_counter() - start
         left = rounds if seconds < 0.98 * best else left - 1
         best = min(best, seconds)
-    return 2 * a.shape[0] ** 3 / best
+    return best
 
 
 def _kept_best(name: str, measured: float) -> float:

@@ -35,8 +35,7 @@ class DecoderTask(Validated, StagedTask):
     """Train a decoder on batches with the leaves `tokens`, `targets`, `loss_mask` and, if packed, `segment` and `position`.
 
     Attributes:
-        compute_dtype: What activations and products are in; sums accumulate in float32. float16 has the loss scaled
-            (`step.loss_scale`).
+        compute_dtype: What activations and products are in, see `StagedTask`; sums accumulate in float32.
         parameter_dtype: What parameters, gradients and moments are in.
         matmul_precision: What products of float32 are multiplied in; None for the platform's default (bfloat16 on TPUs, TF32 on
             GPUs that have it).
@@ -52,7 +51,7 @@ class DecoderTask(Validated, StagedTask):
     """
 
     model: DecoderConfig
-    compute_dtype: ComputeType = "float32"
+    compute_dtype: ComputeType = "float32"  # pyright: ignore[reportIncompatibleVariableOverride]
     parameter_dtype: FloatType = "float32"
     matmul_precision: MatmulPrecision | None = None
     remat: RematPolicy = "none"

@@ -16,6 +16,7 @@ from ..core.leaf_ranges import MASK, NUMBERS, WEIGHTS, LeafRange
 from ..core.measures import Metrics
 from ..core.task import MatmulPrecision
 from ..core.validated import Validated
+from ..kernels.compute_dtype import resolved
 from ..layers.staged import ComputeType
 from ..spmd import equal_shares
 from .dlrm import Dlrm, DlrmConfig
@@ -40,7 +41,7 @@ class DlrmTask(Validated, Task):
     """
 
     model: DlrmConfig
-    compute_dtype: ComputeType = "float32"
+    compute_dtype: ComputeType = "float32"  # pyright: ignore[reportIncompatibleVariableOverride]
     matmul_precision: MatmulPrecision | None = None
 
     mesh_axes = frozenset({"replica", "fsdp", "expert", "context", "tensor"})
@@ -72,7 +73,7 @@ class DlrmTask(Validated, Task):
 
     @property
     def weight_dtype(self) -> Any:
-        return jnp.dtype(self.compute_dtype)
+        return jnp.dtype(resolved(self.compute_dtype))
 
     def adapted(self, facts: DataFacts) -> "DlrmTask":
         tables = self.model.tables.adapted(facts.num_ids)

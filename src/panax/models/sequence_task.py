@@ -41,7 +41,7 @@ class SequenceTask(Validated, StagedTask):
         model: Its `vocab_size` is the number of items, 0 for the data's.
         negatives: Of a sampled softmax: so many items, drawn for each step, stand for all others. 0: all items.
         ranked_at: The k of the metrics.
-        compute_dtype: What activations and products are in; sums accumulate in float32.
+        compute_dtype: What activations and products are in, see `StagedTask`; sums accumulate in float32.
         parameter_dtype: What parameters, gradients and moments are in.
         matmul_precision: What products of float32 are multiplied in; None for the platform's default.
     """
@@ -49,7 +49,7 @@ class SequenceTask(Validated, StagedTask):
     model: DecoderConfig
     negatives: int = 0
     ranked_at: tuple[int, ...] = (10,)
-    compute_dtype: ComputeType = "float32"
+    compute_dtype: ComputeType = "float32"  # pyright: ignore[reportIncompatibleVariableOverride]
     parameter_dtype: FloatType = "float32"
     matmul_precision: MatmulPrecision | None = None
     remat: RematPolicy = "none"

@@ -13,7 +13,8 @@ from ..core import Axes, Batch, DataFacts, Evaluation, Loss, Mean, Sum, Task, lo
 from ..core.growing import Growing
 from ..core.leaf_ranges import MASK, NUMBERS, WEIGHTS, LeafRange
 from ..core.validated import Validated
-from ..layers.staged import FloatType
+from ..kernels.compute_dtype import resolved
+from ..layers.staged import UnscaledType
 from ..spmd import equal_shares, joined, token_axes
 from ..spmd.collectives import all_gather, axis_index
 from .leaf_names import OTHER_NAMES
@@ -34,7 +35,7 @@ class TwoTowerTask(Validated, Task):
 
     model: TwoTowerConfig
     log_q_leaf: str = ""
-    compute_dtype: FloatType = "float32"
+    compute_dtype: UnscaledType = "float32"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     mesh_axes = frozenset({"replica", "fsdp", "expert", "context", "tensor"})
     names_axes = True
@@ -59,7 +60,7 @@ class TwoTowerTask(Validated, Task):
 
     @property
     def weight_dtype(self) -> Any:
-        return jnp.dtype(self.compute_dtype)
+        return jnp.dtype(resolved(self.compute_dtype))
 
     def adapted(self, facts: DataFacts) -> "TwoTowerTask":
         model = self.model

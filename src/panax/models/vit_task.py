@@ -35,7 +35,7 @@ class VitTask(Validated, StagedTask):
     the second class and `mix` the first one's share.
 
     Attributes:
-        compute_dtype: What activations and products are in; sums accumulate in float32.
+        compute_dtype: What activations and products are in, see `StagedTask`; sums accumulate in float32.
         parameter_dtype: What parameters, gradients and moments are in.
         matmul_precision: What products of float32 are multiplied in; None for the platform's default (bfloat16 on TPUs, TF32 on
             GPUs that have it).
@@ -44,7 +44,7 @@ class VitTask(Validated, StagedTask):
     """
 
     model: VitConfig
-    compute_dtype: ComputeType = "float32"
+    compute_dtype: ComputeType = "float32"  # pyright: ignore[reportIncompatibleVariableOverride]
     parameter_dtype: FloatType = "float32"
     matmul_precision: MatmulPrecision | None = None
     remat: RematPolicy = "none"

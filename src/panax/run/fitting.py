@@ -140,8 +140,8 @@ def open_run(
             )
         check_system()
         compile_once(said)
-        choose_kernels(experiment, said, fresh=fresh, detail=_unsaid if log is None else log.say)
-        prepared = prepare(experiment, said, devices)
+        began = choose_kernels(experiment, said, fresh=fresh, detail=_unsaid if log is None else log.say)
+        prepared = prepare(experiment, said, devices, compute_dtype=began)
         check_verifiable(prepared)
         with agreeing():
             check_room(prepared.step.program.abstract, prepared.step.shardings)

@@ -11,6 +11,7 @@ import numpy as np
 from ..comms import Islands
 from ..core import DataFacts, Source, Task
 from ..core.errors import RecipeError, kind_of
+from ..core.target import target_of
 from ..data import BatchRamp, ExampleData, IterableSource, TextData
 from ..data.agreement import agreeing
 from ..data.converted import Converted, converted
@@ -29,7 +30,7 @@ from ..system.platform_check import check_system
 from ..train import CompiledStep, Program
 from ..train.compiled import needs_of
 from ..train.debug import DebugStep
-from ..train.precision import precision_words
+from ..train.precision import precision_words, with_compute_dtype
 from ..train.program import check_rows_together
 from .automatic import with_chosen_mesh
 from .experiment import Experiment
@@ -178,12 +179,21 @@ def as_source(data: Any, epochs: int | None = None) -> Source:
     )
 
 
-def prepare(experiment: Experiment, say: Say = lambda line: None, devices: Any = None) -> Prepared:
-    """Derive a run from an experiment. Raises whatever is wrong with it before anything is compiled."""
+def prepare(
+    experiment: Experiment, say: Say = lambda line: None, devices: Any = None, *, compute_dtype: str = ""
+) -> Prepared:
+    """Derive a run from an experiment. Raises whatever is wrong with it before anything is compiled.
+
+    Args:
+        compute_dtype: What a task computes in that leaves it to the devices; by default what these are fast in.
+    """
     check_system()
     choose_by_timing(devices=devices)
     data = open_data(experiment, say)
-    task, source = experiment.task.adapted(data.facts), data.train
+    task = with_compute_dtype(
+        experiment.task.adapted(data.facts), target_of((devices or jax.devices())[0]), say, recorded=compute_dtype
+    )
+    source = data.train
     experiment = with_rate_for_batch(experiment, lambda: batch_shapes(experiment, source), say)
     experiment, task = with_chosen_mesh(
         experiment, task, make_program, lambda: batch_shapes(experiment, source), source.axes, devices, say

@@ -433,7 +433,7 @@ def find_peak(prepared: Prepared) -> Peak:
     """
     placement = getattr(prepared.step, "placement", None)
     devices = [jax.devices()[0]] if placement is None else list(placement.devices.devices.flat)
-    found = peak_of(devices, getattr(prepared.task, "compute_dtype", "float32")) if is_first() else None
+    found = peak_of(devices, prepared.task.compute_dtype) if is_first() else None
     if jax.process_count() == 1 and found is not None:
         return found
     told = first_text("" if found is None else json.dumps(dataclasses.asdict(found)))

@@ -6,11 +6,13 @@ from typing import Any
 
 from ..core import DataFacts, Task
 from ..core.errors import RecipeError
+from ..core.target import target_of
 from ..data import BytePairTokenizer, TextData
 from ..data.source import TEXT_AXES
 from ..mesh import Placement
 from ..plan.step import text_batch
 from ..train.compiled import CompiledStep, needs_of
+from ..train.precision import with_compute_dtype
 from .automatic import Say, with_chosen_mesh
 from .experiment import Experiment
 from .no_data import lacks_data
@@ -70,6 +72,7 @@ def sketched(
             raise
         say(f"the corpus is not read: the vocabulary is taken as its tokenizer's most, {data.tokenizer.vocab_size}")
         task = experiment.task.adapted(DataFacts(data.tokenizer.vocab_size, data.sequence_length))
+    task = with_compute_dtype(task, target_of(devices[0]), say)
     experiment = with_rate_for_batch(experiment, lambda: text_batch(data), say)
     experiment, task = with_chosen_mesh(
         experiment, task, make_program, lambda: text_batch(data), TEXT_AXES, devices, say, memory_bytes, fast_domain

@@ -17,6 +17,7 @@ from ..core.errors import CheckpointError, DamagedError
 from ..data.agreement import classes_of
 from ..job.agreement import first_text, is_first
 from ..kernels import TimedKernels, choose_by_timing, timed_kernels_in_force
+from ..kernels.compute_dtype import AUTO
 from ..stores import open_store
 from ..system.lock import locked, owner
 from .ahead import compile_ahead
@@ -64,8 +65,10 @@ def place_of_checkpoints(experiment: Experiment) -> str:
     return experiment.checkpoint.directory or str(Path(experiment.folder) / "checkpoints")
 
 
-def choose_kernels(experiment: Experiment, say: Say, *, fresh: bool, detail: Say = lambda line: None) -> None:
+def choose_kernels(experiment: Experiment, say: Say, *, fresh: bool, detail: Say = lambda line: None) -> str:
     """Decide and say which kernels are used where only timing tells; a resumed run keeps its own on a machine of the same kind.
+
+    Returns the dtype that the run has computed in so far if its task leaves that to the devices; "" where nothing is recorded.
 
     Every process of the job calls it, before anything is traced.
 
@@ -75,20 +78,23 @@ def choose_kernels(experiment: Experiment, say: Say, *, fresh: bool, detail: Say
     Raises:
         StoreError: The place of the checkpoints can't be read.
     """
-    recorded = ""
+    recorded = {"kernels": "", "compute_dtype": ""}
     with agreeing():
         if is_first() and not fresh:
             # A record that is none is said and written again where the place is claimed.
             with contextlib.suppress(CheckpointError):
                 found = read_record(open_store(place_of_checkpoints(experiment)))
-                recorded = "" if found is None else found.kernels
+                if found is not None:
+                    recorded = {"kernels": found.kernels, "compute_dtype": found.compute_dtype}
 
     def told(chosen: TimedKernels) -> None:
         for line in chosen.lines():
             detail(line)
         say(chosen.line())
 
-    choose_by_timing(first_text(recorded), told)
+    agreed = json.loads(first_text(json.dumps(recorded)))
+    choose_by_timing(agreed["kernels"], told)
+    return agreed["compute_dtype"]
 
 
 @contextlib.contextmanager
@@ -117,7 +123,8 @@ def open_folder(prepared: Prepared, say: Say, *, fresh: bool = False) -> Iterato
         checkpointer = Checkpointer(where, config, attachments(prepared), say)
         with agreeing():
             if is_first():
-                checkpointer.claim(timed_kernels_in_force())
+                chosen = prepared.task.compute_dtype if experiment.task.compute_dtype == AUTO else ""
+                checkpointer.claim(timed_kernels_in_force(), chosen)
                 checkpointer.sweep()
         try:
             yield checkpointer

@@ -1,10 +1,41 @@
 """What this machine computes with."""
 
+import platform
+from collections.abc import Iterator
 from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def processor() -> str:
     """The machine's processors: their name and what they can do. A cache may be shared by unlike machines."""
-    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines() if Path("/proc/cpuinfo").exists() else []
-    found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
-    return f"{found.get('model name', 'unknown')}; {found.get('flags', '')}"
+    fields = _fields()
+    # Arm's have no name there, but their maker's number and the part's.
+    parts = (fields.get("CPU implementer", ""), fields.get("CPU part", ""))
+    name = fields.get("model name") or " ".join(filter(None, parts)) or platform.processor() or "unknown"
+    return f"{name}; {_listed(fields)}"
+
+
+def cpu_flags() -> frozenset[str]:
+    """What the processor can do, by the names that Linux lists; nothing where the system does not tell."""
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        return frozenset({"asimd"})  # All of Apple's have it.
+    return frozenset(_listed(_fields()).split())
+
+
+def _listed(fields: dict[str, str]) -> str:
+    return fields.get("flags") or fields.get("Features", "")
+
+
+def _fields() -> dict[str, str]:
+    """What is said of the first processor."""
+    return {
+        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(list(_lines())))
+    }
+
+
+def _lines() -> Iterator[str]:
+    try:
+        yield from CPUINFO.read_text(errors="replace").splitlines()
+    except OSError:
+        return

@@ -1,12 +1,41 @@
-"""What float32 operands are multiplied in, as a task sets it (`Task.matmul_precision`)."""
+"""What a task computes in, and what float32 operands are multiplied in (`Task.compute_dtype`, `Task.matmul_precision`)."""
 
 import contextlib
+from collections.abc import Callable
 
 import jax
 
 from ..core import Task
 from ..core.errors import RecipeError
 from ..core.target import Target
+from ..job.agreement import gather_texts
+from ..kernels.compute_dtype import AUTO, dtype_for, slow_bfloat16
+
+
+def with_compute_dtype(task: Task, target: Target, say: Callable[[str], None], *, recorded: str = "") -> Task:
+    """The task with the dtype that the devices are fast in, if it leaves that to them: the same one in every process of the job.
+
+    Every process calls it. It is said, and so is a dtype that was set and is the slow one.
+
+    Args:
+        recorded: What the run has computed in so far; "" where there is no run yet.
+    """
+    slow = slow_bfloat16(target)
+    if task.compute_dtype != AUTO:
+        if task.compute_dtype == "bfloat16" and slow:
+            say(f"compute dtype  bfloat16, as set; {slow}: float32 is likely to be faster (task.compute_dtype)")
+        return task
+    if recorded:
+        why = "as this run began" + (f", although {slow}" if recorded == "bfloat16" and slow else "")
+        dtype = recorded
+    else:
+        found = gather_texts(dtype_for(target))
+        dtype = "bfloat16" if set(found) == {"bfloat16"} else "float32"
+        why = slow or f"{'this processor' if target.platform == 'cpu' else target} has instructions for it"
+        if dtype == "float32" and not slow:
+            why = f"process {found.index('float32')} of this job has no instructions for bfloat16"
+    say(f"compute dtype  {dtype} (auto: {why})")
+    return task.with_compute_dtype(dtype)
 
 
 def check_precision(task: Task, target: Target) -> None:
@@ -36,7 +65,7 @@ def precision_words(task: Task, target: Target) -> str | None:
     """What to say of it before a run begins; None where there is no choice, or nothing is in float32."""
     if task.matmul_precision is not None:
         return f"matmul precision  float32 is multiplied in {task.matmul_precision} (task.matmul_precision)"
-    if len(target.matmul_precisions) < 2 or getattr(task, "compute_dtype", "float32") != "float32":
+    if len(target.matmul_precisions) < 2 or task.compute_dtype != "float32":
         return None
     return (
         f"matmul precision  float32 is multiplied in {target.default_matmul_precision}, the default of {target}; "

@@ -11,6 +11,7 @@ from torch import nn
 
 from ...core import Axes, Batch, Faults, debugging
 from ...core.errors import RecipeError, kind_of, nearest
+from ...kernels.compute_dtype import AUTO, resolved
 from ..adapted import AdaptedTask, Model
 from .checking import check as check_against_torch
 from .checking import too_large
@@ -59,7 +60,8 @@ def task(
         example: A batch as the data will give it: its leaves, their dtypes, and shapes to check with.
         sharding: Patterns of parameter names (`*` stands for anything) to logical axes, instead of the automatic ones.
         compute_dtype: "float32", "bfloat16" or "float16"; below float32 the forward runs under `torch.autocast`, and parameters
-            stay as they are. In float16 the loss is scaled (`step.loss_scale`).
+            stay as they are. In float16 the loss is scaled (`step.loss_scale`). "auto": bfloat16 where the devices here have
+            instructions for it, else float32.
         weights: Safetensors (a file or a folder) with the values of what is on the meta device; each device reads its slices.
         initialise: `initialise(module)` writes every parameter and buffer of a module on the meta device, for example
             `lambda module: module.init_weights()`; it is traced, and drawn in shards from the run's seed.
@@ -76,8 +78,9 @@ def task(
             f"loss is a criterion, called as criterion(module(inputs), targets), and the example has {len(leaves)} leaves "
             f"({', '.join(leaves)}); give a function loss(module, batch) instead"
         )
+    compute_dtype = resolved(compute_dtype)
     if compute_dtype not in AUTOCAST:
-        raise RecipeError(f"compute_dtype={compute_dtype!r}; {nearest(compute_dtype, AUTOCAST)}")
+        raise RecipeError(f"compute_dtype={compute_dtype!r}; {nearest(compute_dtype, (*AUTOCAST, AUTO))}")
     if initialise is not None and weights is not None:
         raise RecipeError("initialise= and weights= both say where the weights come from; give one of them")
     programs = _Programs(module, Objective(loss, form), leaves, AUTOCAST[compute_dtype], watches=check)
@@ -118,7 +121,7 @@ def task(
         one_pass=_one_pass(module),
         frozen=tuple(name for name in program.traced.parameters if name not in program.traced.trained),
         notes=tuple(notes),
-        scales_loss=compute_dtype == "float16",
+        compute_dtype=compute_dtype,
         sums=is_sum(loss),
     )
     return AdaptedTask(model, sharding)

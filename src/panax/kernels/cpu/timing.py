@@ -26,7 +26,8 @@ from panax.job.agreement import first_text, gather_texts, is_first
 from panax.kernels.attention import attention
 from panax.kernels.cache import is_whole, kernels_folder, put_whole
 from panax.kernels.cpu.choice import DTYPES, WORKS, XLA, CpuKernels, Work, current, forced, is_chosen, trial, use
-from panax.kernels.cpu.native import KERNELS, missing, sources_digest
+from panax.kernels.cpu.library import build_digest
+from panax.kernels.cpu.native import KERNELS, missing
 from panax.kernels.product import product, sum_of_rows
 from panax.system.cpu_info import processor
 
@@ -116,7 +117,7 @@ def machine() -> str:
         jax.__version__,
         importlib.metadata.version("jaxlib"),
         intel,
-        sources_digest(),
+        build_digest(),
     )
     return xxhash.xxh3_64_hexdigest(repr(parts).encode())
 

@@ -1,99 +1,149 @@
-/* Products of matrices of float32, or of bfloat16 into float32, by the processor's vectors of 512 bits (AVX-512; for bfloat16 its
-   instruction for pairs), with the arguments of cblas_sgemm and cblas_gemm_bf16bf16f32: a candidate beside Intel's library, which
-   does not use them on every processor that has them.
+/* Products of matrices of float32, or of bfloat16 into float32, by the vectors of whatever processor this is compiled for, with the
+   arguments of cblas_sgemm and cblas_gemm_bf16bf16f32. Where the processor has an instruction for pairs of bfloat16 it is used; else
+   bfloat16 becomes float32 on the way into the panels, and costs what float32 costs.
 
    As BLIS does it (van Zee and van de Geijn, ACM TOMS 41:3): op(A) and op(B) are copied into panels that are read in order, in
-   blocks that stay in the caches, and a tile of 12 x 32 sums is kept in registers. Panels are of 32-bit words: a float32, or two
-   bfloat16 that are neighbours in the summed dimension.
+   blocks that stay in the caches, and a tile of ROWS x COLUMNS sums is kept in registers. Each sum runs over k in the same order
+   whatever the number of rows or columns, so a row's result does not depend on its neighbors.
 
-       panel of A: [words][12 rows]      panel of B: [words][32 columns]                                                          */
+       panel of A: [words][ROWS]      panel of B: [words][COLUMNS]      a word: a float32, or a pair along k of bfloat16               */
 
 #include "shared.h"
+#include "vectors.h"
 
-#if defined(__AVX512F__)
+#if defined(LANES)
 
-#include <immintrin.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 12, COLUMNS = 32, BLOCK_M = 12 * ROWS, BLOCK_WORDS = 384, BLOCK_N = 48 * COLUMNS };
+enum { COLUMNS = VECTORS * LANES, BLOCK_M = (144 / ROWS) * ROWS, BLOCK_WORDS = 384, BLOCK_N = (1536 / COLUMNS) * COLUMNS };
 
-/* A matrix of either type: element (row, p) of op(X) is x[row * row_step + p * p_step]; one of the steps is 1. */
+/* What a panel is made of: float32, bfloat16 widened to float32, or pairs of bfloat16. */
+enum kind { FLOATS, WIDENED, PAIRS };
+
+/* A matrix: element (row, p) of op(X) is x[row * row_step + p * p_step]; one of the steps is 1. */
 struct operand {
   const char *x;
   size_t row_step, p_step;
 };
 
-static inline const void *element(const struct operand *o, size_t row, size_t p, int bytes) {
-  return o->x + bytes * (row * o->row_step + p * o->p_step);
+static inline uint32_t word32(const void *x) {
+  uint32_t word;
+  memcpy(&word, x, 4);
+  return word;
+}
+
+static inline uint32_t widened(const void *x) {
+  uint16_t half;
+  memcpy(&half, x, 2);
+  return (uint32_t)half << 16;
+}
+
+/* Word `w` of a row: one element, or two of bfloat16 that become two. */
+static inline void pack_word(uint32_t *to, const char *x, int w, size_t width, const int widen) {
+  if (widen) to[2 * w * width] = widened(x + 4 * w), to[(2 * w + 1) * width] = widened(x + 4 * w + 2);
+  else to[w * width] = word32(x + 4 * w);
+}
+
+/* Four rows of four words each, as four columns. */
+static inline void transpose(quad out[4], const char *from, size_t step) {
+  const quad a = load_quad(from), b = load_quad(from + step), c = load_quad(from + 2 * step), d = load_quad(from + 3 * step);
+  const quad ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  const quad cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  out[0] = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5), out[1] = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
+  out[2] = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5), out[3] = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+}
+
+/* Rows whose elements lie one after the other: four at a time, by words of 32 bits. */
+static inline void pack_rows(uint32_t *restrict panel, const char *x, size_t step, int rows, const int width, int words, const int widen) {
+  int row = 0;
+  for (; row + 4 <= rows; row += 4, x += 4 * step) {
+    int w = 0;
+    for (; w + 4 <= words; w += 4) {
+      uint32_t *to = panel + (size_t)w * (widen ? 2 : 1) * width + row;
+      quad columns[4];
+      transpose(columns, x + 4 * w, step);
+      for (int i = 0; i < 4; i++)
+        if (widen) {
+          store_quad(to + 2 * i * width, columns[i] << 16);
+          store_quad(to + (2 * i + 1) * width, columns[i] & 0xffff0000u);
+        } else {
+          store_quad(to + i * width, columns[i]);
+        }
+    }
+    for (; w < words; w++)
+      for (int i = 0; i < 4; i++) pack_word(panel + row + i, x + i * step, w, width, widen);
+  }
+  for (; row < rows; row++, x += step)
+    for (int w = 0; w < words; w++) pack_word(panel + row, x, w, width, widen);
 }
 
 /* `rows` rows from `row` on, of `k` elements from `p` on, as one panel of `width` rows; what is missing is zero. */
-static inline void pack(uint32_t *restrict panel, const struct operand *o, int row, int p, int rows, int width, int k, const int bf16) {
-  const int words = bf16 ? (k + 1) / 2 : k, whole = bf16 ? k / 2 : k, bytes = bf16 ? 2 : 4, per_word = bf16 ? 2 : 1;
-  if (rows < width) memset(panel, 0, sizeof(uint32_t) * (size_t)words * width);
-  if (o->row_step == 1) {
-    for (int w = 0; w < whole; w++) {
-      uint32_t *to = panel + (size_t)w * width;
-      if (bf16) {
-        const uint16_t *even = element(o, row, p + 2 * w, 2), *odd = even + o->p_step;
-        for (int i = 0; i < rows; i++) to[i] = even[i] | (uint32_t)odd[i] << 16;
-      } else {
-        memcpy(to, element(o, row, p + w, 4), sizeof(uint32_t) * rows);
-      }
+static inline void pack(uint32_t *restrict panel, const struct operand *o, int row, int p, int rows, const int width, int k,
+                        const enum kind kind) {
+  const int bytes = kind == FLOATS ? 4 : 2, halves = kind != FLOATS, odd = halves ? k % 2 : 0, pairs = kind == PAIRS;
+  const char *x = o->x + bytes * (row * o->row_step + p * o->p_step);
+  const size_t step = bytes * o->p_step;
+  if (rows < width) memset(panel, 0, sizeof(uint32_t) * (size_t)(pairs ? (k + 1) / 2 : k) * width);
+  if (o->row_step != 1) {
+    pack_rows(panel, x, bytes * o->row_step, rows, width, halves ? k / 2 : k, kind == WIDENED);
+  } else if (pairs) {
+    for (int w = 0; w < k / 2; w++) {
+      const uint16_t *even = (const uint16_t *)(x + 2 * w * step), *uneven = (const uint16_t *)(x + (2 * w + 1) * step);
+      for (int i = 0; i < rows; i++) panel[(size_t)w * width + i] = even[i] | (uint32_t)uneven[i] << 16;
     }
+  } else if (halves) {
+    for (int w = 0; w < k - odd; w++)
+      for (int i = 0; i < rows; i++) panel[(size_t)w * width + i] = widened(x + w * step + 2 * i);
+  } else if (rows == width) {
+    for (int w = 0; w < k; w++) memcpy(panel + (size_t)w * width, x + w * step, sizeof(uint32_t) * width);
   } else {
-    /* Eight rows at a time, so that what is written stays in few lines of the cache. */
-    for (int first = 0; first < rows; first += 8) {
-      const int last = least(first + 8, rows);
-      for (int w = 0; w < whole; w++)
-        for (int i = first; i < last; i++)
-          memcpy(panel + (size_t)w * width + i, element(o, row + i, p + per_word * w, bytes), 4);
-    }
+    for (int w = 0; w < k; w++) memcpy(panel + (size_t)w * width, x + w * step, sizeof(uint32_t) * rows);
   }
-  if (whole < words)
-    for (int i = 0; i < rows; i++) panel[(size_t)whole * width + i] = *(const uint16_t *)element(o, row + i, p + 2 * whole, 2);
+  /* The last of an odd number of bfloat16 has no partner: zero is its partner. */
+  for (int i = 0; odd && i < rows; i++) {
+    const char *last = x + 2 * (i * o->row_step + (size_t)(k - 1) * o->p_step);
+    panel[(size_t)(pairs ? k / 2 : k - 1) * width + i] = pairs ? widened(last) >> 16 : widened(last);
+  }
 }
 
-static inline __m512 added(__m512 sum, uint32_t a, __m512i b, const int bf16) {
-#if defined(__AVX512BF16__)
-  if (bf16) return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)b);
-#endif
-  return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_set1_epi32((int)a)), _mm512_castsi512_ps(b), sum);
-}
-
-/* sum[12][32] = the product of two panels. */
-static inline void multiply(const uint32_t *restrict a, const uint32_t *restrict b, int words, __m512 sum[ROWS][2], const int bf16) {
-  __m512 s[ROWS][2];
-#pragma GCC unroll 12
-  for (int i = 0; i < ROWS; i++) s[i][0] = s[i][1] = _mm512_setzero_ps();
+/* sum[ROWS][VECTORS] = the product of two panels. */
+static inline void multiply(const uint32_t *restrict a, const uint32_t *restrict b, int words, vec sum[ROWS][VECTORS], const enum kind kind) {
+  vec s[ROWS][VECTORS] = {0};
   for (int w = 0; w < words; w++, a += ROWS, b += COLUMNS) {
-    const __m512i left = _mm512_loadu_si512(b), right = _mm512_loadu_si512(b + 16);
-    _mm_prefetch((const char *)(b + 8 * COLUMNS), _MM_HINT_T0);
-    _mm_prefetch((const char *)(b + 8 * COLUMNS + 16), _MM_HINT_T0);
-#pragma GCC unroll 12
-    for (int i = 0; i < ROWS; i++) {
-      s[i][0] = added(s[i][0], a[i], left, bf16);
-      s[i][1] = added(s[i][1], a[i], right, bf16);
+    vec right[VECTORS];
+#pragma GCC unroll 3
+    for (int j = 0; j < VECTORS; j++) {
+      right[j] = load(b + j * LANES);
+      __builtin_prefetch(b + 8 * COLUMNS + j * LANES);
     }
+#pragma GCC unroll 12
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 3
+      for (int j = 0; j < VECTORS; j++) s[i][j] = kind == PAIRS ? add_pairs(s[i][j], a[i], right[j]) : s[i][j] + number(a[i]) * right[j];
   }
 #pragma GCC unroll 12
-  for (int i = 0; i < ROWS; i++) sum[i][0] = s[i][0], sum[i][1] = s[i][1];
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 3
+    for (int j = 0; j < VECTORS; j++) sum[i][j] = s[i][j];
 }
-
-static inline __mmask16 within(int columns) { return columns >= 16 ? 0xffff : columns > 0 ? (1u << columns) - 1 : 0; }
 
 /* c = alpha * sum + beta * c, in the rows and columns that are there. */
-static void store(__m512 sum[ROWS][2], float *c, size_t ldc, int rows, int columns, float alpha, float beta) {
-  const __m512 times = _mm512_set1_ps(alpha), keep = _mm512_set1_ps(beta);
-  const __mmask16 mask[2] = {within(columns), within(columns - 16)};
-  for (int i = 0; i < rows; i++)
-    for (int j = 0; j < 2; j++) {
-      float *to = c + i * ldc + 16 * j;
-      __m512 value = _mm512_mul_ps(sum[i][j], times);
-      if (beta != 0.0f) value = _mm512_fmadd_ps(keep, _mm512_maskz_loadu_ps(mask[j], to), value);
-      _mm512_mask_storeu_ps(to, mask[j], value);
-    }
+static inline void store(vec sum[ROWS][VECTORS], float *c, size_t ldc, int rows, int columns, float alpha, float beta) {
+  if (columns == COLUMNS) {
+    for (int i = 0; i < rows; i++, c += ldc)
+#pragma GCC unroll 3
+      for (int j = 0; j < VECTORS; j++) {
+        vec value = sum[i][j] * alpha;
+        if (beta != 0.0f) value += beta * load(c + j * LANES);
+        *(loose *)(c + j * LANES) = value;
+      }
+    return;
+  }
+  for (int i = 0; i < rows; i++, c += ldc) {
+    const float *row = (const float *)sum[i];
+    for (int j = 0; j < columns; j++) c[j] = beta != 0.0f ? alpha * row[j] + beta * c[j] : alpha * row[j];
+  }
 }
 
 /* Each thread's panels, with room for what is fetched ahead; they live as long as the thread. */
@@ -106,24 +156,24 @@ static int panels_made(void) {
 }
 
 static inline void gemm(const struct operand *a, const struct operand *b, int m, int n, int k, float alpha, float beta, float *c,
-                        int ldc, const int bf16) {
-  const int block_k = bf16 ? 2 * BLOCK_WORDS : BLOCK_WORDS;
-  __m512 sum[ROWS][2];
+                        int ldc, const enum kind kind) {
+  const int block_k = kind == PAIRS ? 2 * BLOCK_WORDS : BLOCK_WORDS;
+  vec sum[ROWS][VECTORS];
   if (!panels_made()) abort(); /* The library would end the process there, too: there is no error to return. */
-  for (int p = 0; p < k; p += block_k) {
-    const int deep = least(block_k, k - p), words = bf16 ? (deep + 1) / 2 : deep;
+  for (int p = 0; !p || p < k; p += block_k) { /* Once at least: a sum of nothing is zero. */
+    const int deep = least(block_k, k - p), words = kind == PAIRS ? (deep + 1) / 2 : deep;
     const float kept = p ? 1.0f : beta;
     for (int column = 0; column < n; column += BLOCK_N) {
       const int wide = least(BLOCK_N, n - column);
       for (int j = 0; j < wide; j += COLUMNS)
-        pack(panels_b + (size_t)j * words, b, column + j, p, least(COLUMNS, wide - j), COLUMNS, deep, bf16);
+        pack(panels_b + (size_t)j * words, b, column + j, p, least(COLUMNS, wide - j), COLUMNS, deep, kind);
       for (int row = 0; row < m; row += BLOCK_M) {
         const int high = least(BLOCK_M, m - row);
         for (int i = 0; i < high; i += ROWS)
-          pack(panels_a + (size_t)i * words, a, row + i, p, least(ROWS, high - i), ROWS, deep, bf16);
+          pack(panels_a + (size_t)i * words, a, row + i, p, least(ROWS, high - i), ROWS, deep, kind);
         for (int j = 0; j < wide; j += COLUMNS)
           for (int i = 0; i < high; i += ROWS) {
-            multiply(panels_a + (size_t)i * words, panels_b + (size_t)j * words, words, sum, bf16);
+            multiply(panels_a + (size_t)i * words, panels_b + (size_t)j * words, words, sum, kind);
             store(sum, c + (size_t)(row + i) * ldc + column + j, ldc, least(ROWS, high - i), least(COLUMNS, wide - j), alpha,
                   kept);
           }
@@ -140,17 +190,15 @@ static struct operand right_of(const void *b, int trans, int ldb) {
   return (struct operand){b, trans == TRANS ? (size_t)ldb : 1, trans == TRANS ? 1 : (size_t)ldb};
 }
 
-#define GEMM(name, bf16)                                                                                                     \
+#define GEMM(name, kind)                                                                                                     \
   void name(int layout, int trans_a, int trans_b, int m, int n, int k, float alpha, const void *a, int lda, const void *b,   \
             int ldb, float beta, float *c, int ldc) {                                                                        \
     const struct operand left = left_of(a, trans_a, lda), right = right_of(b, trans_b, ldb);                                 \
     (void)layout;                                                                                                            \
-    gemm(&left, &right, m, n, k, alpha, beta, c, ldc, bf16);                                                                 \
+    gemm(&left, &right, m, n, k, alpha, beta, c, ldc, kind);                                                                 \
   }
 
-GEMM(panax_gemm_f32, 0)
-#if defined(__AVX512BF16__)
-GEMM(panax_gemm_bf16, 1)
-#endif
+GEMM(panax_gemm_f32, FLOATS)
+GEMM(panax_gemm_bf16, HAS_PAIRS ? PAIRS : WIDENED)
 
 #endif

@@ -66,6 +66,50 @@ XLA_FFI_Error *panax_product_nt(XLA_FFI_CallFrame *frame) { return product(frame
 XLA_FFI_Error *panax_product_tn(XLA_FFI_CallFrame *frame) { return product(frame, 1, 0); }
 XLA_FFI_Error *panax_product_tt(XLA_FFI_CallFrame *frame) { return product(frame, 1, 1); }
 
+/* Sums over the rows of a matrix, in blocks of rows: each thread a band of columns, whose order of summing is always the same. */
+enum { BAND = 256, SUMMED_ROWS = 256 };
+
+struct row_sums {
+  const char *x;
+  float *out;
+  int bf16, rows, columns;
+};
+
+static void one_band(const void *work, int piece) {
+  const struct row_sums *t = work;
+  const int first = piece * BAND, width = least(BAND, t->columns - first);
+  float *out = t->out + first, sums[BAND];
+  memset(out, 0, sizeof(float) * width);
+  for (int block = 0; block < t->rows; block += SUMMED_ROWS) {
+    memset(sums, 0, sizeof sums);
+    for (int row = block; row < least(block + SUMMED_ROWS, t->rows); row++) {
+      const size_t place = (size_t)row * t->columns + first;
+      if (t->bf16) {
+        const uint16_t *x = (const uint16_t *)t->x + place;
+        for (int i = 0; i < width; i++) {
+          const union { uint32_t bits; float value; } wide = {.bits = (uint32_t)x[i] << 16};
+          sums[i] += wide.value;
+        }
+      } else {
+        const float *x = (const float *)t->x + place;
+        for (int i = 0; i < width; i++) sums[i] += x[i];
+      }
+    }
+    for (int i = 0; i < width; i++) out[i] += sums[i];
+  }
+}
+
+XLA_FFI_Error *panax_row_sums(XLA_FFI_CallFrame *frame) {
+  if (only_asked(frame)) return 0;
+  const XLA_FFI_Buffer *x = frame->args.args[0];
+  const int bf16 = x->dtype == XLA_FFI_DataType_BF16;
+  if (!bf16 && x->dtype != XLA_FFI_DataType_F32)
+    return refuse(frame, "panax: sums of rows of another type than float32 or bfloat16");
+  const struct row_sums work = {x->data, ((XLA_FFI_Buffer *)frame->rets.rets[0])->data, bf16, (int)x->dims[0], (int)x->dims[1]};
+  share_out(frame, (work.columns + BAND - 1) / BAND, one_band, &work);
+  return 0;
+}
+
 /* What it is given, in the same place where XLA could arrange that: a wall that nothing is fused across. */
 XLA_FFI_Error *panax_wall(XLA_FFI_CallFrame *frame) {
   if (only_asked(frame)) return 0;

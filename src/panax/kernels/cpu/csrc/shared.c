@@ -1,6 +1,7 @@
 /* Sharing the work of a custom call with XLA's own threads: none are added, so nothing competes for the cores. */
 
 #include "shared.h"
+#include "vectors.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -9,21 +10,15 @@
 
 static gemm_fn gemms[NUM_KERNELS][2];
 
-#if defined(__AVX512F__)
+#if defined(LANES)
 void panax_gemm_f32(int, int, int, int, int, int, float, const void *, int, const void *, int, float, float *, int);
-#endif
-#if defined(__AVX512BF16__)
 void panax_gemm_bf16(int, int, int, int, int, int, float, const void *, int, const void *, int, float, float *, int);
-#endif
 
 __attribute__((constructor)) static void use_own(void) {
-#if defined(__AVX512F__)
   gemms[OWN][0] = panax_gemm_f32;
-#endif
-#if defined(__AVX512BF16__)
   gemms[OWN][1] = panax_gemm_bf16;
-#endif
 }
+#endif
 
 void panax_use_library(void *gemm_f32, void *gemm_bf16) {
   gemms[INTEL][0] = (gemm_fn)gemm_f32;

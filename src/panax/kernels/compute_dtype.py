@@ -1,0 +1,47 @@
+"""`compute_dtype="auto"`: bfloat16 where the devices multiply it by instructions of its own, else float32. Never by a clock."""
+
+import functools
+
+from panax.core.layout import current_target
+from panax.core.target import Target
+from panax.kernels.cpu.instruction_sets import LIMIT
+from panax.kernels.cpu.native import OWN, missing, multiplies_bfloat16
+from panax.system.cpu_info import cpu_flags
+
+AUTO = "auto"
+
+FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
+"""Of processors with instructions for bfloat16: Intel's and AMD's, Intel's matrix units, Arm's."""
+
+
+def dtype_for(target: Target) -> str:
+    """What "auto" stands for on a target. Of CPUs, that is this machine's.
+
+    >>> dtype_for(Target("gpu", architecture="h100")), dtype_for(Target("gpu", architecture="v100"))
+    ('bfloat16', 'float32')
+    """
+    return "float32" if slow_bfloat16(target) else "bfloat16"
+
+
+def slow_bfloat16(target: Target) -> str | None:
+    """Why bfloat16 is not faster than float32 on a target; None where it is."""
+    known = target.multiplies_bfloat16
+    if known is None:
+        return _slow_here()
+    return None if known else f"{target} is not known to have instructions for bfloat16"
+
+
+def resolved(dtype: str) -> str:
+    """A dtype's name, with "auto" as what it stands for on the target that is traced for."""
+    return dtype_for(current_target()) if dtype == AUTO else dtype
+
+
+@functools.cache
+def _slow_here() -> str | None:
+    """Why bfloat16 is not faster on this machine's processor: it must have instructions, and Panax a kernel of them."""
+    if multiplies_bfloat16():
+        return None
+    if not cpu_flags() & FLAGS:
+        return "this processor has no instructions for bfloat16"
+    why = missing(OWN, "bfloat16") or f"{LIMIT} rules them out"
+    return f"this processor has instructions for bfloat16, and Panax no kernel of them here: {why}"

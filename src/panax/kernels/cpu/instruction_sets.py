@@ -1,0 +1,98 @@
+"""The instruction sets that the C files are compiled for: by what a processor can do, never by who made it."""
+
+import dataclasses
+import os
+import platform
+from collections.abc import Collection
+
+from panax.core.errors import RecipeError, nearest
+from panax.system.cpu_info import cpu_flags
+
+LIMIT = "PANAX_CPU_ISA"
+"""The environment variable that names an instruction set for the C files, in place of the processor's best."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InstructionSet:
+    """One of the variants of the C files.
+
+    Attributes:
+        machine: The architecture as `platform.machine()` gives it.
+        flags: What `/proc/cpuinfo` must list.
+        options: What tells gcc or clang.
+        zig: The same processor as `zig cc -mcpu=` names it.
+        bfloat16: Whether it multiplies bfloat16 by instructions of its own.
+    """
+
+    name: str
+    machine: str
+    flags: frozenset[str]
+    options: tuple[str, ...]
+    zig: str
+    bfloat16: bool = False
+
+
+_V3 = frozenset({"avx2", "fma", "bmi2", "f16c"})
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
+
+INSTRUCTION_SETS = {
+    each.name: each
+    for each in (
+        InstructionSet("avx2", "x86_64", _V3, ("-march=x86-64-v3",), "x86_64_v3"),
+        InstructionSet("avx512", "x86_64", _V4, ("-march=x86-64-v4",), "x86_64_v4"),
+        InstructionSet(
+            "avx512_bf16",
+            "x86_64",
+            _V4 | {"avx512_bf16"},
+            ("-march=x86-64-v4", "-mavx512bf16"),
+            "x86_64_v4+avx512bf16",
+            bfloat16=True,
+        ),
+        InstructionSet("neon", "aarch64", frozenset({"asimd"}), ("-march=armv8-a",), "generic"),
+        InstructionSet(
+            "neon_bf16",
+            "aarch64",
+            frozenset({"asimd", "bf16"}),
+            ("-march=armv8.2-a+bf16",),
+            "generic+v8_2a+bf16",
+            bfloat16=True,
+        ),
+    )
+}
+"""From the least to the most of each architecture."""
+
+
+def supported(flags: Collection[str] | None = None, machine: str | None = None) -> tuple[InstructionSet, ...]:
+    """The instruction sets that a processor has, the best one last; none where it can't be told.
+
+    Args:
+        flags: As /proc/cpuinfo lists them; by default this machine's.
+        machine: Its architecture; by default this machine's.
+
+    >>> [each.name for each in supported({"avx2", "fma", "bmi2", "f16c"}, "x86_64")]
+    ['avx2']
+    """
+    flags = cpu_flags() if flags is None else flags
+    machine = (platform.machine() if machine is None else machine).lower().replace("arm64", "aarch64")
+    return tuple(
+        each for each in INSTRUCTION_SETS.values() if each.machine == machine and each.flags <= frozenset(flags)
+    )
+
+
+def named() -> InstructionSet | None:
+    """The instruction set that the environment names; None if it names none.
+
+    Raises:
+        RecipeError: There is none of that name, or this processor lacks it.
+    """
+    name = os.environ.get(LIMIT, "")
+    if not name:
+        return None
+    if name not in INSTRUCTION_SETS:
+        raise RecipeError(f"{LIMIT}={name!r}: {nearest(name, INSTRUCTION_SETS)}")
+    here = supported()
+    if INSTRUCTION_SETS[name] not in here:
+        raise RecipeError(
+            f"{LIMIT}={name}: this processor lacks it; it has {', '.join(each.name for each in here) or 'none of them'}"
+        )
+    return INSTRUCTION_SETS[name]

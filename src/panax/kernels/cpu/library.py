@@ -1,0 +1,175 @@
+"""The C files (`csrc`) as a shared library: compiled by this machine's own compiler on first use, or from a wheel.
+
+What is compiled here is kept in a folder of this user's own, with its checksum, and made again where it is not what was written.
+The wheel `panax-jax-kernels` is for machines without a compiler: it holds one library for each instruction set.
+"""
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import json
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import jax
+
+from panax.kernels.cache import is_whole, kernels_folder, put_whole
+from panax.kernels.cpu.instruction_sets import named, supported
+from panax.system import children, json_reader
+from panax.system.cpu_info import processor
+
+SOURCES = Path(__file__).parent / "csrc"
+
+PACKAGE = "panax_jax_kernels"
+"""The module of the wheel."""
+MANIFEST = "manifest.json"
+"""In it: `sources`, the digest of the C files that it was built from, and the sha256 of each library by its name."""
+
+OPTIONS = ("-O3", "-fopenmp-simd", "-pthread", "-shared", "-fPIC")
+
+_COMPILE_SECONDS = 300.0
+
+
+class UnavailableError(Exception):
+    """Why there is no library of the C files."""
+
+
+def load() -> ctypes.CDLL:
+    """The library.
+
+    Raises:
+        UnavailableError: There is none, and why.
+    """
+    loaded = _loaded()
+    if isinstance(loaded, UnavailableError):
+        raise loaded
+    return loaded
+
+
+@functools.cache
+def _loaded() -> ctypes.CDLL | UnavailableError:
+    """The library, or why there is none: a compiler that failed is not asked again."""
+    try:
+        file = _built_here() if _compiler() else _packaged()
+        try:
+            return ctypes.CDLL(str(file))
+        except OSError:
+            if file.parent.name == PACKAGE:
+                raise
+            # Whole, and yet not to be loaded: as after a change of the system's libraries.
+            file.unlink(missing_ok=True)
+            return ctypes.CDLL(str(_built_here()))
+    except UnavailableError as error:
+        return error
+    except OSError as error:
+        return UnavailableError(f"the compiled C files can't be loaded: {error}")
+
+
+@functools.cache
+def sources_digest() -> str:
+    """A hash of the C files."""
+    return _digest(SOURCES.glob("*.[ch]"))
+
+
+@functools.cache
+def build_digest() -> str:
+    """A hash of all that decides what a library of this machine computes."""
+    header = hashlib.sha256((Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_bytes()).hexdigest()
+    parts = (sources_digest(), header, *_options(), processor(), "" if _compiler() else PACKAGE)
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
+
+
+def _digest(files: Iterable[Path]) -> str:
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:16]
+
+
+def _compiler() -> str | None:
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
+def _options() -> tuple[str, ...]:
+    limit = named()
+    here = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+    # Apple's linker has nothing to turn off: its libraries find their own functions first.
+    linker = () if platform.system() == "Darwin" else ("-Wl,-Bsymbolic",)
+    return (*OPTIONS, *linker, *((here,) if limit is None else limit.options))
+
+
+def _built_here() -> Path:
+    """The library in the cache, whole; compiled now where there is none."""
+    try:
+        folder = kernels_folder()
+        target = folder / f"kernels-{build_digest()}.so"
+        if not is_whole(target):
+            _compile_into(folder, target)
+    except OSError as error:
+        raise UnavailableError(f"the cache of compiled C files can't be used: {error}") from error
+    return target
+
+
+def compile_library(file: Path, options: Iterable[str]) -> None:
+    """Compile the C files with this machine's compiler.
+
+    Raises:
+        UnavailableError: There is none, or it fails.
+    """
+    compiler = _compiler()
+    if compiler is None:
+        raise UnavailableError("there is no C compiler on this machine (cc, gcc or clang)")
+    sources = map(str, sorted(SOURCES.glob("*.c")))
+    command = [compiler, *options, f"-I{jax.ffi.include_dir()}", *sources, "-o", str(file)]
+    try:
+        ended = children.run(command, _COMPILE_SECONDS)
+    except TimeoutError as error:
+        raise UnavailableError(str(error)) from error
+    if ended.code:
+        raise UnavailableError(f"{compiler} failed: {ended.errors.strip() or f'exit code {ended.code}'}")
+
+
+def _compile_into(folder: Path, target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as directory:
+        made = Path(directory) / target.name
+        compile_library(made, _options())
+        made.chmod(0o700)
+        # The checksum first: a library without its own is made again.
+        put_whole(target.with_suffix(".sha256"), hashlib.sha256(made.read_bytes()).hexdigest().encode())
+        put_whole(target, made.read_bytes())
+
+
+def _packaged() -> Path:
+    """The wheel's library for this processor."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise UnavailableError("there is no C compiler on this machine (cc, gcc or clang)")
+    folder = Path(spec.origin).parent
+    manifest = _read_manifest(folder / MANIFEST)
+    if manifest.get("sources") != sources_digest():
+        raise UnavailableError(
+            "there is no C compiler, and the installed panax-jax-kernels is of another version of Panax"
+        )
+    limit = named()
+    sets = supported() if limit is None else (limit,)
+    names = [name for each in reversed(sets) if (name := f"kernels-{each.name}.so") in manifest]
+    if not names:
+        raise UnavailableError("there is no C compiler, and panax-jax-kernels has nothing for this processor")
+    # One that was cut short would end the process where it is mapped.
+    if hashlib.sha256((folder / names[0]).read_bytes()).hexdigest() != manifest[names[0]]:
+        raise UnavailableError(f"{folder / names[0]} is damaged; install panax-jax-kernels again")
+    return folder / names[0]
+
+
+def _read_manifest(file: Path) -> dict[str, str]:
+    try:
+        return dict(json_reader.read(file))
+    except (ValueError, TypeError) as error:
+        raise UnavailableError(f"{file} is damaged; install panax-jax-kernels again") from error
+
+
+def manifest_of(libraries: Iterable[Path]) -> str:
+    """What a wheel of these libraries has as its manifest."""
+    sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in libraries}
+    return json.dumps({"sources": sources_digest(), **sums})
