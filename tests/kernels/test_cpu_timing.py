@@ -11,6 +11,7 @@ import tiny_recipe
 from panax import fit
 from panax.checkpoint import open_checkpoint
 from panax.kernels.cpu import choice as cpu_kernels
+from panax.kernels.cpu import library
 from panax.kernels.cpu import timing as cpu_timing
 from panax.kernels.cpu.choice import CpuKernels
 from panax.kernels.cpu.timing import Chosen, choose, machine, record
@@ -33,6 +34,7 @@ def timed(times, monkeypatch, count):
         return {name: times[name] for name in names}
 
     monkeypatch.setattr(cpu_timing, "_seconds", measured)
+    monkeypatch.setattr(cpu_timing, "cpu_flags", lambda: {cpu_timing.MATRIX_UNITS})
     monkeypatch.setattr(cpu_timing, "missing", lambda kernel, dtype: None)
     monkeypatch.setattr(cpu_kernels, "missing", lambda kernel, dtype: None)
 
@@ -41,6 +43,25 @@ def test_a_candidate_must_win_by_a_twentieth():
     assert cpu_timing._winner({"xla": 1.0, "c": 0.94, "mkl": 0.95}) == "c"
     assert cpu_timing._winner({"xla": 1.0, "c": 0.96, "mkl": 2.0}) == "xla"
     assert cpu_timing._winner({"xla": 1.0}) == "xla"
+
+
+def test_without_matrix_units_the_instruction_set_decides(unchosen):
+    """Also where Intel's library is there."""
+    timed({"xla": 1.0, "c": 0.5, "mkl": 0.4}, unchosen, count := [])
+    unchosen.setattr(cpu_timing, "cpu_flags", lambda: {"avx512_bf16"})
+    told: list[Chosen] = []
+    choose(told=told.append)
+    assert not count and set(dataclasses.asdict(cpu_kernels.current()).values()) == {"c"}
+    assert told[0].line().endswith(f"by instruction set ({library.instruction_set()})")
+
+
+def test_what_some_process_lacks_is_not_taken(unchosen):
+    timed({"xla": 1.0, "c": 0.5, "mkl": 0.4}, unchosen, count := [])
+    unchosen.setattr(cpu_timing, "cpu_flags", frozenset)
+    unchosen.setattr(cpu_timing, "gather_texts", lambda mine: ["", "c_float32 c_bfloat16 mkl_float32 mkl_bfloat16"])
+    told: list[Chosen] = []
+    choose(told=told.append)
+    assert not count and cpu_kernels.current() == CpuKernels() and "some process of this job" in told[0].line()
 
 
 def test_it_is_timed_once_for_a_machine_and_kept(unchosen):

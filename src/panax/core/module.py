@@ -10,9 +10,11 @@ The shape is written once. `create` takes the sizes of the logical axes and draw
 field's name gives, so adding a parameter changes no other one's initial value.
 """
 
+import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, TypeVar, dataclass_transform
 
 import equinox as eqx
@@ -122,4 +124,20 @@ def _axes_at(node: Any, path: tuple[Any, ...]) -> Axes:
 def stack(key: jax.Array, count: int, make: Callable[[jax.Array], Any]) -> Any:
     """`count` modules made with a key each, their arrays stacked along a new first axis."""
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count))
-    return jax.vmap(make)(keys)
+    return jax.lax.map(make, keys) if _in_turn.get() else jax.vmap(make)(keys)
+
+
+_in_turn: ContextVar[bool] = ContextVar("panax_draw_in_turn", default=False)
+
+
+@contextlib.contextmanager
+def draw_in_turn(wanted: bool) -> Iterator[None]:
+    """Within it the modules of a `stack` are drawn one after the other, with the random bits of one of them in memory.
+
+    The values are the same. Where devices hold different layers of a stack, each would draw all of them.
+    """
+    token = _in_turn.set(wanted)
+    try:
+        yield
+    finally:
+        _in_turn.reset(token)

@@ -16,6 +16,7 @@ from ..core import Axes, CollectingTask, TrainState, pair_axes
 from ..core.errors import TrainingError
 from ..core.leaf_ranges import check_ranges, narrow_to_32_bits
 from ..core.logical import Role, axis_of
+from ..core.module import draw_in_turn
 from ..core.target import Target
 from ..kernels import use_kernels
 from ..mesh import Placement
@@ -137,7 +138,8 @@ class CompiledStep:
         """
         check_room(self.program.abstract, self.shardings)
         given = self.program.task.given((self.shardings.params, self.shardings.model_state))
-        return self._create(jax.random.key(seed), given)
+        with draw_in_turn(self.placement.sizes.get("stage", 1) == 1):
+            return self._create(jax.random.key(seed), given)
 
     @property
     def rows_divide(self) -> int:

@@ -83,6 +83,12 @@ def build_digest() -> str:
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
 
+def instruction_set() -> str:
+    """What the library is of, as far as the system tells."""
+    best = named() or next(reversed(supported()), None)
+    return "this compiler's best" if best is None else best.name
+
+
 def _digest(files: Iterable[Path]) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:16]
 
@@ -92,11 +98,12 @@ def _compiler() -> str | None:
 
 
 def _options() -> tuple[str, ...]:
-    limit = named()
-    here = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+    best = named() or next(reversed(supported()), None)
+    # Where the system does not tell what the processor has, the compiler may.
+    here = ("-mcpu=native",) if platform.machine() in ("aarch64", "arm64") else ("-march=native", "-mtune=generic")
     # Apple's linker has nothing to turn off: its libraries find their own functions first.
     linker = () if platform.system() == "Darwin" else ("-Wl,-Bsymbolic",)
-    return (*OPTIONS, *linker, *((here,) if limit is None else limit.options))
+    return (*OPTIONS, *linker, *(here if best is None else best.options))
 
 
 def _built_here() -> Path:

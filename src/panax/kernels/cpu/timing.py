@@ -1,6 +1,9 @@
-"""Which kernel each kind of work on CPU is done by: timed once for a processor and a set of versions, and kept in a cache.
+"""Which kernel each kind of work on CPU is done by: by instruction set, or timed where only timing tells.
 
-A candidate replaces XLA only where it is faster by a twentieth. In a job of many processes the first one decides for all.
+The C files' own kernels come within a tenth of what registers can do, on every instruction set that they have, so they are taken
+where they are there. Intel's library has products for its matrix units, which the C files lack: on a processor with these, and
+with that library, all are timed, once for a processor and a set of versions, and the choice is kept in a cache. There a
+candidate replaces XLA only where it is faster by a twentieth. In a job of many processes the first one decides for all.
 """
 
 import concurrent.futures
@@ -26,14 +29,17 @@ from panax.job.agreement import first_text, gather_texts, is_first
 from panax.kernels.attention import attention
 from panax.kernels.cache import is_whole, kernels_folder, put_whole
 from panax.kernels.cpu.choice import DTYPES, WORKS, XLA, CpuKernels, Work, current, forced, is_chosen, trial, use
-from panax.kernels.cpu.library import build_digest
-from panax.kernels.cpu.native import KERNELS, missing
+from panax.kernels.cpu.library import build_digest, instruction_set
+from panax.kernels.cpu.native import INTEL, KERNELS, OWN, missing
 from panax.kernels.product import product, sum_of_rows
-from panax.system.cpu_info import processor
+from panax.system.cpu_info import cpu_flags, processor
 
 from ...system import json_reader
 
 _SAID = {"product": "matmul", "attention": "partial attention", "row_sums": "row sums"}
+
+MATRIX_UNITS = "amx_bf16"
+"""The flag of processors with Intel's."""
 
 MARGIN = 1.05
 """How many times faster than XLA a candidate must be."""
@@ -136,7 +142,7 @@ def _chosen(recorded: str) -> Chosen | None:
         if before is not None and not before.unavailable():
             text = _as_text(Chosen(before, "as this run began"))
         else:
-            text = _as_text(_kept(lacking) or _measured(lacking))
+            text = _as_text(_by_rule(lacking) or _kept(lacking) or _measured(lacking))
     return _from_text(first_text(text))
 
 
@@ -149,6 +155,15 @@ def _of_record(recorded: str) -> CpuKernels | None:
         return CpuKernels(**found)
     except (ValueError, TypeError, AttributeError):
         return None
+
+
+def _by_rule(lacking: set[str]) -> Chosen | None:
+    """The C files' own kernels wherever they are; None where only timing tells."""
+    if MATRIX_UNITS in cpu_flags() and any(f"{INTEL}_{dtype}" not in lacking for dtype in DTYPES):
+        return None
+    own = {f"{work}_{dtype}": OWN for work in WORKS for dtype in DTYPES if f"{OWN}_{dtype}" not in lacking}
+    why = missing(OWN, "float32") or "some process of this job has no others"
+    return Chosen(CpuKernels(**own), f"by instruction set ({instruction_set()})" if own else why)
 
 
 def _lacking() -> list[str]:

@@ -4,7 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "rows.h"
 #include "shared.h"
+
+#if defined(LANES)
 
 /* As in kernels/attention_mask.py: their differences are finite, so no row can turn into a NaN. */
 static const float MASKED = -1e30f, LOWEST_MAXIMUM = -1e20f;
@@ -31,22 +34,6 @@ static uint16_t to_bf16(float x) {
   union { float value; uint32_t bits; } u = {.value = x};
   if (x != x) return 0x7fc0;
   return (uint16_t)((u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16); /* To the nearest, ties to even. */
-}
-
-/* e^x within two units in the last place, 0 where that is below the normal numbers; for x up to 88. A loop of it is of vector
-   instructions. Reduced to |r| <= ln(2) / 2, then the polynomial of Cephes' expf (www.netlib.org/cephes). */
-static inline float exponential(float x) {
-  const float magic = 12582912.0f; /* Adding it rounds to whole numbers. */
-  const float clamped = x < -87.0f ? -87.0f : x, n = (clamped * 1.44269504f + magic) - magic;
-  const float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  union { int32_t bits; float value; } power = {.bits = ((int32_t)n + 127) << 23};
-  return x < -87.0f ? 0.0f : (p * r * r + r + 1.0f) * power.value;
 }
 
 static void round_row(const float *x, uint16_t *y, int size) {
@@ -98,7 +85,7 @@ static void products(const struct attention *t, const struct block *block, int b
 }
 
 static inline float capped(float x, float soft_cap) {
-  const float small = exponential(-2.0f * fabsf(x) / soft_cap);
+  const float small = expf(-2.0f * fabsf(x) / soft_cap);
   return copysignf(soft_cap * (1.0f - small) / (1.0f + small), x);
 }
 
@@ -134,15 +121,9 @@ static void soften(const struct attention *t, const struct block *block, int b, 
   if (t->soft_cap > 0)
     for (int c = start; c < stop; c++) x[c] = capped(x[c], t->soft_cap);
   if (t->query_segments) mask_segments(t, block, b, row, x, start, stop);
-  float top = *highest, sum = 0;
-#pragma omp simd reduction(max : top)
-  for (int c = start; c < stop; c++) top = x[c] > top ? x[c] : top;
-#pragma omp simd reduction(+ : sum)
-  for (int c = start; c < stop; c++) {
-    x[c] = exponential(x[c] - top);
-    sum += x[c];
-  }
-  const float shrink = exponential(*highest - top);
+  const float top = largest(x + start, stop - start, *highest);
+  const float sum = exponentials(x + start, stop - start, top);
+  const float shrink = expf(*highest - top);
   *total = *total * shrink + sum;
   *highest = top;
   for (int d = 0; d < t->dim; d++) summed[d] *= shrink;
@@ -201,20 +182,16 @@ static void differentiate(const struct attention *t, const struct block *block, 
   int start, stop;
   range_seen(t, block, row, &start, &stop);
   const size_t place = ((size_t)b * t->query_seq + block->query + row) * t->heads + h;
-  const float logsumexp = t->logsumexp[place], delta = t->delta[place];
-  for (int c = start; c < stop; c++) dx[c] = (dx[c] - delta) * t->scale;
+  /* A query that sees nothing has a logarithm as low as what is masked: e to their difference would be 1. */
+  const float logsumexp = fmaxf(t->logsumexp[place], LOWEST_MAXIMUM);
   if (t->soft_cap > 0)
     for (int c = start; c < stop; c++) {
       x[c] = capped(x[c], t->soft_cap);
       const float bounded = x[c] / t->soft_cap;
-      dx[c] *= 1.0f - bounded * bounded;
+      dx[c] = (dx[c] - t->delta[place]) * (1.0f - bounded * bounded);
     }
   if (t->query_segments) mask_segments(t, block, b, row, x, start, stop);
-  for (int c = start; c < stop; c++) {
-    /* A query that sees nothing has a logarithm as low as what is masked. */
-    x[c] = x[c] <= MASKED ? 0.0f : exponential(x[c] - logsumexp);
-    dx[c] *= x[c];
-  }
+  weights_and_derivatives(x + start, dx + start, stop - start, logsumexp, t->soft_cap > 0 ? 0.0f : t->delta[place], t->scale);
   clear_outside(x, start, stop, block->columns);
   clear_outside(dx, start, stop, block->columns);
 }
@@ -325,3 +302,13 @@ XLA_FFI_Error *panax_attention_backward(XLA_FFI_CallFrame *frame) {
   share_out(frame, work.batch * work.kv_heads, backward_piece, &work);
   return 0;
 }
+
+#else
+
+XLA_FFI_Error *panax_attention_forward(XLA_FFI_CallFrame *frame) {
+  return only_asked(frame) ? 0 : refuse(frame, "panax: there is no attention for this processor");
+}
+
+XLA_FFI_Error *panax_attention_backward(XLA_FFI_CallFrame *frame) { return panax_attention_forward(frame); }
+
+#endif

@@ -12,6 +12,7 @@
 enum { ROWS = 12, VECTORS = 2 };
 #define LANES 16
 #elif defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
 enum { ROWS = 6, VECTORS = 2 };
 #define LANES 8
 #elif defined(__aarch64__)
