@@ -30,8 +30,8 @@ import numpy as np
 import psutil
 
 from panax.checkpoint import Checkpointer, restore
-from panax.cli.allocator import keep_freed_memory
 from panax.mesh import MeshShape, Placement
+from panax.system.allocator import keep_freed_memory
 
 SHAPES = {f"layer{i}": (2048, 2048 * 6) for i in range(14)} | {"embedding": (8192, 2048), "norm": (2048,)}
 DEVICES = 8

@@ -154,7 +154,7 @@ def main() -> None:
     devices = 8 if given.time else REPLICAS
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
 
-    from panax.cli.allocator import keep_freed_memory
+    from panax.system.allocator import keep_freed_memory
 
     keep_freed_memory()
     if given.time:

@@ -48,7 +48,7 @@ def panax_task(precision: str):
 
 
 def panax_column(precision: str, directory: str):
-    from panax.cli.allocator import keep_freed_memory
+    from panax.system.allocator import keep_freed_memory
 
     keep_freed_memory()  # as `panax train` does
     import jax

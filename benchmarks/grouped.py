@@ -140,7 +140,7 @@ def torch_columns(options, groups: int, skewed: bool) -> dict:
 
 def worker(options) -> None:
     """Say which columns there are, save what they make, then answer each line with the seconds of that column."""
-    from panax.cli.allocator import keep_freed_memory
+    from panax.system.allocator import keep_freed_memory
 
     keep_freed_memory()  # as `panax train` does; for PyTorch too
     import numpy as np

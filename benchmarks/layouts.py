@@ -249,7 +249,7 @@ def main() -> None:
     if options.part == "devices":
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={DEVICES}"
-    from panax.cli.allocator import keep_freed_memory
+    from panax.system.allocator import keep_freed_memory
 
     keep_freed_memory()  # as `panax train` does
     import jax

@@ -14,7 +14,7 @@ from typing import Any
 
 from paired import Difference, small_experiment, train_all
 
-from panax.cli.allocator import keep_freed_memory
+from panax.system.allocator import keep_freed_memory
 
 PLAIN, NEAREST, STOCHASTIC = "float32", "parameters in bfloat16, to the nearest", "parameters in bfloat16, by chance"
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -24,7 +24,7 @@ from pathlib import Path
 from design import BATCHES, KINDS, SEEDS, append_record, next_cell, read_records
 from shown import markdown, write_page
 
-from panax.cli.allocator import keep_freed_memory
+from panax.system.allocator import keep_freed_memory
 
 CELLS, TIMES, TABLE, PAGE = "cells.jsonl", "times.json", "table.md", "convergence.html"
 

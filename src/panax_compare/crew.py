@@ -16,6 +16,7 @@ import psutil
 
 from panax.core.finite import greatest
 from panax.system import json_reader
+from panax.system.allocator import environment_of_huge_pages
 from panax.system.signals import name_of
 
 from .columns import Column
@@ -67,6 +68,7 @@ class Crew:
                 "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
                 "HF_HUB_OFFLINE": "1",
                 "PANAX_COMPARE_OWN": "1" if own else "",
+                **(environment_of_huge_pages() if own else {}),
                 **Job.environment(rank, processes, port, devices),
             }
             if python != sys.executable:

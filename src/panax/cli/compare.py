@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .allocator import keep_freed_memory
+from ..system.allocator import keep_freed_memory
 
 
 def compare(arguments: Sequence[str]) -> int:

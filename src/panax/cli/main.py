@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from .. import __version__
 from ..cluster.worker import STACKS, guard
 from ..core.errors import RecipeError, nearest
+from ..system.allocator import keep_freed_memory, restart_with_huge_pages
 from ..system.streams import settle, tolerate_output_errors, write_last_words
-from .allocator import keep_freed_memory
 from .failing import TRACEBACK, said_and_done
 from .plugins import leave_out_absent, unsaid
 
@@ -167,6 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     as_program = arguments is None
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] and arguments[0] in COMPUTING:
+        if as_program:
+            restart_with_huge_pages()
         # Before any thread starts, or it has no effect.
         keep_freed_memory()
     # `guard` handles the log of a launched worker.

@@ -14,7 +14,7 @@ from typing import Any
 from ..cluster.spare import order_of
 from ..cluster.worker import guard, show_stacks
 from ..job.start_time import begin_now
-from .allocator import keep_freed_memory
+from ..system.allocator import keep_freed_memory, restart_with_huge_pages
 from .main import main as panax
 from .plugins import leave_out_absent, unsaid
 
@@ -29,6 +29,7 @@ NEEDED = (
 
 
 def main() -> int:
+    restart_with_huge_pages()
     guard()
     keep_freed_memory()
     leave_out_absent()

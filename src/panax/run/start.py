@@ -19,6 +19,7 @@ from ..job.agreement import first_text, is_first
 from ..kernels import TimedKernels, choose_by_timing, timed_kernels_in_force
 from ..kernels.compute_dtype import AUTO
 from ..stores import open_store
+from ..system import json_reader
 from ..system.lock import locked, owner
 from .ahead import compile_ahead
 from .description import describe
@@ -92,7 +93,7 @@ def choose_kernels(experiment: Experiment, say: Say, *, fresh: bool, detail: Say
             detail(line)
         say(chosen.line())
 
-    agreed = json.loads(first_text(json.dumps(recorded)))
+    agreed = json_reader.parse(first_text(json.dumps(recorded)))
     choose_by_timing(agreed["kernels"], told)
     return agreed["compute_dtype"]
 

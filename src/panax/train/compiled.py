@@ -24,6 +24,7 @@ from ..mesh.legality import Needs, check, fitted_rules, remarks
 from ..mesh.topology import data_parallel_size
 from ..parallel.context import zigzag_order
 from ..spmd.checking import check_program
+from ..system.allocator import give_back_freed
 from .ahead import Ahead
 from .precision import check_precision
 from .program import Program
@@ -360,6 +361,7 @@ class CompiledStep:
         make = partial(self._traced_and_compiled, batch)
         traced, compiled = self._ahead.made(("train", _signature(batch)), make)
         self.when_traced(traced)
+        give_back_freed()
         return compiled
 
     def _check_mesh(self) -> None:

@@ -1,0 +1,98 @@
+"""Large blocks are mapped in huge pages, if need be after a restart of the program, which happens once and loses nothing."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from panax.system import allocator
+from panax.system.allocator import ASK, TUNABLES, environment_of_huge_pages, huge_pages, keep_freed_memory
+
+CHOICES = {"always": "[always] madvise never", "madvise": "always [madvise] never", "never": "always madvise [never]"}
+
+
+@pytest.fixture
+def system(monkeypatch, tmp_path):
+    """Makes this a machine without accelerators, with a glibc that can ask, and huge pages for whom it says."""
+
+    def become(choice: str) -> None:
+        file = tmp_path / "enabled"
+        file.write_text(CHOICES[choice] + "\n")
+        monkeypatch.setattr(allocator, "HUGE_PAGES", file)
+
+    monkeypatch.setattr(allocator, "ACCELERATORS", ())
+    monkeypatch.setattr(allocator, "_asks", lambda: True)
+    monkeypatch.setattr(sys, "platform", "linux")
+    return become
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_who_gets_huge_pages(system, choice):
+    system(choice)
+    assert huge_pages() == choice
+
+
+def test_a_system_that_does_not_say_has_none(monkeypatch, tmp_path):
+    monkeypatch.setattr(allocator, "HUGE_PAGES", tmp_path / "absent")
+    assert huge_pages() == "never" and environment_of_huge_pages({}) == {}
+
+
+def test_what_a_process_is_started_with(system, monkeypatch):
+    system("madvise")
+    assert environment_of_huge_pages({}) == {TUNABLES: ASK}
+    other = "glibc.malloc.check=3"
+    assert environment_of_huge_pages({TUNABLES: other}) == {TUNABLES: f"{other}:{ASK}"}
+    for held in (ASK, "glibc.malloc.hugetlb=0"):
+        assert environment_of_huge_pages({TUNABLES: held}) == {}, "once, and not against the user's own"
+    for choice in ("always", "never"):
+        system(choice)
+        assert environment_of_huge_pages({}) == {}
+    system("madvise")
+    monkeypatch.setattr(allocator, "_asks", lambda: False)
+    assert environment_of_huge_pages({}) == {}
+
+
+PROGRAM = """
+import os, sys
+from pathlib import Path
+from panax.system import allocator
+allocator.HUGE_PAGES = Path(sys.argv[1])
+allocator.ACCELERATORS = ()
+allocator._asks = lambda: True
+print(os.getpid(), flush=True)
+allocator.restart_with_huge_pages()
+print(os.environ.get("GLIBC_TUNABLES"), sys.argv[2:], sys.flags.utf8_mode, sys.stdin.read(), allocator.keep_freed_memory())
+"""
+
+
+def run(tmp_path, choice: str, **environment: str) -> list[str]:
+    file, program = tmp_path / "enabled", tmp_path / "program.py"
+    file.write_text(CHOICES[choice] + "\n")
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-X", "utf8", str(program), str(file), "a b", "--c"]
+    variables = {**{name: value for name, value in os.environ.items() if name != TUNABLES}, **environment}
+    done = subprocess.run(command, input="read", capture_output=True, text=True, env=variables, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc is of Linux")
+def test_a_program_starts_again_once_as_the_same_process(tmp_path):
+    first, second, last = run(tmp_path, "madvise")
+    assert first == second, "the same process"
+    assert last == f"{ASK} ['a b', '--c'] 1 read True"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc is of Linux")
+@pytest.mark.parametrize(
+    "choice, held", [("never", {}), ("always", {}), ("madvise", {TUNABLES: "glibc.malloc.hugetlb=0"})]
+)
+def test_a_program_that_need_not_does_not(tmp_path, choice, held):
+    _, last = run(tmp_path, choice, **held)
+    assert last == f"{held.get(TUNABLES)} ['a b', '--c'] 1 read True"
+
+
+def test_on_a_machine_with_an_accelerator_nothing_changes(monkeypatch, tmp_path):
+    monkeypatch.setattr(allocator, "ACCELERATORS", (str(tmp_path),))
+    assert not keep_freed_memory() and environment_of_huge_pages({}) == {}
