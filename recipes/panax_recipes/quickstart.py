@@ -21,7 +21,7 @@ def quickstart() -> Experiment:
     model = DecoderConfig(max_length=1024, windows=(128,), embed=192, num_layers=4, heads=4, ffn=512, qk_norm=True)
     return Experiment(
         name="quickstart",
-        task=DecoderTask(model=model, compute_dtype="bfloat16"),
+        task=DecoderTask(model=model, compute_dtype="auto"),
         data=TextData(
             corpus=PythonLibrary(definitions=True),
             tokenizer=BytePairTokenizer(vocab_size=1024),

@@ -32,8 +32,8 @@ def test_a_cache_that_is_no_number_is_left(rates, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_registers_are_measured(dtype):
-    flops, program = native.peak_loop(dtype)
-    assert flops > 0 and float(program()) >= 1, "its threads"
+    program = native.peak_loop(dtype)
+    assert program is not None and float(program()) > 1e8
     throughput.measure_loop.cache_clear()
     assert throughput.measure_loop(dtype) > 1e8
 

@@ -93,6 +93,32 @@ def test_a_program_that_need_not_does_not(tmp_path, choice, held):
     assert last == f"{held.get(TUNABLES)} ['a b', '--c'] 1 read True"
 
 
+def test_only_large_temporaries_are_mapped_and_only_in_huge_pages(system, monkeypatch):
+    taken = []
+
+    class Glibc:
+        def mallopt(self, option, value):
+            taken.append((option, value))
+            return 1
+
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: Glibc())
+    system("always")
+    assert not allocator.prepare_for(allocator.LARGE_BYTES), "nothing was set before"
+    monkeypatch.setattr(allocator, "_keeps", False)
+    assert keep_freed_memory()
+    before = len(taken)
+    assert not allocator.prepare_for(allocator.LARGE_BYTES - 1)
+    system("never")
+    assert not allocator.prepare_for(allocator.LARGE_BYTES) and len(taken) == before
+    system("madvise")
+    monkeypatch.setenv(TUNABLES, ASK)
+    assert allocator.prepare_for(allocator.LARGE_BYTES)
+    assert taken[before:] == [
+        (allocator.M_MMAP_MAX, allocator.MAPPED_BLOCKS),
+        (allocator.M_MMAP_THRESHOLD, allocator.MAPPED_BYTES),
+    ]
+
+
 def test_on_a_machine_with_an_accelerator_nothing_changes(monkeypatch, tmp_path):
     monkeypatch.setattr(allocator, "ACCELERATORS", (str(tmp_path),))
     assert not keep_freed_memory() and environment_of_huge_pages({}) == {}

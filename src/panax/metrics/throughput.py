@@ -5,7 +5,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -37,6 +37,9 @@ PEAK_FLOPS = {
     "tpu v6e": 918e12,
     "tpu7x": 2307e12,
 }
+
+
+LOOPS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +80,8 @@ def peak_of(devices: Sequence[Any], dtype: str) -> Peak:
 @functools.cache
 def measure_loop(dtype: str) -> float | None:
     """Measure the FLOP/s of multiplications and additions on registers alone, which no program exceeds; None without C files."""
-    found = peak_loop(dtype)
-    if found is None:
-        return None
-    flops, program = found
-    return flops / _least_seconds(program, rounds=10)
+    program = peak_loop(dtype)
+    return None if program is None else max(float(program()) for _ in range(LOOPS))
 
 
 @functools.cache
@@ -101,20 +101,15 @@ def measure_product(dtype: str, size: int = 1536, rounds: int = 3) -> float:
 def _rate(kernel: str, a: jax.Array, rounds: int) -> float:
     with use_kernels({"matmul": kernel}):
         multiply = jax.jit(lambda a: product("ab,bc->ac", a, a, jnp.float32)).lower(a).compile()
-    return 2 * a.shape[0] ** 3 / _least_seconds(lambda: multiply(a), rounds)
-
-
-def _least_seconds(run: Callable[[], jax.Array], rounds: int) -> float:
-    """Of as many runs; of more where one was faster than all before it."""
-    run().block_until_ready()
+    multiply(a).block_until_ready()
     best, left = float("inf"), rounds
     while left > 0:
         start = time.perf_counter()
-        run().block_until_ready()
+        multiply(a).block_until_ready()
         seconds = time.perf_counter() - start
         left = rounds if seconds < 0.98 * best else left - 1
         best = min(best, seconds)
-    return best
+    return 2 * a.shape[0] ** 3 / best
 
 
 def _kept_best(name: str, measured: float) -> float:

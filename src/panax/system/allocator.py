@@ -3,9 +3,9 @@
 XLA on CPU allocates a program's temporaries anew in each call, a gigabyte at a time. glibc gives such blocks back to the kernel
 when they are freed, and each call pays for the kernel's zeroing every page of them again: a sixth of a training step. If they
 stay on the heap they are not zeroed, but the heap grows to several of them, since what is allocated in between lies in the way:
-ViT-B/16 then took 1.7 times the memory. In pages of 2 MiB the zeroing takes 2 to 3 % of a step, and no memory stays. So large
-blocks are mapped in such pages if the system has them for programs that ask (`madvise`), and glibc can (2.35,
-`glibc.malloc.hugetlb`).
+ViT-B/16 then took 1.7 times the memory. In pages of 2 MiB the zeroing takes 2 to 3 % of such a step, and no memory stays. So
+temporaries that are large are mapped in such pages if the system has them for programs that ask (`madvise`), and glibc can
+(2.35, `glibc.malloc.hugetlb`). Small ones stay on the heap: of the quickstart's step the zeroing took 9 %.
 """
 
 import contextlib
@@ -21,8 +21,11 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2,
 NEVER = -1
 """Is trimmed to; a number of bytes could not go beyond 2 GiB, and larger programs would be zeroed again at each call."""
 
-MAPPED_BYTES = 32 << 20
-"""Of blocks that are mapped by themselves, in huge pages: the most that glibc takes."""
+LARGE_BYTES = 512 << 20
+"""Of a program's temporaries, from which on they are mapped."""
+
+MAPPED_BYTES, MAPPED_BLOCKS = 32 << 20, 1 << 16
+"""The size from which on blocks are mapped then, the most that glibc takes, and how many there may be."""
 
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/accel*", "/dev/kfd")
 
@@ -33,9 +36,9 @@ ASK = "glibc.malloc.hugetlb=1"
 
 
 def keep_freed_memory() -> bool:
-    """Have the C allocator keep small blocks that are freed, for the rest of this process, on a machine without an accelerator.
+    """Have the C allocator keep what is freed, for the rest of this process, on a machine without an accelerator.
 
-    Large blocks are mapped in huge pages, or kept where the system has none. Has no effect once jax has started its threads.
+    Has no effect once jax has started its threads.
 
     Returns:
         Whether the allocator took it; other C libraries than glibc don't.
@@ -43,11 +46,30 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(glob.glob(pattern) for pattern in ACCELERATORS):
         return False
-    if huge_pages() == "always" or ASK in os.environ.get(TUNABLES, ""):
-        settings = ((M_MMAP_THRESHOLD, MAPPED_BYTES), (M_TRIM_THRESHOLD, NEVER), (M_TOP_PAD, 2**26), (M_ARENA_MAX, 1))
-    else:
-        settings = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER), (M_TOP_PAD, 2**30), (M_ARENA_MAX, 1))
-    return all(mallopt(option, value) for option, value in settings)
+    settings = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER), (M_TOP_PAD, 2**30), (M_ARENA_MAX, 1))
+    global _keeps
+    _keeps = all(mallopt(option, value) for option, value in settings)
+    return _keeps
+
+
+_keeps = False
+
+
+def prepare_for(temporaries: int) -> bool:
+    """Give back what compiling a program has freed; from then on map large blocks, if its temporaries are large and pages can be.
+
+    Args:
+        temporaries: Bytes that each call of the program takes besides its operands and results.
+
+    Returns:
+        Whether large blocks are mapped from now on.
+    """
+    give_back_freed()
+    in_huge_pages = huge_pages() == "always" or ASK in os.environ.get(TUNABLES, "")
+    if not _keeps or not in_huge_pages or temporaries < LARGE_BYTES:
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return all([mallopt(M_MMAP_MAX, MAPPED_BLOCKS), mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)])
 
 
 def environment_of_huge_pages(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -24,7 +24,7 @@ from ..mesh.legality import Needs, check, fitted_rules, remarks
 from ..mesh.topology import data_parallel_size
 from ..parallel.context import zigzag_order
 from ..spmd.checking import check_program
-from ..system.allocator import give_back_freed
+from ..system.allocator import prepare_for
 from .ahead import Ahead
 from .precision import check_precision
 from .program import Program
@@ -361,7 +361,9 @@ class CompiledStep:
         make = partial(self._traced_and_compiled, batch)
         traced, compiled = self._ahead.made(("train", _signature(batch)), make)
         self.when_traced(traced)
-        give_back_freed()
+        if not self.placement.target.traits.own_memory:
+            found = compiled.memory_analysis()
+            prepare_for(0 if found is None else found.temp_size_in_bytes)
         return compiled
 
     def _check_mesh(self) -> None:

@@ -67,18 +67,16 @@ def multiplies_bfloat16() -> bool:
     return missing(OWN, "bfloat16") is None and bool(_registered().panax_multiplies_bf16())
 
 
-def peak_loop(dtype: str) -> tuple[float, Callable[[], jax.Array]] | None:
-    """A program that multiplies and adds on registers alone, on all of XLA's threads, and its FLOPs; None where there is none."""
+def peak_loop(dtype: str) -> Callable[[], jax.Array] | None:
+    """A program that multiplies and adds on registers alone, on all of XLA's threads, and returns their FLOP/s; or None.
+
+    Each thread's share is of its own time, so other programs take nothing of it.
+    """
     if missing(OWN, dtype) is not None:
         return None
-    flops = _registered().panax_peak_flops
-    flops.restype = ctypes.c_double
-    bf16 = int(dtype == "bfloat16")
     call = native("panax_peak", jax.ShapeDtypeStruct((), np.float32))
-    program = jax.jit(lambda: call(bf16=np.int32(bf16))).lower().compile()
-    # What it returns is the number of its threads.
-    total = flops(bf16) * float(program())
-    return (total, program) if total else None
+    bf16 = np.int32(dtype == "bfloat16")
+    return jax.jit(lambda: call(bf16=bf16)).lower().compile()
 
 
 def _intel_library() -> ctypes.CDLL:

@@ -1,7 +1,11 @@
 /* What the processor could do at most: multiplications and additions on registers alone, which no product can exceed. */
 
+#include <time.h>
+
 #include "shared.h"
 #include "vectors.h"
+
+enum { MOST_THREADS = 1024 };
 
 #if defined(LANES)
 
@@ -89,13 +93,33 @@ static void tile_piece(const void *work, int piece) { (void)work, (void)piece; }
 int panax_multiplies_bf16(void) { return HAS_PAIRS; }
 
 /* FLOPs of one piece; 0 where there is no loop for this processor. */
-double panax_peak_flops(int bf16) { return bf16 && has_tiles() ? tile_flops() : loop_flops(bf16 && HAS_PAIRS); }
+static double piece_flops(int bf16) { return bf16 && has_tiles() ? tile_flops() : loop_flops(bf16 && HAS_PAIRS); }
 
-/* A piece for each thread of XLA's pool, all at once, whose number is the result. */
+struct peak {
+  int bf16;
+  double rates[MOST_THREADS]; /* FLOP/s of each piece, in time of its own thread: other programs take none of it. */
+};
+
+static void timed_piece(const void *work, int piece) {
+  struct peak *peak = (struct peak *)work;
+  struct timespec start, end;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &start);
+  if (!peak->bf16) float_piece(work, piece);
+  else if (has_tiles()) tile_piece(work, piece);
+  else if (HAS_PAIRS) pair_piece(work, piece);
+  else float_piece(work, piece);
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
+  peak->rates[piece] = piece_flops(peak->bf16) / ((end.tv_sec - start.tv_sec) + 1e-9 * (end.tv_nsec - start.tv_nsec));
+}
+
+/* A piece for each thread of XLA's pool, all at once; the result is the FLOP/s of all. */
 XLA_FFI_Error *panax_peak(XLA_FFI_CallFrame *frame) {
   if (only_asked(frame)) return 0;
-  const int bf16 = int_attribute(frame, "bf16"), threads = threads_of(frame);
-  share_out(frame, threads, !bf16 ? float_piece : has_tiles() ? tile_piece : HAS_PAIRS ? pair_piece : float_piece, NULL);
-  *(float *)((XLA_FFI_Buffer *)frame->rets.rets[0])->data = (float)threads;
+  struct peak peak = {.bf16 = int_attribute(frame, "bf16")};
+  const int threads = least(threads_of(frame), MOST_THREADS);
+  share_out(frame, threads, timed_piece, &peak);
+  double sum = 0;
+  for (int i = 0; i < threads; i++) sum += peak.rates[i];
+  *(float *)((XLA_FFI_Buffer *)frame->rets.rets[0])->data = (float)sum;
   return 0;
 }
