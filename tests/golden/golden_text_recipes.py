@@ -25,10 +25,12 @@ def small(name: str, folder: Path):
     if name != "vit_digits":
         # Two megabytes of text are tokenized in a second, the standard library in minutes.
         data = dataclasses.replace(tiny_recipe.tiny().data, cache_dir=str(folder / "cache"))
+    # What "auto" stands for depends on the machine.
+    dtype = "bfloat16" if recipe.task.compute_dtype == "auto" else recipe.task.compute_dtype
     schedule = dataclasses.replace(recipe.optimizer.schedule, warmup_steps=1)
     return dataclasses.replace(
         recipe,
-        task=dataclasses.replace(recipe.task, model=model),
+        task=dataclasses.replace(recipe.task, model=model, compute_dtype=dtype),
         data=data,
         optimizer=dataclasses.replace(recipe.optimizer, schedule=schedule),
         num_steps=STEPS,

@@ -96,6 +96,19 @@ def test_padding_and_unseen_queries_give_zeros(library):
     assert_close(outputs_and_gradients(blockwise, case), reference(case))
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_is_not_lost(library, value):
+    """A score that is no number must not become a weight of zero: whoever sees that key learns of it, and nobody else."""
+    q, k, v = (jax.random.normal(jax.random.key(i), (1, 40, 2, 16)) for i in range(3))
+    k = k.at[0, 20, 1, 3].set(value)
+    attend = functools.partial(attention, causal=True, target=Target("cpu"), implementation="blockwise")
+    out = np.asarray(jax.jit(attend)(q, k, v))
+    assert np.isfinite(out[:, :, 0]).all() and np.isfinite(out[:, :20, 1]).all()
+    seen = np.isnan(out[0, 20:, 1]).all(-1)
+    # An infinite score is the softmax's only one where it is positive, and none where it is negative.
+    assert seen.all() if np.isnan(value) else seen.any()
+
+
 def attention_of(q, k, v, segments, *, mask, **options):
     options |= {"causal": mask.causal, "window": mask.window}
     return attention(q, k, v, segments=segments, target=Target("cpu"), implementation="reference", **options)

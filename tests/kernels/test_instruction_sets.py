@@ -1,11 +1,14 @@
 """The C files' products for each instruction set of this processor: against float64, on sizes and numbers that break kernels."""
 
+import concurrent.futures
 import ctypes
 import platform
+import threading
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import psutil
 import pytest
 
 from panax.core.errors import RecipeError
@@ -104,6 +107,35 @@ def test_what_is_not_finite_stays_in_its_row_and_column(library, dtype):
     assert np.isnan(found[7]).all() and not np.isfinite(found[:, 39]).any()
     rest = np.delete(np.delete(found, 7, 0), 39, 1)
     np.testing.assert_array_equal(rest, np.delete(np.delete(clean, 7, 0), 39, 1))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 64])
+def test_threads_do_not_disturb_each_other(library, threads):
+    a, b = drawn((90, 400), np.float32), drawn((400, 70), np.float32, 1)
+    alone = library.product(a, b)
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        for found in pool.map(lambda _: library.product(a, b), range(4 * threads)):
+            np.testing.assert_array_equal(found, alone)
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="/proc")
+def test_a_thread_that_ends_leaves_no_memory(library):
+    def resident() -> int:
+        return psutil.Process().memory_info().rss
+
+    a, b = drawn((90, 400), np.float32), drawn((400, 1536), np.float32, 1)
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            thread = threading.Thread(target=library.product, args=(a, b))
+            thread.start()
+            thread.join()
+
+    run(5)
+    before = resident()
+    run(40)
+    # Panels of two megabytes each.
+    assert resident() - before < 20 << 20
 
 
 def test_denormal_float32(library):

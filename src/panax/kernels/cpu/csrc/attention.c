@@ -129,19 +129,6 @@ static void soften(const struct attention *t, const struct block *block, int b, 
   for (int d = 0; d < t->dim; d++) summed[d] *= shrink;
 }
 
-/* This thread's memory for one piece, kept for the next: pieces are many and the allocator's search for room is not free. */
-static void *scratch(size_t size) {
-  static _Thread_local void *kept;
-  static _Thread_local size_t kept_size;
-  if (size > kept_size) {
-    free(kept);
-    kept = aligned_alloc(64, (size + 63) / 64 * 64);
-    kept_size = kept ? size : 0;
-    if (!kept) abort(); /* As where XLA itself finds no memory on the host. */
-  }
-  return kept;
-}
-
 /* One block of queries of one head. */
 static void forward_piece(const void *work, int piece) {
   const struct attention *t = work;
@@ -150,7 +137,7 @@ static void forward_piece(const void *work, int piece) {
   struct block block = {.query = i * t->query_block};
   block.rows = least(t->query_block, t->query_seq - block.query);
   const size_t size = (size_t)block.rows * t->key_block, summed = (size_t)block.rows * t->dim;
-  float *scores = scratch((size + summed + 2 * block.rows + (t->bf16 ? size / 2 + 1 : 0)) * sizeof(float));
+  float *scores = thread_memory(SCRATCH, (size + summed + 2 * block.rows + (t->bf16 ? size / 2 + 1 : 0)) * sizeof(float));
   float *sums = scores + size, *total = sums + summed, *highest = total + block.rows;
   /* What is multiplied: the weights rounded, or themselves. */
   void *weights = t->bf16 ? highest + block.rows : scores;
@@ -201,7 +188,7 @@ static void backward_piece(const void *work, int piece) {
   const struct attention *t = work;
   const int group = t->heads / t->kv_heads, g = piece % t->kv_heads, b = piece / t->kv_heads;
   const size_t size = (size_t)t->query_block * t->key_block, summed = (size_t)t->key_seq * t->dim;
-  float *scores = scratch((2 * size + 2 * summed + (size_t)t->query_block * t->dim + (t->bf16 ? size + 1 : 0)) * sizeof(float));
+  float *scores = thread_memory(SCRATCH, (2 * size + 2 * summed + (size_t)t->query_block * t->dim + (t->bf16 ? size + 1 : 0)) * sizeof(float));
   float *d_scores = scores + size, *d_k = d_scores + size, *d_v = d_k + summed, *d_q = d_v + summed;
   /* What is multiplied: both rounded, or themselves. */
   uint16_t *rounded = (uint16_t *)(d_q + (size_t)t->query_block * t->dim);

@@ -146,20 +146,14 @@ static inline void store(vec sum[ROWS][VECTORS], float *c, size_t ldc, int rows,
   }
 }
 
-/* Each thread's panels, with room for what is fetched ahead; they live as long as the thread. */
-static _Thread_local uint32_t *panels_a, *panels_b;
-
-static int panels_made(void) {
-  if (!panels_a && posix_memalign((void **)&panels_a, 64, sizeof(uint32_t) * BLOCK_M * (BLOCK_WORDS + 16))) panels_a = NULL;
-  if (!panels_b && posix_memalign((void **)&panels_b, 64, sizeof(uint32_t) * BLOCK_N * (BLOCK_WORDS + 16))) panels_b = NULL;
-  return panels_a && panels_b;
-}
+/* Words of a thread's panels, with room for what is fetched ahead. */
+enum { WORDS_A = BLOCK_M * (BLOCK_WORDS + 16), WORDS_B = BLOCK_N * (BLOCK_WORDS + 16) };
 
 static inline void gemm(const struct operand *a, const struct operand *b, int m, int n, int k, float alpha, float beta, float *c,
                         int ldc, const enum kind kind) {
   const int block_k = kind == PAIRS ? 2 * BLOCK_WORDS : BLOCK_WORDS;
   vec sum[ROWS][VECTORS];
-  if (!panels_made()) abort(); /* The library would end the process there, too: there is no error to return. */
+  uint32_t *panels_a = thread_memory(PANELS, sizeof(uint32_t) * (WORDS_A + WORDS_B)), *panels_b = panels_a + WORDS_A;
   for (int p = 0; !p || p < k; p += block_k) { /* Once at least: a sum of nothing is zero. */
     const int deep = least(block_k, k - p), words = kind == PAIRS ? (deep + 1) / 2 : deep;
     const float kept = p ? 1.0f : beta;

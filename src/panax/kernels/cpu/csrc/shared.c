@@ -62,6 +62,30 @@ int int_attribute(const XLA_FFI_CallFrame *frame, const char *name) { return *(c
 
 float float_attribute(const XLA_FFI_CallFrame *frame, const char *name) { return *(const float *)attribute(frame, name); }
 
+static pthread_key_t memories[NUM_MEMORIES];
+
+static void make_keys(void) {
+  for (int i = 0; i < NUM_MEMORIES; i++)
+    if (pthread_key_create(&memories[i], free)) abort();
+}
+
+void *thread_memory(int kind, size_t size) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  static _Thread_local struct {
+    void *start;
+    size_t size;
+  } held[NUM_MEMORIES];
+  if (size > held[kind].size) {
+    pthread_once(&once, make_keys);
+    free(held[kind].start);
+    held[kind].start = aligned_alloc(64, (size + 63) / 64 * 64);
+    /* As where XLA itself finds no memory on the host: there is no error to return. */
+    if (!held[kind].start || pthread_setspecific(memories[kind], held[kind].start)) abort();
+    held[kind].size = size;
+  }
+  return held[kind].start;
+}
+
 struct shared {
   void (*run)(const void *work, int piece);
   const void *work;

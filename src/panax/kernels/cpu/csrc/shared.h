@@ -31,6 +31,10 @@ int only_asked(XLA_FFI_CallFrame *frame);
 int int_attribute(const XLA_FFI_CallFrame *frame, const char *name);
 float float_attribute(const XLA_FFI_CallFrame *frame, const char *name);
 
+/* This thread's own memory of a kind, at least so large, aligned to 64 bytes; it is kept for the next call and freed with the thread. */
+enum { PANELS, SCRATCH, NUM_MEMORIES };
+void *thread_memory(int kind, size_t size);
+
 /* How many threads XLA's pool has. */
 int threads_of(const XLA_FFI_CallFrame *frame);
 
