@@ -96,7 +96,7 @@ def clone(tmp_path) -> Path:
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
         '[project]\nname = "panax-jax"\nversion = "0"\n'
     )
-    for kind in ("run", "test", "newest"):
+    for kind in ("run", "test", "newest", "recommenders", "published"):
         (folder / f"requirements/{kind}.txt").write_text("# nothing\n")
     return folder
 
@@ -143,6 +143,38 @@ def test_it_makes_an_environment_once_and_mends_it(clone):
     assert "making .venv again" in run(["install.py"], moved, **plain) and panax(moved) == "it trains\n"
 
 
+def store_wheel(folder: Path, name: str) -> Path:
+    """A package of one empty module, in a folder that pip can look for it in."""
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", "")
+        wheel.writestr(f"{name}-1.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        wheel.writestr(f"{name}-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{name}-1.dist-info/RECORD", "")
+    return folder / f"{name}-1-py3-none-any.whl"
+
+
+def test_a_wheel_of_kernels_that_is_not_there(clone):
+    said = run(["install.py", "--kernels", "absent.whl"], clone, 1)
+    assert f"there is no file {clone / 'absent.whl'}; build one by `python wheels/build.py dist`" in said
+    assert not (clone / ".venv").exists()
+    assert run(["install.py", "--kernels"], clone, 1).startswith("usage: ")
+
+
+@pytest.mark.slow
+def test_a_wheel_of_kernels_is_installed_beside_what_is_there(clone):
+    plain = {"PYTHONPATH": "", "PIP_NO_INDEX": "1"}
+    run(["install.py"], clone, **plain)
+    wheel = store_wheel(clone / "dist", "panax_jax_kernels")
+    for _ in range(2):
+        assert "installing dist/panax_jax_kernels" in run(["install.py", "--kernels", str(wheel)], clone, **plain)
+    subprocess.run([clone / ".venv/bin/python", "-c", "import panax, panax_jax_kernels"], check=True, timeout=60)
+    wheel.write_bytes(b"")
+    assert "must be built for this system and processor" in run(
+        ["install.py", "--kernels", str(wheel)], clone, 1, **plain
+    )
+
+
 def test_extras_are_those_of_the_project(clone):
     """An unknown one, and two of which an environment takes one, are a sentence; nothing is made."""
     with open(clone / "pyproject.toml", "a") as file:
@@ -164,14 +196,7 @@ def test_an_extra_is_installed_and_kept(clone):
     backend.write_text(backend.read_text().replace("Provides-Extra: test", f"Provides-Extra: {more}"))
 
     def stored(name: str) -> None:
-        (clone / "wheels").mkdir(exist_ok=True)
-        with zipfile.ZipFile(clone / f"wheels/{name}-1-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(f"{name}.py", "")
-            wheel.writestr(f"{name}-1.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
-            wheel.writestr(
-                f"{name}-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-            )
-            wheel.writestr(f"{name}-1.dist-info/RECORD", "")
+        store_wheel(clone / "wheels", name)
 
     def has(name: str) -> bool:
         return (
