@@ -74,7 +74,7 @@ def build(folder: Path, platform: Platform) -> Path:
                 continue
             library = Path(scratch) / f"kernels-{each.name}.so"
             _compile(library, platform, each.zig)
-            if problems := list(faults(library, platform)):
+            if problems := list(find_faults(library, platform)):
                 raise PanaxError(f"{library.name} for {platform.tag}: {'; '.join(problems)}")
             wheel.write(library, f"{PACKAGE}/{library.name}")
         wheel.writestr(f"{PACKAGE}/{MANIFEST}", manifest_of(Path(scratch).iterdir()))
@@ -90,7 +90,7 @@ def build(folder: Path, platform: Platform) -> Path:
     return file
 
 
-def faults(library: Path, platform: Platform) -> Iterator[str]:
+def find_faults(library: Path, platform: Platform) -> Iterator[str]:
     """What keeps a library from running on machines of its platform."""
     missing = [name for name in TARGETS if f"{name}\0".encode() not in library.read_bytes()]
     if missing:

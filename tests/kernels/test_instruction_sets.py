@@ -13,10 +13,10 @@ import pytest
 
 from panax.core.errors import RecipeError
 from panax.kernels.cpu import instruction_sets
-from panax.kernels.cpu.instruction_sets import INSTRUCTION_SETS, LIMIT, named, supported
+from panax.kernels.cpu.instruction_sets import INSTRUCTION_SETS, LIMIT, detect, read_limit
 from panax.kernels.cpu.library import OPTIONS, compile_library
 
-HERE = [each.name for each in supported()]
+HERE = [each.name for each in detect()]
 ROW_MAJOR, TRANSPOSED = 101, {False: 111, True: 112}
 BFLOAT16 = ml_dtypes.bfloat16
 SIZES = [(1, 1, 1), (1, 70, 33), (5, 1, 801), (13, 17, 7), (37, 41, 384), (150, 33, 385), (12, 1540, 3), (3, 5, 0)]
@@ -131,11 +131,11 @@ def test_a_thread_that_ends_leaves_no_memory(library):
             thread.start()
             thread.join()
 
-    run(5)
+    run(40)  # So many that the allocator has an arena for each, which it keeps.
     before = resident()
-    run(40)
-    # Panels of two megabytes each.
-    assert resident() - before < 20 << 20
+    run(150)
+    # They would leave panels of two megabytes each.
+    assert resident() - before < 100 << 20
 
 
 def test_denormal_float32(library):
@@ -156,18 +156,18 @@ def test_denormal_float32(library):
     ],
 )
 def test_what_a_processor_has(machine, flags, names):
-    assert [each.name for each in supported(flags.split(), machine)] == names
+    assert [each.name for each in detect(flags.split(), machine)] == names
 
 
 def test_the_environment_names_one(monkeypatch):
     monkeypatch.delenv(LIMIT, raising=False)
-    assert named() is None
+    assert read_limit() is None
     monkeypatch.setenv(LIMIT, HERE[0])
-    assert named() == INSTRUCTION_SETS[HERE[0]]
+    assert read_limit() == INSTRUCTION_SETS[HERE[0]]
     monkeypatch.setenv(LIMIT, "avx3")
     with pytest.raises(RecipeError, match="PANAX_CPU_ISA='avx3': did you mean"):
-        named()
+        read_limit()
     monkeypatch.setattr(instruction_sets, "cpu_flags", frozenset)
     monkeypatch.setenv(LIMIT, HERE[0])
     with pytest.raises(RecipeError, match="this processor lacks it; it has none of them"):
-        named()
+        read_limit()

@@ -10,7 +10,7 @@ import pytest
 from panax.core.errors import RecipeError
 from panax.kernels.cache import is_whole
 from panax.kernels.cpu.choice import CpuKernels, forced
-from panax.kernels.cpu.instruction_sets import INSTRUCTION_SETS, LIMIT, supported
+from panax.kernels.cpu.instruction_sets import INSTRUCTION_SETS, LIMIT, detect
 from panax.kernels.cpu.library import MANIFEST, OPTIONS, PACKAGE, compile_library, manifest_of, sources_digest
 from panax.system import cpu_info
 
@@ -99,7 +99,7 @@ def wheel(tmp_path_factory) -> Path:
     package = folder / PACKAGE
     package.mkdir()
     (package / "__init__.py").touch()
-    least = supported()[0].name
+    least = detect()[0].name
     file = package / f"kernels-{least}.so"
     compile_library(file, (*OPTIONS, *INSTRUCTION_SETS[least].options))
     (package / MANIFEST).write_text(manifest_of([file]))
@@ -110,8 +110,8 @@ def test_without_a_compiler_a_wheel_multiplies(wheel, tmp_path):
     environment = {"PATH": "/nowhere", "PYTHONPATH": str(wheel)}
     assert run(tmp_path, **environment) == "whole"
     assert not list(tmp_path.glob("**/*.so")), "nothing is compiled"
-    best = supported()[-1].name
-    if best != supported()[0].name:
+    best = detect()[-1].name
+    if best != detect()[0].name:
         assert "has nothing for this processor" in run(tmp_path, **environment, **{LIMIT: best})
 
 
@@ -141,7 +141,7 @@ def test_a_wheel_that_is_torn_is_said(wheel, tmp_path):
 
 def test_without_proc_cpuinfo_the_compiler_knows_the_processor(monkeypatch, tmp_path):
     monkeypatch.setattr("panax.system.cpu_info.CPUINFO", tmp_path / "absent")
-    assert supported() == () or sys.platform == "darwin"
+    assert detect() == () or sys.platform == "darwin"
     assert cpu_info.processor().endswith("; ")
 
 

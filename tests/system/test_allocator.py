@@ -22,7 +22,7 @@ def system(monkeypatch, tmp_path):
         monkeypatch.setattr(allocator, "HUGE_PAGES", file)
 
     monkeypatch.setattr(allocator, "ACCELERATORS", ())
-    monkeypatch.setattr(allocator, "_asks", lambda: True)
+    monkeypatch.setattr(allocator, "_can_ask", lambda: True)
     monkeypatch.setattr(sys, "platform", "linux")
     return become
 
@@ -49,7 +49,7 @@ def test_what_a_process_is_started_with(system, monkeypatch):
         system(choice)
         assert environment_of_huge_pages({}) == {}
     system("madvise")
-    monkeypatch.setattr(allocator, "_asks", lambda: False)
+    monkeypatch.setattr(allocator, "_can_ask", lambda: False)
     assert environment_of_huge_pages({}) == {}
 
 
@@ -59,7 +59,7 @@ from pathlib import Path
 from panax.system import allocator
 allocator.HUGE_PAGES = Path(sys.argv[1])
 allocator.ACCELERATORS = ()
-allocator._asks = lambda: True
+allocator._can_ask = lambda: True
 print(os.getpid(), flush=True)
 allocator.restart_with_huge_pages()
 print(os.environ.get("GLIBC_TUNABLES"), sys.argv[2:], sys.flags.utf8_mode, sys.stdin.read(), allocator.keep_freed_memory())

@@ -62,7 +62,7 @@ def test_a_processor_with_instructions_and_a_kernel_takes_bfloat16(processor, fl
 def test_without_a_kernel_or_without_instructions_it_is_float32(processor, flags, why):
     processor(flags, kernel=False)
     assert compute_dtype.dtype_for(CPU) == "float32" and auto().weight_dtype == jnp.float32
-    assert why in (compute_dtype.slow_bfloat16(CPU) or "")
+    assert why in (compute_dtype.reason_for_float32(CPU) or "")
 
 
 @pytest.mark.parametrize(

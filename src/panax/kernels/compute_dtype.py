@@ -20,10 +20,10 @@ def dtype_for(target: Target) -> str:
     >>> dtype_for(Target("gpu", architecture="h100")), dtype_for(Target("gpu", architecture="v100"))
     ('bfloat16', 'float32')
     """
-    return "float32" if slow_bfloat16(target) else "bfloat16"
+    return "float32" if reason_for_float32(target) else "bfloat16"
 
 
-def slow_bfloat16(target: Target) -> str | None:
+def reason_for_float32(target: Target) -> str | None:
     """Why bfloat16 is not faster than float32 on a target; None where it is."""
     known = target.multiplies_bfloat16
     if known is None:
@@ -31,7 +31,7 @@ def slow_bfloat16(target: Target) -> str | None:
     return None if known else f"{target} is not known to have instructions for bfloat16"
 
 
-def resolved(dtype: str) -> str:
+def resolve(dtype: str) -> str:
     """A dtype's name, with "auto" as what it stands for on the target that is traced for."""
     return dtype_for(current_target()) if dtype == AUTO else dtype
 

@@ -21,7 +21,7 @@ from ..core.measures import Losses, Metrics
 from ..core.needs import Exchange, Pipelined
 from ..core.protocols import AcceptedOrder
 from ..core.task import MatmulPrecision
-from ..kernels.compute_dtype import resolved
+from ..kernels.compute_dtype import resolve
 from ..mesh import MESH_AXES, Placement
 from ..parallel import ContextAttention, Pipeline, RematPolicy
 from ..spmd import accumulated
@@ -68,7 +68,7 @@ class StagedTask(Task):
 
     @property
     def weight_dtype(self) -> Any:
-        return jnp.dtype(resolved(self.compute_dtype))
+        return jnp.dtype(resolve(self.compute_dtype))
 
     @property
     def scales_loss(self) -> bool:

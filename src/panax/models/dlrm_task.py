@@ -16,7 +16,7 @@ from ..core.leaf_ranges import MASK, NUMBERS, WEIGHTS, LeafRange
 from ..core.measures import Metrics
 from ..core.task import MatmulPrecision
 from ..core.validated import Validated
-from ..kernels.compute_dtype import resolved
+from ..kernels.compute_dtype import resolve
 from ..layers.staged import ComputeType
 from ..spmd import equal_shares
 from .dlrm import Dlrm, DlrmConfig
@@ -73,7 +73,7 @@ class DlrmTask(Validated, Task):
 
     @property
     def weight_dtype(self) -> Any:
-        return jnp.dtype(resolved(self.compute_dtype))
+        return jnp.dtype(resolve(self.compute_dtype))
 
     def adapted(self, facts: DataFacts) -> "DlrmTask":
         tables = self.model.tables.adapted(facts.num_ids)

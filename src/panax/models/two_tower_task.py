@@ -13,7 +13,7 @@ from ..core import Axes, Batch, DataFacts, Evaluation, Loss, Mean, Sum, Task, lo
 from ..core.growing import Growing
 from ..core.leaf_ranges import MASK, NUMBERS, WEIGHTS, LeafRange
 from ..core.validated import Validated
-from ..kernels.compute_dtype import resolved
+from ..kernels.compute_dtype import resolve
 from ..layers.staged import UnscaledType
 from ..spmd import equal_shares, joined, token_axes
 from ..spmd.collectives import all_gather, axis_index
@@ -60,7 +60,7 @@ class TwoTowerTask(Validated, Task):
 
     @property
     def weight_dtype(self) -> Any:
-        return jnp.dtype(resolved(self.compute_dtype))
+        return jnp.dtype(resolve(self.compute_dtype))
 
     def adapted(self, facts: DataFacts) -> "TwoTowerTask":
         model = self.model

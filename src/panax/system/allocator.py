@@ -76,7 +76,7 @@ def environment_of_huge_pages(environment: Mapping[str, str] = os.environ) -> di
     """What a process must be started with, so that glibc asks for huge pages; nothing where that is not needed, or of no use."""
     if sys.platform != "linux" or huge_pages() != "madvise" or any(glob.glob(pattern) for pattern in ACCELERATORS):
         return {}
-    if not _asks() or "glibc.malloc.hugetlb" in environment.get(TUNABLES, ""):
+    if not _can_ask() or "glibc.malloc.hugetlb" in environment.get(TUNABLES, ""):
         return {}
     return {TUNABLES: ":".join(filter(None, (environment.get(TUNABLES, ""), ASK)))}
 
@@ -110,7 +110,7 @@ def huge_pages() -> str:
     return text.partition("[")[2].partition("]")[0] or "never"
 
 
-def _asks() -> bool:
+def _can_ask() -> bool:
     """Whether this glibc can."""
     try:
         name, _, number = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")

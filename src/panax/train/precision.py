@@ -9,7 +9,7 @@ from ..core import Task
 from ..core.errors import RecipeError
 from ..core.target import Target
 from ..job.agreement import gather_texts
-from ..kernels.compute_dtype import AUTO, dtype_for, slow_bfloat16
+from ..kernels.compute_dtype import AUTO, dtype_for, reason_for_float32
 
 
 def with_compute_dtype(task: Task, target: Target, say: Callable[[str], None], *, recorded: str = "") -> Task:
@@ -20,7 +20,7 @@ def with_compute_dtype(task: Task, target: Target, say: Callable[[str], None], *
     Args:
         recorded: What the run has computed in so far; "" where there is no run yet.
     """
-    slow = slow_bfloat16(target)
+    slow = reason_for_float32(target)
     if task.compute_dtype != AUTO:
         if task.compute_dtype == "bfloat16" and slow:
             say(f"compute dtype  bfloat16, as set; {slow}: float32 is likely to be faster (task.compute_dtype)")

@@ -17,7 +17,7 @@ from ..core.layout import Layout
 from ..core.logical import axes_of_rows
 from ..core.state import averages_of
 from ..kernels import Kernels
-from ..kernels.compute_dtype import resolved
+from ..kernels.compute_dtype import resolve
 from ..optim import Optimizer, RowOptimizer, Transformation
 from .collecting import check_plain, collecting_step, first_batch
 from .freezing import Rows, at_rest, freeze
@@ -86,7 +86,7 @@ class Program:
             RecipeError: A prefix in `frozen` matches no parameter, two averages of the parameters are asked for, or there is no
                 table for `table_optimizer`.
         """
-        task = task.with_compute_dtype(resolved(task.compute_dtype))
+        task = task.with_compute_dtype(resolve(task.compute_dtype))
         params, model_state = jax.eval_shape(task.init, jax.random.key(0))
         parameter_axes = task.parameter_axes(params)
         layers = task.layer_parameters(params)

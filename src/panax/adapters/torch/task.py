@@ -11,7 +11,7 @@ from torch import nn
 
 from ...core import Axes, Batch, Faults, debugging
 from ...core.errors import RecipeError, kind_of, nearest
-from ...kernels.compute_dtype import AUTO, resolved
+from ...kernels.compute_dtype import AUTO, resolve
 from ..adapted import AdaptedTask, Model
 from .checking import check as check_against_torch
 from .checking import too_large
@@ -78,7 +78,7 @@ def task(
             f"loss is a criterion, called as criterion(module(inputs), targets), and the example has {len(leaves)} leaves "
             f"({', '.join(leaves)}); give a function loss(module, batch) instead"
         )
-    compute_dtype = resolved(compute_dtype)
+    compute_dtype = resolve(compute_dtype)
     if compute_dtype not in AUTOCAST:
         raise RecipeError(f"compute_dtype={compute_dtype!r}; {nearest(compute_dtype, (*AUTOCAST, AUTO))}")
     if initialise is not None and weights is not None:

@@ -65,14 +65,14 @@ INSTRUCTION_SETS = {
 """From the least to the most of each architecture."""
 
 
-def supported(flags: Collection[str] | None = None, machine: str | None = None) -> tuple[InstructionSet, ...]:
+def detect(flags: Collection[str] | None = None, machine: str | None = None) -> tuple[InstructionSet, ...]:
     """The instruction sets that a processor has, the best one last; none where it can't be told.
 
     Args:
         flags: As /proc/cpuinfo lists them; by default this machine's.
         machine: Its architecture; by default this machine's.
 
-    >>> [each.name for each in supported({"avx2", "fma", "bmi2", "f16c"}, "x86_64")]
+    >>> [each.name for each in detect({"avx2", "fma", "bmi2", "f16c"}, "x86_64")]
     ['avx2']
     """
     flags = cpu_flags() if flags is None else flags
@@ -82,7 +82,7 @@ def supported(flags: Collection[str] | None = None, machine: str | None = None) 
     )
 
 
-def named() -> InstructionSet | None:
+def read_limit() -> InstructionSet | None:
     """The instruction set that the environment names; None if it names none.
 
     Raises:
@@ -93,7 +93,7 @@ def named() -> InstructionSet | None:
         return None
     if name not in INSTRUCTION_SETS:
         raise RecipeError(f"{LIMIT}={name!r}: {nearest(name, INSTRUCTION_SETS)}")
-    here = supported()
+    here = detect()
     if INSTRUCTION_SETS[name] not in here:
         raise RecipeError(
             f"{LIMIT}={name}: this processor lacks it; it has {', '.join(each.name for each in here) or 'none of them'}"

@@ -18,7 +18,7 @@ from pathlib import Path
 import jax
 
 from panax.kernels.cache import is_whole, kernels_folder, put_whole
-from panax.kernels.cpu.instruction_sets import named, supported
+from panax.kernels.cpu.instruction_sets import detect, read_limit
 from panax.system import children, json_reader
 from panax.system.cpu_info import processor
 
@@ -85,7 +85,7 @@ def build_digest() -> str:
 
 def instruction_set() -> str:
     """What the library is of, as far as the system tells."""
-    best = named() or next(reversed(supported()), None)
+    best = read_limit() or next(reversed(detect()), None)
     return "this compiler's best" if best is None else best.name
 
 
@@ -98,7 +98,7 @@ def _compiler() -> str | None:
 
 
 def _options() -> tuple[str, ...]:
-    best = named() or next(reversed(supported()), None)
+    best = read_limit() or next(reversed(detect()), None)
     # Where the system does not tell what the processor has, the compiler may.
     here = ("-mcpu=native",) if platform.machine() in ("aarch64", "arm64") else ("-march=native", "-mtune=generic")
     # Apple's linker has nothing to turn off: its libraries find their own functions first.
@@ -158,8 +158,8 @@ def _packaged() -> Path:
         raise UnavailableError(
             "there is no C compiler, and the installed panax-jax-kernels is of another version of Panax"
         )
-    limit = named()
-    sets = supported() if limit is None else (limit,)
+    limit = read_limit()
+    sets = detect() if limit is None else (limit,)
     names = [name for each in reversed(sets) if (name := f"kernels-{each.name}.so") in manifest]
     if not names:
         raise UnavailableError("there is no C compiler, and panax-jax-kernels has nothing for this processor")
