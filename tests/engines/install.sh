@@ -1,5 +1,5 @@
 #!/bin/bash
-# usage: tests/engines/install.sh slurm|mpi|ray|kubernetes...   installs what the tests of these engines start, where it is missing
+# usage: tests/engines/install.sh slurm|mpi|ray|kubernetes|aarch64...   installs what the tests of these engines start, where it is missing
 # Debian's packages by apt-get (as root), Python's by pip into the environment of `python`.
 set -euo pipefail
 [ $# -gt 0 ] || { sed -n 2,3p "$0"; exit 2; }
@@ -23,6 +23,8 @@ for engine in "$@"; do
         kubernetes)
             python -c "import jsonschema" 2>/dev/null && echo "there already: jsonschema" || python -m pip install -q "jsonschema>=4.20"
             command -v kubectl >/dev/null && echo "there already: kubectl" || packages kubernetes-client ;;
-        *) echo "no engine $engine; expected slurm, mpi, ray or kubernetes"; exit 2 ;;
+        # An emulator of another processor: for the C files' kernels.
+        aarch64) packages qemu-user ;;
+        *) echo "no engine $engine; expected slurm, mpi, ray, kubernetes or aarch64"; exit 2 ;;
     esac
 done

@@ -70,6 +70,7 @@ ENGINES = {
     "engines/test_slurm": lambda: shutil.which("slurmctld") is not None,
     "engines/test_mpi": lambda: all(map(shutil.which, ("mpirun.openmpi", "mpirun.mpich"))),
     "engines/test_ray": lambda: importlib.util.find_spec("ray") is not None,
+    "kernels/cpu/test_aarch64": lambda: shutil.which("qemu-aarch64") is not None,
     "engines/test_kubernetes": lambda: shutil.which("kubectl") is not None,
 }
 """How files of tests begin that need an engine, and whether it is there."""

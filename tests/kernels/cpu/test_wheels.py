@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
 import jax.numpy as jnp
@@ -23,29 +23,9 @@ print(float(product("ab,bc->ac", jnp.ones((256, 256)), jnp.ones((256, 256)), jnp
 
 
 @pytest.fixture(scope="module")
-def tools(tmp_path_factory) -> Path:
-    """A folder with the packages of the extra `wheel`."""
-    folder = tmp_path_factory.mktemp("tools")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--target",
-        str(folder),
-        "ziglang",
-        "wheel",
-        "pyelftools",
-    ]
-    subprocess.run(command, check=True, timeout=600)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def wheels(tools, tmp_path_factory) -> list[Path]:
+def wheels(wheel_tools, tmp_path_factory) -> list[Path]:
     folder = tmp_path_factory.mktemp("dist")
-    environment = {**os.environ, "PYTHONPATH": str(tools)}
+    environment = {**os.environ, "PYTHONPATH": str(wheel_tools)}
     subprocess.run(
         [sys.executable, str(ROOT / "wheels/build.py"), str(folder)], env=environment, check=True, timeout=900
     )
