@@ -155,7 +155,8 @@ class Measurement:
         memory = crew.ask("memory")
         entry.peak_of = "process" if memory["device_bytes"] is None else "device"
         entry.peak_bytes = memory["device_bytes"] or memory["resident_bytes"]
-        entry.product = crew.ask("product")["flops_per_second"]
+        rates = crew.ask("product")
+        entry.product, entry.registers = rates["flops_per_second"], rates["registers"]
         self.say(
             f"{column.title}: first step after {entry.first_step_seconds:.1f} s, losses "
             f"{', '.join(f'{loss:.5f}' for loss in entry.losses)}, {usual:.3f} s a step"

@@ -21,11 +21,14 @@ class PeakRate(NamedTuple):
     source: str
 
 
-def peak_rate(device: str, precision: str, products: Iterable[float | None]) -> PeakRate | None:
-    """The data sheet's figure of a known accelerator, else the fastest product that any column's framework reached.
+def peak_rate(
+    device: str, precision: str, products: Iterable[float | None], registers: Iterable[float | None] = ()
+) -> PeakRate | None:
+    """The data sheet's figure of a known accelerator; of a CPU what its registers do, else the fastest product of any column.
 
     Args:
         products: FLOP/s that were measured in this run, of a large product in this precision.
+        registers: The same of multiplications and additions on registers alone.
 
     >>> peak_rate("NVIDIA H100 80GB HBM3", "bf16-mixed", []).flops_per_second / 1e12
     989.0
@@ -34,6 +37,12 @@ def peak_rate(device: str, precision: str, products: Iterable[float | None]) -> 
         if name in device.replace("-", " ").split():
             kind = precision.removesuffix("-mixed")
             return PeakRate(rates[kind], f"{rates[kind] / 1e12:.0f} TFLOP/s, {kind} data sheet of {name}")
+    most = greatest((rate for rate in registers if rate), default=None)
+    if most is not None:
+        return PeakRate(
+            most,
+            f"{most / 1e9:,.0f} GFLOP/s, the most that this processor's threads multiply and add on registers alone",
+        )
     measured = greatest((rate for rate in products if rate), default=None)
     if measured is None:
         return None

@@ -27,6 +27,7 @@ class ColumnResult:
         compile_seconds: Tracing and compiling: what came before the first step, and what that took longer than others.
         peak_bytes: Of the device, or of the process where `peak_of` says so.
         product: FLOP/s of a large product in its framework.
+        registers: FLOP/s of multiplications and additions on registers alone, on CPU; None where its framework can't tell.
         turns: One for each round: seconds and CPU seconds of a step, cores that others used, load of the machine.
         layout: The mesh axis of a distributed column; it is compared with the others of its layout.
         sent_bytes: By each of its processes in a step.
@@ -49,6 +50,7 @@ class ColumnResult:
     peak_bytes: int | None = None
     peak_of: Literal["device", "process"] = "process"
     product: float | None = None
+    registers: float | None = None
     processes: int = 1
     layout: str = ""
     sent_bytes: list[int] = dataclasses.field(default_factory=list)

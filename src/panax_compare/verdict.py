@@ -73,9 +73,10 @@ def allowed_apart(comparison: Comparison) -> list[float]:
 
 def peak_of(comparison: Comparison) -> PeakRate | None:
     """What utilisation divides by."""
-    entries = comparison.columns.values()
+    entries = list(comparison.columns.values())
     device = next((entry.device for entry in entries if entry.device), "")
-    return peak_rate(device, comparison.settings["precision"], [entry.product for entry in entries])
+    products, registers = [entry.product for entry in entries], [entry.registers for entry in entries]
+    return peak_rate(device, comparison.settings["precision"], products, registers)
 
 
 def baseline_of(comparison: Comparison, rows: Mapping[str, Row]) -> str | None:

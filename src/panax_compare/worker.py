@@ -168,8 +168,8 @@ class Prepared:
         return {"device_bytes": peak, "resident_bytes": _peak_resident_bytes()}
 
     def product(self) -> dict[str, Any]:
-        """The speed of a large product in this framework."""
-        return {"flops_per_second": self.running.product()}
+        """The speed of a large product in this framework, and what the processor could do at most."""
+        return {"flops_per_second": self.running.product(), "registers": self.running.registers()}
 
     def probe(self) -> dict[str, Any]:
         """Try a batch of one row fewer, twice, and a batch whose labels don't fit. Its state is not needed afterwards."""

@@ -109,7 +109,7 @@ class Played(Crew):
             "prepare": {"device": "cpu", "versions": {}, "notes": [], "tracing_seconds": 0.5},
             "losses": {"losses": [2.0, 1.9], "seconds": [3.0, 1.0], "first_at": 9.0},
             "memory": {"device_bytes": None, "resident_bytes": 2**20},
-            "product": {"flops_per_second": 1e11},
+            "product": {"flops_per_second": 1e11, "registers": None},
             "turn": {"seconds": 1.0, "cpu_seconds": 1.5, "loss": 1.0},
             "probe": {"another_shape": [{"seconds": 1.0}, {"seconds": 1.0}], "wrong": [{"seconds": 1.0}]},
         }[what]

@@ -9,7 +9,7 @@ from comparing import COMPILED, EAGER, OWN, column, comparison
 
 from panax_compare.equality import judge, tolerances
 from panax_compare.questions import another_shape, answers
-from panax_compare.verdict import rows_of, verdict
+from panax_compare.verdict import peak_of, rows_of, verdict
 
 
 def said(found):
@@ -91,6 +91,14 @@ def test_utilisation_divides_by_the_fastest_product_of_any():
     fast = dataclasses.replace(OWN, product=2e11)
     _, rows = said(comparison(EAGER, fast))
     assert rows["torch_eager"].utilisation == pytest.approx(1e9 / 1.1 / 2e11)
+
+
+def test_of_a_processor_it_divides_by_what_registers_do():
+    told = dataclasses.replace(OWN, registers=4e11)
+    one = comparison(EAGER, told)
+    _, rows = said(one)
+    assert rows["torch_eager"].utilisation == pytest.approx(1e9 / 1.1 / 4e11)
+    assert "on registers alone" in peak_of(one).source and "of any column" in peak_of(comparison(EAGER)).source
 
 
 def test_tolerances_are_of_the_precision_and_of_what_a_nudge_does():

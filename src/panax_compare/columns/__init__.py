@@ -30,6 +30,7 @@ class Running:
         device: In words.
         peak_bytes: The most memory of the device that was in use so far; None where only the process knows (a CPU).
         product: Floating-point operations per second of a large product in the work's precision.
+        registers: The same of multiplications and additions on registers alone; None where that can't be measured.
         tracing_seconds: Spent on tracing and compiling before the first step.
         sent_bytes: What this process has sent to others in one step; None where there are no others.
         notes: What a reader should know of this column.
@@ -42,6 +43,7 @@ class Running:
     device: str
     peak_bytes: Callable[[], int | None]
     product: Callable[[], float]
+    registers: Callable[[], float | None] = lambda: None
     tracing_seconds: float = 0.0
     sent_bytes: Callable[[], int] | None = None
     notes: tuple[str, ...] = ()

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from panax.metrics.throughput import measure_loop
+
 from ..work import Batch, Work
 from . import Running
 
@@ -46,15 +48,21 @@ def running(
         device=device.device_kind,
         peak_bytes=peak,
         product=lambda: product_rate(work.precision),
+        registers=lambda: measure_loop(dtype_of(work.precision)) if device.platform == "cpu" else None,
         tracing_seconds=tracing_seconds,
         notes=notes,
     )
 
 
+def dtype_of(precision: str) -> str:
+    """What products are in."""
+    return "bfloat16" if precision.startswith("bf16") else "float32"
+
+
 def product_rate(precision: str) -> float:
     """FLOP/s of the fastest of a few square products."""
     a = jax.device_put(np.random.default_rng(0).standard_normal((PRODUCT, PRODUCT), np.float32))
-    a = a.astype(jnp.bfloat16 if precision.startswith("bf16") else jnp.float32)
+    a = a.astype(dtype_of(precision))
     product = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=jnp.float32))
     jax.block_until_ready(product(a))
     seconds = []
