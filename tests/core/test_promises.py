@@ -43,7 +43,7 @@ OTHERS_CLASSES = {
     "Box": "of Gymnasium",
     "Discrete": "of Gymnasium",
 }
-OTHERS_SETTINGS = {"core.fsmonitor": "of git"}
+OTHERS_SETTINGS = {"core.fsmonitor": "of git", "glibc.malloc.hugetlb": "of the C library"}
 
 
 def strings_of(source: str) -> Iterator[str]:

@@ -102,9 +102,9 @@ def test_only_large_temporaries_are_mapped_and_only_in_huge_pages(system, monkey
             return 1
 
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: Glibc())
+    monkeypatch.setattr(allocator, "_keeps", False)
     system("always")
     assert not allocator.prepare_for(allocator.LARGE_BYTES), "nothing was set before"
-    monkeypatch.setattr(allocator, "_keeps", False)
     assert keep_freed_memory()
     before = len(taken)
     assert not allocator.prepare_for(allocator.LARGE_BYTES - 1)

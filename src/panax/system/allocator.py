@@ -5,7 +5,7 @@ when they are freed, and each call pays for the kernel's zeroing every page of t
 stay on the heap they are not zeroed, but the heap grows to several of them, since what is allocated in between lies in the way:
 ViT-B/16 then took 1.7 times the memory. In pages of 2 MiB the zeroing takes 2 to 3 % of such a step, and no memory stays. So
 temporaries that are large are mapped in such pages if the system has them for programs that ask (`madvise`), and glibc can
-(2.35, `glibc.malloc.hugetlb`). Small ones stay on the heap: of the quickstart's step the zeroing took 9 %.
+(from 2.35 on). Small ones stay on the heap: of the quickstart's step the zeroing took 9 %.
 """
 
 import contextlib
