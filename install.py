@@ -280,7 +280,7 @@ def main(arguments):
     wheels = [os.path.abspath(each) for each in wheels]
     for each in wheels:
         if not os.path.isfile(each):
-            sys.exit("install.py: there is no file %s; build one by `python wheels/build.py dist`" % each)
+            sys.exit("install.py: %s does not exist; build it with `python wheels/build.py dist`" % each)
     environment = Environment(folders[0] if folders else os.path.join(ROOT, ".venv"))
     extras = environment.with_held(extras)
     os.chdir(ROOT)

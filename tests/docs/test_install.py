@@ -156,7 +156,7 @@ def store_wheel(folder: Path, name: str) -> Path:
 
 def test_a_wheel_of_kernels_that_is_not_there(clone):
     said = run(["install.py", "--kernels", "absent.whl"], clone, 1)
-    assert f"there is no file {clone / 'absent.whl'}; build one by `python wheels/build.py dist`" in said
+    assert f"{clone / 'absent.whl'} does not exist; build it with `python wheels/build.py dist`" in said
     assert not (clone / ".venv").exists()
     assert run(["install.py", "--kernels"], clone, 1).startswith("usage: ")
 

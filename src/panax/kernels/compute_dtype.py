@@ -1,4 +1,4 @@
-"""`compute_dtype="auto"`: bfloat16 where the devices multiply it by instructions of its own, else float32. Never by a clock."""
+"""`compute_dtype="auto"`: bfloat16 if the devices have instructions for it, else float32. Nothing is timed."""
 
 import functools
 
@@ -15,7 +15,7 @@ FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 def dtype_for(target: Target) -> str:
-    """What "auto" stands for on a target. Of CPUs, that is this machine's.
+    """The dtype that "auto" selects on a target. For a CPU it depends on this machine's processor.
 
     >>> dtype_for(Target("gpu", architecture="h100")), dtype_for(Target("gpu", architecture="v100"))
     ('bfloat16', 'float32')
@@ -24,7 +24,7 @@ def dtype_for(target: Target) -> str:
 
 
 def reason_for_float32(target: Target) -> str | None:
-    """Why bfloat16 is not faster than float32 on a target; None where it is."""
+    """The reason why bfloat16 is not faster than float32 on a target; None if it is."""
     known = target.multiplies_bfloat16
     if known is None:
         return _slow_here()
@@ -32,7 +32,7 @@ def reason_for_float32(target: Target) -> str | None:
 
 
 def resolve(dtype: str) -> str:
-    """A dtype's name, with "auto" as what it stands for on the target that is traced for."""
+    """Return the dtype's name; for "auto", the dtype selected on the current target."""
     return dtype_for(current_target()) if dtype == AUTO else dtype
 
 

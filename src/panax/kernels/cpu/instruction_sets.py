@@ -21,8 +21,8 @@ class InstructionSet:
 
     Attributes:
         machine: The architecture as `platform.machine()` gives it.
-        flags: What `/proc/cpuinfo` must list.
-        options: What tells gcc or clang.
+        flags: Flags that `/proc/cpuinfo` must list.
+        options: Compiler options for gcc and clang.
         zig: The same processor as `zig cc -mcpu=` names it.
         bfloat16: Whether it multiplies bfloat16 by instructions of its own.
     """
@@ -66,7 +66,7 @@ INSTRUCTION_SETS = {
 
 
 def detect(flags: Collection[str] | None = None, machine: str | None = None) -> tuple[InstructionSet, ...]:
-    """The instruction sets that a processor has, the best one last; none where it can't be told.
+    """Detect the instruction sets of a processor, the best one last; () if the system does not list its flags.
 
     Args:
         flags: As /proc/cpuinfo lists them; by default this machine's.
@@ -86,7 +86,7 @@ def read_limit() -> InstructionSet | None:
     """The instruction set that the environment names; None if it names none.
 
     Raises:
-        RecipeError: There is none of that name, or this processor lacks it.
+        RecipeError: The name is unknown, or this processor lacks the set.
     """
     name = os.environ.get(LIMIT, "")
     if not name:

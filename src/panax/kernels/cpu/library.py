@@ -1,6 +1,6 @@
 """The C files (`csrc`) as a shared library: compiled by this machine's own compiler on first use, or from a wheel.
 
-What is compiled here is kept in a folder of this user's own, with its checksum, and made again where it is not what was written.
+The compiled library is cached in a folder that only this user can write to, with a checksum, and rebuilt if the checksum differs.
 The wheel `panax-jax-kernels` is for machines without a compiler: it holds one library for each instruction set.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 import jax
 
 from panax.kernels.cache import is_whole, kernels_folder, put_whole
-from panax.kernels.cpu.instruction_sets import detect, read_limit
+from panax.kernels.cpu.instruction_sets import InstructionSet, detect, read_limit
 from panax.system import children, json_reader
 from panax.system.cpu_info import processor
 
@@ -42,7 +42,7 @@ def load() -> ctypes.CDLL:
     """The library.
 
     Raises:
-        UnavailableError: There is none, and why.
+        UnavailableError: It can't be built or loaded; the message gives the reason.
     """
     loaded = _loaded()
     if isinstance(loaded, UnavailableError):
@@ -84,9 +84,14 @@ def build_digest() -> str:
 
 
 def instruction_set() -> str:
-    """What the library is of, as far as the system tells."""
-    best = read_limit() or next(reversed(detect()), None)
+    """The name of the instruction set that the library is compiled for."""
+    best = _target_set()
     return "this compiler's best" if best is None else best.name
+
+
+def _target_set() -> InstructionSet | None:
+    """The set that the environment names, else the processor's best; None if the system lists no flags."""
+    return read_limit() or next(reversed(detect()), None)
 
 
 def _digest(files: Iterable[Path]) -> str:
@@ -98,8 +103,8 @@ def _compiler() -> str | None:
 
 
 def _options() -> tuple[str, ...]:
-    best = read_limit() or next(reversed(detect()), None)
-    # Where the system does not tell what the processor has, the compiler may.
+    best = _target_set()
+    # If the system lists no flags, the compiler detects the processor.
     here = ("-mcpu=native",) if platform.machine() in ("aarch64", "arm64") else ("-march=native", "-mtune=generic")
     # Apple's linker has nothing to turn off: its libraries find their own functions first.
     linker = () if platform.system() == "Darwin" else ("-Wl,-Bsymbolic",)
