@@ -4,7 +4,8 @@ Kernels are functions of local arrays: they are called inside `jax.shard_map` ov
 """
 
 import panax.kernels.cpu.attention
-import panax.kernels.cpu.products  # noqa: F401 (both register their kernels)
+import panax.kernels.cpu.convolution
+import panax.kernels.cpu.products  # noqa: F401 (all register their kernels)
 from panax.kernels.attention import attention
 from panax.kernels.attention_case import AttentionCase
 from panax.kernels.cpu.timing import Chosen as TimedKernels

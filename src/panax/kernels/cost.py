@@ -45,6 +45,18 @@ def _product(transposed: tuple[bool, bool]) -> Flops:
     return flops
 
 
+def _convolution(given: Sequence[Shaped], taken: Sequence[Shaped], _: Mapping[str, Any]) -> float:
+    """Each place of the output meets each tap once at most, and so does each place of the input."""
+    places = min(math.prod(given[0].shape[2:]), math.prod(taken[0].shape[2:]))
+    return 2.0 * given[0].shape[0] * places * math.prod(given[1].shape)
+
+
+def _convolution_by_weights(given: Sequence[Shaped], taken: Sequence[Shaped], _: Mapping[str, Any]) -> float:
+    """Two for each weight and each place that is summed over."""
+    images, _channels, *places = given[1].shape
+    return 2.0 * math.prod(taken[0].shape) * images * math.prod(places)
+
+
 def _attention(products: int) -> Flops:
     """`products` matrix multiplications of queries by keys, or of the size of one; halved where the mask is causal."""
 
@@ -66,6 +78,8 @@ def _is_causal(parameters: Mapping[str, Any]) -> bool:
 for _first in "nt":
     for _second in "nt":
         register_cost(f"panax_product_{_first}{_second}", _product((_first == "t", _second == "t")))
+register_cost("panax_convolution", _convolution)
+register_cost("panax_convolution_by_weights", _convolution_by_weights)
 register_cost("panax_wall", lambda *_: 0.0)
 for _forward, _backward in (
     ("panax_attention_forward", "panax_attention_backward"),

@@ -42,8 +42,8 @@ class Kernel:
 
     Attributes:
         work: "attention", "partial attention" (forward and backward apart, pieces put together afterwards), "context attention"
-            (over devices), "adapted attention" (in traced PyTorch models), "grouped matmul", "matmul", "row sums", or "wall"
-            (which nothing is fused across).
+            (over devices), "adapted attention" (in traced PyTorch models), "grouped matmul", "matmul", "convolution", "row sums",
+            or "wall" (which nothing is fused across).
         name: Kernels of one kind for different platforms may share a name.
         run: What does it; its arguments are those of its kind of work.
         platforms: The platforms that it is for; empty for all, which makes it portable.

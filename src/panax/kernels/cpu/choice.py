@@ -128,6 +128,7 @@ def forced() -> CpuKernels | None:
 
 _WORK_OF: dict[str, Work] = {
     "matmul": "product",
+    "convolution": "product",
     "wall": "product",
     "row sums": "row_sums",
     "partial attention": "attention",

@@ -30,6 +30,8 @@ TARGETS = (
     "panax_peak",
     "panax_attention_forward",
     "panax_attention_backward",
+    "panax_convolution",
+    "panax_convolution_by_weights",
 )
 _SEQUENTIAL, _LP64 = 1, 0
 

@@ -18,6 +18,7 @@ from ...kernels.quantised.rest import WORK, RestCase
 from ...kernels.registry import works
 from .attention import check_adapted_attention, check_attention, check_context_attention, check_partial_attention
 from .comparing import here, made_by, refuse_beyond, worst_share
+from .convolution import check_convolution
 from .parts import Case, Figures, LeftOut
 from .scanned import others
 from .sizes import Sizes
@@ -177,6 +178,7 @@ CHECKS: dict[str, Check] = {
     "adapted attention": check_adapted_attention,
     "grouped matmul": check_grouped,
     "matmul": check_matmul,
+    "convolution": check_convolution,
     "row sums": check_row_sums,
     "wall": check_wall,
     WORK: check_codes,

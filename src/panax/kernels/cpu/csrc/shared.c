@@ -49,18 +49,26 @@ int only_asked(XLA_FFI_CallFrame *frame) {
   return frame->stage != XLA_FFI_ExecutionStage_EXECUTE;
 }
 
-static const void *attribute(const XLA_FFI_CallFrame *frame, const char *name) {
+static void *attribute(const XLA_FFI_CallFrame *frame, const char *name) {
   for (int64_t i = 0; i < frame->attrs.size; i++) {
     const XLA_FFI_ByteSpan *found = frame->attrs.names[i];
     if (found->len == strlen(name) && !memcmp(found->ptr, name, found->len))
-      return ((const XLA_FFI_Scalar *)frame->attrs.attrs[i])->value;
+      return frame->attrs.attrs[i];
   }
   abort(); /* The Python beside this file names all of them. */
 }
 
-int int_attribute(const XLA_FFI_CallFrame *frame, const char *name) { return *(const int32_t *)attribute(frame, name); }
+static const void *scalar_attribute(const XLA_FFI_CallFrame *frame, const char *name) {
+  return ((const XLA_FFI_Scalar *)attribute(frame, name))->value;
+}
 
-float float_attribute(const XLA_FFI_CallFrame *frame, const char *name) { return *(const float *)attribute(frame, name); }
+int int_attribute(const XLA_FFI_CallFrame *frame, const char *name) { return *(const int32_t *)scalar_attribute(frame, name); }
+
+float float_attribute(const XLA_FFI_CallFrame *frame, const char *name) { return *(const float *)scalar_attribute(frame, name); }
+
+const int32_t *ints_attribute(const XLA_FFI_CallFrame *frame, const char *name) {
+  return ((const XLA_FFI_Array *)attribute(frame, name))->data;
+}
 
 static pthread_key_t memories[NUM_MEMORIES];
 

@@ -31,6 +31,9 @@ int only_asked(XLA_FFI_CallFrame *frame);
 int int_attribute(const XLA_FFI_CallFrame *frame, const char *name);
 float float_attribute(const XLA_FFI_CallFrame *frame, const char *name);
 
+/* The attribute of that name: an array of int32, whose length both sides know. */
+const int32_t *ints_attribute(const XLA_FFI_CallFrame *frame, const char *name);
+
 /* This thread's own memory of a kind, at least so large, aligned to 64 bytes; it is kept for the next call and freed with the thread. */
 enum { PANELS, SCRATCH, NUM_MEMORIES };
 void *thread_memory(int kind, size_t size);

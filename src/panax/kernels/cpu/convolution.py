@@ -1,0 +1,144 @@
+"""Convolutions on CPU by `csrc/convolution.c`: kernels for "convolution".
+
+XLA's reach a third of what its products of matrices do, and its gradient by the weights of a filter with a stride less than that.
+The C file fills the panels of its products straight from the image, so nothing of the image is written down twice.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from panax.core.target import Target
+from panax.kernels.convolution import ConvolutionCase, ConvolutionFunctions, ConvolutionGeometry, output_places
+from panax.kernels.cpu.native import KERNELS, OWN, native
+from panax.kernels.cpu.products import native_limit
+from panax.kernels.registry import Kernel, register
+
+AXES = 3
+"""Spatial axes of the C file; of fewer, the first ones have one place."""
+
+MAX_ELEMENTS = 2**30
+"""Elements that the C file can number."""
+
+LEAST_OUTPUTS = 4
+"""Output channels of a group below which most of a tile of sums would be empty."""
+
+
+def native_convolution(
+    x: Float[Array, "images channels *places"],
+    w: Float[Array, "outputs inputs *taps"],
+    geometry: ConvolutionGeometry,
+) -> Float[Array, "images outputs *positions"]:
+    """As `convolve`."""
+    return _convolution(x, w, output_places(x.shape, w.shape, geometry), geometry)
+
+
+def native_input_gradient(
+    d_out: Float[Array, "images outputs *positions"],
+    w: Float[Array, "outputs inputs *taps"],
+    x_shape: tuple[int, ...],
+    geometry: ConvolutionGeometry,
+) -> Float[Array, "images channels *places"]:
+    """As `convolution_input_gradient`: a convolution of the output's gradient, strides and input dilations exchanged."""
+    groups, outputs = geometry.groups, w.shape[0] // geometry.groups
+    axes = range(2, w.ndim)
+    turned = jnp.flip(w, axes).reshape(groups, outputs, *w.shape[1:]).swapaxes(1, 2)
+    turned = turned.reshape(groups * w.shape[1], outputs, *w.shape[2:])
+    reach = [d * (taps - 1) for d, taps in zip(geometry.dilation, w.shape[2:])]
+    # The output's shape is given, so the padding after the last place is not asked for.
+    backward = ConvolutionGeometry(
+        stride=geometry.input_dilation,
+        padding=tuple((r - low, 0) for r, (low, _) in zip(reach, geometry.padding)),
+        dilation=geometry.dilation,
+        input_dilation=geometry.stride,
+        groups=groups,
+    )
+    return _convolution(d_out, turned, x_shape[2:], backward)
+
+
+def native_weight_gradient(
+    x: Float[Array, "images channels *places"],
+    d_out: Float[Array, "images outputs *positions"],
+    w_shape: tuple[int, ...],
+    geometry: ConvolutionGeometry,
+) -> Float[Array, "outputs inputs *taps"]:
+    """As `convolution_weight_gradient`."""
+    outputs, inputs, *taps = w_shape
+    groups, missing_axes = geometry.groups, AXES - len(taps)
+    taps_first = (*(1,) * missing_axes, *taps)
+    if max(geometry.input_dilation) > 1:
+        # The sum is over the input's places then, and the output's gradient is what is read around each.
+        shape = (groups * inputs, *taps_first, outputs // groups)
+        windowed, plain, padding, dilation, stride = (
+            d_out,
+            x,
+            geometry.padding,
+            geometry.dilation,
+            geometry.input_dilation,
+        )
+        read = ConvolutionGeometry(
+            stride=stride,
+            padding=tuple((-low, 0) for low, _ in padding),
+            dilation=tuple(-d for d in dilation),
+            input_dilation=geometry.stride,
+            groups=groups,
+        )
+    else:
+        shape, windowed, plain, read = (outputs, *taps_first, inputs), x, d_out, geometry
+    call = native("panax_convolution_by_weights", jax.ShapeDtypeStruct(shape, jnp.float32))
+    found = call(_spatial(windowed), _spatial(plain), **_attributes(read))
+    if windowed is d_out:
+        found = found.reshape(groups, inputs, *taps, outputs // groups)
+        return jnp.moveaxis(found, -1, 1).reshape(w_shape)
+    return jnp.moveaxis(found.reshape(outputs, *taps, inputs), -1, 1)
+
+
+def _convolution(x: Any, w: Any, places: tuple[int, ...], geometry: ConvolutionGeometry) -> jax.Array:
+    shape = (x.shape[0], w.shape[0], *(1,) * (AXES - len(places)), *places)
+    call = native("panax_convolution", jax.ShapeDtypeStruct(shape, jnp.float32))
+    # A tap's channels lie together, so that a block of the summed axis is read in a piece.
+    taps = _spatial(w).transpose(0, 2, 3, 4, 1)
+    return call(_spatial(x), taps, **_attributes(geometry)).reshape(x.shape[0], w.shape[0], *places)
+
+
+def _spatial(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float32).reshape(*x.shape[:2], *(1,) * (AXES + 2 - x.ndim), *x.shape[2:])
+
+
+def _attributes(geometry: ConvolutionGeometry) -> dict[str, Any]:
+    def on_all_axes(values: Any, default: int) -> np.ndarray:
+        return np.array([default] * (AXES - len(values)) + list(values), np.int32)
+
+    return {
+        "stride": on_all_axes(geometry.stride, 1),
+        "padding": on_all_axes([low for low, _ in geometry.padding], 0),
+        "dilation": on_all_axes(geometry.dilation, 1),
+        "input_dilation": on_all_axes(geometry.input_dilation, 1),
+        "groups": np.int32(geometry.groups),
+    }
+
+
+def _limit(case: ConvolutionCase, target: Target) -> str | None:
+    if case.outputs < LEAST_OUTPUTS:
+        return f"a group has fewer than {LEAST_OUTPUTS} output channels"
+    if case.elements > MAX_ELEMENTS:
+        return f"an array has more than {MAX_ELEMENTS} elements"
+    if case.strided and case.input_dilated:
+        return "it has both a stride and a dilated input"
+    return native_limit(OWN)(case.matmul, target)
+
+
+# Intel's library has no convolution that a custom call could use: where it multiplies, the C files convolve.
+for _name in KERNELS:
+    register(
+        Kernel(
+            work="convolution",
+            name=_name,
+            run=ConvolutionFunctions(native_convolution, native_input_gradient, native_weight_gradient),
+            platforms=("cpu",),
+            limit=_limit,
+        )
+    )
