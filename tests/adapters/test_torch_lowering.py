@@ -274,6 +274,15 @@ PRODUCTS = {
         lambda x, *w: torch.lstm(x, (torch.zeros(1, 2, 4), torch.ones(1, 2, 4)), w, True, 1, 0.0, True, False, True)[0],
         [(2, 3, 5), (16, 5), (16, 4), (16,), (16,)],
     ),
+    "lstm_both_ways": (
+        lambda x, h, c, *w: torch.cat(
+            [
+                each.reshape(-1, 4) * (n + 1)
+                for n, each in enumerate(torch.lstm(x, (h, c), w, True, 1, 0.0, True, True, True))
+            ]
+        ),
+        [(2, 3, 5), (2, 2, 4), (2, 2, 4), *[(16, 5), (16, 4), (16,), (16,)] * 2],
+    ),
     "gru": (
         lambda x, *w: torch.gru(x, torch.zeros(1, 2, 4), w, True, 1, 0.0, True, False, True)[0],
         [(2, 3, 5), (12, 5), (12, 4), (12,), (12,)],
@@ -292,6 +301,18 @@ IMAGES = {
     ),
     "max_pool": (lambda x: F.max_pool2d(x, 3, 2, 1), [(2, 3, 8, 8)]),
     "max_pool_ceil": (lambda x: F.max_pool2d(x, 2, 2, ceil_mode=True), [(2, 3, 7, 7)]),
+    "max_pool_overlapping": (lambda x: F.max_pool2d(x, (3, 2), (1, 3), (1, 0), (2, 1)), [(2, 3, 9, 10)]),
+    "max_pool_of_equals": (lambda x: F.max_pool2d(x.round(), 3, 2, 1), [(2, 3, 9, 9)]),
+    "max_pool_of_all": (lambda x: F.max_pool2d(x, 7, 1, 3), [(2, 3, 8, 8)]),
+    "max_pool_3d": (lambda x: F.max_pool3d(x, 3, 2, 1), [(2, 2, 5, 6, 7)]),
+    "max_pool_indices": (
+        lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True)[1].to(x.dtype) + 0 * x.sum(),
+        [(2, 3, 8, 9)],
+    ),
+    "max_pool_not_finite": (
+        lambda x: F.max_pool2d(torch.where(x > 1, torch.nan, torch.where(x < 0, -torch.inf, x)), 2, 2).nan_to_num(),
+        [(2, 3, 8, 8)],
+    ),
     "max_pool_1d": (lambda x: F.max_pool1d(x, 2), [(2, 3, 8)]),
     "avg_pool": (lambda x: F.avg_pool2d(x, 3, 2, 1), [(2, 3, 8, 8)]),
     "avg_pool_inside": (lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), [(2, 3, 8, 8)]),

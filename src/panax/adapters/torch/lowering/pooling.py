@@ -54,6 +54,77 @@ def _ends(sizes: Any, outputs: Any, kernel: Any, stride: Any, padding: Any, dila
     ]
 
 
+UNROLLED_TAPS = 32
+"""Places of a window up to which maxima are found place by place; beyond, by operations that know windows."""
+
+
+def _first_maxima(x: Any, outputs: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[Any, Any]:
+    """Each window's maximum, and the number of its first place that has it; NaN is larger than anything, as PyTorch has it."""
+    n = len(outputs)
+    lead = [(0, 0, 0)] * (x.ndim - n)
+    ends = [max(end, 0) for end in _ends(x.shape[-n:], outputs, kernel, stride, padding, dilation)]
+    lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+    padded = lax.pad(x, jnp.asarray(lowest, x.dtype), [*lead, *((p, e, 0) for p, e in zip(padding, ends))])
+    best = jnp.full((*x.shape[:-n], *outputs), lowest, x.dtype)
+    # Where nothing is larger than the least number there is, the first place inside of the image counts.
+    _, inside = _windows(x.shape[-n:], outputs, kernel, stride, padding, dilation)
+    place = jnp.broadcast_to(jnp.asarray(inside.argmax(1).reshape(outputs), jnp.int32), best.shape)
+    for number, tap in enumerate(np.ndindex(*kernel)):
+        starts = [t * d for t, d in zip(tap, dilation)]
+        limits = [start + (count - 1) * s + 1 for start, count, s in zip(starts, outputs, stride)]
+        seen = lax.slice(padded, (*[0] * len(lead), *starts), (*x.shape[:-n], *limits), (*[1] * len(lead), *stride))
+        larger = (seen > best) | (seen != seen)
+        best, place = jnp.where(larger, seen, best), jnp.where(larger, number, place)
+    return best, place
+
+
+def _flat_places(place: Any, sizes: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Any:
+    """Where in the flat image the places of that number in their windows are."""
+    n = len(sizes)
+    flat = jnp.zeros(place.shape, jnp.int32)
+    for dim, tap in enumerate(jnp.unravel_index(place, tuple(kernel))):
+        start = jnp.arange(place.shape[place.ndim - n + dim], dtype=jnp.int32) * stride[dim] - padding[dim]
+        flat = flat * sizes[dim] + start.reshape(-1, *(1,) * (n - dim - 1)) + tap.astype(jnp.int32) * dilation[dim]
+    return flat
+
+
+def _to_first_maxima(
+    gradient: Any, place: Any, sizes: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
+) -> Any:
+    """Add each output's gradient to the place of that number in its window.
+
+    Places that are alike modulo the stride (a phase) are met by the same taps, each at a distance of its own, so a phase is a sum
+    of shifted arrays; the phases are then put between each other.
+    """
+    n = len(sizes)
+    lead = gradient.ndim - n
+    counts = [-(-(size + 2 * p) // s) for size, p, s in zip(sizes, padding, stride)]
+    taps = list(enumerate(np.ndindex(*kernel)))
+
+    def phase(first: tuple[int, ...]) -> Any:
+        total = jnp.zeros((*gradient.shape[:lead], *counts), gradient.dtype)
+        for number, tap in taps:
+            distances = [t * d - r for t, d, r in zip(tap, dilation, first)]
+            if any(distance % s for distance, s in zip(distances, stride)):
+                continue
+            shifts = [distance // s for distance, s in zip(distances, stride)]
+            pads = [(k, count - k - size, 0) for k, count, size in zip(shifts, counts, gradient.shape[lead:])]
+            met = jnp.where(place == number, gradient, jnp.zeros((), gradient.dtype))
+            total = total + lax.pad(met, jnp.zeros((), met.dtype), [*[(0, 0, 0)] * lead, *pads])
+        return total
+
+    def interleave(first: tuple[int, ...]) -> Any:
+        dim = len(first)
+        if dim == n:
+            return phase(first)
+        parts = [interleave((*first, r)) for r in range(stride[dim])]
+        stacked = jnp.stack(parts, axis=lead + dim + 1)
+        return stacked.reshape(*stacked.shape[: lead + dim], -1, *stacked.shape[lead + dim + 2 :])
+
+    whole = interleave(())
+    return whole[(..., *(slice(p, p + size) for p, size in zip(padding, sizes)))]
+
+
 def _max_pool(n: int) -> tuple[Any, Any]:
     def maxima(x: Any, outputs: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Any:
         lead = (1,) * (x.ndim - n)
@@ -77,13 +148,19 @@ def _max_pool(n: int) -> tuple[Any, Any]:
 
     def forward(out: Any, x: Any, *arguments: Any) -> Any:
         outputs, found = out[0].shape[-n:], settings(*arguments)
+        if np.prod(found[0]) <= UNROLLED_TAPS:
+            best, place = _first_maxima(x, outputs, *found)
+            return best, _flat_places(place, x.shape[-n:], *found)
         # Where nothing but the backward pass reads the places, the compiler drops them.
         return maxima(x, outputs, *found), _first_maximum(x, outputs, *found)
 
     def backward(out: Out, gradient: Any, x: Any, *arguments: Any) -> Any:
         *given, _ = arguments
-        found = settings(*given)
-        return jax.vjp(lambda x: maxima(x, gradient.shape[-n:], *found), x)[1](gradient)[0]
+        outputs, found = gradient.shape[-n:], settings(*given)
+        if np.prod(found[0]) <= UNROLLED_TAPS:
+            _, place = _first_maxima(x, outputs, *found)
+            return _to_first_maxima(gradient, place, x.shape[-n:], *found)
+        return jax.vjp(lambda x: maxima(x, outputs, *found), x)[1](gradient)[0]
 
     return forward, backward
 

@@ -1,10 +1,11 @@
 """Recurrent layers that PyTorch runs as one operation on CPU: a scan over positions here."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from ....kernels.product import sum_of_rows
 from .products import product
 from .registry import aten, lowers
 
@@ -12,25 +13,107 @@ LSTM = 2
 """PyTorch's number of the LSTM among recurrent layers."""
 
 
-def _lstm(x: Any, w_input: Any, w_hidden: Any, b_input: Any, b_hidden: Any, h: Any, c: Any, reverse: bool) -> Any:
-    """One layer in one direction. x: (position, row, feature); the four gates lie side by side: input, forget, cell, output."""
-    from_input = product(x, w_input.T) + (b_input + b_hidden)
+class _Weights(NamedTuple):
+    """Of one layer in one direction; the four gates lie side by side in their rows: input, forget, cell, output."""
 
-    def position(carry: Any, gates: Any) -> Any:
+    of_input: Any
+    of_hidden: Any
+    input_bias: Any
+    hidden_bias: Any
+
+
+def _from_input(x: Any, weights: _Weights) -> Any:
+    flat = product(x.reshape(-1, x.shape[-1]), weights.of_input.T, (False, True))
+    return flat.reshape(*x.shape[:-1], -1) + (weights.input_bias + weights.hidden_bias)
+
+
+def _activate(gates: Any) -> tuple[Any, Any, Any, Any]:
+    i, f, g, o = jnp.split(gates, 4, axis=-1)
+    return jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
+
+
+def _lstm(x: Any, weights: _Weights, first_h: Any, first_c: Any, reverse: bool) -> tuple[Any, Any, Any]:
+    """Run one layer in one direction.
+
+    Args:
+        x: (position, row, feature); the first states are (row, hidden).
+
+    Returns:
+        The hidden states of all positions, and the last hidden state and cell.
+    """
+
+    def position(carry: Any, from_input: Any) -> Any:
         h, c = carry
-        i, f, g, o = jnp.split(gates + product(h, w_hidden.T), 4, axis=-1)
-        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        i, f, g, o = _activate(from_input + product(h, weights.of_hidden.T, (False, True)))
+        c = f * c + i * g
+        h = o * jnp.tanh(c)
         return (h, c), h
 
-    (h, c), outputs = jax.lax.scan(position, (h, c), from_input, reverse=reverse)
-    return outputs, h, c
+    (h, c), hidden = jax.lax.scan(position, (first_h, first_c), _from_input(x, weights), reverse=reverse)
+    return hidden, h, c
 
 
-def _of_lstm(mode: int, has_biases: bool, weights: Any, hidden: int) -> tuple[Any, Any, Any, Any]:
+def _lstm_gradients(
+    x: Any,
+    weights: _Weights,
+    first_h: Any,
+    first_c: Any,
+    hidden: Any,
+    by_hidden: Any,
+    by_h: Any,
+    by_c: Any,
+    reverse: bool,
+) -> tuple[Any, _Weights, Any, Any]:
+    """Return the gradients by `x`, the weights and the first states of `_lstm`.
+
+    The hidden states are known, so all positions' gates are one product, and only the cells are computed again in a loop. The
+    loop backward finds the gates' gradients; those of the weights are products over all positions afterwards.
+
+    Args:
+        hidden: The hidden states of all positions, and `by_hidden` the gradient by them; `by_h` and `by_c`, by the last states.
+    """
+
+    def shift(states: Any, first: Any) -> Any:
+        return jnp.concatenate([states[1:], first[None]] if reverse else [first[None], states[:-1]])
+
+    def cell(c: Any, gates: Any) -> Any:
+        i, f, g, _ = gates
+        c = f * c + i * g
+        return c, c
+
+    def position(carry: Any, saved: Any) -> Any:
+        d_h, d_c = carry
+        d_hidden, (i, f, g, o), c, c_before = saved
+        d_h, squashed = d_h + d_hidden, jnp.tanh(c)
+        d_c = d_c + d_h * o * (1 - squashed**2)
+        d_gates = jnp.concatenate(
+            [d_c * g * i * (1 - i), d_c * c_before * f * (1 - f), d_c * i * (1 - g**2), d_h * squashed * o * (1 - o)],
+            -1,
+        )
+        return (product(d_gates, weights.of_hidden), d_c * f), d_gates
+
+    before = shift(hidden, first_h)
+    before = before.reshape(-1, before.shape[-1])
+    gates = _from_input(x, weights) + product(before, weights.of_hidden.T, (False, True)).reshape(*x.shape[:2], -1)
+    gates = _activate(gates)
+    cells = jax.lax.scan(cell, first_c, gates, reverse=reverse)[1]
+    saved = (by_hidden, gates, cells, shift(cells, first_c))
+    (d_h, d_c), d_gates = jax.lax.scan(position, (by_h, by_c), saved, reverse=not reverse)
+    d_gates = d_gates.reshape(-1, d_gates.shape[-1])
+    d_bias = sum_of_rows(d_gates)
+    by_weights = _Weights(
+        of_input=product(d_gates.T, x.reshape(-1, x.shape[-1]), (True, False)),
+        of_hidden=product(d_gates.T, before, (True, False)),
+        input_bias=d_bias,
+        hidden_bias=d_bias,
+    )
+    return product(d_gates, weights.of_input).reshape(x.shape), by_weights, d_h, d_c
+
+
+def _of_lstm(mode: int, has_biases: bool, weights: Any, hidden: int) -> _Weights:
     assert mode == LSTM, "PyTorch runs only LSTMs as one operation"
     zero = jnp.zeros(4 * hidden, weights[0].dtype)
-    return weights if has_biases else (weights[0], weights[1], zero, zero)
+    return _Weights(*weights) if has_biases else _Weights(weights[0], weights[1], zero, zero)
 
 
 @lowers(aten.mkldnn_rnn_layer)
@@ -41,8 +124,13 @@ def _rnn_layer(
     weights = _of_lstm(mode, has_biases, (w0, w1, w2, w3), hidden)
     # PyTorch has put positions first already, whatever `batch_first` says.
     first_h, first_c = h.reshape(x.shape[1], hidden), c.reshape(x.shape[1], hidden)
-    outputs, last_h, last_c = _lstm(x, *weights, first_h, first_c, reverse)
-    return outputs, last_h.reshape(out[1].shape), last_c.reshape(out[2].shape), jnp.zeros(out[3].shape, out[3].dtype)
+    hidden_states, last_h, last_c = _lstm(x, weights, first_h, first_c, reverse)
+    return (
+        hidden_states,
+        last_h.reshape(out[1].shape),
+        last_c.reshape(out[2].shape),
+        jnp.zeros(out[3].shape, out[3].dtype),
+    )
 
 
 @lowers(aten.mkldnn_rnn_layer_backward)
@@ -53,15 +141,13 @@ def _rnn_layer_backward(
     batch_sizes: Any, batch_first: bool, workspace: Any,
 ) -> Any:  # fmt: skip
     weights = _of_lstm(mode, has_biases, (w0, w1, w2, w3), hidden)
-
-    def forward(x: Any, *rest: Any) -> Any:
-        return _lstm(x, *rest, reverse=reverse)
-
-    rows = x.shape[1]
-    results, transpose = jax.vjp(forward, x, *weights, h.reshape(rows, hidden), c.reshape(rows, hidden))
-    given = [
-        jnp.zeros(result.shape, result.dtype) if gradient is None else gradient.reshape(result.shape)
-        for result, gradient in zip(results, (by_output, by_h, by_c))
+    first = h.reshape(x.shape[1], hidden), c.reshape(x.shape[1], hidden)
+    shapes = ((*x.shape[:2], hidden), first[0].shape, first[1].shape)
+    gradients = [
+        jnp.zeros(shape, x.dtype) if gradient is None else gradient.reshape(shape)
+        for shape, gradient in zip(shapes, (by_output, by_h, by_c))
     ]
-    by_x, by_w0, by_w1, by_b0, by_b1, by_first_h, by_first_c = transpose(tuple(given))
-    return by_x, by_w0, by_w1, by_b0, by_b1, by_first_h.reshape(h.shape), by_first_c.reshape(c.shape)
+    by_x, by_weights, by_first_h, by_first_c = _lstm_gradients(
+        x, weights, *first, output.reshape(shapes[0]), *gradients, reverse=reverse
+    )
+    return by_x, *by_weights, by_first_h.reshape(h.shape), by_first_c.reshape(c.shape)
