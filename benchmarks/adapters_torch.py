@@ -4,12 +4,13 @@
 
 Each column is a process of its own; they take turns, so that the machine's load is the same for all. A step is a forward, a
 backward and an update by SGD on a batch that is there already. Before anything is timed, the losses of the first steps are
-compared (dropout is set to 0 for that: PyTorch draws other masks).
+compared (dropout is set to 0 for that: PyTorch draws other masks). Peaks are of a whole process, its libraries included.
 """
 
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -72,11 +73,14 @@ def measure(name: str, arguments: argparse.Namespace) -> dict:
             worker.stdin.write("go\n")
             worker.stdin.flush()
             times[column].append(json.loads(worker.stdout.readline()))
-    for worker in workers.values():
+    peaks = {}
+    for column, worker in workers.items():
         worker.stdin.close()
+        peaks[column] = json.loads(worker.stdout.readline())
         worker.wait()
     return {
         "model": name,
+        "peak_bytes": peaks,
         "load": os.getloadavg()[0],
         "seconds": {column: statistics.median(times[column]) for column in arguments.columns},
         "spread": {column: max(found) - min(found) for column, found in times.items()},
@@ -96,6 +100,7 @@ def line(row: dict) -> str:
     if ours is not None:
         cells += [f"ours/{column} {ours / value:.2f}" for column, value in seconds.items() if column != "panax"]
         cells.append(f"adapt {row['adapt']:.1f} s")
+    cells += [f"{column} {peak / 2**20:.0f} MiB" for column, peak in row["peak_bytes"].items()]
     return "  ".join(cells)
 
 
@@ -114,6 +119,7 @@ def work(name: str, column: str, size: str, dtype: str) -> None:
         for _ in range(STEPS_A_TURN):
             run()
         print(json.dumps((time.perf_counter() - start) / STEPS_A_TURN), flush=True)
+    print(json.dumps(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss), flush=True)
 
 
 def without_dropout(module) -> None:

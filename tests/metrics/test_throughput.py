@@ -19,7 +19,7 @@ def test_a_busy_machine_lowers_no_peak(rates):
     rates += [200e9, 20e9, 250e9, 240e9]
     peaks = [throughput.peak_of(jax.devices()[:1], "float32") for _ in range(4)]
     assert [peak.flops_per_second for peak in peaks] == [200e9, 200e9, 250e9, 250e9]
-    assert "20 now: other programs use this machine" in peaks[1].source and "now" not in peaks[3].source
+    assert "20 now: its clock is slower" in peaks[1].source and "now" not in peaks[3].source
 
 
 def test_a_cache_that_is_no_number_is_left(rates, tmp_path):

@@ -33,7 +33,7 @@ def native_convolution(
     geometry: ConvolutionGeometry,
 ) -> Float[Array, "images outputs *positions"]:
     """As `convolve`."""
-    return _convolution(x, w, output_places(x.shape, w.shape, geometry), geometry)
+    return _convolution(x, w, (w.shape[0], *output_places(x.shape, w.shape, geometry)), geometry, exchanged=False)
 
 
 def native_input_gradient(
@@ -43,10 +43,6 @@ def native_input_gradient(
     geometry: ConvolutionGeometry,
 ) -> Float[Array, "images channels *places"]:
     """As `convolution_input_gradient`: a convolution of the output's gradient, strides and input dilations exchanged."""
-    groups, outputs = geometry.groups, w.shape[0] // geometry.groups
-    axes = range(2, w.ndim)
-    turned = jnp.flip(w, axes).reshape(groups, outputs, *w.shape[1:]).swapaxes(1, 2)
-    turned = turned.reshape(groups * w.shape[1], outputs, *w.shape[2:])
     reach = [d * (taps - 1) for d, taps in zip(geometry.dilation, w.shape[2:])]
     # The output's shape is given, so the padding after the last place is not asked for.
     backward = ConvolutionGeometry(
@@ -54,9 +50,9 @@ def native_input_gradient(
         padding=tuple((r - low, 0) for r, (low, _) in zip(reach, geometry.padding)),
         dilation=geometry.dilation,
         input_dilation=geometry.stride,
-        groups=groups,
+        groups=geometry.groups,
     )
-    return _convolution(d_out, turned, x_shape[2:], backward)
+    return _convolution(d_out, w, x_shape[1:], backward, exchanged=True)
 
 
 def native_weight_gradient(
@@ -66,49 +62,37 @@ def native_weight_gradient(
     geometry: ConvolutionGeometry,
 ) -> Float[Array, "outputs inputs *taps"]:
     """As `convolution_weight_gradient`."""
-    outputs, inputs, *taps = w_shape
-    groups, missing_axes = geometry.groups, AXES - len(taps)
-    taps_first = (*(1,) * missing_axes, *taps)
-    if max(geometry.input_dilation) > 1:
+    exchanged = max(geometry.input_dilation) > 1
+    windowed, plain = x, d_out
+    if exchanged:
         # The sum is over the input's places then, and the output's gradient is what is read around each.
-        shape = (groups * inputs, *taps_first, outputs // groups)
-        windowed, plain, padding, dilation, stride = (
-            d_out,
-            x,
-            geometry.padding,
-            geometry.dilation,
-            geometry.input_dilation,
-        )
-        read = ConvolutionGeometry(
-            stride=stride,
-            padding=tuple((-low, 0) for low, _ in padding),
-            dilation=tuple(-d for d in dilation),
+        windowed, plain = d_out, x
+        geometry = ConvolutionGeometry(
+            stride=geometry.input_dilation,
+            padding=tuple((-low, 0) for low, _ in geometry.padding),
+            dilation=tuple(-d for d in geometry.dilation),
             input_dilation=geometry.stride,
-            groups=groups,
+            groups=geometry.groups,
         )
-    else:
-        shape, windowed, plain, read = (outputs, *taps_first, inputs), x, d_out, geometry
+    shape = (*w_shape[:2], *(1,) * (AXES + 2 - len(w_shape)), *w_shape[2:])
     call = native("panax_convolution_by_weights", jax.ShapeDtypeStruct(shape, jnp.float32))
-    found = call(_spatial(windowed), _spatial(plain), **_attributes(read))
-    if windowed is d_out:
-        found = found.reshape(groups, inputs, *taps, outputs // groups)
-        return jnp.moveaxis(found, -1, 1).reshape(w_shape)
-    return jnp.moveaxis(found.reshape(outputs, *taps, inputs), -1, 1)
+    return call(_spatial(windowed), _spatial(plain), **_attributes(geometry, exchanged)).reshape(w_shape)
 
 
-def _convolution(x: Any, w: Any, places: tuple[int, ...], geometry: ConvolutionGeometry) -> jax.Array:
-    shape = (x.shape[0], w.shape[0], *(1,) * (AXES - len(places)), *places)
+def _convolution(
+    x: Any, w: Any, out_shape: tuple[int, ...], geometry: ConvolutionGeometry, *, exchanged: bool
+) -> jax.Array:
+    channels, *places = out_shape
+    shape = (x.shape[0], channels, *(1,) * (AXES - len(places)), *places)
     call = native("panax_convolution", jax.ShapeDtypeStruct(shape, jnp.float32))
-    # A tap's channels lie together, so that a block of the summed axis is read in a piece.
-    taps = _spatial(w).transpose(0, 2, 3, 4, 1)
-    return call(_spatial(x), taps, **_attributes(geometry)).reshape(x.shape[0], w.shape[0], *places)
+    return call(_spatial(x), _spatial(w), **_attributes(geometry, exchanged)).reshape(x.shape[0], *out_shape)
 
 
 def _spatial(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float32).reshape(*x.shape[:2], *(1,) * (AXES + 2 - x.ndim), *x.shape[2:])
 
 
-def _attributes(geometry: ConvolutionGeometry) -> dict[str, Any]:
+def _attributes(geometry: ConvolutionGeometry, exchanged: bool) -> dict[str, Any]:
     def on_all_axes(values: Any, default: int) -> np.ndarray:
         return np.array([default] * (AXES - len(values)) + list(values), np.int32)
 
@@ -118,6 +102,7 @@ def _attributes(geometry: ConvolutionGeometry) -> dict[str, Any]:
         "dilation": on_all_axes(geometry.dilation, 1),
         "input_dilation": on_all_axes(geometry.input_dilation, 1),
         "groups": np.int32(geometry.groups),
+        "exchanged": np.int32(exchanged),
     }
 
 

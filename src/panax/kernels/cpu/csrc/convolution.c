@@ -4,7 +4,10 @@
    Forward, and by the input:   out[o][position] = sum over (tap, c) of w[o][(tap, c)] * x[c][position * stride - pad + tap * dilation]
    By the weights:              d_w[o][(tap, c)] = sum over positions of d_out[o][position] * x[c][the same place]
 
-       x, d_out: (images, groups * channels, planes, rows, columns)      w: (groups * outputs, taps..., inputs)
+       x, d_out: (images, groups * channels, planes, rows, columns)      w: (groups * outputs, inputs, taps...)
+
+   `exchanged` weights are those of the convolution that this one goes back through: their first axis is summed over, their second
+   one is the outputs, and forward their taps are read from the last to the first.
 
    `spread`, the dilation of x, puts zeros between its places, as a transposed convolution has them. They are not multiplied: the positions that
    are alike modulo the spread (a phase) meet the same taps, and each phase is a product of its own. Each sum has one order, by
@@ -21,12 +24,14 @@ enum { AXES = 3, SPAN = BLOCK_WORDS };
 
 struct convolution {
   const uint32_t *x, *x_end;
-  const char *other; /* w, or d_out. */
+  const float *other; /* w, or d_out. */
   float *out;
   int images, groups, inputs, outputs; /* Channels of one group. */
   int in[AXES], positions[AXES], taps[AXES];
   const int32_t *stride, *pad, *dilation, *spread;
   int in_size, out_size, all_taps; /* Products of the above. */
+  int exchanged;
+  size_t row_step, channel_step, group_step; /* In the weights, between outputs, inputs and groups. */
   int columns, rows, across, down; /* Of a piece, and the number of pieces in each direction. */
 };
 
@@ -171,8 +176,7 @@ static void forward_piece(const void *work, int piece) {
   const int high = least(t->rows, t->outputs - row_first);
   const uint32_t *x = t->x + (size_t)group * t->inputs * t->in_size;
   float *out = t->out + (size_t)(group * t->outputs + row_first) * t->out_size;
-  const size_t w_step = sizeof(float) * (size_t)t->all_taps * t->inputs;
-  const char *w = t->other + (size_t)(group * t->outputs + row_first) * w_step;
+  const float *w = t->other + group * t->group_step + row_first * t->row_step;
   uint32_t *panels_a = thread_memory(PANELS, sizeof(uint32_t) * (ROOM_A + ROOM_B)), *panel_b = panels_a + ROOM_A;
   int target[COLUMNS];
   struct window window;
@@ -186,9 +190,10 @@ static void forward_piece(const void *work, int piece) {
       if (rows < ROWS) memset(panel, 0, sizeof(uint32_t) * (size_t)words * ROWS);
       for (int word = 0, n; word < words; word += n) {
         const int channel = (p + word) % t->inputs, tap = tap_of(t, &phase, (p + word) / t->inputs).index;
+        const float *from = w + i * t->row_step + channel * t->channel_step + (t->exchanged ? t->all_taps - 1 - tap : tap);
         n = least(t->inputs - channel, words - word);
-        const char *from = w + i * w_step + sizeof(float) * ((size_t)tap * t->inputs + channel);
-        pack_rows(panel + word * ROWS, from, w_step, rows, ROWS, n, 0);
+        for (int k = 0; k < n; k++, from += t->channel_step)
+          for (int row = 0; row < rows; row++) panel[(word + k) * ROWS + row] = word32(from + row * t->row_step);
       }
     }
     for (int j = 0; j < wide; j += COLUMNS) {
@@ -218,14 +223,14 @@ static void by_weights_piece(const void *work, int piece) {
   enum { STEP = SPAN + 2 * LANES };
   const struct convolution *t = work;
   const int row_first = piece % t->down * t->rows, column_first = piece / t->down % t->across * t->columns;
-  const int group = piece / t->down / t->across, all_columns = t->all_taps * t->inputs;
+  const int group = piece / t->down / t->across;
   const struct phase phase = phase_of(t, 0);
-  const int wide = least(t->columns, all_columns - column_first), high = least(t->rows, t->outputs - row_first);
+  const int wide = least(t->columns, t->all_taps * t->inputs - column_first), high = least(t->rows, t->outputs - row_first);
   const uint32_t *x = t->x + (size_t)group * t->inputs * t->in_size;
-  float *out = t->out + (size_t)(group * t->outputs + row_first) * all_columns + column_first;
   const size_t step = sizeof(float) * (size_t)t->out_size;
   uint32_t *panels_a = thread_memory(PANELS, sizeof(uint32_t) * (ROOM_A + ROOM_B)), *panel_b = panels_a + ROOM_A;
-  uint32_t *rows_of_b = thread_memory(SCRATCH, sizeof(uint32_t) * COLUMNS * STEP);
+  uint32_t *rows_of_b = thread_memory(SCRATCH, sizeof(uint32_t) * ((size_t)COLUMNS * STEP + (size_t)high * wide));
+  float *sums = (float *)(rows_of_b + COLUMNS * STEP);
   struct window window;
   struct source source;
   vec sum[ROWS][VECTORS];
@@ -239,7 +244,8 @@ static void by_weights_piece(const void *work, int piece) {
         const int image = (p + word) / t->out_size, place = (p + word) % t->out_size;
         n = least(t->out_size - place, words - word);
         const size_t channel = (size_t)(image * t->groups + group) * t->outputs + row_first + i;
-        pack_rows(panel + word * ROWS, t->other + channel * step + sizeof(float) * place, step, rows, ROWS, n, 0);
+        const float *from = t->other + channel * t->out_size + place;
+        pack_rows(panel + word * ROWS, (const char *)from, step, rows, ROWS, n, 0);
       }
     }
     if (words) look(&window, NULL, t, &phase, p, words, words);
@@ -255,16 +261,22 @@ static void by_weights_piece(const void *work, int piece) {
       for (int i = 0; i < high; i += ROWS) {
         const int rows = least(ROWS, high - i);
         multiply(panels_a + (size_t)i * words, panel_b, words, sum, rows, FLOATS);
-        store(sum, out + (size_t)i * all_columns + j, all_columns, rows, columns, 1.0f, p ? 1.0f : 0.0f);
+        store(sum, sums + (size_t)i * wide + j, wide, rows, columns, 1.0f, p ? 1.0f : 0.0f);
       }
     }
   }
+  for (int i = 0; i < high; i++) {
+    float *out = t->out + group * t->group_step + (row_first + i) * t->row_step;
+    for (int j = 0; j < wide; j++, sums++)
+      out[(column_first + j) % t->inputs * t->channel_step + (column_first + j) / t->inputs] = *sums;
+  }
 }
 
-/* Pieces for each thread, by columns, and by rows if there are few columns or more than the panels of A hold. */
+/* Pieces for each thread: parts of whichever side is longer, so that the shorter one is packed again and again. No more rows than
+   the panels of A hold. */
 static int cut(struct convolution *t, int columns, int rows, int independent, int threads) {
-  const int share = ceil_div(threads, independent);
-  t->columns = ceil_div(ceil_div(columns, share), COLUMNS) * COLUMNS;
+  const int share = ceil_div(threads, independent), by_rows = rows > columns && rows >= share * ROWS;
+  t->columns = ceil_div(ceil_div(columns, by_rows ? 1 : share), COLUMNS) * COLUMNS;
   t->across = ceil_div(columns, t->columns);
   t->rows = least(BLOCK_N / ROWS, ceil_div(ceil_div(rows, ceil_div(share, t->across)), ROWS)) * ROWS;
   t->down = ceil_div(rows, t->rows);
@@ -278,25 +290,29 @@ static int read(struct convolution *t, const XLA_FFI_CallFrame *frame, const XLA
   const XLA_FFI_Buffer *x = frame->args.args[0], *other = frame->args.args[1], *result = frame->rets.rets[0];
   if (x->rank != AXES + 2 || w->rank != AXES + 2 || d_out->rank != AXES + 2) return 0;
   if (x->dtype != XLA_FFI_DataType_F32 || other->dtype != XLA_FFI_DataType_F32 || result->dtype != XLA_FFI_DataType_F32) return 0;
-  const int groups = int_attribute(frame, "groups");
+  const int groups = int_attribute(frame, "groups"), exchanged = int_attribute(frame, "exchanged");
+  const int first = (int)w->dims[0] / groups, second = (int)w->dims[1];
   *t = (struct convolution){
       .x = x->data,
       .other = other->data,
       .out = result->data,
       .images = (int)x->dims[0],
       .groups = groups,
-      .inputs = (int)w->dims[AXES + 1],
-      .outputs = (int)w->dims[0] / groups,
+      .inputs = exchanged ? first : second,
+      .outputs = exchanged ? second : first,
+      .exchanged = exchanged,
       .stride = ints_attribute(frame, "stride"),
       .pad = ints_attribute(frame, "padding"),
       .dilation = ints_attribute(frame, "dilation"),
       .spread = ints_attribute(frame, "input_dilation"),
   };
   for (int d = 0; d < AXES; d++) {
-    t->in[d] = (int)x->dims[2 + d], t->positions[d] = (int)d_out->dims[2 + d], t->taps[d] = (int)w->dims[1 + d];
+    t->in[d] = (int)x->dims[2 + d], t->positions[d] = (int)d_out->dims[2 + d], t->taps[d] = (int)w->dims[2 + d];
     if (t->spread[d] > 1 && t->stride[d] > 1) return 0;
   }
   t->in_size = size_of(t->in), t->out_size = size_of(t->positions), t->all_taps = size_of(t->taps);
+  t->row_step = (size_t)t->all_taps * (exchanged ? 1 : second), t->channel_step = (size_t)t->all_taps * (exchanged ? second : 1);
+  t->group_step = (size_t)first * second * t->all_taps;
   t->x_end = t->x + (size_t)t->images * groups * t->inputs * t->in_size;
   return x->dims[1] == groups * t->inputs && d_out->dims[1] == groups * t->outputs && d_out->dims[0] == t->images;
 }
