@@ -47,8 +47,11 @@ def jax_columns(options) -> dict:
     import jax
     import jax.numpy as jnp
 
+    from panax.kernels import choose_by_timing
     from panax.layers import FeedForward, MixtureOfExperts, MoE, Tokens
 
+    # As every run does at its start.
+    choose_by_timing()
     experts, active, ffn = options.shape
     given = weights(options)
     x, dy = (jnp.asarray(given[name], options.dtype)[None] for name in ("x", "dy"))

@@ -14,6 +14,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from panax.core import Target
+from panax.kernels.cpu.native import OWN, missing
 from panax.kernels.grouped import (
     GroupedCase,
     Groups,
@@ -26,6 +27,10 @@ from panax.kernels.grouped import (
 from panax.kernels.registry import _log_once, check_name, choose, note
 
 K, N = 40, 24
+
+needs_library = pytest.param(
+    OWN, marks=pytest.mark.skipif(missing(OWN, "float32") is not None, reason=str(missing(OWN, "float32")))
+)
 
 
 @functools.cache
@@ -48,16 +53,17 @@ def check(implementation: str, groups: Groups) -> None:
 
 @pytest.mark.parametrize("tile", [8, 32])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("implementation", ["reference", "blocked"])
+@pytest.mark.parametrize("implementation", ["reference", "blocked", needs_library])
 def test_equals_a_loop_over_the_groups(implementation, sizes, tile):
     check(implementation, groups_of(sizes, tile))
 
 
 @pytest.mark.parametrize("num_groups", [1, 64])
-def test_one_group_and_many(num_groups):
+@pytest.mark.parametrize("implementation", ["blocked", needs_library])
+def test_one_group_and_many(num_groups, implementation):
     for seed in range(3):
         shares = np.random.default_rng(seed).dirichlet(np.full(num_groups, 0.3))
-        check("blocked", groups_of(np.random.default_rng(seed).multinomial(200, shares).tolist(), 8))
+        check(implementation, groups_of(np.random.default_rng(seed).multinomial(200, shares).tolist(), 8))
 
 
 def test_chunks_of_all_sizes():
@@ -244,3 +250,26 @@ def test_says_once_that_it_is_slow(caplog):
             note(choose("grouped matmul", case, Target(platform)), Target(platform))
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO"]
     assert "on gpu runs 'blocked': triton can't run here: tile=8" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("implementation", [needs_library])
+def test_groups_beyond_the_rows_are_refused(implementation):
+    """A custom call must not read or write memory that isn't its own, whatever the sizes say."""
+    product, _, outer = compiled(implementation)
+    w = matrices(2, K, N)
+    for sizes in ([9, 8], [-1, 4], [2**31 - 1, 1]):
+        groups = Groups(sizes=jnp.array(sizes, jnp.int32), rows=16, tile=8)
+        x, y = jnp.ones((16, K)), jnp.ones((16, N))
+        with pytest.raises(jax.errors.JaxRuntimeError, match="not inside of its rows"):
+            jax.block_until_ready(product(x, w, groups))
+        with pytest.raises(jax.errors.JaxRuntimeError, match="not inside of its rows"):
+            jax.block_until_ready(outer(x, y, groups))
+
+
+@pytest.mark.parametrize("implementation", [needs_library])
+def test_a_row_has_the_same_bits_beside_any_others(implementation):
+    product = compiled(implementation)[0]
+    x, w = jax.random.normal(jax.random.key(0), (64, K)), matrices(3, K, N)
+    alone = product(x, w, Groups(sizes=jnp.array([0, 1, 0]), rows=64, tile=8))[0]
+    for sizes in ([0, 64, 0], [0, 7, 40], [0, 3, 0]):
+        assert jnp.array_equal(product(x, w, Groups(sizes=jnp.array(sizes), rows=64, tile=8))[0], alone)

@@ -57,6 +57,11 @@ def _convolution_by_weights(given: Sequence[Shaped], taken: Sequence[Shaped], _:
     return 2.0 * math.prod(taken[0].shape) * images * math.prod(places)
 
 
+def _grouped(given: Sequence[Shaped], taken: Sequence[Shaped], _: Mapping[str, Any]) -> float:
+    """Of all rows of the buffer: how many of them groups have is not known before it runs."""
+    return 2.0 * math.prod(given[0].shape) * taken[0].shape[-1]
+
+
 def _attention(products: int) -> Flops:
     """`products` matrix multiplications of queries by keys, or of the size of one; halved where the mask is causal."""
 
@@ -80,6 +85,8 @@ for _first in "nt":
         register_cost(f"panax_product_{_first}{_second}", _product((_first == "t", _second == "t")))
 register_cost("panax_convolution", _convolution)
 register_cost("panax_convolution_by_weights", _convolution_by_weights)
+for _name in ("panax_grouped_product", "panax_grouped_outer"):
+    register_cost(_name, _grouped)
 register_cost("panax_wall", lambda *_: 0.0)
 for _forward, _backward in (
     ("panax_attention_forward", "panax_attention_backward"),

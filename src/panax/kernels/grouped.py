@@ -15,11 +15,13 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from panax.core.target import Target
+from panax.kernels.cpu.choice import timed_kernel
 from panax.kernels.grouped_blocked import blocked_outer, blocked_product, map_groups
 from panax.kernels.grouped_gpu import gpu_outer, gpu_product
 from panax.kernels.grouped_reference import reference_outer, reference_product
 from panax.kernels.grouped_rows import Groups, aligned_rows, choose_tile
 from panax.kernels.grouped_tpu import tpu_outer, tpu_product
+from panax.kernels.product import MatmulCase
 from panax.kernels.registry import Choice, Kernel, choose, note, register
 
 __all__ = [
@@ -105,10 +107,12 @@ class GroupedCase:
     Attributes:
         tile: Rows that no two groups share.
         dtype: The name of the operands' dtype.
+        local: Whether each array lies on one device, as in `MatmulCase`.
     """
 
     tile: int
     dtype: str
+    local: bool = True
 
 
 class GroupedMatmul(NamedTuple):
@@ -129,8 +133,11 @@ def runs_in_blocks(dtype: DTypeLike, groups: Groups, target: Target) -> bool:
 
 
 def _choice(dtype: DTypeLike, groups: Groups, target: Target, implementation: str = "auto") -> Choice:
-    case = GroupedCase(tile=groups.tile, dtype=jnp.dtype(dtype).name)
-    return note(choose("grouped matmul", case, target, named=implementation), target)
+    name = jnp.dtype(dtype).name
+    case = GroupedCase(tile=groups.tile, dtype=name, local=MatmulCase.of(0, groups.sizes).local)
+    return note(
+        choose("grouped matmul", case, target, named=implementation, timed=timed_kernel("grouped matmul", name)), target
+    )
 
 
 def _kernel_for(x: Array, other: Array, groups: Groups, target: Target, implementation: str) -> GroupedMatmul:

@@ -129,6 +129,7 @@ def forced() -> CpuKernels | None:
 _WORK_OF: dict[str, Work] = {
     "matmul": "product",
     "convolution": "product",
+    "grouped matmul": "product",
     "wall": "product",
     "row sums": "row_sums",
     "partial attention": "attention",

@@ -32,6 +32,8 @@ TARGETS = (
     "panax_attention_backward",
     "panax_convolution",
     "panax_convolution_by_weights",
+    "panax_grouped_product",
+    "panax_grouped_outer",
 )
 _SEQUENTIAL, _LP64 = 1, 0
 
