@@ -74,7 +74,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(items) > COMPLETE:
         missing = sorted(missing_cases(tiers, map(case_of, items)))
         if missing:
-            raise pytest.UsageError(f"tests/tiers.toml lists cases that do not exist: {', '.join(missing[:20])}")
+            # Not a UsageError: pytest-xdist shows nothing of one that a worker raises.
+            raise RuntimeError(f"tests/tiers.toml lists cases that do not exist: {', '.join(missing[:20])}")
 
 
 def _lists(files: dict[str, set[str]], file: str, case: str) -> bool:
