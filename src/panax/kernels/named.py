@@ -17,7 +17,7 @@ class Kernels(Validated):
 
     Attributes:
         attention: cudnn, pallas, blockwise, reference, or a registered one.
-        grouped: Of the grouped matmuls of experts: triton, megablox, blocked, reference, or a registered one.
+        grouped: Of the grouped matmuls of experts: triton, megablox, c, mkl, blocked, reference, or a registered one.
         matmul: Of all other products with weights: xla, c, mkl, or a registered one.
         row_sums: Of the gradients of biases: xla, c, mkl, or a registered one.
 

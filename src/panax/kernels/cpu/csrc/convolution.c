@@ -46,9 +46,10 @@ struct window {
   int count, base[SPAN], at[AXES][SPAN];
 };
 
-/* What one tap reads for a window: runs of neighbors, `from` is below zero where padding is read. Or place by place. */
+/* What one tap reads for a window: runs of places at the distance `step`, of which the first one is `from`; below zero it is
+   padding. Or place by place. */
 struct source {
-  int runs, scattered, offset[SPAN];
+  int runs, step, scattered, offset[SPAN];
   struct {
     int start, length, from;
   } run[SPAN];
@@ -128,13 +129,25 @@ static void read_tap(struct source *source, const struct convolution *t, const s
     source->offset[j] = inside ? window->base[j] + tap.offset : -1;
   }
   int runs = 0;
+  source->step = t->stride[AXES - 1];
   for (int j = 0, start = 0; j < window->count; j = start) {
-    const int from = source->offset[j], step = from >= 0;
+    const int from = source->offset[j], step = from >= 0 ? source->step : 0;
     for (start = j + 1; start < window->count && source->offset[start] == from + step * (start - j);) start++;
     source->run[runs].start = j, source->run[runs].length = start - j, source->run[runs++].from = from;
   }
   source->runs = runs;
-  source->scattered = runs > window->count / 4;
+  source->scattered = source->step > 2 || runs > window->count / 4;
+}
+
+/* Every second number of two vectors. */
+static inline vec even(vec a, vec b) {
+#if LANES == 16
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+#elif LANES == 8
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+#else
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6);
+#endif
 }
 
 /* One channel of a window. May write up to a vector more than the window has, which the caller has room for or overwrites. */
@@ -149,10 +162,12 @@ static inline void fetch(uint32_t *restrict to, const uint32_t *x, const uint32_
     const uint32_t *in = x + from;
     if (from < 0)
       for (int i = 0; i < length; i += LANES) *(loose *)(out + i) = (vec){0};
-    else if (end - in >= length + LANES)
+    else if (end - in < source->step * (length + LANES))
+      for (int i = 0; i < length; i++) out[i] = in[i * source->step];
+    else if (source->step == 1)
       for (int i = 0; i < length; i += LANES) *(loose *)(out + i) = load(in + i);
     else
-      memcpy(out, in, sizeof *out * length);
+      for (int i = 0; i < length; i += LANES) *(loose *)(out + i) = even(load(in + 2 * i), load(in + 2 * i + LANES));
   }
 }
 
