@@ -1,7 +1,7 @@
 """What compressed reductions cost: held-out loss with the same seeds, or the time of a step.
 
     python benchmarks/compression.py [--folder DIR] [--seeds 3] [--steps 400] [--only KIND]
-    python benchmarks/compression.py --quickstart        the quickstart's own model, batch and 1,600 steps: 5 minutes a training
+    python benchmarks/compression.py --quickstart        the quickstart's own model, batch and 550 steps: 5 minutes a training
     python benchmarks/compression.py --time [--rounds 15]        on a machine that does nothing else
 
 A decoder of 0.1 million parameters learns the quickstart's text on four simulated replicas. A seed is that of the weights and of
@@ -140,7 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/compression"), help="where trained.jsonl lies")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind")
-    parser.add_argument("--steps", type=int, help="updates of each training (400; of --quickstart 1,600)")
+    parser.add_argument("--steps", type=int, help="updates of each training (400; of --quickstart 550)")
     parser.add_argument(
         "--quickstart", action="store_true", help="train the quickstart's model in place of a smaller one"
     )
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--time", action="store_true", help="measure steps instead")
     parser.add_argument("--rounds", type=int, default=15, help="of --time")
     given = parser.parse_args()
-    steps = given.steps or (1600 if given.quickstart else 400)
+    steps = given.steps or (550 if given.quickstart else 400)
     if given.seeds < 1 or steps < 20 or given.rounds < 1:
         parser.error("expected at least 1 seed, 20 steps and 1 round")
     devices = 8 if given.time else REPLICAS

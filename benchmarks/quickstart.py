@@ -204,14 +204,15 @@ def main() -> None:
     parser.add_argument("--recipe", choices=sorted(RECIPES), help="what to train (default: quickstart)")
     parser.add_argument("--text", choices=("files", "definitions"), help="on whole files, or on functions and classes")
     parser.add_argument("--num-steps", type=int, help="train so many steps")
+    parser.add_argument("--seed", type=int, default=0, help="of the training (default: 0)")
     parser.add_argument("--shown", type=int, default=4, help="how many samples to print (default: 4)")
     options = parser.parse_args()
-    if options.run and (options.recipe or options.text or options.num_steps):
-        parser.error("a finished run is not trained: leave --recipe, --text and --num-steps out")
+    if options.run and (options.recipe or options.text or options.num_steps or options.seed):
+        parser.error("a finished run is not trained: leave --recipe, --text, --num-steps and --seed out")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.run or temporary)
         if not options.run:
-            train(RECIPES[options.recipe or "quickstart"](), folder, options.text, options.num_steps)
+            train(RECIPES[options.recipe or "quickstart"](), folder, options.text, options.num_steps, options.seed)
         figures = held_out_figures(folder)
         print(f"held-out {figures['bits_per_byte']:.3f} bits per byte, loss {figures['loss']:.4f} a token")
         whole, ended = samples_of(panax.load(folder).generate)
@@ -220,13 +221,13 @@ def main() -> None:
     print(f"{len(ended)} more documents ended before; {sum(map(parses, ended))} of these parse whole")
 
 
-def train(recipe: Experiment, folder: Path, text: str | None, num_steps: int | None) -> None:
+def train(recipe: Experiment, folder: Path, text: str | None, num_steps: int | None, seed: int) -> None:
     """Train a recipe, and say how long it took from the import of jax on."""
     assert isinstance(recipe.data, TextData)
     if text is not None:
         corpus = PythonLibrary(definitions=text == "definitions")
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, corpus=corpus))
-    recipe = dataclasses.replace(recipe, directory=str(folder), num_steps=num_steps or recipe.num_steps)
+    recipe = dataclasses.replace(recipe, directory=str(folder), num_steps=num_steps or recipe.num_steps, seed=seed)
     wall, before = time.perf_counter(), os.times()
     panax.fit(recipe, say=print)
     wall, after = time.perf_counter() - wall, os.times()

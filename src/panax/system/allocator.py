@@ -5,7 +5,7 @@ when they are freed, and each call pays for the kernel's zeroing every page of t
 stay on the heap they are not zeroed, but the heap grows to several of them, since what is allocated in between lies in the way:
 ViT-B/16 then took 1.7 times the memory. In pages of 2 MiB the zeroing takes 2 to 3 % of such a step, and no memory stays. So
 temporaries that are large are mapped in such pages if the system has them for programs that ask (`madvise`), and glibc can
-(from 2.35 on). Small ones stay on the heap: of the quickstart's step the zeroing took 9 %.
+(from 2.35 on). Small ones stay on the heap: zeroing 200 MiB took 9 % of a small model's step.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2,
 NEVER = -1
 """Is trimmed to; a number of bytes could not go beyond 2 GiB, and larger programs would be zeroed again at each call."""
 
-LARGE_BYTES = 512 << 20
+LARGE_BYTES = 256 << 20
 """Of a program's temporaries, from which on they are mapped."""
 
 MAPPED_BYTES, MAPPED_BLOCKS = 32 << 20, 1 << 16
