@@ -1,7 +1,7 @@
 """What compressed reductions cost: held-out loss with the same seeds, or the time of a step.
 
     python benchmarks/compression.py [--folder DIR] [--seeds 3] [--steps 400] [--only KIND]
-    python benchmarks/compression.py --quickstart        the quickstart's own model, batch and 550 steps: 5 minutes a training
+    python benchmarks/compression.py --quickstart        the quickstart's own model, batch and 550 steps
     python benchmarks/compression.py --time [--rounds 15]        on a machine that does nothing else
 
 A decoder of 0.1 million parameters learns the quickstart's text on four simulated replicas. A seed is that of the weights and of

@@ -13,7 +13,8 @@ def quickstart() -> Experiment:
     Small enough for many steps in little time: it learns to write what looks like Python, indented as it should be.
 
     Command: panax train quickstart
-    Hardware: two CPU cores (AMD EPYC); 1 min 56 s in all with AVX-512, at 20,000 to 25,000 tokens/s, 3 min 25 s with AVX2 alone.
+    Hardware: two CPU cores (AMD EPYC); 1 min 56 s in all with AVX-512, at 20,000 to 25,000 tokens/s, 3 min 25 s
+    if limited to AVX2.
     Expected: held-out loss 2.33, 1.139 bits per byte, after 550 steps, where token frequencies alone give 5.77 (sources of
     Python 3.11.7). Of 60 samples over three seeds, 45 are tokens and hold an indented block (benchmarks/quickstart.py).
     """

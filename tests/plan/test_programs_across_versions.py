@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
     # Figures depend on whether matrix multiplications are custom calls; the tests' own choice needs no compiler here.
@@ -21,10 +22,13 @@ if __name__ == "__main__":
 import jax
 import numpy as np
 import pytest
+from cpu_here import KERNELS
 
 from panax.comms import Comms
+from panax.core.target import Target
 from panax.core.task import Task
 from panax.kernels.cpu import choice
+from panax.kernels.grouped_rows import aligned_rows, choose_tile
 from panax.layers import FeatureConfig, TableConfig, TablesConfig
 from panax.layers.moe_config import MoE
 from panax.mesh import MeshShape, Placement
@@ -129,12 +133,28 @@ def figures_of(case: Case) -> dict[str, Any]:
     }
 
 
+def use_kernels(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Take one library's kernels for all work."""
+    works = {f"{work}_{dtype}": name for work in choice.WORKS for dtype in choice.DTYPES}
+    monkeypatch.setattr(choice, "_current", choice.CpuKernels(**works))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_program_sends_and_computes_what_was_recorded(name, monkeypatch):
-    # As recorded: a grouped custom call counts all rows of its buffer, a loop those of one turn.
-    works = {f"{work}_{dtype}": "xla" for work in choice.WORKS for dtype in choice.DTYPES}
-    monkeypatch.setattr(choice, "_current", choice.CpuKernels(**works))
+    use_kernels(monkeypatch, "xla")  # As the file was written: a loop over groups counts one turn, so too few.
     assert figures_of(CASES[name]) == json.loads(RECORDED.read_text(encoding="utf-8"))[name]
+
+
+@pytest.mark.parametrize("kernels", [name for name in KERNELS if name != "xla"])
+def test_grouped_kernels_count_every_row_and_no_more_than_the_buffer(kernels, monkeypatch):
+    use_kernels(monkeypatch, kernels)
+    tokens, embed, ffn, layers, experts, active = ROWS * LENGTH, 16, 32, 2, 4, 2
+    of_a_row = 2 * 3 * 3 * embed * ffn * layers  # Three matrices; forward, and back by input and by weights.
+    other = figures_of(CASES["dense"])["flops"] - tokens * of_a_row
+    router = 2 * 3 * tokens * embed * experts * layers
+    counted = figures_of(CASES["experts"])["flops"] - other - router
+    tile = choose_tile(Target("cpu"), rows=tokens * active, groups=experts)
+    assert tokens * active * of_a_row <= counted <= aligned_rows(tokens * active, experts, tile) * of_a_row
 
 
 def test_nothing_is_recorded_that_is_not_traced():

@@ -5,7 +5,7 @@ Kernels are functions of local arrays: they are called inside `jax.shard_map` ov
 
 import panax.kernels.cpu.attention
 import panax.kernels.cpu.convolution
-import panax.kernels.cpu.grouped
+import panax.kernels.cpu.grouped_matmul
 import panax.kernels.cpu.products  # noqa: F401 (all register their kernels)
 from panax.kernels.attention import attention
 from panax.kernels.attention_case import AttentionCase

@@ -21,7 +21,7 @@ from panax.kernels.grouped_gpu import gpu_outer, gpu_product
 from panax.kernels.grouped_reference import reference_outer, reference_product
 from panax.kernels.grouped_rows import Groups, aligned_rows, choose_tile
 from panax.kernels.grouped_tpu import tpu_outer, tpu_product
-from panax.kernels.product import MatmulCase
+from panax.kernels.product import is_local
 from panax.kernels.registry import Choice, Kernel, choose, note, register
 
 __all__ = [
@@ -134,7 +134,7 @@ def runs_in_blocks(dtype: DTypeLike, groups: Groups, target: Target) -> bool:
 
 def _choice(dtype: DTypeLike, groups: Groups, target: Target, implementation: str = "auto") -> Choice:
     name = jnp.dtype(dtype).name
-    case = GroupedCase(tile=groups.tile, dtype=name, local=MatmulCase.of(0, groups.sizes).local)
+    case = GroupedCase(tile=groups.tile, dtype=name, local=is_local(groups.sizes))
     return note(
         choose("grouped matmul", case, target, named=implementation, timed=timed_kernel("grouped matmul", name)), target
     )

@@ -35,12 +35,16 @@ class MatmulCase:
     @classmethod
     def of(cls, multiplications: int, *operands: jax.Array) -> "MatmulCase":
         names = {x.dtype.name for x in operands}
-        checked = any(jax.typeof(x).manual_axis_type.varying for x in operands)
         return cls(
             dtype=names.pop() if len(names) == 1 else "",
             large=multiplications >= LEAST_PRODUCTS,
-            local=arrays_are_local() and not checked,
+            local=is_local(*operands),
         )
+
+
+def is_local(*operands: jax.Array) -> bool:
+    """True if each array is on one device, and nothing checks which mesh axes it varies over: a custom call can't tell."""
+    return arrays_are_local() and not any(jax.typeof(x).manual_axis_type.varying for x in operands)
 
 
 def product(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Array:
