@@ -46,6 +46,7 @@ class Measurement:
         )
         self.comparison.environment = describe_machine()
         self._alive: dict[str, Crew] = {}
+        self._largest_resident = 0
 
     def run(self) -> Comparison:
         """Measure all that is not measured yet. What was finished is in the folder, whatever ends this."""
@@ -167,13 +168,12 @@ class Measurement:
 
     def _keep_or_close(self, column: Column, resident_bytes: int) -> None:
         """All columns are kept alive while memory suffices, else none: each is then started anew for every turn."""
-        peaks = [result.peak_bytes or 0 for result in self.comparison.columns.values()]
-        free = free_bytes()
+        self._largest_resident = max(self._largest_resident, resident_bytes)
+        fits = free_bytes() >= HEADROOM * self._largest_resident
         if self.result(column).peak_of == "device":
-            free = min(free, free_device_bytes())
-        if not self.comparison.one_at_a_time and free < HEADROOM * max(
-            *peaks, 0 if self.result(column).peak_of == "device" else resident_bytes
-        ):
+            peaks = (entry.peak_bytes or 0 for entry in self.comparison.columns.values() if entry.peak_of == "device")
+            fits = fits and free_device_bytes() >= HEADROOM * max(peaks)
+        if not self.comparison.one_at_a_time and not fits:
             self.comparison.one_at_a_time = True
             self.say("memory does not suffice for all columns at once: each is started anew for every turn")
         if self.comparison.one_at_a_time:

@@ -206,6 +206,16 @@ def test_columns_are_started_anew_where_memory_does_not_suffice(played, tmp_path
     assert started.count("torch_eager") == 4 and started.count("panax") == 3
 
 
+def test_the_memory_of_devices_is_not_compared_with_the_hosts(played, tmp_path, monkeypatch):
+    settings = dataclasses.replace(SETTINGS, probes=False)
+    monkeypatch.setattr(measuring, "free_bytes", lambda: 8 * 2**30)
+    monkeypatch.setattr(measuring, "free_device_bytes", lambda: 80 * 2**30)
+    played["torch_eager"] = {"memory": {"device_bytes": 33 * 2**30, "resident_bytes": 2**30}}
+    assert not measure(settings, tmp_path / "both", "", lambda line: None).one_at_a_time
+    monkeypatch.setattr(measuring, "free_device_bytes", lambda: 40 * 2**30)
+    assert measure(settings, tmp_path / "device", "", lambda line: None).one_at_a_time
+
+
 def test_another_column_begins_each_round(played, tmp_path, monkeypatch):
     order = []
     monkeypatch.setattr(
