@@ -1,0 +1,73 @@
+"""Bring a script outside the project up to date with `docs/renames.csv`."""
+
+import ast
+import re
+from typing import NamedTuple
+
+from .table import Rename, forward
+
+
+class _Change(NamedTuple):
+    line: int
+    start: int
+    end: int
+    text: str
+
+
+def rewrite_script(text: str, renames: list[Rename]) -> str:
+    """A script with the new names: imports, what they bind, and attributes of modules.
+
+    Methods and fields are renamed where the script writes `.old` and no other class had that name; a line that can't be decided
+    is left, and fails when it runs.
+
+    >>> table = [Rename("name", "panax.optim.on_shards.Kept", "panax.optim.on_shards.StateSpec")]
+    >>> rewrite_script("from panax.optim.on_shards import Kept\\n\\nKept.like(x)\\n", table)
+    'from panax.optim.on_shards import StateSpec\\n\\nStateSpec.like(x)\\n'
+    """
+    tree = ast.parse(text)
+    bound: dict[str, str] = {}
+    changes: list[_Change] = []
+    by_package = _by_package(renames)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            _import(node, renames, by_package, bound, changes)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in bound:
+            changes.append(_Change(node.lineno, node.col_offset, node.end_col_offset or 0, bound[node.id]))
+    lines = text.split("\n")
+    for change in sorted(set(changes), reverse=True):
+        line = lines[change.line - 1].encode()
+        lines[change.line - 1] = (line[: change.start] + change.text.encode() + line[change.end :]).decode()
+    dotted = re.compile(r"\bpanax(?:_compare)?(?:\.\w+)+")
+    return dotted.sub(lambda match: forward(match.group(), renames), "\n".join(lines))
+
+
+def _import(
+    node: ast.ImportFrom,
+    renames: list[Rename],
+    by_package: dict[tuple[str, str], str],
+    bound: dict[str, str],
+    changes: list[_Change],
+) -> None:
+    """Rename what `from module import a, b` takes; the module itself is renamed as a dotted path."""
+    for alias in node.names:
+        path = f"{node.module}.{alias.name}"
+        new = forward(path, renames)
+        name = new.rpartition(".")[2]
+        if new == path:
+            name = by_package.get((node.module or "", alias.name), alias.name)
+        if name != alias.name:
+            changes.append(_Change(alias.lineno, alias.col_offset, alias.col_offset + len(alias.name.encode()), name))
+            if alias.asname is None:
+                bound[alias.name] = name
+
+
+def _by_package(renames: list[Rename]) -> dict[tuple[str, str], str]:
+    """New names by each package that may export the old one, where only one of its modules had it."""
+    names: dict[tuple[str, str], set[str]] = {}
+    for rename in renames:
+        if rename.kind == "name":
+            parts = rename.old.split(".")
+            for count in range(1, len(parts) - 1):
+                names.setdefault((".".join(parts[:count]), parts[-1]), set()).add(rename.new_name)
+    return {key: next(iter(new)) for key, new in names.items() if len(new) == 1}
