@@ -23,8 +23,8 @@ from panax.metrics import ConsoleTracker, CsvTracker
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, prepare
 from panax.run.history import read_history
-from panax.run.interrupt import Interrupt
-from panax.run.keeping import Keeper
+from panax.run.interrupt import SignalHandler
+from panax.run.keeping import CheckpointSchedule
 from panax.run.loop import Run
 from panax.run.report import Report
 from panax.run.start import Start, open_folder
@@ -76,7 +76,7 @@ def main() -> None:
         tracker = ConsoleTracker(Console(file=sink))
         with open_folder(prepared, lambda line: None) as checkpointer:
             checkpointer.save = lambda *arguments, **options: False  # saving is not part of a step
-            keeper = Keeper(prepared.experiment.checkpoint, checkpointer, None)
+            keeper = CheckpointSchedule(prepared.experiment.checkpoint, checkpointer, None)
 
             def bare(state):
                 for batch in ready:
@@ -85,7 +85,7 @@ def main() -> None:
 
             def loop(state, prepared=prepared):
                 with contextlib.closing(Report(prepared, 0, (tracker,), lambda line: None)) as report:
-                    run = Run(prepared, Start(state, 0, None, None), keeper, report, Interrupt(), lambda line: None)
+                    run = Run(prepared, Start(state, 0, None, None), keeper, report, SignalHandler(), lambda line: None)
                     for batch in run:
                         run.after_step(run.take_step(batch))
                     return run.finish().state

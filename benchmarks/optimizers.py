@@ -56,7 +56,7 @@ def updates(mesh: dict[str, int]) -> tuple[dict[str, Any], dict[str, float]]:
     import numpy as np
 
     from panax.mesh import MeshShape, Placement
-    from panax.optim.transformation import added_to
+    from panax.optim.transformation import apply_updates
 
     shapes, axes = parameters()
     random = np.random.default_rng(0)
@@ -77,7 +77,7 @@ def updates(mesh: dict[str, int]) -> tuple[dict[str, Any], dict[str, float]]:
 
         def step(params: Any, state: Any, gradients: Any, transformation: Any = transformation) -> tuple[Any, Any]:
             changes, state = transformation.update(gradients, state, params)
-            return added_to(params, changes), state
+            return apply_updates(params, changes), state
 
         with placement.activate():
             jitted = jax.jit(step, out_shardings=(lies, rests), donate_argnums=(0, 1))

@@ -52,12 +52,12 @@ Figures = dict[str, float]
 def of_recipe(name: str, seed: int) -> Figures:
     """A recipe's run, in this process."""
     import panax
-    from panax.hooks import Hook, Running
+    from panax.hooks import Hook, RunView
 
     reached: list[tuple[float, int]] = []
 
     class Watch(Hook):
-        def after_evaluation(self, run: Running, evaluation: Mapping[str, float]) -> None:
+        def after_evaluation(self, run: RunView, evaluation: Mapping[str, float]) -> None:
             if evaluation["return"] >= 475 and not reached:
                 reached.append((time.time(), run.step))
 

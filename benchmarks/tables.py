@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from panax.core import Evaluation, Loss, Module, Task, logical_axes, parameter
-from panax.layers import FeatureConfig, TableConfig, Tables, TablesConfig
+from panax.layers import EmbeddingTables, FeatureConfig, TableConfig, TablesConfig
 from panax.mesh import Placement
 from panax.optim import LazyAdam, RowOptimizer, RowSgd, RowWiseAdagrad, Sgd
 from panax.train import CompiledStep, Program
@@ -29,7 +29,7 @@ OPTIMIZERS: dict[str, RowOptimizer] = {"adagrad": RowWiseAdagrad(), "adam": Lazy
 
 
 class Model(Module):
-    tables: Tables
+    tables: EmbeddingTables
     bias: Float[Array, " row_width"] = parameter(lambda key, shape, axes: jnp.zeros(shape, jnp.float32))
 
 

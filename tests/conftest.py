@@ -42,9 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if len(jax.devices()) != 8:
         sys.exit("the tests need 8 simulated devices; something imported jax before tests/conftest.py did")
 
-    from panax.kernels.cpu.choice import forced, use  # After the line that looks at the devices.
+    from panax.kernels.cpu.choice import choice_of_environment, use  # After the line that looks at the devices.
 
-    kernels = forced()
+    kernels = choice_of_environment()
     assert kernels is not None
     use(kernels)
 

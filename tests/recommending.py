@@ -10,8 +10,8 @@ from jaxtyping import Array, Float
 
 from panax.core import Evaluation, Loss, Module, Task, logical_axes, normal, parameter
 from panax.core.module import name_key
-from panax.layers import FeatureConfig, TableConfig, Tables, TablesConfig
-from panax.spmd import contract, equal_shares
+from panax.layers import EmbeddingTables, FeatureConfig, TableConfig, TablesConfig
+from panax.spmd import contract, split_cotangent
 
 
 def tiny_tables(**placements: Any) -> TablesConfig:
@@ -36,7 +36,7 @@ def tiny_tables(**placements: Any) -> TablesConfig:
 
 
 class Model(Module):
-    tables: Tables
+    tables: EmbeddingTables
     w_out: Float[Array, "row_width class"] = parameter(normal("row_width"))
 
 
@@ -61,7 +61,7 @@ class TinyRecommender(Task):
     def loss(self, params: Any, state: Any, batch: Any, key: jax.Array, train: bool) -> Evaluation:
         vectors = params.tables(batch)
         x = vectors["user"] * (vectors["seen"] + vectors["bought"]) + vectors["day"]
-        logits = equal_shares(contract("batch row_width, row_width class -> batch class", x, params.w_out))
+        logits = split_cotangent(contract("batch row_width, row_width class -> batch class", x, params.w_out))
         label = jax.nn.one_hot(batch["label"], 2)
         losses = -(jax.nn.log_softmax(logits) * label).sum(axis=-1)
         return Evaluation({"click": Loss(losses.sum(), jnp.float32(losses.shape[0]))}, state, {})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from design import BATCHES, BUDGETS, PLAIN, SEEDS, SEQUENCE, TARGET, Group, Record, groups_of, paired_difference
 
-from panax.metrics.page.blocks import Grid, Paragraph, Picture, Section, Table
+from panax.metrics.page.blocks import Grid, Paragraph, Picture, Section, TextTable
 from panax.metrics.page.html import page
 from panax.metrics.page.lines import Line, line_chart
 
@@ -85,7 +85,7 @@ def write_page(records: Sequence[Record], times: Times, path: Path) -> None:
         lines = [_by_rate(each, records) for each in own]
         rates.append(_picture(f"{batch} times the base batch: updates to {TARGET}", lines, "rate, powers of 2"))
     sections = [
-        Section("", (Paragraph(about()), Table(tuple(rows_of(records, times))))),
+        Section("", (Paragraph(about()), TextTable(tuple(rows_of(records, times))))),
         Section("The best rate and warm-up of each", (Grid(tuple(losses)),)),
         Section("How much the rate matters", (Grid(tuple(rates)), Paragraph("Rates beside the first grid's middle."))),
     ]

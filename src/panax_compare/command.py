@@ -11,7 +11,7 @@ from pathlib import Path
 from panax.cli.parser import Parser
 from panax.core.errors import RecipeError
 from panax.metrics.report.costs import Rate
-from panax.metrics.report.until import lines_of, until_loss
+from panax.metrics.report.until import format_until, until_loss
 
 from .columns import COLUMNS, DISTRIBUTED, EVERY
 from .measuring import measure
@@ -207,7 +207,7 @@ def _until_loss(options: argparse.Namespace) -> int:
         price_per_hour=options.price_per_hour,
         interpolate=options.interpolate,
     )
-    print("\n".join(lines_of(found, options.until_loss, rate.currency)))
+    print("\n".join(format_until(found, options.until_loss, rate.currency)))
     return 0 if any(each.step is not None for each in found) else 1
 
 

@@ -20,7 +20,7 @@ from panax.system.allocator import environment_of_huge_pages
 from panax.system.signals import name_of
 
 from .columns import Column
-from .job import Job, free_port
+from .job import ColumnJob, free_port
 
 WORKER = ("-m", "panax.cli.compare", "--worker")
 
@@ -29,7 +29,7 @@ class ColumnError(Exception):
     """A column's process failed; the comparison goes on without it."""
 
 
-class Crew:
+class WorkerGroup:
     """The processes of one column.
 
     Each is in a session of its own, so that Ctrl-C reaches the comparison alone, which then ends them.
@@ -69,10 +69,10 @@ class Crew:
                 "HF_HUB_OFFLINE": "1",
                 "PANAX_COMPARE_OWN": "1" if own else "",
                 **(environment_of_huge_pages() if own else {}),
-                **Job.environment(rank, processes, port, devices),
+                **ColumnJob.environment(rank, processes, port, devices),
             }
             if python != sys.executable:
-                environment["PYTHONPATH"] = str(linked_packages(folder))
+                environment["PYTHONPATH"] = str(link_packages(folder))
             with open(self.log, "a", encoding="utf-8") as log:
                 self._processes.append(
                     subprocess.Popen(
@@ -87,7 +87,7 @@ class Crew:
                 )
 
     @classmethod
-    def of(cls, column: Column, folder: Path) -> "Crew":
+    def of(cls, column: Column, folder: Path) -> "WorkerGroup":
         """Start a column's processes."""
         python = os.environ.get(column.python, sys.executable) if column.python else sys.executable
         return cls(column.name, folder, column.processes, column.devices, column.own, python)
@@ -149,14 +149,14 @@ class Crew:
                     if pipe is not None:
                         pipe.close()
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "WorkerGroup":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def linked_packages(folder: Path) -> Path:
+def link_packages(folder: Path) -> Path:
     """A folder in which another interpreter finds this Panax, and nothing else of this environment."""
     place = folder / "packages"
     place.mkdir(exist_ok=True)

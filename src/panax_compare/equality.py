@@ -49,7 +49,7 @@ def tolerances(reference: Sequence[float], nudged: Sequence[float] | None, preci
     return found
 
 
-def judge(losses: Sequence[float], reference: Sequence[float], allowed: Sequence[float]) -> Judgement:
+def compare_losses(losses: Sequence[float], reference: Sequence[float], allowed: Sequence[float]) -> Judgement:
     """Compare a column's losses with the reference's."""
     if len(losses) != len(reference):
         return Judgement(False, float("inf"), f"{len(losses)} losses were recorded, the reference has {len(reference)}")

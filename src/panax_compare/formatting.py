@@ -51,10 +51,10 @@ def ratio(value: tuple[float, float, float] | None) -> str:
     return "" if value is None else f"{value[0]:.2f} ({value[1]:.2f} to {value[2]:.2f})"
 
 
-def joined(words: list[str]) -> str:
+def join_words(words: list[str]) -> str:
     """A list in a sentence.
 
-    >>> joined(["a", "b", "c"]), joined([])
+    >>> join_words(["a", "b", "c"]), join_words([])
     ('a, b and c', 'none')
     """
     if len(words) < 2:

@@ -13,7 +13,7 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class ColumnJob:
     """One process of a job on this machine.
 
     Attributes:
@@ -25,7 +25,7 @@ class Job:
     port: int
 
     @classmethod
-    def here(cls) -> "Job":
+    def here(cls) -> "ColumnJob":
         """The job that this process is of."""
         return cls(*(int(os.environ.get(name, default)) for name, default in _DEFAULTS.items()))
 

@@ -1,4 +1,4 @@
-"""Makes a `Work`: weights drawn by Panax's task from a seed, batches drawn by NumPy, both before any clock starts.
+"""Makes a `ComparedWork`: weights drawn by Panax's task from a seed, batches drawn by NumPy, both before any clock starts.
 
 Runs in a process of its own, which ends before the first column begins.
 """
@@ -25,7 +25,7 @@ from .making_clicks import make_clicks
 from .settings import Settings
 from .shapes import decoder_shape, vit_shape
 from .stream import TRAIN, Stream, make_stream
-from .work import Batch, Family, OptimizerNumbers, Work, save_batches, save_nudged
+from .work import Batch, ComparedWork, Family, OptimizerNumbers, save_batches, save_nudged
 
 LEAST_VOCABULARY = 1024
 """Of a decoder that is trained on text: a byte-pair tokenizer needs more than the bytes themselves."""
@@ -34,7 +34,9 @@ NUM_BATCHES = 4
 """Distinct batches; a column goes through them in turn."""
 
 
-def make_work(settings: Settings, folder: Path, find_recipe: Callable[[str], Any], stream_steps: int = 0) -> Work:
+def make_work(
+    settings: Settings, folder: Path, find_recipe: Callable[[str], Any], stream_steps: int = 0
+) -> ComparedWork:
     """Write a work's files.
 
     Args:
@@ -64,7 +66,7 @@ def make_work(settings: Settings, folder: Path, find_recipe: Callable[[str], Any
     return work
 
 
-def _of_recipe(settings: Settings, folder: Path, find_recipe: Callable[[str], Any], stream_steps: int) -> Work:
+def _of_recipe(settings: Settings, folder: Path, find_recipe: Callable[[str], Any], stream_steps: int) -> ComparedWork:
     name = settings.work.partition(":")[2]
     experiment = find_recipe(name)()
     if stream_steps == 0:
@@ -82,7 +84,7 @@ def _on_text(config: DecoderConfig, length: int) -> Experiment:
     return Experiment(name="compare", task=DecoderTask(model=config), data=data)
 
 
-def _stream(settings: Settings, folder: Path, work: Work, opened: OpenedData, steps: int) -> None:
+def _stream(settings: Settings, folder: Path, work: ComparedWork, opened: OpenedData, steps: int) -> None:
     """Real batches in place of the random ones."""
     length = work.units_per_step // settings.batch_size
     make_stream(settings.work, opened, folder, batch_size=settings.batch_size, length=length, steps=steps)
@@ -90,7 +92,7 @@ def _stream(settings: Settings, folder: Path, work: Work, opened: OpenedData, st
     save_batches(folder, [stream[n] for n in range(NUM_BATCHES)])
 
 
-def _of_task(settings: Settings, folder: Path, experiment: Any, task: Task) -> Work:
+def _of_task(settings: Settings, folder: Path, experiment: Any, task: Task) -> ComparedWork:
     name = settings.work.partition(":")[2]
     if isinstance(task, VitTask):
         config = dataclasses.replace(task.model, dropout=0.0, num_classes=task.model.num_classes or 10)
@@ -109,7 +111,7 @@ def _of_task(settings: Settings, folder: Path, experiment: Any, task: Task) -> W
     return _of_decoder(settings, folder, config, min(length, config.max_length), name)
 
 
-def _of_decoder(settings: Settings, folder: Path, config: DecoderConfig, length: int, recipe: str = "") -> Work:
+def _of_decoder(settings: Settings, folder: Path, config: DecoderConfig, length: int, recipe: str = "") -> ComparedWork:
     parameters = count_parameters(config)
     mixture = config.feed_forward
     experts = f", {mixture.experts} experts of which {mixture.active} active" if mixture else ""
@@ -119,7 +121,7 @@ def _of_decoder(settings: Settings, folder: Path, config: DecoderConfig, length:
     rows = [random.integers(0, config.vocab_size, shape, np.int32) for _ in range(NUM_BATCHES)]
     save_batches(folder, [{"tokens": row[:, :-1], "targets": row[:, 1:]} for row in rows])
     tokens = settings.batch_size * length
-    return Work(
+    return ComparedWork(
         title=(
             f"{family.capitalize()} shape: {parameters / 1e6:,.1f} M parameters, {config.num_layers} layers of {config.embed}"
             f"{experts}, {settings.batch_size} rows of {length} tokens, {config.vocab_size:,} in the vocabulary"
@@ -138,13 +140,13 @@ def _of_decoder(settings: Settings, folder: Path, config: DecoderConfig, length:
     )
 
 
-def _of_vit(settings: Settings, folder: Path, config: VitConfig, recipe: str = "") -> Work:
+def _of_vit(settings: Settings, folder: Path, config: VitConfig, recipe: str = "") -> ComparedWork:
     task = VitTask(model=config)
     params, _ = jax.eval_shape(task.init, jax.random.key(0))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
     family = _write_weights(settings, folder, task)
     save_batches(folder, random_images(settings, config))
-    return Work(
+    return ComparedWork(
         title=(
             f"ViT of {config.num_layers} layers of {config.embed}, patches of {config.patch}: {parameters / 1e6:,.1f} "
             f"M parameters, {settings.batch_size} images of {config.image_size} x {config.image_size}, "

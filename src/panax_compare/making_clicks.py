@@ -8,7 +8,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from .settings import DEFAULT_SIZES, Settings
-from .work import CONFIG, WEIGHTS, Batch, OptimizerNumbers, Work, save_batches
+from .work import CONFIG, WEIGHTS, Batch, ComparedWork, OptimizerNumbers, save_batches
 
 MLPERF_ROWS = (
     40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209, 11_938, 155,
@@ -28,7 +28,7 @@ SHAPES: dict[str, tuple[int, int, bool]] = {
 NUMBERS, ZIPF, NUM_BATCHES = 13, 1.2, 4
 
 
-def make_clicks(settings: Settings, folder: Path, numbers: OptimizerNumbers) -> Work:
+def make_clicks(settings: Settings, folder: Path, numbers: OptimizerNumbers) -> ComparedWork:
     """Write the files of a DLRM (arXiv:1906.00091): a bottom of 512, 256 and the width, a top of 1024, 1024, 512, 256 and 1."""
     size = settings.size or DEFAULT_SIZES["dlrm"]
     most, width, bags = SHAPES[size]
@@ -53,7 +53,7 @@ def make_clicks(settings: Settings, folder: Path, numbers: OptimizerNumbers) -> 
     save_batches(folder, [_batch(random, settings.batch_size, rows, capacities) for _ in range(NUM_BATCHES)])
     parameters = sum(tensor.size for tensor in tensors.values())
     dense = sum(t.size for name, t in tensors.items() if name.endswith("weight") and not name.startswith("tables"))
-    return Work(
+    return ComparedWork(
         title=(
             f"DLRM: {len(rows)} tables of MLPerf's shape, at most {most:,} rows of {width}, {sum(rows):,} in all, "
             f"{parameters / 1e6:,.1f} M parameters, {settings.batch_size} examples of {sum(capacities)} ids"

@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from panax.core.errors import RecipeError
+from panax.core.finite import greatest
 from panax.system.host_memory import free_bytes
-from panax.system.owned_dir import marked_folder, remove_marked
+from panax.system.owned_dir import make_owned_dir, remove_marked
 
-from .columns import EVERY, Column, chosen, column_named
-from .crew import ColumnError, Crew
+from .columns import EVERY, Column, column_named, select_columns
+from .crew import ColumnError, WorkerGroup
 from .environment import Load, describe_machine, free_device_bytes, has_gpu
 from .results import ColumnResult, Comparison, begun
 from .settings import Settings, check_hardware
-from .work import NUDGED, WORK, Work, read_work
+from .work import NUDGED, WORK, ComparedWork, read_work
 
 Say = Callable[[str], None]
 
@@ -34,7 +35,7 @@ class Measurement:
             until: What `Race` trains to, as plain values.
         """
         self.settings, self.folder, self.say, self._until = settings, folder, say, until
-        self.columns = chosen(settings.columns)
+        self.columns = select_columns(settings.columns)
         check_hardware(settings.precision, has_gpu())
         folder.mkdir(parents=True, exist_ok=True)
         self.comparison: Comparison = begun(
@@ -45,7 +46,7 @@ class Measurement:
             timespec="seconds"
         )
         self.comparison.environment = describe_machine()
-        self._alive: dict[str, Crew] = {}
+        self._alive: dict[str, WorkerGroup] = {}
         self._largest_resident = 0
 
     def run(self) -> Comparison:
@@ -83,7 +84,7 @@ class Measurement:
     def _save(self) -> None:
         self.comparison.save(self.folder)
 
-    def _work(self) -> Work:
+    def _work(self) -> ComparedWork:
         self.say("making the weights and batches")
         work = make(self.settings, self.folder, self._until)
         kept = ("title", "family", "unit", "units_per_step", "flops_per_step", "parameters", "recipe")
@@ -92,7 +93,7 @@ class Measurement:
         self.say(work.title)
         return work
 
-    def _list(self, work: Work) -> None:
+    def _list(self, work: ComparedWork) -> None:
         """An entry for each column; those that can't run say why."""
         for column in self.columns:
             entry = self.comparison.columns.setdefault(column.name, ColumnResult(column.name, column.title))
@@ -130,9 +131,9 @@ class Measurement:
                 self._alive.pop(column.name).close()
         self._save()
 
-    def _start(self, column: Column, work: str = "work") -> Crew:
+    def _start(self, column: Column, work: str = "work") -> WorkerGroup:
         """A column's processes, prepared; the caller closes them, or they are kept alive."""
-        crew = Crew.of(column, self.folder)
+        crew = WorkerGroup.of(column, self.folder)
         try:
             entry = self.result(column)
             about = crew.ask("prepare", column=column.name, folder=str(self.folder / work))
@@ -172,7 +173,7 @@ class Measurement:
         fits = free_bytes() >= HEADROOM * self._largest_resident
         if self.result(column).peak_of == "device":
             peaks = (entry.peak_bytes or 0 for entry in self.comparison.columns.values() if entry.peak_of == "device")
-            fits = fits and free_device_bytes() >= HEADROOM * max(peaks)
+            fits = fits and free_device_bytes() >= HEADROOM * greatest(peaks)
         if not self.comparison.one_at_a_time and not fits:
             self.comparison.one_at_a_time = True
             self.say("memory does not suffice for all columns at once: each is started anew for every turn")
@@ -198,7 +199,7 @@ class Measurement:
         self._save()
 
     @contextlib.contextmanager
-    def _running(self, column: Column) -> Iterator[Crew]:
+    def _running(self, column: Column) -> Iterator[WorkerGroup]:
         """The column's processes, started and compiled if they are not alive."""
         if column.name in self._alive:
             yield self._alive[column.name]
@@ -252,7 +253,7 @@ class Measurement:
             self._save()
 
 
-def make(settings: Settings, folder: Path, until: dict[str, float] | None = None) -> Work:
+def make(settings: Settings, folder: Path, until: dict[str, float] | None = None) -> ComparedWork:
     """The weights and batches, in the folder's `work`; those that an interrupted comparison left are taken.
 
     Args:
@@ -265,10 +266,10 @@ def make(settings: Settings, folder: Path, until: dict[str, float] | None = None
     if not (place / NUDGED / WORK).is_file():
         remove_marked(place)
         try:
-            marked_folder(place)
+            make_owned_dir(place)
         except OSError as error:
             raise RecipeError(f"{error}; choose another --directory") from error
-        with Crew("make", folder) as crew:
+        with WorkerGroup("make", folder) as crew:
             try:
                 steps = {} if until is None else {"stream_steps": int(until["steps"])}
                 crew.ask("make", settings=dataclasses.asdict(settings), folder=str(place), **steps)

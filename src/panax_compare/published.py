@@ -12,7 +12,7 @@ from panax.core.errors import DataError, RecipeError
 from panax.system import json_reader
 from panax.system.owned_dir import remove_marked
 
-from .crew import ColumnError, Crew
+from .crew import ColumnError, WorkerGroup
 from .environment import describe_machine, has_gpu
 from .measuring import make
 from .settings import Settings
@@ -135,7 +135,7 @@ def measure_published(settings: Settings, folder: Path, command: str, steps: int
             found = published.found.setdefault(variant.name, {})
             if "seconds" in found.get(side, {}):
                 continue
-            with Crew(f"{side}-{variant.name}", folder) as crew:
+            with WorkerGroup(f"{side}-{variant.name}", folder) as crew:
                 try:
                     found[side] = crew.ask(
                         "published",

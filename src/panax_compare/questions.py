@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 from panax.core.finite import ascending, greatest, least
 
 from .columns import EVERY, Column
-from .formatting import joined, ratio, seconds, size
+from .formatting import join_words, ratio, seconds, size
 from .results import ColumnResult, Comparison
 from .sources import Length, length_of
-from .verdict import Row, verdict
+from .verdict import ColumnFigures, verdict
 
 RETRACED = 5.0
 """A step that takes so many times as long as usual was compiled anew."""
@@ -22,7 +22,7 @@ class Answer(NamedTuple):
     evidence: tuple[str, ...]
 
 
-def answers(comparison: Comparison, rows: list[Row]) -> list[Answer]:
+def answers(comparison: Comparison, rows: list[ColumnFigures]) -> list[Answer]:
     """One for each of the five questions."""
     return [
         _abstraction(comparison),
@@ -52,7 +52,7 @@ def _abstraction(comparison: Comparison) -> Answer:
     without = [column.title for column, length in lengths if not length.model]
     answer = (
         f"{shortest[0].title} takes the least code to write for this model, {sum(shortest[1])} lines; {longest[0].title} the "
-        f"most, {sum(longest[1])}. Nothing of the model had to be written for {joined(without)}."
+        f"most, {sum(longest[1])}. Nothing of the model had to be written for {join_words(without)}."
     )
     evidence = [
         f"{column.title}: {length.program} lines of program"
@@ -65,7 +65,7 @@ def _abstraction(comparison: Comparison) -> Answer:
     return Answer(question, answer, tuple(evidence))
 
 
-def _performance(comparison: Comparison, rows: list[Row]) -> tuple[str, tuple[str, ...]]:
+def _performance(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[str, tuple[str, ...]]:
     said = verdict(comparison, rows)
     evidence = [
         f"{row.title}: {seconds(row.seconds)} a step ({seconds(row.low)} to {seconds(row.high)})"
@@ -96,13 +96,19 @@ def _distributed(comparison: Comparison) -> Answer:
         )
     evidence = tuple(
         f"{column.title}: {entry.processes} processes"
-        + (f", {joined([size(sent) for sent in entry.sent_bytes])} sent by each in a step" if entry.sent_bytes else "")
+        + (
+            f", {join_words([size(sent) for sent in entry.sent_bytes])} sent by each in a step"
+            if entry.sent_bytes
+            else ""
+        )
         for column, entry in found
     )
-    return Answer(question, f"{joined([column.title for column, _ in found])} trained on several processes.", evidence)
+    return Answer(
+        question, f"{join_words([column.title for column, _ in found])} trained on several processes.", evidence
+    )
 
 
-def _debugging(comparison: Comparison, rows: list[Row]) -> Answer:
+def _debugging(comparison: Comparison, rows: list[ColumnFigures]) -> Answer:
     question = "Prototyping and debugging"
     ran = [row for row in rows if row.first_step_seconds is not None]
     if not ran:
@@ -129,7 +135,7 @@ def _debugging(comparison: Comparison, rows: list[Row]) -> Answer:
         f"{column.title}, a batch with a label too few: {wrong_batch(entry.probe)}" for column, entry in probed
     ]
     if probed:
-        said += f" A batch of another size was taken without compiling by {joined(free)}."
+        said += f" A batch of another size was taken without compiling by {join_words(free)}."
     return Answer(question, said, tuple(evidence))
 
 
@@ -170,11 +176,11 @@ def _ecosystem(comparison: Comparison) -> Answer:
     ran = [column.title for column, entry in columns if entry.losses]
     absent = [column.title for column, entry in columns if entry.state == "absent"]
     impossible = [column.title for column, entry in columns if entry.state == "impossible"]
-    said = f"This model ran as {joined(ran)}."
+    said = f"This model ran as {join_words(ran)}."
     if absent:
-        said += f" Not installed here: {joined(absent)}."
+        said += f" Not installed here: {join_words(absent)}."
     if impossible:
-        said += f" Without such a model: {joined(impossible)}."
+        said += f" Without such a model: {join_words(impossible)}."
     evidence = [
         f"{column.title}: "
         + (

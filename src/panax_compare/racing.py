@@ -14,8 +14,8 @@ from panax.metrics.report.wording import duration, money
 from panax.system import json_reader
 
 from .columns import Column
-from .crew import Crew
-from .equality import judge, tolerances
+from .crew import WorkerGroup
+from .equality import compare_losses, tolerances
 from .measuring import Measurement, Say
 from .settings import Settings
 
@@ -49,7 +49,7 @@ class Until:
 
 
 @dataclasses.dataclass
-class Arrival:
+class RaceEntry:
     """A column on its way to the loss.
 
     Attributes:
@@ -97,7 +97,7 @@ class Race(Measurement):
         super().__init__(settings, folder, command, say, dataclasses.asdict(until))
         self.until = until
 
-    def run_to_loss(self) -> list[Arrival]:
+    def run_to_loss(self) -> list[RaceEntry]:
         """Train all columns that agree. What ended is kept, and not trained again by the same command."""
         arrivals = self._kept()
         try:
@@ -126,7 +126,7 @@ class Race(Measurement):
         allowed = tolerances(reference, self.comparison.nudged or None, self.settings.precision)
         found = []
         for column in checked:
-            judgement = judge(self.result(column).losses, reference, allowed)
+            judgement = compare_losses(self.result(column).losses, reference, allowed)
             if judgement.same:
                 found.append(column)
             else:
@@ -134,10 +134,10 @@ class Race(Measurement):
                 self.say(f"{column.title}: does other work: {judgement.reason}")
         return found
 
-    def _train(self, columns: Sequence[Column], arrivals: dict[str, Arrival]) -> None:
+    def _train(self, columns: Sequence[Column], arrivals: dict[str, RaceEntry]) -> None:
         """In turns, so that all see the same load of the machine."""
         under_way = {
-            column.name: Arrival(column.name, column.title, column.processes * column.devices) for column in columns
+            column.name: RaceEntry(column.name, column.title, column.processes * column.devices) for column in columns
         }
         waiting = list(columns)
         while waiting:
@@ -155,7 +155,7 @@ class Race(Measurement):
                     if column.name in self._alive:
                         self._alive.pop(column.name).close()
 
-    def _crew(self, column: Column, arrival: Arrival) -> Crew:
+    def _crew(self, column: Column, arrival: RaceEntry) -> WorkerGroup:
         """Its processes, after the steps that were checked."""
         checked = self.settings.checked_steps
         if column.name not in self._alive:
@@ -169,7 +169,7 @@ class Race(Measurement):
             arrival.train_seconds = sum(entry.checked_seconds[1:])
         return self._alive[column.name]
 
-    def _advance(self, crew: Crew, arrival: Arrival) -> None:
+    def _advance(self, crew: WorkerGroup, arrival: RaceEntry) -> None:
         """To the next evaluation."""
         steps = min(self.until.steps, (arrival.steps // self.until.every + 1) * self.until.every) - arrival.steps
         if steps > 0:
@@ -185,24 +185,24 @@ class Race(Measurement):
         elif not arrival.reached and arrival.steps >= self.until.steps:
             arrival.reason = f"not reached in {arrival.steps} steps: {least(arrival.losses.values()):.4f} at best"
 
-    def _keep(self, arrivals: dict[str, Arrival]) -> None:
+    def _keep(self, arrivals: dict[str, RaceEntry]) -> None:
         partial = self.folder / (REACHED + ".partial")
         partial.write_text(
             json.dumps([dataclasses.asdict(each) for each in arrivals.values()], indent=1) + "\n", encoding="utf-8"
         )
         os.replace(partial, self.folder / REACHED)
 
-    def _kept(self) -> dict[str, Arrival]:
+    def _kept(self) -> dict[str, RaceEntry]:
         """Those that ended before; one that failed is tried again."""
         with contextlib.suppress(FileNotFoundError):
             raw = json_reader.read(self.folder / REACHED, constants=True)
-            found = [Arrival(**{**each, "losses": {int(n): v for n, v in each["losses"].items()}}) for each in raw]
+            found = [RaceEntry(**{**each, "losses": {int(n): v for n, v in each["losses"].items()}}) for each in raw]
             return {each.name: each for each in found if each.reached or each.steps >= self.until.steps}
         return {}
 
 
 def table(
-    arrivals: Sequence[Arrival], until: Until, unit: str, per_step: int, price: float | None, currency: str
+    arrivals: Sequence[RaceEntry], until: Until, unit: str, per_step: int, price: float | None, currency: str
 ) -> str:
     """A row for each column, for a terminal; then what is to be known of some.
 

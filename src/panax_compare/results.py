@@ -70,7 +70,7 @@ class Comparison:
     Attributes:
         settings: As `Settings` has them.
         command: What was typed.
-        work: Of `Work`: title, unit, units_per_step, flops_per_step, parameters, family.
+        work: Of `ComparedWork`: title, unit, units_per_step, flops_per_step, parameters, family.
         reference: The column whose losses the others are held against.
         nudged: Its losses from weights that differ by a rounding.
         sessions: How often the command was run to get this far.

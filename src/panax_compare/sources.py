@@ -27,7 +27,9 @@ class Length(NamedTuple):
 def length_of(column: Column, family: Family) -> Length:
     """A column's length for a family of models."""
     program, model = column.files(family)
-    return Length(sum(lines_of(text_of(name)) for name in program), sum(lines_of(text_of(name)) for name in model))
+    return Length(
+        sum(count_code_lines(text_of(name)) for name in program), sum(count_code_lines(text_of(name)) for name in model)
+    )
 
 
 def text_of(name: str) -> str:
@@ -35,10 +37,10 @@ def text_of(name: str) -> str:
     return (FOLDER / f"{name}.py").read_text(encoding="utf-8")
 
 
-def lines_of(text: str) -> int:
+def count_code_lines(text: str) -> int:
     """Lines that hold code.
 
-    >>> lines_of('def f():\\n    \\"\\"\\"Say nothing.\\"\\"\\"\\n    # why\\n    return (\\n        1)\\n')
+    >>> count_code_lines('def f():\\n    \\"\\"\\"Say nothing.\\"\\"\\"\\n    # why\\n    return (\\n        1)\\n')
     3
     """
     documented = set()

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from panax.core.finite import ascending, greatest, least
 
-from .equality import judge, tolerances
+from .equality import compare_losses, tolerances
 from .peaks import PeakRate, peak_rate
 from .results import ColumnResult, Comparison
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ColumnFigures:
     """A column's figures.
 
     Attributes:
@@ -48,9 +48,9 @@ class Row:
     others: float | None = None
 
 
-def rows_of(comparison: Comparison) -> list[Row]:
+def rows_of(comparison: Comparison) -> list[ColumnFigures]:
     """A row for each column, in the order of the table."""
-    allowed = allowed_apart(comparison)
+    allowed = loss_tolerances(comparison)
     peak = peak_of(comparison)
     plain = {name: _row(comparison, entry, allowed, peak) for name, entry in comparison.columns.items()}
     found = []
@@ -63,7 +63,7 @@ def rows_of(comparison: Comparison) -> list[Row]:
     return found
 
 
-def allowed_apart(comparison: Comparison) -> list[float]:
+def loss_tolerances(comparison: Comparison) -> list[float]:
     """How far each loss may be from the reference's."""
     if not comparison.reference:
         return []
@@ -79,7 +79,7 @@ def peak_of(comparison: Comparison) -> PeakRate | None:
     return peak_rate(device, comparison.settings["precision"], products, registers)
 
 
-def baseline_of(comparison: Comparison, rows: Mapping[str, Row]) -> str | None:
+def baseline_of(comparison: Comparison, rows: Mapping[str, ColumnFigures]) -> str | None:
     """The fastest PyTorch column that does the same work; the fastest of all where there is none."""
     timed = [row for row in rows.values() if row.compared and row.seconds is not None]
     torch = [row for row in timed if comparison.columns[row.name].framework == "torch"]
@@ -94,9 +94,9 @@ def ratio_of(entry: ColumnResult, other: ColumnResult) -> tuple[float, float, fl
     return (statistics.median(ratios), least(ratios), greatest(ratios)) if ratios else None
 
 
-def _row(comparison: Comparison, entry: ColumnResult, allowed: list[float], peak: PeakRate | None) -> Row:
+def _row(comparison: Comparison, entry: ColumnResult, allowed: list[float], peak: PeakRate | None) -> ColumnFigures:
     same, remark, apart = _same_work(comparison, entry, allowed)
-    row = Row(entry.name, entry.title, entry.state, same, remark, entry.layout, apart)
+    row = ColumnFigures(entry.name, entry.title, entry.state, same, remark, entry.layout, apart)
     row = dataclasses.replace(
         row,
         compile_seconds=entry.compile_seconds,
@@ -123,7 +123,7 @@ def _same_work(comparison: Comparison, entry: ColumnResult, allowed: list[float]
     if not entry.losses:
         return False, entry.reason or "not measured", None
     reference = comparison.columns[comparison.reference]
-    found = judge(entry.losses, reference.losses, allowed)
+    found = compare_losses(entry.losses, reference.losses, allowed)
     if not found.same:
         return False, f"not the same work: {found.reason}", found.apart
     if _kind(entry.device) != _kind(reference.device):
@@ -139,7 +139,7 @@ def _kind(device: str) -> str:
     return "cpu" if "cpu" in device.lower() else "accelerator"
 
 
-def verdict(comparison: Comparison, rows: list[Row]) -> list[str]:
+def verdict(comparison: Comparison, rows: list[ColumnFigures]) -> list[str]:
     """Who is fastest, by how much, and what can't be said, in sentences that hold for these rows."""
     compared = ascending((row for row in rows if row.compared and row.seconds), key=lambda row: row.seconds or 0.0)
     if not compared:
@@ -163,7 +163,7 @@ def verdict(comparison: Comparison, rows: list[Row]) -> list[str]:
     return said
 
 
-def _ranking(comparison: Comparison, timed: list[Row]) -> list[str]:
+def _ranking(comparison: Comparison, timed: list[ColumnFigures]) -> list[str]:
     """The fastest of these rows, and how much longer the others take."""
     if not timed:
         return []

@@ -1,4 +1,4 @@
-"""`Work`: what every column does, as files and numbers. Reading it imports no framework."""
+"""`ComparedWork`: what every column does, as files and numbers. Reading it imports no framework."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ class OptimizerNumbers:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Work:
+class ComparedWork:
     """A model's weights, batches and optimizer, the same for all columns.
 
     Attributes:
@@ -81,7 +81,7 @@ class Work:
             batches.setdefault(int(number), {})[leaf] = array
         return [batches[number] for number in sorted(batches)]
 
-    def nudged(self) -> "Work":
+    def nudged(self) -> "ComparedWork":
         """This work from weights that differ by a rounding: what it shows is how far rounding alone moves the losses."""
         return dataclasses.replace(self, folder=str(Path(self.folder) / NUDGED))
 
@@ -91,7 +91,7 @@ class Work:
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
 
 
-def read_work(folder: str | Path) -> Work:
+def read_work(folder: str | Path) -> ComparedWork:
     """The work that was made in a folder.
 
     Raises:
@@ -102,11 +102,11 @@ def read_work(folder: str | Path) -> Work:
     except (OSError, ValueError) as error:
         raise DataError(f"{folder} holds no work to compare: {error}; run `panax compare` anew") from error
     numbers = OptimizerNumbers(**raw.pop("optimizer"))
-    return Work(**{**raw, "optimizer": numbers, "flaws": tuple(raw["flaws"]), "folder": str(folder)})
+    return ComparedWork(**{**raw, "optimizer": numbers, "flaws": tuple(raw["flaws"]), "folder": str(folder)})
 
 
 def save_batches(folder: Path, batches: list[Batch]) -> None:
-    """Write batches for `Work.batches`."""
+    """Write batches for `ComparedWork.batches`."""
     named = {
         f"{name}.{n}": np.ascontiguousarray(leaf) for n, batch in enumerate(batches) for name, leaf in batch.items()
     }
@@ -117,7 +117,7 @@ ROUNDING = {"f32": 2.0**-24, "tf32": 2.0**-11, "bf16": 2.0**-9, "bf16-mixed": 2.
 """The largest relative error of rounding to what products are computed in."""
 
 
-def save_nudged(work: Work) -> None:
+def save_nudged(work: ComparedWork) -> None:
     """Write the same work again, each weight moved by one rounding of its precision, up or down by chance."""
     folder = Path(work.folder)
     (folder / NUDGED).mkdir(exist_ok=True)

@@ -16,16 +16,16 @@ import numpy as np
 
 from panax.system import json_reader
 
-from .columns import Running, column_named
+from .columns import RunningColumn, column_named
 from .cores import usable_cores
-from .job import Job, loopback_bytes
+from .job import ColumnJob, loopback_bytes
 from .stream import HELD_OUT, TRAIN, Stream
-from .work import Batch, Work, read_work
+from .work import Batch, ComparedWork, read_work
 
 
 def serve(find_recipe: Callable[[str], Any]) -> None:
     """Answer commands until standard input ends. Libraries may print: what they print goes to standard error."""
-    Job.here().take_own_cores()
+    ColumnJob.here().take_own_cores()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     worker: dict[str, Any] = {}
@@ -51,7 +51,7 @@ def _answer(command: dict[str, Any], worker: dict[str, Any], find_recipe: Callab
     if what == "published":
         return _published(**command)
     if what == "prepare":
-        worker["column"] = Prepared(**command)
+        worker["column"] = PreparedColumn(**command)
         return worker["column"].about()
     return getattr(worker["column"], what)(**command)
 
@@ -71,14 +71,14 @@ def _published(side: str, folder: str, flaws: list[str], steps: int, rounds: int
     return module.train(read_work(folder), tuple(flaws), steps, rounds)
 
 
-class Prepared:
+class PreparedColumn:
     """A column that has built its model: what the commands after "prepare" ask."""
 
     def __init__(self, column: str, folder: str):
         self.column = column_named(column)
-        self.work: Work = read_work(folder)
+        self.work: ComparedWork = read_work(folder)
         start = time.perf_counter()
-        self.running: Running = self.column.prepare(self.work)
+        self.running: RunningColumn = self.column.prepare(self.work)
         self.batches = [self.running.put(batch) for batch in self.work.batches()]
         self.prepare_seconds = time.perf_counter() - start
         self.taken = 0
@@ -157,7 +157,7 @@ class Prepared:
         """Bytes that a process sent in a step: as the column counts them, or as loopback has carried them, shared equally."""
         if self.running.sent_bytes is not None:
             return {"sent_bytes": self.running.sent_bytes(), "sent_by": "program"}
-        after, processes = loopback_bytes(), Job.here().processes
+        after, processes = loopback_bytes(), ColumnJob.here().processes
         if processes == 1 or before is None or after is None or self.running.device != "cpu":
             return {}
         return {"sent_bytes": (after - before) // (steps * processes), "sent_by": "loopback"}

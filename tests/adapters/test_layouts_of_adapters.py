@@ -8,15 +8,15 @@ import pytest
 
 from panax.adapters.adapted import AdaptedTask, Model
 from panax.adapters.calling import call_loss
-from panax.adapters.extras import needed
+from panax.adapters.extras import import_extra
 from panax.adapters.heads import head_axes
 from panax.adapters.layouts import automatic_axes, axes_of
 from panax.adapters.losses import read_loss
 from panax.adapters.naming import read_names
 from panax.core import RecipeError
-from panax.core.installing import with_extra
+from panax.core.installing import install_command
 from panax.mesh.rules import STORAGE, assign
-from panax.optim.decay import decays
+from panax.optim.decay import uses_weight_decay
 
 MESH = {"fsdp": 4, "tensor": 2}
 
@@ -53,7 +53,11 @@ def test_heads_are_what_attention_is_split_over():
         "query.bias": (("tensor",), ()),
         "out.kernel": (("tensor",), (), ("fsdp",)),
     }
-    assert [decays(axes[name]) for name in ("query.kernel", "query.bias", "out.kernel")] == [True, False, True]
+    assert [uses_weight_decay(axes[name]) for name in ("query.kernel", "query.bias", "out.kernel")] == [
+        True,
+        False,
+        True,
+    ]
 
 
 SHAPES = {"a.kernel": (8, 16), "b.kernel": (16, 8), "b.bias": (8,)}
@@ -154,8 +158,8 @@ def test_a_loss_is_called_with_the_keywords_that_it_names():
 
 
 def test_a_library_that_is_not_there():
-    with pytest.raises(RecipeError, match=rf"needs no_such_library.*run: {re.escape(with_extra('flax'))}"):
-        needed("no_such_library", "flax")
+    with pytest.raises(RecipeError, match=rf"needs no_such_library.*run: {re.escape(install_command('flax'))}"):
+        import_extra("no_such_library", "flax")
 
 
 def test_a_model_without_parameters():

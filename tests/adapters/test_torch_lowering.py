@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from panax.adapters.torch.drawing import SameDraws
-from panax.adapters.torch.graph import Program, as_function
+from panax.adapters.torch.graph import TracedProgram, as_function
 from panax.adapters.torch.objective import Form, Objective
 from panax.adapters.torch.tracing import trace
 from panax.adapters.torch.values import as_numpy
@@ -405,7 +405,7 @@ def test_values_and_derivatives_are_those_of_pytorch(name):
     form = Form.of({"x": torch.zeros(1)})
     objective = Objective(lambda module, batch: (lambda total, values: ((total, 1.0), values))(*module(batch)), form)
     leaves = {"x": torch.zeros(1)}
-    program = Program.create(trace(module, objective, leaves, train=True, autocast=None))
+    program = TracedProgram.create(trace(module, objective, leaves, train=True, autocast=None))
     key = jax.random.key(3)
     parameters = dict(module.named_parameters())
     run = as_function(program)

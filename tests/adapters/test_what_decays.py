@@ -11,7 +11,7 @@ from panax.adapters.layouts import meaning_of
 from panax.core import named_leaves
 from panax.mesh import MeshShape
 from panax.optim import AdamW, Lamb, Muon, Schedule, Sgd
-from panax.optim.decay import decays
+from panax.optim.decay import uses_weight_decay
 from panax.train import StepConfig
 
 STEADY = Schedule(peak=0.1, decay="constant", warmup_steps=0)
@@ -78,4 +78,4 @@ def test_a_placement_changes_no_update(name):
     ],
 )
 def test_what_decays_is_read_off_what_a_parameter_is(path, shape, kind, named, expected):
-    assert decays(meaning_of(path, shape, kind, named)) is expected
+    assert uses_weight_decay(meaning_of(path, shape, kind, named)) is expected

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from panax.agents import generalised_advantages
+from panax.agents import gae
 
 GOLDEN = json.loads((Path(__file__).parent / "sb3_golden.json").read_text())["advantages"]
 DISCOUNT, TRACE = 0.97, 0.9
@@ -37,9 +37,7 @@ def test_equal_to_the_sum_written_out(trace):
     reward, value, following = generator.standard_normal((3, 40, 5), dtype=np.float32)
     terminated, truncated = generator.random((2, 40, 5)) < 0.1
     assert (terminated & truncated).any(), "a step that does both has terminated"
-    found = generalised_advantages(
-        *map(jnp.asarray, (reward, value, following, terminated, truncated)), discount=DISCOUNT, trace=trace
-    )
+    found = gae(*map(jnp.asarray, (reward, value, following, terminated, truncated)), discount=DISCOUNT, trace=trace)
     expected = written_out(reward, value, following, terminated, truncated, DISCOUNT, trace)
     np.testing.assert_allclose(found.advantage, expected, atol=1e-5)
     np.testing.assert_allclose(found.target, expected + value, atol=1e-5)
@@ -51,7 +49,7 @@ def test_equal_to_stable_baselines3():
     reward, value, final = (given[name].astype(np.float32) for name in ("reward", "value", "final"))
     following = np.concatenate([value[1:], given["last"].astype(np.float32)[None]])
     following = np.where(given["truncated"], final, following)
-    found = generalised_advantages(
+    found = gae(
         *map(jnp.asarray, (reward, value, following, given["terminated"], given["truncated"])),
         discount=DISCOUNT,
         trace=TRACE,
@@ -65,7 +63,7 @@ def test_a_cut_episode_is_followed_by_its_last_states_value_and_by_nothing_of_th
     reward, value = jnp.ones((2, 1)), jnp.zeros((2, 1))
     following, cut = jnp.array([[50.0], [70.0]]), jnp.array([[True], [False]])
     none = jnp.zeros((2, 1), bool)
-    found = generalised_advantages(reward, value, following, none, cut, discount=0.9, trace=1.0)
-    died = generalised_advantages(reward, value, following, cut, none, discount=0.9, trace=1.0)
+    found = gae(reward, value, following, none, cut, discount=0.9, trace=1.0)
+    died = gae(reward, value, following, cut, none, discount=0.9, trace=1.0)
     assert found.target[:, 0].tolist() == pytest.approx([1 + 0.9 * 50, 1 + 0.9 * 70])
     assert died.target[:, 0].tolist() == pytest.approx([1, 1 + 0.9 * 70])

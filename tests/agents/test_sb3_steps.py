@@ -24,7 +24,7 @@ from panax.agents import Dqn, PerceptronPolicy, Sac
 from panax.agents.off_policy import OffPolicy
 from panax.agents.policies import Layers
 from panax.core import named_leaves
-from panax.environments import Box, Discrete, Environment, Space, Step
+from panax.environments import Box, Discrete, Environment, EnvironmentStep, Space
 from panax.environments.batch import keys_of
 from panax.optim import Schedule, Sgd
 from panax.train import Program, StepConfig
@@ -54,7 +54,7 @@ class Nowhere(Environment):
         return jnp.int32(0), jnp.zeros(3)
 
     def step(self, state, action, key):
-        return Step(state, jnp.zeros(3), jnp.float32(0.0), jnp.bool_(False), jnp.bool_(False))
+        return EnvironmentStep(state, jnp.zeros(3), jnp.float32(0.0), jnp.bool_(False), jnp.bool_(False))
 
 
 POLICY = PerceptronPolicy(hidden=(6, 5), activation="relu")

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from panax.environments import Box, Discrete, Environment, Step
+from panax.environments import Box, Discrete, Environment, EnvironmentStep
 
 
 class Time(eqx.Module):
@@ -37,7 +37,7 @@ class Recall(Environment):
         last = time >= self.steps
         right = (action == state.cue).astype(jnp.float32)
         observation = jnp.stack([jnp.float32(0.0), (time == self.steps - 1).astype(jnp.float32)])
-        return Step(Time(time, state.cue), observation, jnp.where(last, right, 0.0), last, jnp.bool_(False))
+        return EnvironmentStep(Time(time, state.cue), observation, jnp.where(last, right, 0.0), last, jnp.bool_(False))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Copy(Environment):
 
     def step(self, state, action, key):
         right = (action == state.sum()).astype(jnp.float32)
-        return Step(state, state, right, jnp.bool_(True), jnp.bool_(False))
+        return EnvironmentStep(state, state, right, jnp.bool_(True), jnp.bool_(False))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class Endless(Environment):
     def step(self, state, action, key):
         over = state + 1 >= self.limit
         reward = jnp.float32(self.reward)
-        return Step(state + 1, jnp.ones(1, jnp.float32), reward, over & self.dies, over & (not self.dies))
+        return EnvironmentStep(state + 1, jnp.ones(1, jnp.float32), reward, over & self.dies, over & (not self.dies))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 from panax.comms import Comms
-from panax.core import Faults, Maximum, Mean, Sum
+from panax.core import DataChecks, Maximum, Mean, Sum
 from panax.core.measures import NO_FAULT, merge_stacked
 from panax.mesh import MeshShape, Placement
 from panax.models import DecoderTask
@@ -34,7 +34,7 @@ class Measured(DecoderTask):
             "largest": Maximum(words.max()),
             "largest_weight": Maximum(mask.max()),
             "mean_word": Mean((words.astype(jnp.float32) * mask).sum(), mask.sum()),
-            "checked": Faults(jnp.where(found[None] > 1e6, found[None], NO_FAULT), ("a word is too large: ",)),
+            "checked": DataChecks(jnp.where(found[None] > 1e6, found[None], NO_FAULT), ("a word is too large: ",)),
         }
 
 

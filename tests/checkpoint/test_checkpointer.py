@@ -190,11 +190,11 @@ def _killed(*args):
 
 
 def _save_in_the_foreground(checkpointer, state, step):
-    from panax.checkpoint.commit import Attempt
+    from panax.checkpoint.commit import SaveAttempt
 
     checkpointer.prepare(state)
     checkpointer._snapshot.take(state)
-    checkpointer._write(Attempt(checkpointer.folder(step), "0ddba115"), step, {}, None)
+    checkpointer._write(SaveAttempt(checkpointer.folder(step), "0ddba115"), step, {}, None)
 
 
 def test_uncommitted_folders_are_no_checkpoints(saved):

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from panax.checkpoint import Checkpointer, open_checkpoint
-from panax.checkpoint.boxes import Box, covered_once, pieces, whole
+from panax.checkpoint.boxes import ArraySlice, is_exact_cover, pieces, whole
 from panax.checkpoint.commit import remove
 from panax.checkpoint.converting import copy_checkpoint, export_tensors, import_tensors, write_arrays
 from panax.checkpoint.manifest import FILE, ArrayEntry, Manifest, checksum
@@ -56,7 +56,7 @@ def test_any_flipped_bit_of_a_manifest_leads_to_the_checkpoint_before(folder):
     assert "is damaged: its version does not hold" in said[0]
 
 
-def boxes_drawn(rng: random.Random, shape: tuple[int, ...]) -> list[Box]:
+def boxes_drawn(rng: random.Random, shape: tuple[int, ...]) -> list[ArraySlice]:
     """An array cut at random, again and again."""
     boxes = [whole(shape)]
     for _ in range(rng.randrange(7)):
@@ -71,24 +71,24 @@ def test_boxes_cover_an_array_once_or_they_don_t(seed):
     shape = tuple(rng.randrange(1, 6) for _ in range(rng.randrange(4)))
     boxes = boxes_drawn(rng, shape)
     rng.shuffle(boxes)
-    assert covered_once(shape, boxes)
+    assert is_exact_cover(shape, boxes)
     for _ in range(20):
         changed = list(boxes)
         at = rng.randrange(len(boxes))
         start = tuple(rng.randrange(n) for n in shape)
-        changed[at] = Box(start, tuple(rng.randrange(1, n - s + 1) for s, n in zip(start, shape)))
+        changed[at] = ArraySlice(start, tuple(rng.randrange(1, n - s + 1) for s, n in zip(start, shape)))
         counts = np.zeros(shape, int)
         for box in changed:
             counts[box.slices] += 1
-        assert covered_once(shape, changed) == bool((counts == 1).all())
+        assert is_exact_cover(shape, changed) == bool((counts == 1).all())
 
 
 def test_boxes_are_looked_at_quickly_and_not_in_any_number_of_dimensions():
-    assert covered_once((150, 50), [*pieces(whole((150, 50)), 1)])
-    assert covered_once((), [Box((), ())]) and not covered_once((), [Box((), ())] * 2)
-    assert covered_once((3, 0), []) and covered_once((3, 0), [Box((0, 0), (3, 0))])
+    assert is_exact_cover((150, 50), [*pieces(whole((150, 50)), 1)])
+    assert is_exact_cover((), [ArraySlice((), ())]) and not is_exact_cover((), [ArraySlice((), ())] * 2)
+    assert is_exact_cover((3, 0), []) and is_exact_cover((3, 0), [ArraySlice((0, 0), (3, 0))])
     with pytest.raises(ValueError, match="cut in 11 dimensions; expected at most 10"):
-        covered_once((2,) * 11, [*pieces(whole((2,) * 11), 1)])
+        is_exact_cover((2,) * 11, [*pieces(whole((2,) * 11), 1)])
 
 
 def test_overlapping_chunks_are_damage(folder):

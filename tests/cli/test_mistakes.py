@@ -28,7 +28,7 @@ from panax.hooks import EarlyStopping
 from panax.metrics import CsvTracker
 from panax.models import DecoderConfig, DecoderTask, VitConfig, VitTask
 from panax.optim import AdamW
-from panax.system.lock import locked
+from panax.system.lock import open_locked
 from panax.train import StepConfig
 
 LEAST = 46
@@ -208,7 +208,7 @@ def test_what_is_typed(typed, code, said, here, capsys):
 
 def test_a_folder_in_use(here, capsys):
     Path("runs/busy").mkdir()
-    with contextlib.closing(locked("runs/busy/.lock")):
+    with contextlib.closing(open_locked("runs/busy/.lock")):
         code, message = one_message(capsys, ["train", str(tiny_recipe.__file__), "--name", "busy"])
     assert code == 4 and "another process is training in runs/busy; wait for it, stop it, or choose another" in message
 

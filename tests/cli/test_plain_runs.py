@@ -10,15 +10,15 @@ import time
 import pytest
 
 from panax.cli.main import main
-from panax.system.lock import locked, owner, signal_owner
+from panax.system.lock import open_locked, owner, signal_owner
 
 HOLDS = """
 import json, signal, socket, sys, time
 from pathlib import Path
-from panax.system.lock import locked, owner
+from panax.system.lock import open_locked, owner
 folder = Path(sys.argv[1])
 folder.mkdir(parents=True)
-lock = locked(folder / ".lock")
+lock = open_locked(folder / ".lock")
 lock.write(owner().encode())
 facts = {"name": "held", "num_steps": 9, "command": ["panax", "train", "x"], "hosts": [socket.gethostname()]}
 (folder / "sessions.jsonl").write_text(json.dumps(facts) + "\\n")
@@ -102,7 +102,7 @@ def test_the_owner_of_a_file_is_signalled(tmp_path):
     got = []
     before = signal.signal(signal.SIGUSR1, lambda *_: got.append(1))
     try:
-        with locked(tmp_path / ".lock") as lock:
+        with open_locked(tmp_path / ".lock") as lock:
             lock.write(owner().encode())
             assert signal_owner(tmp_path / ".lock", signal.SIGUSR1) == ""
         deadline = time.monotonic() + 20

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from panax.cluster.job import Job, Policy
+from panax.cluster.job import Job, RestartPolicy
 from panax.cluster.launching import launch
 from panax.cluster.record import incidents
 from panax.cluster.view import View
@@ -22,7 +22,7 @@ class Launched:
         self.folder.mkdir()
 
     def job(self, how: str, **settings) -> Job:
-        policy = Policy(**{"stall_seconds": 2.0, "backoff_seconds": 0.05, **settings.pop("policy", {})})
+        policy = RestartPolicy(**{"stall_seconds": 2.0, "backoff_seconds": 0.05, **settings.pop("policy", {})})
         program = (sys.executable, str(WORKER))
         settings = {"processes": 2, "num_steps": 8, "name": "pretended", "program": program, **settings}
         return Job(

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from panax.cluster import agent, channel, nodes
-from panax.cluster.channel import Busy, Channel, Greeting, Keys, Refused, accepted, connected
+from panax.cluster.channel import Busy, Channel, Greeting, Refused, SigningKeys, accept_agent, connect_to_supervisor
 from panax.cluster.nodes import Nodes, may_open
 
 SECRET = "5ec" * 20
@@ -105,7 +105,7 @@ def test_strangers_hold_no_place_for_longer_than_their_time_in_all(monkeypatch):
             thread.join()
         for stranger in (*strangers, late):
             stranger.close()
-        ours = connected(place, SECRET, 5.0)
+        ours = connect_to_supervisor(place, SECRET, 5.0)
         ours.send(hello={"node": "0"})
         until(lambda: found.complete)
         ours.close()
@@ -114,9 +114,9 @@ def test_strangers_hold_no_place_for_longer_than_their_time_in_all(monkeypatch):
 def test_a_wrong_secret_and_no_answer_are_two_answers(monkeypatch):
     monkeypatch.setattr(channel, "GREETING_SECONDS", 0.3)
     with supervisor() as (_, place), pytest.raises(Refused, match="this agent does not know the job's secret"):
-        connected(place, "another", 5.0)
+        connect_to_supervisor(place, "another", 5.0)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Busy, match="no answer within"):
-        connected(f"127.0.0.1:{silent.getsockname()[1]}", SECRET, 5.0)
+        connect_to_supervisor(f"127.0.0.1:{silent.getsockname()[1]}", SECRET, 5.0)
 
 
 def test_an_agent_tries_again_where_the_supervisor_has_no_time_and_not_where_it_is_refused(monkeypatch):
@@ -129,7 +129,7 @@ def test_an_agent_tries_again_where_the_supervisor_has_no_time_and_not_where_it_
             return answer
         raise answer
 
-    monkeypatch.setattr(agent, "connected", connecting)
+    monkeypatch.setattr(agent, "connect_to_supervisor", connecting)
     monkeypatch.setattr(agent.random, "uniform", lambda low, high: 0.0)
     monkeypatch.setenv(agent.SUPERVISOR, "host:1")
     assert agent.connection(SECRET) == "in"
@@ -142,8 +142,8 @@ def test_an_agent_tries_again_where_the_supervisor_has_no_time_and_not_where_it_
 def pair():
     """Both ends of a channel, and the agent's socket."""
     ours, theirs = socket.socketpair()
-    keys = Keys(hashlib.sha256(b"a").digest(), hashlib.sha256(b"b").digest())
-    return Channel(ours, keys), Channel(theirs, Keys(keys.other, keys.own)), theirs
+    keys = SigningKeys(hashlib.sha256(b"a").digest(), hashlib.sha256(b"b").digest())
+    return Channel(ours, keys), Channel(theirs, SigningKeys(keys.other, keys.own)), theirs
 
 
 def test_messages_come_in_order_and_in_both_directions():
@@ -215,6 +215,6 @@ def test_an_accepting_end_waits_no_longer_than_its_time(monkeypatch):
     monkeypatch.setattr(channel, "GREETING_SECONDS", 0.2)
     ours, theirs = socket.socketpair()
     with pytest.raises(Refused, match="did not show the job's secret"):
-        accepted(ours, SECRET)
+        accept_agent(ours, SECRET)
     ours.close()
     theirs.close()

@@ -9,9 +9,9 @@ import psutil
 import pytest
 
 import panax.cluster.roster
-from panax.cluster.job import Job, Policy
+from panax.cluster.job import Job, RestartPolicy
 from panax.cluster.local import Local
-from panax.cluster.world import CORDONED, LAYOUTS, World, Worlds, cordon, cordoned, uncordon
+from panax.cluster.world import CORDONED, LAYOUTS, JobShape, Worlds, cordon, read_cordoned, uncordon
 from panax.core.errors import LaunchError
 
 
@@ -127,7 +127,7 @@ def test_a_node_that_comes_back_in_time_changes_nothing(launched):
 @pytest.fixture
 def job(tmp_path) -> Iterator[Job]:
     (tmp_path / "job").mkdir()
-    yield Job(arguments=(), folder=tmp_path, processes=8, nodes=4, policy=Policy(min_nodes=2))
+    yield Job(arguments=(), folder=tmp_path, processes=8, nodes=4, policy=RestartPolicy(min_nodes=2))
 
 
 def layouts(job: Job, **counts: object) -> None:
@@ -139,7 +139,7 @@ def layouts(job: Job, **counts: object) -> None:
 
 def test_the_largest_world_that_the_model_can_be_laid_out_on(job):
     worlds = Worlds.of(job)
-    assert worlds.best([0, 1, 2, 3]) == World((0, 1, 2, 3)), "nothing is known yet, and nothing needed"
+    assert worlds.best([0, 1, 2, 3]) == JobShape((0, 1, 2, 3)), "nothing is known yet, and nothing needed"
     assert worlds.best([0, 1, 3]) is None
     layouts(job, of6=[], of4=True, of2=True)
     found = worlds.best([0, 1, 3])
@@ -222,16 +222,16 @@ def test_what_is_cordoned(job):
     layouts(job, of6=True, of4=True)
     out([1], "loud")
     out([3], "hot")
-    assert cordoned(job.place) == {1: "loud", 3: "hot"}
+    assert read_cordoned(job.place) == {1: "loud", 3: "hot"}
     with pytest.raises(LaunchError, match="all 4 nodes"):
         out([0, 2])
     with pytest.raises(LaunchError, match="there are out: 1, 3"):
         uncordon(job.place, [0], total=4)
     uncordon(job.place, [3], total=4)
-    assert cordoned(job.place) == {1: "loud"}
+    assert read_cordoned(job.place) == {1: "loud"}
     for text in ("[2]", "[" * 50_000, '{"1e400": "x"}', "\xff", '{"7": 1'):
         (job.place / CORDONED).write_text(text)
-        assert cordoned(job.place) == {}
+        assert read_cordoned(job.place) == {}
 
 
 def test_nodes_that_were_taken_out_stay_where_the_job_can_not_go_on_without_them(job):
@@ -241,15 +241,15 @@ def test_nodes_that_were_taken_out_stay_where_the_job_can_not_go_on_without_them
     found = worlds.best([0, 1, 2, 3])
     assert found is not None and found.nodes == (0, 2, 3) and found.layout is not None
     worlds.refuse(found.layout)  # as a run does whose settings need more devices
-    assert worlds.best([0, 1, 2, 3]) == World((0, 1, 2, 3))
+    assert worlds.best([0, 1, 2, 3]) == JobShape((0, 1, 2, 3))
     assert worlds.best([0, 1, 2]) is None and worlds.without([0, 1, 2, 3], {1}) is None
     (job.place / LAYOUTS).write_text("[" * 50_000)
-    assert worlds.best([0, 1, 2]) is None and worlds.best([0, 1, 2, 3]) == World((0, 1, 2, 3))
+    assert worlds.best([0, 1, 2]) is None and worlds.best([0, 1, 2, 3]) == JobShape((0, 1, 2, 3))
 
 
 def test_fewer_nodes_than_the_job_has(tmp_path):
     with pytest.raises(LaunchError, match="--min-nodes 3; expected at most --nodes 2"):
-        Job(arguments=(), folder=tmp_path, processes=2, nodes=2, policy=Policy(min_nodes=3))
+        Job(arguments=(), folder=tmp_path, processes=2, nodes=2, policy=RestartPolicy(min_nodes=3))
 
 
 def test_a_node_that_is_told_to_end_is_left_out_after_a_save(launched, monkeypatch):

@@ -146,11 +146,11 @@ def read_status(folder: Path) -> dict:
 
 
 FOUND = """\
-from panax.preflight import Finding
+from panax.preflight import HardwareFinding
 from panax.run import checking
 import tiny_recipe
 
-checking.findings_of = lambda profile: [Finding("clock", "host b", "its clock is 3 s ahead", "have NTP set it")]
+checking.findings_of = lambda profile: [HardwareFinding("clock", "host b", "its clock is 3 s ahead", "have NTP set it")]
 
 def odd() -> "panax.Experiment":
     return tiny_recipe.tiny()

@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from panax.cluster.slow_hosts import Measured, SlowHosts, slowness_of
+from panax.cluster.slow_hosts import HostProbe, SlowHosts, slowness_of
 
 ROW = 3
 
 
-def named(probes: list[dict[int, Measured]]) -> dict[int, list[int]]:
+def named(probes: list[dict[int, HostProbe]]) -> dict[int, list[int]]:
     """Host to the probes, from 1, with which it became slow."""
     hosts, found = SlowHosts(), {}
     for number, probe in enumerate(probes, start=1):
@@ -19,14 +19,14 @@ def named(probes: list[dict[int, Measured]]) -> dict[int, list[int]]:
     return found
 
 
-def matrices(*seconds: float) -> dict[int, Measured]:
-    return {host: Measured(each) for host, each in enumerate(seconds)}
+def matrices(*seconds: float) -> dict[int, HostProbe]:
+    return {host: HostProbe(each) for host, each in enumerate(seconds)}
 
 
 @pytest.mark.parametrize("hosts", [3, 4, 64])
 def test_a_slow_host_is_named_after_three_probes(hosts):
     well = matrices(*[0.010] * hosts)
-    slow = {**well, 1: Measured(0.016)}
+    slow = {**well, 1: HostProbe(0.016)}
     assert named([well] * 5 + [slow] * 5) == {1: [5 + ROW]}
 
 
@@ -50,7 +50,7 @@ def test_noise_names_nobody():
     probes = [matrices(*(0.01 * random.uniform(1, 1.9) for _ in range(4))) for _ in range(200)]
     assert named(probes) == {}
     # The same noise on a host that takes twice as long.
-    slow = [{**probe, 2: Measured(2 * probe[2].matrix)} for probe in probes]
+    slow = [{**probe, 2: HostProbe(2 * probe[2].matrix)} for probe in probes]
     assert list(named(slow)) == [2]
 
 
@@ -76,23 +76,23 @@ def test_of_two_hosts_the_one_that_has_become_slow_is_named():
 
 
 def test_of_two_hosts_a_check_before_the_run_tells_from_the_first_probe():
-    slow = {0: Measured(0.010, could=0.012), 1: Measured(0.018, could=0.011)}
+    slow = {0: HostProbe(0.010, could=0.012), 1: HostProbe(0.018, could=0.011)}
     assert named([slow] * 3) == {1: [ROW]}
-    alike = {0: Measured(0.010, could=0.010), 1: Measured(0.018, could=0.018)}
+    alike = {0: HostProbe(0.010, could=0.010), 1: HostProbe(0.018, could=0.018)}
     assert named([alike] * 9) == {}
 
 
 def test_a_host_that_holds_the_others_up_by_its_own_work_is_named():
-    well = {host: Measured(0.01, host=0.01, part="hooks", device_wait=0.48, step=0.5) for host in range(3)}
-    slow = {**well, 2: Measured(0.01, host=0.3, part="waiting for data", device_wait=0.01, step=0.5)}
+    well = {host: HostProbe(0.01, host=0.01, part="hooks", device_wait=0.48, step=0.5) for host in range(3)}
+    slow = {**well, 2: HostProbe(0.01, host=0.3, part="waiting for data", device_wait=0.01, step=0.5)}
     assert named([well] * 3 + [slow] * 3) == {2: [6]}
     said = slowness_of(slow, {})[2].said
     assert said == "it spends 300 ms of each step of 500 ms on waiting for data, where others spend 10 ms"
     # Work that is done while the devices are busy holds nobody up.
-    hidden = {**well, 2: Measured(0.01, host=0.3, part="hooks", device_wait=0.19, step=0.5)}
+    hidden = {**well, 2: HostProbe(0.01, host=0.3, part="hooks", device_wait=0.19, step=0.5)}
     assert named([hidden] * 9) == {}
     # All of them wait for the same slow disk.
-    alike = {host: Measured(0.01, host=0.3, part="waiting for data", step=0.5) for host in range(3)}
+    alike = {host: HostProbe(0.01, host=0.3, part="waiting for data", step=0.5) for host in range(3)}
     assert named([alike] * 9) == {}
 
 

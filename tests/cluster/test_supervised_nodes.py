@@ -11,7 +11,7 @@ from test_supervisor import gone
 
 import panax.cluster.agent
 import panax.cluster.nodes
-from panax.cluster.channel import Channel, connected
+from panax.cluster.channel import Channel, connect_to_supervisor
 from panax.cluster.launching import launch
 from panax.cluster.nodes import Node, Nodes
 from panax.cluster.roster import check_alike
@@ -48,7 +48,7 @@ class Elsewhere:
     def place(self, supervisor, secret):
         def come(facts):
             with contextlib.suppress(OSError):
-                self.channels.append(channel := connected(supervisor, self.known, 5.0))
+                self.channels.append(channel := connect_to_supervisor(supervisor, self.known, 5.0))
                 channel.send(hello=facts)
 
         self.threads = [threading.Thread(target=come, args=(facts,)) for facts in self.facts]

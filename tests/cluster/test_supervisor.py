@@ -12,9 +12,9 @@ import time
 import psutil
 import pytest
 
-from panax.cluster.channel import Refused, accepted, connected
+from panax.cluster.channel import Refused, accept_agent, connect_to_supervisor
 from panax.cluster.diagnosis import Cause, Ended, diagnose, hanging
-from panax.cluster.job import Job, Policy, allowed_environment
+from panax.cluster.job import Job, RestartPolicy, allowed_environment
 from panax.cluster.launching import launch
 from panax.cluster.view import View
 from panax.core.errors import LaunchError
@@ -235,7 +235,7 @@ def test_a_connection_needs_the_secret(known):
         def serve() -> None:
             connection, _ = listener.accept()
             try:
-                found.append(accepted(connection, "right"))
+                found.append(accept_agent(connection, "right"))
             except Refused as error:
                 found.append(error)
                 connection.close()
@@ -243,7 +243,7 @@ def test_a_connection_needs_the_secret(known):
         thread = threading.Thread(target=serve)
         thread.start()
         if known:
-            channel = connected(address, "right", 5.0)
+            channel = connect_to_supervisor(address, "right", 5.0)
             thread.join()
             channel.send(hello={"host": "a"})
             time.sleep(0.1)
@@ -252,7 +252,7 @@ def test_a_connection_needs_the_secret(known):
             found[0].close()
         else:
             with pytest.raises((Refused, OSError)):
-                connected(address, "wrong", 5.0)
+                connect_to_supervisor(address, "wrong", 5.0)
             thread.join()
             assert isinstance(found[0], Refused)
 
@@ -319,7 +319,7 @@ def test_wrong_numbers_are_refused(launched, settings):
 
 def test_a_policy_is_checked():
     with pytest.raises(LaunchError, match=r"policy.stall_seconds=-1.0; expected a number of at least 0"):
-        Policy(stall_seconds=-1.0)
+        RestartPolicy(stall_seconds=-1.0)
 
 
 def test_more_processes_than_processors_can_bear(launched):

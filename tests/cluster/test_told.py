@@ -12,21 +12,21 @@ from types import SimpleNamespace
 import pytest
 
 from panax.cli.jobs import is_followed
-from panax.cluster.attempt import Attempt, Worker
-from panax.cluster.child import LINES_BYTES, Child
+from panax.cluster.attempt import AttemptWorker, JobAttempt
+from panax.cluster.child import LINES_BYTES, WorkerProcess
 from panax.cluster.diagnosis import Ended, diagnose
-from panax.cluster.job import Policy
+from panax.cluster.job import RestartPolicy
 from panax.cluster.record import STATUS
 from panax.cluster.view import View
 from panax.job.heartbeat import Heartbeat
 from panax.system.signals import name_of
 
-POLICY = Policy(stall_seconds=10.0, start_seconds=100.0, save_seconds=50.0)
+POLICY = RestartPolicy(stall_seconds=10.0, start_seconds=100.0, save_seconds=50.0)
 
 
 def attempt(*phases):
-    workers = [Worker(number, number, "host", 0.0, phase=phase, step=5) for number, phase in enumerate(phases)]
-    return Attempt(1, workers, time.time())
+    workers = [AttemptWorker(number, number, "host", 0.0, phase=phase, step=5) for number, phase in enumerate(phases)]
+    return JobAttempt(1, workers, time.time())
 
 
 def test_a_long_save_that_moves_is_no_hang_and_the_others_wait_for_it():
@@ -92,7 +92,7 @@ def test_any_signal_has_a_name(number):
 def child(tmp_path):
     """A child of this program, whose log the test writes."""
     reading, writing = os.pipe()
-    found = Child([sys.executable, "-S", "-c", "import time; time.sleep(600)"], {}, tmp_path, 0, 1, reading)
+    found = WorkerProcess([sys.executable, "-S", "-c", "import time; time.sleep(600)"], {}, tmp_path, 0, 1, reading)
     yield found, tmp_path / "logs" / "process_0000.log"
     found.kill()
     found.wait()
@@ -133,7 +133,7 @@ def test_logs_that_are_removed_end_nothing(child):
 def test_a_disk_that_takes_no_log_ends_nothing(tmp_path):
     (tmp_path / "logs").write_text("in the way")
     reading, writing = os.pipe()
-    found = Child([sys.executable, "-S", "-c", "print('x' * 100)"], {}, tmp_path, 0, 1, reading)
+    found = WorkerProcess([sys.executable, "-S", "-c", "print('x' * 100)"], {}, tmp_path, 0, 1, reading)
     assert "can't be written" in found.without_log and "what process 0 says is lost" in found.without_log
     found.wait()
     assert found.close()["code"] == 0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from panax.cluster import slow_hosts
-from panax.cluster.job import Policy, Stragglers
+from panax.cluster.job import RestartPolicy, Stragglers
 from panax.cluster.record import findings
 from panax.core.errors import LaunchError
 from panax.metrics.report.incidents import mishaps_of
@@ -125,8 +125,8 @@ def test_a_policy_of_ignoring_names_no_host_but_links(launched):
 
 
 def test_policies_of_other_names_are_refused():
-    assert Policy(stragglers="cordon").stragglers is Stragglers.CORDON
+    assert RestartPolicy(stragglers="cordon").stragglers is Stragglers.CORDON
     with pytest.raises(LaunchError, match=r"policy.stragglers='remove'; expected ignore, warn, cordon"):
-        Policy(stragglers="remove")
+        RestartPolicy(stragglers="remove")
     with pytest.raises(LaunchError, match=r"policy.slow_factor=1.0, policy.slow_probes=3; expected more than 1"):
-        Policy(slow_factor=1.0)
+        RestartPolicy(slow_factor=1.0)

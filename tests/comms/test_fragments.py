@@ -9,7 +9,7 @@ import pytest
 from comms.test_local_steps import AXES, CONFIG, batch, host
 
 from panax.comms import Comms
-from panax.comms.fragments import Meeting, fragments_of, meeting_after
+from panax.comms.fragments import OuterSync, fragments_of, outer_sync_after
 from panax.core import pair_axes
 from panax.core.errors import RecipeError
 from panax.mesh import MeshShape, Placement
@@ -101,7 +101,7 @@ def test_layouts_inside_a_replica_change_nothing():
 def test_each_fragment_sends_its_share(wire):
     whole = walk_agreement(compiled({"replica": 2, "fsdp": 2}, Comms(local_steps=4, compress=wire)))
     step = compiled({"replica": 2, "fsdp": 2}, Comms(local_steps=4, fragments=2, compress=wire))
-    each = [walk_agreement(step, Meeting((part,), (part,))) for part in range(2)]
+    each = [walk_agreement(step, OuterSync((part,), (part,))) for part in range(2)]
     sent = [sum(one.wire_bytes for one in cost.traffic) for cost in (whole, *each)]
     assert sent[1] + sent[2] == pytest.approx(sent[0], rel=0.02)
     # What is in no stack, two large tables, a small one and a norm, does not halve.
@@ -125,13 +125,13 @@ def test_fragments_are_layers_in_turn_and_arrays_by_size():
 
 def test_every_fragment_has_its_turn_once():
     comms = Comms(local_steps=10, fragments=4, overlap_steps=2)
-    meetings = {number: meeting_after(number, 1000, comms) for number in range(1, 41)}
+    meetings = {number: outer_sync_after(number, 1000, comms) for number in range(1, 41)}
     for part in range(4):
         sends = [number for number, one in meetings.items() if one and part in one.sends]
         takes = [number for number, one in meetings.items() if one and part in one.takes]
         assert [b - a for a, b in itertools.pairwise(sends)] == [10] * (len(sends) - 1)
         assert takes == [number + 2 for number in sends if number + 2 <= 40]
-    assert meeting_after(1000, 1000, comms) == Meeting((0, 1, 2, 3), (0, 1, 2, 3), whole=True)
+    assert outer_sync_after(1000, 1000, comms) == OuterSync((0, 1, 2, 3), (0, 1, 2, 3), whole=True)
 
 
 def test_a_run_that_resumes_between_sending_and_taking_goes_on_bitwise(tmp_path):

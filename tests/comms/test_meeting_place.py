@@ -8,8 +8,8 @@ from safetensors.numpy import load, save
 
 from panax.comms import Comms, Islands
 from panax.comms.admission import digest_of, norm_of, too_large, whole
-from panax.comms.meeting_place import MeetingPlace, Round, mean_of
-from panax.comms.outer import Agreed, decoded
+from panax.comms.meeting_place import MeetingPlace, OuterRound, mean_of
+from panax.comms.outer import GroupUpdate, decode_update
 from panax.core.errors import CheckpointError
 from panax.stores import open_store
 
@@ -48,7 +48,7 @@ def update(scale=1.0):
 
 
 def norm(arrays):
-    return norm_of(decoded(arrays, None, LIKE))
+    return norm_of(decode_update(arrays, None, LIKE))
 
 
 def file_of(folder, number, index):
@@ -107,7 +107,7 @@ def test_an_update_that_can_not_be_used_is_left_out_and_said(case, tmp_path):
     # All others read the same.
     assert place(tmp_path, 2).decide(1, BASE, norm) == decided
     moved = [place(tmp_path, 2).read_from(1, member) for member in decided.members]
-    found = Agreed.of_first(LIKE).after(mean_of(moved), Comms(local_steps=2))
+    found = GroupUpdate.of_first(LIKE).after(mean_of(moved), Comms(local_steps=2))
     assert all(np.isfinite(x).all() for x in found.params.values())
 
 
@@ -177,7 +177,7 @@ def test_a_record_that_names_islands_twice_or_none_is_damaged(members):
         "left_out": {},
     }
     with pytest.raises(ValueError, match="expected some of 0 to 2, in order"):
-        Round.read(json.dumps(raw).encode(), 3)
+        OuterRound.read(json.dumps(raw).encode(), 3)
 
 
 def test_what_was_agreed_is_read_as_it_was_written_or_not_at_all(tmp_path):

@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from panax.comms import WIRES, Comms
-from panax.comms.owed import passed_on
-from panax.comms.reduction import compressed_sums, ways_of
-from panax.comms.rows import Rows
+from panax.comms.owed import reshard_residual
+from panax.comms.reduction import reduce_compressed, ways_of
+from panax.comms.rows import RowView
 from panax.mesh import MeshShape, Placement
 from panax.mesh.placement import as_spec
 
@@ -62,7 +62,7 @@ def _program(placement: Placement, comms: Comms):
         own = {name: x[0] for name, x in terms.items()}
         ways = ways_of({name: (x.shape, AXES[name]) for name, x in own.items()}, comms, placement)
         assert ways.keys() == AXES.keys()
-        sums, owed = compressed_sums(own, ways, owed, comms, placement, count)
+        sums, owed = reduce_compressed(own, ways, owed, comms, placement, count)
         return {name: x[None] for name, x in sums.items()}, owed
 
     out = (lies, lies if comms.error_feedback else None)
@@ -107,7 +107,7 @@ def test_a_sum_is_as_near_as_its_codes(wire):
     gradients = terms(4)
     sums, _ = summed(placement, Comms(compress=wire), gradients)
     for name, axes in AXES.items():
-        rows = Rows.of(name, SHAPES[name], axes, placed(fsdp=1), 1)
+        rows = RowView.of(name, SHAPES[name], axes, placed(fsdp=1), 1)
         largest = sum(np.abs(np.asarray(rows.cut(jnp.asarray(x)))).max(-1) for x in gradients[name])
         # Each term is rounded at most once, then the sum, whose box holds nothing larger than all theirs together.
         apart = np.abs(np.asarray(rows.cut(jnp.asarray(sums[name] - gradients[name].astype(np.float64).sum(0))))).max(
@@ -193,7 +193,7 @@ def test_what_is_not_finite_is_seen_by_all(wire, bad):
 
 @pytest.mark.parametrize(("shape", "owners"), [((32, 512, 256), 4), ((3, 512, 96), 4), ((5, 64, 72), 3)])
 def test_boxes_are_dealt_out_and_put_back(shape, owners):
-    rows = Rows.of("up", shape, ("layer", "embed", "ffn"), placed(fsdp=1), owners)
+    rows = RowView.of("up", shape, ("layer", "embed", "ffn"), placed(fsdp=1), owners)
     x = jnp.arange(1, 1 + math.prod(shape), dtype=jnp.float32).reshape(shape)
     cut = rows.cut(x)
     assert cut.shape == (owners, rows.count, rows.numbers)
@@ -206,7 +206,7 @@ def test_boxes_are_dealt_out_and_put_back(shape, owners):
 @pytest.mark.parametrize(("before", "after"), [((4,), (2,)), ((2,), (4,)), ((3,), (2,)), ((2, 2), (2,)), ((1,), (1,))])
 def test_what_is_owed_passes_on_whole(before, after):
     owed = np.random.default_rng(0).integers(-64, 64, (*before, 6, 4)).astype(np.float32)
-    found = np.asarray(passed_on(jnp.asarray(owed), 2, after))
+    found = np.asarray(reshard_residual(jnp.asarray(owed), 2, after))
     assert found.shape == (*after, 6, 4)
     np.testing.assert_allclose(
         found.sum(tuple(range(len(after)))), owed.sum(tuple(range(len(before)))), rtol=1e-6, atol=1e-5
@@ -215,4 +215,4 @@ def test_what_is_owed_passes_on_whole(before, after):
 
 def test_four_replicas_merge_two_by_two():
     owed = np.arange(8, dtype=np.float32).reshape(4, 2)
-    np.testing.assert_array_equal(passed_on(jnp.asarray(owed), 1, (2,)), [[2, 4], [10, 12]])
+    np.testing.assert_array_equal(reshard_residual(jnp.asarray(owed), 1, (2,)), [[2, 4], [10, 12]])

@@ -10,9 +10,9 @@ from comparing import EAGER, comparison
 from panax.cli.main import main
 from panax.core.errors import DataError, RecipeError
 from panax_compare import measuring
-from panax_compare.columns import COLUMNS, chosen
+from panax_compare.columns import COLUMNS, select_columns
 from panax_compare.command import parser, settings_of
-from panax_compare.crew import ColumnError, Crew
+from panax_compare.crew import ColumnError, WorkerGroup
 from panax_compare.measuring import measure
 from panax_compare.results import read_comparison
 from panax_compare.settings import Settings, check_hardware
@@ -57,7 +57,7 @@ def test_flags_become_settings():
     )
     settings = settings_of(options)
     assert settings == Settings(work="vit", size="S", columns=("panax", "torch_eager"), probes=False, steps=7)
-    assert [column.name for column in chosen(settings.columns)] == ["torch_eager", "panax"]
+    assert [column.name for column in select_columns(settings.columns)] == ["torch_eager", "panax"]
     tables = settings_of(parser().parse_args(["dlrm"]))
     assert (tables.optimizer, tables.batch_size, tables.columns) == (
         "adagrad",
@@ -80,7 +80,7 @@ def test_torch_xla_is_absent_here_with_the_command_that_installs_it():
     assert column.missing() == ["torch_xla"] and "pip install" in column.install
 
 
-class Played(Crew):
+class Played(WorkerGroup):
     """A crew without processes: answers as its column's script says."""
 
     scripts: ClassVar[dict[str, dict]] = {}
@@ -126,7 +126,7 @@ SETTINGS = Settings(work="decoder", size="tiny", columns=("torch_eager", "torch_
 
 @pytest.fixture
 def played(monkeypatch):
-    monkeypatch.setattr(measuring, "Crew", Played)
+    monkeypatch.setattr(measuring, "WorkerGroup", Played)
     monkeypatch.setattr(Played, "scripts", {})
     return Played.scripts
 
@@ -231,7 +231,7 @@ def test_another_column_begins_each_round(played, tmp_path, monkeypatch):
 
 
 def test_a_process_that_is_killed_is_a_column_that_failed(tmp_path):
-    with Crew("make", tmp_path) as crew:
+    with WorkerGroup("make", tmp_path) as crew:
         crew._processes[0].kill()
         with pytest.raises(ColumnError, match="killed"):
             crew.ask("make", settings={}, folder="")

@@ -12,7 +12,7 @@ from panax_compare.published import FLAWS, Published, variants
 from panax_compare.report import write_report
 from panax_compare.report.plots import ColumnBar, bars, lines
 from panax_compare.report.published import answers, write_published
-from panax_compare.sources import length_of, lines_of, text_of
+from panax_compare.sources import count_code_lines, length_of, text_of
 
 VOID = {"meta", "path", "circle"}
 
@@ -89,7 +89,7 @@ def test_plots_hold_their_values():
 
 
 def test_lines_are_counted_without_what_is_no_code():
-    assert lines_of('"""Words.\n\nMore."""\n\nx = 1  # why\n\n\ny = [\n    1,\n]\n') == 4
+    assert count_code_lines('"""Words.\n\nMore."""\n\nx = 1  # why\n\n\ny = [\n    1,\n]\n') == 4
     for name in COLUMNS:
         for family in name.families:
             length = length_of(name, family)

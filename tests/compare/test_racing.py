@@ -13,7 +13,7 @@ import panax
 from panax.cli.main import main
 from panax.core.errors import DataError, RecipeError
 from panax_compare import measuring
-from panax_compare.crew import ColumnError, linked_packages
+from panax_compare.crew import ColumnError, link_packages
 from panax_compare.racing import REACHED, Race, Until, table
 from panax_compare.settings import Settings
 from panax_compare.stream import HELD_OUT, TRAIN, Stream, make_stream
@@ -39,7 +39,7 @@ class Falling(Played):
 
 @pytest.fixture
 def played(monkeypatch):
-    monkeypatch.setattr(measuring, "Crew", Falling)
+    monkeypatch.setattr(measuring, "WorkerGroup", Falling)
     monkeypatch.setattr(Played, "scripts", {})
     return Played.scripts
 
@@ -165,7 +165,7 @@ def test_columns_reach_a_loss_by_the_same_steps(tmp_path, monkeypatch, capsys):
 
 def test_another_interpreter_finds_this_panax_and_nothing_else(tmp_path):
     """As that of FBGEMM, in whose environment Panax is not installed."""
-    place = linked_packages(tmp_path)
+    place = link_packages(tmp_path)
     # Isolated from this environment: neither its site-packages nor its variables.
     told = subprocess.run(
         [
@@ -182,4 +182,4 @@ def test_another_interpreter_finds_this_panax_and_nothing_else(tmp_path):
     assert Path(told.stdout.strip()).resolve() == Path(panax.__file__).resolve()
     assert sorted(path.name for path in place.iterdir()) == ["panax", "panax_compare"]
     # A second comparison in the same folder finds it again.
-    assert linked_packages(tmp_path) == place
+    assert link_packages(tmp_path) == place

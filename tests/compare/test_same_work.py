@@ -10,9 +10,9 @@ import pytest
 from panax.adapters.huggingface import config_from
 from panax.core import pair_axes
 from panax.models import DecoderTask, VitConfig, VitTask
-from panax.optim import decays as decays_by_axes
+from panax.optim import uses_weight_decay as decays_by_axes
 from panax_compare import measuring
-from panax_compare.columns import chosen
+from panax_compare.columns import select_columns
 from panax_compare.making import make_work
 from panax_compare.published import Published, measure_published
 from panax_compare.results import read_comparison
@@ -107,7 +107,7 @@ def test_the_command_writes_a_report(tmp_path):
     assert run.returncode == 0, run.stderr
     assert "| Panax |" in run.stdout and (tmp_path / "c/report.html").is_file()
     found = read_comparison(tmp_path / "c")
-    assert found is not None and [column.name for column in chosen(())][2] == "torch_xla"
+    assert found is not None and [column.name for column in select_columns(())][2] == "torch_xla"
     assert found.columns["torch_xla"].state == "absent"
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from comparing import COMPILED, EAGER, OWN, column, comparison
 
-from panax_compare.equality import judge, tolerances
+from panax_compare.equality import compare_losses, tolerances
 from panax_compare.questions import another_shape, answers
 from panax_compare.verdict import peak_of, rows_of, verdict
 
@@ -116,9 +116,9 @@ def test_tolerances_are_of_the_precision_and_of_what_a_nudge_does():
 def test_what_rounding_explains_is_the_same_work_and_nothing_else_is():
     reference = [6.9, 6.8]
     allowed = tolerances(reference, None, "f32")
-    assert judge([6.9 + 1e-6, 6.8], reference, allowed).same
+    assert compare_losses([6.9 + 1e-6, 6.8], reference, allowed).same
     for losses in ([6.9, 6.8 + 1e-4], [math.nan, 6.8], [6.9], [math.inf, 6.8]):
-        assert not judge(losses, reference, allowed).same
+        assert not compare_losses(losses, reference, allowed).same
 
 
 def test_answers_come_from_what_was_probed():

@@ -26,7 +26,7 @@ def command(monkeypatch, text, extra="torch"):
     installing._origin.cache_clear()
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Distribution(text))
     try:
-        return installing.with_extra(extra)
+        return installing.install_command(extra)
     finally:
         installing._origin.cache_clear()
 
@@ -60,7 +60,7 @@ def test_hints_name_extras_that_there_are_and_come_from_one_function():
     named, by_hand = set(), []
     for path in SOURCES:
         text = path.read_text(encoding="utf-8")
-        named |= set(re.findall(r"with_extra\(['\"]([\w-]+)['\"]\)", text))
+        named |= set(re.findall(r"install_command\(['\"]([\w-]+)['\"]\)", text))
         named |= set(re.findall(r"not_installed\([^()]*,\s*\"([\w-]+)\"\)", text))
         named |= set(re.findall(r"pip install 'panax-jax\[([\w-]+)\]", text))
         by_hand += [

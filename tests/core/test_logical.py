@@ -22,8 +22,8 @@ from panax.core import (
 )
 from panax.core.logical import LOGICAL_AXES, MESH_AXES, Role, axes_of_rows, axis_of, register_axes
 from panax.mesh import COMPUTE, STORAGE, Rules, assign
-from panax.mesh.legality import Needs, fitted_rules, problem
-from panax.spmd import contract, contract_whole, own_sequence, sum_over_sequence
+from panax.mesh.legality import MeshRequirements, fitted_rules, problem
+from panax.spmd import contract, contract_gathered, local_sequence, sum_over_sequence
 from panax.spmd.once import once_dtype
 from panax.testing import check_task
 
@@ -56,7 +56,7 @@ def test_the_default_rules_have_what_is_registered():
 
 
 def fitted(axis, size, **sizes):
-    needs = Needs(arrays=(("w", (axis.name,), (size,)),), splits_residual=True)
+    needs = MeshRequirements(arrays=(("w", (axis.name,), (size,)),), splits_residual=True)
     assert problem(needs, Rules(), mesh(**sizes)) is None
     rules = fitted_rules(Rules(), needs, mesh(**sizes))
     return assign((axis.name,), (size,), rules.storage, mesh(**sizes))[0]
@@ -67,12 +67,12 @@ def test_what_becomes_of_a_dimension_that_does_not_divide():
     assert fitted(RANK, 8, fsdp=4, expert=2) == ("fsdp", "expert") and fitted(RANK, 4, fsdp=4, expert=2) == ("fsdp",)
     assert fitted(BREADTH, 8, fsdp=4, stage=2) == ("fsdp", "stage") and fitted(BREADTH, 4, fsdp=4, stage=2) == ("fsdp",)
     assert fitted(PARTS, 6, fsdp=4, expert=2) == ("expert",)
-    refused = problem(Needs(arrays=(("w", ("test_slots",), (6,)),)), Rules(), mesh(tensor=4))
+    refused = problem(MeshRequirements(arrays=(("w", ("test_slots",), (6,)),)), Rules(), mesh(tensor=4))
     assert refused == "w: test_slots=6 is not divisible by tensor=4; use tensor in {1, 2, 3, 6} or another test_slots"
 
 
 def test_a_parallel_axis_is_split_as_the_residual_stream_is():
-    needs = Needs(arrays=(("w", ("test_slots",), (8,)),), splits_residual=True)
+    needs = MeshRequirements(arrays=(("w", ("test_slots",), (8,)),), splits_residual=True)
     whole = Rules(compute={**COMPUTE, "test_slots": ()})
     assert "test_slots is split over (), and residual over ('tensor',) beyond seq" in problem(
         needs, whole, mesh(tensor=2)
@@ -85,7 +85,7 @@ def test_a_parallel_axis_is_split_as_the_residual_stream_is():
 
 
 def test_an_axis_may_be_for_one_mesh_axis():
-    needs = Needs(arrays=(("w", ("test_alone",), (8,)),), splits_residual=True)
+    needs = MeshRequirements(arrays=(("w", ("test_alone",), (8,)),), splits_residual=True)
     found = problem(needs, Rules(), mesh(context=2, tensor=2))
     assert found == "rules.compute: test_alone is split over context=2·tensor=2; its kernel takes one"
 
@@ -149,8 +149,8 @@ class Recall(Task):
         return logical_axes(params)
 
     def loss(self, params, state, batch, key, train):
-        x, tokens = own_sequence(batch["x"]), jnp.float32(batch["x"].shape[0] * batch["x"].shape[1])
-        (hidden,) = contract_whole(x, ("batch seq embed, embed test_slots -> batch seq test_slots", params.w_in))
+        x, tokens = local_sequence(batch["x"]), jnp.float32(batch["x"].shape[0] * batch["x"].shape[1])
+        (hidden,) = contract_gathered(x, ("batch seq embed, embed test_slots -> batch seq test_slots", params.w_in))
         y = contract("batch seq test_slots, test_slots embed -> batch seq embed", jnp.tanh(hidden), params.w_out)
         return Evaluation({"squares": Loss(sum_over_sequence(jnp.square(y - x).sum()), tokens)}, state, {})
 

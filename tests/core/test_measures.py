@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from panax.core import Loss, Maximum, Mean, Sample, Sum, merge_measures, total_loss
+from panax.core import Loss, Maximum, Mean, MeanWithInterval, Sum, merge_measures, total_loss
 
 
 def f(x):
@@ -34,7 +34,7 @@ def test_a_sample_in_parts_has_the_spread_of_the_whole():
     numbers = 3000.0 + np.random.default_rng(0).standard_normal(37).astype(np.float32)
     parts = [jnp.asarray(numbers[:5]), jnp.asarray(numbers[5:]), jnp.asarray(numbers[:3])]
     counted = [jnp.ones(5), jnp.ones(32), jnp.zeros(3)]
-    merged, *others = (Sample.of(part, each) for part, each in zip(parts, counted))
+    merged, *others = (MeanWithInterval.of(part, each) for part, each in zip(parts, counted))
     for other in others:
         merged = merged.merge(other)
     assert float(merged.count) == 37 and abs(float(merged.value) - numbers.mean()) < 1e-3
@@ -43,4 +43,4 @@ def test_a_sample_in_parts_has_the_spread_of_the_whole():
     np.testing.assert_allclose(figures["_std"], deviation, rtol=1e-3)
     # 2.0281 is Student's 97.5 % quantile with 36 degrees of freedom.
     np.testing.assert_allclose(figures["_ci95"], 2.0281 * deviation / np.sqrt(37), rtol=2e-3)
-    assert np.isnan(Sample.of(jnp.ones(1), jnp.ones(1)).figures()["_ci95"])
+    assert np.isnan(MeanWithInterval.of(jnp.ones(1), jnp.ones(1)).figures()["_ci95"])

@@ -11,7 +11,7 @@ from launching import free_port
 
 from panax.core import PanaxError, RecipeError
 from panax.job.membership import Membership
-from panax.job.rendezvous import Roll, call_roll
+from panax.job.rendezvous import Roll, rendezvous
 
 FACTS = {"jax": "1"}
 
@@ -28,7 +28,7 @@ def outcomes(rolls: list[Roll]) -> list[str]:
     def one(roll: Roll) -> str:
         address = roll.place.coordinator
         try:
-            call_roll(roll, address)
+            rendezvous(roll, address)
         except PanaxError as error:
             return str(error)
         if roll.place.index == 0:
@@ -117,7 +117,7 @@ def test_strangers_and_what_they_send_change_nothing():
     found: list[str] = []
     thread = threading.Thread(target=disturb)
     thread.start()
-    call_roll(rolls[0], rolls[0].place.coordinator)
+    rendezvous(rolls[0], rolls[0].place.coordinator)
     with socket.create_server((host, int(port))):
         thread.join(30)
     assert found == [""]
@@ -127,7 +127,7 @@ def test_a_port_in_use_is_one_message():
     first, _ = job(2)
     host, port = first.place.coordinator.split(":")
     with socket.create_server((host, int(port))), pytest.raises(RecipeError, match=r"can't listen at .*choose a port"):
-        call_roll(first, first.place.coordinator)
+        rendezvous(first, first.place.coordinator)
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -12,10 +12,10 @@ import numpy as np
 import tiny
 from jax.sharding import AxisType, Mesh
 
-from panax.data import Mixture, Part, RowSource, TextData, TokenFile
+from panax.data import Mixture, MixtureComponent, RowSource, TextData, TokenFile
 from panax.mesh import Placement
 from panax.mesh.rules import MESH_AXES
-from panax.run.feed import feed
+from panax.run.feed import iterate_on_device
 from panax.train import CompiledStep, Program
 
 BATCH, LENGTH = 12, tiny.LENGTH
@@ -23,7 +23,8 @@ BATCH, LENGTH = 12, tiny.LENGTH
 
 def source_of(folders: list[str], cache: str) -> RowSource:
     parts = tuple(
-        Part(name=f"part{i}", corpus=TokenFile(path=folder), weight=1.0 + i) for i, folder in enumerate(folders)
+        MixtureComponent(name=f"part{i}", corpus=TokenFile(path=folder), weight=1.0 + i)
+        for i, folder in enumerate(folders)
     )
     data = TextData(
         corpus=Mixture(parts=parts),
@@ -68,7 +69,7 @@ def main() -> None:
         placement = Placement(Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES)))
         step = CompiledStep(program, placement, tiny.AXES, shapes_allowed=3)
         source = Watched(source_of(given["folders"], given["cache"]))
-        with contextlib.closing(feed(source, step, given["position"], most=given["count"])) as batches:
+        with contextlib.closing(iterate_on_device(source, step, given["position"], most=given["count"])) as batches:
             fed = list(batches)
         shards = [
             [

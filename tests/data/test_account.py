@@ -6,7 +6,16 @@ import itertools
 import numpy as np
 import pytest
 
-from panax.data import Documents, MixedSource, Mixture, PackedRows, PackedSource, PaddedRows, Part, TextFiles
+from panax.data import (
+    Documents,
+    MixedSource,
+    Mixture,
+    MixtureComponent,
+    PackedRows,
+    PackedSource,
+    PaddedRows,
+    TextFiles,
+)
 
 
 @pytest.fixture
@@ -50,7 +59,7 @@ def test_of_a_mixture_by_part(documents):
     }
     mixture = Mixture(
         parts=tuple(
-            Part(name=name, corpus=TextFiles(paths=("nowhere",)), weight=w)
+            MixtureComponent(name=name, corpus=TextFiles(paths=("nowhere",)), weight=w)
             for name, w in (("front", 3.0), ("back", 1.0))
         )
     )

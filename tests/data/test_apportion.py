@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from panax.data.apportion import UNIT, apportion, shares
+from panax.data.apportion import UNIT, apportion, apportion_shares
 
 BATCHES = 60
 
@@ -30,7 +30,7 @@ def test_no_part_is_a_row_off_its_schedule_after_any_batch(kind):
     for seed in range(20):
         draw = random.Random(f"{kind}{seed}")
         parts, size = draw.randint(2, 7), draw.choice([1, 2, 3, 8, 24])
-        schedule = [shares(weights, size) for weights in weights_of(kind, draw, parts)]
+        schedule = [apportion_shares(weights, size) for weights in weights_of(kind, draw, parts)]
         owed, given, due = [0] * parts, [0] * parts, [0] * parts
         for batch in range(BATCHES):
             rows = apportion(owed, lambda ahead, at=batch, of=schedule: of[min(at + ahead, len(of) - 1)], size)
@@ -46,7 +46,7 @@ def test_shares_are_exact():
         draw = random.Random(seed)
         weights = [draw.choice([0.0, 1e-9, draw.random(), 1e6]) for _ in range(5)] + [1.0]
         size = draw.randint(1, 4096)
-        found = shares(weights, size)
+        found = apportion_shares(weights, size)
         assert sum(found) == size * UNIT and min(found) >= 0
         for share, weight in zip(found, weights, strict=True):
             assert abs(share - size * UNIT * weight / sum(weights)) <= len(weights) + share * 2**-50
@@ -55,7 +55,7 @@ def test_shares_are_exact():
 @pytest.mark.parametrize("owed", [[5 * UNIT, -5 * UNIT], [-(UNIT * 7) // 2, (UNIT * 7) // 2]])
 def test_a_debt_from_other_weights_is_paid_and_not_more_than_a_batch(owed):
     for _ in range(6):
-        share = shares([1.0, 1.0], 2)
+        share = apportion_shares([1.0, 1.0], 2)
         rows = apportion(owed, lambda ahead, share=share: share, 2)
         assert sum(rows) == 2 and min(rows) >= 0
         owed = [a + b - n * UNIT for a, b, n in zip(owed, share, rows, strict=True)]

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from panax.core import DataError
-from panax.data import Bag, ExampleData, Hashed, Keys, Numbered, Sequences, Table, Vocabulary
+from panax.data import Bag, CountVocabulary, ExampleData, Hashed, HashedIds, IntegerIds, Sequences, Table
 from panax.data.categories import Spellings, category_text, is_empty, number_of, whole_number_of
 
 
@@ -30,8 +30,8 @@ BUCKETS = 1_000_003
 WAYS = {
     "categorical": ("categorical", {"categorical": ("c",), "hash_buckets": BUCKETS}),
     "hashed": ("c", {"bags": (Bag(column="c", ids=Hashed(buckets=BUCKETS)),)}),
-    "vocabulary": ("c", {"bags": (Bag(column="c", ids=Vocabulary()),)}),
-    "keys": ("c", {"bags": (Bag(column="c", ids=Keys()),)}),
+    "vocabulary": ("c", {"bags": (Bag(column="c", ids=CountVocabulary()),)}),
+    "keys": ("c", {"bags": (Bag(column="c", ids=HashedIds()),)}),
 }
 
 
@@ -85,12 +85,12 @@ def test_text_stays_as_it_is_written_and_two_spellings_are_said(tmp_path):
         # Also when the table is read from the cache.
         for each in (found, opened(tmp_path, **settings)):
             assert any("in two ways, as 3 and as '3.0'" in line for line in each.account), each.account
-    assert not any("two ways" in line for line in opened(tmp_path, bags=(Bag(column="c", ids=Numbered()),)).account)
+    assert not any("two ways" in line for line in opened(tmp_path, bags=(Bag(column="c", ids=IntegerIds()),)).account)
 
 
 def test_numbers_are_written_as_files_write_them(tmp_path):
     (tmp_path / "a.csv").write_text("c,y\n1_0,0\n7,1\n")
-    for settings in ({"categorical": ("c",)}, {"bags": (Bag(column="c", ids=Numbered()),)}):
+    for settings in ({"categorical": ("c",)}, {"bags": (Bag(column="c", ids=IntegerIds()),)}):
         with pytest.raises(DataError, match=r"column 'c' holds '1_0'; expected a whole number"):
             opened(tmp_path, **settings)
     (tmp_path / "a.csv").write_text("c,y\n1_000,0\n7,1\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from panax.core import DataError, RecipeError
-from panax.core.installing import with_extra
+from panax.core.installing import install_command
 from panax.data import BadRecord, Corpus, Document, HuggingFaceDisk, Jsonl, Parquet, PythonLibrary, TextFiles
 from panax.data.checked import Checked, Limits
 
@@ -316,7 +316,7 @@ def test_a_missing_package_says_what_to_install(tmp_path, monkeypatch, package, 
         "datasets": lambda: HuggingFaceDisk(path=str(tmp_path)),
     }[extra]()
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(DataError, match=rf"needs {package}.*{re.escape(with_extra(extra))}"):
+    with pytest.raises(DataError, match=rf"needs {package}.*{re.escape(install_command(extra))}"):
         usable(corpus)
 
 

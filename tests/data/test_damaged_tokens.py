@@ -12,7 +12,7 @@ from panax.core import DataError
 from panax.data import ExampleData, Table, TextData, TextFiles, TokenFile, TokenWriter, open_tokens
 from panax.data.examples import Arrays
 from panax.data.megatron import MegatronTokens
-from panax.data.packed_files import PackedFiles, Record, pack
+from panax.data.packed_files import PackedFiles, PackedRecord, pack
 from panax.data.pictures import number_classes
 
 FIXTURES = Path(__file__).parent / "sources" / "fixtures"
@@ -160,7 +160,7 @@ def test_an_array_that_its_user_mapped_and_that_is_cut_short_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["data", "names", "labels"])
 def test_damaged_records_are_found(tmp_path, name):
-    records = [Record(f"r{i}", bytes([i] * 5000), str(i % 2)) for i in range(1, 9)]
+    records = [PackedRecord(f"r{i}", bytes([i] * 5000), str(i % 2)) for i in range(1, 9)]
     pack(records, tmp_path, lambda bad: None, number_classes)
     packed = PackedFiles(tmp_path)
     assert packed.read(3) == records[3].data and packed.name(3) == "r4"

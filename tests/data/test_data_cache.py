@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from panax.core import DataError
-from panax.data.cache import cache_directory, cached
+from panax.data.cache import cache_directory, read_or_build
 
 
 def read(entry: Path) -> str:
@@ -34,15 +34,15 @@ def files(root: Path) -> list[str]:
 
 def test_an_entry_is_built_once(tmp_path):
     build = Builder()
-    assert [cached(tmp_path / "c", "x", build=build, read=read) for _ in range(3)] == ["done."] * 3
+    assert [read_or_build(tmp_path / "c", "x", build=build, read=read) for _ in range(3)] == ["done."] * 3
     assert build.count == 1 and files(tmp_path / "c") == ["x"]
 
 
 @pytest.mark.parametrize("damage", ["", "don"])
 def test_a_damaged_entry_is_built_again(tmp_path, damage):
-    cached(tmp_path, "x", build=Builder(), read=read)
+    read_or_build(tmp_path, "x", build=Builder(), read=read)
     (tmp_path / "x" / "value").write_text(damage)
-    assert cached(tmp_path, "x", build=Builder("again."), read=read) == "again."
+    assert read_or_build(tmp_path, "x", build=Builder("again."), read=read) == "again."
     assert files(tmp_path) == ["x"]
 
 
@@ -52,28 +52,28 @@ def test_a_failed_or_killed_build_leaves_nothing_that_counts(tmp_path):
         raise DataError("no such corpus")
 
     with pytest.raises(DataError, match="no such corpus"):
-        cached(tmp_path, "x", build=fail, read=read)
+        read_or_build(tmp_path, "x", build=fail, read=read)
     assert files(tmp_path) == []
     (tmp_path / ".x.deadbeef.partial").mkdir()  # what a killed process leaves
-    assert cached(tmp_path, "x", build=Builder(), read=read) == "done."
+    assert read_or_build(tmp_path, "x", build=Builder(), read=read) == "done."
     assert files(tmp_path) == ["x"]
 
 
 def test_a_builder_that_only_makes_damage_is_an_error(tmp_path):
     with pytest.raises(DataError, match="damaged"):
-        cached(tmp_path, "x", build=Builder("no"), read=read)
+        read_or_build(tmp_path, "x", build=Builder("no"), read=read)
 
 
 def test_processes_at_once_build_once(tmp_path):
     code = f"""
 import sys, time
 from pathlib import Path
-from panax.data.cache import cached
+from panax.data.cache import read_or_build
 def build(entry):
     (Path({str(tmp_path)!r}) / f"built-{{time.time_ns()}}").touch()
     time.sleep(0.3)
     (entry / "value").write_text("done.")
-print(cached(Path({str(tmp_path / "c")!r}), "x", build=build, read=lambda e: (e / "value").read_text()))
+print(read_or_build(Path({str(tmp_path / "c")!r}), "x", build=build, read=lambda e: (e / "value").read_text()))
 """
     running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate()[0] for process in running] == ["done.\n"] * 3
@@ -95,7 +95,7 @@ def test_without_locks_the_first_to_finish_wins(tmp_path, monkeypatch, existing)
             time.sleep(0.01 * i)
             (entry / "value").write_text(f"{i}.")
 
-        results.append(cached(tmp_path, "x", build=build, read=read))
+        results.append(read_or_build(tmp_path, "x", build=build, read=read))
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for thread in threads:
@@ -109,12 +109,12 @@ def test_without_locks_the_first_to_finish_wins(tmp_path, monkeypatch, existing)
 def test_a_cache_that_can_not_be_written_says_what_to_do(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match=r"can't be written.*name another directory with \$PANAX_CACHE or cache_dir="):
-        cached(tmp_path / "file" / "c", "x", build=Builder(), read=read)
+        read_or_build(tmp_path / "file" / "c", "x", build=Builder(), read=read)
 
 
 def test_an_error_of_the_work_itself_is_not_blamed_on_the_cache(tmp_path):
     with pytest.raises(FileNotFoundError, match="elsewhere"):
-        cached(tmp_path, "x", build=lambda entry: Path("/elsewhere/none").write_text("x"), read=read)
+        read_or_build(tmp_path, "x", build=lambda entry: Path("/elsewhere/none").write_text("x"), read=read)
 
 
 def test_where_the_cache_is(monkeypatch, tmp_path):

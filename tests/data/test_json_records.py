@@ -17,9 +17,9 @@ from panax.data import (
     Arrow,
     BadRecord,
     BytePairTokenizer,
+    ConcatCorpus,
     Document,
     HuggingFaceDisk,
-    Joined,
     Jsonl,
     Parquet,
     TextData,
@@ -234,7 +234,7 @@ def test_a_folder_is_read_by_what_its_files_hold(tmp_path):
     (other / "b.jsonl.zst").write_bytes(COMPRESS["zst"](LINES))
     (other / "c.json.gz").write_bytes(COMPRESS["gz"](LINES))
     assert list(corpus_of(other).documents()) == DOCUMENTS * 3
-    assert isinstance(corpus_of(folder, other / "a.jsonl"), Jsonl | Joined)
+    assert isinstance(corpus_of(folder, other / "a.jsonl"), Jsonl | ConcatCorpus)
 
 
 def test_what_looks_like_records():

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from panax.data import BytePairTokenizer, ExampleData, Filtered, Jsonl, Sequences, Table, TextData, TextFiles, corpus_of
-from panax.data.left_out import left_out, left_out_of_corpus
+from panax.data.left_out import describe_skipped_corpus_files, describe_skipped_files
 
 
 @pytest.fixture
@@ -29,12 +29,14 @@ SAID = (
 
 
 def test_what_is_left_out_is_counted_by_ending(folder):
-    (line,) = left_out_of_corpus(corpus_of(folder))
+    (line,) = describe_skipped_corpus_files(corpus_of(folder))
     assert line == f"{folder}: {SAID}"
-    (line,) = left_out_of_corpus(Filtered(corpus=TextFiles(paths=(str(folder),), pattern="**/*.txt"), min_characters=1))
+    (line,) = describe_skipped_corpus_files(
+        Filtered(corpus=TextFiles(paths=(str(folder),), pattern="**/*.txt"), min_characters=1)
+    )
     assert SAID in line
     # A glob or a file says itself what it takes.
-    assert left_out((str(folder / "a.txt"), f"{folder}/*.txt"), []) == ()
+    assert describe_skipped_files((str(folder / "a.txt"), f"{folder}/*.txt"), []) == ()
 
 
 def test_a_run_says_so_in_its_first_lines(folder, tmp_path):
@@ -84,5 +86,5 @@ def test_a_folder_of_lines_says_what_it_reads(tmp_path):
         (tmp_path / name).write_text('{"text": "the oak"}\n')
     assert (
         "2 files are read (1 of .jsonl, 1 of .jsonl.xz); left out: none"
-        in left_out_of_corpus(Jsonl(paths=(str(tmp_path),)))[0]
+        in describe_skipped_corpus_files(Jsonl(paths=(str(tmp_path),)))[0]
     )

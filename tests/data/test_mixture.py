@@ -15,10 +15,10 @@ from panax.data import (
     JoinedRows,
     MixedSource,
     Mixture,
+    MixtureComponent,
     PackedRows,
     PackedSource,
     PaddedRows,
-    Part,
     PretrainedTokenizer,
     RowSource,
     TextData,
@@ -47,7 +47,7 @@ def documents(make_store) -> dict[str, Documents]:
 
 def mixed(documents, weights=(1.0, 1.0, 1.0), epochs=(None, None, None), *, batch_size=8, seed=0, padded=False):
     parts = tuple(
-        Part(name=name, corpus=NOWHERE, weight=weight, epochs=most)
+        MixtureComponent(name=name, corpus=NOWHERE, weight=weight, epochs=most)
         for name, weight, most in zip(documents, weights, epochs, strict=True)
     )
     rows = [
@@ -214,7 +214,7 @@ def texts(tmp_path) -> dict[str, TextFiles]:
 
 @pytest.fixture
 def data(texts, tmp_path) -> TextData:
-    fruit, trees = (Part(name=name, corpus=corpus) for name, corpus in texts.items())
+    fruit, trees = (MixtureComponent(name=name, corpus=corpus) for name, corpus in texts.items())
     return TextData(
         corpus=Mixture(parts=(fruit, dataclasses.replace(trees, weight=3.0))),
         tokenizer=BytePairTokenizer(vocab_size=300),
@@ -240,7 +240,10 @@ def test_token_files_and_texts_mix_with_the_tokenizer_that_made_them(data, texts
     opened = data.open()
     opened.tokenizer.save(tmp_path / "tokenizer")
     cached = next(path for path in sorted((tmp_path / "cache").glob("tokens-*")))
-    parts = (Part(name="fruit", corpus=texts["fruit"]), Part(name="made", corpus=TokenFile(path=str(cached))))
+    parts = (
+        MixtureComponent(name="fruit", corpus=texts["fruit"]),
+        MixtureComponent(name="made", corpus=TokenFile(path=str(cached))),
+    )
     pretrained = PretrainedTokenizer(path=str(tmp_path / "tokenizer"))
     with pytest.raises(RecipeError, match="no tokenizer can be trained on it"):
         dataclasses.replace(data, corpus=Mixture(parts=parts))
@@ -261,11 +264,11 @@ def test_token_files_and_texts_mix_with_the_tokenizer_that_made_them(data, texts
 )
 def test_parts_that_can_not_be_are_refused(change, says):
     with pytest.raises(RecipeError, match=says):
-        Part(**({"name": "code", "corpus": NOWHERE} | change))
+        MixtureComponent(**({"name": "code", "corpus": NOWHERE} | change))
 
 
 def test_mixtures_that_can_not_be_are_refused():
-    part = Part(name="code", corpus=NOWHERE)
+    part = MixtureComponent(name="code", corpus=NOWHERE)
     with pytest.raises(RecipeError, match="expected one or more"):
         Mixture(parts=())
     with pytest.raises(RecipeError, match="each with a name of its own"):

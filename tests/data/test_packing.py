@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from panax.data import PackedRows, PaddedRows, split
-from panax.data.packing import Row, permutation
+from panax.data.packing import PackedRow, permutation
 
 END = 999
 
 
-def whole_epoch(rows, epoch: int = 0) -> list[Row]:
+def whole_epoch(rows, epoch: int = 0) -> list[PackedRow]:
     return [rows.row(epoch, index) for index in range(rows.num_rows)]
 
 
-def segments(row: Row) -> list[Row]:
-    return [Row(*(leaf[row.segment == s] for leaf in row)) for s in range(1, int(row.segment.max()) + 1)]
+def segments(row: PackedRow) -> list[PackedRow]:
+    return [PackedRow(*(leaf[row.segment == s] for leaf in row)) for s in range(1, int(row.segment.max()) + 1)]
 
 
 @pytest.mark.parametrize("sequence_length", [1, 2, 7, 16, 64, 5000])

@@ -8,8 +8,8 @@ from numpy.testing import assert_array_equal
 
 from panax.core.errors import DataError, RecipeError
 from panax.data import Accounting, Arrays, BatchRamp, ExampleSource, IterableSource, PackedRows, PackedSource, RowSource
-from panax.data.ramped import Ramped, ramped
-from panax.run.feed import feed
+from panax.data.ramped import Ramped, apply_batch_ramp
+from panax.run.feed import iterate_on_device
 
 RAMP = BatchRamp(parts=(4, 2), steps=4)
 SIZES = [2] * 4 + [4] * 4 + [8] * 4
@@ -36,7 +36,7 @@ def packed(many_documents):
 @pytest.mark.parametrize("make", [iterable, examples])
 def test_rows_are_those_of_the_source_in_its_order(make):
     # One iterator for all stages, so that what can be drawn only once is drawn once.
-    found = [batch["x"] for batch, _ in drawn(ramped(make(), RAMP))]
+    found = [batch["x"] for batch, _ in drawn(apply_batch_ramp(make(), RAMP))]
     assert [len(rows) for rows in found] == SIZES
     assert_array_equal(np.concatenate(found), np.concatenate([b["x"] for b, _ in drawn(make(), count=7)]))
 
@@ -44,10 +44,10 @@ def test_rows_are_those_of_the_source_in_its_order(make):
 @pytest.mark.filterwarnings("ignore:this source can't resume exactly")
 @pytest.mark.parametrize("make", [iterable, examples])
 def test_every_position_goes_on_exactly(make):
-    whole = drawn(ramped(make(), RAMP))
+    whole = drawn(apply_batch_ramp(make(), RAMP))
     for at, (_, position) in enumerate(whole[:-1], start=1):
         position = json.loads(json.dumps(position))
-        rest = drawn(ramped(make(), RAMP), position, len(whole) - at)
+        rest = drawn(apply_batch_ramp(make(), RAMP), position, len(whole) - at)
         assert [batch["x"].tolist() for batch, _ in rest] == [batch["x"].tolist() for batch, _ in whole[at:]]
         assert [after for _, after in rest] == [after for _, after in whole[at:]]
     # Behind the ramp the position is the source's own.
@@ -74,16 +74,18 @@ class Held:
 
 def test_a_process_makes_the_rows_that_it_holds_of_each_size(many_documents):
     assert isinstance(packed(many_documents), RowSource)
-    alone = [batch["tokens"] for batch, _ in drawn(ramped(packed(many_documents), RAMP))]
+    alone = [batch["tokens"] for batch, _ in drawn(apply_batch_ramp(packed(many_documents), RAMP))]
     process = Held(odd=True)
-    with feed(ramped(packed(many_documents), RAMP), process, most=len(SIZES)) as batches:
+    with iterate_on_device(apply_batch_ramp(packed(many_documents), RAMP), process, most=len(SIZES)) as batches:
         fed = list(batches)
     assert [batch["tokens"][1] for batch, _, _ in fed] == SIZES and process.asked == [8, 2, 4, 8]
     assert [number for _, _, number in fed] == list(range(1, 13))
     for (batch, _, _), rows in zip(fed, alone, strict=True):
         assert_array_equal(batch["tokens"][0], rows[1::2])
     # From within a batch of a stage on.
-    with feed(ramped(packed(many_documents), RAMP), Held(odd=True), fed[4].position, most=3, drawn=5) as batches:
+    with iterate_on_device(
+        apply_batch_ramp(packed(many_documents), RAMP), Held(odd=True), fed[4].position, most=3, drawn=5
+    ) as batches:
         again = list(batches)
     for (batch, position, number), before in zip(again, fed[5:], strict=False):
         assert_array_equal(batch["tokens"][0], before.batch["tokens"][0])
@@ -91,15 +93,15 @@ def test_a_process_makes_the_rows_that_it_holds_of_each_size(many_documents):
 
 
 def test_batches_that_are_left_out_are_numbered_by_step():
-    with feed(ramped(iterable(), RAMP), Held(odd=False), left_out=(2, 6), most=8) as batches:
+    with iterate_on_device(apply_batch_ramp(iterable(), RAMP), Held(odd=False), left_out=(2, 6), most=8) as batches:
         assert [(number, len(batch["x"][0])) for batch, _, number in batches] == [
             (1, 2), (3, 2), (4, 2), (5, 4), (7, 4), (8, 4)
         ]  # fmt: skip
 
 
 def test_what_was_seen_is_told_with_the_batch_in_work(many_documents):
-    plain, ramp = packed(many_documents), ramped(packed(many_documents), RAMP)
-    assert isinstance(ramp, Accounting) and not isinstance(ramped(iterable(), RAMP), Accounting)
+    plain, ramp = packed(many_documents), apply_batch_ramp(packed(many_documents), RAMP)
+    assert isinstance(ramp, Accounting) and not isinstance(apply_batch_ramp(iterable(), RAMP), Accounting)
     after_one, after_four = drawn(plain, count=4)[0].position, drawn(plain, count=4)[3].position
     steps = drawn(ramp)
     assert ramp.epochs(steps[0].position) == ramp.epochs(steps[3].position) == plain.epochs(after_one)
@@ -109,32 +111,32 @@ def test_what_was_seen_is_told_with_the_batch_in_work(many_documents):
 
 def test_data_that_ends_within_the_ramp_ends():
     short = IterableSource([{"x": np.arange(8)}, {"x": np.arange(8)}], epochs=1)
-    assert [len(batch["x"]) for batch, _ in ramped(short, RAMP).batches()] == [2] * 4 + [4] * 2
-    with feed(ramped(short, RAMP), Held(odd=False)) as batches:
+    assert [len(batch["x"]) for batch, _ in apply_batch_ramp(short, RAMP).batches()] == [2] * 4 + [4] * 2
+    with iterate_on_device(apply_batch_ramp(short, RAMP), Held(odd=False)) as batches:
         assert len(list(batches)) == 6
 
 
 def test_without_a_ramp_a_source_is_itself():
     source = iterable()
-    assert ramped(source, BatchRamp()) is source
-    assert isinstance(ramped(source, RAMP), Ramped)
+    assert apply_batch_ramp(source, BatchRamp()) is source
+    assert isinstance(apply_batch_ramp(source, RAMP), Ramped)
 
 
 def test_a_position_of_another_ramp_is_refused():
-    position = drawn(ramped(iterable(), BatchRamp(parts=(8,), steps=8)))[2].position
+    position = drawn(apply_batch_ramp(iterable(), BatchRamp(parts=(8,), steps=8)))[2].position
     with pytest.raises(
         DataError, match="of another batch ramp: parts \\[8\\] and steps 8, where they are \\[4, 2\\] and 4"
     ):
-        ramped(iterable(), RAMP).batches(position)
+        apply_batch_ramp(iterable(), RAMP).batches(position)
 
 
 def test_rows_that_fall_into_no_parts_are_refused():
     odd = IterableSource([{"x": np.arange(6)}], epochs=1)
     with pytest.raises(DataError, match="a batch of 6 rows does not fall into 4 parts; choose batch_ramp"):
-        list(ramped(odd, RAMP).batches())
+        list(apply_batch_ramp(odd, RAMP).batches())
     rows = ExampleSource(Arrays({"x": np.arange(56)}), batch_size=6, epochs=1)
     with pytest.raises(DataError, match="a batch of 6 rows does not fall into 4 parts"):
-        feed(ramped(rows, RAMP), Held(odd=True))
+        iterate_on_device(apply_batch_ramp(rows, RAMP), Held(odd=True))
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ from panax.core import DataError
 from panax.data import (
     Bag,
     BytePairTokenizer,
+    CountVocabulary,
     ExampleData,
     ImageFolder,
     Sequences,
     Table,
     TextData,
     TextFiles,
-    Vocabulary,
 )
-from panax.data.agreement import agreeing, classes_of
+from panax.data.agreement import classes_of, raise_on_all_processes
 from panax.data.first_batches import FirstBatches
 from panax.models import VitConfig, VitTask
 from panax.optim import AdamW, Schedule
@@ -93,9 +93,9 @@ def test_what_can_not_be_renumbered_is_refused(folders):
     train = pictures(folders / "train").open().train
     held_out = FirstBatches(pictures(folders / "val").open().train, 1)
     with pytest.raises(DataError, match="numbers its classes otherwise"):
-        agreeing(held_out, FirstBatches(train, 1))
+        raise_on_all_processes(held_out, FirstBatches(train, 1))
     same = FirstBatches(train, 1).once
-    assert agreeing(same, train) == (same, ())
+    assert raise_on_all_processes(same, train) == (same, ())
 
 
 def test_a_trained_model_knows_its_classes(folders, tmp_path):
@@ -116,7 +116,7 @@ def test_a_trained_model_knows_its_classes(folders, tmp_path):
 
 def table(folder, name, values):
     pd.DataFrame({"c": values, "y": range(len(values))}).to_csv(folder / name, index=False)
-    bags = (Bag(column="c", ids=Vocabulary(), leaf="c"),)
+    bags = (Bag(column="c", ids=CountVocabulary(), leaf="c"),)
     return ExampleData(
         examples=Table(paths=(str(folder / name),), label="y", bags=bags), batch_size=2, cache_dir=str(folder / "cache")
     )
@@ -131,7 +131,7 @@ def test_a_held_out_table_takes_the_vocabulary_of_the_training_table(tmp_path):
         for label, id_ in zip(batch["label"], batch["c"], strict=True)
     }
     assert rows == {0: 1, 1: 1, 2: 0, 3: 2}
-    with pytest.raises(DataError, match=r"ids of 'c' are given by counts, .* Vocabulary\(counted_in="):
+    with pytest.raises(DataError, match=r"ids of 'c' are given by counts, .* CountVocabulary\(counted_in="):
         sources = {"data": train.open().train, "held_out": val.open().train}
         open_data(panax.Experiment(task=task(), **sources), lambda line: None)
 

@@ -6,7 +6,7 @@ import pytest
 
 from panax.core import DataError, RecipeError
 from panax.data import BytePairTokenizer, Document, PretrainedTokenizer, TextFiles, Tokenizer
-from panax.data.cache import cached
+from panax.data.cache import read_or_build
 from panax.data.tokenising import _cut
 
 TEXT = "the cat sat on the mat, the cat ate the rat; naïve 猫 \t\n\n  def f(x):\n    return x ** 2\n"
@@ -145,4 +145,4 @@ def test_a_full_cache_is_named(tokenizer, tmp_path):
     with pytest.raises(
         DataError, match=rf"the cache {tmp_path} can't be written: .*No space left on device.*PANAX_CACHE"
     ):
-        cached(tmp_path, "entry", build=build, read=lambda folder: folder)
+        read_or_build(tmp_path, "entry", build=build, read=lambda folder: folder)

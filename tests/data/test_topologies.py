@@ -14,9 +14,9 @@ from panax.data import (
     Document,
     Filtered,
     Mixture,
+    MixtureComponent,
     PackedSource,
     PaddedRows,
-    Part,
     RowSource,
     TextData,
     prefetch,
@@ -51,9 +51,9 @@ def opened(kind: str, cache: str) -> RowSource:
     if kind == "mixture":
         corpus = Mixture(
             parts=(
-                Part(name="filtered", corpus=corpus, weight=((0, 1.0), (15, 0.2)), epochs=3.0),
-                Part(name="plain", corpus=Words("b", 40), weight=0.7),
-                Part(name="rare", corpus=Words("c", 30), weight=0.03),
+                MixtureComponent(name="filtered", corpus=corpus, weight=((0, 1.0), (15, 0.2)), epochs=3.0),
+                MixtureComponent(name="plain", corpus=Words("b", 40), weight=0.7),
+                MixtureComponent(name="rare", corpus=Words("c", 30), weight=0.03),
             )
         )
     data = TextData(

@@ -27,7 +27,7 @@ import panax.cli.simulate
 import panax.core.errors
 import panax_compare.command
 from panax.checkpoint import CheckpointConfig, MemoryConfig
-from panax.cli.inspect import own_flags
+from panax.cli.inspect import split_flags
 from panax.cli.islands import island_flags
 from panax.cli.main import COMMANDS, main
 from panax.cli.overrides import experiment_from
@@ -116,7 +116,7 @@ def check_command(arguments: list[str], where: str) -> None:
             if "--help" in rest:
                 find_recipe(rest[0])
             else:
-                experiment_from(own_flags(rest)[0] if command == "inspect" else rest, command)
+                experiment_from(split_flags(rest)[0] if command == "inspect" else rest, command)
         elif command == "data":
             options, flags = panax.cli.data.parser().parse_known_args(rest)
             experiment_from([options.recipe, *flags], "data show")
@@ -124,13 +124,13 @@ def check_command(arguments: list[str], where: str) -> None:
             options, flags = panax.cli.find.parser().parse_known_args(rest)
             experiment_from([options.recipe, *flags], "train")
         elif command == "launch":
-            own, flags = panax.cli.launch.own_flags(rest[1:])
+            own, flags = panax.cli.launch.split_flags(rest[1:])
             panax.cli.launch.resources_of(own)
             if own.islands:
                 flags = island_flags(flags, Path("run"), own.islands, own.island or 0)
             experiment_from([rest[0], *(flag for flag in flags if flag not in NO_SETTINGS)], "train")
         elif command == "check":
-            flags = panax.cli.check.own_flags(rest)[1]
+            flags = panax.cli.check.split_flags(rest)[1]
             experiment_from(flags, "check") if flags else None
         elif command in ("status", "logs", "stop"):
             panax.cli.jobs.parser_of(command).parse_args(rest)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from panax.cluster.engines import ENGINES, Engine, Resources, engine_of
-from panax.cluster.engines.client import Followed, answer, own_address
+from panax.cluster.engines.client import Followed, answer, local_address
 from panax.cluster.engines.slurm import check_allocation
 from panax.core.errors import LaunchError
 
@@ -279,8 +279,8 @@ def test_a_followed_client_ends_in_any_case(monkeypatch):
 
 
 def test_the_supervisors_address_is_the_one_on_the_way_to_a_node():
-    assert own_address("127.0.0.2").startswith("127.0.0.")
-    assert own_address("no-such-host.invalid") == own_address()
+    assert local_address("127.0.0.2").startswith("127.0.0.")
+    assert local_address("no-such-host.invalid") == local_address()
 
 
 TETHERED = """

@@ -14,9 +14,9 @@ from panax.environments import (
     CartPole,
     Discrete,
     Environment,
+    EnvironmentStep,
     GridWorld,
     Pendulum,
-    Step,
     check_actions,
     check_environment,
 )
@@ -64,7 +64,7 @@ class Counting(Environment):
             terminated = terminated.astype(jnp.float32)
         if self.mistake == "raises":
             raise ValueError("no such action")
-        return Step(after, seen, reward, terminated, jnp.bool_(False))
+        return EnvironmentStep(after, seen, reward, terminated, jnp.bool_(False))
 
     def _seen(self, count):
         return jnp.stack([count, count]).astype(jnp.float64 if self.mistake == "dtype" else jnp.float32)
@@ -89,7 +89,10 @@ def test_what_keeps_the_contract_passes(environment):
         ("state of another structure", r"changes the state's structure"),
         ("whole reward", r"Counting\.step: reward is int32\[\]; expected float32\[\]"),
         ("flag", r"Counting\.step: terminated is float32\[\]; expected bool\[\]"),
-        ("four values", r"returned 4 values; expected Step\(state, observation, reward, terminated, truncated\)"),
+        (
+            "four values",
+            r"returned 4 values; expected EnvironmentStep\(state, observation, reward, terminated, truncated\)",
+        ),
         ("raises", r"can't be traced with an action of Discrete\(count=3\): no such action"),
         ("NaN observed", r"gave an observation with NaN in step 3, for the action \d; expected numbers of Box"),
         ("NaN reward", r"gave the reward nan in step 3, for the action \d; expected a finite number"),

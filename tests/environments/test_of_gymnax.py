@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from panax.core import RecipeError
-from panax.core.installing import with_extra
+from panax.core.installing import install_command
 from panax.environments import Box, Discrete, EnvironmentBatch, Gymnax, check_environment
 
 pytestmark = pytest.mark.skipif(
@@ -81,6 +81,6 @@ def test_what_gymnax_has_not_is_refused(settings, message):
 def test_a_library_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnax", None)
     with pytest.raises(
-        RecipeError, match=rf"needs gymnax.*{re.escape(with_extra('gymnax'))} \(gymnax is for jax below 0.12\)"
+        RecipeError, match=rf"needs gymnax.*{re.escape(install_command('gymnax'))} \(gymnax is for jax below 0.12\)"
     ):
         Gymnax(name="CartPole-v1")

@@ -15,10 +15,10 @@ from fuzz_mutations import mutate_json
 
 from panax.checkpoint import open_checkpoint
 from panax.checkpoint.converting import write_arrays
-from panax.checkpoint.manifest import FILE, ArrayEntry, Manifest, checksum, merged
+from panax.checkpoint.manifest import FILE, ArrayEntry, Manifest, checksum, merge_manifests
 from panax.data import TextData, TokenFile, TokenWriter
 from panax.data.checksums import checksum_of, seal_of
-from panax.data.packed_files import PackedFiles, Record, pack
+from panax.data.packed_files import PackedFiles, PackedRecord, pack
 from panax.data.pictures import number_classes
 from panax.stores import LocalStore
 
@@ -100,7 +100,7 @@ def make_parts(folder: Path) -> None:
 
 def load_parts(folder: Path) -> None:
     parts = [Manifest.from_json((folder / f"part{n}" / FILE).read_bytes(), f"part {n}") for n in range(2)]
-    found = merged(parts)
+    found = merge_manifests(parts)
     found.check_covered()
     found.to_json()
 
@@ -164,7 +164,7 @@ def make_megatron(folder: Path) -> None:
 
 
 def make_packed(folder: Path) -> None:
-    records = [Record(f"r{i}", bytes([i]) * 50, str(i % 3)) for i in range(9)]
+    records = [PackedRecord(f"r{i}", bytes([i]) * 50, str(i % 3)) for i in range(9)]
     pack(records, folder, lambda bad: None, number_classes)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from panax.checkpoint import open_checkpoint
 from panax.cluster.record import incidents
-from panax.cluster.world import Layout
+from panax.cluster.world import JobLayout
 
 TESTS = Path(__file__).parents[1]
 RECIPE = str(Path(__file__).with_name("elastic_recipe.py"))
@@ -97,7 +97,7 @@ def test_shrunk_and_grown_again(tmp_path):
     ranked = json.loads((folder / "job/layouts.json").read_text())["layouts"]["3"]
     for count, stop, layout in (
         (4, shrunk, WHOLE),
-        (3, grown, ("--devices", "1", *Layout.read(ranked[0]).flags)),
+        (3, grown, ("--devices", "1", *JobLayout.read(ranked[0]).flags)),
         (4, 0, WHOLE),
     ):
         nodes = ("--nodes", str(count), "--processes", str(count))

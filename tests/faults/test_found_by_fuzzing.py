@@ -13,7 +13,7 @@ from fuzz_own import make_checkpoint, make_packed
 from fuzz_texts import make_arrow
 
 from panax.adapters.huggingface import config_from
-from panax.checkpoint.manifest import FILE, Manifest, merged
+from panax.checkpoint.manifest import FILE, Manifest, merge_manifests
 from panax.core import CheckpointError, DataError, RecipeError
 from panax.core.errors import PanaxError
 from panax.data import Table
@@ -37,7 +37,7 @@ def test_parts_of_other_arrays_are_refused(tmp_path):
             (dataclasses.replace(part, arrays=arrays), part),
         ):
             with pytest.raises(CheckpointError, match=r"the parts of processes differ in params\.b"):
-                merged(pair)
+                merge_manifests(pair)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from launching import run_job
 from store_faults import CONFIG, go_on, same, save, state
 
 from panax.checkpoint import CheckpointConfig, Checkpointer, Manifest
-from panax.checkpoint.commit import Attempt, commit, publish_part, write_part
+from panax.checkpoint.commit import SaveAttempt, commit, publish_part, write_part
 from panax.checkpoint.snapshot import Snapshot, plan_save
 from panax.core import CheckpointError, DamagedError, StoreError
 from panax.stores import LocalStore
@@ -159,7 +159,7 @@ def parts(tmp_path):
     snapshot = Snapshot(plan_save(state(0)))
     snapshot.take(state(0))
 
-    def part(attempt: Attempt) -> tuple[Manifest, Manifest]:
+    def part(attempt: SaveAttempt) -> tuple[Manifest, Manifest]:
         every = write_part(store, attempt, snapshot, step=7, attachments={}, host={}, metric=None)
         first, *rest = every.arrays["w"].chunks
 
@@ -177,7 +177,7 @@ def parts(tmp_path):
 
 def test_a_part_of_another_attempt_is_not_taken(parts):
     store, part = parts
-    old, new = (Attempt("step_00000007", name, 0, 2) for name in ("old", "new"))
+    old, new = (SaveAttempt("step_00000007", name, 0, 2) for name in ("old", "new"))
     _, theirs = part(old)
     publish_part(store, dataclasses.replace(old, process=1), theirs)
     mine, theirs = part(new)
@@ -192,7 +192,7 @@ def test_a_part_of_another_attempt_is_not_taken(parts):
 
 def test_a_part_that_a_late_list_lacks_is_asked_for_by_name(parts, monkeypatch):
     store, part = parts
-    attempt = Attempt("step_00000007", "new", 0, 2)
+    attempt = SaveAttempt("step_00000007", "new", 0, 2)
     mine, theirs = part(attempt)
     publish_part(store, dataclasses.replace(attempt, process=1), theirs)
     with monkeypatch.context() as late:
@@ -203,7 +203,7 @@ def test_a_part_that_a_late_list_lacks_is_asked_for_by_name(parts, monkeypatch):
 
 def test_a_failure_that_a_late_list_lacks_is_told(parts, monkeypatch):
     store, part = parts
-    attempt = Attempt("step_00000007", "new", 0, 2)
+    attempt = SaveAttempt("step_00000007", "new", 0, 2)
     mine, _ = part(attempt)
     store.write(attempt.failure(1), [b"its disk is full"])
     monkeypatch.setattr(type(store), "list", lambda self, prefix="": [])
@@ -213,7 +213,7 @@ def test_a_failure_that_a_late_list_lacks_is_told(parts, monkeypatch):
 
 def test_parts_that_do_not_fit_are_not_committed(parts):
     store, part = parts
-    attempt = Attempt("step_00000007", "new", 0, 2)
+    attempt = SaveAttempt("step_00000007", "new", 0, 2)
     second = dataclasses.replace(attempt, process=1)
     mine, theirs = part(attempt)
     publish_part(store, second, mine)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 
-from panax.parallel.schedules import Pipeline, Schedule, build
+from panax.parallel.schedules import Pipeline, PipelineSchedule, build
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Ticks:
     slots: int
 
     @classmethod
-    def of(cls, schedule: Schedule) -> "Ticks":
+    def of(cls, schedule: PipelineSchedule) -> "Ticks":
         forward, backward = _count(schedule, "forward"), _count(schedule, "backward")
         return cls(
             forward=forward,
@@ -68,7 +68,7 @@ def _built(pipeline: Pipeline, stages: int, micro_batches: int) -> Ticks:
     return Ticks.of(build(pipeline, stages=stages, micro_batches=micro_batches))
 
 
-def _count(schedule: Schedule, *what: str) -> int:
+def _count(schedule: PipelineSchedule, *what: str) -> int:
     """The ticks of all phases in which some stage does one of these at some time: all stages then run it in each."""
     start = found = 0
     for *_, count in schedule.phases:

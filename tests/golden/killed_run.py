@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import tiny_recipe
 
 from panax.checkpoint import CheckpointConfig
-from panax.hooks import Hook, Running
+from panax.hooks import Hook, RunView
 from panax.run import EvaluateConfig, Experiment
 
 EVERY, LAST = 3, 8
@@ -29,7 +29,7 @@ class StopAfter(Hook):
     def __init__(self, step: int):
         self.step = step
 
-    def after_step(self, run: Running) -> None:
+    def after_step(self, run: RunView) -> None:
         if run.step == self.step:
             run.stop("to be resumed")
 
@@ -40,7 +40,7 @@ class KillAfterSave(Hook):
     def __init__(self, folder: Path):
         self.folder = folder
 
-    def after_step(self, run: Running) -> None:
+    def after_step(self, run: RunView) -> None:
         if run.step <= EVERY + 1:
             return
         deadline = time.monotonic() + 60

@@ -11,13 +11,13 @@ import numpy as np
 
 import panax
 from panax.core import named_leaves
-from panax.kernels.cpu.choice import forced, use
+from panax.kernels.cpu.choice import choice_of_environment, use
 
 Row = tuple[int, str, str]
 STEPS = 3
 
 # All work on CPU is done by the kernels that the environment names, also outside of `fit`.
-_kernels = forced()
+_kernels = choice_of_environment()
 assert _kernels is not None, "the environment should pin the kernels by PANAX_CPU_KERNELS"
 use(_kernels)
 

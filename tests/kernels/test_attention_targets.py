@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from panax.core import Target
 from panax.kernels import AttentionCase, attention, choose
-from panax.kernels.attention_gpu import Tiles, gpu_attention
+from panax.kernels.attention_gpu import AttentionTiles, gpu_attention
 from panax.kernels.attention_tpu import tpu_attention
 from panax.kernels.registry import _log_once, check_name, note
 
@@ -36,7 +36,7 @@ def with_(**changes) -> AttentionCase:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gpu_kernels_equal_the_definition(case):
-    tiles = Tiles(query=16, key=16, backward_query=16, backward_key=16, num_warps=4)
+    tiles = AttentionTiles(query=16, key=16, backward_query=16, backward_key=16, num_warps=4)
 
     def attend(q, k, v, segments, **options):
         return gpu_attention(q, k, v, segments, tiles=tiles, interpret=True, **options)

@@ -9,7 +9,7 @@ import pytest
 
 from panax.core.target import Target
 from panax.kernels.quantised import FLOAT8, INT4, INT8, SIGN
-from panax.kernels.quantised.rest import WORK, RestCase, quantise_with_rest, reference
+from panax.kernels.quantised.rest import WORK, RestCase, quantize_with_residual, reference
 from panax.kernels.quantised.rest_gpu import gpu_with_rest
 from panax.kernels.registry import choose
 from panax.plan import parse_target, target_devices
@@ -50,7 +50,7 @@ def test_it_is_chosen_where_it_can_do_the_case():
         assert choose(WORK, case, target).name == "xla"
     assert choose(WORK, RestCase(INT8, 256), Target("cpu")).name == "xla"
     x, owed = arrays(8)
-    found, rest = quantise_with_rest(x.reshape(2, 4, 256), owed.reshape(2, 4, 256), INT8)
+    found, rest = quantize_with_residual(x.reshape(2, 4, 256), owed.reshape(2, 4, 256), INT8)
     assert found.codes.shape == rest.shape == (2, 4, 256) and found.scales.shape == (2, 4, 1)
 
 

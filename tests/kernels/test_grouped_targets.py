@@ -8,12 +8,12 @@ import pytest
 from grouped_cases import GROUPS, SIZES, assert_outer, assert_product, groups_of, matrices, sorted_rows
 
 from panax.kernels.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product
-from panax.kernels.grouped_gpu import Blocks, gpu_outer, gpu_product
+from panax.kernels.grouped_gpu import GroupedTileSizes, gpu_outer, gpu_product
 from panax.kernels.grouped_tpu import tpu_outer, tpu_product
 from panax.plan import parse_target, target_devices
 from panax.plan.step import nothing_kept
 
-SMALL = Blocks(rows=16, columns=16, inner=16, together=2)
+SMALL = GroupedTileSizes(rows=16, columns=16, inner=16, together=2)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 
 from panax.core.errors import RecipeError
 from panax.kernels.cache import is_whole
-from panax.kernels.cpu.choice import CpuKernels, forced
+from panax.kernels.cpu.choice import CpuKernels, choice_of_environment
 from panax.kernels.cpu.instruction_sets import INSTRUCTION_SETS, LIMIT, detect
 from panax.kernels.cpu.library import MANIFEST, OPTIONS, PACKAGE, compile_library, manifest_of, sources_digest
 from panax.system import cpu_info
@@ -148,13 +148,13 @@ def test_without_proc_cpuinfo_the_compiler_knows_the_processor(monkeypatch, tmp_
 def test_a_kernel_that_is_named_but_missing_is_an_error(monkeypatch):
     monkeypatch.setenv("PANAX_CPU_KERNELS", "mlk")
     with pytest.raises(RecipeError, match="did you mean 'mkl'"):
-        forced()
+        choice_of_environment()
     monkeypatch.setattr("panax.kernels.cpu.choice.missing", lambda kernel, dtype: "not installed")
     monkeypatch.setenv("PANAX_CPU_KERNELS", "mkl")
     with pytest.raises(RecipeError, match="PANAX_CPU_KERNELS=mkl: not installed"):
-        forced()
+        choice_of_environment()
     monkeypatch.setenv("PANAX_CPU_KERNELS", "xla")
-    assert forced() == CpuKernels()
+    assert choice_of_environment() == CpuKernels()
     with pytest.raises(ValueError, match="product_float32='mk': did you mean"):
         CpuKernels(product_float32="mk")
     with pytest.raises(ValueError):

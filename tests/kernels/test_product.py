@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from panax.kernels.product import _matrices, product, sum_of_rows, walled
+from panax.kernels.product import _matrices, fusion_barrier, product, sum_of_rows
 from panax.layers.feed_forward import ACTIVATIONS
 from panax.parallel import scan_layers
 from panax.spmd import add_bias, contract
@@ -144,7 +144,7 @@ def test_an_activation_and_its_derivative(name, dtype):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_wall_changes_nothing(dtype, library):
     x = jax.random.normal(jax.random.key(0), (40, 8)).astype(dtype)
-    run = jax.jit(lambda x: (walled(x + 1), x + 1))
+    run = jax.jit(lambda x: (fusion_barrier(x + 1), x + 1))
     np.testing.assert_array_equal(*(np.asarray(each, np.float32) for each in run(x)))
     assert ("panax_wall" in run.lower(x).as_text()) == (library != "xla")
 

@@ -10,7 +10,7 @@ import pytest
 from panax.core import Target
 from panax.kernels import causal_convolution as convolution_file
 from panax.kernels.causal_convolution import causal_convolution
-from panax.kernels.state_space import carried_output, state_space_scan
+from panax.kernels.state_space import initial_state_output, state_space_scan
 from panax.kernels.state_space_reference import reference_state_space_scan
 
 CPU = Target("cpu")
@@ -116,7 +116,7 @@ def test_states_pass_between_parts_of_a_row(packed):
     right = chunked(16)(**second, state=None)
     goes_on = jnp.ones(BATCH, bool) if segments is None else segments[:, cut] == segments[:, cut - 1]
     passed = jnp.where(goes_on[:, None, None, None], left.state, 0.0)
-    extra = carried_output(second["dt"], second["a"], second["c"], passed, second["segments"])
+    extra = initial_state_output(second["dt"], second["a"], second["c"], passed, second["segments"])
     assert difference(jnp.concatenate([left.y, right.y + extra], axis=1), whole.y) < TOLERANCE
     assert difference(right.state + right.decay[..., None, None] * passed, whole.state) < TOLERANCE
 

@@ -13,7 +13,7 @@ from panax.core.layout import use_layout
 from panax.layers.embedding import Embedding
 from panax.mesh import MeshShape, Placement, Rules
 from panax.mesh.rules import COMPUTE, STORAGE
-from panax.spmd import equal_shares
+from panax.spmd import split_cotangent
 
 ROWS, EMBED = 16, 8
 RNG = np.random.default_rng(0)
@@ -26,7 +26,7 @@ READ = jnp.asarray(RNG.standard_normal((2, 12, EMBED)), jnp.float32)
 def found(table: jax.Array) -> tuple[jax.Array, jax.Array]:
     def read(table: jax.Array) -> tuple[jax.Array, jax.Array]:
         x = Embedding(table=table)(TOKENS, jnp.float32)
-        return equal_shares(jnp.sum(x * READ)), x
+        return split_cotangent(jnp.sum(x * READ)), x
 
     (_, x), gradient = jax.value_and_grad(read, has_aux=True)(table)
     return x, gradient

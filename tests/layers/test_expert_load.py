@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from panax.core import HeatMap, Watch, Watched
+from panax.core import HeatMap, MetricMonitor, Watched
 from panax.layers import ExpertWatch
 from panax.layers.expert_load import load_figures, relative_loads
 
@@ -27,7 +27,7 @@ def test_a_record_is_of_all_steps_since_the_last():
     watch = ExpertWatch((1, 3))
     watch.add(step([[4, 0], [1, 3]], entropy=[0.2, 0.4], dropped=[0.0, 0.5]))
     watch.add(step([[0, 4], [1, 3]], entropy=[0.4, 0.8], dropped=[0.0, 0.1]))
-    assert isinstance(watch, Watch)
+    assert isinstance(watch, MetricMonitor)
     scalars, heat_maps, warnings = watch.take()
     assert heat_maps.keys() == {"experts/load"}
     assert heat_maps["experts/load"][1:] == HeatMap(None, (1, 3), "layer", "expert")[1:]

@@ -18,8 +18,8 @@ from panax.layers import StateSpace
 from panax.mesh import Rules
 from panax.mesh.legality import problem
 from panax.optim import Sgd
-from panax.optim.decay import decays
-from panax.spmd import own_sequence, sum_over_sequence
+from panax.optim.decay import uses_weight_decay
+from panax.spmd import local_sequence, sum_over_sequence
 from panax.testing import check_task
 from panax.train import Program
 from panax.train.compiled import needs_of
@@ -132,7 +132,7 @@ def test_begins_as_published():
 
 def test_matrices_decay_and_the_rest_does_not():
     axes = named_leaves_of_axes(layer())
-    assert {name for name, which in axes.items() if decays(which)} == {
+    assert {name for name, which in axes.items() if uses_weight_decay(which)} == {
         *("w_z", "w_x", "w_b", "w_c", "w_dt", "w_o", "conv_x", "conv_b", "conv_c")
     }
 
@@ -196,7 +196,7 @@ class Fit(Task):
         return logical_axes(params)
 
     def loss(self, params, state, batch, key, train):
-        error = mix_packed(params, batch) - own_sequence(batch["y"])
+        error = mix_packed(params, batch) - local_sequence(batch["y"])
         tokens = jnp.float32(math.prod(batch["segment"].shape))
         return Evaluation({"squares": Loss(sum_over_sequence(jnp.sum(error * error)), tokens)}, state, {})
 
@@ -211,7 +211,7 @@ class Zigzag(Fit):
 
 def mix_packed(params, batch):
     segment = batch["segment"]
-    return params(own_sequence(batch["x"]), jnp.zeros_like(segment), segment)
+    return params(local_sequence(batch["x"]), jnp.zeros_like(segment), segment)
 
 
 def pairs(length: int = 32) -> dict[str, np.ndarray]:

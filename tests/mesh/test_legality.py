@@ -17,13 +17,13 @@ from panax.core import LayoutError
 from panax.core.needs import Pipelined
 from panax.layers.attention import heads_exchanged
 from panax.mesh import MESH_AXES, MeshShape, Placement, Rules
-from panax.mesh.legality import Needs, check, neighbours, problem, remarks, resolved, suggested
+from panax.mesh.legality import MeshRequirements, check, neighbours, problem, remarks, resolved, suggested
 from panax.mesh.rules import COMPUTE, STORAGE
 from panax.models import DecoderTask
 from panax.parallel import Pipeline
 from panax.train import CompiledStep, Program, StepConfig
 
-NEEDS = Needs(
+NEEDS = MeshRequirements(
     arrays=(
         ("table", ("vocab", "embed"), (128, 48)),
         ("w_q", ("layer", "embed", "heads", "head_dim"), (6, 48, 12, 8)),
@@ -43,7 +43,7 @@ def batch(rows: int, length: int):
     return (("batch leaf 'tokens'", ("batch", "seq"), (rows, length)),)
 
 
-def refusal(needs: Needs, rules: Rules | None = None, **sizes) -> str:
+def refusal(needs: MeshRequirements, rules: Rules | None = None, **sizes) -> str:
     with pytest.raises(LayoutError) as error:
         check(needs, rules or Rules(), mesh(**sizes))
     return str(error.value)
@@ -138,7 +138,7 @@ def test_what_can_be_laid_out_otherwise_is_legal(sizes):
 
 
 def test_uneven_stages_of_a_published_model_are_legal():
-    needs = Needs(
+    needs = MeshRequirements(
         arrays=(("w_up", ("layer", "embed", "ffn"), (126, 16384, 53248)),),
         pipelined=Pipelined(126, 1, 126),
     )
@@ -149,7 +149,7 @@ def test_rules_that_collide_are_refused():
     with pytest.raises(LayoutError, match=r"rules\.storage: embed -> \('fsdp', 'fsdp'\) names a mesh axis twice"):
         Rules(storage={"embed": ("fsdp", "fsdp")})
     both = Rules(storage={"heads": ("tensor",), "ffn": ("tensor",)}, compute={})
-    needs = Needs(arrays=(("w", ("heads", "ffn"), (8, 8)),))
+    needs = MeshRequirements(arrays=(("w", ("heads", "ffn"), (8, 8)),))
     assert "w: its dimensions 'heads' and 'ffn' are both mapped to mesh axis 'tensor'" in refusal(needs, both, tensor=2)
     with pytest.raises(LayoutError, match=r"heads -> \('fsdp',\) must begin with the axes that it is computed over"):
         Rules(storage={"heads": ("fsdp",)}, compute={"heads": ("tensor",)})
@@ -233,9 +233,9 @@ def test_thousands_of_devices_take_no_time():
 def test_no_jax_is_needed():
     code = (
         "import sys\n"
-        "from panax.mesh.legality import Needs, problem\n"
+        "from panax.mesh.legality import MeshRequirements, problem\n"
         "from panax.mesh.rules import Rules\n"
-        "needs = Needs(arrays=(('w', ('heads',), (12,)),))\n"
+        "needs = MeshRequirements(arrays=(('w', ('heads',), (12,)),))\n"
         "assert 'heads=12' in problem(needs, Rules(), {'tensor': 8})\n"
         "assert 'jax' not in sys.modules"
     )

@@ -10,12 +10,12 @@ import time
 import pytest
 from tensorboardX.proto import event_pb2
 
-from panax.metrics import JsonlTracker, Lane, TensorBoardTracker, Tracker, Trackers
+from panax.metrics import BackgroundReporter, JsonlTracker, TensorBoardTracker, Tracker, Trackers
 
 
 def test_a_place_that_blocks_holds_nothing_up():
     free, said = threading.Event(), []
-    lane = Lane("tape", said.append, most_waiting=3, close_seconds=0.1)
+    lane = BackgroundReporter("tape", said.append, most_waiting=3, close_seconds=0.1)
     started = time.monotonic()
     for _ in range(1000):
         lane.put(free.wait)
@@ -34,7 +34,7 @@ def test_a_failure_is_one_warning_and_what_follows_is_written():
             raise OSError(28, "No space left on device", "metrics.jsonl")
         kept.append(value)
 
-    lane = Lane("metrics.jsonl", said.append)
+    lane = BackgroundReporter("metrics.jsonl", said.append)
     for number in range(5):
         lane.put(keep, number)
     while len(lane._calls):
@@ -63,7 +63,7 @@ def test_a_tracker_of_ones_own_that_raises_ends_nothing():
             self.steps.append(step)
 
     said, kept = [], Kept()
-    lanes = [Lane(name, said.append) for name in ("broken", "kept")]
+    lanes = [BackgroundReporter(name, said.append) for name in ("broken", "kept")]
     trackers = Trackers(zip((Broken(), kept), lanes))
     for step in range(3):
         trackers.record(step, {"train/loss": 1.0})
@@ -127,7 +127,7 @@ def events_in(data):
 
 def test_several_places_that_do_not_answer_are_given_up_side_by_side(monkeypatch):
     never, warnings, waited = threading.Event(), [], []
-    lanes = [Lane(f"place {n}", warnings.append, close_seconds=30.0) for n in range(4)]
+    lanes = [BackgroundReporter(f"place {n}", warnings.append, close_seconds=30.0) for n in range(4)]
     for lane in lanes:
         lane.put(never.wait)
     monkeypatch.setattr(threading.Thread, "join", lambda self, seconds: (waited.append(seconds), time.sleep(0.01)))

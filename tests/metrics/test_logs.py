@@ -9,7 +9,7 @@ import pytest
 
 from panax.cluster.record import INCIDENTS, incidents
 from panax.metrics.facts import RunFacts
-from panax.metrics.lane import Lane
+from panax.metrics.lane import BackgroundReporter
 from panax.metrics.services import CsvTracker
 from panax.metrics.trackers import JsonlTracker
 from panax.run.history import read_history
@@ -87,7 +87,7 @@ def test_what_waits_for_a_place_that_blocks_is_bounded_in_bytes(monkeypatch):
     monkeypatch.setattr("panax.metrics.lane.MOST_BYTES", 1_000_000)
     warned: list[str] = []
     go, got = threading.Event(), []
-    lane = Lane("a service", warned.append)
+    lane = BackgroundReporter("a service", warned.append)
     lane.put(go.wait, 60)
     for number in range(100):
         lane.put(lambda step, picture: got.append(step), number, np.zeros((200, 200, 3), np.uint8))
@@ -98,7 +98,7 @@ def test_what_waits_for_a_place_that_blocks_is_bounded_in_bytes(monkeypatch):
     lane.close()
     assert got == list(range(len(got))) and 8 <= len(got) < 100
     # Alone, one that is larger than all that may wait is reported.
-    lane = Lane("a service", warned.append)
+    lane = BackgroundReporter("a service", warned.append)
     lane.put(lambda text: got.append(len(text)), "x" * 2_000_000)
     lane.close()
     assert got[-1] == 2_000_000

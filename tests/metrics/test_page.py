@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 
 from panax.metrics.page.blocks import (
+    Annotation,
     Card,
-    Choice,
     Code,
+    FigureTiles,
     Fold,
     Grid,
-    Mark,
     Paragraph,
-    Part,
     Picture,
     Points,
     Section,
     Strip,
     Strips,
-    Table,
+    StripSegment,
+    Tabs,
+    TextTable,
     Tile,
-    Tiles,
 )
 from panax.metrics.page.html import page
 from panax.metrics.page.lines import Line, line_chart, thinned
@@ -69,15 +69,20 @@ class Balanced(HTMLParser):
 
 def everything(words: str) -> list[Section]:
     curve = line_chart(
-        [Line(words, [1, 2, 3], [3.0, 2.0, 1.0])], words, marks=[Mark(2, "1", words, "card")], readable=True
+        [Line(words, [1, 2, 3], [3.0, 2.0, 1.0])], words, marks=[Annotation(2, "1", words, "card")], readable=True
     )
-    strip = Strip(words, (Part(0.5, 2, words), Part(0.5, -1, words)), words, (Mark(0.5, "1", words, "card"),))
-    table = Table(((words, words), (words, words)))
+    strip = Strip(
+        words,
+        (StripSegment(0.5, 2, words), StripSegment(0.5, -1, words)),
+        words,
+        (Annotation(0.5, "1", words, "card"),),
+    )
+    table = TextTable(((words, words), (words, words)))
     blocks = (
         Paragraph(words), Points((words,)), table, Picture("p", curve.svg, words, words), Code(words), Code(words, title=words),
-        Tiles((Tile(words, words, words, "bad"),)), Strips((strip,), ((2, words, words),)),
+        FigureTiles((Tile(words, words, words, "bad"),)), Strips((strip,), ((2, words, words),)),
         Card("card", words, ((words, words),), (Paragraph(words),)), Grid((table,)), Fold(words, (table,)),
-        Choice("way", ((words, (table,)), (words, (table,)))),
+        Tabs("way", ((words, (table,)), (words, (table,)))),
     )  # fmt: skip
     return [Section("", blocks), Section(words, ())]
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from panax.cli.main import main
 from panax.core.errors import RecipeError
-from panax.core.installing import with_extra
+from panax.core.installing import install_command
 from panax.metrics import PrometheusTracker, RunFacts
 
 FACTS = RunFacts("digits", "abc123", "runs/digits", {"type": "Experiment"})
@@ -67,5 +67,5 @@ def test_a_place_that_is_none_is_refused_before_anything_runs(place, capsys):
 
 def test_without_the_library_it_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(RecipeError, match=re.escape(with_extra("prometheus"))):
+    with pytest.raises(RecipeError, match=re.escape(install_command("prometheus"))):
         PrometheusTracker()

@@ -21,7 +21,7 @@ from panax.metrics.report.costs import device_hours_of
 from panax.metrics.report.curves import read_curves
 from panax.metrics.report.figures import figures_of, state_of
 from panax.metrics.report.reading import ANY, read_run
-from panax.system.lock import locked
+from panax.system.lock import open_locked
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_states(tmp_path):
             write_lines(folder / "goodput.jsonl", lines)
         if status:
             write_lines(folder / "job/status.json", [status])
-        with locked(folder / ".lock") if held else contextlib.nullcontext():
+        with open_locked(folder / ".lock") if held else contextlib.nullcontext():
             return state_of(read_run(folder if fresh else aged(folder))).word
 
     going = interval(1, 0, 5, 3)
@@ -160,7 +160,7 @@ def test_states(tmp_path):
 def test_a_run_that_was_killed_on_this_host_is_dead_at_once(tmp_path):
     write_lines(tmp_path / "goodput.jsonl", [interval(1, 0, 5, 3)])
     write_lines(tmp_path / "sessions.jsonl", [session(1, 0, hosts=[socket.gethostname()])])
-    with locked(tmp_path / ".lock"):
+    with open_locked(tmp_path / ".lock"):
         assert figures_of(read_run(tmp_path)).mishaps == []
     found = figures_of(read_run(tmp_path))
     assert found.state.word == "died" and [mishap.cause for mishap in found.mishaps] == ["no word"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from panax.core import RecipeError
-from panax.core.installing import with_extra
+from panax.core.installing import install_command
 from panax.metrics import CsvTracker, MlflowTracker, Peak, RunFacts, WandbTracker
 from panax.metrics.histogram import fetched, histogram
 
@@ -167,7 +167,9 @@ def test_mlflow_gets_the_settings_the_id_and_names_that_it_takes(monkeypatch, kn
 @pytest.mark.parametrize(("tracker", "name"), [(WandbTracker(), "wandb"), (MlflowTracker(), "mlflow")])
 def test_a_service_that_is_not_installed_says_how_to_get_it(monkeypatch, tracker, name):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(RecipeError, match=rf"{name} is not installed; install it with: {re.escape(with_extra(name))}"):
+    with pytest.raises(
+        RecipeError, match=rf"{name} is not installed; install it with: {re.escape(install_command(name))}"
+    ):
         tracker.about(FACTS)
     tracker.record(1, {"train/loss": 1.0})
     tracker.close()

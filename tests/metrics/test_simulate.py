@@ -13,7 +13,7 @@ from test_page import Balanced
 import panax
 from panax.cli.main import main
 from panax.core.errors import DataError, RecipeError
-from panax.plan.goodput.measured import measured
+from panax.plan.goodput.measured import read_stage_times
 
 GIVEN = {
     "step": 10.0, "every": 60, "stall": 5.0, "detect": 30.0, "teardown": 10.0, "restart": 60.0, "restore": 60.0,
@@ -36,7 +36,7 @@ def failed_twice(tmp_path) -> Path:
 
 
 def test_stage_times_are_those_of_the_run(failed_twice):
-    found = measured(failed_twice)
+    found = read_stage_times(failed_twice)
     # 15 steps of the first session count, 10 of the second, 15 of the third.
     assert found.times["step"] == pytest.approx((15 + 10 + 14.5) / 40)
     phases = {"detect": 1.0, "teardown": 2.0, "restart": 3.0, "restore": 4.0, "first_step": 5.0}
@@ -52,7 +52,7 @@ def test_a_stall_is_the_mean_wait_of_a_save(failed_twice):
     ledger = [json.loads(line) for line in (failed_twice / "goodput.jsonl").read_text().splitlines()]
     ledger[1]["seconds"] = {"training": 12.0, "checkpoint wait": 3.0}
     write_lines(failed_twice / "goodput.jsonl", ledger)
-    found = measured(failed_twice)
+    found = read_stage_times(failed_twice)
     assert (
         found.times["stall"] == pytest.approx(3.0 / 8) and found.sources["stall"] == "goodput.jsonl, mean over 8 saves"
     )
@@ -60,7 +60,7 @@ def test_a_stall_is_the_mean_wait_of_a_save(failed_twice):
 
 def test_without_a_supervisor_a_recovery_is_one_figure(failed_twice):
     (failed_twice / "job/incidents.jsonl").unlink()
-    found = measured(failed_twice)
+    found = read_stage_times(failed_twice)
     # 10 s and 10.5 s from a failure to the next step.
     assert found.times["restart"] == pytest.approx(10.25) and found.times["detect"] == 0
     assert "all of it is counted as restart" in found.notes[0]
@@ -81,7 +81,7 @@ def test_of_a_run_that_never_failed_recovery_is_assumed_and_said_to_be(tmp_path)
 
 def test_a_run_of_metrics_alone_tells_its_step(tmp_path):
     write_metrics(tmp_path, 10)
-    found = measured(tmp_path)
+    found = read_stage_times(tmp_path)
     assert {name: value for name, value in found.times.items() if found.sources[name] != "assumed"} == {"step": 0.5}
 
 
@@ -99,7 +99,7 @@ def test_whatever_values_the_files_hold_is_taken_or_left_out(failed_twice, value
         rows = [json.loads(line) for line in (failed_twice / name).read_text().splitlines()]
         rows[-1] |= {key: value for key in ("settings", "devices", "detect", "restart", "restore") if key in rows[-1]}
         write_lines(failed_twice / name, rows)
-    found = dict(measured(failed_twice).times)
+    found = dict(read_stage_times(failed_twice).times)
     times = {name: seconds for name, seconds in GIVEN.items() if not found.get(name, -1) >= 0}
     if value == -1:
         with pytest.raises(RecipeError, match="detect=-1: expected a number from 0"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from models.recommenders import ITEMS, LENGTH, TASKS, clicks, dlrm, histories, hstu, sasrec, tables, towers, visits
 
-from panax.core import DataFacts, Ranked
+from panax.core import DataFacts, RocHistogram
 from panax.core.errors import DataError, RecipeError
 from panax.core.measures import merge_measures
 from panax.layers import FeatureConfig, TableConfig, TablesConfig
@@ -64,12 +64,14 @@ def test_the_area_is_scikit_learns_within_its_bound():
     score = jax.nn.sigmoid(jnp.array(rng.standard_normal(20_000), jnp.float32) + label)
     mask = jnp.array(rng.random(20_000) < 0.9, jnp.float32)
     for bins in (16, 2**16):
-        halves = [Ranked.of(score[half], label[half], mask[half], bins) for half in (slice(9000), slice(9000, None))]
+        halves = [
+            RocHistogram.of(score[half], label[half], mask[half], bins) for half in (slice(9000), slice(9000, None))
+        ]
         found = merge_measures({"auc": halves[0]}, {"auc": halves[1]})["auc"].figures()
         error = abs(found[""] - roc_auc_score(label, np.asarray(score), sample_weight=mask))
         assert error <= found["_error_bound"] < (0.05 if bins == 16 else 1e-4)
     # Sixteen bins are wrong by something, or the bound would say nothing.
-    nobody = Ranked.of(score[:3], jnp.ones(3), jnp.ones(3), 8).figures()
+    nobody = RocHistogram.of(score[:3], jnp.ones(3), jnp.ones(3), 8).figures()
     assert np.isnan(nobody[""])
 
 
@@ -80,12 +82,14 @@ def test_the_area_counts_each_example_by_its_weight():
     label = rng.integers(0, 2, 5000)
     weight = np.where(label == 1, 1.0, rng.choice([0.0, 0.25, 3.0], 5000)).astype(np.float32)
     score = 1 / (1 + np.exp(-(rng.standard_normal(5000) * (1 + weight) + label)))
-    found = Ranked.of(jnp.array(score, jnp.float32), jnp.array(label, jnp.float32), jnp.array(weight), 2**16).figures()
+    found = RocHistogram.of(
+        jnp.array(score, jnp.float32), jnp.array(label, jnp.float32), jnp.array(weight), 2**16
+    ).figures()
     assert found[""] == pytest.approx(
         roc_auc_score(label, score, sample_weight=weight), abs=found["_error_bound"] + 1e-6
     )
     assert abs(found[""] - roc_auc_score(label, score, sample_weight=weight > 0)) > 0.01
-    lacking = Ranked.of(
+    lacking = RocHistogram.of(
         jnp.array([0.1, np.nan, 0.3], jnp.float32), jnp.array([0.0, 1.0, 1.0]), jnp.ones(3), 8
     ).figures()
     assert np.isnan(lacking[""])

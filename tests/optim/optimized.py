@@ -7,7 +7,7 @@ import numpy as np
 from panax.core import named_leaves
 from panax.mesh import Placement
 from panax.mesh.topology import MeshShape
-from panax.optim.transformation import added_to
+from panax.optim.transformation import apply_updates
 
 LAYERS = 4
 AXES = {
@@ -67,7 +67,7 @@ def run(optimizer, params, gradients, *, mesh=None, axes=None, num_steps=10):
 
     def step(params, state, gradient):
         updates, state = transformation.update(gradient, state, params)
-        return added_to(params, updates), state
+        return apply_updates(params, updates), state
 
     renewal = transformation.renewal
 

@@ -8,10 +8,10 @@ from optimized import AXES, LAYERS, SHAPES
 
 from panax.core.layout import current_layout
 from panax.mesh import MeshShape, Placement
-from panax.optim.oriented import Oriented
-from panax.optim.owners import Group, Part, shared_out
+from panax.optim.oriented import TransposedView
+from panax.optim.owners import OwnedArray, OwnedMatrices, map_to_owners
 from panax.optim.parameter import Parameter
-from panax.optim.shard import Shard
+from panax.optim.shard import ParameterShard
 
 NAMES = ("expert", "query", "out", "up", "down")
 
@@ -21,8 +21,8 @@ def described(names=NAMES):
 
 
 def group_of(parameter):
-    parts = [Part.of(Shard.of(parameter))]
-    return Group.of(parts, parts)
+    parts = [OwnedArray.of(ParameterShard.of(parameter))]
+    return OwnedMatrices.of(parts, parts)
 
 
 def test_matrices_of_one_shape_come_to_one_group_whichever_way_they_map():
@@ -32,7 +32,7 @@ def test_matrices_of_one_shape_come_to_one_group_whichever_way_they_map():
     (up,), (query,) = groups["up"].given, groups["query"].given
     assert up.shape == (8, 16) and query.shape == (8, 24)
     assert up.places == (("fsdp",), ("tensor",)) and up.split == groups["up"].over
-    assert [Oriented.of(parameter).flipped for parameter in described(("up", "down")).values()] == [False, True]
+    assert [TransposedView.of(parameter).flipped for parameter in described(("up", "down")).values()] == [False, True]
 
 
 def test_layers_on_stages_and_experts_are_shared_out_among_those_that_have_them():
@@ -42,7 +42,7 @@ def test_layers_on_stages_and_experts_are_shared_out_among_those_that_have_them(
 
 
 def test_what_owns_nothing_is_filled_up():
-    group = Group((), (), ("replica", "fsdp"))
+    group = OwnedMatrices((), (), ("replica", "fsdp"))
     sizes = {"replica": 2, "fsdp": 4}
     assert [group.owned(matrices, sizes) for matrices in (1, 8, 9)] == [1, 1, 2]
 
@@ -51,9 +51,9 @@ def test_parts_of_one_matrix_on_different_devices_are_refused():
     up = Parameter("up", SHAPES["up"], "float32", AXES["up"])
     other = Parameter("beside", (LAYERS, 8, 8), "float32", (None, "statistic", "statistic"))
     with Placement.create(MeshShape(stage=2, fsdp=4)).activate():
-        parts = [Part.of(Shard.of(up)), Part(Shard.of(other), (0,), (1, 2), (8, 8))]
+        parts = [OwnedArray.of(ParameterShard.of(up)), OwnedArray(ParameterShard.of(other), (0,), (1, 2), (8, 8))]
         with pytest.raises(ValueError, match=r"the stacks of .*'beside'.* are split over \[\(\), \('stage',\)\]"):
-            Group.of(parts, parts)
+            OwnedMatrices.of(parts, parts)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_each_owner_sees_whole_matrices_and_their_results_find_their_way_back(me
 
     def on_one(name):
         matrices, kept = np.asarray(arrays[name], np.float64), np.asarray(beside[name], np.float64)
-        oriented = Oriented.of(parameters[name])
+        oriented = TransposedView.of(parameters[name])
         order = (*oriented.copies, *oriented.rows, *oriented.columns)
         stack = matrices.transpose(order)
         flat = stack.reshape(-1, *oriented.shape)
@@ -89,8 +89,14 @@ def test_each_owner_sees_whole_matrices_and_their_results_find_their_way_back(me
     rests = placement.storage_shardings(beside, {name: one.axes for name, one in statistics.items()})
 
     def local(arrays, beside):
-        parts = {name: [Part.of(Shard.of(parameters[name])), Part.beside(Shard.of(statistics[name]))] for name in NAMES}
-        found = shared_out(work, parts, {name: [arrays[name], beside[name]] for name in NAMES}, parts)
+        parts = {
+            name: [
+                OwnedArray.of(ParameterShard.of(parameters[name])),
+                OwnedArray.beside(ParameterShard.of(statistics[name])),
+            ]
+            for name in NAMES
+        }
+        found = map_to_owners(work, parts, {name: [arrays[name], beside[name]] for name in NAMES}, parts)
         return {name: found[name][0] for name in NAMES}, {name: found[name][1] for name in NAMES}
 
     with placement.activate():

@@ -8,7 +8,7 @@ from optimized import compared, run
 
 from panax.core import RecipeError
 from panax.optim import Schedule, Shampoo, Soap
-from panax.optim.blocks import Blocks
+from panax.optim.blocks import MatrixBlocks
 from panax.optim.roots import inverse_root
 from panax.optim.soap import _next_basis
 
@@ -143,7 +143,7 @@ def test_the_root_of_zeros_is_the_identity_and_a_power_of_two_is_one_too():
 
 
 def test_blocks_are_cut_evenly_and_joined_again():
-    blocks = Blocks.of((10, 7), 4)
+    blocks = MatrixBlocks.of((10, 7), 4)
     assert blocks == ((10, 7), (3, 2), (4, 4)) and blocks.whole == (12, 8)
     x = jnp.arange(140.0).reshape(2, 10, 7)
     cut = blocks.cut(x)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from panax.parallel.exchange import Exchange
+from panax.parallel.exchange import ExchangePlan
 from panax.parallel.rows import RowMap, collect, spread
 
 WAYS, EXPERTS, ROWS = 4, 3, 24
@@ -30,7 +30,7 @@ def emulated_ragged(operand, output, input_offsets, send_sizes, output_offsets, 
 @functools.cache
 def exchanged(ragged: bool, buffer: int):
     """A program for any loads: each row, multiplied by its expert's number, back; and how often each was seen where."""
-    exchange = Exchange(("expert",), WAYS, buffer, ragged)
+    exchange = ExchangePlan(("expert",), WAYS, buffer, ragged)
 
     def local(rows, counts):
         rows, counts = rows[0], counts[0]

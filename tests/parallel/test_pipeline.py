@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from panax.core.measures import Loss, Maximum, Mean, Sum
 from panax.mesh import MeshShape, Placement
 from panax.parallel import Pipeline
-from panax.parallel.pipeline import AXIS, Share, Work, run
+from panax.parallel.pipeline import AXIS, LastStageShare, PipelineWork, run
 from panax.parallel.schedules import build
 from panax.spmd import merge_over_devices
 
@@ -94,7 +94,7 @@ def merged(found: list[dict]) -> dict:
     return {name: functools.reduce(lambda a, b: a.merge(b), [each[name] for each in found]) for name in found[0]}
 
 
-def share_of(leaf: jax.Array, share: Share) -> jax.Array:
+def share_of(leaf: jax.Array, share: LastStageShare) -> jax.Array:
     each = share.output.shape[0]
     flat = jnp.pad(leaf.reshape(-1), (0, each * share.parts - leaf.size))
     return jax.lax.dynamic_slice_in_dim(flat, share.part * each, each)
@@ -118,7 +118,7 @@ def in_a_pipeline(pipeline: Pipeline, outer, layers, batches, *, replica: int = 
         return head(outer["out"], share.output, share_of(batch["target"], share), share_of(batch["weight"], share))
 
     def local(outer, layers, batches):
-        outcome = run(schedule, Work(embed, layers_of, None, loss), outer, layers[0], batches)
+        outcome = run(schedule, PipelineWork(embed, layers_of, None, loss), outer, layers[0], batches)
         measures = (outcome.layer_measures, outcome.loss_measures)
         if replica > 1:
             measures = merge_over_devices(measures, ("replica",))

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from panax.core.errors import RecipeError
-from panax.parallel.schedules import Pipeline, Schedule, build, layers_by_stage, schedule_table
+from panax.parallel.schedules import Pipeline, PipelineSchedule, build, layers_by_stage, schedule_table
 
 PIPELINES = [
     Pipeline(),
@@ -27,7 +27,7 @@ class Played:
     Whatever a stage computes for nothing, and whatever comes from a stage that did nothing, is "garbage".
     """
 
-    def __init__(self, schedule: Schedule):
+    def __init__(self, schedule: PipelineSchedule):
         self.schedule = schedule
         stages = range(schedule.stages)
         self.inputs = [["garbage"] * (schedule.slots + 1) for _ in stages]
@@ -112,7 +112,7 @@ def test_the_player_sees_a_wrong_table():
     early = [schedule.rows[1], schedule.rows[0], *schedule.rows[2:]]
     for rows in (crowded, early):
         with pytest.raises(AssertionError):
-            Played(Schedule(2, 1, 4, schedule.ticks, schedule.slots, schedule.gradient_slots, tuple(rows)))
+            Played(PipelineSchedule(2, 1, 4, schedule.ticks, schedule.slots, schedule.gradient_slots, tuple(rows)))
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=name_of)

@@ -20,7 +20,7 @@ from panax.mesh import MeshShape, Rules
 from panax.mesh.rules import MESH_AXES, divisors
 from panax.models import PRESETS, DecoderConfig, DecoderTask
 from panax.optim import AdamW
-from panax.plan.auto import BUBBLE, MARGIN, Choice, bubble, choose_mesh
+from panax.plan.auto import BUBBLE, MARGIN, LayoutChoice, bubble, choose_mesh
 from panax.run.prepare import prepare
 from panax.train import Program, StepConfig
 
@@ -32,7 +32,7 @@ def program_of(task: Task, micro_batches: int) -> Program:
     return Program.create(task, AdamW(), num_steps=1000, config=StepConfig(micro_batches=micro_batches))
 
 
-def chosen(model: DecoderConfig, count: int, *, rows: int = ROWS, memory: int = H100, **options) -> Choice:
+def chosen(model: DecoderConfig, count: int, *, rows: int = ROWS, memory: int = H100, **options) -> LayoutChoice:
     batch = text(rows, min(model.max_length, 8192), packed=True)
     axes = dict.fromkeys(batch, ("batch", "seq"))
     task = DecoderTask(model=model, compute_dtype="bfloat16")

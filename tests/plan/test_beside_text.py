@@ -2,7 +2,7 @@
 
 import pytest
 
-from panax.plan.beside import schedule_tells, work_beside
+from panax.plan.beside import overlapped_flops, schedule_tells
 
 PROGRAM = """HloModule jit_step, is_scheduled=true, num_partitions=4
 
@@ -43,7 +43,7 @@ ONE = 2 * 8 * 16 * 32
 
 
 def test_products_between_start_and_done_are_counted_with_loops_and_fusions():
-    found = {one.collective.name: one for one in work_beside(PROGRAM, {"replica": 2, "fsdp": 2})}
+    found = {one.collective.name: one for one in overlapped_flops(PROGRAM, {"replica": 2, "fsdp": 2})}
     assert {name: one.flops for name, one in found.items()} == {"s.1": 4.0 * ONE, "s.2": ONE, "s.3": 0.0}
     assert found["s.1"].collective.axes == ("fsdp",) and found["s.2"].collective.times == 3
     # A ring of two sends all of an all-reduce's 256 bytes; at a byte for two FLOPs half of its products hide it.
@@ -55,4 +55,4 @@ def test_what_does_not_tell_is_not_read():
     assert schedule_tells(PROGRAM)
     assert not schedule_tells(PROGRAM.replace("-start(", "("))
     with pytest.raises(ValueError, match="not scheduled"):
-        work_beside(PROGRAM.replace("is_scheduled=true", "is_scheduled=false"), {"replica": 2, "fsdp": 2})
+        overlapped_flops(PROGRAM.replace("is_scheduled=true", "is_scheduled=false"), {"replica": 2, "fsdp": 2})

@@ -10,7 +10,7 @@ from formulas.decoder_step import DecoderStep
 
 from panax.layers import Latent, MoE
 from panax.models import DecoderConfig, DecoderTask
-from panax.parallel.exchange import Exchange, Plan
+from panax.parallel.exchange import ExchangePlan, Plan
 
 LAYERS, EMBED, FFN, LENGTH, EXPERTS, ACTIVE = 4, 256, 512, 512, 16, 4
 MODEL = DecoderConfig(
@@ -123,7 +123,7 @@ def test_the_plan_sends_each_row_once(load):
     else:
         for source in range(ways):
             counts[source] = rng.multinomial(rows, rng.dirichlet(np.full(ways * experts, 0.3))).reshape(ways, experts)
-    exchange = Exchange(("expert",), ways, buffer=144, ragged=True)
+    exchange = ExchangePlan(("expert",), ways, buffer=144, ragged=True)
     plan = Plan(jnp.asarray(counts))
     rounds = int(exchange.rounds(plan))
     windows = [exchange.window(plan, jnp.int32(number)) for number in range(rounds)]

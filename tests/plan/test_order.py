@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from panax.plan.fusing import in_passes
+from panax.plan.fusing import group_passes
 from panax.plan.live import peak_bytes
-from panax.plan.moving import rescheduled
+from panax.plan.moving import reschedule
 from panax.plan.program import read_program
 
 N = 256
@@ -28,7 +28,7 @@ def gated(x, gate, up, down, dy):
 
 
 def test_gradients_of_a_gate_are_made_in_one_pass_over_what_they_are_made_of():
-    block, passes = in_passes(block_of(gated, *[(N, N)] * 5))
+    block, passes = group_passes(block_of(gated, *[(N, N)] * 5))
     (one,) = [found for found in passes if len(found) > 1]
     assert len(one) == 3, "the hidden values, and the gradients of both of its factors"
     places = [block.operations.index(operation) for operation in one]
@@ -45,7 +45,7 @@ def test_a_result_that_is_needed_before_the_other_is_made_stands_alone():
         z = y @ w  # reads the first result, and makes what the second one is made of
         return z, jnp.cos(x) * z @ w
 
-    assert in_passes(block_of(apart, (N, N), (N, N)))[1] == []
+    assert group_passes(block_of(apart, (N, N), (N, N)))[1] == []
 
 
 def test_what_one_result_is_made_of_is_no_part_of_its_pass():
@@ -53,7 +53,7 @@ def test_what_one_result_is_made_of_is_no_part_of_its_pass():
         y = jnp.sin(x)
         return y @ w, (jnp.cos(y) + x) @ w
 
-    for found in in_passes(block_of(chained, (N, N), (N, N)))[1]:
+    for found in group_passes(block_of(chained, (N, N), (N, N)))[1]:
         outputs = {id(operation.outputs[0]) for operation in found}
         assert not any(id(value) in outputs for operation in found for value in operation.arrays)
 
@@ -67,7 +67,7 @@ def test_a_large_product_waits_for_its_reader():
     block = block_of(early, (N, 8), (8, 64 * N))
     wide = block.operations[0].outputs[0]
     assert block.operations[0].name == "dot_general" and wide.bytes == 64 * ARRAY
-    moved = rescheduled(block, ())
+    moved = reschedule(block, ())
     assert {id(operation) for operation in moved.operations} == {id(operation) for operation in block.operations}
     place = next(i for i, operation in enumerate(moved.operations) if wide in operation.outputs)
     assert any(value is wide for value in moved.operations[place + 1].arrays)
@@ -81,14 +81,14 @@ def test_a_sum_is_made_as_soon_as_all_of_it_is_there():
         total = big.sum()
         return first + second, total
 
-    block = rescheduled(block_of(late, (N, N), (N, N), (N, 8), (8, N)), ())
+    block = reschedule(block_of(late, (N, N), (N, N), (N, 8), (8, N)), ())
     names = [operation.name for operation in block.operations]
     assert names.index("add") == 2, names
 
 
 @pytest.mark.parametrize("function", [gated])
 def test_every_order_makes_values_before_they_are_read(function):
-    block = in_passes(rescheduled(block_of(function, *[(N, N)] * 5), ()))[0]
+    block = group_passes(reschedule(block_of(function, *[(N, N)] * 5), ()))[0]
     made = {id(value) for value in block.inputs}
     for operation in block.operations:
         assert all(id(value) in made for value in operation.arrays)

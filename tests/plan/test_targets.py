@@ -4,7 +4,7 @@ import pytest
 from jax.experimental import topologies
 
 from panax.core.errors import RecipeError
-from panax.core.installing import with_extra
+from panax.core.installing import install_command
 from panax.plan import parse_target, target_devices
 from panax.plan.targets import CHIPS
 
@@ -83,4 +83,4 @@ def test_without_the_compilers_the_error_says_what_to_install(name, error, monke
         target_devices(parse_target(name))
     message = str(raised.value)
     assert name in message and str(error) in message
-    assert with_extra("aot") in message and "JAX_PLATFORMS=cpu" in message
+    assert install_command("aot") in message and "JAX_PLATFORMS=cpu" in message

@@ -5,11 +5,11 @@ from typing import Any
 
 from panax.plan.profile import (
     CollectiveRates,
+    DeviceLocation,
     DeviceRates,
     DiskRates,
     HardwareProfile,
     LinkRates,
-    Place,
     ProcessFacts,
 )
 from panax.preflight.links import links_of
@@ -28,7 +28,7 @@ def healthy(hosts: int = 4, platform: str = "cpu", kind: str = "cpu", one_host: 
         device_kind=kind,
         matrix_dtype="float32",
         mesh={"fsdp": hosts},
-        places=tuple(Place(process=index, host=name) for index, name in enumerate(names)),
+        places=tuple(DeviceLocation(process=index, host=name) for index, name in enumerate(names)),
         devices=tuple(
             DeviceRates(
                 name=f"{kind}:{index}",

@@ -14,7 +14,7 @@ from panax.cli.main import main
 from panax.core import LayoutError, RecipeError
 from panax.mesh import MeshShape
 from panax.plan.profile import read_profile
-from panax.preflight import Finding, devices, disks
+from panax.preflight import HardwareFinding, devices, disks
 from panax.preflight.clocks import offset_of
 from panax.preflight.links import links_of, rounds_of
 from panax.run import checking
@@ -29,7 +29,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("PANAX_CACHE", str(tmp_path / "cache"))
     # What is measured is as good or bad as the machine; here it only has to be quick.
     monkeypatch.setattr(disks, "LARGEST_BYTES", 2**22)
-    monkeypatch.setitem(devices.SIZES, "cpu", devices.Size(128, "float32", 1, 2**20))
+    monkeypatch.setitem(devices.SIZES, "cpu", devices.BenchmarkSize(128, "float32", 1, 2**20))
     return tmp_path
 
 
@@ -89,7 +89,7 @@ def test_as_json_for_programs(here, capsys):
 
 
 def test_strict_ends_with_a_message_of_every_finding(monkeypatch, capsys):
-    odd = Finding("clock", "host b", "its clock is 3 s ahead", "have NTP set it")
+    odd = HardwareFinding("clock", "host b", "its clock is 3 s ahead", "have NTP set it")
     monkeypatch.setattr(checking, "findings_of", lambda profile: [odd])
     one = MeshShape(fsdp=1)
     result = panax.check(mesh=one)
@@ -161,7 +161,7 @@ def test_a_clocks_offset_is_bounded_from_both_sides():
 
 def test_a_profile_is_a_frozen_value():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Finding("a", "b", "c", "d").kind = "x"  # pyright: ignore[reportAttributeAccessIssue]
+        HardwareFinding("a", "b", "c", "d").kind = "x"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_ctrl_c_leaves_no_file(here, monkeypatch):

@@ -13,7 +13,7 @@ from panax.core import RecipeError
 from panax.kernels import registry
 from panax.kernels.registry import Kernel, kernels_of, register, works
 from panax.preflight import full
-from panax.preflight.full import Case, Differs, LeftOut, Outcome, cases, kernels, run_case, running, training
+from panax.preflight.full import Case, CheckOutcome, Differs, LeftOut, cases, kernels, run_case, running, training
 from panax.preflight.full.comparing import here, made_by, refuse_beyond, worst_share
 from panax.preflight.full.layouts import LAYOUTS, MIXTURE_LAYOUTS
 from panax.run import checking
@@ -64,8 +64,8 @@ def test_a_broken_kernel_is_named_and_the_others_go_on(broken, current):
     by_name = {part.name: part for part in found.parts}
     assert [part.name for part in found.failed] == ["row sums, broken, float32", "row sums, broken, bfloat16"]
     assert "sum is " in found.failed[0].why and "times what rounding may make" in found.failed[0].why
-    assert by_name["row sums, xla, float32"].outcome is Outcome.PASSED
-    text = full.markdown(found, ["figures"])
+    assert by_name["row sums, xla, float32"].outcome is CheckOutcome.PASSED
+    text = full.format_markdown(found, ["figures"])
     assert "### kernel: row sums, broken, float32" in text and "1 x" not in text.splitlines()[0]
     assert "row sums, broken, float32" in "\n".join(full.part_lines(found))
     assert full.write_result(full.result_file(None, *key(found)), text) is None
@@ -84,9 +84,9 @@ def test_errors_reasons_and_interrupts():
         return run_case(Case("kernel", "x", run))
 
     crashed = raising(RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS\n" + "x" * 10000))
-    assert crashed.outcome is Outcome.FAILED and crashed.why.startswith("RuntimeError: CUDA_ERROR")
+    assert crashed.outcome is CheckOutcome.FAILED and crashed.why.startswith("RuntimeError: CUDA_ERROR")
     assert len(crashed.why) < 5000
-    assert raising(LeftOut("it takes 2 devices")).outcome is Outcome.LEFT_OUT
+    assert raising(LeftOut("it takes 2 devices")).outcome is CheckOutcome.LEFT_OUT
     assert raising(Differs("off by 3")).why == "off by 3"
     with pytest.raises(KeyboardInterrupt):
         raising(KeyboardInterrupt())
@@ -138,10 +138,10 @@ def test_results_are_never_written_over(current):
 
 
 def test_a_cell_breaks_no_table():
-    part = full.Part("kernel", "a|b", Outcome.LEFT_OUT, "one\ntwo | three ```", {}, 1.0)
-    failed = dataclasses.replace(part, outcome=Outcome.FAILED)
+    part = full.CheckResult("kernel", "a|b", CheckOutcome.LEFT_OUT, "one\ntwo | three ```", {}, 1.0)
+    failed = dataclasses.replace(part, outcome=CheckOutcome.FAILED)
     result = full.FullCheck("2030-01-02", "tpu", "v5e", {"x": "1\n2"}, (part, failed), 2.0)
-    text = full.markdown(result, [])
+    text = full.format_markdown(result, [])
     assert "| kernel | a\\|b | left out |  | one two \\| three ``` |" in text
     assert "````text" in text and "| x | 1 2 |" in text
 
@@ -204,7 +204,7 @@ def quick(monkeypatch):
     from panax.preflight import devices, disks
 
     monkeypatch.setattr(disks, "LARGEST_BYTES", 2**22)
-    monkeypatch.setitem(devices.SIZES, "cpu", devices.Size(128, "float32", 1, 2**20))
+    monkeypatch.setitem(devices.SIZES, "cpu", devices.BenchmarkSize(128, "float32", 1, 2**20))
     some = [Case("kernel", "good", lambda: {"error": "0%"}), Case("kernel", "bad", lambda: 1 / 0)]
     monkeypatch.setattr(running, "cases", lambda *arguments: some)
     return some
@@ -231,8 +231,8 @@ def test_the_command_writes_a_page_and_tells_by_its_exit_code(quick, current, ca
 def test_the_whole_on_eight_simulated_devices(with_torch):
     found = full.full_check("1.0")
     assert not found.failed, [f"{part.name}: {part.why}" for part in found.failed]
-    assert all(part.figures if part.outcome is Outcome.PASSED else part.why for part in found.parts)
-    passed = {f"{part.group}: {part.name}" for part in found.parts if part.outcome is Outcome.PASSED}
+    assert all(part.figures if part.outcome is CheckOutcome.PASSED else part.why for part in found.parts)
+    passed = {f"{part.group}: {part.name}" for part in found.parts if part.outcome is CheckOutcome.PASSED}
     layouts = {name for name in passed if name.startswith("layout: ")}
     assert len(layouts) == len(LAYOUTS) + len(MIXTURE_LAYOUTS)
     assert {"kernel: context attention, ring, float32", "kernel: adapted attention, whole scores, float32"} <= passed

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh
 from profiles import healthy
 
-from panax.preflight.probes import MatrixProbe, axis_uses, crossing, of_these_hosts, peers
+from panax.preflight.probes import MatrixProbe, axis_uses, crossing, matches_hosts, peers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +46,9 @@ def test_a_profile_says_what_is_expected_and_of_which_kind():
 
 def test_a_profile_of_other_hosts_or_another_mesh_is_none_of_this_run():
     profile = healthy(4)
-    assert of_these_hosts(profile, ["a", "b", "c", "d"], {"replica": 1, "fsdp": 4})
-    assert not of_these_hosts(profile, ["a", "b", "c", "e"], {"fsdp": 4})
-    assert not of_these_hosts(profile, ["a", "b", "c", "d"], {"replica": 2, "fsdp": 2})
+    assert matches_hosts(profile, ["a", "b", "c", "d"], {"replica": 1, "fsdp": 4})
+    assert not matches_hosts(profile, ["a", "b", "c", "e"], {"fsdp": 4})
+    assert not matches_hosts(profile, ["a", "b", "c", "d"], {"replica": 2, "fsdp": 2})
 
 
 def test_a_burst_of_multiplications_takes_time():

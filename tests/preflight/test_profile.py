@@ -7,10 +7,10 @@ import pytest
 from profiles import healthy
 
 from panax.core import RecipeError
-from panax.plan.often import Often
-from panax.plan.operations import Work
-from panax.plan.profile import ProfileError, kept_at, newest_profile, read_profile
-from panax.plan.roofline import DataSheet, Measured, step_time, time_lines
+from panax.plan.often import ExecutionCount
+from panax.plan.operations import StepWork
+from panax.plan.profile import ProfileError, newest_profile, profile_path, read_profile
+from panax.plan.roofline import DataSheet, ProfileFigures, step_time, time_lines
 from panax.plan.targets import parse_target
 from panax.plan.traffic import Traffic
 from panax.plan.walk import StepCost
@@ -88,17 +88,17 @@ def test_the_newest_profile_of_the_same_devices_is_found(tmp_path):
     assert newest_profile("cpu", {"fsdp": 2}, paths) == (healthy(2), tmp_path / "4")
     assert newest_profile("cpu", {"fsdp": 16}, paths) is None
     assert newest_profile("NVIDIA H100", {"fsdp": 4}, paths) is None
-    assert kept_at(PROFILE) != kept_at(other_mesh)
+    assert profile_path(PROFILE) != profile_path(other_mesh)
 
 
 def cost(*traffic):
-    return StepCost(tuple(traffic), Work(7e12, 0.0, ()), 3_000_000_000, 0, (), 0.0)
+    return StepCost(tuple(traffic), StepWork(7e12, 0.0, ()), 3_000_000_000, 0, (), 0.0)
 
 
 def test_a_step_takes_as_long_as_what_it_does_over_what_was_measured():
-    gather = Traffic("all-gather", ("fsdp",), 10**9, Often(2, 2), "weights")
+    gather = Traffic("all-gather", ("fsdp",), 10**9, ExecutionCount(2, 2), "weights")
     elsewhere = dataclasses.replace(gather, axes=("tensor",))
-    time = step_time(cost(gather, elsewhere), Measured(PROFILE, {"fsdp": 4, "tensor": 2}))
+    time = step_time(cost(gather, elsewhere), ProfileFigures(PROFILE, {"fsdp": 4, "tensor": 2}))
     assert time.multiplying == pytest.approx(7e12 / PROFILE.matrix_flops)
     assert time.state == pytest.approx(6e9 / PROFILE.memory_bandwidth)
     assert time.sending == pytest.approx(2 * (1.0 + 2e-4))
@@ -108,7 +108,7 @@ def test_a_step_takes_as_long_as_what_it_does_over_what_was_measured():
     assert (unknown.axes, unknown.sent, unknown.seconds) == (("tensor",), 2 * 10**9, None)
     assert any(line.split() == ["tensor", "1.9", "GiB"] for line in time_lines(time, "a profile"))
     # Of an axis of another length than was measured nothing is known.
-    assert step_time(cost(gather), Measured(PROFILE, {"fsdp": 8})).unknown == (("fsdp",),)
+    assert step_time(cost(gather), ProfileFigures(PROFILE, {"fsdp": 8})).unknown == (("fsdp",),)
 
 
 def test_data_sheets_say_which_axes_leave_the_fast_network():

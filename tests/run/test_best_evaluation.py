@@ -21,7 +21,7 @@ from panax.optim import AdamW, OwnSchedule, Schedule, Sgd
 from panax.run import EvaluateConfig
 from panax.run.agreeing_settings import interval_notes
 from panax.run.finding_rate import has_diverged
-from panax.run.keeping import BestEvaluation, Keeper
+from panax.run.keeping import BestEvaluation, CheckpointSchedule
 from panax.run.sweeping import Sweep, Trial
 
 pytestmark = pytest.mark.filterwarnings("ignore:this source can't resume exactly")
@@ -106,7 +106,7 @@ def test_a_resumed_run_knows_the_best_evaluation_before(tmp_path):
 
 
 def test_a_loss_that_is_no_number_is_never_the_best_and_hides_none():
-    keeper = Keeper(CheckpointConfig(), checkpointer=None, memory=None)  # pyright: ignore[reportArgumentType]
+    keeper = CheckpointSchedule(CheckpointConfig(), checkpointer=None, memory=None)  # pyright: ignore[reportArgumentType]
     assert not keeper.judged(1, {"loss": math.nan}) and keeper.best is None
     assert keeper.judged(2, {"loss": 3.0})
     assert (

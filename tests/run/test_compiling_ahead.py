@@ -8,7 +8,7 @@ import pytest
 
 from panax import fit
 from panax.core.errors import PanaxError
-from panax.run.ahead import known_shapes
+from panax.run.ahead import expected_shapes
 from panax.run.prepare import prepare
 from panax.train import CompiledStep
 from panax.train.ahead import Ahead
@@ -50,13 +50,13 @@ def test_a_run_traces_its_step_once(experiment, monkeypatch):
 
 def test_shapes_that_only_reading_tells(experiment):
     ramped = dataclasses.replace(experiment, overfit_batches=1)
-    assert known_shapes(prepare(ramped)) is None
+    assert expected_shapes(prepare(ramped)) is None
     rows = ({"x": np.zeros((4, 2), np.float32)} for _ in range(3))
     assert (
-        known_shapes(dataclasses.replace(prepare(experiment), experiment=dataclasses.replace(experiment, data=rows)))
+        expected_shapes(dataclasses.replace(prepare(experiment), experiment=dataclasses.replace(experiment, data=rows)))
         is None
     )
-    train, held_out = known_shapes(prepare(experiment))
+    train, held_out = expected_shapes(prepare(experiment))
     assert {name: leaf.shape for name, leaf in train.items()} == {name: leaf.shape for name, leaf in held_out.items()}
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from panax.core import CheckpointError, RecipeError, Task, register_readable
+from panax.core import CheckpointError, RecipeError, Task, register_serializable
 from panax.core.readable import readable, readable_in, readable_names
 from panax.run.description import describe, read_task
 
@@ -25,7 +25,7 @@ class Fitted(Task):
         raise NotImplementedError
 
 
-@register_readable
+@register_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OwnTask(Fitted):
     width: int
@@ -63,23 +63,23 @@ def test_nothing_else_is_built():
 
 
 def test_what_can_be_registered():
-    assert register_readable(OwnTask) is OwnTask
+    assert register_serializable(OwnTask) is OwnTask
     with pytest.raises(TypeError, match="is not a dataclass"):
-        register_readable(Fitted)
+        register_serializable(Fitted)
     with pytest.raises(ValueError, match="'OwnTask' is registered already"):
-        register_readable(dataclasses.make_dataclass("OwnTask", ["width"]))
+        register_serializable(dataclasses.make_dataclass("OwnTask", ["width"]))
     with pytest.raises(ValueError, match="'VitTask' is registered already"):
-        register_readable(dataclasses.make_dataclass("VitTask", ["width"]))
+        register_serializable(dataclasses.make_dataclass("VitTask", ["width"]))
     again = type("OwnTask", (OwnTask,), {"__module__": OwnTask.__module__, "__qualname__": OwnTask.__qualname__})
-    assert register_readable(again) is again is readable("OwnTask")
-    register_readable(OwnTask)
+    assert register_serializable(again) is again is readable("OwnTask")
+    register_serializable(OwnTask)
 
 
 def test_a_module_is_imported_when_a_file_names_its_class():
     code = (
         "import sys, panax\n"
         "from panax.core.readable import readable, readable_names\n"
-        "assert readable('Elsewhere') is None and 'panax.models' not in sys.modules and 'jax' not in sys.modules\n"
+        "assert readable('RolledReplay') is None and 'panax.models' not in sys.modules and 'jax' not in sys.modules\n"
         "assert readable('VitTask').__module__ == 'panax.models.vit_task'\n"
         "assert all(isinstance(readable(name), type) for name in readable_names())\n"
     )

@@ -16,7 +16,7 @@ from panax.metrics.goodput import read_life
 from panax.optim import Optax, Schedule, Sgd
 from panax.run import EvaluateConfig
 from panax.run.description import describe
-from panax.run.opaque import named
+from panax.run.opaque import describe_value
 
 
 def quiet(line):
@@ -134,11 +134,11 @@ def test_numbers_inside_an_optax_transformation_and_arrays_are_settings(experime
     )
     assert described(optax.sgd(lambda step: 0.1)) != described(optax.sgd(lambda step: 0.2))
     batches = [{"tokens": np.arange(6).reshape(2, 3)}]
-    assert named(batches) != named([{"tokens": np.arange(1, 7).reshape(2, 3)}])
+    assert describe_value(batches) != describe_value([{"tokens": np.arange(1, 7).reshape(2, 3)}])
     assert describe(batches) == describe([{"tokens": np.arange(6).reshape(2, 3)}])
     ring = []
     ring.append(ring)
-    assert named(ring).startswith("<builtins.list")
+    assert describe_value(ring).startswith("<builtins.list")
 
 
 def test_settings_that_did_not_exist_yet_are_no_change(finished):

@@ -14,16 +14,16 @@ from panax.core import DataError, RecipeError
 from panax.data import (
     Bag,
     BytePairTokenizer,
+    CountVocabulary,
     ExampleData,
     Filtered,
     IterableSource,
     Jsonl,
     Mixture,
-    Part,
+    MixtureComponent,
     Table,
     TextData,
     TextFiles,
-    Vocabulary,
 )
 from panax.models import DecoderConfig, DecoderTask
 from panax.run.prepare import open_data
@@ -58,7 +58,12 @@ def test_records_are_read_by_the_fields_of_the_run(tmp_path, data):
     assert targets(open_whole(other, data, tokenizer)) == ["no"]
     for corpus in (
         Filtered(corpus=data.corpus, min_characters=1),
-        Mixture(parts=(Part(name="a", corpus=data.corpus), Part(name="b", corpus=TextFiles(paths=("x",))))),
+        Mixture(
+            parts=(
+                MixtureComponent(name="a", corpus=data.corpus),
+                MixtureComponent(name="b", corpus=TextFiles(paths=("x",))),
+            )
+        ),
     ):
         assert targets(open_whole(other, TextData(**{**vars(data), "corpus": corpus}), tokenizer)) == ["no"]
     renamed = lines(tmp_path / "renamed.jsonl", [{"prompt": "ash? ", "completion": "maybe"}])
@@ -92,7 +97,7 @@ def table(folder, name, values):
 
 
 def test_tables_are_read_by_the_columns_and_ids_of_the_run(tmp_path):
-    bags = (Bag(column="c", ids=Vocabulary()),)
+    bags = (Bag(column="c", ids=CountVocabulary()),)
     train = ExampleData(
         examples=Table(paths=(table(tmp_path, "train.csv", ["a", "b", "b"]),), label="y", bags=bags), batch_size=4,
         cache_dir=str(tmp_path / "cache"),

@@ -18,9 +18,9 @@ import tiny_recipe
 from panax import fit
 from panax.core import SourcedBatch
 from panax.core.errors import DataError
-from panax.data import Mixture, Part, TextFiles
+from panax.data import Mixture, MixtureComponent, TextFiles
 from panax.metrics import Tracker
-from panax.run.feed import BATCHES_AHEAD, feed
+from panax.run.feed import BATCHES_AHEAD, iterate_on_device
 from panax.train.sending import HeldRows
 
 SECONDS = 20
@@ -76,7 +76,7 @@ class Recorded:
 
 def test_batches_are_sent_while_a_step_runs_and_so_the_loop_never_waits():
     step = Recorded()
-    with contextlib.closing(feed(Numbers(), step)) as batches:
+    with contextlib.closing(iterate_on_device(Numbers(), step)) as batches:
         next(batches)
         for number in range(1, 20):
             # "Step number - 1" runs here, and does not end before the next two batches have been sent.
@@ -92,7 +92,7 @@ def test_batches_are_sent_while_a_step_runs_and_so_the_loop_never_waits():
 def test_no_more_than_two_batches_lie_ahead_of_the_one_in_use():
     drawn = []
     step = Recorded()
-    with contextlib.closing(feed(Numbers(drawn.append), step)) as batches:
+    with contextlib.closing(iterate_on_device(Numbers(drawn.append), step)) as batches:
         for number in range(10):
             next(batches)
             assert step.put_events[number + BATCHES_AHEAD].wait(SECONDS)
@@ -101,21 +101,25 @@ def test_no_more_than_two_batches_lie_ahead_of_the_one_in_use():
 
 def test_a_slow_source_is_waited_for_and_the_wait_is_told():
     may_draw = threading.Semaphore(0)
-    with contextlib.closing(feed(Numbers(lambda number: may_draw.acquire(timeout=SECONDS)), Recorded())) as batches:
+    with contextlib.closing(
+        iterate_on_device(Numbers(lambda number: may_draw.acquire(timeout=SECONDS)), Recorded())
+    ) as batches:
         threading.Timer(0.1, may_draw.release, (50,)).start()
         next(batches)
         assert batches.seconds_waited > 0.05
 
 
 def test_going_on_from_a_position_and_drawing_only_some():
-    with contextlib.closing(feed(Numbers(), Recorded(), {"next": 7}, most=3)) as batches:
+    with contextlib.closing(iterate_on_device(Numbers(), Recorded(), {"next": 7}, most=3)) as batches:
         assert [(int(batch["x"][0]), number) for batch, _, number in batches] == [(7, 1), (8, 2), (9, 3)]
 
 
 @pytest.mark.parametrize("source", [Numbers(), NumbersByRow()])
 def test_batches_that_are_left_out_are_drawn_and_not_sent(source):
     step = Recorded(HeldRows(np.arange(4), 4) if isinstance(source, NumbersByRow) else None)
-    with contextlib.closing(feed(source, step, {"next": 7}, most=5, drawn=7, left_out={3, 8, 10, 12})) as batches:
+    with contextlib.closing(
+        iterate_on_device(source, step, {"next": 7}, most=5, drawn=7, left_out={3, 8, 10, 12})
+    ) as batches:
         found = [(int(batch["x"][0]), position["next"], number) for batch, position, number in batches]
     assert found == [(8, 9, 9), (10, 11, 11)] and not step.put_events[7].is_set()
 
@@ -130,7 +134,7 @@ def test_an_error_comes_at_its_step_with_the_traceback_of_the_thread(where):
     if where == "sending":
         step.put = lambda batch, held=None: fail_at_third(int(batch["x"][0])) or dict(batch)
     source = Numbers(fail_at_third) if where == "drawing" else Numbers()
-    batches = feed(source, step)
+    batches = iterate_on_device(source, step)
     assert [int(next(batches).batch["x"][0]) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(DataError, match="line 3 is torn") as caught:
         next(batches)
@@ -142,7 +146,7 @@ def test_a_process_asks_for_the_rows_it_holds_where_the_source_can_make_them():
     held = HeldRows(np.array([1, 3]), 4)
     for source, rows, told in ((NumbersByRow(), 2, held), (Numbers(), 4, None)):
         step = Recorded(held)
-        with contextlib.closing(feed(source, step, most=2)) as batches:
+        with contextlib.closing(iterate_on_device(source, step, most=2)) as batches:
             assert len(list(batches)) == 2
         assert [(len(part), with_) for part, with_ in step.parts] == [(rows, told)] * 2
 
@@ -161,7 +165,7 @@ class StopAt(Tracker):
 def test_a_run_on_a_mixture_goes_on_bitwise(experiment):
     def part(name, pattern, **settings):
         corpus = TextFiles(paths=(tiny_recipe.FOLDER,), pattern=pattern)
-        return Part(name=name, corpus=corpus, **settings)
+        return MixtureComponent(name=name, corpus=corpus, **settings)
 
     mixture = Mixture(parts=(part("all", "*.py"), part("scanner", "*c*.py", weight=((0, 0.1), (20, 1.0)), epochs=4.0)))
     mixed = dataclasses.replace(

@@ -11,7 +11,7 @@ from panax.cli.main import main
 from panax.core.errors import LayoutError, RecipeError
 from panax.mesh import MeshShape
 from panax.run import finding_batch
-from panax.run.finding_batch import largest, lines_of, usable_bytes
+from panax.run.finding_batch import format_batch_result, largest, usable_bytes
 from panax.train import StepConfig
 
 
@@ -48,7 +48,7 @@ def test_the_answer_keeps_the_recipes_batch(experiment, measured):
     # 8 rows don't divide 12: 6 do.
     found = panax.find_batch(wide, memory_gib=200 / 1024)
     assert (found.rows, found.micro_batches) == (8, 2) and measured[-5:] == [8, 16, 12, 10, 9]
-    assert lines_of(found)[-1] == "set            --step.micro-batches 2, for the recipe's 96 rows"
+    assert format_batch_result(found)[-1] == "set            --step.micro-batches 2, for the recipe's 96 rows"
     # From the power of 2 below the recipe's 12 rows on: 8 fit, 16 don't, then between them.
     assert [each.rows for each in found.tried] == [8, 9, 10, 12, 16]
 
@@ -58,7 +58,7 @@ def test_rows_that_divide_by_no_parts_are_filled_up(experiment, measured):
     odd = dataclasses.replace(experiment, data=data, mesh=MeshShape(fsdp=8), step=StepConfig(pad_rows=True))
     found = panax.find_batch(odd, memory_gib=150 / 1024)
     assert (found.rows, found.micro_batches, found.even) == (3, 2, False)
-    assert "--step.micro-batches 2 --step.pad-rows" in lines_of(found)[-1]
+    assert "--step.micro-batches 2 --step.pad-rows" in format_batch_result(found)[-1]
 
 
 def test_what_does_not_fit_at_all_says_what_to_do(experiment, measured):

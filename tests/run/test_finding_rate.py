@@ -15,8 +15,8 @@ from panax.cli.main import main
 from panax.core.errors import DataError, RecipeError
 from panax.data import IterableSource
 from panax.optim import Optax, Schedule
-from panax.run.finding_rate import RateRange, has_diverged, judged
-from panax.run.rate_page import lines_of, plotted, write_page
+from panax.run.finding_rate import RateRange, has_diverged, judge_rate_test
+from panax.run.rate_page import format_rate_curve, plot_losses, write_page
 
 PLAIN = RateRange(lowest=1e-6, highest=1.0, steps=121, smoothing=0.0)
 
@@ -34,22 +34,22 @@ def curve(bottom: float = 1e-2, noise: float = 0.0) -> list[float]:
 
 
 def test_a_tenth_of_the_rate_of_the_lowest_loss_and_the_steepest():
-    found = judged(curve(), PLAIN)
+    found = judge_rate_test(curve(), PLAIN)
     assert found.recommended == pytest.approx(1e-3) and found.peak == found.recommended and found.why == ""
     # The slope of exp(-x²) is greatest at x = -1/sqrt(2).
     assert found.steepest is not None and math.log10(found.steepest / 1e-2) == pytest.approx(-(0.5**0.5), abs=0.05)
     assert found.diverged and len(found.rates) < PLAIN.steps
-    assert "recommended    0.001" in "\n".join(lines_of(found))
+    assert "recommended    0.001" in "\n".join(format_rate_curve(found))
 
 
 def test_smoothing_sees_through_noise():
     tried = dataclasses.replace(PLAIN, smoothing=0.8)
-    recommended = judged(curve(noise=0.05), tried).recommended
+    recommended = judge_rate_test(curve(noise=0.05), tried).recommended
     assert recommended is not None and 3e-4 < recommended < 6e-3
 
 
 def test_the_peak_is_what_the_rule_of_the_batch_makes_the_rate_of():
-    found = judged(curve(), PLAIN, per_peak=4.0)
+    found = judge_rate_test(curve(), PLAIN, per_peak=4.0)
     assert found.peak == pytest.approx(2.5e-4) and found.recommended == pytest.approx(1e-3)
 
 
@@ -65,15 +65,15 @@ def test_the_peak_is_what_the_rule_of_the_batch_makes_the_rate_of():
     ids=["flat", "falling", "rising", "nan", "noise"],
 )
 def test_a_curve_that_does_not_allow_a_rate_says_why(losses, why, tmp_path):
-    found = judged(losses, PLAIN)
+    found = judge_rate_test(losses, PLAIN)
     assert found.recommended is None and found.steepest is None and why in found.why
-    assert lines_of(found)[-1].startswith("no rate can be recommended")
+    assert format_rate_curve(found)[-1].startswith("no rate can be recommended")
     assert "no rate can be recommended" in write_page(found, "x", tmp_path / "new/page.html").read_text()
     assert '"recommended": null' in found.to_json()
 
 
 def test_a_loss_that_runs_away_leaves_room_for_the_rest():
-    drawn = plotted([10.0**n for n in range(-4, 1)], [4.0, 3.0, 2.0, 3.0, 1e30])
+    drawn = plot_losses([10.0**n for n in range(-4, 1)], [4.0, 3.0, 2.0, 3.0, 1e30])
     assert drawn[0].strip().startswith("5 |") and max(map(len, drawn)) <= 80
     # The lowest is in the middle of the powers of 10, and of the 66 columns behind the labels.
     assert [line.index("*") for line in drawn if "*" in line][-1] == 10 + 32
@@ -91,13 +91,13 @@ def test_a_loss_that_runs_away_leaves_room_for_the_rest():
 )
 def test_what_makes_no_sense_is_refused(settings, message):
     with pytest.raises(RecipeError, match=message):
-        panax.find_rate(tiny_recipe.tiny(), **settings)
+        panax.find_lr(tiny_recipe.tiny(), **settings)
 
 
 def test_an_optimizer_with_a_rate_of_its_own_is_refused(experiment):
     own = dataclasses.replace(experiment, optimizer=Optax(transformation=optax.sgd(0.1)))
     with pytest.raises(RecipeError, match="brings its own learning rate, so none can be tried"):
-        panax.find_rate(own)
+        panax.find_lr(own)
 
 
 def test_the_command_refuses_and_ends_cleanly(monkeypatch, capsys):
@@ -108,7 +108,7 @@ def test_the_command_refuses_and_ends_cleanly(monkeypatch, capsys):
     def interrupted(*arguments, **settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "find_rate", interrupted)
+    monkeypatch.setattr(command, "find_lr", interrupted)
     assert main(["find", "lr", recipe]) == 130
     assert capsys.readouterr().err == "panax: stopped; nothing was written\n"
 
@@ -118,7 +118,7 @@ def test_a_real_model(experiment, tmp_path):
     """Its losses are those of training with these rates; nothing that a run would resume is left."""
     ruled = Schedule(peak=1e-3, per_batch="sqrt", base_batch=2)
     ruled = dataclasses.replace(experiment, optimizer=dataclasses.replace(experiment.optimizer, schedule=ruled))
-    found = panax.find_rate(ruled, steps=60, output=tmp_path / "rate.html")
+    found = panax.find_lr(ruled, steps=60, output=tmp_path / "rate.html")
     assert 1e-3 < (found.recommended or 0.0) < 0.2
     # 8 rows of a base of 2: the root of 4.
     assert found.peak == pytest.approx((found.recommended or 0.0) / 2)
@@ -127,4 +127,4 @@ def test_a_real_model(experiment, tmp_path):
     few = [batch for (batch, _), _ in zip(experiment.data.open().train.batches(), range(3))]
     task = dataclasses.replace(experiment.task, model=dataclasses.replace(experiment.task.model, vocab_size=300))
     with pytest.raises(DataError, match="the data ended after 3 steps"):
-        panax.find_rate(dataclasses.replace(experiment, task=task, data=IterableSource(few, epochs=1)))
+        panax.find_lr(dataclasses.replace(experiment, task=task, data=IterableSource(few, epochs=1)))

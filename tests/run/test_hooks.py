@@ -368,7 +368,7 @@ def test_a_loop_of_ones_own_keeps_everything(short):
 
 
 def test_names_are_complete():
-    assert {"EarlyStopping", "Samples", "Histograms", "TargetReached", "TimeLimit", "Hook", "Running"} <= set(
+    assert {"EarlyStopping", "Samples", "Histograms", "TargetReached", "TimeLimit", "Hook", "RunView"} <= set(
         hooks.__all__
     )
     assert Experiment(task=DecoderTask(model=DecoderConfig()), data=TextData()).hooks == ()

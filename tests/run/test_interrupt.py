@@ -9,7 +9,7 @@ import time
 import pytest
 
 from panax.run import interrupt
-from panax.run.interrupt import TAKEN, Interrupt
+from panax.run.interrupt import TAKEN, SignalHandler
 
 
 @pytest.mark.parametrize("number", [*TAKEN, signal.SIGTERM])
@@ -23,7 +23,7 @@ def test_each_asks_for_a_save_and_a_second_one_ends_at_once(number, monkeypatch)
 
 def _ends(number, monkeypatch):
     usual = signal.getsignal(number)
-    with Interrupt() as asked:
+    with SignalHandler() as asked:
         asked.has_news = True
         assert not asked.due() and not asked.gives_up_waiting()
         os.kill(os.getpid(), number)
@@ -40,7 +40,7 @@ def _ends(number, monkeypatch):
 def test_a_hangup_that_is_ignored_stays_so(monkeypatch):
     usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Interrupt() as asked:
+        with SignalHandler() as asked:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not asked.due()
     finally:
@@ -50,7 +50,7 @@ def test_a_hangup_that_is_ignored_stays_so(monkeypatch):
 def test_of_two_requests_to_a_launched_worker_the_second_is_the_same(monkeypatch):
     monkeypatch.setattr(interrupt, "AGAIN_SECONDS", 0.0)
     monkeypatch.setattr("panax.job.heartbeat.Heartbeat.supervised", property(lambda self: True))
-    with Interrupt() as asked:
+    with SignalHandler() as asked:
         asked.has_news = True
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -61,7 +61,7 @@ HELD = """
 import os, signal, sys, threading, time
 from panax.run import interrupt
 interrupt.ANSWER_SECONDS = 0.5
-with interrupt.Interrupt() as asked:
+with interrupt.SignalHandler() as asked:
     asked.has_news = {has_news}
     threading.Timer(0.2, os.kill, (os.getpid(), signal.{name})).start()
     # A compiler holds the main thread: no handler of Python's runs.

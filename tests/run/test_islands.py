@@ -220,7 +220,7 @@ def test_one_that_writes_what_can_not_be_used_is_left_out_and_taken_back(how, tm
 
 @pytest.mark.parametrize("wire", ["int8", "int4", "bfloat16", "float8"])
 def test_what_travels_compressed_is_small_and_the_same_for_all(wire, tmp_path):
-    from panax.comms.outer import LEAST, decoded, encoded
+    from panax.comms.outer import LEAST, decode_update, encode_update
     from panax.comms.wires import WIRES
 
     random = np.random.default_rng(0)
@@ -228,15 +228,15 @@ def test_what_travels_compressed_is_small_and_the_same_for_all(wire, tmp_path):
         "w": random.standard_normal((70, 100)).astype(np.float32),
         "bias": random.standard_normal(9).astype(np.float32),
     }
-    sent = encoded(moved, WIRES[wire], None)
+    sent = encode_update(moved, WIRES[wire], None)
     bytes_each = {"int8": 1 + 4 / 256, "float8": 1 + 4 / 256, "int4": 0.5 + 4 / 256, "bfloat16": 2}[wire]
     assert sum(x.nbytes for x in sent.values()) == pytest.approx(7000 * bytes_each + 36, rel=0.03)
-    found = decoded(sent, WIRES[wire], moved)
+    found = decode_update(sent, WIRES[wire], moved)
     assert (found["bias"] == moved["bias"]).all() and moved["bias"].size < LEAST
     error = np.abs(found["w"] - moved["w"]).max() / np.abs(moved["w"]).max()
     assert 0 < error < {"int8": 0.01, "float8": 0.07, "int4": 0.15, "bfloat16": 0.004}[wire]
     with pytest.raises((KeyError, ValueError)):
-        decoded(sent, WIRES[wire], {"w": moved["w"][:60], "bias": moved["bias"]})
+        decode_update(sent, WIRES[wire], {"w": moved["w"][:60], "bias": moved["bias"]})
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def test_what_came_of_it_is_at_hand_in_python(undisturbed):
     assert result.history["train/loss"].notna().any() and result.history.index[-1] == 30
     text = result.generate("def ", tokens=4, temperature=0.0)
     trained = load(result.checkpoint)
-    assert repr(trained) == f"Trained(DecoderTask, {trained.url})"
+    assert repr(trained) == f"LoadedModel(DecoderTask, {trained.url})"
     assert trained.generate("def ", tokens=4, temperature=0.0) == text
 
 

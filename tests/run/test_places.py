@@ -7,7 +7,7 @@ from tiny_recipe import tiny
 
 from panax.core.errors import CheckpointError, RecipeError
 from panax.run.earlier import OWN_FILES
-from panax.run.prepare import Prepared
+from panax.run.prepare import PreparedRun
 from panax.run.start import refuse_links
 
 
@@ -36,6 +36,6 @@ def test_a_runs_own_file_that_is_a_link_is_refused(name, tmp_path):
 def test_a_runs_folder_stays_where_it_began(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     experiment = dataclasses.replace(tiny(), directory="", name="here")
-    prepared = Prepared(experiment, None, None, None)  # type: ignore[arg-type]
+    prepared = PreparedRun(experiment, None, None, None)  # type: ignore[arg-type]
     monkeypatch.chdir("/")
     assert prepared.folder == str(tmp_path / "runs" / "here")

@@ -23,7 +23,7 @@ from panax.layers import Rotary
 from panax.models import PRESETS, VIT_PRESETS, DecoderConfig, DecoderTask
 from panax.optim import AdamW, Schedule
 from panax.presets import PARAMETERS
-from panax.run import on_data
+from panax.run import replace_data
 from panax.run.no_data import lacks_data
 
 TINY = DecoderConfig(
@@ -123,12 +123,12 @@ def test_data_of_other_kinds(here):
     with pytest.raises(RecipeError, match="vit_b16 takes one folder of images; got 2 paths"):
         panax.preset("vit_b16", data=["a", "b"])
     with pytest.raises(RecipeError, match="vit_b16 trains on ExampleData, and --data gives texts"):
-        on_data(panax.preset("vit_b16"), "a.txt")
+        replace_data(panax.preset("vit_b16"), "a.txt")
 
 
 def test_on_data_keeps_the_other_settings(here):
     (here / "x.jsonl").write_text(json.dumps({"text": "x"}))
     recipe = panax.Experiment(task=DecoderTask(model=TINY), data=TextData(batch_size=3, tokenizer=BytePairTokenizer()))
-    changed = on_data(recipe, "x.jsonl", "a.txt")
+    changed = replace_data(recipe, "x.jsonl", "a.txt")
     assert (changed.data.batch_size, changed.data.tokenizer) == (3, BytePairTokenizer())
     assert [type(corpus).__name__ for corpus in changed.data.corpus.corpora] == ["Jsonl", "TextFiles"]

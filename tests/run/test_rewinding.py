@@ -24,7 +24,7 @@ from panax.metrics.report.reading import read_run
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, RewindConfig, rewinding
 from panax.run.feed import BATCHES_AHEAD
-from panax.run.leaving_out import Drawn
+from panax.run.leaving_out import DataProgress
 from panax.run.report import Report
 
 
@@ -376,4 +376,4 @@ def test_a_record_that_was_changed_is_an_error(tmp_path):
     told = fit(experiment(tmp_path / "told", bad=(3, 4), steps=6, skip_batches=(3, 4)), quiet=True)
     assert told.step == 6 and result.step == 8
     said = result.prepared.experiment.folder
-    assert Drawn.of(Checkpointer(Path(said) / "checkpoints").open(8).manifest).left_out == {3, 4}
+    assert DataProgress.of(Checkpointer(Path(said) / "checkpoints").open(8).manifest).left_out == {3, 4}

@@ -14,9 +14,9 @@ from panax.mesh import MeshShape, Placement
 from panax.plan import parse_target, target_devices
 from panax.plan.profile import (
     CollectiveRates,
+    DeviceLocation,
     DeviceRates,
     HardwareProfile,
-    Place,
     ProcessFacts,
     profile_in,
     profiles_folder,
@@ -41,7 +41,7 @@ def profile(**gigabytes):
         device_kind=kind,
         matrix_dtype="float32",
         mesh=MESH,
-        places=tuple(Place(process=0, host="here") for _ in range(8)),
+        places=tuple(DeviceLocation(process=0, host="here") for _ in range(8)),
         devices=(DeviceRates(name="cpu:0", process=0, host="here", matrix_flops=1e9, memory_bandwidth=1e9),),
         processes=(ProcessFacts(index=0, host="here"),),
         collectives=tuple(

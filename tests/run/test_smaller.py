@@ -13,16 +13,16 @@ from panax.core.errors import CheckpointError, DataError, LayoutError
 from panax.data import IterableSource
 from panax.data.example_source import ExampleSource
 from panax.data.examples import Arrays
-from panax.data.filled import filled, up_to
+from panax.data.filled import pad_batches, up_to
 from panax.mesh import MeshShape, Placement, Rules
-from panax.mesh.legality import Needs
+from panax.mesh.legality import MeshRequirements
 from panax.mesh.rules import MESH_AXES
 from panax.models import DecoderTask
-from panax.run.feed import feed
-from panax.run.smaller import ranked_layouts, smaller_layouts
+from panax.run.feed import iterate_on_device
+from panax.run.smaller import rank_layouts, smaller_layouts
 from panax.train import CompiledStep, Program, StepConfig
 
-ROWS = Needs(batch=(("tokens", ("batch", "seq"), (32, 8)),))
+ROWS = MeshRequirements(batch=(("tokens", ("batch", "seq"), (32, 8)),))
 
 
 def shown(mesh) -> dict[str, int]:
@@ -33,7 +33,7 @@ def mesh(**sizes: int) -> dict[str, int]:
     return {**dict.fromkeys(MESH_AXES, 1), **sizes}
 
 
-def best(needs: Needs, whole: dict[str, int], devices: int, micro_batches: int = 1, may_pad: bool = True):
+def best(needs: MeshRequirements, whole: dict[str, int], devices: int, micro_batches: int = 1, may_pad: bool = True):
     [first, *_] = smaller_layouts(needs, Rules(), whole, micro_batches, devices, may_pad=may_pad)
     return shown(first.mesh), first.micro_batches, first.pad_rows
 
@@ -65,7 +65,7 @@ def test_without_a_mask_only_layouts_that_divide():
 
 def test_rows_that_are_held_by_a_process():
     examples = {"x": np.arange(10.0), "y": np.arange(10)}
-    whole = filled(ExampleSource(Arrays(examples), batch_size=5), 4)
+    whole = pad_batches(ExampleSource(Arrays(examples), batch_size=5), 4)
     assert whole.batch_size == 8
     [batch, _] = next(iter(whole.batches()))
     assert batch["loss_mask"].tolist() == [1, 1, 1, 1, 1, 0, 0, 0] and batch["x"].shape == (8,)
@@ -76,10 +76,10 @@ def test_rows_that_are_held_by_a_process():
 
 
 def test_a_batch_without_a_mask_can_not_be_filled_up():
-    source = filled(IterableSource([{"x": np.zeros((3, 2))}]), 2)
+    source = pad_batches(IterableSource([{"x": np.zeros((3, 2))}]), 2)
     with pytest.raises(DataError, match=r"the leaves \['x'\].*'loss_mask'.*step.pad_rows"):
         next(iter(source.batches()))
-    even = filled(IterableSource([{"x": np.zeros((4, 2))}]), 2)
+    even = pad_batches(IterableSource([{"x": np.zeros((4, 2))}]), 2)
     assert next(iter(even.batches())).batch["x"].shape == (4, 2)
 
 
@@ -90,7 +90,7 @@ def test_a_layout_whose_state_does_not_fit_is_left_out():
     step, batch = CompiledStep(program, placement, tiny.AXES), tiny.batch(0)
 
     def first(limit: int | None) -> dict[int, dict[str, int]]:
-        found = ranked_layouts(step, Rules(), batch, 4, each=2, limit=limit)
+        found = rank_layouts(step, Rules(), batch, 4, each=2, limit=limit)
         return {count: shown(layouts[0].mesh) for count, layouts in found.items() if layouts}
 
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.abstract.params)) * 3
@@ -107,7 +107,7 @@ def taken(devices: int, config: StepConfig):
     placement = Placement.create(MeshShape(fsdp=1, replica=devices), devices=jax.devices()[:devices])
     step = CompiledStep(program, placement, tiny.AXES)
     state = step.init(0)
-    for batch, *_ in feed(IterableSource([tiny.batch(0), tiny.batch(1)], axes=tiny.AXES, epochs=1), step):
+    for batch, *_ in iterate_on_device(IterableSource([tiny.batch(0), tiny.batch(1)], axes=tiny.AXES, epochs=1), step):
         state, scalars = step(state, batch)
     return jax.tree.map(np.asarray, state.params), float(scalars["loss"])
 

@@ -21,7 +21,7 @@ from panax.optim import AdamW
 from panax.run import VerifyConfig
 from panax.run.verifying import orders, verdict_of
 from panax.train import CompiledStep, Program, StepConfig
-from panax.train.elsewhere import Elsewhere, ShardSums, leaf_names
+from panax.train.elsewhere import RolledReplay, ShardSums, leaf_names
 
 LEAVES = (
     "params.w",
@@ -55,7 +55,7 @@ def executions(sizes):
     step = CompiledStep(program, Placement.create(MeshShape(**sizes)), Points().axes)
     sums = ShardSums(step.placement.devices)
     batch = next(iter(Points().batches())).batch
-    return [Elsewhere(step, places, sums) for places in (0, 1, 2)], step.init(0), step.put(batch)
+    return [RolledReplay(step, places, sums) for places in (0, 1, 2)], step.init(0), step.put(batch)
 
 
 def found_in(taken, leaf, device, flip, state, batch, monkeypatch, errs):
@@ -270,13 +270,13 @@ def test_a_step_that_is_not_deterministic_is_refused(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 8])
 def test_a_step_that_depends_on_the_order_of_the_devices_is_refused(tmp_path, monkeypatch, devices):
-    original = Elsewhere.take
+    original = RolledReplay.take
 
     def take(self, state, batch):
         new, scalars, sums = original(self, state, batch)
         return new, scalars, sums + np.uint32(self.places)
 
-    monkeypatch.setattr(Elsewhere, "take", take)
+    monkeypatch.setattr(RolledReplay, "take", take)
     with pytest.raises(TrainingError, match=r"step 1 can.t be checked: .* other bits on the devices in another order"):
         fit(tmp_path, devices=devices)
 

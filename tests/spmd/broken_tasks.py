@@ -10,14 +10,14 @@ from jax import lax
 from panax.core import Evaluation, Loss, Maximum, Mean, Sum, Task, current_layout
 from panax.spmd import (
     add_bias,
+    all_gather_sequence,
     contract,
-    equal_shares,
     gather,
-    open_weight,
-    own_sequence,
-    scatter_sequence,
+    gather_weight,
+    local_sequence,
+    reduce_scatter_sequence,
+    split_cotangent,
     sum_over_sequence,
-    whole_sequence,
 )
 
 EMBED, FFN, VOCAB, ROWS, LENGTH = 16, 32, 24, 8, 8
@@ -65,7 +65,7 @@ class Split(Task):
         }
 
     def embedded(self, table, tokens):
-        table = open_weight(table, "vocab embed", jnp.float32).value
+        table = gather_weight(table, "vocab embed", jnp.float32).value
         rows = table.shape[0]
         first = lax.axis_index("tensor") * rows if on_mesh() else 0
         own = (tokens >= first) & (tokens < first + rows)
@@ -73,7 +73,7 @@ class Split(Task):
         return self.joined(part)
 
     def joined(self, part):
-        return scatter_sequence(part)
+        return reduce_scatter_sequence(part)
 
     def normed(self, x, scale):
         return (
@@ -81,12 +81,12 @@ class Split(Task):
         )
 
     def layer(self, x, params):
-        hidden = jnp.tanh(contract(UP, whole_sequence(self.normed(x, params["scale"])), params["up"]))
+        hidden = jnp.tanh(contract(UP, all_gather_sequence(self.normed(x, params["scale"])), params["up"]))
         return x + add_bias(contract(DOWN, hidden, params["down"]), params["bias"], "norm")
 
     def loss(self, params, state, batch, key, train):
         x = self.layer(self.embedded(params["table"], batch["tokens"]), params)
-        y, weight = own_sequence(batch["y"]), own_sequence(batch["weight"])
+        y, weight = local_sequence(batch["y"]), local_sequence(batch["weight"])
         squares = ((x - y) ** 2).sum(axis=-1)
         losses = {"squares": self.measured(squares, weight)}
         return Evaluation(losses, state, self.metrics(squares, weight))
@@ -121,25 +121,25 @@ class Whole(Split):
         return Evaluation({"squares": self.measured(squares, batch["weight"])}, state, {})
 
     def shares(self, x):
-        return equal_shares(x)
+        return split_cotangent(x)
 
     def total(self, x):
         return x
 
 
 def _summed_shares(part):
-    from panax.spmd import summed
+    from panax.spmd import psum_both
 
-    return summed(part, ("tensor",))
+    return psum_both(part, ("tensor",))
 
 
 class NoSumOverTensor(Split):
     """A layer of its own that multiplies, and never adds the devices' terms up."""
 
     def layer(self, x, params):
-        up, down = (open_weight(params[n], a, x.dtype).value for n, a in (("up", "embed ffn"), ("down", "ffn embed")))
-        hidden = jnp.tanh(whole_sequence(self.normed(x, params["scale"])) @ up)
-        return x + own_sequence(hidden @ down)
+        up, down = (gather_weight(params[n], a, x.dtype).value for n, a in (("up", "embed ffn"), ("down", "ffn embed")))
+        hidden = jnp.tanh(all_gather_sequence(self.normed(x, params["scale"])) @ up)
+        return x + local_sequence(hidden @ down)
 
 
 class NoEqualShares(Whole):
@@ -164,16 +164,16 @@ class BiasBeforeTheSum(Split):
     """Every device adds the bias to its term."""
 
     def layer(self, x, params):
-        up, down = (open_weight(params[n], a, x.dtype).value for n, a in (("up", "embed ffn"), ("down", "ffn embed")))
-        hidden = jnp.tanh(whole_sequence(self.normed(x, params["scale"])) @ up)
-        return x + scatter_sequence(add_bias(hidden @ down, params["bias"], "norm"))
+        up, down = (gather_weight(params[n], a, x.dtype).value for n, a in (("up", "embed ffn"), ("down", "ffn embed")))
+        hidden = jnp.tanh(all_gather_sequence(self.normed(x, params["scale"])) @ up)
+        return x + reduce_scatter_sequence(add_bias(hidden @ down, params["bias"], "norm"))
 
 
 class NormOverTheSplitWidth(Split):
     """A mean over the hidden width, of which a device has a part."""
 
     def layer(self, x, params):
-        hidden = contract(UP, whole_sequence(self.normed(x, params["scale"])), params["up"])
+        hidden = contract(UP, all_gather_sequence(self.normed(x, params["scale"])), params["up"])
         hidden = hidden * lax.rsqrt((hidden * hidden).mean(axis=-1, keepdims=True) + 1e-6)
         return x + contract(DOWN, hidden, params["down"])
 
@@ -198,35 +198,35 @@ class SummedTwice(Split):
     """The loss is added up over tokens, which the step does again."""
 
     def measured(self, squares, weight):
-        from panax.spmd import over_tokens
+        from panax.spmd import psum_over_tokens
 
         found = super().measured(squares, weight)
-        return Loss(over_tokens(found.sum), over_tokens(found.weight))
+        return Loss(psum_over_tokens(found.sum), psum_over_tokens(found.weight))
 
 
 class NonlinearBeforeTheSum(Split):
     """The activation of a term, not of the sum."""
 
     def layer(self, x, params):
-        up, down = (open_weight(params[n], a, x.dtype).value for n, a in (("up", "embed ffn"), ("down", "ffn embed")))
-        hidden = whole_sequence(self.normed(x, params["scale"])) @ up
-        return x + scatter_sequence(jnp.tanh(hidden @ down))
+        up, down = (gather_weight(params[n], a, x.dtype).value for n, a in (("up", "embed ffn"), ("down", "ffn embed")))
+        hidden = all_gather_sequence(self.normed(x, params["scale"])) @ up
+        return x + reduce_scatter_sequence(jnp.tanh(hidden @ down))
 
 
 class UnknownKernelOnATerm(Split):
     def layer(self, x, params):
-        up, down = (open_weight(params[n], a, x.dtype).value for n, a in (("up", "embed ffn"), ("down", "ffn embed")))
-        hidden = jnp.tanh(whole_sequence(self.normed(x, params["scale"])) @ up)
+        up, down = (gather_weight(params[n], a, x.dtype).value for n, a in (("up", "embed ffn"), ("down", "ffn embed")))
+        hidden = jnp.tanh(all_gather_sequence(self.normed(x, params["scale"])) @ up)
         term = hidden @ down
         shape = jax.ShapeDtypeStruct(term.shape, term.dtype)
-        return x + scatter_sequence(jax.pure_callback(lambda t: t, shape, lax.stop_gradient(term)))
+        return x + reduce_scatter_sequence(jax.pure_callback(lambda t: t, shape, lax.stop_gradient(term)))
 
 
 class GradientOfAStoppedTerm(Whole):
     """A mask from a device's own term scales what all devices share."""
 
     def layer(self, x, params):
-        up, down = (open_weight(params[n], a, x.dtype).value for n, a in (("up", "embed ffn"), ("down", "ffn embed")))
+        up, down = (gather_weight(params[n], a, x.dtype).value for n, a in (("up", "embed ffn"), ("down", "ffn embed")))
         term = jnp.tanh(self.normed(x, params["scale"]) @ up) @ down
         return x * lax.stop_gradient(term) + contract(DOWN, jnp.tanh(contract(UP, x, params["up"])), params["down"])
 

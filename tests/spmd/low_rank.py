@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from panax.core import Evaluation, Loss, Task
-from panax.spmd import Opening, contract, contract_whole, own_sequence, sum_over_sequence
+from panax.spmd import GatherSpec, contract, contract_gathered, local_sequence, sum_over_sequence
 from panax.spmd.collectives import all_gather, gather_dims, reduce_scatter
 
 EMBED, FFN, RANK, ROWS, LENGTH = 32, 64, 4, 8, 16
@@ -33,7 +33,7 @@ class LowRank(eqx.Module):
     def dtype(self) -> Any:
         return self.a.dtype
 
-    def open(self, to: Opening) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def open(self, to: GatherSpec) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         rows, columns = to.gathers
         base = gather_dims(self.base, to.gathers).astype(to.dtype)
         scale = all_gather(self.scale, rows, 0).astype(to.dtype)
@@ -41,7 +41,7 @@ class LowRank(eqx.Module):
         value = base * scale[:, None] + jnp.matmul(a, b, preferred_element_type=jnp.float32).astype(to.dtype)
         return value, (a, b)
 
-    def returned(self, to: Opening, kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> "LowRank":
+    def returned(self, to: GatherSpec, kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> "LowRank":
         rows, columns = to.gathers
         a, b = kept
         gradient = gradient.astype(self.dtype)
@@ -73,8 +73,8 @@ class Adapted(Task):
         return {"down": ("ffn", "embed"), "up": up}
 
     def loss(self, params, state, batch, key, train):
-        x, y = (own_sequence(batch[name]) for name in ("x", "y"))
-        (up,) = contract_whole(
+        x, y = (local_sequence(batch[name]) for name in ("x", "y"))
+        (up,) = contract_gathered(
             x.astype(self.dtype), ("batch seq embed, embed ffn -> batch seq ffn", params["up"]), out_dtype=jnp.float32
         )
         hidden = jnp.tanh(up).astype(self.dtype)

@@ -11,8 +11,8 @@ from panax.core import use_layout
 from panax.mesh import MeshShape, Placement
 from panax.spmd.checking.states import Kind
 from panax.spmd.checking.walk import Walk, inputs
-from panax.spmd.linear import handed_on
-from panax.spmd.marks import Holds, cotangents_declared, declared, linear_in, shared
+from panax.spmd.linear import shift_right
+from panax.spmd.marks import ValueState, assert_cotangent_sharding, assert_sharding, linear_in, mark_shared_cotangent
 from panax.spmd.segments import sums_by_blocks
 
 ROWS, COLUMNS = 8, 4
@@ -64,11 +64,11 @@ CASES = {
         lambda x: lax.all_to_all(x, "tensor", split_axis=1, concat_axis=0, tiled=True), (SPLIT,), Kind.SPLIT, (1,),
     ),
     "put together and cut again": (lambda x: x.T.reshape(-1).reshape(COLUMNS, -1), (SPLIT,), Kind.SPLIT, (1,)),
-    "handed on": (lambda x: handed_on(x, "tensor"), (SPLIT,), Kind.SPLIT, ()),
-    "handed on, with zeros for the first": (lambda x: handed_on(x, "tensor"), (WHOLE,), Kind.SPLIT, ()),
+    "handed on": (lambda x: shift_right(x, "tensor"), (SPLIT,), Kind.SPLIT, ()),
+    "handed on, with zeros for the first": (lambda x: shift_right(x, "tensor"), (WHOLE,), Kind.SPLIT, ()),
     "sent around": (lambda x: lax.ppermute(x, "tensor", [(0, 1), (1, 0)]), (WHOLE,), Kind.WHOLE, ()),
     "a cotangent as declared": (
-        lambda x, y: jax.vjp(lambda x: cotangents_declared(x, {"tensor": Holds.SPLIT}) * 2, x[0])[1](y.sum(axis=0))[0],
+        lambda x, y: jax.vjp(lambda x: assert_cotangent_sharding(x, {"tensor": ValueState.SPLIT}) * 2, x[0])[1](y.sum(axis=0))[0],
         (WHOLE, SPLIT), Kind.SPLIT, (0,),
     ),
     "a term that is said to be linear": (
@@ -97,8 +97,8 @@ CASES = {
         lambda x: jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((4, COLUMNS), jnp.float32), x),
         (SPLIT,), Kind.UNKNOWN, (),
     ),
-    "declared": (lambda x: declared(jnp.sin(x.sum(axis=0)), {"tensor": Holds.WHOLE}), (SPLIT,), Kind.WHOLE, ()),
-    "shared": (lambda x: shared(x / 2, ("tensor",)), (WHOLE,), Kind.PARTIAL, ()),
+    "declared": (lambda x: assert_sharding(jnp.sin(x.sum(axis=0)), {"tensor": ValueState.WHOLE}), (SPLIT,), Kind.WHOLE, ()),
+    "shared": (lambda x: mark_shared_cotangent(x / 2, ("tensor",)), (WHOLE,), Kind.PARTIAL, ()),
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from panax.mesh import MeshShape, Placement
-from panax.spmd import contract, gather, whole_sequence
+from panax.spmd import all_gather_sequence, contract, gather
 from panax.spmd.contraction import Equation
 
 TEXT = "batch seq embed, embed ffn -> batch seq ffn"
@@ -96,7 +96,7 @@ def test_a_sum_over_a_split_axis_is_scattered_along_the_sequence():
     down = jax.random.normal(jax.random.key(9), up.shape[::-1])
 
     def layer(x, up, down):
-        hidden = contract("batch seq embed, embed ffn -> batch seq ffn", whole_sequence(x), up)
+        hidden = contract("batch seq embed, embed ffn -> batch seq ffn", all_gather_sequence(x), up)
         return contract("batch seq ffn, ffn embed -> batch seq embed", hidden, down)
 
     def gradients(x, up, down):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from panax.core.boxes import box_of
+from panax.core.boxes import quant_block_shape
 from panax.core.errors import RecipeError
 from panax.kernels.quantised import INT8, quantise
 from panax.mesh import MeshShape, Placement, Rules
@@ -17,7 +17,7 @@ from panax.mesh.placement import as_spec
 from panax.models import DecoderConfig, DecoderTask, VitConfig, VitTask
 from panax.optim import AdamW
 from panax.plan import traffic_totals, walk_step
-from panax.spmd import open_weight
+from panax.spmd import gather_weight
 from panax.train import CompiledStep, Program, StepConfig
 
 CONFIG = DecoderConfig(vocab_size=128, max_length=32, embed=64, num_layers=2, heads=4, ffn=128)
@@ -58,7 +58,7 @@ def test_what_arrives_is_the_rounded_weight(mesh):
     stored, used = (PartitionSpec(*as_spec(where(W))) for where in (placement.storage, placement.compute))
 
     def opened(w):
-        value, pull = jax.vjp(lambda w: open_weight(w, W, jnp.float32), w)
+        value, pull = jax.vjp(lambda w: gather_weight(w, W, jnp.float32), w)
         (gradient,) = pull(value._replace(value=jnp.zeros_like(value.value), slot=jnp.ones_like(value.slot)))
         return value.value, gradient
 
@@ -66,7 +66,7 @@ def test_what_arrives_is_the_rounded_weight(mesh):
         value, gradient = jax.jit(
             jax.shard_map(opened, mesh=placement.mesh, in_specs=stored, out_specs=(used, stored), check_vma=False)
         )(w)
-    expected = quantise(jnp.asarray(w), INT8, box_of(w.shape, W, (0, 1), 256)).dequantised()
+    expected = quantise(jnp.asarray(w), INT8, quant_block_shape(w.shape, W, (0, 1), 256)).dequantised()
     np.testing.assert_array_equal(value, expected)
     assert np.abs(np.asarray(value) - w).max() > 0
     # Each of the devices that gather gives a gradient of ones.

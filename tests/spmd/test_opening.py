@@ -15,7 +15,7 @@ from panax.core import named_leaves
 from panax.mesh import MeshShape, Placement, Rules
 from panax.optim import Optax
 from panax.plan.collectives import count_collectives
-from panax.spmd import Openable, contract, open_at_rest, open_weight
+from panax.spmd import WeightLike, contract, gather_weight, gather_weight_early
 from panax.train import CompiledStep, Program, StepConfig
 
 MESH = MeshShape(replica=1, fsdp=4, tensor=2)
@@ -73,7 +73,7 @@ def test_the_base_travels_as_int8():
 
 def test_a_gradient_comes_back_to_each_array_at_rest():
     weight = Adapted().init(jax.random.key(0))[0]["up"]
-    assert isinstance(weight, Openable)
+    assert isinstance(weight, WeightLike)
     x = jax.random.normal(jax.random.key(1), (5, EMBED))
 
     def ours(a, b):
@@ -93,7 +93,7 @@ def test_the_value_is_a_constant_and_the_slot_takes_the_gradient():
     w = jnp.arange(6.0).reshape(2, 3)
 
     def read(w):
-        opened = open_weight(w, "embed ffn", jnp.bfloat16)
+        opened = gather_weight(w, "embed ffn", jnp.bfloat16)
         return opened.value.astype(jnp.float32).sum() + (opened.slot * 3.0).sum()
 
     gradient = jax.grad(read)(w)
@@ -106,7 +106,7 @@ def test_a_gradient_that_is_formed_early_is_returned_at_once():
     w = jnp.ones((16, 4))
 
     def returned(w):
-        opened = open_at_rest(w, "embed ffn", jnp.float32)
+        opened = gather_weight_early(w, "embed ffn", jnp.float32)
         assert opened.value.shape == (16, 4)
         return opened.returned(opened.value).array
 

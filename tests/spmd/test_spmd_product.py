@@ -9,11 +9,11 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from panax.mesh import MeshShape, Placement
-from panax.spmd import Product, multiplied, open_at_rest, open_weight
+from panax.spmd import WeightOp, apply_weight_op, gather_weight, gather_weight_early
 
 
 @dataclasses.dataclass(frozen=True)
-class Gated(Product):
+class Gated(WeightOp):
     """(x · a) * (x · b), of two weights."""
 
     forgets: bool = False
@@ -30,7 +30,7 @@ class Gated(Product):
 
 
 @dataclasses.dataclass(frozen=True)
-class SquaredAtOnce(Product):
+class SquaredAtOnce(WeightOp):
     """The sum of (x · w)², whose gradients are formed beside it."""
 
     def value(self, inputs, *weights):
@@ -65,7 +65,7 @@ def on_eight(function, *arrays):
 
 def test_of_two_weights(arrays):
     def ours(x, a, b):
-        return multiplied(Gated(), x, *(open_weight(w, "embed ffn", x.dtype) for w in (a, b))).sum()
+        return apply_weight_op(Gated(), x, *(gather_weight(w, "embed ffn", x.dtype) for w in (a, b))).sum()
 
     plain = jax.grad(lambda x, a, b: ((x @ a) * (x @ b)).sum(), (0, 1, 2))(*arrays)
     for found in (jax.grad(ours, (0, 1, 2))(*arrays), on_eight(ours, *arrays)):
@@ -75,7 +75,7 @@ def test_of_two_weights(arrays):
 
 def test_whose_gradient_is_formed_in_the_forward_pass(arrays):
     def ours(x, w):
-        return 3 * multiplied(SquaredAtOnce(), x, open_at_rest(w, "embed ffn", x.dtype))
+        return 3 * apply_weight_op(SquaredAtOnce(), x, gather_weight_early(w, "embed ffn", x.dtype))
 
     plain = jax.grad(lambda x, w: 3 * jnp.square(x @ w).sum(), (0, 1))(*arrays[:2])
     for found in (jax.grad(ours, (0, 1))(*arrays[:2]), on_eight(ours, *arrays[:2])):
@@ -86,7 +86,7 @@ def test_whose_gradient_is_formed_in_the_forward_pass(arrays):
 
 def test_a_gradient_that_is_left_out_is_named(arrays):
     def ours(x, a, b):
-        return multiplied(Gated(forgets=True), x, *(open_weight(w, "embed ffn", x.dtype) for w in (a, b))).sum()
+        return apply_weight_op(Gated(forgets=True), x, *(gather_weight(w, "embed ffn", x.dtype) for w in (a, b))).sum()
 
     with pytest.raises(ValueError, match=r"Gated.backward gave 1 gradients of weights for a product of 2; return one"):
         jax.grad(ours)(*arrays)

@@ -17,7 +17,7 @@ from panax.core import StoreError
 from panax.stores import MissingError
 from panax.stores.failures import failure_of
 from panax.stores.objects import _Burst
-from panax.stores.retrying import RetryPolicy, retried
+from panax.stores.retrying import RetryPolicy, retry
 
 ROOT = Path(__file__).parents[2]
 BUSY = "Error performing GET http://host/x in 1ms - Server returned non-2xx status code: 503 Service Unavailable: "
@@ -44,7 +44,7 @@ class Clock:
             self.waits.append(seconds)
             self.now += seconds
 
-        return retried(
+        return retry(
             action, verb=verb, name="s3://b/x", policy=policy, num_bytes=num_bytes, sleep=sleep, clock=lambda: self.now
         )
 

@@ -7,17 +7,17 @@ import time
 
 import pytest
 
-from panax.system.children import Child, run
+from panax.system.children import PipedProcess, run
 
 ECHO = "import sys\nfor line in sys.stdin.buffer:\n    sys.stdout.buffer.write(line)\n    sys.stdout.buffer.flush()\n"
 
 
 @pytest.fixture
 def child():
-    started: list[Child] = []
+    started: list[PipedProcess] = []
 
-    def start(code: str) -> Child:
-        started.append(Child([sys.executable, "-S", "-c", code], os.environ))
+    def start(code: str) -> PipedProcess:
+        started.append(PipedProcess([sys.executable, "-S", "-c", code], os.environ))
         return started[-1]
 
     yield start

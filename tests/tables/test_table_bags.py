@@ -15,7 +15,7 @@ from panax.layers.mixed_rows import DIGIT, MOST_PARTS, _times, filled, mixed, pa
 from panax.layers.table_config import MOST_ROWS
 from panax.mesh import Placement
 from panax.optim import Sgd
-from panax.spmd import Rows
+from panax.spmd import GatheredRows
 from panax.spmd.rows import distinct
 from panax.train import CompiledStep, Program
 
@@ -33,7 +33,7 @@ def test_bags_are_pytorchs(pooling: Any, as_rows: bool) -> None:
         source: Any = values
         if as_rows:
             numbers = distinct(jnp.asarray(ids).reshape(-1), 20, 20)
-            source = Rows(numbers, values.at[numbers].get(mode="clip"), 20)
+            source = GatheredRows(numbers, values.at[numbers].get(mode="clip"), 20)
         given = None if weights is None else jnp.asarray(weights)
         return embedding_bag(source, jnp.asarray(ids), pooling=pooling, weights=given)
 
@@ -56,7 +56,7 @@ def test_bags_are_pytorchs(pooling: Any, as_rows: bool) -> None:
 
 
 def test_a_row_that_the_task_did_not_name_is_not_a_number() -> None:
-    rows = Rows(jnp.array([2, 5, 9]), jnp.ones((3, 2)), 9)
+    rows = GatheredRows(jnp.array([2, 5, 9]), jnp.ones((3, 2)), 9)
     found = rows.read(jnp.array([5, 3, -1]))
     assert found[0].tolist() == [1, 1] and np.isnan(found[1]).all() and found[2].tolist() == [0, 0]
 

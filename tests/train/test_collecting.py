@@ -11,7 +11,7 @@ import pytest
 import panax
 from panax.checkpoint import CheckpointConfig
 from panax.comms import Comms
-from panax.core import Collected, CollectingTask, Evaluation, Faults, Loss, Sum
+from panax.core import Collected, CollectingTask, DataChecks, Evaluation, Loss, Sum
 from panax.core.errors import DataError, RecipeError
 from panax.core.measures import NO_FAULT
 from panax.data import IterableSource
@@ -58,7 +58,7 @@ class Counting(CollectingTask):
         bad = jnp.where(counts[0] == self.breaks_at, -1.0, NO_FAULT).astype(jnp.float32)
         metrics = {
             "collected": Sum(jnp.float32(counts.size)),
-            "sick": Faults(bad[None], ("the environment is broken: ",)),
+            "sick": DataChecks(bad[None], ("the environment is broken: ",)),
         }
         learning = {"seen": state["seen"], "followed": state["followed"]}
         return Collected({"w": params["w"], "counts": counts}, kept, learning, metrics)

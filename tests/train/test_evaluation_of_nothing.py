@@ -5,7 +5,7 @@ import types
 import jax.numpy as jnp
 import pytest
 
-from panax.core.measures import Loss, Mean, Sample, Sum
+from panax.core.measures import Loss, Mean, MeanWithInterval, Sum
 from panax.train.evaluation import evaluate_sent
 
 
@@ -40,7 +40,7 @@ def test_terms_that_only_steer_the_training_are_no_judgement():
 def test_what_counts_is_reported_and_an_average_over_nothing_left_out():
     found = figures({"cross_entropy": loss(3, 4)}, NOTHING)
     assert found == {"loss": 0.75, "loss/cross_entropy": 0.75, "tokens": 0}
-    sampled = {"return": Sample.of(jnp.array([1.0, 3.0]), jnp.ones(2))}
+    sampled = {"return": MeanWithInterval.of(jnp.array([1.0, 3.0]), jnp.ones(2))}
     assert figures({}, sampled)["return"] == 2 and figures({"value": loss(0, 0)}, sampled)["return"] == 2
 
 

@@ -12,7 +12,7 @@ from panax.core import RecipeError, named_leaves
 from panax.layers import Context
 from panax.mesh import MeshShape, Placement
 from panax.models import BaseWidth, DecoderConfig, DecoderTask, HybridConfig, logits_of
-from panax.optim import AdamW, Muon, OnShards, Schedule
+from panax.optim import AdamW, Muon, Schedule, ShardedOptimizer
 from panax.train import CompiledStep, Program, StepConfig
 
 ADAMW = AdamW(schedule=Schedule(peak=0.01, decay="constant"), weight_decay=0.1)
@@ -25,7 +25,7 @@ def task(width=1, base=None, **model):
     return DecoderTask(model=config, base=base)
 
 
-def made(task, optimizer: OnShards = ADAMW, **options):
+def made(task, optimizer: ShardedOptimizer = ADAMW, **options):
     return Program.create(task, optimizer, num_steps=10, config=StepConfig(clip_norm=None), **options)
 
 

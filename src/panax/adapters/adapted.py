@@ -11,7 +11,7 @@ import jax
 from ..core import Axes, Batch, Evaluation, Task, TrainState, named_leaves
 from ..core.errors import RecipeError
 from ..core.task import Gradients
-from ..spmd import accumulated
+from ..spmd import accumulate_grads
 from .layouts import Kind, automatic_axes, meaning_of
 from .losses import read_loss
 from .placing import place, zeros
@@ -105,7 +105,7 @@ class AdaptedTask(Task):
         if self.model.given is not None:
             return zeros(self.model.given)
         assert self.model.create is not None
-        with its_own_ways():
+        with use_standard_promotion():
             return self.model.create(key)
 
     def given(self, shardings: tuple[Any, Any]) -> tuple[Params, State] | None:
@@ -116,7 +116,7 @@ class AdaptedTask(Task):
         rows = next(iter(leaves.values())).shape[0]
         if "row" in batch:
             key = jax.random.fold_in(key, batch["row"][0])
-        with its_own_ways():
+        with use_standard_promotion():
             returned, after = self.model.evaluate(params, state, leaves, key, train)
             losses, metrics = read_loss(returned, rows)
         if self._parts > 1:
@@ -149,7 +149,7 @@ class AdaptedTask(Task):
         if self.model.sums and count > 1:
             task = copy.copy(self)
             task._parts = count
-        return accumulated(task, params, state, micro_batches, key, trainable)
+        return accumulate_grads(task, params, state, micro_batches, key, trainable)
 
     def parameter_axes(self, params: Params) -> Any:
         return jax.tree.structure(params).unflatten([self._axes[name] for name in named_leaves(params)])
@@ -168,7 +168,7 @@ class AdaptedTask(Task):
 
 
 @contextlib.contextmanager
-def its_own_ways() -> Iterator[None]:
+def use_standard_promotion() -> Iterator[None]:
     """What is inside runs under the promotion rules that other libraries are written for, whatever stricter ones are set."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield

@@ -94,7 +94,7 @@ def exact_on_host() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def own_ways() -> Iterator[None]:
+def use_library_promotion() -> Iterator[None]:
     """Another library's graph runs under the promotion rules that it is written for, whatever stricter ones are set.
 
     Such graphs are full of int64, which JAX computes in int32; it need not say so each time.

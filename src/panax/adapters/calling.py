@@ -13,10 +13,10 @@ def call_loss(loss: Callable[..., Any], *arguments: Any, **offered: Any) -> Any:
     Raises:
         RecipeError: It can't be called so.
     """
-    return loss(*arguments, **wanted(loss, len(arguments), offered))
+    return loss(*arguments, **select_keywords(loss, len(arguments), offered))
 
 
-def wanted(loss: Callable[..., Any], positional: int, offered: dict[str, Any]) -> dict[str, Any]:
+def select_keywords(loss: Callable[..., Any], positional: int, offered: dict[str, Any]) -> dict[str, Any]:
     """Those of the `offered` keywords that `loss` takes."""
     signature = inspect.signature(loss)
     parameters = list(signature.parameters.values())

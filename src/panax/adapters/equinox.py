@@ -9,7 +9,7 @@ import jax
 from ..core import Axes, Batch
 from ..core.axes import path_name
 from ..core.errors import RecipeError
-from .adapted import AdaptedTask, Model, its_own_ways
+from .adapted import AdaptedTask, Model, use_standard_promotion
 from .calling import call_loss
 from .layouts import Kind
 
@@ -53,7 +53,7 @@ def task(
             )
         return model, state
 
-    with its_own_ways():
+    with use_standard_promotion():
         model_shape, state_shape = both(jax.random.key(0)) if exists else eqx.filter_eval_shape(both, jax.random.key(0))
     plain_model = eqx.filter(model_shape, _is_array, inverse=True)
     plain_state = eqx.filter(state_shape, _is_array, inverse=True)

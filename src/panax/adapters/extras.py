@@ -4,10 +4,10 @@ import importlib
 from types import ModuleType
 
 from ..core.errors import RecipeError
-from ..core.installing import with_extra
+from ..core.installing import install_command
 
 
-def needed(module: str, extra: str) -> ModuleType:
+def import_extra(module: str, extra: str) -> ModuleType:
     """Import a module that `panax-jax[extra]` installs.
 
     Raises:
@@ -17,5 +17,5 @@ def needed(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise RecipeError(
-            f"this adapter needs {module}, which can't be imported ({error}); run: {with_extra(extra)}"
+            f"this adapter needs {module}, which can't be imported ({error}); run: {install_command(extra)}"
         ) from error

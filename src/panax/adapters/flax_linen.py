@@ -11,16 +11,16 @@ import jax
 from ..core import Axes, Batch
 from ..core.axes import path_name
 from ..core.errors import RecipeError
-from .adapted import AdaptedTask, Model, its_own_ways
+from .adapted import AdaptedTask, Model, use_standard_promotion
 from .applied import Applied, example_batch
 from .calling import call_loss
-from .extras import needed
+from .extras import import_extra
 from .heads import head_axes
 from .layouts import Kind
 from .naming import AxisNames, read_names
 
-nn = needed("flax.linen", "flax")
-unfreeze = needed("flax.core", "flax").unfreeze
+nn = import_extra("flax.linen", "flax")
+unfreeze = import_extra("flax.core", "flax").unfreeze
 
 PASSING = frozenset({"intermediates", "perturbations"})
 """Collections that belong to one call, and are no state."""
@@ -91,7 +91,7 @@ def task(
             raise RecipeError("the loss never calls its model; call it: model(batch['x'])")
         return model.variables
 
-    with its_own_ways():
+    with use_standard_promotion():
         boxed = jax.eval_shape(variables_for, jax.random.key(0)) if variables is None else unfreeze(variables)
     if variables is not None and "params" not in boxed:
         raise RecipeError(f"the variables are {sorted(boxed)}; expected a collection params")

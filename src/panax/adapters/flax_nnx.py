@@ -6,18 +6,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core import Axes, Batch, Faults
+from ..core import Axes, Batch, DataChecks
 from ..core.errors import RecipeError, kind_of
 from ..core.measures import NO_FAULT
-from .adapted import AdaptedTask, Model, its_own_ways
+from .adapted import AdaptedTask, Model, use_standard_promotion
 from .calling import call_loss
-from .extras import needed
+from .extras import import_extra
 from .heads import head_axes
 from .layouts import Kind
 from .losses import named_terms
 from .naming import AxisNames, read_names
 
-nnx = needed("flax.nnx", "flax")
+nnx = import_extra("flax.nnx", "flax")
 
 Flat = dict[str, Any]
 """Dotted name to array, of one group of a model's variables."""
@@ -67,7 +67,7 @@ def task(
     def groups(model: Any) -> tuple[Any, Any, Any, Any]:
         return nnx.split(model, nnx.Param if trains is None else nnx.Any(nnx.Param, trains), nnx.RngState, ...)
 
-    with its_own_ways():
+    with use_standard_promotion():
         example = create if exists else nnx.eval_shape(made, jax.random.key(0))
     definition, params_like, rng_like, state_like = groups(example)
 
@@ -171,7 +171,7 @@ def _with_fault(returned: Any, given: Flat, after: Flat) -> Any:
         f"or make it an nnx.Variable; by "
         for name in changed
     )
-    return terms, {**metrics, "faults": Faults(jnp.stack([each.astype(jnp.float32) for each in apart]), checks)}
+    return terms, {**metrics, "faults": DataChecks(jnp.stack([each.astype(jnp.float32) for each in apart]), checks)}
 
 
 def _kind_of(path: str) -> Kind | None:

@@ -7,13 +7,13 @@ import jax
 
 from ..core import Axes, Batch, named_leaves
 from ..core.errors import RecipeError
-from .adapted import AdaptedTask, Model, its_own_ways
+from .adapted import AdaptedTask, Model, use_standard_promotion
 from .applied import Applied, example_batch
-from .calling import call_loss, wanted
-from .extras import needed
+from .calling import call_loss, select_keywords
+from .extras import import_extra
 from .layouts import Kind
 
-hk = needed("haiku", "haiku")
+hk = import_extra("haiku", "haiku")
 
 
 def task(
@@ -46,7 +46,7 @@ def task(
     transformed, name, takes = _transformed(function)
 
     def modes(train: bool) -> dict[str, Any]:
-        return wanted(*takes, {"train": train, "is_training": train})
+        return select_keywords(*takes, {"train": train, "is_training": train})
 
     def initial(key: jax.Array) -> tuple[Any, Any]:
         batch = example_batch(example, name)
@@ -74,7 +74,7 @@ def task(
         model = Applied(call, (params, state), key)
         return call_loss(loss, model, batch, key=key, train=train), model.variables[1]
 
-    with its_own_ways():
+    with use_standard_promotion():
         params, _ = jax.eval_shape(initial, jax.random.key(0)) if variables is None else variables
     return AdaptedTask(
         Model(

@@ -10,12 +10,12 @@ import numpy as np
 from ..core import Axes, Batch, Mean
 from ..core.errors import RecipeError
 from ..data.iterable import as_batch
-from .adapted import AdaptedTask, Model, its_own_ways
-from .extras import needed
+from .adapted import AdaptedTask, Model, use_standard_promotion
+from .extras import import_extra
 from .heads import head_axes
 from .layouts import Kind
 
-keras = needed("keras", "keras")
+keras = import_extra("keras", "keras")
 
 Unpack = Callable[[Batch], tuple[Any, Any, Any]]
 SEEDS = "seed_generator_state"
@@ -54,7 +54,7 @@ def task(
         raise RecipeError("the model is not compiled and no loss is given; say task(model, loss=...)")
     if loss is not None or metrics is not None or not model.compiled:
         _compile(model, loss, metrics)
-    with its_own_ways():
+    with use_standard_promotion():
         if not model.built:
             _build(model, example, unpack)
         measured = _built_metrics(model, example, unpack)

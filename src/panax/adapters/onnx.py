@@ -16,9 +16,9 @@ from ..core import Axes, Batch
 from ..core.errors import DataError, RecipeError, kind_of
 from ..data.iterable import as_batch
 from .adapted import AdaptedTask, Model
-from .agreement import exact_on_host, own_ways
+from .agreement import exact_on_host, use_library_promotion
 from .calling import call_loss
-from .extras import needed
+from .extras import import_extra
 from .losses import read_loss
 
 OUTPUT_TOLERANCE = 1e-4
@@ -58,8 +58,8 @@ def task(
         RecipeError: An operation is unknown, the graph is in training mode or has no weights, it can't be told what trains, the
             loss can't be computed, or the outputs differ.
     """
-    onnx = needed("onnx", "onnx")
-    needed("jaxonnxruntime", "onnx")
+    onnx = import_extra("onnx", "onnx")
+    import_extra("jaxonnxruntime", "onnx")
     proto = model
     if isinstance(model, str | os.PathLike):
         try:
@@ -70,10 +70,10 @@ def task(
             ) from error
     if not isinstance(proto, onnx.ModelProto):
         raise RecipeError(f"the model is {kind_of(model)}; expected the path of an ONNX file, or an onnx.ModelProto")
-    from .onnx_graph import Graph
+    from .onnx_graph import OnnxGraph
     from .onnx_weights import Told
 
-    graph = Graph(proto, Told(*(_names(patterns) for patterns in (weights, constants, tied, untied))))
+    graph = OnnxGraph(proto, Told(*(_names(patterns) for patterns in (weights, constants, tied, untied))))
     if not graph.weights:
         raise RecipeError("the ONNX graph has no weights (initializers of floating point); there is nothing to train")
     cache: dict[Any, Any] = {}
@@ -151,7 +151,7 @@ def _check(
     from onnx.helper import tensor_dtype_to_np_dtype
     from onnx.reference import ReferenceEvaluator
 
-    with exact_on_host(), own_ways():
+    with exact_on_host(), use_library_promotion():
         batch = {name: jnp.asarray(leaf) for name, leaf in example.items()}
         model = _Callable(graph, jax.jit(run), {name: jnp.asarray(value) for name, value in graph.weights.items()})
         returned = call_loss(loss, model, batch, key=jax.random.key(0), train=True)

@@ -17,14 +17,14 @@ from onnx import inliner, numpy_helper, version_converter
 
 from ..core.errors import RecipeError
 from . import onnx_operations as _added  # noqa: F401
-from .agreement import own_ways
+from .agreement import use_library_promotion
 from .layouts import Kind
-from .onnx_weights import FLOATS, Told, separated, trained_names
+from .onnx_weights import FLOATS, Told, split_untied_weights, trained_names
 
 NEWEST_OPSET = 20
 
 
-class Graph:
+class OnnxGraph:
     """An ONNX model with its weights apart.
 
     Attributes:
@@ -48,7 +48,7 @@ class Graph:
         graph = self.proto.graph
         _refuse_training_mode(graph)
         told.check([tensor.name for tensor in graph.initializer])
-        separated(self.proto, trained_names(graph, told)[0], told)
+        split_untied_weights(self.proto, trained_names(graph, told)[0], told)
         copies = Told(*(tuple(f"{p}{end}" for p in patterns for end in ("", ".[0-9]*")) for patterns in told))
         trains, kept = trained_names(graph, copies)
         self._runnable = _in_32_bits(_expanded(self.proto))
@@ -92,7 +92,7 @@ class Graph:
         proto.CopyFrom(self._runnable)
         try:
             # Run once on zeros, outside of any tracing: what shapes are made of becomes numbers.
-            with _static_shapes(), jax.ensure_compile_time_eval(), own_ways():
+            with _static_shapes(), jax.ensure_compile_time_eval(), use_library_promotion():
                 function, _ = call_onnx.call_onnx_model(proto, zeros)
         except Exception as error:  # its operations raise whatever NumPy and JAX do
             listed = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in shapes.items())
@@ -102,7 +102,7 @@ class Graph:
             ) from error
 
         def run(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> list[Any]:
-            with _static_shapes(), own_ways():
+            with _static_shapes(), use_library_promotion():
                 return function({**self._constants, **weights}, dict(inputs))
 
         return run

@@ -67,14 +67,14 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-class Use(NamedTuple):
+class InitializerUse(NamedTuple):
     """One node's input at which an initializer arrives, as it is or turned, cast or reshaped."""
 
     node: onnx.NodeProto
     place: int
 
 
-def uses_of(graph: onnx.GraphProto, name: str, *, through: tuple[str, ...]) -> Iterator[Use]:
+def uses_of(graph: onnx.GraphProto, name: str, *, through: tuple[str, ...]) -> Iterator[InitializerUse]:
     """Where an initializer is used; what operations in `through` make of it counts as itself."""
     for node in graph.node:
         for place, each in enumerate(node.input):
@@ -84,7 +84,7 @@ def uses_of(graph: onnx.GraphProto, name: str, *, through: tuple[str, ...]) -> I
                 for output in node.output:
                     yield from uses_of(graph, output, through=through)
             else:
-                yield Use(node, place)
+                yield InitializerUse(node, place)
 
 
 def trained_names(graph: onnx.GraphProto, told: Told) -> tuple[list[str], list[str]]:
@@ -113,7 +113,9 @@ def trained_names(graph: onnx.GraphProto, told: Told) -> tuple[list[str], list[s
     return trained, kept
 
 
-def _verdict(tensor: onnx.TensorProto, uses: list[Use], made_by: Mapping[str, onnx.NodeProto]) -> bool | None:
+def _verdict(
+    tensor: onnx.TensorProto, uses: list[InitializerUse], made_by: Mapping[str, onnx.NodeProto]
+) -> bool | None:
     """Whether an initializer trains; None where nothing tells."""
     value = numpy_helper.to_array(tensor).astype(np.float32)
     if _LITERAL.search(tensor.name) or not np.isfinite(value).all():
@@ -138,7 +140,7 @@ def _is_reshaped(name: str, made_by: Mapping[str, onnx.NodeProto]) -> bool:
     return name in made_by and made_by[name].op_type == "Reshape"
 
 
-def separated(proto: onnx.ModelProto, trained: Iterable[str], told: Told) -> None:
+def split_untied_weights(proto: onnx.ModelProto, trained: Iterable[str], told: Told) -> None:
     """Give each node that uses an untied weight a copy of its own; changes the model.
 
     Raises:

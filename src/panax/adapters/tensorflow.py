@@ -15,9 +15,9 @@ from ..core.errors import RecipeError, kind_of
 from ..core.measures import total_loss
 from ..data.iterable import as_batch
 from .adapted import AdaptedTask, Model
-from .agreement import check_agreement, exact_on_host, own_ways, too_large
-from .calling import wanted
-from .extras import needed
+from .agreement import check_agreement, exact_on_host, too_large, use_library_promotion
+from .calling import select_keywords
+from .extras import import_extra
 from .layouts import Kind
 from .losses import read_loss
 
@@ -49,8 +49,8 @@ def task(
         RecipeError: The code can't be traced, uses an operation that tf2jax does not know, assigns a variable that is trained,
             or computes something else in JAX than in TensorFlow.
     """
-    needed("tensorflow", "tensorflow")
-    needed("tf2jax", "tensorflow")
+    import_extra("tensorflow", "tensorflow")
+    import_extra("tf2jax", "tensorflow")
     _modestly()
     return AdaptedTask(_Adapter(model, loss, example, variables, check).model(), sharding)
 
@@ -114,7 +114,7 @@ class _Adapter:
     def graph(self, batch: Mapping[str, Any], train: bool) -> Any:
         import tensorflow as tf
 
-        from .tensorflow_graph import Graph
+        from .tensorflow_graph import TensorflowGraph
 
         specs = self.restored({name: tf.TensorSpec(leaf.shape, leaf.dtype) for name, leaf in batch.items()})
         offered = {"train": train, "training": train}
@@ -122,14 +122,14 @@ class _Adapter:
             function, given = self.user_model, (specs,)
         else:
             function, given = self.loss, (self.user_model, specs)
-        keywords = wanted(_signature_of(function), len(given), offered)
+        keywords = select_keywords(_signature_of(function), len(given), offered)
         # The function beneath a tf.function: its conditions and loops then become operations of the one graph.
         function = getattr(function, "python_function", function)
 
         def of_batch(batch: Any) -> Any:
             return function(*given[:-1], batch, **keywords)
 
-        return Graph(of_batch, specs)
+        return TensorflowGraph(of_batch, specs)
 
     def converted(self, batch: Mapping[str, Any], train: bool) -> Any:
         """The JAX function for batches of this shape."""
@@ -207,7 +207,7 @@ class _Adapter:
                 self.unused = tuple(name for name in self.trained_names if name not in used)
                 if not used:
                     raise RecipeError("the loss depends on no trainable variable; is there a model behind it?")
-            with exact_on_host(), own_ways():
+            with exact_on_host(), use_library_promotion():
                 (loss, after), gradients = self.differentiated(converted, graph, free, values, batch, draws, key)
             kept = {name: tf.convert_to_tensor(g).numpy() for name, g in theirs.items() if g is not None}
             moved = {name: converted.shadows[name].numpy() for name in (self.assigned if train else ())}

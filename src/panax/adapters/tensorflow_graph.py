@@ -17,7 +17,7 @@ import tensorflow as tf
 import tf2jax
 
 from ..core.errors import RecipeError
-from .agreement import own_ways
+from .agreement import use_library_promotion
 
 _DRAWS: dict[str, Literal["uniform", "normal", "truncated_normal"]] = {
     "RandomUniform": "uniform",
@@ -56,7 +56,7 @@ class Draw:
         return getattr(jax.random, self.distribution)(key, self.shape, dtype)
 
 
-class Graph:
+class TensorflowGraph:
     """The graph of one function for batches of one shape.
 
     Attributes:
@@ -125,7 +125,7 @@ class Graph:
             if operation.type == "ResourceGather" and operation.inputs[0].name in self._captured
         ]
 
-    def converted(self, names: Mapping[Any, str]) -> "Converted":
+    def converted(self, names: Mapping[Any, str]) -> "ConvertedGraph":
         """As functions of JAX and of TensorFlow in which the variables bear `names` (by `variable.ref()`).
 
         Raises:
@@ -149,14 +149,14 @@ class Graph:
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in inputs]
         specs += [tf.TensorSpec(draw.shape, draw.dtype) for draw in self.draws]
         try:
-            with own_ways():
+            with use_library_promotion():
                 translated, _ = tf2jax.convert(  # pyright: ignore[reportPrivateImportUsage]
                     function, *specs
                 )
         except (ValueError, NotImplementedError, KeyError) as error:
             raise RecipeError(self._why_not(error)) from error
         columns = {variable.name.split(":")[0]: name for name, variable in own.items()}
-        return Converted(self, function, translated, own, columns)
+        return ConvertedGraph(self, function, translated, own, columns)
 
     def line_of(self, *types: str) -> str:
         """Where an operation of one of these types comes from, as a clause for a message."""
@@ -184,14 +184,14 @@ class Graph:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Converted:
+class ConvertedGraph:
     """One graph as a JAX function, and as a TensorFlow function of the same inputs, on variables of its own.
 
     Attributes:
         shadows: Copies of the variables by name, which the TensorFlow function reads and assigns.
     """
 
-    graph: Graph
+    graph: TensorflowGraph
     function: Any
     translated: Any
     shadows: Mapping[str, Any]
@@ -210,7 +210,7 @@ class Converted:
             batch: Arrays in the form in which the function takes it.
         """
         own = {column: values[name] for column, name in self.columns.items()}
-        with own_ways():
+        with use_library_promotion():
             outputs, after = self.translated(own, *tf.nest.flatten(batch), *draws, rng=key)
         returned = tf.nest.pack_sequence_as(self.graph._returned, list(outputs))
         return returned, {self.columns[column]: value for column, value in after.items()}
@@ -220,7 +220,7 @@ class Converted:
         inputs = [tf.convert_to_tensor(leaf) for leaf in [*tf.nest.flatten(batch), *draws]]
         return tf.nest.pack_sequence_as(self.graph._returned, self.function(*inputs))
 
-    def without_shadows(self) -> "Converted":
+    def without_shadows(self) -> "ConvertedGraph":
         """The same without TensorFlow's half: it holds no copy of the weights."""
         return dataclasses.replace(self, function=None, shadows={})
 

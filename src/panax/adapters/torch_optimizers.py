@@ -92,7 +92,7 @@ def from_torch(
     return TorchOptimizer(groups=groups, known=frozenset(named), name=kind.__name__)
 
 
-class Table(NamedTuple):
+class StepTable(NamedTuple):
     """A setting over the steps of a run.
 
     Attributes:
@@ -109,18 +109,18 @@ class Table(NamedTuple):
     def log_at(self, step: jax.Array) -> jax.Array:
         """The logarithm, of a number near 1, as exact as float32 can hold it."""
         with np.errstate(divide="ignore"):
-            return Table(tuple(np.log(self.values).tolist())).at(step)
+            return StepTable(tuple(np.log(self.values).tolist())).at(step)
 
     def less_than_one_at(self, step: jax.Array) -> jax.Array:
         """One minus the value, rounded once."""
-        return Table(tuple(1.0 - value for value in self.values)).at(step)
+        return StepTable(tuple(1.0 - value for value in self.values)).at(step)
 
 
-_ZERO, _BETA1, _BETA2 = Table((0.0,)), Table((0.9,)), Table((0.999,))
+_ZERO, _BETA1, _BETA2 = StepTable((0.0,)), StepTable((0.9,)), StepTable((0.999,))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Group:
+class ParameterGroup:
     """Parameters that are stepped alike, with the settings of PyTorch's group.
 
     Attributes:
@@ -129,15 +129,15 @@ class Group:
 
     rule: Rule
     names: frozenset[str]
-    lr: Table
-    weight_decay: Table
+    lr: StepTable
+    weight_decay: StepTable
     maximize: bool
     decoupled: bool = False
-    momentum: Table = _ZERO
+    momentum: StepTable = _ZERO
     dampening: float = 0.0
     nesterov: bool = False
-    beta1: Table = _BETA1
-    beta2: Table = _BETA2
+    beta1: StepTable = _BETA1
+    beta2: StepTable = _BETA2
     eps: float = 1e-8
     amsgrad: bool = False
 
@@ -164,7 +164,7 @@ class TorchOptimizer(Chained):
         name: PyTorch's class.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[ParameterGroup, ...]
     known: frozenset[str]
     name: str
 
@@ -207,7 +207,7 @@ class TorchOptimizer(Chained):
 
         return optax.GradientTransformation(init, update)
 
-    def _group_of(self, name: str) -> Group | None:
+    def _group_of(self, name: str) -> ParameterGroup | None:
         if name not in self.known:
             raise RecipeError(
                 f"the task trains {name}, which is no parameter of the module that the {self.name} was made for; make both from "
@@ -220,7 +220,7 @@ Moments = dict[str, jax.Array]
 
 
 def _sgd(
-    group: Group, count: jax.Array, gradient: jax.Array, weight: jax.Array, moments: Moments
+    group: ParameterGroup, count: jax.Array, gradient: jax.Array, weight: jax.Array, moments: Moments
 ) -> tuple[jax.Array, Moments]:
     if group.maximize:
         gradient = -gradient
@@ -237,7 +237,7 @@ def _sgd(
 
 
 def _adam(
-    group: Group, count: jax.Array, gradient: jax.Array, weight: jax.Array, moments: Moments
+    group: ParameterGroup, count: jax.Array, gradient: jax.Array, weight: jax.Array, moments: Moments
 ) -> tuple[jax.Array, Moments]:
     rate = group.lr.at(count)
     if group.maximize:
@@ -259,7 +259,9 @@ def _adam(
     return -(shrink + rate / first * mean / (jnp.sqrt(square) / jnp.sqrt(second) + group.eps)), after
 
 
-def _group(rule: Rule, group: Mapping[str, Any], names: tuple[str, ...], table: Mapping[str, Table]) -> Group:
+def _group(
+    rule: Rule, group: Mapping[str, Any], names: tuple[str, ...], table: Mapping[str, StepTable]
+) -> ParameterGroup:
     if group.get("differentiable"):
         raise RecipeError("differentiable=True can't be had here: a step is not part of a graph; leave it out")
     shared = {
@@ -270,13 +272,13 @@ def _group(rule: Rule, group: Mapping[str, Any], names: tuple[str, ...], table: 
         "maximize": bool(group["maximize"]),
     }
     if rule == "sgd":
-        return Group(
+        return ParameterGroup(
             **shared,
             momentum=table["momentum"],
             dampening=float(group["dampening"]),
             nesterov=bool(group["nesterov"]),
         )
-    return Group(
+    return ParameterGroup(
         **shared,
         decoupled=bool(group["decoupled_weight_decay"]),
         beta1=table["beta1"],
@@ -298,10 +300,12 @@ def _names(parameters: Iterable[torch.nn.Parameter], names: Mapping[int, str]) -
 
 def _tabulated(
     optimizer: torch.optim.Optimizer, scheduler: Any, num_steps: int | None, steps_per_update: int
-) -> list[dict[str, Table]]:
+) -> list[dict[str, StepTable]]:
     """For each group, what a scheduler may change, over the steps."""
     if scheduler is None:
-        return [{name: Table((value,)) for name, value in _settings(group).items()} for group in optimizer.param_groups]
+        return [
+            {name: StepTable((value,)) for name, value in _settings(group).items()} for group in optimizer.param_groups
+        ]
     _check_scheduler(optimizer, scheduler, num_steps, steps_per_update)
     assert num_steps is not None
     # A copy of the scheduler and its optimizer, with the parameters and their state shared.
@@ -390,8 +394,8 @@ def _refuse_replaced(owner: Any, name: str) -> None:
     )
 
 
-def _table(values: list[float]) -> Table:
-    return Table((values[0],)) if len(set(values)) == 1 else Table(tuple(values))
+def _table(values: list[float]) -> StepTable:
+    return StepTable((values[0],)) if len(set(values)) == 1 else StepTable(tuple(values))
 
 
 def _refusal(optimizer: Any) -> str:

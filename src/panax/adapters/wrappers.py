@@ -14,10 +14,10 @@ def wrapper_in(names: set[str]) -> str | None:
     return None
 
 
-def unwrapped(name: str) -> str:
+def strip_wrapper_names(name: str) -> str:
     """A name without what wrappers have put into it.
 
-    >>> unwrapped("module._orig_mod.layers.0.weight"), unwrapped("layers.0._orig_mod.weight")
+    >>> strip_wrapper_names("module._orig_mod.layers.0.weight"), strip_wrapper_names("layers.0._orig_mod.weight")
     ('layers.0.weight', 'layers.0.weight')
     """
     for prefix in WRAPPERS:

@@ -1,10 +1,10 @@
 """Agents that learn by acting: each is a `panax.core.CollectingTask`, trained by the same step and loop as every other task."""
 
-from .advantages import Advantages, generalised_advantages
+from .advantages import Advantages, gae
 from .agent import Agent
 from .distributions import Categorical, DiagonalGaussian, Distribution, SquashedGaussian, distribution_of
 from .dqn import Dqn
-from .episodes import Episodes, Finished, evaluation_of, play
+from .episodes import Episodes, FinishedEpisodes, evaluation_of, run_episodes
 from .filming import Film
 from .policies import DecoderPolicy, PerceptronPolicy, Policy, PolicyOutput, RecurrentPolicy
 from .ppo import Ppo
@@ -14,7 +14,7 @@ from .seeds import Seeds
 from .statistics import Statistics
 
 __all__ = [
-    "Advantages", "Agent", "Categorical", "DecoderPolicy", "DiagonalGaussian", "Distribution", "Dqn", "Episodes", "Experience",
-    "Film", "Finished", "PerceptronPolicy", "Policy", "PolicyOutput", "Ppo", "RecurrentPolicy", "Replay", "Sac", "Seeds",
-    "SquashedGaussian", "Statistics", "distribution_of", "evaluation_of", "generalised_advantages", "play",
+    "Advantages", "Agent", "Categorical", "DecoderPolicy", "DiagonalGaussian", "Distribution", "Dqn", "Episodes",
+    "Experience", "Film", "FinishedEpisodes", "PerceptronPolicy", "Policy", "PolicyOutput", "Ppo", "RecurrentPolicy",
+    "Replay", "Sac", "Seeds", "SquashedGaussian", "Statistics", "distribution_of", "evaluation_of", "gae", "run_episodes",
 ]  # fmt: skip

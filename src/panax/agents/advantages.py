@@ -19,7 +19,7 @@ class Advantages(NamedTuple):
     target: Float[Array, "time environment"]
 
 
-def generalised_advantages(
+def gae(
     reward: Float[Array, "time environment"],
     value: Float[Array, "time environment"],
     next_value: Float[Array, "time environment"],
@@ -43,8 +43,8 @@ def generalised_advantages(
     Source: High-Dimensional Continuous Control Using Generalized Advantage Estimation (arXiv:1506.02438), equation 16.
 
     >>> one = lambda x: jnp.array([[x]])
-    >>> kept = generalised_advantages(one(1.0), one(0.0), one(10.0), one(False), one(True), discount=0.5, trace=1.0)
-    >>> died = generalised_advantages(one(1.0), one(0.0), one(10.0), one(True), one(False), discount=0.5, trace=1.0)
+    >>> kept = gae(one(1.0), one(0.0), one(10.0), one(False), one(True), discount=0.5, trace=1.0)
+    >>> died = gae(one(1.0), one(0.0), one(10.0), one(True), one(False), discount=0.5, trace=1.0)
     >>> kept.target.item(), died.target.item()
     (6.0, 1.0)
     """

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, Num
 
-from ..core import Evaluation, Loss, Mean, Metrics, Sample, Sum
+from ..core import Evaluation, Loss, Mean, MeanWithInterval, Metrics, Sum
 from ..environments import Environment, EnvironmentBatch, Transition
 from ..environments.batch import keys_of
 
@@ -30,7 +30,7 @@ class Episodes(NamedTuple):
     finished: Bool[Array, " batch"]
 
 
-class Finished(eqx.Module):
+class FinishedEpisodes(eqx.Module):
     """Of each environment the last episode that ended in training.
 
     Attributes:
@@ -44,15 +44,15 @@ class Finished(eqx.Module):
     any: Bool[Array, " environment"]
 
     @classmethod
-    def none(cls, environments: int) -> "Finished":
+    def none(cls, environments: int) -> "FinishedEpisodes":
         return cls(
             jnp.zeros(environments, jnp.float32), jnp.zeros(environments, jnp.int32), jnp.zeros(environments, jnp.bool_)
         )
 
-    def after(self, transition: Transition) -> "Finished":
+    def after(self, transition: Transition) -> "FinishedEpisodes":
         """With the episodes that a step ended."""
         ended = transition.ended
-        return Finished(
+        return FinishedEpisodes(
             jnp.where(ended, transition.episode_return, self.total),
             jnp.where(ended, transition.episode_length, self.length),
             self.any | ended,
@@ -67,7 +67,7 @@ class Finished(eqx.Module):
         }
 
 
-def play(
+def run_episodes(
     environment: Environment,
     act: Act,
     memory: Any,
@@ -115,7 +115,7 @@ def evaluation_of(episodes: Episodes, state: Any) -> Evaluation:
     """
     count = jnp.float32(episodes.total.size)
     metrics: Mapping[str, Any] = {
-        "return": Sample.of(episodes.total, jnp.ones_like(episodes.total)),
+        "return": MeanWithInterval.of(episodes.total, jnp.ones_like(episodes.total)),
         "length": Mean(episodes.length.sum().astype(jnp.float32), count),
         "episodes": Sum(count),
         "unfinished": Sum((~episodes.finished).sum().astype(jnp.float32)),

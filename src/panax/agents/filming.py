@@ -12,8 +12,8 @@ from ..core.errors import RecipeError, kind_of
 from ..core.validated import Validated
 from ..environments import Environment, EnvironmentBatch
 from ..environments.batch import keys_of
-from ..hooks import Hook, Running
-from ..job.agreement import is_first
+from ..hooks import Hook, RunView
+from ..job.agreement import is_process_zero
 from ..metrics.film import Frames, animated_png
 from .agent import Agent
 from .episodes import Act
@@ -39,7 +39,7 @@ class Film(Hook, Validated):
         if not 1 <= self.most_steps <= _MOST_STEPS:
             raise RecipeError(f"Film.most_steps={self.most_steps}; expected 1 to {_MOST_STEPS}")
 
-    def before_run(self, run: Running) -> None:
+    def before_run(self, run: RunView) -> None:
         task = run.experiment.task
         if not isinstance(task, Agent):
             raise RecipeError(f"Film shows episodes of one agent, and the task is {kind_of(task)}; leave it out")
@@ -50,13 +50,13 @@ class Film(Hook, Validated):
             raise RecipeError("Film plays in runs of one process; leave it out of this job")
         self._play = _player(task, self.most_steps)
 
-    def after_evaluation(self, run: Running, evaluation: Any) -> None:
+    def after_evaluation(self, run: RunView, evaluation: Any) -> None:
         task, state = run.experiment.task, run.state
         states = self._play(state.judged_params, state.model_state, jax.random.key(self.seed))
         frames = frames_of(task.environment, *jax.device_get(states))
         seconds = task.environment.seconds_per_frame
         run.film("episode", frames, seconds)
-        if is_first():
+        if is_process_zero():
             path = Path(run.experiment.folder) / "films" / f"step_{run.step:08d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(animated_png(frames, seconds))

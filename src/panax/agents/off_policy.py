@@ -12,7 +12,7 @@ from jaxtyping import Array, Int, Key, Num
 from ..core import (
     Batch,
     Collected,
-    Faults,
+    DataChecks,
     Mean,
     Metrics,
     Module,
@@ -25,9 +25,9 @@ from ..core.measures import NO_FAULT, Scalar
 from ..environments import Action, EnvironmentBatch
 from ..environments.batch import keys_of_steps
 from .agent import Agent
-from .episodes import Act, Finished
+from .episodes import Act, FinishedEpisodes
 from .replay import Experience, Replay, as_leaves, check_memory
-from .rollouts import CHECKS, Acting, faults_of
+from .rollouts import CHECKS, RolloutState, faults_of
 
 Explore = Callable[[Num[Array, "environment ..."], Key[Array, " environment"]], Num[Array, "environment ..."]]
 """(observations, a key for each) to actions as the agent stores them."""
@@ -125,8 +125,8 @@ class OffPolicy(Agent):
         network_key, reset_key, warmup_key = jax.random.split(key, 3)
         params = self.networks(network_key)
         row = jnp.arange(self.environments, dtype=jnp.int32)
-        begins, none = jnp.ones(self.environments, jnp.bool_), Finished.none(self.environments)
-        acting = Acting(EnvironmentBatch(self.environment).reset(reset_key, row), (), begins, none)
+        begins, none = jnp.ones(self.environments, jnp.bool_), FinishedEpisodes.none(self.environments)
+        acting = RolloutState(EnvironmentBatch(self.environment).reset(reset_key, row), (), begins, none)
 
         def explore(observation: jax.Array, keys: jax.Array) -> jax.Array:
             return jax.vmap(self.random_action)(keys)
@@ -172,7 +172,7 @@ class OffPolicy(Agent):
             "episodes": Sum(ended.sum().astype(jnp.float32)),
             "transitions_kept": Mean(replay.kept.astype(jnp.float32) * self.environments, jnp.float32(1.0)),
             **self.exploring_metrics(state["replay"]),
-            "environment": Faults(worst, CHECKS),
+            "environment": DataChecks(worst, CHECKS),
         }
         rest = {name: state[name] for name in ("target", "updates_made")}
         kept = {"acting": acting, "replay": replay, "faults": worst}
@@ -211,17 +211,17 @@ class OffPolicy(Agent):
         return act, ()
 
     def _act(
-        self, explore: Explore, acting: Acting, row: Int[Array, " environment"], key: jax.Array, steps: int
-    ) -> tuple[Acting, Experience, jax.Array]:
+        self, explore: Explore, acting: RolloutState, row: Int[Array, " environment"], key: jax.Array, steps: int
+    ) -> tuple[RolloutState, Experience, jax.Array]:
         """Take steps in each environment; what was seen is (time, environment, ...), with which steps ended an episode."""
         batch = EnvironmentBatch(self.environment)
 
-        def step(now: Acting, keys: tuple[Any, Any]) -> tuple[Acting, tuple[Experience, jax.Array]]:
+        def step(now: RolloutState, keys: tuple[Any, Any]) -> tuple[RolloutState, tuple[Experience, jax.Array]]:
             act_keys, move_keys = keys
             stored = explore(now.ongoing.observation, act_keys)
             moved = batch.moved(now.ongoing, self.action(stored), move_keys)
             seen = Experience(now.ongoing.observation, stored, moved.reward, moved.terminated, moved.final_observation)
-            return Acting(moved.ongoing, (), moved.ended, now.finished.after(moved)), (seen, moved.ended)
+            return RolloutState(moved.ongoing, (), moved.ended, now.finished.after(moved)), (seen, moved.ended)
 
         acting, (seen, ended) = jax.lax.scan(step, acting, keys_of_steps(key, row, steps))
         return acting, seen, ended

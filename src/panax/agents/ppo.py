@@ -21,13 +21,13 @@ from ..core import (
 from ..core.errors import RecipeError
 from ..core.measures import Scalar
 from ..environments import Box
-from .advantages import generalised_advantages
+from .advantages import gae
 from .agent import Agent
 from .distributions import Continuous, Distribution, distribution_of
 from .episodes import Act
 from .policies import PerceptronPolicy, Policy
 from .ppo_losses import ValueClip, divergence, explained_variance, outside, policy_loss, value_loss
-from .rollouts import Acting, Actor, Rollout, faults_of, next_values, rolled_out
+from .rollouts import Actor, Rollout, RolloutState, collect_rollout, faults_of, next_values
 from .statistics import Statistics
 
 _LIMIT = 10.0
@@ -146,7 +146,9 @@ class Ppo(Agent):
         count = family.log_deviations
         deviation = jnp.full((count,), self.first_log_deviation, jnp.float32) if count else None
         params = PpoParameters(policy=self.policy.build(policy_key, space, family.outputs), log_deviation=deviation)
-        state: dict[str, Any] = {"acting": Acting.begun(self.environment, self.policy, self.environments, acting_key)}
+        state: dict[str, Any] = {
+            "acting": RolloutState.begun(self.environment, self.policy, self.environments, acting_key)
+        }
         if self.normalise_observations:
             state["observations"] = Statistics.create(space.abstract.shape)
         if self.normalise_rewards:
@@ -183,12 +185,12 @@ class Ppo(Agent):
 
     def collect(self, params: PpoParameters, state: Mapping[str, Any], batch: Batch, key: jax.Array) -> Collected:
         actor, (act_key, order_key) = self.actor(params, state), jax.random.split(key)
-        acting, rollout = rolled_out(self.environment, actor, state["acting"], batch["row"], act_key, self.steps)
+        acting, rollout = collect_rollout(self.environment, actor, state["acting"], batch["row"], act_key, self.steps)
         kept = {**state, "acting": acting}
         if self.normalise_observations:
             kept["observations"] = state["observations"].including(rollout.observation)
         reward, of_rewards = self._rewards(state, rollout)
-        found = generalised_advantages(
+        found = gae(
             reward,
             rollout.value,
             next_values(actor, rollout),

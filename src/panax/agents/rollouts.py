@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, Num
 
-from ..core import Faults
+from ..core import DataChecks
 from ..core.measures import NO_FAULT, as_fault
-from ..environments import Environment, EnvironmentBatch, Ongoing
+from ..environments import Environment, EnvironmentBatch, EnvironmentState
 from ..environments.batch import keys_of_steps
 from .distributions import Distribution
-from .episodes import Finished
+from .episodes import FinishedEpisodes
 from .policies import Carry, Policy
 
 CHECKS = (
@@ -21,7 +21,7 @@ CHECKS = (
 )
 
 
-class Acting(eqx.Module):
+class RolloutState(eqx.Module):
     """Where acting goes on; every leaf has the leading axis `environment`.
 
     Attributes:
@@ -31,16 +31,16 @@ class Acting(eqx.Module):
         finished: The last episode of each environment that ended.
     """
 
-    ongoing: Ongoing
+    ongoing: EnvironmentState
     memory: Carry
     begins: Bool[Array, " environment"]
-    finished: Finished
+    finished: FinishedEpisodes
 
     @classmethod
-    def begun(cls, environment: Environment, policy: Policy, environments: int, key: Key[Array, ""]) -> "Acting":
+    def begun(cls, environment: Environment, policy: Policy, environments: int, key: Key[Array, ""]) -> "RolloutState":
         ongoing = EnvironmentBatch(environment).reset(key, jnp.arange(environments, dtype=jnp.int32))
         begins = jnp.ones(environments, jnp.bool_)
-        return cls(ongoing, policy.first_carry(environments), begins, Finished.none(environments))
+        return cls(ongoing, policy.first_carry(environments), begins, FinishedEpisodes.none(environments))
 
 
 class Rollout(NamedTuple):
@@ -85,14 +85,14 @@ class Actor(NamedTuple):
     numbers: Any
 
 
-def rolled_out(
+def collect_rollout(
     environment: Environment,
     actor: Actor,
-    acting: Acting,
+    acting: RolloutState,
     row: Int[Array, " environment"],
     key: Key[Array, ""],
     steps: int,
-) -> tuple[Acting, Rollout]:
+) -> tuple[RolloutState, Rollout]:
     """Take `steps` steps in each environment.
 
     Args:
@@ -100,7 +100,7 @@ def rolled_out(
     """
     batch, policy, distribution = EnvironmentBatch(environment), actor.policy, actor.distribution
 
-    def step(now: Acting, keys: tuple[Any, Any]) -> tuple[Acting, Rollout]:
+    def step(now: RolloutState, keys: tuple[Any, Any]) -> tuple[RolloutState, Rollout]:
         act_keys, move_keys = keys
         memory, said = policy.act(actor.params, now.memory, actor.seen(now.ongoing.observation))
         numbers = actor.numbers(said.numbers)
@@ -109,7 +109,9 @@ def rolled_out(
         final_value = jnp.zeros_like(said.value)
         if policy.recurrent:
             final_value = policy.act(actor.params, memory, actor.seen(moved.final_observation))[1].value
-        after = Acting(moved.ongoing, policy.forgotten(memory, moved.ended), moved.ended, now.finished.after(moved))
+        after = RolloutState(
+            moved.ongoing, policy.forgotten(memory, moved.ended), moved.ended, now.finished.after(moved)
+        )
         return after, Rollout(
             now.ongoing.observation,
             now.memory,
@@ -151,7 +153,7 @@ def next_values(actor: Actor, rollout: Rollout) -> Float[Array, "time environmen
     return jax.lax.cond(rollout.truncated.any(), of_cut, lambda: following)
 
 
-def faults_of(reward: Num[Array, "..."], observation: Num[Array, "..."]) -> Faults:
+def faults_of(reward: Num[Array, "..."], observation: Num[Array, "..."]) -> DataChecks:
     """Whether the environment gave numbers that nothing can be learned from.
 
     Args:
@@ -166,4 +168,4 @@ def faults_of(reward: Num[Array, "..."], observation: Num[Array, "..."]) -> Faul
         total = as_fault(jnp.where(found, 0.0, values).sum().astype(jnp.float32))
         return jnp.where(found.all(), NO_FAULT, total)
 
-    return Faults(jnp.stack([worst(reward), worst(observation)]), CHECKS)
+    return DataChecks(jnp.stack([worst(reward), worst(observation)]), CHECKS)

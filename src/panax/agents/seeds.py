@@ -28,7 +28,7 @@ from ..core.leaf_ranges import LeafRange
 from ..core.measures import Metrics
 from ..core.task import MatmulPrecision
 from ..core.validated import Validated
-from ..spmd import gradients_of
+from ..spmd import compute_grads
 from .agent import Agent
 
 FOLLOWS = ("hint_for", "loss_weights", "goes_on", "stops_early", "updates_per_step")
@@ -203,7 +203,7 @@ class Seeds(Validated, CollectingTask):
         self, params: Any, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any
     ) -> Gradients | None:
         def of_one(params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Gradients:
-            return gradients_of(self.task, params, state, micro_batches, key, trainable)
+            return compute_grads(self.task, params, state, micro_batches, key, trainable)
 
         # Each run is differentiated by itself: where weights are opened, a gradient that comes through `vmap` is summed over it.
         rows: Any = {name: None if name == "row" else 2 for name in micro_batches}

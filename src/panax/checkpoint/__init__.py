@@ -7,20 +7,10 @@ from .manifest import Manifest
 from .memory import MemoryConfig, MemoryTier
 from .reading import Checkpoint
 from .record import only_job
-from .restoring import agreeing, restore
+from .restoring import raise_on_all_processes, restore
 from .saved import open_checkpoint, step_of
 
 __all__ = [
-    "MANIFEST",
-    "Checkpoint",
-    "CheckpointConfig",
-    "Checkpointer",
-    "Manifest",
-    "MemoryConfig",
-    "MemoryTier",
-    "agreeing",
-    "only_job",
-    "open_checkpoint",
-    "restore",
-    "step_of",
+    "MANIFEST", "Checkpoint", "CheckpointConfig", "Checkpointer", "Manifest", "MemoryConfig", "MemoryTier", "only_job",
+    "open_checkpoint", "raise_on_all_processes", "restore", "step_of",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ Device = Any
 """A `jax.Device`, which JAX exports as a variable."""
 
 
-class Box(NamedTuple):
+class ArraySlice(NamedTuple):
     """Part of an array: where it begins in each dimension, and how far it reaches."""
 
     start: tuple[int, ...]
@@ -28,23 +28,23 @@ class Box(NamedTuple):
     def slices(self) -> tuple[slice, ...]:
         return tuple(slice(s, s + n) for s, n in zip(self.start, self.shape))
 
-    def within(self, outer: "Box") -> tuple[slice, ...]:
+    def within(self, outer: "ArraySlice") -> tuple[slice, ...]:
         """Where this box lies in an array that holds `outer`."""
         return tuple(slice(s - o, s - o + n) for s, n, o in zip(self.start, self.shape, outer.start))
 
-    def overlap(self, other: "Box") -> "Box | None":
+    def overlap(self, other: "ArraySlice") -> "ArraySlice | None":
         """What both hold; None for nothing.
 
-        >>> Box((0, 0), (4, 4)).overlap(Box((2, 3), (4, 4)))
-        Box(start=(2, 3), shape=(2, 1))
+        >>> ArraySlice((0, 0), (4, 4)).overlap(ArraySlice((2, 3), (4, 4)))
+        ArraySlice(start=(2, 3), shape=(2, 1))
         """
         start = tuple(map(max, self.start, other.start))
         stop = tuple(min(a + n, b + m) for a, n, b, m in zip(self.start, self.shape, other.start, other.shape))
         if any(b >= e for b, e in zip(start, stop)):
             return None
-        return Box(start, tuple(e - b for b, e in zip(start, stop)))
+        return ArraySlice(start, tuple(e - b for b, e in zip(start, stop)))
 
-    def contiguous_in(self, outer: "Box") -> bool:
+    def contiguous_in(self, outer: "ArraySlice") -> bool:
         """Whether this box's values stand one after another in a row-major array that holds `outer`."""
         partial = [n != m for n, m in zip(self.shape, outer.shape)]
         if True not in partial:
@@ -53,20 +53,20 @@ class Box(NamedTuple):
         return all(n == 1 for n in self.shape[:last])
 
 
-def whole(shape: Sequence[int]) -> Box:
+def whole(shape: Sequence[int]) -> ArraySlice:
     """The box that is all of an array."""
-    return Box((0,) * len(shape), tuple(shape))
+    return ArraySlice((0,) * len(shape), tuple(shape))
 
 
-def covered_once(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
+def is_exact_cover(shape: Sequence[int], boxes: Sequence[ArraySlice]) -> bool:
     """Whether each value of an array lies in exactly one of the boxes; they must lie inside of the array.
 
     A box is known by its corners, with a sign each: those of boxes that fill a larger one, each value once, add up to the corners
     of the larger one, and those of other boxes don't. Takes time in proportion to the number of boxes.
 
-    >>> covered_once((2, 3), [Box((0, 0), (2, 1)), Box((0, 1), (2, 2))])
+    >>> is_exact_cover((2, 3), [ArraySlice((0, 0), (2, 1)), ArraySlice((0, 1), (2, 2))])
     True
-    >>> covered_once((4,), [Box((0,), (2,)), Box((0,), (2,))])  # as many values as there are, and two of them twice
+    >>> is_exact_cover((4,), [ArraySlice((0,), (2,)), ArraySlice((0,), (2,))])  # two values twice
     False
 
     Raises:
@@ -90,18 +90,18 @@ def covered_once(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
     return not any(corners.values())
 
 
-def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
+def slice_of_shard(index: Sequence[slice], shape: Sequence[int]) -> ArraySlice:
     """The box of an index of slices, as shardings give them."""
     bounds = [part.indices(n) for part, n in zip(index, shape)]
-    return Box(tuple(b for b, _, _ in bounds), tuple(e - b for b, e, _ in bounds))
+    return ArraySlice(tuple(b for b, _, _ in bounds), tuple(e - b for b, e, _ in bounds))
 
 
-def pieces(box: Box, limit: int) -> Iterator[Box]:
+def pieces(box: ArraySlice, limit: int) -> Iterator[ArraySlice]:
     """Cut a box into ones of at most `limit` values, each contiguous in it.
 
-    >>> [piece.shape for piece in pieces(Box((0, 0), (3, 10)), 20)]
+    >>> [piece.shape for piece in pieces(ArraySlice((0, 0), (3, 10)), 20)]
     [(2, 10), (1, 10)]
-    >>> [piece.start for piece in pieces(Box((5, 0), (1, 10)), 4)]
+    >>> [piece.start for piece in pieces(ArraySlice((5, 0), (1, 10)), 4)]
     [(5, 0), (5, 4), (5, 8)]
     """
     if box.size <= limit:
@@ -113,12 +113,12 @@ def pieces(box: Box, limit: int) -> Iterator[Box]:
     for begin in range(0, box.shape[dim], step):
         start = (*box.start[:dim], box.start[dim] + begin, *box.start[dim + 1 :])
         shape = (*box.shape[:dim], min(step, box.shape[dim] - begin), *box.shape[dim + 1 :])
-        yield from pieces(Box(start, shape), limit)
+        yield from pieces(ArraySlice(start, shape), limit)
 
 
-def holders(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> dict[Box, list[Device]]:
+def holders(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> dict[ArraySlice, list[Device]]:
     """Each distinct part of an array to the devices that hold it, in the order of their ids."""
-    found: dict[Box, list[Device]] = {}
+    found: dict[ArraySlice, list[Device]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
-        found.setdefault(box_of(index, shape), []).append(device)
+        found.setdefault(slice_of_shard(index, shape), []).append(device)
     return {box: sorted(found[box], key=lambda device: device.id) for box in sorted(found)}

@@ -15,16 +15,16 @@ from typing import Any
 import jax
 
 from ..core.errors import CheckpointError, DamagedError, PanaxError, StoreError
-from ..job.agreement import any_process, first_text, is_first
+from ..job.agreement import any_process, first_text, is_process_zero
 from ..job.heartbeat import heartbeat
 from ..stores import LocalStore, Store, open_store
-from .commit import Attempt, commit, discard, publish_part, remove, sweep, write_part
+from .commit import SaveAttempt, commit, discard, publish_part, remove, sweep, write_part
 from .config import CheckpointConfig
 from .manifest import Manifest
 from .reading import Checkpoint
 from .record import FOLDER as RECORD_FOLDER
-from .restoring import agreeing
-from .saved import Saved, folder_of, step_of
+from .restoring import raise_on_all_processes
+from .saved import CheckpointIndex, folder_of, step_of
 from .snapshot import Snapshot, plan_save
 
 Say = Callable[[str], None]
@@ -57,7 +57,7 @@ class Checkpointer:
         self.attachments = dict(attachments or {})
         self.config = config or CheckpointConfig()
         self._say = say
-        self._saved = Saved(self.store, say)
+        self._saved = CheckpointIndex(self.store, say)
         self.distrusted: set[int] = set()
         self._snapshot: Snapshot | None = None
         self._thread: threading.Thread | None = None
@@ -135,11 +135,11 @@ class Checkpointer:
                 answer to that. If one process raises, all do.
         """
         steps: list[int] = []
-        with agreeing():
+        with raise_on_all_processes():
             steps = sorted(self._saved.found, reverse=True)[:64]
         for step in map(int, first_text(" ".join(map(str, steps))).split()):
             try:
-                with agreeing():
+                with raise_on_all_processes():
                     self._saved.look(step)
                     checkpoint = self.open(step)
             except DamagedError as error:
@@ -188,7 +188,7 @@ class Checkpointer:
         self._name = self._name or first_text(secrets.token_hex(4))
         self._attempts[step] += 1
         number = self._attempts[step]
-        attempt = Attempt(
+        attempt = SaveAttempt(
             self.folder(step),
             self._name if number == 1 else f"{self._name}-{number}",
             jax.process_index(),
@@ -237,12 +237,12 @@ class Checkpointer:
         """
         assert self._thread is None
         removed: list[int] = []
-        with agreeing():
-            if is_first():
+        with raise_on_all_processes():
+            if is_process_zero():
                 removed = [step for step in reversed(self.steps()) if not is_kept(self.open(step).manifest)]
                 if removed:
                     self._remove(removed)
-        if not is_first():
+        if not is_process_zero():
             self._saved.forget_list()
         return removed
 
@@ -261,7 +261,7 @@ class Checkpointer:
 
     def sweep(self) -> None:
         """Remove what earlier processes left half written. Called by the one job that writes here, before it saves."""
-        if not is_first():
+        if not is_process_zero():
             return
         folders = [folder for folder in self.store.folders() if step_of(folder) is not None]
         try:
@@ -275,7 +275,7 @@ class Checkpointer:
         return self._thread is not None and self._thread.is_alive()
 
     def _write(
-        self, attempt: Attempt, step: int, host: Mapping[str, Any], metric: float | None, back_to: int | None = None
+        self, attempt: SaveAttempt, step: int, host: Mapping[str, Any], metric: float | None, back_to: int | None = None
     ) -> None:
         assert self._snapshot is not None
         snapshot = self._snapshot
@@ -315,7 +315,7 @@ class Checkpointer:
                 f"{error}"
             )
 
-    def _commit(self, attempt: Attempt, part: Manifest) -> Manifest:
+    def _commit(self, attempt: SaveAttempt, part: Manifest) -> Manifest:
         """Commit, unless another job has taken this place over, and say so in the run's record."""
         self._saved.check_claim()
         manifest = commit(self.store, attempt, part, self.config.commit_seconds, self._closing.is_set)
@@ -334,7 +334,7 @@ class Checkpointer:
                 self._closing.wait(pause)
         raise AssertionError("unreachable")
 
-    def _give_up(self, attempt: Attempt, step: int, error: Exception) -> None:
+    def _give_up(self, attempt: SaveAttempt, step: int, error: Exception) -> None:
         try:
             kept = [found for found in self.steps() if found not in self.distrusted]
             rest = f"the checkpoint of step {kept[-1]} is whole" if kept else "there is no earlier checkpoint"
@@ -354,7 +354,7 @@ class Checkpointer:
         except (PanaxError, OSError) as further:
             self._say(f"warning: what was written of it could not be removed: {further}")
 
-    def _prune(self, newest: int, attempt: Attempt, back_to: int | None) -> None:
+    def _prune(self, newest: int, attempt: SaveAttempt, back_to: int | None) -> None:
         # What is left of an earlier attempt at this step, that its manifest has replaced.
         sweep(self.store, [attempt.folder])
         good = [step for step in self.steps() if step not in self.distrusted]

@@ -22,7 +22,7 @@ from ..core.errors import CheckpointError
 from ..job.heartbeat import heartbeat
 from ..stores import Linking, MissingError, Store
 from .by_name import holds, read_if_there
-from .manifest import FILE, FileEntry, Manifest, checksum, merged
+from .manifest import FILE, FileEntry, Manifest, checksum, merge_manifests
 from .snapshot import FilePlan, Snapshot
 
 LATE_SECONDS = 20.0
@@ -37,7 +37,7 @@ _WRITTEN = re.compile(r"step_\d{8,}/[0-9a-f]{8}(-\d+)?/.+")
 
 
 @dataclasses.dataclass(frozen=True)
-class Attempt:
+class SaveAttempt:
     """One try to save a step, of the same name in every process.
 
     Attributes:
@@ -62,7 +62,7 @@ class Attempt:
 
 def write_part(
     store: Store,
-    attempt: Attempt,
+    attempt: SaveAttempt,
     snapshot: Snapshot,
     *,
     step: int,
@@ -112,13 +112,13 @@ def write_part(
     return Manifest(step, arrays, files, entries, dict(host), metric, time.time())
 
 
-def publish_part(store: Store, attempt: Attempt, part: Manifest) -> None:
+def publish_part(store: Store, attempt: SaveAttempt, part: Manifest) -> None:
     """Tell the first process that this one has written its part."""
     store.write(attempt.part(attempt.process), [part.to_json().encode()])
 
 
 def commit(
-    store: Store, attempt: Attempt, mine: Manifest, seconds: float, cancelled: Callable[[], bool] = lambda: False
+    store: Store, attempt: SaveAttempt, mine: Manifest, seconds: float, cancelled: Callable[[], bool] = lambda: False
 ) -> Manifest:
     """Wait for the other processes' parts, see that all files are there, and write the manifest: the commit.
 
@@ -127,7 +127,7 @@ def commit(
         StoreError: The store refused.
     """
     parts = [mine, *_parts(store, attempt, seconds, cancelled)]
-    manifest = merged(parts)
+    manifest = merge_manifests(parts)
     manifest.check_covered()
     # A list has no checksum of its own: what it says against a file, it says twice.
     if _wrong(store, attempt, manifest) and (wrong := _wrong(store, attempt, manifest)):
@@ -136,7 +136,7 @@ def commit(
     return manifest
 
 
-def _wrong(store: Store, attempt: Attempt, manifest: Manifest) -> str:
+def _wrong(store: Store, attempt: SaveAttempt, manifest: Manifest) -> str:
     """What is not there in its size; empty where everything is."""
     there = {entry.path: entry.size for entry in store.list(attempt.folder)}
     for file, size in manifest.files.items():
@@ -148,7 +148,7 @@ def _wrong(store: Store, attempt: Attempt, manifest: Manifest) -> str:
     return ""
 
 
-def _parts(store: Store, attempt: Attempt, seconds: float, cancelled: Callable[[], bool]) -> Iterable[Manifest]:
+def _parts(store: Store, attempt: SaveAttempt, seconds: float, cancelled: Callable[[], bool]) -> Iterable[Manifest]:
     missing = set(range(1, attempt.processes))
     began, pause = time.monotonic(), _POLL_SECONDS[0]
     deadline = began + seconds
@@ -178,7 +178,7 @@ def _parts(store: Store, attempt: Attempt, seconds: float, cancelled: Callable[[
             pause = min(pause * 1.5, _POLL_SECONDS[1])
 
 
-def discard(store: Store, attempt: Attempt) -> bool:
+def discard(store: Store, attempt: SaveAttempt) -> bool:
     """Remove the files of an attempt that failed; false where its manifest is there, or may be: an answer was lost."""
     path = f"{attempt.folder}/{FILE}"
     try:

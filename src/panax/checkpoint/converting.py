@@ -18,8 +18,8 @@ from ..core.errors import CheckpointError, kind_of
 from ..stores import Store
 from ..system import files as links
 from ..system import json_reader
-from .boxes import Box, pieces, whole
-from .inside import check_inside, check_own_files, read_texts
+from .boxes import ArraySlice, pieces, whole
+from .inside import check_own_files, read_texts, reject_symlink_escape
 from .manifest import FILE, ArrayEntry, Chunk, FileEntry, Manifest, checksum, numpy_dtype
 from .reading import Checkpoint
 from .snapshot import CHUNK_BYTES, FILE_BYTES
@@ -27,7 +27,7 @@ from .snapshot import CHUNK_BYTES, FILE_BYTES
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-Reader = Callable[[Box], np.ndarray]
+Reader = Callable[[ArraySlice], np.ndarray]
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -55,7 +55,7 @@ def export_tensors(
     check_own_files(checkpoint)
     if next(folder.glob("*.safetensors*"), None) is not None:
         raise CheckpointError(f"{folder} holds weights already; choose another folder, or empty it")
-    groups = list(filled(sizes, most_bytes))
+    groups = list(group_by_bytes(sizes, most_bytes))
     files = [f"model-{n:05d}-of-{len(groups):05d}.safetensors" for n in range(1, len(groups) + 1)]
     files = files if len(groups) > 1 else [SINGLE]
     try:
@@ -198,7 +198,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, ArrayEntry, Reader]]:
     if not paths:
         refuse_pickled(folder)
         raise CheckpointError(f"{folder} holds no safetensors; expected {SINGLE}, or several with {INDEX}")
-    check_inside(folder, [*paths, folder / INDEX])
+    reject_symlink_escape(folder, [*paths, folder / INDEX])
     seen: dict[str, Path] = {}
     for path in paths:
         try:
@@ -237,10 +237,10 @@ def _check_index(folder: Path, seen: Mapping[str, Path]) -> None:
         raise CheckpointError(f"{folder / INDEX} names {missing[0]}, in {named[missing[0]]}, which is not there")
 
 
-def filled(sizes: Mapping[str, int], most_bytes: int) -> Iterator[list[str]]:
+def group_by_bytes(sizes: Mapping[str, int], most_bytes: int) -> Iterator[list[str]]:
     """Names in groups, one after the other, each of at most so many bytes; a larger one is alone.
 
-    >>> list(filled({"a": 3, "b": 4, "c": 9, "d": 1}, 8))
+    >>> list(group_by_bytes({"a": 3, "b": 4, "c": 9, "d": 1}, 8))
     [['a', 'b'], ['c'], ['d']]
     """
     names: list[str] = []

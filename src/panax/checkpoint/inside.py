@@ -5,12 +5,12 @@ from pathlib import Path
 
 from ..core.errors import CheckpointError
 from ..stores import LocalStore
-from ..system.files import expanded
+from ..system.files import expand_user
 from .manifest import FILE
 from .reading import MOST_TEXT_BYTES, Checkpoint
 
 
-def check_inside(folder: Path, paths: Iterable[Path]) -> None:
+def reject_symlink_escape(folder: Path, paths: Iterable[Path]) -> None:
     """See that files lie in a folder. In a snapshot of Hugging Face's cache they may also lie beside it, in `blobs`.
 
     Raises:
@@ -29,10 +29,10 @@ def check_inside(folder: Path, paths: Iterable[Path]) -> None:
 
 
 def check_own_files(checkpoint: Checkpoint) -> None:
-    """As `check_inside`, for the files of a checkpoint on a disk."""
+    """As `reject_symlink_escape`, for the files of a checkpoint on a disk."""
     if isinstance(checkpoint.store, LocalStore):
-        folder = expanded(checkpoint.url)
-        check_inside(folder, (folder / file for file in (FILE, *checkpoint.manifest.files)))
+        folder = expand_user(checkpoint.url)
+        reject_symlink_escape(folder, (folder / file for file in (FILE, *checkpoint.manifest.files)))
 
 
 def read_texts(folder: Path, pattern: str, left_out: str) -> dict[str, str]:
@@ -42,7 +42,7 @@ def read_texts(folder: Path, pattern: str, left_out: str) -> dict[str, str]:
         CheckpointError: One can't be read, is not text, is too large, or is a link that leads out of the folder.
     """
     paths = [path for path in sorted(folder.glob(pattern)) if path.name != left_out]
-    check_inside(folder, paths)
+    reject_symlink_escape(folder, paths)
     found = {}
     for path in paths:
         try:

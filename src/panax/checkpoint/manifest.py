@@ -11,9 +11,9 @@ import numpy as np
 import xxhash
 
 from ..core.errors import CheckpointError, DamagedError, PanaxError
-from ..stores import Buffer, checked_path
+from ..stores import Buffer, check_path
 from ..system import json_reader
-from .boxes import Box, covered_once
+from .boxes import ArraySlice, is_exact_cover
 
 FORMAT = "panax-checkpoint"
 VERSION = 2
@@ -36,7 +36,7 @@ def checksum(data: Buffer) -> str:
 class Chunk:
     """A box of an array, row-major and little-endian, at `offset` of a file."""
 
-    box: Box
+    box: ArraySlice
     file: str
     offset: int
     checksum: str
@@ -58,7 +58,7 @@ class ArrayEntry:
     def check_covered(self, name: str) -> None:
         """Raise a DamagedError unless the chunks hold each value once: what none holds would be whatever was in memory."""
         try:
-            covered = covered_once(self.shape, [chunk.box for chunk in self.chunks])
+            covered = is_exact_cover(self.shape, [chunk.box for chunk in self.chunks])
         except ValueError as error:
             raise DamagedError(f"{name} can't be used: {error}") from error
         if not covered:
@@ -177,7 +177,7 @@ class Manifest:
 
     @classmethod
     def _from_body(cls, body: Mapping[str, Any]) -> "Manifest":
-        files = [(checked_path(path), _count(size)) for path, size in body["files"]]
+        files = [(check_path(path), _count(size)) for path, size in body["files"]]
         sizes = dict(files)
         arrays = {}
         for name, entry in body["arrays"].items():
@@ -189,7 +189,7 @@ class Manifest:
             chunks = []
             for start, lengths, number, offset, digest in entry["chunks"]:
                 file, size = files[_count(number)]
-                box = Box(tuple(map(_count, start)), tuple(map(_count, lengths)))
+                box = ArraySlice(tuple(map(_count, start)), tuple(map(_count, lengths)))
                 if len(box.start) != len(shape) or any(s + n > m for s, n, m in zip(*box, shape)):
                     raise ValueError(f"a chunk of {name} lies outside the array: {box} of {shape}")
                 if _count(offset) + box.size * itemsize > size:
@@ -197,7 +197,7 @@ class Manifest:
                 chunks.append(Chunk(box, file, offset, str(digest)))
             arrays[name] = ArrayEntry(shape, entry["dtype"], tuple(chunks), entry["key_impl"])
         attachments = {
-            checked_path(name): FileEntry(files[_count(number)][0], str(digest))
+            check_path(name): FileEntry(files[_count(number)][0], str(digest))
             for name, (number, digest) in body["attachments"].items()
         }
         metric = None if body["metric"] is None else float(body["metric"])
@@ -209,7 +209,7 @@ class Manifest:
             entry.check_covered(name)
 
 
-def merged(parts: Iterable[Manifest]) -> Manifest:
+def merge_manifests(parts: Iterable[Manifest]) -> Manifest:
     """One manifest of every process's part; what all have alike is taken from the first.
 
     Raises:

@@ -26,11 +26,11 @@ from ..job.agreement import first_text, gather_ints, gather_texts
 from ..job.join import SECRET
 from ..stores import LocalStore, Store
 from ..stores.peer import PeerServer, PeerStore, UnionStore
-from .commit import Attempt, publish_part, write_part
-from .manifest import Manifest, merged
+from .commit import SaveAttempt, publish_part, write_part
+from .manifest import Manifest, merge_manifests
 from .memory_folder import MemoryFolder
 from .reading import Checkpoint
-from .restoring import agreeing
+from .restoring import raise_on_all_processes
 from .snapshot import Snapshot, plan_save
 
 _PART = re.compile(r"step_(\d{8,})/([^/]+)/part-(\d{5,})-of-(\d{5,})\.json")
@@ -84,7 +84,7 @@ class MemoryTier:
             CheckpointError: The folder is a link, another user's or can't be written; or this host's address is not known.
         """
         self._say = say
-        with agreeing():
+        with raise_on_all_processes():
             self._folder = MemoryFolder(config.folder, run)
         self._store = LocalStore(self._folder.path)
         token = _token(first_text(secrets.token_hex(16)))
@@ -158,7 +158,7 @@ class MemoryTier:
             self._check_room(plan.nbytes)
             self._snapshot = Snapshot(plan)
         self._snapshot.take(tree)
-        attempt = Attempt(f"step_{step:08d}", self._name, jax.process_index(), jax.process_count())
+        attempt = SaveAttempt(f"step_{step:08d}", self._name, jax.process_index(), jax.process_count())
         self._saved = step
         self._thread = threading.Thread(
             target=self._write, args=(attempt, self._snapshot, step, dict(host)), name="panax-memory", daemon=True
@@ -209,7 +209,7 @@ class MemoryTier:
         """Whether this is the first process of its host: the one that removes and lists."""
         return self._hosts.index(self._hosts[jax.process_index()]) == jax.process_index()
 
-    def _write(self, attempt: Attempt, snapshot: Snapshot, step: int, host: Mapping[str, Any]) -> None:
+    def _write(self, attempt: SaveAttempt, snapshot: Snapshot, step: int, host: Mapping[str, Any]) -> None:
         try:
             for store in (self._store, self._peer):
                 if store is not None:
@@ -250,12 +250,12 @@ class MemoryTier:
             # Those of this host first, then round the ring from here, so that not all ask the same one.
             having = [i for i, each in enumerate(held) if _Held(step, attempt, process, processes) in each]
             having.sort(key=lambda i: (self._hosts[i] != own, (i - jax.process_index()) % len(held)))
-            path = Attempt(folder, attempt, process, processes).part(process)
+            path = SaveAttempt(folder, attempt, process, processes).part(process)
             part = self._read_part(path, having)
             parts.append(part)
             for file, size in part.files.items():
                 holders[f"{folder}/{file}"], sizes[f"{folder}/{file}"] = having, size
-        manifest = merged(parts)
+        manifest = merge_manifests(parts)
         manifest.check_covered()
         return Checkpoint(UnionStore("memory of hosts", self._stores, holders, sizes), folder, manifest)
 

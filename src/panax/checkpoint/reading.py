@@ -10,7 +10,7 @@ import numpy as np
 from ..core.errors import CheckpointError, DamagedError, StoreError
 from ..job.heartbeat import heartbeat
 from ..stores import MissingError, Store
-from .boxes import Box, whole
+from .boxes import ArraySlice, whole
 from .by_name import holds
 from .manifest import ArrayEntry, Chunk, Manifest, checksum, numpy_dtype
 
@@ -82,7 +82,7 @@ class Checkpoint:
         if index is not None:
             bounds = [part.indices(n)[:2] for part, n in zip(index, entry.shape)]
             bounds += [(0, n) for n in entry.shape[len(bounds) :]]
-            box = Box(tuple(b for b, _ in bounds), tuple(max(0, e - b) for b, e in bounds))
+            box = ArraySlice(tuple(b for b, _ in bounds), tuple(max(0, e - b) for b, e in bounds))
         self.check_sizes([name])
         values = np.empty(box.shape, numpy_dtype(entry.dtype))
         with ThreadPoolExecutor(self.store.readers, "panax-read") as readers:
@@ -93,9 +93,9 @@ class Checkpoint:
     def fill(
         self,
         name: str,
-        targets: Mapping[Box, np.ndarray],
+        targets: Mapping[ArraySlice, np.ndarray],
         readers: ThreadPoolExecutor,
-        wanted: Callable[[Box, int], bool] = lambda box, number: True,
+        wanted: Callable[[ArraySlice, int], bool] = lambda box, number: True,
     ) -> list[Future[None]]:
         """Begin to read the chunks that meet the boxes `targets`, each once, into their row-major arrays.
 
@@ -122,8 +122,8 @@ class Checkpoint:
         name: str,
         entry: ArrayEntry,
         chunk: Chunk,
-        meeting: Mapping[Box, Box],
-        targets: Mapping[Box, np.ndarray],
+        meeting: Mapping[ArraySlice, ArraySlice],
+        targets: Mapping[ArraySlice, np.ndarray],
     ) -> None:
         first, part = next(iter(meeting.items()))
         if part == chunk.box and chunk.box.contiguous_in(first):

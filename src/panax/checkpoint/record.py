@@ -17,8 +17,8 @@ from pathlib import Path
 from ..core.errors import CheckpointError
 from ..stores import MissingError, Store, is_remote
 from ..system import json_reader
-from ..system.files import expanded
-from ..system.lock import locked
+from ..system.files import expand_user
+from ..system.lock import open_locked
 from ..system.secure_dir import private_folder
 from .manifest import checksum
 
@@ -114,11 +114,11 @@ def only_job(url: str) -> Iterator[None]:
             folder = private_folder(Path(tempfile.gettempdir()) / f"panax-locks-{os.geteuid()}")
             file = folder / checksum(url.rstrip("/").encode())
         else:
-            folder = expanded(url)
+            folder = expand_user(url)
             folder.mkdir(parents=True, exist_ok=True)
             # Not ".lock", which is the lock of a run's folder: that may be the same one.
             file = folder / ".checkpoints.lock"
-        lock = locked(file)
+        lock = open_locked(file)
     except BlockingIOError as error:
         raise CheckpointError(
             f"another process writes checkpoints to {url}; wait for it, stop it, or choose another place with "

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from ..core.axes import named_leaves
 from ..core.errors import CheckpointError, DamagedError, PanaxError
 from ..job.agreement import gather_texts
-from .boxes import Box, Device, box_of, holders
+from .boxes import ArraySlice, Device, holders, slice_of_shard
 from .manifest import ArrayEntry, checksum, numpy_dtype
 from .reading import Checkpoint, aligned_empty
 from .snapshot import CHUNK_BYTES, is_key
@@ -48,7 +48,7 @@ def restore(checkpoint: Checkpoint, abstract: Any, shardings: Any, *, part: bool
     told = gather_texts(f"step {checkpoint.manifest.step} of files {files}")
     if len({*told}) > 1:
         raise CheckpointError(f"the processes would restore different checkpoints: {'; '.join(dict.fromkeys(told))}")
-    with agreeing():
+    with raise_on_all_processes():
         checkpoint.check_sizes(list(expected))
     leaves: dict[str, jax.Array] = {}
     with ThreadPoolExecutor(checkpoint.store.readers, "panax-read") as readers:
@@ -78,7 +78,7 @@ def _read_group(
 ) -> dict[str, jax.Array]:
     plans = {name: _plan(checkpoint.manifest.arrays[name], sharding) for name, sharding in wanted.items()}
     arrays: dict[str, jax.Array] = {}
-    with agreeing():
+    with raise_on_all_processes():
         started = {name: plan.begin(name, checkpoint, readers) for name, (plan, _) in plans.items()}
         for name, jobs in started.items():
             for job in jobs:
@@ -91,7 +91,7 @@ _DAMAGED, _OTHER = "damaged ", "other "
 
 
 @contextlib.contextmanager
-def agreeing() -> Iterator[None]:
+def raise_on_all_processes() -> Iterator[None]:
     """Raise in every process what one has failed with in the block; every process of the job enters it.
 
     Raises:
@@ -122,10 +122,10 @@ class _Parts:
     def __init__(self, entry: ArrayEntry, sharding: Sharding) -> None:
         self._shape, self._dtype, self._sharding = entry.shape, numpy_dtype(entry.dtype), sharding
         self._boxes = {
-            device: box_of(index or (), entry.shape)
+            device: slice_of_shard(index or (), entry.shape)
             for device, index in sharding.addressable_devices_indices_map(entry.shape).items()
         }
-        self._values: dict[Box, np.ndarray] = {}
+        self._values: dict[ArraySlice, np.ndarray] = {}
 
     def begin(self, name: str, checkpoint: Checkpoint, readers: ThreadPoolExecutor) -> list[Future[None]]:
         """Take host memory for what this process reads, and begin."""
@@ -154,13 +154,13 @@ class _Turns:
         self._replicas = _size(sharding, across)
         self._shape = (self._replicas, *entry.shape)
         self._sharding = NamedSharding(sharding.mesh, PartitionSpec(across, *sharding.spec))
-        self._boxes: dict[Device, Box] = {}
-        self._turns: dict[Box, dict[int, Device]] = {}
+        self._boxes: dict[Device, ArraySlice] = {}
+        self._turns: dict[ArraySlice, dict[int, Device]] = {}
         for device, index in self._sharding.addressable_devices_indices_map(self._shape).items():
-            box = box_of(index or (), self._shape)
-            inner = self._boxes[device] = Box(box.start[1:], box.shape[1:])
+            box = slice_of_shard(index or (), self._shape)
+            inner = self._boxes[device] = ArraySlice(box.start[1:], box.shape[1:])
             self._turns.setdefault(inner, {})[box.start[0]] = device
-        self._values: dict[Box, np.ndarray] = {}
+        self._values: dict[ArraySlice, np.ndarray] = {}
 
     def begin(self, name: str, checkpoint: Checkpoint, readers: ThreadPoolExecutor) -> list[Future[None]]:
         """Take host memory, and begin to read the chunks whose turn is that of a device of this process."""

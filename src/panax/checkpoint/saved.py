@@ -20,7 +20,7 @@ MOST_MANIFEST_BYTES = 2**30
 """A manifest of more is none: that of two terabytes in chunks of 4 MiB has about 60 MB."""
 
 
-class Saved:
+class CheckpointIndex:
     """What is there. Every process of a job has one of these, and the first one claims the place for its job."""
 
     def __init__(self, store: Store, say: Callable[[str], None]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..core.axes import named_leaves
 from ..core.errors import CheckpointError
-from .boxes import Box, Device, holders, pieces
+from .boxes import ArraySlice, Device, holders, pieces
 from .manifest import ArrayEntry, Chunk, checksum
 
 CHUNK_BYTES = 2**22
@@ -33,12 +33,12 @@ _COPIERS = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class SnapshotChunk:
     """A chunk to be: which part of which device's shard, and where it goes in the snapshot's memory."""
 
     array: str
     device: Device
-    box: Box
+    box: ArraySlice
     within: tuple[slice, ...]
     begin: int
     end: int
@@ -50,7 +50,7 @@ class FilePlan:
 
     begin: int
     end: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SnapshotChunk, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ def is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def words(leaf: jax.Array) -> jax.Array:
+def key_data(leaf: jax.Array) -> jax.Array:
     """What is stored of an array: itself, or the words of a random key."""
     return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
@@ -86,10 +86,10 @@ def plan_save(tree: Any) -> SavePlan:
     part and from array to array, so that replicas share the work.
     """
     arrays: dict[str, ArrayEntry] = {}
-    owned: list[tuple[str, Device, Box, Box]] = []
+    owned: list[tuple[str, Device, ArraySlice, ArraySlice]] = []
     here = jax.process_index()
     for turn, (name, leaf) in enumerate(named_leaves(tree).items()):
-        stored = words(leaf)
+        stored = key_data(leaf)
         impl = str(jax.random.key_impl(leaf)) if is_key(leaf) else None
         arrays[name] = ArrayEntry(stored.shape, stored.dtype.name, key_impl=impl)
         for number, (box, devices) in enumerate(holders(stored.sharding, stored.shape).items()):
@@ -100,7 +100,9 @@ def plan_save(tree: Any) -> SavePlan:
     return SavePlan(arrays, tuple(_lay_out(owned, arrays)))
 
 
-def _lay_out(owned: Sequence[tuple[str, Device, Box, Box]], arrays: Mapping[str, ArrayEntry]) -> list[FilePlan]:
+def _lay_out(
+    owned: Sequence[tuple[str, Device, ArraySlice, ArraySlice]], arrays: Mapping[str, ArrayEntry]
+) -> list[FilePlan]:
     files: list[FilePlan] = []
     begin, here, current = 0, 0, []
     for name, device, shard, box in owned:
@@ -110,7 +112,7 @@ def _lay_out(owned: Sequence[tuple[str, Device, Box, Box]], arrays: Mapping[str,
             files.append(FilePlan(begin, end, tuple(current)))
             begin, here, current = end, end, []
         here = _round_up(here, _ALIGN if size < _PAGES_FROM_BYTES else _PAGE)
-        current.append(Piece(name, device, box, box.within(shard), here, here + size))
+        current.append(SnapshotChunk(name, device, box, box.within(shard), here, here + size))
         here += size
     if current:
         files.append(FilePlan(begin, _round_up(here, _PAGE), tuple(current)))
@@ -172,7 +174,7 @@ class Snapshot:
 
     def _copy_all(self, tree: Any) -> None:
         self._touching.join()
-        stored = {name: words(leaf) for name, leaf in named_leaves(tree).items()}
+        stored = {name: key_data(leaf) for name, leaf in named_leaves(tree).items()}
         shards = {
             name: {shard.device: shard.data for shard in leaf.addressable_shards} for name, leaf in stored.items()
         }
@@ -189,7 +191,7 @@ class Snapshot:
                     copied.result()
                 event.set()
 
-    def _copy(self, shard: jax.Array, piece: Piece) -> None:
+    def _copy(self, shard: jax.Array, piece: SnapshotChunk) -> None:
         values = np.asarray(shard)[piece.within]
         room = self._bytes[piece.begin : piece.end].view(values.dtype).reshape(values.shape)
         # A small-endian host's bytes are what the file holds; others are not supported by JAX.

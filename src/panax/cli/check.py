@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 
 from ..core.errors import RecipeError
-from ..job.agreement import is_first
+from ..job.agreement import is_process_zero
 from ..job.join import join
 from ..mesh import MeshShape
 from ..mesh.rules import MESH_AXES
@@ -50,7 +50,7 @@ def check_hardware(arguments: Sequence[str]) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE, end="")
         return 0
-    own, rest = own_flags(arguments)
+    own, rest = split_flags(arguments)
     experiment: Experiment | None = None
     mesh: MeshShape | None = None
     if rest and not rest[0].startswith("-"):
@@ -61,12 +61,12 @@ def check_hardware(arguments: Sequence[str]) -> int:
         join()
         start_jax()
         console = plain_console()
-        console.quiet = not is_first()
+        console.quiet = not is_process_zero()
         with _saying(console, quiet=own.json) as say:
             result = check(
                 experiment, mesh=mesh, places=own.place, save=own.save, full=own.full, output=own.output, say=say
             )
-    if is_first():
+    if is_process_zero():
         if own.json:
             print(result.to_json())
         else:
@@ -76,7 +76,7 @@ def check_hardware(arguments: Sequence[str]) -> int:
     return 1 if result.full is not None and result.full.failed else 0
 
 
-def own_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+def split_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The flags of the check itself, and the others."""
     parser = argparse.ArgumentParser(prog="panax check", add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--place", action="append", default=[])

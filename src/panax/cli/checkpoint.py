@@ -17,7 +17,7 @@ from ..core.errors import CheckpointError
 from ..metrics.console import fitted, plain_console
 from ..run.description import differences
 from ..run.earlier import SETTINGS
-from ..stores import is_remote, join, open_store, shown_address
+from ..stores import is_remote, join, open_store, redact_address
 from ..system import json_reader
 from ..system.json_reader import JsonError
 from .parser import Parser
@@ -80,7 +80,7 @@ def ls(where: str) -> int:
     names = [name for name in checkpointer.store.folders() if step_of(name) is not None]
     if not names:
         raise CheckpointError(
-            f"{shown_address(where)} holds no checkpoint; name a run's folder, or its folder of checkpoints"
+            f"{redact_address(where)} holds no checkpoint; name a run's folder, or its folder of checkpoints"
         )
     for name in names:
         step = step_of(name)
@@ -232,7 +232,7 @@ def rm(where: str, force: bool) -> int:
     step = step_of(name)
     if step is None or not store.list(name):
         raise CheckpointError(
-            f"{shown_address(where)} is not a checkpoint's own folder; expected one like "
+            f"{redact_address(where)} is not a checkpoint's own folder; expected one like "
             f"runs/quickstart/checkpoints/step_00000100"
         )
     others = [other for other in Checkpointer(parent or ".").steps() if other != step]

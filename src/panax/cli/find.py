@@ -8,9 +8,9 @@ from ..core.errors import RecipeError
 from ..metrics.console import fitted, plain_console
 from ..plan import parse_target, target_devices
 from ..run.finding_batch import find_batch
-from ..run.finding_batch import lines_of as lines_of_batch
-from ..run.finding_rate import RateRange, find_rate
-from ..run.rate_page import lines_of as lines_of_rate
+from ..run.finding_batch import format_batch_result as lines_of_batch
+from ..run.finding_rate import RateRange, find_lr
+from ..run.rate_page import format_rate_curve as lines_of_rate
 from .overrides import experiment_from
 from .parser import Parser
 from .plugins import start_jax, unsaid
@@ -35,7 +35,7 @@ def _find_rate(options: argparse.Namespace, rest: list[str]) -> int:
     start_jax()
     console = plain_console()
     output = options.output or f"{experiment.folder}-rate.html"
-    found = find_rate(experiment, **given, output=output, say=lambda line: console.print(fitted(line), style="dim"))
+    found = find_lr(experiment, **given, output=output, say=lambda line: console.print(fitted(line), style="dim"))
     print("\n".join(map(fitted, lines_of_rate(found))))
     print(f"page           {output}")
     return 0 if found.recommended is not None else 1

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from ..comms.fragments import Meeting
+from ..comms.fragments import OuterSync
 from ..core import Task, pair_axes
 from ..core.errors import RecipeError
 from ..data import TextData
@@ -22,7 +22,7 @@ from ..metrics.console import WIDTH, fitted, plain_console
 from ..plan import Hardware, StepCost, TooLarge, parse_target, plan_step, target_devices, text_batch, walk_step
 from ..plan.profile import HardwareProfile, ProfileError, newest_profile, profile_in, profiles_folder, read_profile
 from ..plan.report import plan_lines, rare_lines, size, walk_lines
-from ..plan.roofline import DataSheet, Measured, step_time, time_lines
+from ..plan.roofline import DataSheet, ProfileFigures, step_time, time_lines
 from ..plan.tables import table_costs, table_lines
 from ..plan.walk import walk_agreement, walk_renewal
 from ..presets import with_blank_images
@@ -30,7 +30,7 @@ from ..run import Experiment
 from ..run.description import describe
 from ..run.no_data import lacks_data
 from ..run.prepare import prepare
-from ..run.sketch import sketched
+from ..run.sketch import sketch_step
 from ..train.compiled import CompiledStep
 from .overrides import asks_for_help, experiment_from
 from .plugins import start_jax, unsaid
@@ -89,7 +89,7 @@ def inspect(arguments: Sequence[str]) -> int:
 
     warnings.showwarning = lambda message, *_: _warn(console, str(message))
     with_settings = SETTINGS in arguments
-    rest, target, compiles, profile = own_flags([each for each in arguments if each != SETTINGS])
+    rest, target, compiles, profile = split_flags([each for each in arguments if each != SETTINGS])
     given = None if profile is None else (read_profile(profile), Path(profile))
     if target is None:
         experiment = experiment_from(rest, "inspect")
@@ -115,7 +115,7 @@ def inspect(arguments: Sequence[str]) -> int:
     return 0
 
 
-def own_flags(arguments: Sequence[str]) -> tuple[list[str], Hardware | None, bool, str | None]:
+def split_flags(arguments: Sequence[str]) -> tuple[list[str], Hardware | None, bool, str | None]:
     """The arguments without `--target`, `--no-compile` and `--hardware`, and what those say."""
     rest, target, compiles, profile = [], None, True, None
     remaining = iter(arguments)
@@ -151,7 +151,7 @@ def _attached(experiment: Experiment, say: Say) -> Subject:
 def _elsewhere(experiment: Experiment, target: Hardware | None, devices: list[Any], say: Say) -> Subject:
     """For a target, or without data: text is not tokenised, since its batches' shapes are known, and a vocabulary is the task's
     or the tokenizer's."""
-    found = sketched(
+    found = sketch_step(
         experiment,
         devices,
         say,
@@ -216,7 +216,7 @@ def print_walk(
     comms = subject.step.program.comms
     # After the first steps, and before the last one, it is always a part.
     for part in range(comms.fragments):
-        agreement = walk_agreement(subject.step, Meeting((part,), (part,)))
+        agreement = walk_agreement(subject.step, OuterSync((part,), (part,)))
         if agreement is not None:
             of = "" if comms.fragments == 1 else f" of part {part + 1} of {comms.fragments}"
             lines += rare_lines("agreement", agreement, f"after every {comms.local_steps} steps{of}")
@@ -233,7 +233,7 @@ def _times(subject: Subject, cost: StepCost, given: tuple[HardwareProfile, Path]
     if given is not None:
         profile, path = given
         source = f"what was measured on {profile.made[:10]} on {len(profile.places)} x {profile.device_kind}: {path}"
-        return time_lines(step_time(cost, Measured(profile, placement.sizes)), source)
+        return time_lines(step_time(cost, ProfileFigures(profile, placement.sizes)), source)
     if target is None:
         return []
     source = (

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..cluster.child import log_of
 from ..cluster.record import JOB, STALE_SECONDS, STATUS, STOP, findings, incidents, place_of, read
-from ..cluster.world import Worlds, cordoned
+from ..cluster.world import Worlds, read_cordoned
 from ..cluster.world import cordon as taken_out
 from ..cluster.world import uncordon as put_back
 from ..core.errors import LaunchError
@@ -82,7 +82,7 @@ def status(arguments: Sequence[str]) -> int:
     nodes = found.get("nodes", {})
     if nodes and len(nodes["running"]) < nodes["of"]:
         say_line(f"  on {len(nodes['running'])} of {nodes['of']} nodes: {nodes['layout']}")
-    for node, why in cordoned(place).items():
+    for node, why in read_cordoned(place).items():
         still = " from the next save on; it runs until then" if node in nodes.get("running", ()) else ""
         say_line(f"  node {node} is taken out{still}: {why}")
     for one in found["processes"]:

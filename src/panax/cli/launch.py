@@ -13,7 +13,7 @@ from typing import Any
 
 from ..cluster.diagnosis import Cause
 from ..cluster.engines import ENGINES, Engine, Resources, engine_of
-from ..cluster.job import SPARE, Job, Policy, Stragglers, allowed_environment
+from ..cluster.job import SPARE, Job, RestartPolicy, Stragglers, allowed_environment
 from ..cluster.launching import LOCAL
 from ..cluster.launching import launch as launched
 from ..cluster.view import AS_SAID, View
@@ -94,14 +94,14 @@ def launch(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     if arguments[0].startswith("-"):
         raise RecipeError(f"expected `panax launch RECIPE`, and got {arguments[0]}; the recipe comes first")
-    own, rest = own_flags(arguments[1:])
+    own, rest = split_flags(arguments[1:])
     if own.islands is not None or own.island is not None:
         return _islands(own, arguments, rest)
     if "--help" in rest or "-h" in rest:
         print(USAGE)
         return subprocess.run([sys.executable, "-m", "panax", "train", arguments[0], "--help"], check=False).returncode
     resources = resources_of(own)
-    policy = Policy(**{name: getattr(own, name) for name in OWN})
+    policy = RestartPolicy(**{name: getattr(own, name) for name in OWN})
     engine = None if own.on == LOCAL else engine_of(own.on, resources)
     if engine is None:
         resources.check_used(LOCAL, frozenset({"nodes", "processes", "devices"}))
@@ -195,7 +195,7 @@ def _start_of_error(lines: Sequence[str]) -> int:
     return next((number for number, line in enumerate(lines) if line.startswith(_ERROR)), 0)
 
 
-def own_flags(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+def split_flags(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The flags that say where, and the others."""
     parser = argparse.ArgumentParser(prog="panax launch", add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--on", default=LOCAL)
@@ -215,7 +215,7 @@ def own_flags(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         else:
             parser.add_argument(flag, type=int, default=field.default)
     for name in OWN:
-        default = getattr(Policy(), name)
+        default = getattr(RestartPolicy(), name)
         choices = [*Stragglers] if isinstance(default, Stragglers) else None
         kind = str if choices else type(default)
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, choices=choices)

@@ -10,7 +10,7 @@ from ..core import Task
 from ..core.errors import PanaxError, RecipeError, kind_of
 from ..metrics.console import fitted
 from ..presets import preset
-from ..run import Experiment, on_data
+from ..run import Experiment, replace_data
 from ..run.no_data import lacks_data
 from .main import warn
 from .recipes import PRESET, built_in, find_recipe, told
@@ -78,7 +78,7 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
     if not isinstance(base, Experiment):
         raise RecipeError(f"the recipe {name!r} returned {kind_of(base)}; expected `return Experiment(...)`")
     if paths and not name.startswith(PRESET):
-        base = on_data(base, *paths)
+        base = replace_data(base, *paths)
     check_names(flags)
     if command in ("train", "data show") and "--help" not in flags and (absent := lacks_data(base)) is not None:
         raise absent.refused()

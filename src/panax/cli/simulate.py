@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ..plan.goodput import simulate as simulated
 from ..plan.goodput.fleet import FAILURES_PER_DEVICE_DAY
-from ..plan.goodput.shown import lines_of
+from ..plan.goodput.shown import format_goodput
 from .parser import Parser
 
 ABOUT = """\
@@ -71,7 +71,7 @@ def simulate(arguments: Sequence[str]) -> int:
     if as_json:
         print(found.to_json())
         return 0
-    print("\n".join(lines_of(found)))
+    print("\n".join(format_goodput(found)))
     if asked["output"]:
         print(f"\npage            {asked['output']}")
     return 0

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..cluster.spare import order_of
 from ..cluster.worker import guard, show_stacks
-from ..job.start_time import begin_now
+from ..job.start_time import start_run_clock
 from ..system.allocator import keep_freed_memory, restart_with_huge_pages
 from .main import main as panax
 from .plugins import leave_out_absent, unsaid
@@ -59,7 +59,7 @@ def become(order: Mapping[str, Any]) -> None:
     _redirect(order["log"])
     os.environ.update(order["environment"])
     show_stacks(order["stacks"])
-    begin_now()
+    start_run_clock()
 
 
 def _redirect(log: str) -> None:

@@ -45,14 +45,14 @@ def sweep(arguments: Sequence[str]) -> int:
     start_jax()
     console = plain_console()
     found = run_trials(trials, fresh=fresh, accept_changes=accept)
-    for line in lines_of(found):
+    for line in format_sweep(found):
         console.print(line)
     if found.interrupted_by is not None:
         return 128 + signal.Signals[found.interrupted_by]
     return 1 if all(trial.error for trial in found.trials) else 0
 
 
-def lines_of(found: Sweep) -> list[str]:
+def format_sweep(found: Sweep) -> list[str]:
     """The table of a sweep, the best run first, in at most 80 columns where names allow it."""
     names = list(found.trials[0].settings)
     titles = [name.rpartition(".")[2] for name in names]

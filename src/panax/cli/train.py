@@ -15,12 +15,12 @@ from ..core.errors import PanaxError, RecipeError
 from ..core.installing import package
 from ..core.printable import printable
 from ..hooks import Samples
-from ..job.agreement import is_first
+from ..job.agreement import is_process_zero
 from ..job.heartbeat import heartbeat
 from ..job.join import join
 from ..job.start_time import count_from_the_process
 from ..metrics import PrometheusTracker, Tracker
-from ..metrics.console import fitted, plain_console, shown
+from ..metrics.console import fitted, format_number, plain_console
 from ..plan.profile import profile_in
 from ..presets import PARAMETERS
 from ..run import Experiment, Result, check, fit
@@ -74,8 +74,8 @@ def train(arguments: Sequence[str]) -> int:
     heartbeat().phase("prepare")
     console = plain_console()
     # The first process speaks for all.
-    console.quiet = not is_first()
-    say, progress = shown(console)
+    console.quiet = not is_process_zero()
+    say, progress = format_number(console)
     warnings.showwarning = lambda message, *_: say(f"warning: {message}")
     if how["fast_dev_run"]:
         say(f"{experiment.name}: two steps of everything; nothing is kept")

@@ -8,7 +8,7 @@ from ..core.lazy import lazily
 __getattr__ = lazily(
     __name__,
     {
-        "job": ("Job", "Policy"),
+        "job": ("Job", "RestartPolicy"),
         "launching": ("launch",),
         "engines": ("Resources", "engine_of"),
     },

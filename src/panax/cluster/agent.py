@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from .accelerators import gpus_of, visible_gpus
-from .channel import Busy, Channel, Message, Refused, connected
-from .child import Child
+from .channel import Busy, Channel, Message, Refused, connect_to_supervisor
+from .child import WorkerProcess
 from .engines.environment import SECRET, SUPERVISOR, node_number
 from .spare import Spares
 
@@ -49,7 +49,7 @@ is cut off holds its run's folder no longer by then, and writes nothing.
 PACKAGES = ("panax-jax", "jax", "jaxlib", "equinox", "numpy")
 
 
-class Agent:
+class NodeAgent:
     """The workers of one node, as the supervisor wishes.
 
     It is told: `start` (workers), `spares` (to keep), `signal`, `stacks`, `kill`, `port`, `end`. It tells: `hello`, `started`,
@@ -62,7 +62,7 @@ class Agent:
             secret: The job's, by which its workers know each other before JAX joins them.
         """
         self._channel, self._secret = channel, secret
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, WorkerProcess] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ, None)
         self._lifeline, self._held = os.pipe()
@@ -171,7 +171,7 @@ class Agent:
                 **what["environment"],
             }
             try:
-                child = Child(
+                child = WorkerProcess(
                     what["command"],
                     environment,
                     Path(what["folder"]),
@@ -207,7 +207,7 @@ class Agent:
     def _tell_beat(self, index: int, beat: Message) -> None:
         self._channel.send(beat={**beat, "process": index, "attempt": self._children[index].attempt})
 
-    def _over(self, index: int, child: Child) -> None:
+    def _over(self, index: int, child: WorkerProcess) -> None:
         for descriptor in child.descriptors:
             self._unwatch(descriptor)
         for beat in child.beats():
@@ -280,7 +280,7 @@ def connection(secret: str) -> Channel:
     began = time.monotonic()
     while True:
         try:
-            return connected(address, secret, 5.0)
+            return connect_to_supervisor(address, secret, 5.0)
         except Refused:
             raise
         except OSError as error:
@@ -304,7 +304,7 @@ def main() -> int:
     except OSError as error:
         print(f"panax agent: can't reach the supervisor: {error}", file=sys.stderr)
         return AGAIN
-    return 0 if Agent(channel, secret).run() else AGAIN
+    return 0 if NodeAgent(channel, secret).run() else AGAIN
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 
-class Asks:
+class StopRequest:
     """Whether a job is to end.
 
     Attributes:
@@ -23,7 +23,7 @@ class Asks:
     def ask(self, number: signal.Signals, *, by_system: bool = False) -> None:
         """Ask for a coordinated save, if nobody has.
 
-        >>> asks = Asks()
+        >>> asks = StopRequest()
         >>> asks.ask(signal.SIGTERM, by_system=True); asks.ask(signal.SIGINT)
         >>> asks.signal.name, asks.by_system
         ('SIGTERM', True)

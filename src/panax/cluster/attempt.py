@@ -8,7 +8,7 @@ from typing import Any
 
 from .collectives import Collectives
 from .diagnosis import Diagnosis, Ended, hanging
-from .job import Policy
+from .job import RestartPolicy
 
 PHASES = ("start", "join", "prepare", "restore", "compile", "steps")
 """On the way to the first step, in their order; a worker may leave some out."""
@@ -32,7 +32,7 @@ def exit_code_in(error: Mapping[str, Any]) -> int:
 
 
 @dataclasses.dataclass
-class Worker:
+class AttemptWorker:
     """A worker process.
 
     Attributes:
@@ -92,7 +92,7 @@ class Worker:
 
 
 @dataclasses.dataclass
-class Attempt:
+class JobAttempt:
     """The job's processes, started once.
 
     Attributes:
@@ -102,7 +102,7 @@ class Attempt:
     """
 
     number: int
-    workers: list[Worker]
+    workers: list[AttemptWorker]
     began: float
     first_step: int | None = None
     values: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -174,10 +174,10 @@ class Attempt:
         """Whether a process has ended that should not have: stopping after a save is no failure."""
         return any(end.code not in (0, *SAVED) for end in self.ends)
 
-    def stalled(self, now: float, policy: Policy) -> Worker | None:
+    def stalled(self, now: float, policy: RestartPolicy) -> AttemptWorker | None:
         """The worker that has come least far, where none makes progress any more; None while the job moves."""
 
-        def limit(worker: Worker) -> float:
+        def limit(worker: AttemptWorker) -> float:
             # A run that goes back to a checkpoint restores it after its first steps; a checked step may compile later too.
             starts = self.step < 0 or worker.phase in ("restore", "compile")
             if worker.phase == "save":
@@ -199,7 +199,7 @@ class Attempt:
         ]
         return min(hung, key=lambda worker: (worker.step, worker.moved)) if hung else None
 
-    def saves(self, now: float, policy: Policy) -> bool:
+    def saves(self, now: float, policy: RestartPolicy) -> bool:
         """Whether a process is writing a checkpoint, and has written some of it within the time for a save."""
         return any(
             worker.ended is None and worker.phase == "save" and now - worker.moved <= policy.save_seconds
@@ -213,7 +213,7 @@ class Attempt:
             worker.moved += seconds
             worker.error_at += seconds
 
-    def hang(self, worker: Worker, now: float, stacks: Mapping[int, str]) -> Diagnosis:
+    def hang(self, worker: AttemptWorker, now: float, stacks: Mapping[int, str]) -> Diagnosis:
         """Why there is no progress."""
         return hanging(worker.process, worker.host, now - worker.moved, worker.phase, stacks, (), self.collectives)
 

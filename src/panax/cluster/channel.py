@@ -37,7 +37,7 @@ class Busy(ConnectionError):
     """The other end gave no answer in time, or closed the connection before it: it may answer later."""
 
 
-class Keys(NamedTuple):
+class SigningKeys(NamedTuple):
     """What signs messages: of this end, and of the other one."""
 
     own: bytes
@@ -47,7 +47,7 @@ class Keys(NamedTuple):
 class Channel:
     """One end of a connection. `send` and `received` take and give whole messages; nothing of Python is unpickled."""
 
-    def __init__(self, connection: socket.socket, keys: Keys | None = None):
+    def __init__(self, connection: socket.socket, keys: SigningKeys | None = None):
         """
         Args:
             keys: None for a pair of sockets that never leaves this machine.
@@ -184,7 +184,7 @@ class Greeting:
         self._connection.close()
 
 
-def accepted(connection: socket.socket, secret: str) -> Channel:
+def accept_agent(connection: socket.socket, secret: str) -> Channel:
     """The supervisor's end of a connection that an agent has opened; waits for the handshake.
 
     Raises:
@@ -197,7 +197,7 @@ def accepted(connection: socket.socket, secret: str) -> Channel:
     raise Refused(f"the other end did not show the job's secret within {GREETING_SECONDS:.0f} s")
 
 
-def connected(address: str, secret: str, seconds: float) -> Channel:
+def connect_to_supervisor(address: str, secret: str, seconds: float) -> Channel:
     """The agent's end of a connection to the supervisor at `host:port`.
 
     Args:
@@ -229,10 +229,10 @@ def _proof(secret: str, role: bytes, supervisors: bytes, agents: bytes) -> bytes
     return hmac.new(secret.encode(), role + supervisors + agents, hashlib.sha256).digest()
 
 
-def _keys(secret: str, role: bytes, supervisors: bytes, agents: bytes) -> Keys:
+def _keys(secret: str, role: bytes, supervisors: bytes, agents: bytes) -> SigningKeys:
     """The keys of one connection; both ends derive the same two."""
     agent, supervisor = (_proof(secret, b"key of " + each, supervisors, agents) for each in (_AGENT, _SUPERVISOR))
-    return Keys(agent, supervisor) if role == _AGENT else Keys(supervisor, agent)
+    return SigningKeys(agent, supervisor) if role == _AGENT else SigningKeys(supervisor, agent)
 
 
 def _seal(key: bytes, number: int, line: bytes) -> bytes:

@@ -13,7 +13,7 @@ from typing import IO, Any
 from ..job.heartbeat import DESCRIPTOR
 from ..system import json_reader
 from .job import arguments_of
-from .spare import Spare
+from .spare import StandbyProcess
 from .worker import AGENT, LIFELINE, STACKS
 
 TAIL_LINES, TAIL_BYTES = 40, 16_000
@@ -23,7 +23,7 @@ LINES_BYTES = 32_000
 """Of the first process's output, sent on at once."""
 
 
-class Child:
+class WorkerProcess:
     """A worker process.
 
     Attributes:
@@ -41,7 +41,7 @@ class Child:
         index: int,
         attempt: int,
         lifeline: int,
-        spare: Spare | None = None,
+        spare: StandbyProcess | None = None,
     ):
         """
         Args:

@@ -23,7 +23,7 @@ class Stragglers(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Policy:
+class RestartPolicy:
     """What a supervisor does when a job fails or makes no progress.
 
     Attributes:
@@ -127,7 +127,7 @@ class Job:
     program: tuple[str, ...] = TRAIN
     spare: tuple[str, ...] = ()
     submission: str = ""
-    policy: Policy = Policy()
+    policy: RestartPolicy = RestartPolicy()
 
     def __post_init__(self) -> None:
         if self.processes < 1 or self.nodes < 1 or (self.devices is not None and self.devices < 1):
@@ -232,7 +232,7 @@ def allowed_environment(environment: dict[str, str] | None = None) -> dict[str, 
     return {name: environment[name] for name in ALLOWED if name in environment}
 
 
-def written(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
     """Write JSON in the place of a file, whole or not at all."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(json.dumps(value, indent=1), encoding="utf-8")

@@ -7,7 +7,7 @@ from .engines import Engine
 from .job import Job
 from .local import Local
 from .nodes import Nodes
-from .record import Record
+from .record import JobFolder
 from .supervisor import Supervisor
 from .view import View
 
@@ -28,7 +28,7 @@ def launch(job: Job, engine: Engine | None = None, *, name: str = LOCAL, view: V
         LaunchError: Nodes or processes can't be had.
     """
     view = view or View(job.num_steps)
-    record = Record(job)
+    record = JobFolder(job)
     with contextlib.ExitStack() as opened:
         opened.enter_context(record.held())
         record.begin(name)

@@ -3,18 +3,18 @@
 import signal
 from collections.abc import Collection
 
-from .asked import Asks
+from .asked import StopRequest
 from .nodes import Nodes
 
 
-class Leaving:
+class DrainingNodes:
     """Those of the world that runs now.
 
     Args:
         asks: Is asked to end the job where all of its nodes are told to.
     """
 
-    def __init__(self, nodes: Nodes, asks: Asks):
+    def __init__(self, nodes: Nodes, asks: StopRequest):
         self._nodes, self._asks = nodes, asks
         self._told: set[int] = set()
         self._world: set[int] = set()

@@ -11,9 +11,9 @@ from typing import Any
 
 from ..core.errors import LaunchError, kind_of
 from ..system import files, json_reader
-from ..system.lock import locked
+from ..system.lock import open_locked
 from .diagnosis import Cause, Diagnosis
-from .job import Job, allowed_environment, written
+from .job import Job, allowed_environment, write_json
 
 LAYOUTS, CORDONED = "layouts.json", "cordoned.json"
 PLACE, JOB, STATUS, INCIDENTS, STOP, LOCK = "job", "job.json", "status.json", "incidents.jsonl", "stop", "lock"
@@ -60,7 +60,7 @@ class Incident:
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class JobFinding:
     """Something that is wrong with a job that goes on, or is well again.
 
     Attributes:
@@ -76,7 +76,7 @@ class Finding:
     unit: int | None = None
 
 
-class Record:
+class JobFolder:
     """The job's files, of which the supervisor is the only writer while it holds their lock."""
 
     def __init__(self, job: Job):
@@ -92,7 +92,7 @@ class Record:
         """
         try:
             self._place.mkdir(parents=True, exist_ok=True)
-            lock = locked(self._place / LOCK)
+            lock = open_locked(self._place / LOCK)
         except BlockingIOError as error:
             raise LaunchError(
                 f"another `panax launch` is at work in {self._job.folder}; see it with `panax status {self._job.folder}`, end it "
@@ -110,7 +110,7 @@ class Record:
 
     def begin(self, engine: str) -> None:
         """Say what is launched, in the place of what an earlier job said."""
-        written(
+        write_json(
             self._place / JOB,
             {
                 "name": self._job.name,
@@ -128,7 +128,7 @@ class Record:
     def status(self, status: Mapping[str, Any]) -> None:
         """Say how the job is; a disk that refuses does not end it."""
         with contextlib.suppress(OSError):
-            written(self._place / STATUS, {"at": time.time(), **status})
+            write_json(self._place / STATUS, {"at": time.time(), **status})
 
     def incident(self, incident: Incident) -> None:
         """Add an incident; the last line of one attempt's failure is the one that holds."""
@@ -137,7 +137,7 @@ class Record:
                 self._place / INCIDENTS, [json.dumps({"began": time.time(), **dataclasses.asdict(incident)})]
             )
 
-    def finding(self, finding: Finding) -> None:
+    def finding(self, finding: JobFinding) -> None:
         """Add a finding."""
         with contextlib.suppress(OSError):
             files.append_lines(self._place / FINDINGS, [json.dumps(dataclasses.asdict(finding))])
@@ -207,12 +207,12 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield one
 
 
-def changed(why: str, attempt: int, step: int, at: float) -> Incident:
+def layout_incident(why: str, attempt: int, step: int, at: float) -> Incident:
     """An incident by which nothing failed: the job got a new layout."""
     return Incident(attempt, at, step, Cause.CHANGED.value, why, 0, (), detect=0.0, teardown=0.0)
 
 
-def failed(diagnosis: Diagnosis, attempt: int, step: int, at: float) -> Incident:
+def failure_incident(diagnosis: Diagnosis, attempt: int, step: int, at: float) -> Incident:
     """An incident that begins."""
     return Incident(
         attempt, at, step, diagnosis.cause.value, diagnosis.message, diagnosis.process, list(diagnosis.tail)[-20:]

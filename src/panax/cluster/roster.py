@@ -7,7 +7,7 @@ from ..core.errors import LaunchError
 from .engines import Placed
 from .job import Job
 from .nodes import Node, Nodes
-from .world import World, Worlds, cordon
+from .world import JobShape, Worlds, cordon
 
 ASK_AGAIN_SECONDS = 30.0
 """Between two times that an engine is asked for a node that has not come back while the job goes on without it."""
@@ -16,7 +16,7 @@ MOST_PER_CPU = 2
 """Processes of a job on one processor."""
 
 
-class Roster:
+class NodePool:
     """The nodes of one job, and the worlds that they make.
 
     Args:
@@ -30,7 +30,7 @@ class Roster:
         self._refused: set[int] = set()
         self._gathered = False
 
-    def gather(self, pump: Callable[[], None], given_up: Callable[[], bool]) -> World | None:
+    def gather(self, pump: Callable[[], None], given_up: Callable[[], bool]) -> JobShape | None:
         """Wait for the job's nodes; for lost ones only a while, where the model can be laid out on those that are left.
 
         Args:
@@ -91,7 +91,7 @@ class Roster:
                     self._refused.add(number)
                     self._say(f"node {number} does not come back: {error}")
 
-    def refuse(self, world: World) -> bool:
+    def refuse(self, world: JobShape) -> bool:
         """Whether there is another way on than a world that could not take a step: another layout, or waiting for nodes."""
         if world.layout is None:
             return False
@@ -110,11 +110,11 @@ class Roster:
         """
         cordon(self._worlds, self._job.place, [node], why, total=self._job.nodes)
 
-    def kept(self, world: World) -> list[int]:
+    def kept(self, world: JobShape) -> list[int]:
         """The nodes of a world that were taken out, and without which the job could not go on."""
         return sorted(set(world.nodes) & self._worlds.cordoned)
 
-    def change(self, world: World) -> str | None:
+    def change(self, world: JobShape) -> str | None:
         """Why the job should go on in another world from its next save; None where this one is the best there is."""
         best = self._worlds.best(self._nodes.here)
         if best is None or best.nodes == world.nodes:

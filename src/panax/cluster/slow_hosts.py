@@ -22,7 +22,7 @@ WAITS = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class HostProbe:
     """What one host told at one probe; of several processes the slowest.
 
     Attributes:
@@ -55,13 +55,13 @@ class Slowness:
     said: str
 
 
-def slowness_of(found: Mapping[int, Measured], early: Mapping[int, float]) -> dict[int, Slowness]:
+def slowness_of(found: Mapping[int, HostProbe], early: Mapping[int, float]) -> dict[int, Slowness]:
     """How slow each host is beside the others; empty for one host.
 
     Args:
         early: With two hosts, what the multiplication took each of them at first.
 
-    >>> probe = {0: Measured(0.010), 1: Measured(0.010), 2: Measured(0.030)}
+    >>> probe = {0: HostProbe(0.010), 1: HostProbe(0.010), 2: HostProbe(0.030)}
     >>> {host: round(slow.ratio, 1) for host, slow in slowness_of(probe, {}).items()}
     {0: 1.0, 1: 1.0, 2: 3.0}
     """
@@ -70,7 +70,7 @@ def slowness_of(found: Mapping[int, Measured], early: Mapping[int, float]) -> di
     return {host: max(_matrix(host, found, early), _own(host, found), key=lambda slow: slow.ratio) for host in found}
 
 
-def _matrix(host: int, found: Mapping[int, Measured], early: Mapping[int, float]) -> Slowness:
+def _matrix(host: int, found: Mapping[int, HostProbe], early: Mapping[int, float]) -> Slowness:
     mine = found[host].matrix
     others = [other for other in found if other != host]
     if len(others) > 1:
@@ -92,7 +92,7 @@ def _matrix(host: int, found: Mapping[int, Measured], early: Mapping[int, float]
     )
 
 
-def _own(host: int, found: Mapping[int, Measured]) -> Slowness:
+def _own(host: int, found: Mapping[int, HostProbe]) -> Slowness:
     """How many times as long a step takes as it would if this host's own work took what the others' takes."""
     mine = found[host]
     usual = statistics.median(found[other].host for other in found if other != host)
@@ -107,7 +107,7 @@ def _own(host: int, found: Mapping[int, Measured]) -> Slowness:
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class HostChange:
     """A host that has become slow, or is well again."""
 
     host: int
@@ -130,7 +130,7 @@ class SlowHosts:
         """
         self._factor, self._row = factor, row
         self._early: dict[int, list[float]] = {}
-        self._last: list[Mapping[int, Measured]] = []
+        self._last: list[Mapping[int, HostProbe]] = []
         self._turning: dict[int, list[float]] = {}
         self.slow: dict[int, Slowness] = {}
 
@@ -138,7 +138,7 @@ class SlowHosts:
         """The job has started again, perhaps on other hosts: what was counted in a row is counted from the beginning."""
         self._turning, self._last, self.slow = {}, [], {}
 
-    def add(self, found: Mapping[int, Measured], now: float) -> list[Change]:
+    def add(self, found: Mapping[int, HostProbe], now: float) -> list[HostChange]:
         """Take in a probe of all hosts; who has become slow with it, the slowest first, or is well again.
 
         Args:
@@ -169,10 +169,10 @@ class SlowHosts:
                 self.slow[host] = slowness
             else:
                 del self.slow[host]
-            changes.append(Change(host, is_slow, slowness))
+            changes.append(HostChange(host, is_slow, slowness))
         return sorted(changes, key=lambda change: -change.slowness.ratio)
 
-    def _fastest(self, count: int, found: Mapping[int, Measured]) -> dict[int, Measured]:
+    def _fastest(self, count: int, found: Mapping[int, HostProbe]) -> dict[int, HostProbe]:
         """The newest probe, with the fastest multiplication of so many last ones: noise is not alike in all of them."""
         last = [each for each in self._last[-count:] if each.keys() == found.keys()]
         return {

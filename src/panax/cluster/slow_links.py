@@ -71,7 +71,7 @@ class Degraded:
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class LinkChange:
     """A group that has become slow, is as it was again, or flaps."""
 
     what: str
@@ -105,10 +105,10 @@ class SlowLinks:
         """The job has started again: what was counted in a row is counted from the beginning."""
         self._recent, self._flapping, self.slow = {}, set(), {}
 
-    def add(self, found: Mapping[int, Timed]) -> list[Change]:
+    def add(self, found: Mapping[int, Timed]) -> list[LinkChange]:
         """Take in a probe of all processes; which group has become slow with it, is well again, or flaps."""
-        timed = by_group(found)
-        changes: list[Change] = []
+        timed = slowest_by_group(found)
+        changes: list[LinkChange] = []
         slow_now = {key for key, seconds in timed.items() if self._is_slow(key, seconds)}
         for key, seconds in timed.items():
             early, recent = self._early.setdefault(key, []), self._recent.setdefault(key, deque(maxlen=OF))
@@ -123,11 +123,11 @@ class SlowLinks:
                 kept = suspects if last and len(suspects) < len(before.suspects or key[1]) else before.suspects
                 self.slow[key] = Degraded(*key, seconds, before.usual, kept, before.times)
                 if not last and row >= ROW:
-                    changes.append(Change(WELL, self.slow.pop(key)))
+                    changes.append(LinkChange(WELL, self.slow.pop(key)))
             elif last and row >= ROW:
                 self._times[key] = self._times.get(key, 0) + 1
                 self.slow[key] = Degraded(*key, seconds, usual, suspects, self._times[key])
-                changes.append(Change(SLOW, self.slow[key]))
+                changes.append(LinkChange(SLOW, self.slow[key]))
             if (
                 key not in self.slow
                 and last
@@ -136,7 +136,7 @@ class SlowLinks:
                 and _turns(recent) >= FLAPS
             ):
                 self._flapping.add(key)
-                changes.append(Change(FLAPPING, Degraded(*key, seconds, usual, suspects, sum(recent))))
+                changes.append(LinkChange(FLAPPING, Degraded(*key, seconds, usual, suspects, sum(recent))))
             if not any(recent):
                 self._flapping.discard(key)
         return changes
@@ -152,10 +152,10 @@ class SlowLinks:
         return usual is not None and seconds > max(self._factor * usual, usual + self._least)
 
 
-def by_group(found: Mapping[int, Timed]) -> dict[tuple[str, Group], float]:
+def slowest_by_group(found: Mapping[int, Timed]) -> dict[tuple[str, Group], float]:
     """What a collective took each group of each axis: as its slowest process saw it.
 
-    >>> by_group({0: Timed({"fsdp": 0.1}, {"fsdp": (0, 1)}), 1: Timed({"fsdp": 0.2}, {"fsdp": (0, 1)})})
+    >>> slowest_by_group({0: Timed({"fsdp": 0.1}, {"fsdp": (0, 1)}), 1: Timed({"fsdp": 0.2}, {"fsdp": (0, 1)})})
     {('fsdp', (0, 1)): 0.2}
     """
     timed: dict[tuple[str, Group], float] = {}

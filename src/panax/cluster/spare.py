@@ -17,7 +17,7 @@ from ..system import json_reader
 from .worker import AGENT, LIFELINE
 
 
-class Spare:
+class StandbyProcess:
     """A process that has been started and has not been told what to do.
 
     Attributes:
@@ -95,16 +95,16 @@ class Spares:
 
     def __init__(self, lifeline: int):
         self._lifeline = lifeline
-        self._waiting: list[Spare] = []
+        self._waiting: list[StandbyProcess] = []
 
     def keep(self, count: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start what is missing; a machine that refuses a process has none to spare."""
         self._waiting = [spare for spare in self._waiting if spare.waits or spare.end()]
         with contextlib.suppress(OSError):
             while len(self._waiting) < count:
-                self._waiting.append(Spare(command, environment, self._lifeline))
+                self._waiting.append(StandbyProcess(command, environment, self._lifeline))
 
-    def take(self) -> Spare | None:
+    def take(self) -> StandbyProcess | None:
         """One of them, which is no spare any more; None where none is left."""
         while self._waiting:
             spare = self._waiting.pop()

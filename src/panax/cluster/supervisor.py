@@ -5,18 +5,18 @@ import time
 from typing import Any
 
 from ..core.errors import LaunchError
-from .asked import Asks
-from .attempt import SAVED, Attempt, Worker
+from .asked import StopRequest
+from .attempt import SAVED, AttemptWorker, JobAttempt
 from .diagnosis import OF_END, OF_LAYOUT, Cause, Diagnosis, diagnose
 from .engines import Placed
 from .job import GOES_ON, Job
-from .leaving import Leaving
+from .leaving import DrainingNodes
 from .nodes import Node, Nodes
-from .record import Incident, Record, changed, failed
-from .roster import Roster
+from .record import Incident, JobFolder, failure_incident, layout_incident
+from .roster import NodePool
 from .view import View
 from .watching import Watching
-from .world import World
+from .world import JobShape
 
 TICK_SECONDS = 0.5
 
@@ -43,19 +43,19 @@ LONGEST_BACKOFF_SECONDS = 60.0
 class Supervisor:
     """Follows one job to its end."""
 
-    def __init__(self, job: Job, nodes: Nodes, placed: Placed, record: Record, view: View):
+    def __init__(self, job: Job, nodes: Nodes, placed: Placed, record: JobFolder, view: View):
         self._job, self._nodes, self._placed, self._record, self._view = job, nodes, placed, record, view
-        self._roster = Roster(job, nodes, placed, view.say)
+        self._roster = NodePool(job, nodes, placed, view.say)
         self._watching = Watching(job, self._roster, record, view.say)
-        self._world, self._changing = World(()), ""
+        self._world, self._changing = JobShape(()), ""
         self._looked_at = 0.0
         self._saved_before: int | None = None
         self._began = time.monotonic()
-        self._attempt: Attempt | None = None
+        self._attempt: JobAttempt | None = None
         self._misunderstood: set[int] = set()
-        self._asks = Asks()
+        self._asks = StopRequest()
         self._stop_told = False
-        self._leaving = Leaving(nodes, self._asks)
+        self._leaving = DrainingNodes(nodes, self._asks)
         self._restarts = 0
         self._without_progress = 0
         self._furthest = -1
@@ -118,7 +118,7 @@ class Supervisor:
                 return self._over(diagnosis.exit_code or 6, reason, diagnosis)
             self._wait_before_restart()
 
-    def _gather(self) -> World | None:
+    def _gather(self) -> JobShape | None:
         """Where to run next; None where the job is to end."""
         self._state = "placing"
         world = self._roster.gather(lambda: self._pump(TICK_SECONDS), lambda: self._asks.signal is not None)
@@ -128,7 +128,7 @@ class Supervisor:
             self._view.say(f"node {', '.join(map(str, kept))} was taken out, and stays: the job can't go on without it")
         return world
 
-    def _start(self, world: World) -> Attempt:
+    def _start(self, world: JobShape) -> JobAttempt:
         number = 1 if self._attempt is None else self._attempt.number + 1
         nodes, share = self._nodes.here, self._job.processes_per_node
         first = world.nodes[0]
@@ -143,14 +143,14 @@ class Supervisor:
                 self._nodes.drop(first)
         now = time.monotonic()
         workers = [
-            Worker(rank * share + local, node, nodes[node].host if node in nodes else "?", now)
+            AttemptWorker(rank * share + local, node, nodes[node].host if node in nodes else "?", now)
             for rank, node in enumerate(world.nodes)
             for local in range(share)
         ]
         changing = self._changing
         self._world, self._changing, self._saved_before, self._failure = world, "", None, None
         self._leaving.begin(world.nodes)
-        self._attempt = attempt = Attempt(number, workers, time.time())
+        self._attempt = attempt = JobAttempt(number, workers, time.time())
         self._state, self._stop_told = "starting", False
         layout = [] if world.layout is None else world.layout.flags
         goes_on = {GOES_ON: "1"} if changing else {}
@@ -172,7 +172,7 @@ class Supervisor:
                 )
         return attempt
 
-    def _follow(self, attempt: Attempt) -> Diagnosis | None:
+    def _follow(self, attempt: JobAttempt) -> Diagnosis | None:
         """Until all processes have ended well (None), or something is wrong."""
         saved_by, stopped_at = float("inf"), None
         told, turned = False, time.monotonic()
@@ -236,7 +236,7 @@ class Supervisor:
         self._nodes.tell(signal="SIGTERM")
         return time.monotonic() + self._job.policy.save_seconds
 
-    def _due_change(self, attempt: Attempt, now: float) -> str:
+    def _due_change(self, attempt: JobAttempt, now: float) -> str:
         """Why the job goes on in another world; empty until the save has begun that it waits for."""
         if attempt.step >= 0 and (why := str(self._leaving)):
             # Its end is near: all save now.
@@ -253,14 +253,14 @@ class Supervisor:
             self._view.say(f"{why}: the job gets a new layout at its next save")
         return why if attempt.saved > self._saved_before else ""
 
-    def _has_changed(self, attempt: Attempt) -> None:
+    def _has_changed(self, attempt: JobAttempt) -> None:
         """Book that the job stopped only to go on in another world."""
         self._leaving.part()
-        self._incident = changed(self._changing, attempt.number, attempt.step, time.time())
+        self._incident = layout_incident(self._changing, attempt.number, attempt.step, time.time())
         self._record.incident(self._incident)
         self._furthest = max(self._furthest, attempt.step)
 
-    def _settled(self, attempt: Attempt) -> Diagnosis:
+    def _settled(self, attempt: JobAttempt) -> Diagnosis:
         """Why it failed, when the other processes have had a moment to say so too."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while attempt.running and time.monotonic() < deadline:
@@ -277,15 +277,15 @@ class Supervisor:
             waited = {node for node in waited if not any(w.process in self._stacks for w in self._workers(node))}
         return self._stacks
 
-    def _workers(self, node: int) -> list[Worker]:
+    def _workers(self, node: int) -> list[AttemptWorker]:
         return [] if self._attempt is None else [worker for worker in self._attempt.workers if worker.node == node]
 
-    def _fail(self, attempt: Attempt, diagnosis: Diagnosis) -> None:
+    def _fail(self, attempt: JobAttempt, diagnosis: Diagnosis) -> None:
         """End what still runs, and book the failure."""
         now, at = time.monotonic(), time.time()
         step = attempt.step
         last = [end.at for end in attempt.ends] or [at - (now - attempt.workers[diagnosis.process].moved)]
-        self._failure, self._incident = diagnosis, failed(diagnosis, attempt.number, step, at)
+        self._failure, self._incident = diagnosis, failure_incident(diagnosis, attempt.number, step, at)
         self._incident.detect = max(round(at - min(last), 3), 0.0)
         self._end(attempt)
         self._leaving.part()
@@ -295,7 +295,7 @@ class Supervisor:
         self._furthest = max(self._furthest, step)
         self._view.failure(diagnosis, step)
 
-    def _end(self, attempt: Attempt) -> None:
+    def _end(self, attempt: JobAttempt) -> None:
         """Kill what still runs."""
         self._state = "ending"
         self._nodes.tell(kill=True)
@@ -335,7 +335,7 @@ class Supervisor:
         while time.monotonic() < deadline and self._asks.signal is None:
             self._pump(min(TICK_SECONDS, deadline - time.monotonic()))
 
-    def _first_step(self, attempt: Attempt) -> None:
+    def _first_step(self, attempt: JobAttempt) -> None:
         self._state = "running"
         self._write_status()
         if self._job.spare:
@@ -352,7 +352,7 @@ class Supervisor:
             self._view.recovered(incident)
             self._incident = None
 
-    def _done(self, attempt: Attempt) -> int:
+    def _done(self, attempt: JobAttempt) -> int:
         codes = {end.code for end in attempt.ends}
         where = (
             f"after step {attempt.step}; saved" if attempt.step >= 0 else "before a first step; nothing was to be saved"

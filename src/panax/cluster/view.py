@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from io import TextIOBase
 
 from ..system.outlet import Outlet
-from .attempt import Attempt, number_in
+from .attempt import JobAttempt, number_in
 from .diagnosis import Cause, Diagnosis
 from .record import Incident
 
@@ -68,7 +68,7 @@ class View:
             how = {"subsequent_indent": "  ", "break_on_hyphens": False, "break_long_words": False}
             self._print(*textwrap.wrap(f"launch: {line}", COLUMNS, **how))
 
-    def status(self, attempt: Attempt, goodput: float | None, state: str) -> None:
+    def status(self, attempt: JobAttempt, goodput: float | None, state: str) -> None:
         """How the job is now."""
         if self._quiet:
             return
@@ -79,7 +79,7 @@ class View:
             self._shown_at = time.monotonic()
             self._print(f"launch: {self._status}")
 
-    def first_step(self, attempt: Attempt) -> None:
+    def first_step(self, attempt: JobAttempt) -> None:
         """The first step since a start or restart has been taken; where the time went."""
         parts = attempt.breakdown()
         listed = ", ".join(f"{name} {took:.1f}" for name, took in parts.items())
@@ -128,7 +128,7 @@ class View:
         self._outlet.write(text)
 
 
-def status_line(attempt: Attempt, goodput: float | None, state: str, num_steps: int) -> str:
+def status_line(attempt: JobAttempt, goodput: float | None, state: str, num_steps: int) -> str:
     """One line on a job: step, loss, speed, goodput, who is slowest.
 
     In a synchronous step all processes take equally long; the slowest is who waits longest for its own data.

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.errors import LaunchError
-from .attempt import Attempt, Worker
+from .attempt import AttemptWorker, JobAttempt
 from .job import Job, Stragglers
-from .record import Finding, Record
-from .roster import Roster
-from .slow_hosts import Measured, SlowHosts
+from .record import JobFinding, JobFolder
+from .roster import NodePool
+from .slow_hosts import HostProbe, SlowHosts
 from .slow_links import FLAPPING, SLOW, Degraded, SlowLinks, Timed
-from .slow_links import Change as LinkChange
+from .slow_links import LinkChange as LinkChange
 
 HELD_PROBES = 4
 """A probe of which a process's figures have not come by so many later ones is given up: a full pipe takes no line."""
@@ -25,20 +25,20 @@ class Watching:
         say: Takes what a person should know.
     """
 
-    def __init__(self, job: Job, roster: Roster, record: Record, say: Callable[[str], None]):
+    def __init__(self, job: Job, roster: NodePool, record: JobFolder, say: Callable[[str], None]):
         self._job, self._roster, self._record, self._say = job, roster, record, say
-        self._attempt: Attempt | None = None
+        self._attempt: JobAttempt | None = None
         self._probes: dict[int, dict[int, Mapping[str, Any]]] = {}
         self._hosts = SlowHosts(job.policy.slow_factor, job.policy.slow_probes)
         self._links: dict[tuple[int, ...], SlowLinks] = {}
         self._taken_out = False
         self._standing: dict[Any, str] = {}
 
-    def shown(self, attempt: Attempt | None) -> list[str]:
+    def shown(self, attempt: JobAttempt | None) -> list[str]:
         """What is slow now, for the job's status."""
         return list(self._standing.values()) if attempt is self._attempt else []
 
-    def heard(self, attempt: Attempt, process: int, beat: Mapping[str, Any]) -> None:
+    def heard(self, attempt: JobAttempt, process: int, beat: Mapping[str, Any]) -> None:
         """Take in what a process told; with the last one's figures of a probe they are compared."""
         facts = beat.get("facts")
         probe = facts.get("probe") if isinstance(facts, dict) else None
@@ -53,7 +53,7 @@ class Watching:
             self._links_of(attempt, found)
         self._probes = {each: told for each, told in self._probes.items() if each > number - HELD_PROBES}
 
-    def _begin(self, attempt: Attempt) -> None:
+    def _begin(self, attempt: JobAttempt) -> None:
         self._attempt, self._probes, self._taken_out, self._standing = attempt, {}, False, {}
         self._hosts.begin()
         for links in self._links.values():
@@ -61,10 +61,10 @@ class Watching:
 
     # Hosts.
 
-    def _hosts_of(self, attempt: Attempt, found: Mapping[int, Mapping[str, Any]]) -> None:
+    def _hosts_of(self, attempt: JobAttempt, found: Mapping[int, Mapping[str, Any]]) -> None:
         if self._job.policy.stragglers is Stragglers.IGNORE:
             return
-        told: dict[int, list[Measured]] = {}
+        told: dict[int, list[HostProbe]] = {}
         could = _profile(attempt).get("matrix_flops") or []
         for process, probe in sorted(found.items()):
             told.setdefault(self._unit(attempt.workers[process]), []).append(_measured(probe, process, could))
@@ -81,11 +81,11 @@ class Watching:
             self._tell(attempt, step, "slow host", f"{message}{self._hint(change.host)}", change.host)
             self._take_out(change.host, message)
 
-    def _unit(self, worker: Worker) -> int:
+    def _unit(self, worker: AttemptWorker) -> int:
         """What is compared: nodes, or the processes of a single one."""
         return worker.node if self._job.nodes > 1 else worker.process
 
-    def _name(self, attempt: Attempt, unit: int) -> str:
+    def _name(self, attempt: JobAttempt, unit: int) -> str:
         workers = [worker for worker in attempt.workers if self._unit(worker) == unit]
         kind = "node" if self._job.nodes > 1 else "process"
         return f"{kind} {unit} on {workers[0].host}"
@@ -114,7 +114,7 @@ class Watching:
 
     # Links.
 
-    def _links_of(self, attempt: Attempt, found: Mapping[int, Mapping[str, Any]]) -> None:
+    def _links_of(self, attempt: JobAttempt, found: Mapping[int, Mapping[str, Any]]) -> None:
         nodes = tuple(worker.node for worker in attempt.workers)
         first, profile = found[min(found)], _profile(attempt)
         if nodes not in self._links:
@@ -125,7 +125,7 @@ class Watching:
             self._tell_link(attempt, step, change, first, profile)
 
     def _tell_link(
-        self, attempt: Attempt, step: int, change: LinkChange, probe: Mapping[str, Any], profile: Mapping[str, Any]
+        self, attempt: JobAttempt, step: int, change: LinkChange, probe: Mapping[str, Any], profile: Mapping[str, Any]
     ) -> None:
         link = change.link
         key = (link.axis, link.group)
@@ -152,27 +152,27 @@ class Watching:
             self._tell(attempt, step, "link well again", message)
 
     @staticmethod
-    def _suspects(attempt: Attempt, link: Degraded) -> str:
+    def _suspects(attempt: JobAttempt, link: Degraded) -> str:
         workers = [attempt.workers[process] for process in link.suspects]
         names = [f"{worker.host} (process {worker.process})" for worker in workers]
         if len(names) == 1:
             return f". It is {names[0]}: what it sends or receives is slow to every neighbour that was tried"
         return f". It is the link between {' and '.join(names)}" if names else ""
 
-    def _tell(self, attempt: Attempt, step: int, kind: str, message: str, unit: int | None = None) -> None:
+    def _tell(self, attempt: JobAttempt, step: int, kind: str, message: str, unit: int | None = None) -> None:
         self._say(f"{kind} at step {step}: {message}")
-        self._record.finding(Finding(time.time(), attempt.number, step, kind, message, unit))
+        self._record.finding(JobFinding(time.time(), attempt.number, step, kind, message, unit))
 
 
-def _profile(attempt: Attempt) -> Mapping[str, Any]:
+def _profile(attempt: JobAttempt) -> Mapping[str, Any]:
     """What a check before the run had measured, as process 0 told it; empty without one."""
     profile = attempt.workers[0].facts.get("profile")
     return profile if isinstance(profile, dict) else {}
 
 
-def _measured(probe: Mapping[str, Any], process: int, could: list[float]) -> Measured:
+def _measured(probe: Mapping[str, Any], process: int, could: list[float]) -> HostProbe:
     flops = float(could[process]) if process < len(could) else 0.0
-    return Measured(
+    return HostProbe(
         matrix=float(probe["matrix"]),
         host=float(probe["host"]),
         part=str(probe["host_part"]),
@@ -182,7 +182,7 @@ def _measured(probe: Mapping[str, Any], process: int, could: list[float]) -> Mea
     )
 
 
-def _slowest(of_host: list[Measured]) -> Measured:
+def _slowest(of_host: list[HostProbe]) -> HostProbe:
     """One host's figures: of its slowest process each."""
     by_work, by_matrix = max(of_host, key=lambda one: one.host), max(of_host, key=lambda one: one.matrix)
     return dataclasses.replace(by_work, matrix=by_matrix.matrix, could=by_matrix.could)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.errors import LaunchError
 from ..system import json_reader
-from .job import Job, written
+from .job import Job, write_json
 from .record import CORDONED, JOB, LAYOUTS, read
 
 MESH_AXES = ("replica", "stage", "fsdp", "expert", "context", "tensor")
@@ -19,7 +19,7 @@ MESH_AXES = ("replica", "stage", "fsdp", "expert", "context", "tensor")
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class JobLayout:
     """How the model lies on a smaller count of processes.
 
     Attributes:
@@ -45,7 +45,7 @@ class Layout:
         return sizes + parts + (", rows filled up" if self.pad_rows else "")
 
     @classmethod
-    def read(cls, found: Any) -> "Layout":
+    def read(cls, found: Any) -> "JobLayout":
         """From what process 0 has written.
 
         Raises:
@@ -59,7 +59,7 @@ class Layout:
 
 
 @dataclasses.dataclass(frozen=True)
-class World:
+class JobShape:
     """Where one attempt runs.
 
     Attributes:
@@ -68,7 +68,7 @@ class World:
     """
 
     nodes: tuple[int, ...]
-    layout: Layout | None = None
+    layout: JobLayout | None = None
 
     def shown(self, total: int) -> str:
         """For a person."""
@@ -88,7 +88,7 @@ class Worlds:
     def __init__(self, place: Path, *, nodes: int, processes: int, min_nodes: int):
         self._place, self._nodes, self._processes = place, nodes, processes
         self._min_nodes = max(min_nodes, 1)
-        self._refused: list[Layout] = []
+        self._refused: list[JobLayout] = []
 
     @classmethod
     def of(cls, job: Job) -> "Worlds":
@@ -109,26 +109,26 @@ class Worlds:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise LaunchError(f"{place / JOB} does not describe a job: {error!r}; `panax launch` writes it") from error
 
-    def refuse(self, layout: Layout) -> None:
+    def refuse(self, layout: JobLayout) -> None:
         """Count a layout as one that the model can't be laid out on after all: the next best one is taken."""
         self._refused.append(layout)
 
-    def best(self, here: Collection[int]) -> World | None:
+    def best(self, here: Collection[int]) -> JobShape | None:
         """The largest world of these nodes that the model can be laid out on; None where there is none.
 
         Nodes that were taken out are left out, unless the job can't go on without them.
         """
         return self.without(here, self.cordoned) or (self.without(here, ()) if self.cordoned & {*here} else None)
 
-    def without(self, here: Collection[int], out: Collection[int]) -> World | None:
+    def without(self, here: Collection[int], out: Collection[int]) -> JobShape | None:
         """The largest world of these nodes and none of those that are out; None where there is none."""
         usable = sorted({*here} - {*out})
         if len(usable) >= self._nodes:
-            return World(tuple(usable))
+            return JobShape(tuple(usable))
         layouts = self._layouts()
         for count in range(len(usable), self._min_nodes - 1, -1):
             if (layout := layouts.get(count * (self._processes // self._nodes))) is not None:
-                return World(tuple(usable[:count]), layout)
+                return JobShape(tuple(usable[:count]), layout)
         return None
 
     def why_not_without(self, out: Collection[int]) -> str:
@@ -147,22 +147,22 @@ class Worlds:
     @property
     def cordoned(self) -> set[int]:
         """The nodes that were taken out."""
-        return set(cordoned(self._place))
+        return set(read_cordoned(self._place))
 
-    def _layouts(self) -> dict[int, Layout]:
+    def _layouts(self) -> dict[int, JobLayout]:
         """Processes to the best layout; empty before a first start of the whole job, and where the file can't be used."""
         try:
             found = json_reader.read(self._place / LAYOUTS)
             if found["processes"] != self._processes:
                 return {}
-            listed = {int(count): [*map(Layout.read, ranked)] for count, ranked in found["layouts"].items()}
+            listed = {int(count): [*map(JobLayout.read, ranked)] for count, ranked in found["layouts"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
         left = {count: [each for each in ranked if each not in self._refused] for count, ranked in listed.items()}
         return {count: ranked[0] for count, ranked in left.items() if ranked}
 
 
-def cordoned(place: Path) -> dict[int, str]:
+def read_cordoned(place: Path) -> dict[int, str]:
     """Node to why it was taken out of a job; a file that is none says nothing."""
     try:
         found = json_reader.read(place / CORDONED)
@@ -177,13 +177,13 @@ def cordon(worlds: Worlds, place: Path, nodes: Iterable[int], why: str, *, total
     Raises:
         LaunchError: There is no such node, or the job could not go on without them.
     """
-    found = cordoned(place) | {_checked(node, total): why for node in nodes}
+    found = read_cordoned(place) | {_checked(node, total): why for node in nodes}
     if reason := worlds.why_not_without(found):
         raise LaunchError(
             f"node {', '.join(map(str, sorted(found)))} can't be taken out: {reason}; the job goes on as it is. `panax stop` "
             f"ends it with a save"
         )
-    written(place / CORDONED, {str(node): said for node, said in sorted(found.items())})
+    write_json(place / CORDONED, {str(node): said for node, said in sorted(found.items())})
 
 
 def uncordon(place: Path, nodes: Iterable[int], *, total: int) -> None:
@@ -192,13 +192,13 @@ def uncordon(place: Path, nodes: Iterable[int], *, total: int) -> None:
     Raises:
         LaunchError: There is no such node, or it was not taken out.
     """
-    found = cordoned(place)
+    found = read_cordoned(place)
     for node in nodes:
         if _checked(node, total) not in found:
             taken = ", ".join(map(str, found)) or "none"
             raise LaunchError(f"node {node} was not taken out of the job; of its nodes there are out: {taken}")
         del found[node]
-    written(place / CORDONED, {str(node): said for node, said in sorted(found.items())})
+    write_json(place / CORDONED, {str(node): said for node, said in sorted(found.items())})
 
 
 def _checked(node: int, total: int) -> int:

@@ -48,7 +48,7 @@ class Delayed(eqx.Module):
     @classmethod
     def of_none(cls, comms: Comms, parameters: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> "Delayed":
         """What there is before the first step; parameters are the trainable ones."""
-        terms = kept_terms(comms, {name: (leaf, ()) for name, leaf in parameters.items()}, layout)
+        terms = delayed_state_spec(comms, {name: (leaf, ()) for name, leaf in parameters.items()}, layout)
         moved = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in parameters.items()}
         return cls(
             {name: jnp.zeros(leaf.shape, leaf.dtype) for name, (leaf, _) in terms.items()},
@@ -82,7 +82,9 @@ class Delayed(eqx.Module):
         return Delayed(terms, jnp.bool_(True), teaches, moved)
 
 
-def kept_terms(comms: Comms, parameters: Mapping[str, tuple[jax.ShapeDtypeStruct, Axes]], layout: Layout) -> Lying:
+def delayed_state_spec(
+    comms: Comms, parameters: Mapping[str, tuple[jax.ShapeDtypeStruct, Axes]], layout: Layout
+) -> Lying:
     """What is kept of each gradient until the next step, by name: shape and logical axes.
 
     Args:

@@ -23,7 +23,7 @@ Pieces = Mapping[str, Piece]
 
 
 @dataclasses.dataclass(frozen=True)
-class Meeting:
+class OuterSync:
     """What replicas do together after a step.
 
     Attributes:
@@ -37,14 +37,14 @@ class Meeting:
     whole: bool = False
 
 
-def meeting_after(number: int, last: int, comms: Comms) -> Meeting | None:
+def outer_sync_after(number: int, last: int, comms: Comms) -> OuterSync | None:
     """What is due after the step with this number, the first being 1; None where replicas stay apart.
 
     Args:
         last: The number of the run's last step, after which all agree.
 
     >>> streaming = Comms(local_steps=4, fragments=2, overlap_steps=1)
-    >>> [(number, meeting.sends, meeting.takes) for number in range(1, 8) if (meeting := meeting_after(number, 99, streaming))]
+    >>> [(number, meeting.sends, meeting.takes) for number in range(1, 8) if (meeting := outer_sync_after(number, 99, streaming))]
     [(2, (0,), ()), (3, (), (0,)), (4, (1,), ()), (5, (), (1,)), (6, (0,), ()), (7, (), (0,))]
     """
     everything = tuple(range(comms.fragments))
@@ -56,13 +56,13 @@ def meeting_after(number: int, last: int, comms: Comms) -> Meeting | None:
         return tuple(f for f in everything if at >= turns[f] and (at - turns[f]) % comms.local_steps == 0)
 
     sends, takes = due(number), due(number - comms.overlap_steps)
-    return Meeting(sends, takes) if sends or takes else None
+    return OuterSync(sends, takes) if sends or takes else None
 
 
-def last_meeting(comms: Comms) -> Meeting:
+def last_meeting(comms: Comms) -> OuterSync:
     """In which all agree on everything."""
     everything = tuple(range(comms.fragments))
-    return Meeting(everything, everything, whole=comms.overlap_steps > 0)
+    return OuterSync(everything, everything, whole=comms.overlap_steps > 0)
 
 
 def fragments_of(

@@ -19,17 +19,17 @@ from jax.sharding import PartitionSpec
 
 from ..core.axes import named_leaves, pair_axes
 from ..core.errors import RecipeError
-from ..core.expected import moving
+from ..core.expected import tag_comm
 from ..core.layout import Layout
-from ..core.measures import Faults
+from ..core.measures import DataChecks
 from ..core.task import Task
 from ..mesh.placement import as_spec
 from ..spmd.collectives import all_reduce
-from ..spmd.manual import on_each_device
-from ..spmd.marks import Holds, declared
-from .fragments import Meeting, Piece, fragments_of
+from ..spmd.manual import map_over_shards
+from ..spmd.marks import ValueState, assert_sharding
+from .fragments import OuterSync, Piece, fragments_of
 from .owed import each
-from .reduction import Owed, compressed_sums, ways_of
+from .reduction import Owed, reduce_compressed, ways_of
 from .settings import Comms
 
 REPLICA = "replica"
@@ -49,7 +49,7 @@ class Replicas(eqx.Module):
     momentum: Any
 
 
-class Agreed(NamedTuple):
+class OuterUpdate(NamedTuple):
     """What an outer step gives.
 
     Attributes:
@@ -82,18 +82,18 @@ def check_local_steps(comms: Comms, layout: Layout, task: Task, model_state: Any
         )
 
 
-def in_front(tree: Any, count: int) -> Any:
+def add_replica_axis(tree: Any, count: int) -> Any:
     """Every array as each replica's own, alike."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), tree)
 
 
 def axes_in_front(tree: Any, axes: Any) -> Any:
-    """The logical axes of what `in_front` gives of a tree with these."""
+    """The logical axes of what `add_replica_axis` gives of a tree with these."""
     found = [(each(REPLICA), *leaf_axes) for _, _, leaf_axes in pair_axes(tree, axes)]
     return jax.tree.structure(tree).unflatten(found)
 
 
-def agree(
+def sync_replicas(
     comms: Comms,
     params: Any,
     axes: Any,
@@ -102,8 +102,8 @@ def agree(
     owed: Owed,
     step: jax.Array,
     layout: Layout,
-    meeting: Meeting,
-) -> Agreed:
+    meeting: OuterSync,
+) -> OuterUpdate:
     """An outer step of some fragments, and what each replica takes over.
 
     Args:
@@ -126,11 +126,11 @@ def agree(
         terms: dict[str, jax.Array], owed: dict[str, jax.Array] | None, step: jax.Array
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array] | None]:
         sums: dict[str, jax.Array] = {}
-        with moving("outer gradients"):
+        with tag_comm("outer gradients"):
             if comms.compress:
                 ways = ways_of({name: (x.shape, named[name][1]) for name, x in terms.items()}, comms, layout)
                 own = None if owed is None else {name: owed[name] for name in ways}
-                sums, left = compressed_sums({name: terms[name] for name in ways}, ways, own, comms, layout, step)
+                sums, left = reduce_compressed({name: terms[name] for name in ways}, ways, own, comms, layout, step)
                 owed = None if left is None else dict(left)
             return sums | {name: all_reduce(x, (REPLICA,)) for name, x in terms.items() if name not in sums}, owed
 
@@ -147,10 +147,10 @@ def agree(
         for fragment in meeting.sends:
             pieces = fragments[fragment]
             terms = {
-                name: declared(
+                name: assert_sharding(
                     (_part(after[name], piece).astype(jnp.float32) - _part(own[name][0], piece).astype(jnp.float32))
                     / count,
-                    {REPLICA: Holds.PARTIAL},
+                    {REPLICA: ValueState.PARTIAL},
                 )
                 for name, piece in pieces.items()
             }
@@ -183,10 +183,10 @@ def agree(
     lies = None if debts is None else {name: apart[name] for name in debts}
     flat, own = _named(params, trainable), _named(replicas.params, trainable)
     given = [{name: tree[name] for name in rests} for tree in (flat, own, replicas.momentum)]
-    after, mine, moved, debts = on_each_device(
+    after, mine, moved, debts = map_over_shards(
         local, layout, (rests, apart, rests, lies, PartitionSpec()), (rests, apart, rests, lies)
     )(*given, debts, step)
-    return Agreed(
+    return OuterUpdate(
         _put_back(params, trainable, flat | after),
         Replicas(_put_back(replicas.params, trainable, own | mine), replicas.guard, {**replicas.momentum, **moved}),
         None if owed is None else {**owed, **(debts or {})},
@@ -215,14 +215,14 @@ def _put_back(tree: Any, trainable: Any, named: Mapping[str, jax.Array]) -> Any:
     return jax.tree.structure(tree).unflatten(leaves)
 
 
-def merged(scalars: Any) -> Any:
+def merge_replica_metrics(scalars: Any) -> Any:
     """What replicas report, as one figure each: counts by the largest, what is true of one as true, the rest by their mean."""
 
     def one(x: Any) -> Any:
-        if isinstance(x, Faults):
+        if isinstance(x, DataChecks):
             return dataclasses.replace(x, worst=x.worst.max(0))
         if jnp.issubdtype(x.dtype, jnp.bool_):
             return x.any(0)
         return x.max(0) if jnp.issubdtype(x.dtype, jnp.integer) else x.mean(0)
 
-    return jax.tree.map(one, scalars, is_leaf=lambda x: isinstance(x, Faults))
+    return jax.tree.map(one, scalars, is_leaf=lambda x: isinstance(x, DataChecks))

@@ -57,7 +57,7 @@ class Member:
 
 
 @dataclasses.dataclass(frozen=True)
-class Round:
+class OuterRound:
     """A round that was decided.
 
     Attributes:
@@ -73,7 +73,7 @@ class Round:
     left_out: Mapping[int, str]
 
     @classmethod
-    def read(cls, data: bytes, count: int) -> "Round":
+    def read(cls, data: bytes, count: int) -> "OuterRound":
         """What `text` wrote.
 
         Raises:
@@ -158,7 +158,7 @@ class MeetingPlace:
         self._known = number
         return number
 
-    def round(self, number: int) -> Round | None:
+    def round(self, number: int) -> OuterRound | None:
         """What was decided; None where nothing is yet.
 
         Raises:
@@ -166,7 +166,7 @@ class MeetingPlace:
         """
         path = f"{_round(number)}/{MEMBERS}"
         try:
-            return Round.read(self._store.read(path), self._islands.count)
+            return OuterRound.read(self._store.read(path), self._islands.count)
         except MissingError:
             return None
         except ValueError as error:
@@ -181,7 +181,7 @@ class MeetingPlace:
         about = {"base": base, "index": str(self._islands.index), "digest": digest_of(arrays)}
         self._store.write(_from(number, self._islands.index), [save(dict(arrays), metadata=about)])
 
-    def decide(self, number: int, base: str, norm: Callable[[Arrays], float]) -> Round:
+    def decide(self, number: int, base: str, norm: Callable[[Arrays], float]) -> OuterRound:
         """Of whom a round is; waits for those that are expected, as long as the settings say.
 
         Args:
@@ -292,7 +292,7 @@ class MeetingPlace:
             return True
         return True
 
-    def _judged(self, number: int, base: str, present: set[int], norm: Callable[[Arrays], float]) -> Round:
+    def _judged(self, number: int, base: str, present: set[int], norm: Callable[[Arrays], float]) -> OuterRound:
         """A round of those whose updates can be used."""
         self._updates, norms, left_out = {}, {}, {}
         for index in sorted(present):
@@ -314,7 +314,7 @@ class MeetingPlace:
             for (_, index), update in self._updates.items()
             if index not in left_out
         )
-        return Round(members, base, self._islands.index, left_out)
+        return OuterRound(members, base, self._islands.index, left_out)
 
     def _norms_before(self, number: int) -> list[float]:
         found = []

@@ -23,7 +23,7 @@ LEAST = 4096
 """Arrays of fewer numbers travel in float32."""
 
 
-class Agreed(NamedTuple):
+class GroupUpdate(NamedTuple):
     """What islands have agreed on.
 
     Attributes:
@@ -35,11 +35,11 @@ class Agreed(NamedTuple):
     momentum: Mapping[str, npt.NDArray[np.float32]]
 
     @classmethod
-    def of_first(cls, params: Mapping[str, npt.NDArray[Any]]) -> "Agreed":
+    def of_first(cls, params: Mapping[str, npt.NDArray[Any]]) -> "GroupUpdate":
         """Before the first meeting."""
         return cls(params, {name: np.zeros(x.shape, np.float32) for name, x in params.items()})
 
-    def after(self, gradient: Mapping[str, npt.NDArray[np.float32]], comms: Comms) -> "Agreed":
+    def after(self, gradient: Mapping[str, npt.NDArray[np.float32]], comms: Comms) -> "GroupUpdate":
         """An outer step, SGD with Nesterov momentum.
 
         Args:
@@ -52,7 +52,7 @@ class Agreed(NamedTuple):
             speeds[name] = np.add(momentum * self.momentum[name], gradient[name], dtype=np.float32)
             change = rate * (gradient[name] + momentum * speeds[name])
             params[name] = (old.astype(np.float32) - change).astype(old.dtype)
-        return Agreed(params, speeds)
+        return GroupUpdate(params, speeds)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """As named arrays, for a file."""
@@ -60,7 +60,7 @@ class Agreed(NamedTuple):
         return params | {f"momentum/{name}": x for name, x in self.momentum.items()}
 
     @classmethod
-    def of(cls, arrays: Arrays, like: Mapping[str, npt.NDArray[Any]]) -> "Agreed":
+    def of(cls, arrays: Arrays, like: Mapping[str, npt.NDArray[Any]]) -> "GroupUpdate":
         """What a file holds.
 
         Args:
@@ -76,7 +76,7 @@ class Agreed(NamedTuple):
         )
 
 
-def encoded(
+def encode_update(
     moved: Mapping[str, npt.NDArray[np.float32]], wire: Wire | None, chance: int | None
 ) -> dict[str, npt.NDArray[Any]]:
     """What travels of what an island has moved by.
@@ -99,7 +99,7 @@ def encoded(
     return found
 
 
-def decoded(
+def decode_update(
     sent: Arrays, wire: Wire | None, like: Mapping[str, npt.NDArray[Any]]
 ) -> dict[str, npt.NDArray[np.float32]]:
     """The numbers again.

@@ -62,7 +62,7 @@ def check_mesh(
         )
 
 
-def kept(comms: Comms, parameters: Mapping[str, tuple[tuple[int, ...], Axes]], layout: Layout) -> Kept:
+def residual_specs(comms: Comms, parameters: Mapping[str, tuple[tuple[int, ...], Axes]], layout: Layout) -> Kept:
     """What is kept of each parameter whose gradient travels compressed, by name: shape and logical axes.
 
     Args:
@@ -79,7 +79,7 @@ def kept(comms: Comms, parameters: Mapping[str, tuple[tuple[int, ...], Axes]], l
     }
 
 
-def passed_on(owed: jax.Array, own: int, replicas: tuple[int, ...]) -> jax.Array:
+def reshard_residual(owed: jax.Array, own: int, replicas: tuple[int, ...]) -> jax.Array:
     """What replicas owe, for another number of them: those that merge add theirs up, those that split share it; the sum stays.
 
     Args:
@@ -87,8 +87,10 @@ def passed_on(owed: jax.Array, own: int, replicas: tuple[int, ...]) -> jax.Array
         own: How many dimensions are the parameter's.
         replicas: The new dimensions in front.
 
-    >>> passed_on(jnp.array([[1.0], [2.0], [3.0], [4.0]]), 1, (2,)).tolist(), passed_on(jnp.array([[2.0]]), 1, (2,)).tolist()
-    ([[3.0], [7.0]], [[1.0], [1.0]])
+    >>> reshard_residual(jnp.array([[1.0], [2.0], [3.0], [4.0]]), 1, (2,)).tolist()
+    [[3.0], [7.0]]
+    >>> reshard_residual(jnp.array([[2.0]]), 1, (2,)).tolist()
+    [[1.0], [1.0]]
     """
     shape = owed.shape[owed.ndim - own :]
     flat = owed.reshape(-1, *shape)

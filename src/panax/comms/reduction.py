@@ -19,8 +19,8 @@ import jax.numpy as jnp
 
 from ..core.layout import Layout
 from ..core.protocols import Axes
-from ..spmd.marks import Holds, declared, split_over
-from .rows import Rows
+from ..spmd.marks import ValueState, assert_sharding, split_over
+from .rows import RowView
 from .settings import Comms
 
 BUCKET_BYTES = 4 * 2**20
@@ -28,9 +28,9 @@ BUCKET_BYTES = 4 * 2**20
 
 
 Owed = Mapping[str, Any] | None
-"""By parameter, what sums have left out on each replica, in float32: as `owed.kept` says; None without error feedback."""
+"""By parameter, each replica's residual in float32, as `owed.residual_specs` lays it out; None without error feedback."""
 
-Ways = Mapping[str, Rows]
+Ways = Mapping[str, RowView]
 """How each array that travels compressed is cut, by its name."""
 
 
@@ -41,11 +41,11 @@ def ways_of(shards: Mapping[str, tuple[tuple[int, ...], Axes]], comms: Comms, la
         shards: By name the shape of a device's shard, and the logical axes.
     """
     owners = math.prod(layout.sizes[axis] for axis in comms.over)
-    found = {name: Rows.of(name, shape, axes, layout, owners) for name, (shape, axes) in shards.items()}
+    found = {name: RowView.of(name, shape, axes, layout, owners) for name, (shape, axes) in shards.items()}
     return {name: rows for name, rows in found.items() if rows is not None}
 
 
-def compressed_sums(
+def reduce_compressed(
     terms: Mapping[str, jax.Array], ways: Ways, owed: Owed, comms: Comms, layout: Layout, count: jax.Array
 ) -> tuple[dict[str, jax.Array], Owed]:
     """The sums over the replicas, and what is owed now.
@@ -61,7 +61,9 @@ def compressed_sums(
     after: dict[str, jax.Array] = {}
     for names in _buckets(ways):
         bucket = {
-            name: Share(ways[name], terms[name], None if owed is None else owed[name].reshape(terms[name].shape))
+            name: GradientShare(
+                ways[name], terms[name], None if owed is None else owed[name].reshape(terms[name].shape)
+            )
             for name in names
         }
         for name, (value, left) in _summed(bucket, comms, layout, count).items():
@@ -71,10 +73,10 @@ def compressed_sums(
     return sums, None if owed is None else after
 
 
-class Share(NamedTuple):
+class GradientShare(NamedTuple):
     """One gradient on one device: a replica's term of the sum, and what earlier steps have left out of it."""
 
-    rows: Rows
+    rows: RowView
     value: jax.Array
     owed: jax.Array | None
 
@@ -95,7 +97,7 @@ def _buckets(cut: Ways) -> list[list[str]]:
 
 
 def _summed(
-    bucket: Mapping[str, Share], comms: Comms, layout: Layout, count: jax.Array
+    bucket: Mapping[str, GradientShare], comms: Comms, layout: Layout, count: jax.Array
 ) -> dict[str, tuple[jax.Array, jax.Array | None]]:
     """Of each array the sum, and what is owed now."""
     wire, over = comms.wire, comms.over
@@ -103,13 +105,13 @@ def _summed(
     by_chance = comms.rounding == "stochastic"
     own, sent, rests = {}, {}, {}
     for name, (rows, value, owed) in bucket.items():
-        wide = declared(value.astype(jnp.float32), dict.fromkeys(over, Holds.OWN))
+        wide = assert_sharding(value.astype(jnp.float32), dict.fromkeys(over, ValueState.OWN))
         cut, bits = _split(rows.cut(wide), bucket), rows.bits("sent", count, me) if by_chance else None
         own[name] = _own(cut, me)
         if owed is None:
             sent[name] = wire.encode(cut, bits)
             continue
-        before = _split(rows.cut(declared(owed, dict.fromkeys(over, Holds.OWN))), bucket)
+        before = _split(rows.cut(assert_sharding(owed, dict.fromkeys(over, ValueState.OWN))), bucket)
         # In one pass over both, where there is a kernel for that.
         sent[name], rests[name] = wire.encode_with_rest(cut, before, bits)
         own[name] = own[name] + _own(before, me)
@@ -131,7 +133,7 @@ def _summed(
         if owed is not None:
             # Of what it owns, a replica has sent nothing to itself, and lost what the sum has.
             lost = jnp.where(mine, lost_after[here], rests[name])
-            left = declared(_lying(rows.joined(lost), rows, layout), dict.fromkeys(over, Holds.OWN))
+            left = assert_sharding(_lying(rows.joined(lost), rows, layout), dict.fromkeys(over, ValueState.OWN))
         found[name] = _lying(summed.astype(value.dtype), rows, layout), left
     return found
 
@@ -141,16 +143,18 @@ def _own(rows: jax.Array, me: jax.Array) -> jax.Array:
     return jax.lax.dynamic_index_in_dim(rows, me, axis=0, keepdims=False)
 
 
-def _split(rows: jax.Array, bucket: Mapping[str, Share]) -> jax.Array:
+def _split(rows: jax.Array, bucket: Mapping[str, GradientShare]) -> jax.Array:
     """Rows, of which each device holds its own: what is summed within one is a whole sum."""
     axes = {axis for share in bucket.values() for dim in share.rows.places for axis in dim}
-    return declared(rows, dict.fromkeys(axes, Holds.SPLIT), rows.ndim - 2)
+    return assert_sharding(rows, dict.fromkeys(axes, ValueState.SPLIT), rows.ndim - 2)
 
 
-def _lying(value: jax.Array, rows: Rows, layout: Layout) -> jax.Array:
+def _lying(value: jax.Array, rows: RowView, layout: Layout) -> jax.Array:
     """A sum, of which the check of a traced step can't follow that it lies as the array does."""
     split = {axis for axes in rows.places for axis in axes}
-    return split_over(declared(value, {axis: Holds.WHOLE for axis in layout.sizes if axis not in split}), rows.places)
+    return split_over(
+        assert_sharding(value, {axis: ValueState.WHOLE for axis in layout.sizes if axis not in split}), rows.places
+    )
 
 
 def _joined(parts: Sequence[Any], axis: int = 1) -> Any:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
-from ..core.boxes import boxes_of_shard
+from ..core.boxes import quant_blocks
 from ..core.counter_hash import bits_of_places
 from ..core.layout import Layout, MeshAxes
 from ..core.logical import traits_of
@@ -24,7 +24,7 @@ MANY = 32
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class RowView:
     """How a device's shard of an array becomes rows: (owner, row, number).
 
     Attributes:
@@ -43,14 +43,14 @@ class Rows:
     owners: int
 
     @classmethod
-    def of(cls, name: str, shape: tuple[int, ...], axes: Axes, layout: Layout, owners: int) -> "Rows | None":
+    def of(cls, name: str, shape: tuple[int, ...], axes: Axes, layout: Layout, owners: int) -> "RowView | None":
         """The rows of a shard; None where the array is too small, or nothing of its shape divides.
 
         Args:
             shape: The shard's.
             axes: The array's logical axes.
         """
-        boxes = boxes_of_shard(shape, axes, layout)
+        boxes = quant_blocks(shape, axes, layout)
         if boxes is None:
             return None
         along = dealt_along(boxes.whole, boxes.box, axes)

@@ -7,7 +7,7 @@ from typing import Literal
 from ..core.errors import RecipeError, nearest
 from ..core.logical import MESH_AXES
 from ..core.validated import Validated
-from ..stores import shown_address
+from ..stores import redact_address
 from .wires import WIRES, Wire
 
 AUTO = "auto"
@@ -231,7 +231,7 @@ class Comms(Validated):
                 return (
                     f"comms          island {self.islands.index} of {self.islands.count}: they meet after every "
                     f"{self.local_steps} "
-                    f"steps in {shown_address(self.islands.place)}; what each has moved by travels as {how}"
+                    f"steps in {redact_address(self.islands.place)}; what each has moved by travels as {how}"
                 )
             parts = "" if self.fragments == 1 else f", in {self.fragments} parts at different ones"
             return (

@@ -17,7 +17,7 @@ from ..kernels.quantised import (
     Format,
     Quantised,
     quantise,
-    quantise_with_rest,
+    quantize_with_residual,
     round_stochastically,
 )
 
@@ -98,7 +98,7 @@ class Coded(Wire):
         owed: Float32[Array, "*rows box"],
         bits: UInt32[Array, "*rows box"] | None = None,
     ) -> tuple[Quantised, Float32[Array, "*rows box"]]:
-        return quantise_with_rest(x, owed, self.format, bits)
+        return quantize_with_residual(x, owed, self.format, bits)
 
     def decode(self, sent: Quantised) -> Float32[Array, "*rows box"]:
         return sent.dequantised(jnp.float32)

@@ -243,12 +243,12 @@ class _Job:
     executable_devices: Any
 
     def compiled(self) -> Any:
-        return internals.compiled(
+        return internals.compile_uncached(
             self.backend, self.computation, self.executable_devices, self.options, self.host_callbacks
         )
 
     def loaded(self, program: bytes) -> Any:
-        return internals.loaded(self.backend, program, self.executable_devices, self.options)
+        return internals.load_executable(self.backend, program, self.executable_devices, self.options)
 
 
 _compiler: _Compiler | None = None

@@ -17,8 +17,8 @@ _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def called_by_a_step() -> Iterator[None]:
-    """Around the body of a callback: an error in it is kept for `as_raised`."""
+def capture_callback_errors() -> Iterator[None]:
+    """Around the body of a callback: an error in it is kept for `reraise_callback_errors`."""
     try:
         yield
     except PanaxError as error:
@@ -28,7 +28,7 @@ def called_by_a_step() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def as_raised() -> Iterator[None]:
+def reraise_callback_errors() -> Iterator[None]:
     """Around what waits for steps: the first error of a callback is raised in the place of the runtime's.
 
     Raises:

@@ -21,15 +21,27 @@ if TYPE_CHECKING:
     )
     from .layout import Layout, current_layout, current_target, use_layout
     from .logical import LogicalAxis, Role, Undivided, register_axes
-    from .measures import Faults, Loss, Losses, Maximum, Mean, Metrics, Ranked, Sample, Sum, merge_measures, total_loss
+    from .measures import (
+        DataChecks,
+        Loss,
+        Losses,
+        Maximum,
+        Mean,
+        MeanWithInterval,
+        Metrics,
+        RocHistogram,
+        Sum,
+        merge_measures,
+        total_loss,
+    )
     from .module import Module, constant, logical_axes, name_key, normal, parameter, stack, stacked
     from .protocols import Axes, Batch, ModelState, Params, Position, Source, SourcedBatch
-    from .readable import register_readable
+    from .readable import register_serializable
     from .scoping import current_scope, debugging, real_values, scope
-    from .state import Guard, TrainState
+    from .state import StepGuard, TrainState
     from .target import Target, Traits
     from .task import DataFacts, Evaluation, Gradients, Task
-    from .watching import HeatMap, Watch, Watched
+    from .watching import HeatMap, MetricMonitor, Watched
 
 _WHERE = {
     "axes": ("annotation_axes", "map_axes", "named_leaves", "pair_axes", "path_name"),
@@ -49,97 +61,37 @@ _WHERE = {
     "layout": ("Layout", "current_layout", "current_target", "use_layout"),
     "logical": ("LogicalAxis", "Role", "Undivided", "register_axes"),
     "measures": (
-        "Faults",
+        "DataChecks",
         "Loss",
         "Losses",
         "Maximum",
         "Mean",
         "Metrics",
-        "Ranked",
-        "Sample",
+        "RocHistogram",
+        "MeanWithInterval",
         "Sum",
         "merge_measures",
         "total_loss",
     ),
     "module": ("Module", "constant", "logical_axes", "name_key", "normal", "parameter", "stack", "stacked"),
     "protocols": ("Axes", "Batch", "ModelState", "Params", "Position", "Source", "SourcedBatch"),
-    "readable": ("register_readable",),
+    "readable": ("register_serializable",),
     "scoping": ("current_scope", "debugging", "real_values", "scope"),
-    "state": ("Guard", "TrainState"),
+    "state": ("StepGuard", "TrainState"),
     "target": ("Target", "Traits"),
     "task": ("DataFacts", "Evaluation", "Gradients", "Task"),
-    "watching": ("HeatMap", "Watch", "Watched"),
+    "watching": ("HeatMap", "MetricMonitor", "Watched"),
 }
 
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Axes",
-    "Batch",
-    "CheckpointError",
-    "Collected",
-    "CollectingTask",
-    "DamagedError",
-    "DataError",
-    "DataFacts",
-    "Evaluation",
-    "Faults",
-    "Gradients",
-    "Guard",
-    "HeatMap",
-    "Layout",
-    "LayoutError",
-    "LogicalAxis",
-    "Loss",
-    "Losses",
-    "Maximum",
-    "Mean",
-    "Metrics",
-    "ModelState",
-    "Module",
-    "PanaxError",
-    "Params",
-    "Position",
-    "Ranked",
-    "RecipeError",
-    "Role",
-    "Sample",
-    "Source",
-    "SourcedBatch",
-    "StoreError",
-    "Sum",
-    "Target",
-    "Task",
-    "TrainState",
-    "TrainingError",
-    "Traits",
-    "Undivided",
-    "Watch",
-    "Watched",
-    "annotation_axes",
-    "constant",
-    "current_layout",
-    "current_scope",
-    "current_target",
-    "debugging",
-    "dropout",
-    "logical_axes",
-    "map_axes",
-    "merge_measures",
-    "name_key",
-    "named_leaves",
-    "nearest",
-    "normal",
-    "pair_axes",
-    "parameter",
-    "path_name",
-    "real_values",
-    "register_axes",
-    "register_readable",
-    "scope",
-    "stack",
-    "stacked",
-    "total_loss",
-    "uniform",
-    "use_layout",
+    "Axes", "Batch", "CheckpointError", "Collected", "CollectingTask", "DamagedError", "DataChecks", "DataError",
+    "DataFacts", "Evaluation", "Gradients", "HeatMap", "Layout", "LayoutError", "LogicalAxis", "Loss", "Losses", "Maximum",
+    "Mean", "MeanWithInterval", "MetricMonitor", "Metrics", "ModelState", "Module", "PanaxError", "Params", "Position",
+    "RecipeError", "RocHistogram", "Role", "Source", "SourcedBatch", "StepGuard", "StoreError", "Sum", "Target", "Task",
+    "TrainState", "TrainingError", "Traits", "Undivided", "Watched", "annotation_axes", "constant", "current_layout",
+    "current_scope", "current_target", "debugging", "dropout", "logical_axes", "map_axes", "merge_measures", "name_key",
+    "named_leaves", "nearest", "normal", "pair_axes", "parameter", "path_name", "real_values", "register_axes",
+    "register_serializable", "scope", "stack", "stacked", "total_loss", "uniform", "use_layout",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ LEAST, BOX, SMALLEST = 4096, 256, 16
 """What travels as codes: arrays of at least so many numbers, in boxes of at most and at least so many."""
 
 
-class Boxes(NamedTuple):
+class QuantBlocks(NamedTuple):
     """How an array is cut in boxes.
 
     Attributes:
@@ -31,7 +31,7 @@ class Boxes(NamedTuple):
     sides: tuple[int, ...]
 
 
-def boxes_of_shard(shape: Sequence[int], axes: Axes, layout: Layout) -> Boxes | None:
+def quant_blocks(shape: Sequence[int], axes: Axes, layout: Layout) -> QuantBlocks | None:
     """The boxes of what travels as codes; None for an array that is too small, or too odd in shape.
 
     Args:
@@ -43,12 +43,12 @@ def boxes_of_shard(shape: Sequence[int], axes: Axes, layout: Layout) -> Boxes | 
     own = [dim for dim, axis in enumerate(axes) if not is_copies(axis)]
     if math.prod(whole[dim] for dim in own) < LEAST:
         return None
-    box = box_of(whole, axes, own, BOX)
+    box = quant_block_shape(whole, axes, own, BOX)
     sides = tuple(math.gcd(side, size) for side, size in zip(box, shape))
-    return None if math.prod(sides) < SMALLEST else Boxes(whole, box, sides)
+    return None if math.prod(sides) < SMALLEST else QuantBlocks(whole, box, sides)
 
 
-def box_of(shape: Sequence[int], axes: Axes, own: Sequence[int], most: int) -> tuple[int, ...]:
+def quant_block_shape(shape: Sequence[int], axes: Axes, own: Sequence[int], most: int) -> tuple[int, ...]:
     """The sides of a box of at most `most` numbers, a power of two.
 
     It takes powers of two from dimensions that rest whole, the last one first, and then in turn from those that rest split: along
@@ -57,10 +57,12 @@ def box_of(shape: Sequence[int], axes: Axes, own: Sequence[int], most: int) -> t
     Args:
         own: The dimensions of one array, where `shape` is that of a stack of them.
 
-    >>> box_of((12, 512, 384), ("layer", "embed", "kv_latent"), (1, 2), 256)
+    >>> quant_block_shape((12, 512, 384), ("layer", "embed", "kv_latent"), (1, 2), 256)
     (1, 2, 128)
-    >>> box_of((12, 4096, 14336), ("layer", "embed", "ffn"), (1, 2), 256), box_of((96, 272), ("embed", "ffn"), (0, 1), 256)
-    ((1, 8, 32), (4, 8))
+    >>> quant_block_shape((12, 4096, 14336), ("layer", "embed", "ffn"), (1, 2), 256)
+    (1, 8, 32)
+    >>> quant_block_shape((96, 272), ("embed", "ffn"), (0, 1), 256)
+    (4, 8)
     """
     left = dict.fromkeys(own, 0)
     for dim in own:

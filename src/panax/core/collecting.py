@@ -22,7 +22,7 @@ class Collected(NamedTuple):
         kept: The part of the model state that updates neither read nor change, such as environments and replay buffers: it does
             not travel through them.
         state: The rest of the model state, which `loss` sees and may change.
-        metrics: Of the collection. A `Faults` that found something keeps all updates from being made, and the run stops.
+        metrics: Of the collection. A `DataChecks` that found something keeps all updates from being made, and the run stops.
     """
 
     experience: Any

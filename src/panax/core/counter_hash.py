@@ -14,7 +14,7 @@ def mix(h: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
     return h ^ (h >> 16)
 
 
-def centred(bits: UInt32[Array, "..."]) -> Float[Array, "..."]:
+def to_centered_uniform(bits: UInt32[Array, "..."]) -> Float[Array, "..."]:
     """Numbers spread evenly between -1 and 1, neither of them nor 0 included, from 32 random bits each."""
     signed = (bits >> 8).astype(jnp.int32) - 2**23
     return (signed.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-23)

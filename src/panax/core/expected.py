@@ -16,55 +16,55 @@ _CARGO = re.compile(r"moving:([\w ]+)")
 _SHARES = re.compile(r"shares:([\d.,]+)")
 
 
-def turns(expected: int, most: int) -> contextlib.AbstractContextManager[Any]:
+def declare_trip_count(expected: int, most: int) -> contextlib.AbstractContextManager[Any]:
     """Declare how often the `while_loop` that is traced inside turns.
 
     >>> def loop(x):
-    ...     with turns(0, 7):
+    ...     with declare_trip_count(0, 7):
     ...         return jax.lax.while_loop(lambda y: y < 3, lambda y: y + 1, x)
-    >>> declared_turns(str(jax.make_jaxpr(loop)(0).eqns[0].source_info.name_stack))
+    >>> trip_count_of_stack(str(jax.make_jaxpr(loop)(0).eqns[0].source_info.name_stack))
     (0, 7)
     """
     return jax.named_scope(f"turns:{expected}..{most}")
 
 
-def shares(*each: float) -> contextlib.AbstractContextManager[Any]:
+def declare_branch_probs(*each: float) -> contextlib.AbstractContextManager[Any]:
     """Declare how often each branch of the `cond` or `switch` that is traced inside is taken, on the device that does most.
 
     >>> def choice(x):
-    ...     with shares(0.25, 0.75):
+    ...     with declare_branch_probs(0.25, 0.75):
     ...         return jax.lax.cond(x > 0, lambda y: y, lambda y: -y, x)
-    >>> declared_shares(str(jax.make_jaxpr(choice)(1.0).eqns[-1].source_info.name_stack))
+    >>> branch_probs_of_stack(str(jax.make_jaxpr(choice)(1.0).eqns[-1].source_info.name_stack))
     (0.25, 0.75)
     """
     return jax.named_scope("shares:" + ",".join(f"{share:.4f}" for share in each))
 
 
-def moving(what: str) -> contextlib.AbstractContextManager[Any]:
+def tag_comm(what: str) -> contextlib.AbstractContextManager[Any]:
     """Declare what the collectives that are traced inside send.
 
     >>> def send(x):
-    ...     with moving("weights"):
+    ...     with tag_comm("weights"):
     ...         return x + 1
-    >>> declared_cargo(str(jax.make_jaxpr(send)(0).eqns[0].source_info.name_stack))
+    >>> cargo_of_stack(str(jax.make_jaxpr(send)(0).eqns[0].source_info.name_stack))
     'weights'
     """
     return jax.named_scope(f"moving:{what}")
 
 
-def declared_cargo(name_stack: str) -> str | None:
+def cargo_of_stack(name_stack: str) -> str | None:
     """What collectives send, by the innermost declaration in a name stack; None without any."""
     found = _CARGO.findall(name_stack)
     return found[-1] if found else None
 
 
-def declared_turns(name_stack: str) -> tuple[int, int] | None:
+def trip_count_of_stack(name_stack: str) -> tuple[int, int] | None:
     """(expected, most) of the innermost declaration in a name stack; None without any."""
     found = _TURNS.findall(name_stack)
     return (int(found[-1][0]), int(found[-1][1])) if found else None
 
 
-def declared_shares(name_stack: str) -> Sequence[float] | None:
+def branch_probs_of_stack(name_stack: str) -> Sequence[float] | None:
     """Of each branch, by the innermost declaration in a name stack; None without any."""
     found = _SHARES.findall(name_stack)
     return tuple(map(float, found[-1].split(","))) if found else None

@@ -12,10 +12,10 @@ from urllib.parse import unquote, urlsplit
 DISTRIBUTION = "panax-jax"
 
 
-def with_extra(extra: str) -> str:
+def install_command(extra: str) -> str:
     """The command that installs one of the extras of pyproject.toml: by a clone's own program where a clone is installed.
 
-    >>> "torch" in with_extra("torch")
+    >>> "torch" in install_command("torch")
     True
     """
     origin = _origin()

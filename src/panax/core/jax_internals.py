@@ -96,11 +96,11 @@ def key_of(computation: Any, devices: np.ndarray, options: Any, backend: Any) ->
         return None
 
 
-def compiled(backend: Any, computation: Any, executable_devices: Any, options: Any, host_callbacks: Any) -> Any:
+def compile_uncached(backend: Any, computation: Any, executable_devices: Any, options: Any, host_callbacks: Any) -> Any:
     """An executable, whatever caches hold."""
     return compiler.backend_compile_and_load(backend, computation, executable_devices, options, host_callbacks)
 
 
-def loaded(backend: Any, program: bytes, executable_devices: Any, options: Any) -> Any:
+def load_executable(backend: Any, program: bytes, executable_devices: Any, options: Any) -> Any:
     """The executable that `serialize` gave as bytes, on these devices."""
     return backend.deserialize_executable(program, executable_devices, options)

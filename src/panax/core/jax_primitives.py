@@ -330,7 +330,7 @@ def foreign_target(equation: Any) -> str:
     return str(read_parameter(equation, "target_name"))
 
 
-class Kernel(NamedTuple):
+class PallasKernel(NamedTuple):
     """A Pallas kernel.
 
     Attributes:
@@ -344,10 +344,10 @@ class Kernel(NamedTuple):
     flops: float | None
 
 
-def read_kernel(equation: Any) -> Kernel:
+def read_kernel(equation: Any) -> PallasKernel:
     """Read a `pallas_call`."""
     declared = read_parameter(equation, "cost_estimate")
-    return Kernel(
+    return PallasKernel(
         open_jaxpr(read_parameter(equation, "jaxpr")),
         read_parameter(equation, "grid_mapping").grid,
         None if declared is None else float(declared.flops),

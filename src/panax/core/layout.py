@@ -1,7 +1,7 @@
 """Which mesh axes an array's logical axes lie on, as the model sees it while it is traced.
 
 The model names axes; the mesh room decides where they lie. Between the two stands this context: `contract`, `gather` and
-`whole_sequence` ask it which mesh axes to communicate over. Without one (a laptop, a test, the debugger, a task that
+`all_gather_sequence` ask it which mesh axes to communicate over. Without one (a laptop, a test, the debugger, a task that
 is left to automatic sharding) everything is on one device, as far as the model can see.
 """
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import DataError
-from .measures import NO_FAULT, Faults, as_fault
+from .measures import NO_FAULT, DataChecks, as_fault
 
 NUMBER = "row"
 """The leaf of every batch that holds each row's index in the global batch: the step adds it where the source does not."""
@@ -169,7 +169,7 @@ def narrow_to_32_bits(batch: Mapping[str, np.ndarray], ranges: Ranges) -> dict[s
     return found
 
 
-def find_faults(batch: Mapping[str, jax.Array], ranges: Ranges) -> Faults | None:
+def find_faults(batch: Mapping[str, jax.Array], ranges: Ranges) -> DataChecks | None:
     """Check a batch on the devices, for a job of several processes: what one process's rows hold, all of them learn.
 
     Returns:
@@ -193,7 +193,7 @@ def find_faults(batch: Mapping[str, jax.Array], ranges: Ranges) -> Faults | None
             inside |= ~weight.reshape(*weight.shape, *(1,) * (leaf.ndim - weight.ndim)).astype(jnp.bool_)
         worst.append(jnp.where(inside, NO_FAULT, as_fault(value)).max())
         checks.append(f"the leaf {name!r} holds a value outside of {allowed.words} ({allowed.advice}): ")
-    return Faults(jnp.stack(worst), tuple(checks)) if checks else None
+    return DataChecks(jnp.stack(worst), tuple(checks)) if checks else None
 
 
 def widen(batch: Mapping[str, Any], ranges: Ranges) -> dict[str, Any]:

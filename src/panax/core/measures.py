@@ -83,7 +83,7 @@ class Maximum(eqx.Module):
         return Maximum(jnp.maximum(self.value, other.value))
 
 
-class Ranked(eqx.Module):
+class RocHistogram(eqx.Module):
     """How often examples of each class have a score in each of equal bins of [0, 1]: the area under the ROC curve, as a sum.
 
     Attributes:
@@ -101,7 +101,7 @@ class Ranked(eqx.Module):
         label: Float[Array, " batch"],
         counted: Float[Array, " batch"],
         bins: int,
-    ) -> "Ranked":
+    ) -> "RocHistogram":
         """Count a batch's examples.
 
         Args:
@@ -115,8 +115,8 @@ class Ranked(eqx.Module):
         sums = (jnp.zeros(2 * bins, x.dtype).at[flat].add(x, mode="drop") for x in (jnp.ones_like(flat), weight))
         return cls(*(each.reshape(2, bins) for each in sums))
 
-    def merge(self, other: "Ranked") -> "Ranked":
-        return Ranked(self.value + other.value, self.weight + other.weight)
+    def merge(self, other: "RocHistogram") -> "RocHistogram":
+        return RocHistogram(self.value + other.value, self.weight + other.weight)
 
     def figures(self) -> dict[str, float]:
         """The area, where two scores of a bin count as equal, and by how much that can be wrong at most; on the host.
@@ -135,7 +135,7 @@ class Ranked(eqx.Module):
         return {"": float(((positive * below).sum() + 0.5 * tied) / pairs), "_error_bound": float(0.5 * tied / pairs)}
 
 
-class Sample(eqx.Module):
+class MeanWithInterval(eqx.Module):
     """The mean of independent numbers with what is known of it: their spread, and an interval of confidence.
 
     Attributes:
@@ -149,7 +149,7 @@ class Sample(eqx.Module):
     squares: Scalar
 
     @classmethod
-    def of(cls, numbers: Float[Array, " batch"], counted: Float[Array, " batch"]) -> "Sample":
+    def of(cls, numbers: Float[Array, " batch"], counted: Float[Array, " batch"]) -> "MeanWithInterval":
         """Count a batch's numbers.
 
         Args:
@@ -163,11 +163,11 @@ class Sample(eqx.Module):
     def value(self) -> Values:
         return self.mean
 
-    def merge(self, other: "Sample") -> "Sample":
+    def merge(self, other: "MeanWithInterval") -> "MeanWithInterval":
         count = self.count + other.count
         share = other.count / jnp.maximum(count, 1.0)
         apart = other.mean - self.mean
-        return Sample(
+        return MeanWithInterval(
             count,
             self.mean + apart * share,
             self.squares + other.squares + apart * apart * self.count * share,
@@ -213,7 +213,7 @@ def as_fault(value: Values) -> Values:
     return jnp.where(value == NO_FAULT, jnp.asarray(_MINUS_INFINITY, value.dtype), value)
 
 
-class Faults(eqx.Module):
+class DataChecks(eqx.Module):
     """What a compiled step found wrong with its data, and can't raise: it is not applied, and who reads the step raises.
 
     Attributes:
@@ -235,8 +235,8 @@ class Faults(eqx.Module):
         """Whether a check failed."""
         return (self.worst != NO_FAULT).any()
 
-    def merge(self, other: "Faults") -> "Faults":
-        return Faults(jnp.maximum(self.worst, other.worst), self.checks, self.advice)
+    def merge(self, other: "DataChecks") -> "DataChecks":
+        return DataChecks(jnp.maximum(self.worst, other.worst), self.checks, self.advice)
 
     def refuse(self, where: str) -> None:
         """Raise what the checks found; waits for the devices.
@@ -250,7 +250,7 @@ class Faults(eqx.Module):
                 raise DataError(f"{where}: {text}{shown:.10g}; {self.advice}")
 
 
-Metric = Mean | Sum | Maximum | Ranked | Sample | Faults
+Metric = Mean | Sum | Maximum | RocHistogram | MeanWithInterval | DataChecks
 Metrics = Mapping[str, Metric]
 
 
@@ -293,7 +293,7 @@ def counted_fields(measure: Any) -> tuple[str, ...]:
 
 def keeps_largest(measure: Any) -> bool:
     """True if the measure merges by its largest value, not by a sum."""
-    return isinstance(measure, Maximum | Faults)
+    return isinstance(measure, Maximum | DataChecks)
 
 
 def neutral_value(measure: Any, dtype: Any) -> Any:
@@ -305,7 +305,7 @@ def neutral_value(measure: Any, dtype: Any) -> Any:
 
 def is_measure(x: Any) -> bool:
     """Whether a pytree node is a loss or a metric."""
-    return isinstance(x, Loss | Mean | Sum | Maximum | Ranked | Sample | Faults)
+    return isinstance(x, Loss | Mean | Sum | Maximum | RocHistogram | MeanWithInterval | DataChecks)
 
 
 def merge_measures(a: Any, b: Any) -> Any:

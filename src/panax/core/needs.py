@@ -25,7 +25,7 @@ class Pipelined(NamedTuple):
         return self.chunks == 1 and self.repeats > 0 and self.repeats % stages == 0
 
 
-class Exchange(NamedTuple):
+class AllToAllRequirement(NamedTuple):
     """A number of parts that are exchanged whole over a mesh axis, which must divide it.
 
     Attributes:

@@ -12,7 +12,7 @@ _Class = TypeVar("_Class")
 _classes: dict[str, type | str] = {}
 
 
-def register_readable(cls: type[_Class]) -> type[_Class]:
+def register_serializable(cls: type[_Class]) -> type[_Class]:
     """Let files describe this dataclass: a task, or what one holds. Works as a decorator.
 
     Only its fields are read from the file, so its `__post_init__` should check them.
@@ -21,7 +21,7 @@ def register_readable(cls: type[_Class]) -> type[_Class]:
         TypeError: It is not a dataclass.
         ValueError: Another class of its name is registered.
 
-    >>> @register_readable
+    >>> @register_serializable
     ... @dataclasses.dataclass(frozen=True)
     ... class Bottleneck:
     ...     width: int

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, Key
 from .protocols import ModelState, Params
 
 
-class Guard(eqx.Module):
+class StepGuard(eqx.Module):
     """What the step remembers to tell a spike from a large but normal gradient.
 
     Attributes:
@@ -30,7 +30,7 @@ class Guard(eqx.Module):
     scaled_well: Int[Array, ""] | None = None
 
     @classmethod
-    def create(cls, scale: float | None = None) -> "Guard":
+    def create(cls, scale: float | None = None) -> "StepGuard":
         """What is remembered before the first step.
 
         Args:
@@ -61,7 +61,7 @@ class TrainState(eqx.Module):
     model_state: ModelState
     optimizer_state: Any
     key: Key[Array, ""]
-    guard: Guard
+    guard: StepGuard
     averaged: Params = None
     owed: Mapping[str, Array] | None = None
     replicas: Any = None

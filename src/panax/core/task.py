@@ -18,9 +18,9 @@ from .errors import RecipeError
 from .growing import Growing
 from .leaf_ranges import LeafRange
 from .measures import Losses, Metrics, Scalar
-from .needs import Exchange, Pipelined
+from .needs import AllToAllRequirement, Pipelined
 from .protocols import AcceptedOrder, Axes, Batch, ModelState, Params
-from .watching import Watch
+from .watching import MetricMonitor
 
 
 class DataFacts(NamedTuple):
@@ -111,7 +111,7 @@ class Task(abc.ABC):
     splits_residual: bool = True
     """Whether the residual stream's positions are split over the mesh axes that split heads and widths. Where they are not, as
     where a row's positions don't divide, `contract` adds partial sums up whole, and what lies in the residual stream is computed
-    alike on all devices of such an axis: `equal_shares` then stands before the loss. Of tasks that name their axes."""
+    alike on all devices of such an axis: `split_cotangent` then stands before the loss. Of tasks that name their axes."""
 
     batch_axes: Mapping[str, Axes] = MappingProxyType({})
     """The logical axes of a batch's leaves, where a source knows less of them: one around a loader splits rows alone."""
@@ -248,7 +248,7 @@ class Task(abc.ABC):
         return None
 
     @property
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def exchanges(self) -> tuple[AllToAllRequirement, ...]:
         """What its layers exchange whole over a mesh axis."""
         return ()
 
@@ -256,7 +256,7 @@ class Task(abc.ABC):
         """For each table by its parameter's name, all row numbers that this (micro-)batch asks it for; -1 where there is none.
 
         A table is a parameter whose first logical axis says so, as `row` does. It is never differentiated whole: the rows
-        that are named here are gathered once a step, stand in the parameter's place (`spmd.Rows`) while `loss` is traced, and
+        named here are gathered once per step, take the parameter's place (`spmd.GatheredRows`) while `loss` is traced, and
         are what gradients exist for. Empty, the default, where there is no table.
         """
         return {}
@@ -279,7 +279,7 @@ class Task(abc.ABC):
         """
         return {}
 
-    def watch(self) -> Watch | None:
+    def watch(self) -> MetricMonitor | None:
         """What follows those of its metrics that are arrays, for one run; None, the default, where nothing reads them."""
         return None
 
@@ -383,7 +383,7 @@ class Task(abc.ABC):
         """Gradients of the total loss over all micro-batches; None, the default, where the step is to differentiate `loss`.
 
         The task owns the loop over micro-batches, not the step: a pipeline interleaves forwards and backwards of several of
-        them, and a traced graph returns gradients itself. What the step does by default is `panax.spmd.accumulated`. What
+        them, and a traced graph returns gradients itself. What the step does by default is `panax.spmd.accumulate_grads`. What
         differentiates a loss takes `core.loss_scale.objective_of`, so that it is scaled where the task `scales_loss`.
 
         Args:

@@ -1,4 +1,4 @@
-"""`Watch`: follows those of a task's metrics that are arrays, from one record of a run to the next."""
+"""`MetricMonitor`: follows those of a task's metrics that are arrays, from one record of a run to the next."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -38,7 +38,7 @@ class Watched(NamedTuple):
 
 
 @runtime_checkable
-class Watch(Protocol):
+class MetricMonitor(Protocol):
     """Takes the array metrics of each step, and gives figures of all of them once a record."""
 
     def add(self, metrics: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from panax.core.errors import DataError
 from panax.core.protocols import Source
 
-from .bags import Vocabulary
+from .bags import CountVocabulary
 from .criteo import HASHES, Criteo
 from .example_data import ExampleData
 from .example_source import ExampleSource
@@ -20,11 +20,11 @@ from .table import Table
 
 def examples_of(source: Any) -> Examples | None:
     """The examples that a source draws from, also through what wraps it; None where it has none."""
-    found = next((each for each in unwrapped(source) if isinstance(each, ExampleSource)), None)
+    found = next((each for each in unwrap_source(source) if isinstance(each, ExampleSource)), None)
     return None if found is None else found.examples
 
 
-def unwrapped(source: Any) -> Iterator[Any]:
+def unwrap_source(source: Any) -> Iterator[Any]:
     """A source, what it wraps, and so on."""
     seen: set[int] = set()
     while source is not None and id(source) not in seen:
@@ -40,7 +40,7 @@ def _check_tokenizers(held_out: Any, train: Any) -> None:
         DataError: They were made by different ones.
     """
     mine, theirs = (
-        next((each.tokenizers for each in unwrapped(source) if hasattr(each, "tokenizers")), frozenset())
+        next((each.tokenizers for each in unwrap_source(source) if hasattr(each, "tokenizers")), frozenset())
         for source in (train, held_out)
     )
     if mine and theirs and mine != theirs:
@@ -56,7 +56,7 @@ def classes_of(source: Any) -> tuple[str, ...]:
     return tuple(getattr(examples_of(source), "classes", ()))
 
 
-def agreeing(held_out: Source, train: Any) -> tuple[Source, tuple[str, ...]]:
+def raise_on_all_processes(held_out: Source, train: Any) -> tuple[Source, tuple[str, ...]]:
     """A source to evaluate on, with numbers that mean what they mean in the training data, and what was changed for that.
 
     Images get the classes of the training data. Ids that were counted in files can't be given anew.
@@ -100,7 +100,7 @@ def check_id_sets(found: Any, trained: Any) -> None:
         if mine[leaf] != theirs[leaf]:
             raise DataError(
                 f"the ids of {leaf!r} are given by counts, and were counted in other files than those of training: an id "
-                f"means another value. Count them in the same: Vocabulary(counted_in=(the paths of the training data,)), or "
+                f"means another value. Count them in the same: CountVocabulary(counted_in=(the paths of the training data,)), or "
                 f"Sequences(items_from=...)"
             )
 
@@ -117,21 +117,23 @@ def with_ids_of(data: ExampleData, like: Any) -> ExampleData:
         return dataclasses.replace(data, examples=dataclasses.replace(mine, items_from=paths))
     if isinstance(mine, Criteo) and isinstance(theirs, Criteo):
         each = mine.ids if isinstance(mine.ids, tuple) else (mine.ids,) * HASHES
-        if not any(isinstance(kind, Vocabulary) for kind in each):
+        if not any(isinstance(kind, CountVocabulary) for kind in each):
             return data
         ids = tuple(
             dataclasses.replace(kind, counted_in=theirs.paths)
-            if isinstance(kind, Vocabulary) and not kind.counted_in
+            if isinstance(kind, CountVocabulary) and not kind.counted_in
             else kind
             for kind in each
         )
         return dataclasses.replace(data, examples=dataclasses.replace(mine, ids=ids))
     if not (isinstance(mine, Table) and isinstance(theirs, Table)):
         return data
-    counted = {bag.name: bag.ids.counted_in or theirs.paths for bag in theirs.bags if isinstance(bag.ids, Vocabulary)}
+    counted = {
+        bag.name: bag.ids.counted_in or theirs.paths for bag in theirs.bags if isinstance(bag.ids, CountVocabulary)
+    }
     bags = tuple(
         dataclasses.replace(bag, ids=dataclasses.replace(bag.ids, counted_in=counted[bag.name]))
-        if isinstance(bag.ids, Vocabulary) and not bag.ids.counted_in and bag.name in counted
+        if isinstance(bag.ids, CountVocabulary) and not bag.ids.counted_in and bag.name in counted
         else bag
         for bag in mine.bags
     )

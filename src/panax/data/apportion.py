@@ -19,10 +19,10 @@ UNIT = 2**32
 _LOOK_AHEAD = 4096
 
 
-def shares(weights: Sequence[float], num_rows: int) -> list[int]:
+def apportion_shares(weights: Sequence[float], num_rows: int) -> list[int]:
     """Divide `num_rows` rows in the proportion of `weights`, in units; the sum is exact.
 
-    >>> [share / UNIT for share in shares([1.0, 3.0], 6)]
+    >>> [share / UNIT for share in apportion_shares([1.0, 3.0], 6)]
     [1.5, 4.5]
     """
     total = sum(weights)
@@ -39,7 +39,7 @@ def apportion(owed: Sequence[int], share: Callable[[int], Sequence[int]], num_ro
         share: The units that are each part's of the k-th batch from this one on.
         num_rows: How many rows to give.
 
-    >>> apportion([0, 0], lambda k: shares([1.0, 3.0], 6), 6)
+    >>> apportion([0, 0], lambda k: apportion_shares([1.0, 3.0], 6), 6)
     [2, 4]
     """
     due = [before + now for before, now in zip(owed, share(0), strict=True)]

@@ -32,7 +32,7 @@ _PARTS = {"month": 12, "day": 31, "weekday": 7, "hour": 24}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Numbered(Validated):
+class IntegerIds(Validated):
     """Values that are ids already: whole numbers from 0 on.
 
     Attributes:
@@ -58,7 +58,7 @@ class Hashed(Validated):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Vocabulary(Validated):
+class CountVocabulary(Validated):
     """Ids by counts: the most frequent value is 0; values that are rarer than `min_count` share the buckets behind the others.
 
     It is counted once, over all usable and unusable rows of the files, and kept in the cache under a hash of files and settings.
@@ -103,18 +103,18 @@ class Calendar(Validated):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Keys(Validated):
+class HashedIds(Validated):
     """64 bits of a hash of the value, with the column's name: what a table that grows gives its rows out to."""
 
 
-Ids = Numbered | Hashed | Vocabulary | Calendar | Keys
+Ids = IntegerIds | Hashed | CountVocabulary | Calendar | HashedIds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bag(Validated):
     """A column of categories as bags of ids: a leaf int32 (batch, capacity), filled up with -1. An empty value is an empty bag.
 
-    With `ids=Keys()` the leaf is uint32 (batch, capacity, 2), the lower word first, filled up with zeros.
+    With `ids=HashedIds()` the leaf is uint32 (batch, capacity, 2), the lower word first, filled up with zeros.
 
     Attributes:
         column: The column; values are single ones, Parquet lists, or text with a `separator`.
@@ -146,10 +146,10 @@ class Bag(Validated):
             raise RecipeError(
                 f"capacity={self.capacity}; expected at least 1, the most ids that a bag of {self.column!r} has"
             )
-        if self.log_share and isinstance(self.ids, Keys):
+        if self.log_share and isinstance(self.ids, HashedIds):
             raise RecipeError(
-                f"the bag of {self.column!r} has log_share=True with ids=Keys(), whose shares are of values that may all be "
-                f"distinct; take a Vocabulary"
+                f"the bag of {self.column!r} has log_share=True with ids=HashedIds(), whose shares are of values that may all be "
+                f"distinct; take a CountVocabulary"
             )
 
     @property
@@ -187,7 +187,7 @@ def check_bags(bags: Sequence[Bag], taken: Iterable[str]) -> None:
             seen.add(leaf)
 
 
-class Indexed:
+class IdEncoder:
     """A bag's column while files are read: from a row's values to its ids.
 
     Attributes:
@@ -202,7 +202,7 @@ class Indexed:
         self._words = words
         self._known: dict[Any, int] = {}
         self._id: Callable[[Any, str], int] = {
-            Numbered: self._number, Hashed: self._hash, Vocabulary: self._word, Calendar: self._part, Keys: self._key,
+            IntegerIds: self._number, Hashed: self._hash, CountVocabulary: self._word, Calendar: self._part, HashedIds: self._key,
         }[type(bag.ids)]  # fmt: skip
 
     @property
@@ -211,13 +211,13 @@ class Indexed:
         match ids:
             case Hashed():
                 return ids.buckets
-            case Vocabulary():
+            case CountVocabulary():
                 return len(self._words or {}) + ids.hash_buckets
             case Calendar():
                 return _PARTS[ids.part]
-            case Numbered():
+            case IntegerIds():
                 return self.most + 1 if ids.rows is None else ids.rows
-            case Keys():
+            case HashedIds():
                 return 0
 
     def row(self, value: Any, weights: Any, where: str) -> tuple[list[int], list[float]]:
@@ -240,7 +240,7 @@ class Indexed:
             values, found = values[cut], found[cut]
         ids = [self._of(each, where) for each in values]
         missing = bag.capacity - len(ids)
-        nothing = NO_KEY if isinstance(bag.ids, Keys) else EMPTY
+        nothing = NO_KEY if isinstance(bag.ids, HashedIds) else EMPTY
         return ids + [nothing] * missing, found + [0.0] * missing if bag.weights else []
 
     def _weights(self, values: list[Any], weights: Any, where: str) -> list[float]:
@@ -256,7 +256,9 @@ class Indexed:
     def notes(self) -> list[str]:
         """What a user should know of the values that were read."""
         spelled = (
-            self._spellings.note(self.bag.column) if isinstance(self.bag.ids, Hashed | Vocabulary | Keys) else None
+            self._spellings.note(self.bag.column)
+            if isinstance(self.bag.ids, Hashed | CountVocabulary | HashedIds)
+            else None
         )
         cut = (
             f"column {self.bag.column!r}: {self.num_cut:,} rows hold more than capacity={self.bag.capacity} values, of which the "
@@ -280,7 +282,7 @@ class Indexed:
         return found
 
     def _number(self, value: Any, where: str) -> int:
-        rows = self.bag.ids.rows if isinstance(self.bag.ids, Numbered) else None
+        rows = self.bag.ids.rows if isinstance(self.bag.ids, IntegerIds) else None
         number = whole_number_of(value)
         if not 0 <= number < (LARGEST_ID if rows is None else rows):
             range_ = "from 0 on" if rows is None else f"from 0 to {rows - 1} (rows={rows})"
@@ -299,7 +301,7 @@ class Indexed:
         return hash_of(self.bag.column, category_text(value, self.bag.column, where)) or 1
 
     def _word(self, value: Any, where: str) -> int:
-        assert isinstance(self.bag.ids, Vocabulary) and self._words is not None
+        assert isinstance(self.bag.ids, CountVocabulary) and self._words is not None
         text = category_text(value, self.bag.column, where)
         known = self._words.get(text)
         return len(self._words) + hash_of(self.bag.column, text) % self.bag.ids.hash_buckets if known is None else known
@@ -339,7 +341,7 @@ def seconds_of(value: Any, column: str, where: str) -> float:
         ) from None
 
 
-def counted(bag: Bag, values: Iterable[Any], into: Counter[str]) -> None:
+def count_values(bag: Bag, values: Iterable[Any], into: Counter[str]) -> None:
     """Count a block's values of a bag that has a vocabulary; those that can't be used are left to their row's reading."""
     for value in values:
         for each in bag.values(value):
@@ -360,10 +362,10 @@ def log_shares(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
     return np.log(counts[first] / len(first)).astype(np.float32)
 
 
-def words_of(counts: Mapping[str, int], vocabulary: Vocabulary) -> list[str]:
+def ids_by_count(counts: Mapping[str, int], vocabulary: CountVocabulary) -> list[str]:
     """The values with ids of their own, in the order of these: by count, then by text.
 
-    >>> words_of({"a": 1, "b": 3, "c": 3}, Vocabulary(min_count=2))
+    >>> ids_by_count({"a": 1, "b": 3, "c": 3}, CountVocabulary(min_count=2))
     ['b', 'c']
     """
     frequent = (word for word, count in counts.items() if count >= vocabulary.min_count and is_unicode(word))

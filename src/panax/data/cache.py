@@ -25,7 +25,7 @@ except ImportError:  # Windows has no flock; renaming alone keeps the entries wh
 Entry = TypeVar("Entry")
 
 
-def cached(root: Path, name: str, *, build: Callable[[Path], None], read: Callable[[Path], Entry]) -> Entry:
+def read_or_build(root: Path, name: str, *, build: Callable[[Path], None], read: Callable[[Path], Entry]) -> Entry:
     """Read the entry `name` under `root`; build it first if it is not there or is damaged.
 
     Args:

@@ -13,11 +13,11 @@ import numpy.typing as npt
 from panax.core.errors import DataError, RecipeError
 from panax.core.protocols import Axes
 from panax.core.validated import Validated
-from panax.system.files import expanded
+from panax.system.files import expand_user
 
 from .bags import LARGEST_ID
 from .criteo import LEAVES
-from .examples import hash_of_numbers, hashed
+from .examples import hash_names, hash_of_numbers
 from .files import file_marks, fingerprint, unreadable
 from .mapped import check_mapped
 from .npy_header import map_npy, stored_member
@@ -53,7 +53,7 @@ class ClickArrays(Validated):
         Raises:
             DataError: A file is missing, can't be read, or has another shape than the others.
         """
-        folder = expanded(self.path)
+        folder = expand_user(self.path)
         if not folder.is_dir():
             raise DataError(f"{self.path} is not a directory; expected MLPerf's arrays, such as day_0_dense.npy")
         found = {match[1] or match[3] for file in folder.iterdir() if (match := _FILES.fullmatch(file.name))}
@@ -186,7 +186,7 @@ class ClickExamples:
 
     def keys(self) -> npt.NDArray[np.uint64]:
         numbers = np.arange(self.num_examples) if self._numbers is None else self._numbers
-        return hashed(map(str, numbers.tolist()))
+        return hash_names(map(str, numbers.tolist()))
 
     def take(self, numbers: npt.NDArray[np.int64]) -> "ClickExamples":
         rows = numbers if self._numbers is None else self._numbers[numbers]

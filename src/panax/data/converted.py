@@ -11,14 +11,14 @@ from .iterable import IterableSource
 from .source import RowSource, WantedRows
 
 
-def converted(source: Source, task: Task) -> Source:
+def convert_batches(source: Source, task: Task) -> Source:
     """The same batches as `task.convert_batch` makes them; the source itself if the task takes its names as they are."""
     if set(task.convert_axes(source.axes)) == set(source.axes):
         return source
-    return _ConvertedRows(source, task) if isinstance(source, RowSource) else Converted(source, task)
+    return _ConvertedRows(source, task) if isinstance(source, RowSource) else ConvertedSource(source, task)
 
 
-class Converted:
+class ConvertedSource:
     """A source of which each batch is converted."""
 
     def __init__(self, source: Source, task: Task):
@@ -47,7 +47,7 @@ class Converted:
             yield SourcedBatch(dict(self._task.convert_batch(batch)), after)
 
 
-class _ConvertedRows(Converted):
+class _ConvertedRows(ConvertedSource):
     _source: RowSource
 
     @property

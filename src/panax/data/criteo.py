@@ -14,15 +14,15 @@ import numpy.typing as npt
 from panax.core.errors import DataError, RecipeError
 from panax.core.validated import Validated
 
-from .bags import LARGEST_ID, Hashed, Vocabulary
-from .cache import cached
+from .bags import LARGEST_ID, CountVocabulary, Hashed
+from .cache import read_or_build
 from .checksums import SEEN, read_sealed, write_sealed
 from .columns import ARROW_ERRORS
 from .corpus import BadRecord
-from .examples import Arrays, Skipped, left_out_records
+from .examples import Arrays, Skipped, describe_skipped_records
 from .fields import not_installed
 from .files import cache_marks, each_here, file_marks, find_files, fingerprint, unreadable
-from .left_out import left_out
+from .left_out import describe_skipped_files
 from .magic import compression_of
 from .mapped import map_file
 
@@ -55,7 +55,7 @@ class Criteo(Validated):
     """
 
     paths: tuple[str, ...]
-    ids: Hashed | Vocabulary | tuple[Hashed | Vocabulary, ...] = Hashed(buckets=2**18)  # noqa: RUF009
+    ids: Hashed | CountVocabulary | tuple[Hashed | CountVocabulary, ...] = Hashed(buckets=2**18)  # noqa: RUF009
 
     def __post_init__(self) -> None:
         if isinstance(self.ids, tuple) and len(self.ids) != HASHES:
@@ -73,23 +73,23 @@ class Criteo(Validated):
         name = f"{kind}-{fingerprint('criteo', repr(self._each), *cache_marks([*files, *counted]))}"
         content = f"{kind}-{fingerprint('criteo', repr(self._each), *file_marks([*files, *counted]))}"
         skipped = Skipped(max_bad_records)
-        arrays, bad, num_ids, id_sets = cached(
+        arrays, bad, num_ids, id_sets = read_or_build(
             root,
             name,
             build=lambda directory: self._build(files, directory, skipped),
             read=lambda directory: _read(directory, root / SEEN),
         )
         Skipped(max_bad_records).begin(bad)
-        notes = [*left_out(self.paths, files), *left_out_records(bad)]
+        notes = [*describe_skipped_files(self.paths, files), *describe_skipped_records(bad)]
         return Arrays(arrays, content=content, num_ids=num_ids, id_sets=id_sets, notes=notes)
 
     @property
-    def _each(self) -> tuple[Hashed | Vocabulary, ...]:
+    def _each(self) -> tuple[Hashed | CountVocabulary, ...]:
         return self.ids if isinstance(self.ids, tuple) else (self.ids,) * HASHES
 
     def _counted_in(self) -> list[tuple[str, ...]]:
         """The files that vocabularies are counted in, each set of them once; () for these themselves."""
-        return list(dict.fromkeys(kind.counted_in for kind in self._each if isinstance(kind, Vocabulary)))
+        return list(dict.fromkeys(kind.counted_in for kind in self._each if isinstance(kind, CountVocabulary)))
 
     def _build(self, files: list[Any], directory: Path, skipped: Skipped) -> None:
         columns = [_Ids(kind, column) for column, kind in enumerate(self._each)]
@@ -97,7 +97,7 @@ class Criteo(Validated):
             # Rows that are bad are counted in the second reading.
             for block in _blocks(find_files(paths, _PATTERNS) if paths else files, Skipped(LARGEST_ID, quiet=True)):
                 for column, codes in zip(columns, block.codes, strict=True):
-                    if isinstance(column.kind, Vocabulary) and column.kind.counted_in == paths:
+                    if isinstance(column.kind, CountVocabulary) and column.kind.counted_in == paths:
                         column.count(codes)
         for column in columns:
             column.choose()
@@ -122,7 +122,7 @@ class Criteo(Validated):
             "id_sets": {
                 leaf: column.id_set
                 for leaf, column in zip(LEAVES, columns, strict=True)
-                if isinstance(column.kind, Vocabulary)
+                if isinstance(column.kind, CountVocabulary)
             },
         }
         write_sealed(directory / "header.json", header, [f"{name}.bin" for name in names])
@@ -146,7 +146,7 @@ class _Block(NamedTuple):
 class _Ids:
     """From a column's codes to its ids."""
 
-    def __init__(self, kind: Hashed | Vocabulary, column: int) -> None:
+    def __init__(self, kind: Hashed | CountVocabulary, column: int) -> None:
         self.kind, self._salt = kind, np.uint64(column + 1)
         self._counted = np.zeros(0, np.uint64), np.zeros(0, np.int64)
         self._words = self._counted[0], np.zeros(0, np.int32)

@@ -164,7 +164,7 @@ class Arrays:
 
     def keys(self) -> npt.NDArray[np.uint64]:
         numbers = np.arange(self.num_examples) if self._numbers is None else self._numbers
-        return hashed(map(str, numbers.tolist()))
+        return hash_names(map(str, numbers.tolist()))
 
     def take(self, numbers: npt.NDArray[np.int64]) -> "Arrays":
         rows = numbers if self._numbers is None else self._numbers[numbers]
@@ -293,14 +293,14 @@ class Skipped:
         _LOG.warning("bad record %d of at most %d: %s: %s", count, self.most, record.where, record.reason)
 
 
-def left_out_records(bad: Sequence[BadRecord]) -> list[str]:
+def describe_skipped_records(bad: Sequence[BadRecord]) -> list[str]:
     """A line that says how many records are left out; none where there is none."""
     if not bad:
         return []
     return [f"{len(bad):,} records that can't be used are left out; the first is {bad[0].where}: {bad[0].reason}"]
 
 
-def hashed(names: "Sequence[str] | map[str]") -> npt.NDArray[np.uint64]:
+def hash_names(names: "Sequence[str] | map[str]") -> npt.NDArray[np.uint64]:
     """A 64-bit hash of each name, the same on every machine."""
     return np.fromiter((xxhash.xxh64_intdigest(name.encode()) for name in names), np.uint64)
 

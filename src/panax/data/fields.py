@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from panax.core.errors import DataError, RecipeError
 
-from ..core.installing import with_extra
+from ..core.installing import install_command
 from .corpus import BadRecord, Document
 from .files import BadRecordError
 
@@ -108,4 +108,4 @@ def missing_field(name: str, present: Sequence[str], where: str) -> BadRecordErr
 
 def not_installed(package: str, what: str, extra: str) -> DataError:
     """What to raise where a format's library is missing."""
-    return DataError(f"{what} needs {package}, which can't be imported; run: {with_extra(extra)}")
+    return DataError(f"{what} needs {package}, which can't be imported; run: {install_command(extra)}")

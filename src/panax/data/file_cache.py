@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from panax.core.errors import DataError, StoreError
-from panax.system.owned_dir import MARK, marked_folder
+from panax.system.owned_dir import MARK, make_owned_dir
 
 from .cache import cache_directory
 
@@ -103,7 +103,7 @@ class FileCache:
                 f"{name} has {size:,} bytes; the cache of files holds {self.limit_bytes:,}: raise PANAX_CACHE_GB"
             )
         try:
-            marked_folder(self.root)
+            make_owned_dir(self.root)
             while True:
                 if (held := _lock_existing(self.root / key, shared=True)) is not None:
                     os.utime(held)

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from panax.core.errors import DataError
-from panax.stores import REMOTE, is_remote, shown_address
-from panax.system.files import expanded
+from panax.stores import REMOTE, is_remote, redact_address
+from panax.system.files import expand_user
 
 from .file_cache import NoRoomError
 from .magic import format_of
@@ -175,10 +175,10 @@ def find_files(paths: Sequence[str], patterns: Sequence[str]) -> list[DataFile]:
             continue
         if "://" in name:
             raise DataError(
-                f"{shown_address(name)} can't be read: expected a path of this machine or {', '.join(REMOTE[:3])}..., with "
+                f"{redact_address(name)} can't be read: expected a path of this machine or {', '.join(REMOTE[:3])}..., with "
                 f"credentials in the environment"
             )
-        path = package_file(name) if name.startswith(SCHEME) else expanded(name)
+        path = package_file(name) if name.startswith(SCHEME) else expand_user(name)
         if path.is_file():
             matches = [path]
         elif path.is_dir():

@@ -11,12 +11,12 @@ from .example_source import MASK
 from .source import RowSource, WantedRows
 
 
-def filled(source: Source, multiple: int) -> Source:
+def pad_batches(source: Source, multiple: int) -> Source:
     """The same batches, with rows of zeros behind their own up to a multiple of `multiple`; `loss_mask` is 0 there.
 
     >>> from panax.data import IterableSource
     >>> three = IterableSource([{"x": np.arange(3), "loss_mask": np.ones(3)}])
-    >>> batch, _ = next(filled(three, 4).batches())
+    >>> batch, _ = next(pad_batches(three, 4).batches())
     >>> batch["loss_mask"].tolist()
     [1.0, 1.0, 1.0, 0.0]
     """

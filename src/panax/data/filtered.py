@@ -11,7 +11,7 @@ from .array_record import ArrayRecord
 from .arrow import Arrow
 from .corpus import BadRecord, Corpus, Document, PythonLibrary, TextFiles
 from .files import fingerprint
-from .joined import Joined
+from .joined import ConcatCorpus
 from .mds import Mds
 from .megatron import MegatronTokens
 from .records import HuggingFaceDisk, Jsonl, Parquet
@@ -28,7 +28,7 @@ TextCorpus = (
     | WebDataset
     | Mds
     | HuggingFaceDisk
-    | Joined
+    | ConcatCorpus
     | Corpus
 )
 """What a recipe can name as a corpus of text; one of its own too."""

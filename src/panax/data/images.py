@@ -16,14 +16,14 @@ from panax.core.errors import DataError
 from panax.stores import is_remote
 
 from ..system import json_reader
-from ..system.files import expanded
+from ..system.files import expand_user
 from .bounds import MAX_RECORD_BYTES, check_positive, too_large
-from .cache import cached
+from .cache import read_or_build
 from .categories import category_text, is_empty
 from .checksums import SEEN
 from .columns import ARROW_ERRORS, check_values, parquet_batches
 from .corpus import BadRecord
-from .examples import Skipped, left_out_records
+from .examples import Skipped, describe_skipped_records
 from .fields import not_installed
 from .files import (
     BadRecordError,
@@ -37,12 +37,12 @@ from .files import (
     read_bytes,
     unreadable,
 )
-from .left_out import left_out
+from .left_out import describe_skipped_files
 from .magic import is_image
-from .packed_files import FORMAT_VERSION, PackedFiles, Record, pack
+from .packed_files import FORMAT_VERSION, PackedFiles, PackedRecord, pack
 from .pictures import Decoding, Images, number_classes
 from .webdataset import PATTERNS as SHARD_PATTERNS
-from .webdataset import Sample, read_samples
+from .webdataset import ShardSample, read_samples
 
 _SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
 _READS_AT_ONCE = 16
@@ -78,15 +78,15 @@ class ImageFolder(Decoding):
         skipped = Skipped(max_bad_records)
         if is_remote(self.path):
             name = fingerprint("image_folder", self.label, labels, *file_marks(files))
-            notes = (*left_out((self.path,), files), *notes)
+            notes = (*describe_skipped_files((self.path,), files), *notes)
             return _packed(root, name, lambda: _read_all(files, labels, self.max_record_bytes), self, skipped, notes)
         numbers, classes = (None, ()) if labels is None else number_classes(labels)
-        encoded = _Files(expanded(self.path), names, files, numbers, self.max_record_bytes)
-        notes = (*left_out((self.path,), files), *notes)
+        encoded = _Files(expand_user(self.path), names, files, numbers, self.max_record_bytes)
+        notes = (*describe_skipped_files((self.path,), files), *notes)
         return _of_classes(Images(encoded, self, skipped, classes=classes, notes=notes), self)
 
     def _files(self) -> list[DataFile]:
-        if not is_remote(self.path) and not expanded(self.path).is_dir():
+        if not is_remote(self.path) and not expand_user(self.path).is_dir():
             raise DataError(f"{self.path} is no directory; expected one with images in it")
         # One walk for all kinds: folders of images are large.
         every = find_files((self.path,), ("**/*",))
@@ -96,7 +96,7 @@ class ImageFolder(Decoding):
         return found
 
     def _below(self, file: DataFile) -> str:
-        base = self.path.rstrip("/") if is_remote(self.path) else str(expanded(self.path))
+        base = self.path.rstrip("/") if is_remote(self.path) else str(expand_user(self.path))
         return file.name.removeprefix(base).lstrip("/")
 
     def _labels(self, names: list[str]) -> tuple[list[str] | None, tuple[str, ...]]:
@@ -165,10 +165,10 @@ class ParquetImages(Decoding):
         """Open the copy; make it first where there is none. Raises DataError where something can't be read."""
         files = find_files(self.paths, ("**/*.parquet",))
         name = fingerprint("parquet_images", self.image, self.label, *cache_marks(files))
-        notes = left_out(self.paths, files)
+        notes = describe_skipped_files(self.paths, files)
         return _packed(root, name, lambda: self._records(files), self, Skipped(max_bad_records), notes)
 
-    def _records(self, files: list[DataFile]) -> Iterator[Record | BadRecord]:
+    def _records(self, files: list[DataFile]) -> Iterator[PackedRecord | BadRecord]:
         try:
             import pyarrow as arrow
         except ImportError as error:
@@ -198,7 +198,7 @@ class ParquetImages(Decoding):
             if column is not None and column not in present:
                 raise DataError(f"{name} has no column {column!r}; it has {present}: name it with image=, label=")
 
-    def _record(self, values: Mapping[str, Any], where: str) -> Record | BadRecord:
+    def _record(self, values: Mapping[str, Any], where: str) -> PackedRecord | BadRecord:
         image = values[self.image]
         data = image.get("bytes") if isinstance(image, dict) else image
         if not isinstance(data, bytes):
@@ -208,8 +208,8 @@ class ParquetImages(Decoding):
         if len(data) > self.max_record_bytes:
             return BadRecord(where, too_large(len(data), self.max_record_bytes))
         if self.label is None:
-            return Record(where, data)
-        return Record(where, data, _label(values[self.label], f"column {self.label!r}", where))
+            return PackedRecord(where, data)
+        return PackedRecord(where, data, _label(values[self.label], f"column {self.label!r}", where))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -235,10 +235,10 @@ class WebDatasetImages(Decoding):
         """Open the copy; make it first where there is none. Raises DataError where something can't be read."""
         files = find_files(self.paths, SHARD_PATTERNS)
         name = fingerprint("webdataset_images", self.label, *cache_marks(files))
-        notes = left_out(self.paths, files)
+        notes = describe_skipped_files(self.paths, files)
         return _packed(root, name, lambda: self._records(files), self, Skipped(max_bad_records), notes)
 
-    def _records(self, files: list[DataFile]) -> Iterator[Record | BadRecord]:
+    def _records(self, files: list[DataFile]) -> Iterator[PackedRecord | BadRecord]:
         for name, path in each_here(files):
             for sample in read_samples(path, name, self.max_record_bytes):
                 try:
@@ -246,14 +246,14 @@ class WebDatasetImages(Decoding):
                 except BadRecordError as error:
                     yield BadRecord(error.where, error.reason)
 
-    def _record(self, sample: Sample) -> Record:
+    def _record(self, sample: ShardSample) -> PackedRecord:
         data = next((sample.files[suffix] for suffix in _SUFFIXES if suffix in sample.files), None)
         if data is None:
             raise BadRecordError(sample.where, f"no image; the sample has {sorted(sample.files)}")
         if self.label is None:
-            return Record(sample.where, data)
+            return PackedRecord(sample.where, data)
         if not self.label.startswith("json."):
-            return Record(sample.where, data, sample.text(self.label).strip())
+            return PackedRecord(sample.where, data, sample.text(self.label).strip())
         field = self.label.removeprefix("json.")
         try:
             label = json_reader.parse(sample.text("json"), constants=True)[field]
@@ -261,7 +261,7 @@ class WebDatasetImages(Decoding):
             raise BadRecordError(
                 sample.where, f"no field {field!r} in its .json file; name another with label="
             ) from None
-        return Record(sample.where, data, _label(label, f"the field {field!r} of its .json file", sample.where))
+        return PackedRecord(sample.where, data, _label(label, f"the field {field!r} of its .json file", sample.where))
 
 
 def _label(label: Any, what: str, where: str) -> str:
@@ -335,7 +335,7 @@ def _packed(
 ) -> Images:
     """Images from the records in the cache entry `name`, which is made where it is missing."""
     counted = Skipped(skipped.most)
-    packed = cached(
+    packed = read_or_build(
         root,
         f"images-v{FORMAT_VERSION}-{name}",
         build=lambda directory: pack(records(), directory, counted.add, number_classes),
@@ -343,11 +343,11 @@ def _packed(
     )
     # Also those that were skipped when the entry was made, perhaps under a higher limit.
     skipped.begin(packed.bad)
-    notes = (*notes, *left_out_records(packed.bad))
+    notes = (*notes, *describe_skipped_records(packed.bad))
     return _of_classes(Images(packed, decoding, skipped, classes=packed.classes, notes=notes), decoding)
 
 
-def _read_all(files: Sequence[DataFile], labels: list[str] | None, most: int) -> Iterator[Record | BadRecord]:
+def _read_all(files: Sequence[DataFile], labels: list[str] | None, most: int) -> Iterator[PackedRecord | BadRecord]:
     """The content of many small objects, several read at once."""
 
     def read(file: DataFile) -> bytes | BadRecord:
@@ -361,4 +361,4 @@ def _read_all(files: Sequence[DataFile], labels: list[str] | None, most: int) ->
         while block := list(itertools.islice(numbered, _FILES_AT_ONCE)):
             for (number, file), data in zip(block, pool.map(read, (file for _, file in block)), strict=True):
                 label = None if labels is None else labels[number]
-                yield data if isinstance(data, BadRecord) else Record(file.name, data, label)
+                yield data if isinstance(data, BadRecord) else PackedRecord(file.name, data, label)

@@ -11,7 +11,7 @@ from .files import fingerprint
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Joined(Validated):
+class ConcatCorpus(Validated):
     """The documents of several corpora, one corpus after the other: each counts by its size. A `Mixture` weighs its parts.
 
     Attributes:

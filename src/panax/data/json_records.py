@@ -23,7 +23,7 @@ _NEAR_THE_END = 16
 _BEGIN = re.compile(rb"(\xef\xbb\xbf)?[ \t\r\n]*")
 
 
-class Record(dict):
+class DuplicateKeysObject(dict):
     """A JSON object that has some names twice.
 
     Attributes:
@@ -38,7 +38,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) == len(pairs):
         return found
     seen: set[str] = set()
-    record = Record(found)
+    record = DuplicateKeysObject(found)
     record.twice = frozenset(name for name, _ in pairs if name in seen or seen.add(name))
     return record
 

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from panax.stores import is_remote
-from panax.system.files import expanded
+from panax.system.files import expand_user
 
 from .files import DataFile, find_files
 
@@ -17,7 +17,7 @@ _SHOWN = 6
 _OF_A_FOLDER = re.compile(r"(.+)/\*\*/\*[^*?/\[\]]*")
 
 
-def left_out(paths: Sequence[str], files: Iterable[DataFile]) -> tuple[str, ...]:
+def describe_skipped_files(paths: Sequence[str], files: Iterable[DataFile]) -> tuple[str, ...]:
     """A line for each folder: what of it is read and what is not, by ending and count.
 
     Args:
@@ -30,14 +30,14 @@ def left_out(paths: Sequence[str], files: Iterable[DataFile]) -> tuple[str, ...]
     return tuple(line for root in roots if (line := _line(root, taken)) is not None)
 
 
-def left_out_of_corpus(corpus: Any) -> tuple[str, ...]:
+def describe_skipped_corpus_files(corpus: Any) -> tuple[str, ...]:
     """The same, of a corpus of text that names paths; of one that holds others, of these together."""
     paths: list[str] = []
     files: list[DataFile] = []
     for each in _parts(corpus):
         paths += each.paths
         files += each.files()
-    return left_out(paths, files)
+    return describe_skipped_files(paths, files)
 
 
 def _parts(corpus: Any) -> Iterator[Any]:
@@ -55,7 +55,7 @@ def _root(path: str) -> str | None:
         path = re.sub(r"\[([*?\[])\]", r"\1", match[1])
     if is_remote(path):
         return None if glob.has_magic(path) else path.rstrip("/")
-    folder = expanded(path)
+    folder = expand_user(path)
     return str(folder) if folder.is_dir() else None
 
 

@@ -97,7 +97,7 @@ class Mds(Validated):
                 else:
                     yield fields.document(sample, where)
 
-    def _check_size(self, shard: "Shard", path: Path, name: str) -> None:
+    def _check_size(self, shard: "MdsShard", path: Path, name: str) -> None:
         for size in (shard.num_bytes, path.stat().st_size):
             if size > self.max_shard_bytes:
                 raise DataError(f"{name}: {too_large(size, self.max_shard_bytes, 'max_shard_bytes')}")
@@ -113,7 +113,7 @@ class Mds(Validated):
     def _index(self) -> DataFile:
         return find_files((f"{self.path.rstrip('/')}/{_INDEX}",), ())[0]
 
-    def _shards(self) -> list["Shard"]:
+    def _shards(self) -> list["MdsShard"]:
         index = self._index()
         with index.here() as path:
             text = decode_utf8(read_bytes(path), index.name)
@@ -138,7 +138,7 @@ class Mds(Validated):
         return [shard._replace(file=present[f"{folder}/{name}"]) for shard, name in zip(shards, names, strict=True)]
 
 
-class Shard(NamedTuple):
+class MdsShard(NamedTuple):
     """A shard, as the index describes it.
 
     Attributes:
@@ -275,7 +275,7 @@ _HASHES: dict[str, Callable[[bytes], Any]] = {
 }
 
 
-def _shard(entry: dict[str, Any], index: str) -> Shard:
+def _shard(entry: dict[str, Any], index: str) -> MdsShard:
     if entry["format"] != "mds" or entry["version"] != 2:
         raise DataError(
             f"{index} lists a shard of format {entry['format']!r}, version {entry['version']}; expected 'mds', version 2"
@@ -295,7 +295,7 @@ def _shard(entry: dict[str, Any], index: str) -> Shard:
             raise ValueError(f"a column {name!r} of the encoding {encoding!r} and the size {size!r}")
     if "/" in basename or basename.startswith("."):
         raise DataError(f"{index} names the shard {basename!r}; expected a file's name, in the same folder")
-    return Shard(
+    return MdsShard(
         file=DataFile(basename),
         num_samples=int(entry["samples"]),
         num_bytes=int(entry["raw_data"]["bytes"]),

@@ -32,8 +32,8 @@ from panax.core.errors import DataError, RecipeError
 from panax.stores import is_remote
 
 from ..system.binary_reader import BinaryReader
-from ..system.files import expanded
-from .cache import cached
+from ..system.files import expand_user
+from .cache import read_or_build
 from .checksums import SEEN
 from .files import DataFile, cache_marks, find_files, fingerprint, unreadable
 from .mapped import check_mapped, map_file
@@ -77,7 +77,7 @@ class MegatronTokens(TokenFile):
             names = [file.name for file in self._files()]
             index = read_index(index_path, names[1])
             tokens = _map_tokens(tokens_path, index, names[0])
-            store = cached(
+            store = read_or_build(
                 cache,
                 f"index-v{FORMAT_VERSION}-{self.fingerprint()}",
                 build=lambda target: self._build(tokens, index, target, names[0]),
@@ -92,7 +92,7 @@ class MegatronTokens(TokenFile):
         found = []
         for suffix in (".bin", ".idx"):
             name = prefix + suffix
-            if not is_remote(name) and not expanded(name).is_file():
+            if not is_remote(name) and not expand_user(name).is_file():
                 raise DataError(f"{name} does not exist; expected {prefix}.bin and {prefix}.idx")
             found += find_files((name,), ())
         return found

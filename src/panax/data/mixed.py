@@ -11,10 +11,10 @@ import numpy.typing as npt
 from panax.core.errors import DataError, RecipeError
 from panax.core.protocols import Axes, Position, SourcedBatch
 
-from .apportion import UNIT, apportion, shares
+from .apportion import UNIT, apportion, apportion_shares
 from .mixture import Mixture
-from .packing import Row, Rows, permutation
-from .source import TEXT_AXES, Places, Seen, WantedRows, assemble, check_identity, read_places
+from .packing import PackedRow, PackedRowSource, permutation
+from .source import TEXT_AXES, DocumentCounts, Places, WantedRows, assemble, check_identity, read_places
 
 
 class _State(NamedTuple):
@@ -43,7 +43,7 @@ class MixedSource:
 
     owns_memory = True  # of each batch: nothing writes to it after it was yielded
 
-    def __init__(self, mixture: Mixture, parts: Sequence[Rows], *, batch_size: int, seed: int) -> None:
+    def __init__(self, mixture: Mixture, parts: Sequence[PackedRowSource], *, batch_size: int, seed: int) -> None:
         """Mix `parts`, the rows of each part of `mixture`.
 
         Raises:
@@ -96,10 +96,10 @@ class MixedSource:
         each = {part.name: n / rows.num_rows for part, rows, n in zip(self._parts, self._rows, drawn, strict=True)}
         return {"": sum(drawn) / sum(rows.num_rows for rows in self._rows), **each}
 
-    def seen(self, position: Position) -> Mapping[str, Seen]:
+    def seen(self, position: Position) -> Mapping[str, DocumentCounts]:
         """How often each document of each part has been seen up to `position`: from the position alone."""
         return {
-            part.name: Seen(n / rows.num_rows, rows.starts, rows.times_seen(*divmod(n, rows.num_rows)))
+            part.name: DocumentCounts(n / rows.num_rows, rows.starts, rows.times_seen(*divmod(n, rows.num_rows)))
             for part, rows, n in zip(self._parts, self._rows, self._state(position).rows, strict=True)
         }
 
@@ -149,7 +149,7 @@ class MixedSource:
             owed = [0] * len(owed)
 
     def _share(self, batch: int, active: tuple[bool, ...], need: int, ahead: int) -> list[int]:
-        return shares(self._weights(batch + ahead, active), self.batch_size if ahead else need)
+        return apportion_shares(self._weights(batch + ahead, active), self.batch_size if ahead else need)
 
     def _weights_at(self, batch: int, active: tuple[bool, ...]) -> tuple[float, ...]:
         return tuple(part.weight_at(batch) if some else 0.0 for part, some in zip(self._parts, active, strict=True))
@@ -206,14 +206,14 @@ def part_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
 
 
-def _tokenizers_of(parts: Sequence[Rows]) -> frozenset[str]:
+def _tokenizers_of(parts: Sequence[PackedRowSource]) -> frozenset[str]:
     return frozenset().union(*(getattr(rows, "tokenizers", ()) for rows in parts))
 
 
 class JoinedRows:
     """The rows of several parts as one, each part's in its own order: what a mixture is judged on."""
 
-    def __init__(self, parts: Sequence[Rows], *, seed: int) -> None:
+    def __init__(self, parts: Sequence[PackedRowSource], *, seed: int) -> None:
         self.seed = seed
         self.num_rows = sum(rows.num_rows for rows in parts)
         self.sequence_length = parts[0].sequence_length
@@ -223,13 +223,13 @@ class JoinedRows:
         self._parts = tuple(parts)
         self._latest: tuple[int, Places] | None = None
 
-    def row(self, epoch: int, index: int) -> Row:
+    def row(self, epoch: int, index: int) -> PackedRow:
         part, _, place = (int(leaf[index]) for leaf in self._places(epoch))
         return self._parts[part].row(epoch, place)
 
-    def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> Row:
+    def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
         places = Places(*(leaf[indices] for leaf in self._places(epoch)))
-        return Row(**read_places(self._parts, places, width))
+        return PackedRow(**read_places(self._parts, places, width))
 
     def width(self, epoch: int, indices: npt.NDArray[np.int64]) -> int:
         part, _, place = (leaf[indices] for leaf in self._places(epoch))

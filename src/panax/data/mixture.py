@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Part(Validated):
+class MixtureComponent(Validated):
     """One corpus of a mixture.
 
     Attributes:
@@ -47,7 +47,7 @@ class Part(Validated):
         """The weight of the batch of step `step`, counted from 0.
 
         >>> from panax.data import PythonLibrary
-        >>> part = Part(name="library", corpus=PythonLibrary(), weight=((0, 0.0), (100, 1.0)))
+        >>> part = MixtureComponent(name="library", corpus=PythonLibrary(), weight=((0, 0.0), (100, 1.0)))
         >>> part.weight_at(25), part.weight_at(1000)
         (0.25, 1.0)
         """
@@ -68,7 +68,7 @@ class Mixture(Validated):
         parts: What is mixed.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[MixtureComponent, ...]
 
     def __post_init__(self) -> None:
         names = [part.name for part in self.parts]

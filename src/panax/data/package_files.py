@@ -4,8 +4,8 @@ import importlib.util
 from pathlib import Path
 
 from panax.core.errors import DataError
+from panax.core.installing import install_command
 from panax.core.installing import package as command
-from panax.core.installing import with_extra
 
 SCHEME = "package:"
 
@@ -24,7 +24,7 @@ def package_file(address: str) -> Path:
     if found is None or not found.submodule_search_locations:
         raise DataError(
             f"{address}: the package {package!r} is not installed; for a recipe's data run `"
-            f"{with_extra('recommenders')}`, or `{command('--no-deps', package)}`"
+            f"{install_command('recommenders')}`, or `{command('--no-deps', package)}`"
         )
     folder = Path(next(iter(found.submodule_search_locations))).resolve()
     path = (folder / inside).resolve()

@@ -32,7 +32,7 @@ _FORMAT = "panax-records"
 _REMOVE = "remove its folder, and it is made again"
 
 
-class Record(NamedTuple):
+class PackedRecord(NamedTuple):
     """One record.
 
     Attributes:
@@ -114,7 +114,7 @@ class PackedFiles:
 
 
 def pack(
-    records: Iterable[Record | BadRecord],
+    records: Iterable[PackedRecord | BadRecord],
     directory: Path,
     skip: Callable[[BadRecord], None],
     number_classes: Callable[[Sequence[str]], tuple[npt.NDArray[np.int32], tuple[str, ...]]],

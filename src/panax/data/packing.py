@@ -57,7 +57,7 @@ class Documents:
         return int(self.lengths.sum())
 
 
-class Row(NamedTuple):
+class PackedRow(NamedTuple):
     """One row, without its padding: five arrays of equal length.
 
     Attributes:
@@ -76,7 +76,7 @@ class Row(NamedTuple):
 
 
 @runtime_checkable
-class Rows(Protocol):
+class PackedRowSource(Protocol):
     """What a source of token batches draws from.
 
     Attributes:
@@ -93,9 +93,9 @@ class Rows(Protocol):
     fingerprint: str
     starts: npt.NDArray[np.int64]
 
-    def row(self, epoch: int, index: int) -> Row: ...
+    def row(self, epoch: int, index: int) -> PackedRow: ...
 
-    def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> Row:
+    def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
         """Rows `indices` of an epoch at once: five arrays (row, width), zero where a row has ended."""
         ...
 
@@ -125,12 +125,12 @@ class PackedRows:
         self._documents = documents
         self._latest: _Epoch | None = None
 
-    def row(self, epoch: int, index: int) -> Row:
+    def row(self, epoch: int, index: int) -> PackedRow:
         begin = int(self._stream(epoch).windows[index]) * self.sequence_length
         width = min(self.sequence_length, self._documents.num_tokens - begin)
         return _first(self.read(epoch, np.array([index]), width))
 
-    def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> Row:
+    def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
         self._documents.store.check()
         stream = self._stream(epoch)
         begins = stream.windows[indices] * self.sequence_length
@@ -218,11 +218,11 @@ class PaddedRows:
         self._documents = documents
         self._latest: tuple[int, npt.NDArray[np.int64]] | None = None
 
-    def row(self, epoch: int, index: int) -> Row:
+    def row(self, epoch: int, index: int) -> PackedRow:
         length = int(self._documents.lengths[self._order(epoch)[index]])
         return _first(self.read(epoch, np.array([index]), min(length, self.sequence_length)))
 
-    def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> Row:
+    def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
         self._documents.store.check()
         document = self._order(epoch)[indices]
         length = self._documents.lengths[document]
@@ -303,11 +303,11 @@ class _Pieces(NamedTuple):
     whole: npt.NDArray[np.bool_]
 
 
-def _first(rows: Row) -> Row:
-    return Row(rows.tokens[0], rows.targets[0], rows.loss_mask[0], rows.segment[0], rows.position[0])
+def _first(rows: PackedRow) -> PackedRow:
+    return PackedRow(rows.tokens[0], rows.targets[0], rows.loss_mask[0], rows.segment[0], rows.position[0])
 
 
-def _gather(store: TokenStore, pieces: _Pieces, shape: tuple[int, int]) -> Row:
+def _gather(store: TokenStore, pieces: _Pieces, shape: tuple[int, int]) -> PackedRow:
     """Rows from their pieces, all at once: each leaf is written in a few passes, whatever the number of rows."""
     size = shape[0] * shape[1]
     place = pieces.row * shape[1] + pieces.offset
@@ -330,7 +330,7 @@ def _gather(store: TokenStore, pieces: _Pieces, shape: tuple[int, int]) -> Row:
     loss_mask[last[pieces.whole]] = 0
     position = np.arange(size, dtype=np.int32)
     position -= np.repeat(place.astype(np.int32), run)
-    made = Row(
+    made = PackedRow(
         tokens.reshape(shape),
         targets.reshape(shape),
         loss_mask.reshape(shape),

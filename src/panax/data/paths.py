@@ -9,7 +9,7 @@ from typing import Any
 
 from panax.core.errors import DataError, RecipeError
 from panax.stores import is_remote
-from panax.system.files import expanded
+from panax.system.files import expand_user
 
 from .array_record import ArrayRecord
 from .arrow import Arrow
@@ -17,7 +17,7 @@ from .compressed import ENDINGS, first_bytes
 from .corpus import TextFiles
 from .files import DataFile, find_files, unreadable
 from .filtered import PlainCorpus
-from .joined import Joined
+from .joined import ConcatCorpus
 from .json_records import first_character, looks_like_records
 from .magic import LOOKED_AT_BYTES, compression_of, format_of
 from .mds import Mds
@@ -109,13 +109,13 @@ def corpus_of(
         raise RecipeError(
             f"{tokens.path} holds tokens, which can't be joined with other paths; give it alone, or write a recipe with a Mixture"
         )
-    return Joined(corpora=tuple(corpora))
+    return ConcatCorpus(corpora=tuple(corpora))
 
 
 def _read_by(path: str) -> Any:
     """A corpus, or what reads the path with others of its kind, and the paths to give it."""
-    folder = not is_remote(path) and expanded(path).is_dir()
-    if folder and not any(expanded(path).rglob("*")):
+    folder = not is_remote(path) and expand_user(path).is_dir()
+    if folder and not any(expand_user(path).rglob("*")):
         raise DataError(f"the folder {path} is empty; expected {READ} in it")
     files = find_files((path,), ("**/*",))
     single = len(files) == 1 and files[0].name.rstrip("/").endswith(PurePosixPath(path).name)

@@ -20,7 +20,7 @@ from .augmentation import Augmentation, Generators
 from .bounds import too_large
 from .categories import number_of
 from .corpus import BadRecord
-from .examples import Skipped, hash_of_numbers, hashed
+from .examples import Skipped, hash_names, hash_of_numbers
 from .fields import not_installed
 from .files import BadRecordError, fingerprint
 
@@ -269,7 +269,7 @@ class Images:
         return len(self.classes) or None
 
     def keys(self) -> npt.NDArray[np.uint64]:
-        return hashed(map(self._encoded.name, self._numbers.tolist()))
+        return hash_names(map(self._encoded.name, self._numbers.tolist()))
 
     def take(self, numbers: npt.NDArray[np.int64]) -> "Images":
         chosen = self._numbers[numbers]

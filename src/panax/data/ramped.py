@@ -10,7 +10,7 @@ import numpy as np
 from ..core.errors import DataError, RecipeError
 from ..core.protocols import Axes, Position, Source, SourcedBatch
 from ..core.validated import Validated
-from .source import Accounting, RowSource, Seen, WantedRows
+from .source import Accounting, DocumentCounts, RowSource, WantedRows
 
 KEY = "batch_ramp"
 
@@ -154,7 +154,7 @@ class RampedAccount(Ramped):
     def epochs(self, position: Position) -> Mapping[str, float]:
         return self._accounting.epochs(_behind(position))
 
-    def seen(self, position: Position) -> Mapping[str, Seen]:
+    def seen(self, position: Position) -> Mapping[str, DocumentCounts]:
         return self._accounting.seen(_behind(position))
 
     @property
@@ -163,12 +163,12 @@ class RampedAccount(Ramped):
         return self.source
 
 
-def ramped(source: Source, ramp: BatchRamp) -> Source:
+def apply_batch_ramp(source: Source, ramp: BatchRamp) -> Source:
     """The source with a ramp; itself without one.
 
     >>> from panax.data import IterableSource
     >>> rows = IterableSource([{"x": np.arange(4) + 4 * n} for n in range(3)], epochs=1)
-    >>> [batch["x"].tolist() for batch, _ in ramped(rows, BatchRamp(parts=(2,), steps=2)).batches()]
+    >>> [batch["x"].tolist() for batch, _ in apply_batch_ramp(rows, BatchRamp(parts=(2,), steps=2)).batches()]
     [[0, 1], [2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     """
     if not ramp.parts:

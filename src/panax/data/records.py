@@ -10,7 +10,7 @@ from typing import Any
 from panax.core.errors import DataError
 from panax.core.validated import Validated
 from panax.stores import is_remote
-from panax.system.files import expanded
+from panax.system.files import expand_user
 
 from .bounds import MAX_RECORD_BYTES, check_positive
 from .columns import ARROW_ERRORS, check_values, documents_of, parquet_batches
@@ -71,7 +71,7 @@ class Jsonl(Validated):
             try:
                 each = find_files((path,), _JSONL_PATTERNS)
             except DataError:
-                if not expanded(path).is_dir():
+                if not expand_user(path).is_dir():
                     raise
                 each = find_files((path,), _JSON_PATTERNS)
             found.update((file.name, file) for file in each)
@@ -204,7 +204,7 @@ class HuggingFaceDisk(Validated):
     def _load(self) -> Any:
         if is_remote(self.path):
             raise DataError(f"{self.path}: a dataset that was saved to disk is read from a disk; copy it there")
-        path = expanded(self.path)
+        path = expand_user(self.path)
         if not path.is_dir():
             raise DataError(f"{self.path} is not a directory; expected what `Dataset.save_to_disk` wrote")
         try:

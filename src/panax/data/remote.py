@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from panax.core.errors import DataError, StoreError
-from panax.stores import MissingError, Store, is_remote, open_store, shown_address
+from panax.stores import MissingError, Store, is_remote, open_store, redact_address
 
 from .file_cache import FileCache
 
@@ -102,7 +102,7 @@ def find_objects(url: str, patterns: Sequence[str]) -> list[RemoteObject]:
     fixed = next((i for i, part in enumerate(parts) if _GLOB.search(part)), len(parts))
     if fixed == 0:
         raise DataError(
-            f"{shown_address(url)} names no bucket; expected a glob inside one, as in {scheme}://bucket/*.jsonl"
+            f"{redact_address(url)} names no bucket; expected a glob inside one, as in {scheme}://bucket/*.jsonl"
         )
     root = f"{scheme}://{'/'.join(parts[:fixed])}"
     if fixed < len(parts):
@@ -170,10 +170,10 @@ def _clients(url: str) -> Any:
 
 
 def _requested(url: str, verb: str, clients: Any, request: Callable[[Any], Any]) -> Any:
-    from panax.stores.retrying import RetryPolicy, retried
+    from panax.stores.retrying import RetryPolicy, retry
 
     policy = RetryPolicy(missing_attempts=1) if url.startswith("memory://") else RetryPolicy()
-    return retried(lambda seconds: request(clients.get(seconds)), verb=verb, name=url, policy=policy)
+    return retry(lambda seconds: request(clients.get(seconds)), verb=verb, name=url, policy=policy)
 
 
 def _prefix(url: str) -> str:

@@ -17,13 +17,13 @@ from panax.core.validated import Validated
 from ..system import json_reader
 from .bags import EMPTY, seconds_of
 from .bounds import MAX_RECORD_BYTES, check_positive
-from .cache import cached
+from .cache import read_or_build
 from .categories import Spellings, category_text, is_empty
 from .checksums import MOST_NAMES_BYTES, SEEN, read_sealed, write_sealed
 from .corpus import BadRecord
-from .examples import Skipped, hash_of_numbers, hashed, left_out_records
+from .examples import Skipped, describe_skipped_records, hash_names, hash_of_numbers
 from .files import BadRecordError, cache_marks, each_here, file_marks, find_files, fingerprint, unreadable
-from .left_out import left_out
+from .left_out import describe_skipped_files
 from .mapped import map_file
 from .table import PATTERNS
 from .table_files import read_blocks
@@ -89,14 +89,14 @@ class Sequences(Validated):
         name = f"{kind}-{fingerprint('sequences', *settings, *cache_marks(files))}"
         content = f"{kind}-{fingerprint('sequences', *settings, *file_marks(files))}"
         skipped = Skipped(max_bad_records)
-        made = cached(
+        made = read_or_build(
             root,
             name,
             build=lambda directory: self._build(files, directory, skipped, self._known_items(root, max_bad_records)),
             read=lambda directory: _read(directory, root / SEEN),
         )
         Skipped(max_bad_records).begin(made.bad)
-        notes = (*left_out(self.paths, files), *made.notes, *left_out_records(made.bad))
+        notes = (*describe_skipped_files(self.paths, files), *made.notes, *describe_skipped_records(made.bad))
         return SequenceExamples(made.events, self.last, content, notes=notes, target_times=self.target_times)
 
     def _known_items(self, root: Path, max_bad_records: int) -> tuple[str, ...] | None:
@@ -271,7 +271,7 @@ class SequenceExamples:
         return out
 
     def keys(self) -> npt.NDArray[np.uint64]:
-        return hashed([self._events.user_names[user] for user in self._numbers.tolist()])
+        return hash_names([self._events.user_names[user] for user in self._numbers.tolist()])
 
     def take(self, numbers: npt.NDArray[np.int64]) -> "SequenceExamples":
         chosen = self._numbers[numbers]

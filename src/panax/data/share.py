@@ -12,11 +12,11 @@ ROW = "row"
 """The leaf that says where in the global batch a row stands: what is random for a row goes by it."""
 
 
-class Share:
+class BatchShard:
     """Part `index` of `count` equal parts of each batch of a source, with the leaf `row`. Positions are the source's own.
 
     >>> from panax.data import IterableSource
-    >>> second = Share(IterableSource([{"x": np.arange(6)}]), 1, 3)
+    >>> second = BatchShard(IterableSource([{"x": np.arange(6)}]), 1, 3)
     >>> {name: leaf.tolist() for name, leaf in next(second.batches()).batch.items()}
     {'x': [2, 3], 'row': [2, 3]}
     """

@@ -10,14 +10,14 @@ import numpy.typing as npt
 from panax.core.errors import DataError, RecipeError
 from panax.core.protocols import Axes, Position, Source, SourcedBatch
 
-from .packing import Row, Rows
+from .packing import PackedRow, PackedRowSource
 
 TEXT_LEAVES = {
     "tokens": np.int32, "targets": np.int32, "loss_mask": np.float32, "segment": np.int32, "position": np.int32,
 }  # fmt: skip
 """The leaves of a batch of text, each of rows by positions."""
 
-TEXT_AXES: Mapping[str, Axes] = MappingProxyType(dict.fromkeys(Row._fields, ("batch", "seq")))
+TEXT_AXES: Mapping[str, Axes] = MappingProxyType(dict.fromkeys(PackedRow._fields, ("batch", "seq")))
 
 WantedRows = Sequence[int] | npt.NDArray[np.integer]
 """Which rows of each global batch to make, by their place in it, rising."""
@@ -38,7 +38,7 @@ class RowSource(Source, Protocol):
         ...
 
 
-class Seen(NamedTuple):
+class DocumentCounts(NamedTuple):
     """How often the documents of a part have been seen.
 
     Attributes:
@@ -58,7 +58,7 @@ class Accounting(Protocol):
 
     def epochs(self, position: Position) -> Mapping[str, float]: ...
 
-    def seen(self, position: Position) -> Mapping[str, Seen]: ...
+    def seen(self, position: Position) -> Mapping[str, DocumentCounts]: ...
 
 
 class PackedSource:
@@ -76,7 +76,7 @@ class PackedSource:
 
     owns_memory = True  # of each batch: nothing writes to it after it was yielded
 
-    def __init__(self, rows: Rows, *, batch_size: int, epochs: int | None = None) -> None:
+    def __init__(self, rows: PackedRowSource, *, batch_size: int, epochs: int | None = None) -> None:
         """Draw batches of `batch_size` rows, for `epochs` epochs or without an end.
 
         Raises:
@@ -118,11 +118,11 @@ class PackedSource:
         """Passes over the documents up to `position`."""
         return {"": self._start(position) / self.rows.num_rows}
 
-    def seen(self, position: Position) -> Mapping[str, Seen]:
+    def seen(self, position: Position) -> Mapping[str, DocumentCounts]:
         """How often each document has been seen up to `position`: from the position alone, with no log kept."""
         start = self._start(position)
         times = self.rows.times_seen(*divmod(start, self.rows.num_rows))
-        return {"": Seen(start / self.rows.num_rows, self.rows.starts, times)}
+        return {"": DocumentCounts(start / self.rows.num_rows, self.rows.starts, times)}
 
     def _position(self, start: int) -> dict[str, int | str]:
         epoch, index = divmod(start, self.rows.num_rows)
@@ -193,13 +193,13 @@ class Places(NamedTuple):
     row: npt.NDArray[np.int64]
 
 
-def assemble(parts: Sequence[Rows], places: Places, wanted: npt.NDArray[np.int64]) -> dict[str, np.ndarray]:
+def assemble(parts: Sequence[PackedRowSource], places: Places, wanted: npt.NDArray[np.int64]) -> dict[str, np.ndarray]:
     """The `wanted` rows of a global batch; they are as wide as the global batch is, so that each process makes one shape."""
     width = max(parts[part].width(epoch, places.row[slots]) for part, epoch, slots in _groups(places))
     return read_places(parts, Places(*(leaf[wanted] for leaf in places)), width)
 
 
-def read_places(parts: Sequence[Rows], places: Places, width: int) -> dict[str, np.ndarray]:
+def read_places(parts: Sequence[PackedRowSource], places: Places, width: int) -> dict[str, np.ndarray]:
     """Rows of several parts and epochs, `width` tokens wide."""
     num_rows = len(places.part)
     batch: dict[str, np.ndarray] | None = None

@@ -23,7 +23,7 @@ _OF_A_MACHINE = ("name_or_path", "tokenizer_file", "vocab_file", "merges_file", 
 
 
 @dataclasses.dataclass(frozen=True)
-class Beside:
+class TokenizerCompanions:
     """The files beside a tokenizer.json, which change no ids.
 
     Attributes:
@@ -47,7 +47,7 @@ class Beside:
         """`bos_token_id`, `eos_token_id` and `pad_token_id`, None where there is none."""
         return {f"{role}_token_id": vocabulary.get(self.token(role) or "") for role in _ROLES}
 
-    def ending_with(self, end: str, start: Sequence[str]) -> "Beside":
+    def ending_with(self, end: str, start: Sequence[str]) -> "TokenizerCompanions":
         """With `end` as the end of a text, and, where none is named, with the one token that begins one."""
         config = {key: value for key, value in self.config.items() if key not in _OF_A_MACHINE}
         if config.pop("auto_map", None) is not None:  # names Python files, which are not carried along
@@ -73,7 +73,7 @@ class Beside:
         return {**(self.generation or {}), **known, **({"eos_token_id": ends} if several else {})}
 
 
-def read_beside(folder: Path) -> Beside:
+def read_beside(folder: Path) -> TokenizerCompanions:
     """What lies in a tokenizer's folder.
 
     Raises:
@@ -86,7 +86,7 @@ def read_beside(folder: Path) -> Beside:
         role: token["content"] if isinstance(token, dict) and "content" in token else token
         for role, token in roles.items()
     }
-    return Beside(
+    return TokenizerCompanions(
         {**contents, **config},
         decode_utf8(read_bytes(template), str(template)) if template.is_file() else None,
         _object(folder / GENERATION),

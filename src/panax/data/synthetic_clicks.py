@@ -13,7 +13,7 @@ from panax.core.protocols import Axes
 from panax.core.validated import Validated
 
 from .bags import LARGEST_ID
-from .examples import hash_of_numbers, hashed
+from .examples import hash_names, hash_of_numbers
 from .files import fingerprint
 
 
@@ -106,7 +106,7 @@ class SyntheticExamples:
         return float((positive * (below + 0.5 * negative)).sum() / (positive.sum() * negative.sum()))
 
     def keys(self) -> npt.NDArray[np.uint64]:
-        return hashed(map(str, self._own(np.arange(self.num_examples)).tolist()))
+        return hash_names(map(str, self._own(np.arange(self.num_examples)).tolist()))
 
     def take(self, numbers: npt.NDArray[np.int64]) -> "SyntheticExamples":
         return SyntheticExamples(self.settings, self._own(numbers))

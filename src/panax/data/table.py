@@ -17,29 +17,29 @@ from panax.core.validated import Validated
 from .bags import (
     LARGEST_ID,
     Bag,
-    Indexed,
-    Keys,
-    Vocabulary,
+    CountVocabulary,
+    HashedIds,
+    IdEncoder,
     check_bags,
-    counted,
+    count_values,
     hash_of,
+    ids_by_count,
     log_shares,
     read_words,
     seconds_of,
-    words_of,
     write_words,
 )
 from .bounds import MAX_RECORD_BYTES, check_positive
-from .cache import cached
+from .cache import read_or_build
 from .categories import Spellings, category_text, is_empty, number_of, whole_number_of
 from .checksums import SEEN, read_sealed, write_sealed
 from .compressed import ENDINGS
 from .corpus import BadRecord
-from .examples import Arrays, Skipped, left_out_records
+from .examples import Arrays, Skipped, describe_skipped_records
 from .files import BadRecordError, cache_marks, each_here, file_marks, find_files, fingerprint, unreadable
-from .left_out import left_out
+from .left_out import describe_skipped_files
 from .mapped import map_file
-from .table_files import Block, read_blocks
+from .table_files import RowBlock, read_blocks
 
 FORMAT_VERSION = 2
 PATTERNS = (
@@ -50,7 +50,7 @@ _TIME = "_time"
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """The values of one row, by leaf.
 
     Attributes:
@@ -130,7 +130,7 @@ class Table(Validated):
         # A copy elsewhere, or a file whose permissions were changed, holds the same data.
         content = f"{kind}-{fingerprint('table', *settings, *file_marks(files))}"
         bad_records = Skipped(max_bad_records)
-        made = cached(
+        made = read_or_build(
             root,
             name,
             build=lambda directory: self._build(files, directory, bad_records, self._words(files, marks, root)),
@@ -138,7 +138,7 @@ class Table(Validated):
         )
         Skipped(max_bad_records).begin(made.bad)
         times = made.arrays.pop(_TIME, None)
-        notes = [*left_out(self.paths, files), *made.notes, *left_out_records(made.bad)]
+        notes = [*describe_skipped_files(self.paths, files), *made.notes, *describe_skipped_records(made.bad)]
         return Arrays(
             made.arrays, content=content, times=times, num_ids=made.num_ids, id_sets=made.id_sets, notes=notes
         )
@@ -158,7 +158,7 @@ class Table(Validated):
         found: dict[str, dict[str, int]] = {}
         of_files: dict[tuple[str, ...], list[Bag]] = {}
         for bag in self.bags:
-            if isinstance(bag.ids, Vocabulary):
+            if isinstance(bag.ids, CountVocabulary):
                 of_files.setdefault(bag.ids.counted_in, []).append(bag)
         for paths, bags in of_files.items():
             counted = find_files(paths, PATTERNS) if paths else files
@@ -174,18 +174,18 @@ class Table(Validated):
             for name, path in each_here(files):
                 for block in read_blocks(path, name, columns, self.max_record_bytes, lists=True):
                     for bag in bags:
-                        counted(bag, block.columns[bag.column], counts[bag.name])
-            kinds = {bag.name: bag.ids for bag in bags if isinstance(bag.ids, Vocabulary)}
-            write_words(directory, {leaf: words_of(counts[leaf], kinds[leaf]) for leaf in counts})
+                        count_values(bag, block.columns[bag.column], counts[bag.name])
+            kinds = {bag.name: bag.ids for bag in bags if isinstance(bag.ids, CountVocabulary)}
+            write_words(directory, {leaf: ids_by_count(counts[leaf], kinds[leaf]) for leaf in counts})
 
         # Where they are counted is in the marks.
         kinds = [
             dataclasses.replace(bag, ids=dataclasses.replace(bag.ids, counted_in=()))
             for bag in bags
-            if isinstance(bag.ids, Vocabulary)
+            if isinstance(bag.ids, CountVocabulary)
         ]
         name = f"vocabulary-v{FORMAT_VERSION}-{fingerprint('vocabulary', *map(repr, kinds), *marks)}"
-        return cached(root, name, build=build, read=lambda directory: read_words(directory, root))
+        return read_or_build(root, name, build=build, read=lambda directory: read_words(directory, root))
 
     def _dtypes(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
         """Of each array, its dtype and the shape of a row."""
@@ -198,7 +198,7 @@ class Table(Validated):
         found = {leaf: leaves[leaf] for leaf in self._plain_leaves()}
         for bag in self.bags:
             found[bag.name] = np.dtype("<i4"), (bag.capacity,)
-            if isinstance(bag.ids, Keys):
+            if isinstance(bag.ids, HashedIds):
                 found[bag.name] = np.dtype("<u4"), (bag.capacity, 2)
             if bag.weights:
                 found[f"{bag.name}_weights"] = np.dtype("<f4"), (bag.capacity,)
@@ -210,7 +210,7 @@ class Table(Validated):
         self, files: list[Any], directory: Path, skipped: Skipped, words: Mapping[str, Mapping[str, int]]
     ) -> None:
         count = 0
-        bags = [Indexed(bag, words.get(bag.name)) for bag in self.bags]
+        bags = [IdEncoder(bag, words.get(bag.name)) for bag in self.bags]
         spellings = {column: Spellings() for column in self.categorical}
         dtypes = self._dtypes()
         derived = [bag for bag in self.bags if bag.log_share]
@@ -250,7 +250,7 @@ class Table(Validated):
         plain = {*self.numeric, *self.categorical, self.label, self.time}
         return all(column not in plain for bag in self.bags for column in bag.columns) and bool(self.bags)
 
-    def _values(self, rows: list[Row], leaf: str) -> list[Any]:
+    def _values(self, rows: list[TableRow], leaf: str) -> list[Any]:
         """One array's values of some rows."""
         if leaf in ("numeric", "categorical", "label"):
             return [getattr(row, leaf) for row in rows]
@@ -264,8 +264,8 @@ class Table(Validated):
         raise AssertionError(leaf)
 
     def _rows(
-        self, block: Block, skipped: Skipped, bags: list[Indexed], spellings: Mapping[str, Spellings]
-    ) -> list[Row]:
+        self, block: RowBlock, skipped: Skipped, bags: list[IdEncoder], spellings: Mapping[str, Spellings]
+    ) -> list[TableRow]:
         """The usable rows of a block."""
         for record in block.bad:
             skipped.add(record)
@@ -279,9 +279,9 @@ class Table(Validated):
         return rows
 
     def _row(
-        self, values: Mapping[str, Any], bags: list[Indexed], where: str, spellings: Mapping[str, Spellings]
-    ) -> Row:
-        return Row(
+        self, values: Mapping[str, Any], bags: list[IdEncoder], where: str, spellings: Mapping[str, Spellings]
+    ) -> TableRow:
+        return TableRow(
             [self._number(name, values[name], where) for name in self.numeric],
             [self._category(name, values[name], where, spellings) for name in self.categorical],
             None if self.label is None else self._label(values[self.label], where),

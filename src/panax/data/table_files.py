@@ -31,7 +31,7 @@ _READ_KINDS = "biufSU"
 """Truths, numbers and texts, as NumPy calls them: dates, complex numbers and records are no values of a table."""
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """Some rows of a table.
 
     Attributes:
@@ -45,7 +45,7 @@ class Block(NamedTuple):
     bad: Sequence[BadRecord] = ()
 
 
-def read_blocks(path: Path, name: str, columns: list[str], most: int, *, lists: bool = False) -> Iterator[Block]:
+def read_blocks(path: Path, name: str, columns: list[str], most: int, *, lists: bool = False) -> Iterator[RowBlock]:
     """The rows of one file, in blocks; of its columns, only these.
 
     Args:
@@ -96,7 +96,7 @@ class _Lines:
         return line
 
 
-def _csv_blocks(path: Path, name: str, columns: list[str], delimiter: str, most: int) -> Iterator[Block]:
+def _csv_blocks(path: Path, name: str, columns: list[str], delimiter: str, most: int) -> Iterator[RowBlock]:
     # Bytes that are not UTF-8 become half characters, so that only their row is bad.
     with (
         _unpacked(path, name) as raw,
@@ -116,7 +116,7 @@ def _csv_blocks(path: Path, name: str, columns: list[str], delimiter: str, most:
                     if row and len(row) != len(heading)
                 ]
                 values = {column: [row[place] for _, row in whole] for column, place in places.items()}
-                yield Block(values, [where for where, _ in whole], bad)
+                yield RowBlock(values, [where for where, _ in whole], bad)
         except csv.Error as error:
             raise DataError(f"{name}, line {rows.line_num}: {error}; expected CSV: repair it") from None
 
@@ -154,7 +154,7 @@ def _rows_of(rows: Any, lines: _Lines, name: str) -> list[tuple[str, list[str]]]
     return block
 
 
-def _parquet_blocks(path: Path, name: str, columns: list[str], most: int, lists: bool) -> Iterator[Block]:
+def _parquet_blocks(path: Path, name: str, columns: list[str], most: int, lists: bool) -> Iterator[RowBlock]:
     try:
         import pyarrow as arrow
     except ImportError as error:
@@ -169,7 +169,7 @@ def _parquet_blocks(path: Path, name: str, columns: list[str], most: int, lists:
             for column in columns:
                 check_values(batch.column(column))
             where = [f"{name}, row {number}" for number in range(row, row + batch.num_rows)]
-            yield Block({column: batch.column(column).to_pylist() for column in columns}, where)
+            yield RowBlock({column: batch.column(column).to_pylist() for column in columns}, where)
             row += batch.num_rows
     except (*ARROW_ERRORS, arrow.ArrowException) as error:
         if isinstance(error, DataError):
@@ -177,7 +177,7 @@ def _parquet_blocks(path: Path, name: str, columns: list[str], most: int, lists:
         raise unreadable(name, error) from error
 
 
-def _numpy_blocks(path: Path, name: str, columns: list[str], most: int) -> Iterator[Block]:
+def _numpy_blocks(path: Path, name: str, columns: list[str], most: int) -> Iterator[RowBlock]:
     """Read as a stream: what an archive says of sizes is never allocated."""
     try:
         with open_zip(path) as archive, contextlib.ExitStack() as opened:
@@ -195,7 +195,7 @@ def _numpy_blocks(path: Path, name: str, columns: list[str], most: int) -> Itera
             for begin in range(0, count, step):
                 rows = min(step, count - begin)
                 part = {column: _some(file, dtype, rows) for column, (file, _, dtype) in arrays.items()}
-                yield Block(part, [f"{name}, row {number}" for number in range(begin, begin + rows)])
+                yield RowBlock(part, [f"{name}, row {number}" for number in range(begin, begin + rows)])
     except DataError:
         raise
     except (

@@ -17,7 +17,7 @@ from .cache import cache_directory
 from .checked import Limits
 from .corpus import PythonLibrary
 from .filtered import Filtered, PlainCorpus
-from .left_out import left_out_of_corpus
+from .left_out import describe_skipped_corpus_files
 from .lengths import length_line, notes_of_store
 from .mixed import JoinedRows, MixedSource, part_seed
 from .mixture import Mixture
@@ -115,7 +115,7 @@ class TextData(Validated):
         lines: list[str] = []
         for name, part in parts.items():
             of_part = f"part {name!r}: " if name else ""
-            files = left_out_of_corpus(corpora[name])
+            files = describe_skipped_corpus_files(corpora[name])
             found = (*files, *notes_of_store(part.training.store), *self._notes_of_lengths(part, name))
             lines += [f"{of_part}{line}" for line in found]
         return tuple(lines)

@@ -11,9 +11,9 @@ import xxhash
 
 from panax.core.errors import DataError, RecipeError
 from panax.core.validated import Validated
-from panax.system.files import expanded
+from panax.system.files import expand_user
 
-from .cache import cached
+from .cache import read_or_build
 from .checksums import SEEN
 from .files import cache_marks, fingerprint
 from .mapped import check_mapped, map_file
@@ -57,7 +57,7 @@ class TokenFile(Validated):
         check_ids(self)
 
     def fingerprint(self) -> str:
-        path = expanded(self.path)
+        path = expand_user(self.path)
         files = [path / HEADER if path.is_dir() else path]
         return fingerprint("token_file", self.dtype, self.end_of_document, self.vocab_size, *cache_marks(files))
 
@@ -67,7 +67,7 @@ class TokenFile(Validated):
         Raises:
             DataError: It can't be read, is damaged, or its settings don't fit it.
         """
-        path = expanded(self.path)
+        path = expand_user(self.path)
         directory = path if path.is_dir() else path.parent
         if (directory / HEADER).is_file() and (path.is_dir() or path.name == "tokens.bin"):
             given = [name for name in ("dtype", "end_of_document", "vocab_size") if getattr(self, name) is not None]
@@ -78,7 +78,7 @@ class TokenFile(Validated):
             raise DataError(f"{path} is not a token file; expected a directory with {HEADER}, or a flat file of ids")
         if self.dtype not in DTYPES:
             raise RecipeError(f"dtype={self.dtype!r} for the flat token file {path}; expected {' or '.join(DTYPES)}")
-        return cached(
+        return read_or_build(
             cache,
             f"index-v{FORMAT_VERSION}-{self.fingerprint()}",
             build=lambda target: self._index(path, target),

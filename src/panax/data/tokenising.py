@@ -8,7 +8,7 @@ from pathlib import Path
 
 from panax.core.errors import DataError, RecipeError
 
-from .cache import cached
+from .cache import read_or_build
 from .checked import BAD_RECORDS, NO_EXCEPTIONS, Checked, Limits, read_bad_records, refuse
 from .checksums import SEEN
 from .corpus import Corpus, Document
@@ -78,7 +78,7 @@ def _open_text(
     assert encoder is not None
     together = ("together",) if encoder.marks_beginnings else ()
     entry = f"tokens-v{FORMAT_VERSION}-{fingerprint(name, encoder.fingerprint, *together)}"
-    store = cached(
+    store = read_or_build(
         root,
         entry,
         build=lambda directory: write_tokens(corpus, encoder, directory, progress=progress, limits=limits),
@@ -119,7 +119,7 @@ def _tokenizer(
     if tokenizer is None:
         raise RecipeError("tokenizer=None; a corpus of text needs one, for example BytePairTokenizer()")
     name = names[0] if len(names) == 1 else fingerprint("corpora", *names)
-    return cached(
+    return read_or_build(
         root,
         f"tokenizer-v{FORMAT_VERSION}-{fingerprint(name, dataclasses.astuple(tokenizer))}",
         build=lambda directory: tokenizer.train(_Together(corpora, limits), progress=progress).save(directory),

@@ -20,11 +20,11 @@ from panax.core.errors import DataError, RecipeError
 from panax.core.validated import Validated
 
 from ..system import json_reader
-from ..system.files import expanded
+from ..system.files import expand_user
 from .checked import Checked
 from .corpus import Corpus, Document
 from .files import decode_utf8, fingerprint, read_bytes
-from .special_tokens import Beside, read_beside, start_of_text, without_start
+from .special_tokens import TokenizerCompanions, read_beside, start_of_text, without_start
 from .tokens import LARGEST_VOCABULARY
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -52,7 +52,9 @@ class Tokenizer:
         fingerprint: A hash of everything that decides which ids a document becomes.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, *, end_of_document: str, beside: Beside | None = None) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, *, end_of_document: str, beside: TokenizerCompanions | None = None
+    ) -> None:
         """Wrap a Hugging Face tokenizer, whose settings for truncation, padding and special tokens are set aside.
 
         Raises:
@@ -71,7 +73,7 @@ class Tokenizer:
         self._backend = backend
         self.start_of_document: tuple[int, ...] = start_of_text(backend)
         start = [token for i in self.start_of_document if (token := backend.id_to_token(i)) is not None]
-        self._beside = (beside or Beside()).ending_with(end_of_document, start)
+        self._beside = (beside or TokenizerCompanions()).ending_with(end_of_document, start)
         self._vocabulary = vocabulary
         self.special_ids: dict[str, int | None] = self._beside.ids(vocabulary)
         self.end_of_document: int = vocabulary[end_of_document]
@@ -129,7 +131,7 @@ class Tokenizer:
         if self._beside.generation is not None:
             return self
         found = copy.copy(self)
-        found._beside = dataclasses.replace(self._beside, generation=read_beside(expanded(folder)).generation)
+        found._beside = dataclasses.replace(self._beside, generation=read_beside(expand_user(folder)).generation)
         return found
 
     def save(self, directory: str | Path) -> None:
@@ -225,7 +227,7 @@ class PretrainedTokenizer(Validated):
             DataError: The file is missing or broken, or nothing says which token ends a document.
             RecipeError: add_bos=False, and the tokenizer can't do without.
         """
-        path = expanded(self.path)
+        path = expand_user(self.path)
         if path.is_dir():
             path = _in_folder(path)
         text = decode_utf8(read_bytes(path), str(path))

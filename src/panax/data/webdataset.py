@@ -30,7 +30,7 @@ _EXTENDED = (
 )
 
 
-class Sample(NamedTuple):
+class ShardSample(NamedTuple):
     """One sample of a shard.
 
     Attributes:
@@ -75,7 +75,7 @@ class _Member(tarfile.TarInfo):
         return super()._proc_member(archive)  # type: ignore[misc]  # "a subclass may override it", says tarfile
 
 
-def read_samples(path: Path, name: str, most: int) -> Iterator[Sample | BadRecord]:
+def read_samples(path: Path, name: str, most: int) -> Iterator[ShardSample | BadRecord]:
     """The samples of a shard, in its order. Nothing is unpacked to the disk.
 
     Args:
@@ -120,8 +120,8 @@ def read_samples(path: Path, name: str, most: int) -> Iterator[Sample | BadRecor
         yield _sample(f"{name}, {current}", files, size, most)
 
 
-def _sample(where: str, files: dict[str, bytes], size: int, most: int) -> Sample | BadRecord:
-    return Sample(where, files) if size <= most else BadRecord(where, too_large(size, most))
+def _sample(where: str, files: dict[str, bytes], size: int, most: int) -> ShardSample | BadRecord:
+    return ShardSample(where, files) if size <= most else BadRecord(where, too_large(size, most))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ class WebDataset(Validated):
                 except BadRecordError as error:
                     yield BadRecord(error.where, error.reason)
 
-    def _document(self, sample: Sample) -> Document | BadRecord:
+    def _document(self, sample: ShardSample) -> Document | BadRecord:
         record: dict[str, object] = {}
         objects = None
         for field in self._fields.names:

@@ -6,10 +6,10 @@ from ..core.lazy import lazily
 
 if TYPE_CHECKING:
     from .acrobot import Acrobot
-    from .batch import EnvironmentBatch, Ongoing, Transition
+    from .batch import EnvironmentBatch, EnvironmentState, Transition
     from .cart_pole import CartPole
     from .checking import check_actions, check_environment
-    from .environment import Action, Environment, Frame, Step
+    from .environment import Action, Environment, EnvironmentStep, Frame
     from .grid_world import GridWorld
     from .of_brax import Brax
     from .of_gymnasium import Gymnasium
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "acrobot": ("Acrobot",),
-    "batch": ("EnvironmentBatch", "Ongoing", "Transition"),
+    "batch": ("EnvironmentBatch", "EnvironmentState", "Transition"),
     "cart_pole": ("CartPole",),
     "checking": ("check_actions", "check_environment"),
-    "environment": ("Action", "Environment", "Frame", "Step"),
+    "environment": ("Action", "Environment", "Frame", "EnvironmentStep"),
     "grid_world": ("GridWorld",),
     "of_brax": ("Brax",),
     "of_gymnasium": ("Gymnasium",),
@@ -34,7 +34,7 @@ _WHERE = {
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Acrobot", "Action", "Box", "Brax", "CartPole", "Discrete", "Environment", "EnvironmentBatch", "Frame", "GridWorld",
-    "Gymnasium", "Gymnax", "Ongoing", "Pendulum", "Space", "Step", "Transition", "check_actions",
+    "Acrobot", "Action", "Box", "Brax", "CartPole", "Discrete", "Environment", "EnvironmentBatch", "EnvironmentState",
+    "EnvironmentStep", "Frame", "GridWorld", "Gymnasium", "Gymnax", "Pendulum", "Space", "Transition", "check_actions",
     "check_environment",
 ]  # fmt: skip

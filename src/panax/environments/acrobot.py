@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, Int, Key
 
 from ..core.errors import RecipeError
 from .drawing import BLUE, DARK, PALE, RED, blank, fill_circle, fill_line
-from .environment import Action, Environment, Frame, Observation, Step
-from .pendulum import wrapped
+from .environment import Action, Environment, EnvironmentStep, Frame, Observation
+from .pendulum import wrap_angle
 from .spaces import Box, Discrete
 
 _SECONDS = 0.2
@@ -70,15 +70,15 @@ class Acrobot(Environment):
         motion = jax.random.uniform(key, (4,), jnp.float32, -_FIRST, _FIRST)
         return AcrobotState(motion, jnp.int32(0)), _seen(motion)
 
-    def step(self, state: AcrobotState, action: Action, key: Key[Array, ""]) -> Step:
+    def step(self, state: AcrobotState, action: Action, key: Key[Array, ""]) -> EnvironmentStep:
         torque = action.astype(jnp.float32) - 1.0
         moved = _moved(state.motion, torque)
         fastest = jnp.array(_FASTEST, jnp.float32)
-        motion = jnp.concatenate([jax.vmap(wrapped)(moved[:2]), jnp.clip(moved[2:], -fastest, fastest)])
+        motion = jnp.concatenate([jax.vmap(wrap_angle)(moved[:2]), jnp.clip(moved[2:], -fastest, fastest)])
         terminated = -jnp.cos(motion[0]) - jnp.cos(motion[1] + motion[0]) > 1.0
         time = state.time + 1
         reward = jnp.where(terminated, 0.0, -1.0).astype(jnp.float32)
-        return Step(AcrobotState(motion, time), _seen(motion), reward, terminated, time >= self.max_steps)
+        return EnvironmentStep(AcrobotState(motion, time), _seen(motion), reward, terminated, time >= self.max_steps)
 
     def draw(self, state: AcrobotState) -> Frame:
         frame = blank(128, 128)

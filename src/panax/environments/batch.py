@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Num
 from .environment import Action, Environment, State
 
 
-class Ongoing(eqx.Module):
+class EnvironmentState(eqx.Module):
     """Episodes under way; every leaf has the leading axis `batch`.
 
     Attributes:
@@ -40,7 +40,7 @@ class Transition(NamedTuple):
         episode_length: Steps of the episode, this one included.
     """
 
-    ongoing: Ongoing
+    ongoing: EnvironmentState
     final_observation: Num[Array, "batch ..."] | Bool[Array, "batch ..."]
     reward: Float[Array, " batch"]
     terminated: Bool[Array, " batch"]
@@ -70,7 +70,7 @@ class EnvironmentBatch:
 
     environment: Environment
 
-    def reset(self, key: Key[Array, ""], index: Int[Array, " batch"]) -> Ongoing:
+    def reset(self, key: Key[Array, ""], index: Int[Array, " batch"]) -> EnvironmentState:
         """Begin an episode in each environment.
 
         Args:
@@ -79,9 +79,11 @@ class EnvironmentBatch:
         """
         state, observation = self.environment.begin_all(keys_of(key, index))
         zeros = jnp.zeros(index.shape, jnp.float32)
-        return Ongoing(state, observation, zeros, zeros.astype(jnp.int32))
+        return EnvironmentState(state, observation, zeros, zeros.astype(jnp.int32))
 
-    def step(self, ongoing: Ongoing, action: Action, key: Key[Array, ""], index: Int[Array, " batch"]) -> Transition:
+    def step(
+        self, ongoing: EnvironmentState, action: Action, key: Key[Array, ""], index: Int[Array, " batch"]
+    ) -> Transition:
         """Take an action in each environment, and begin another episode where one ended.
 
         Args:
@@ -91,13 +93,13 @@ class EnvironmentBatch:
         """
         return self.moved(ongoing, action, keys_of(key, index))
 
-    def moved(self, ongoing: Ongoing, action: Action, keys: Key[Array, " batch"]) -> Transition:
+    def moved(self, ongoing: EnvironmentState, action: Action, keys: Key[Array, " batch"]) -> Transition:
         """As `step`, with a key for each environment."""
         stepped, state, observation = self.environment.step_all(ongoing.state, ongoing.observation, action, keys)
         ended = stepped.terminated | stepped.truncated
         total, length = ongoing.episode_return + stepped.reward, ongoing.episode_length + 1
         zero = jnp.zeros_like(total)
-        after = Ongoing(
+        after = EnvironmentState(
             state, observation, jnp.where(ended, zero, total), jnp.where(ended, zero.astype(jnp.int32), length)
         )
         return Transition(

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from ..core.errors import RecipeError
 from .drawing import BLUE, DARK, PALE, RED, blank, fill_circle, fill_line, fill_rectangle
-from .environment import Action, Environment, Frame, Observation, Step
+from .environment import Action, Environment, EnvironmentStep, Frame, Observation
 from .spaces import Box, Discrete
 
 _GRAVITY = 9.8
@@ -70,7 +70,7 @@ class CartPole(Environment):
         motion = jax.random.uniform(key, (4,), jnp.float32, -_FIRST, _FIRST)
         return CartPoleState(motion, jnp.int32(0)), motion
 
-    def step(self, state: CartPoleState, action: Action, key: Key[Array, ""]) -> Step:
+    def step(self, state: CartPoleState, action: Action, key: Key[Array, ""]) -> EnvironmentStep:
         _, velocity, angle, turning = state.motion
         force = jnp.where(action == 1, _FORCE, -_FORCE)
         cosine, sine = jnp.cos(angle), jnp.sin(angle)
@@ -83,7 +83,9 @@ class CartPole(Environment):
         motion = state.motion + _SECONDS * jnp.stack([velocity, linear, turning, angular])
         time = state.time + 1
         terminated = (jnp.abs(motion[0]) > _FURTHEST) | (jnp.abs(motion[2]) > _STEEPEST)
-        return Step(CartPoleState(motion, time), motion, jnp.float32(1.0), terminated, time >= self.max_steps)
+        return EnvironmentStep(
+            CartPoleState(motion, time), motion, jnp.float32(1.0), terminated, time >= self.max_steps
+        )
 
     def draw(self, state: CartPoleState) -> Frame:
         frame = blank(96, 192)

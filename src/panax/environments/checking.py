@@ -8,7 +8,7 @@ import numpy as np
 
 from ..core.axes import named_leaves
 from ..core.errors import RecipeError, kind_of
-from .batch import EnvironmentBatch, Ongoing, Transition
+from .batch import EnvironmentBatch, EnvironmentState, Transition
 from .environment import Environment, State
 from .spaces import Box, Discrete, Space
 
@@ -72,7 +72,8 @@ def _check_shapes(environment: Environment, name: str) -> None:
         ) from error
     if len(step) != 5:
         raise RecipeError(
-            f"{name}.step returned {len(step)} values; expected Step(state, observation, reward, terminated, truncated)"
+            f"{name}.step returned {len(step)} values; expected "
+            "EnvironmentStep(state, observation, reward, terminated, truncated)"
         )
     after, observation, reward, terminated, truncated = step
     _check_state(name, state, after)
@@ -112,7 +113,7 @@ def _check_values(environment: Environment, name: str, seed: int, steps: int) ->
     batch, index = EnvironmentBatch(environment), jnp.arange(_SIDE_BY_SIDE)
     key = jax.random.key(seed)
 
-    def step(ongoing: Ongoing, number: jax.Array) -> tuple[Ongoing, tuple[jax.Array, Transition]]:
+    def step(ongoing: EnvironmentState, number: jax.Array) -> tuple[EnvironmentState, tuple[jax.Array, Transition]]:
         keys = jax.random.split(jax.random.fold_in(key, number), 2)
         action = jax.vmap(environment.action_space.sample)(jax.random.split(keys[0], _SIDE_BY_SIDE))
         transition = batch.step(ongoing, action, keys[1], index)

@@ -25,7 +25,7 @@ _RESET = 0x7E5E7
 """Folded into a step's key for the reset that may follow, which so shares no bits with the step."""
 
 
-class Step(NamedTuple):
+class EnvironmentStep(NamedTuple):
     """What one step of an environment yields.
 
     Attributes:
@@ -68,7 +68,7 @@ class Environment(Validated, abc.ABC):
         """Draw the first state of an episode, with its observation."""
 
     @abc.abstractmethod
-    def step(self, state: State, action: Action, key: Key[Array, ""]) -> Step:
+    def step(self, state: State, action: Action, key: Key[Array, ""]) -> EnvironmentStep:
         """The state that follows `state` where `action` is taken. What is drawn, is drawn from `key`.
 
         Args:
@@ -81,7 +81,7 @@ class Environment(Validated, abc.ABC):
 
     def step_all(
         self, state: State, observation: Observation, action: Action, keys: Key[Array, " batch"]
-    ) -> tuple[Step, State, Observation]:
+    ) -> tuple[EnvironmentStep, State, Observation]:
         """`step` for each of a batch, and `reset` where an episode ended: the step, then states and observations after that.
 
         Args:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from ..core.errors import RecipeError, nearest
 from .drawing import BLUE, DARK, GREEN, PALE, RED, blank, fill_circle, fill_rectangle
-from .environment import Action, Environment, Frame, Observation, Step
+from .environment import Action, Environment, EnvironmentStep, Frame, Observation
 from .spaces import Box, Discrete
 
 _MOVES = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])
@@ -89,7 +89,7 @@ class GridWorld(Environment):
         cell = jnp.asarray(starts, jnp.int32)[jax.random.randint(key, (), 0, len(starts))]
         return GridWorldState(cell, jnp.int32(0)), self._seen(cell)
 
-    def step(self, state: GridWorldState, action: Action, key: Key[Array, ""]) -> Step:
+    def step(self, state: GridWorldState, action: Action, key: Key[Array, ""]) -> EnvironmentStep:
         if self.slip:
             slips, direction = jax.random.split(key)
             drawn = jax.random.randint(direction, (), 0, 4, jnp.int32)
@@ -98,7 +98,7 @@ class GridWorld(Environment):
         after = GridWorldState(cell, state.time + 1)
         reward = jnp.asarray(self._rewards(), jnp.float32)[cell]
         ends = jnp.asarray(self._is(_GOAL) | self._is(_TRAP))[cell]
-        return Step(after, self._seen(cell), reward, ends, after.time >= self.max_steps)
+        return EnvironmentStep(after, self._seen(cell), reward, ends, after.time >= self.max_steps)
 
     def optimal_return(self, discount: float = 1.0) -> float:
         """The expected return of the best policy, over starts and slips, within `max_steps`: by dynamic programming, in float64.

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.errors import RecipeError, TrainingError
-from ..system.children import Child
-from .host_worker import LINE_BYTES, message, parsed, size_of
+from ..system.children import PipedProcess
+from .host_worker import LINE_BYTES, message, parse_message, size_of
 from .importing import Setting
 
 MOST_PROCESSES = 64
@@ -59,11 +59,11 @@ class HostPool:
         self._shares = [len(part) for part in np.array_split(np.arange(count), min(processes, count, MOST_PROCESSES))]
         self._lock = threading.Lock()
         command = [sys.executable, "-m", "panax.environments.host_worker"]
-        self._processes: list[Child] = []
+        self._processes: list[PipedProcess] = []
         self._end = weakref.finalize(self, _end, self._processes)
         try:
             for _ in self._shares:
-                self._processes.append(Child(command, _environment()))
+                self._processes.append(PipedProcess(command, _environment()))
             told = [{"id": name, "settings": dict(settings), "count": share} for share in self._shares]
             self.spaces = self._ask(told, seconds=max(timeout_seconds, _SECONDS_TO_BEGIN))[0][0]
         except TrainingError as error:
@@ -146,7 +146,7 @@ class HostPool:
     def _answer(self, number: int, seconds: float) -> tuple[dict[str, Any], list[np.ndarray]]:
         process = self._processes[number]
         try:
-            head, expected = parsed(process.read_line(LINE_BYTES, seconds))
+            head, expected = parse_message(process.read_line(LINE_BYTES, seconds))
             arrays = [
                 np.frombuffer(process.read_exactly(size_of(dtype, shape), seconds), dtype).reshape(shape)
                 for dtype, shape in expected
@@ -173,7 +173,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(folders)}
 
 
-def _end(processes: Sequence[Child]) -> None:
+def _end(processes: Sequence[PipedProcess]) -> None:
     for process in processes:
         process.close()
     last = time.monotonic() + _SECONDS_TO_END

@@ -26,7 +26,7 @@ MOST_BYTES = 1 << 34
 """Of one array."""
 
 
-class Worker:
+class EnvironmentWorker:
     """Some environments of one kind.
 
     Attributes:
@@ -43,7 +43,7 @@ class Worker:
     def spaces(self) -> dict[str, Any]:
         """What observations and actions are, as JSON."""
         first = self.environments[0]
-        return {"observation": described(first.observation_space), "action": described(first.action_space)}
+        return {"observation": space_to_json(first.observation_space), "action": space_to_json(first.action_space)}
 
     def reset(self, seeds: Sequence[int]) -> list[np.ndarray]:
         """First observations."""
@@ -71,7 +71,7 @@ class Worker:
 
     def try_out(self) -> list[np.ndarray]:
         """Reset the first environment and take a step with an action drawn from its own space: raises what is wrong with it."""
-        only = Worker.__new__(Worker)
+        only = EnvironmentWorker.__new__(EnvironmentWorker)
         only.environments = self.environments[:1]
         only.reset([0])
         environment = only.environments[0]
@@ -84,7 +84,7 @@ class Worker:
                 environment.close()
 
 
-def described(space: Any) -> dict[str, Any]:
+def space_to_json(space: Any) -> dict[str, Any]:
     """A space as JSON; `kind` says which one."""
     kind = type(space).__name__
     if kind == "Discrete":
@@ -102,7 +102,7 @@ def message(head: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> list[
     return [line, *(np.ascontiguousarray(array).tobytes() for array in arrays)]
 
 
-def parsed(line: bytes) -> tuple[dict[str, Any], list[tuple[np.dtype, tuple[int, ...]]]]:
+def parse_message(line: bytes) -> tuple[dict[str, Any], list[tuple[np.dtype, tuple[int, ...]]]]:
     """What a message's line says, and the dtypes and shapes of the arrays that follow.
 
     Raises:
@@ -134,7 +134,7 @@ def _read(source: IO[bytes]) -> tuple[dict[str, Any], list[np.ndarray]]:
     line = source.readline(LINE_BYTES)
     if not line.endswith(b"\n"):
         raise EOFError
-    head, arrays = parsed(line)
+    head, arrays = parse_message(line)
     found = []
     for dtype, shape in arrays:
         data = source.read(size_of(dtype, shape))
@@ -145,13 +145,13 @@ def _read(source: IO[bytes]) -> tuple[dict[str, Any], list[np.ndarray]]:
 
 
 def _serve(source: IO[bytes], out: IO[bytes]) -> None:
-    worker: Worker | None = None
+    worker: EnvironmentWorker | None = None
     with contextlib.suppress(EOFError):
         while True:
             asked, arrays = _read(source)
             try:
                 if worker is None:
-                    worker = Worker(asked)
+                    worker = EnvironmentWorker(asked)
                     _write(out, {"ok": True, **worker.spaces()})
                 elif asked["do"] == "try":
                     _write(out, {"ok": True}, worker.try_out())

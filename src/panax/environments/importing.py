@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from ..core.errors import RecipeError
-from ..core.installing import with_extra
+from ..core.installing import install_command
 
 Setting = bool | int | float | str
 """What an environment of another library may be given: it is part of a run's settings, and travels as JSON."""
@@ -31,5 +31,5 @@ def library(module: str, extra: str, remark: str = "") -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise RecipeError(
-            f"this environment needs {module}, which can't be imported ({error}); run: {with_extra(extra)}{remark}"
+            f"this environment needs {module}, which can't be imported ({error}); run: {install_command(extra)}{remark}"
         ) from error

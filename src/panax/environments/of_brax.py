@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Int, Key
 
 from ..core.errors import RecipeError, nearest
-from .environment import Action, Environment, Observation, State, Step
+from .environment import Action, Environment, EnvironmentStep, Observation, State
 from .importing import Settings, as_pairs, library
 from .spaces import Box
 
@@ -78,10 +78,10 @@ class Brax(Environment):
         inner = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), inner)
         return BraxState(inner, jnp.int32(0)), inner.obs.astype(jnp.float32)
 
-    def step(self, state: BraxState, action: Action, key: Key[Array, ""]) -> Step:
+    def step(self, state: BraxState, action: Action, key: Key[Array, ""]) -> EnvironmentStep:
         # Brax writes into its state's dictionaries: it gets some of its own.
         after = self._made.step(jax.tree.map(lambda leaf: leaf, state.inner), action)
         after = jax.tree.map(lambda new, old: jnp.asarray(new).astype(old.dtype), after, state.inner)
         time = state.time + 1
         seen, reward = after.obs.astype(jnp.float32), after.reward.astype(jnp.float32)
-        return Step(BraxState(after, time), seen, reward, after.done > 0, time >= self.max_steps)
+        return EnvironmentStep(BraxState(after, time), seen, reward, after.done > 0, time >= self.max_steps)

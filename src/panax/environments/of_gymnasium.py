@@ -18,9 +18,9 @@ from jax.experimental import io_callback
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int, Key, UInt32
 
-from ..compiling.callbacks import called_by_a_step
+from ..compiling.callbacks import capture_callback_errors
 from ..core.errors import RecipeError
-from .environment import Action, Environment, Observation, State, Step
+from .environment import Action, Environment, EnvironmentStep, Observation, State
 from .host_pool import MOST_PROCESSES, HostPool
 from .host_values import NARROW
 from .importing import Settings, as_pairs, library
@@ -109,7 +109,7 @@ class Gymnasium(Environment):
         state, observation = self.begin_all(key[None])
         return jax.tree.map(lambda leaf: leaf[0], (state, observation))
 
-    def step(self, state: State, action: Action, key: Key[Array, ""]) -> Step:
+    def step(self, state: State, action: Action, key: Key[Array, ""]) -> EnvironmentStep:
         seen = jnp.zeros(self.observation_space.abstract.shape, self.observation_space.abstract.dtype)
         own, before, act = jax.tree.map(lambda leaf: leaf[None], (state, seen, action))
         stepped, after, _ = self.step_all(own, before, act, key[None])
@@ -134,7 +134,7 @@ class Gymnasium(Environment):
 
     def step_all(
         self, state: HostState, observation: Observation, action: Action, keys: Key[Array, " batch"]
-    ) -> tuple[Step, HostState, Observation]:
+    ) -> tuple[EnvironmentStep, HostState, Observation]:
         count = keys.shape[0]
         seen, flags = self._seen(count), jax.ShapeDtypeStruct((count,), jnp.bool_)
         # Each step is given the session that the one before gave back: so they follow each other without being ordered.
@@ -144,7 +144,7 @@ class Gymnasium(Environment):
             self._sessions.step, answer, state.session[0], state.steps[0], observation, action, _seeds(keys)
         )
         after = HostState(jnp.broadcast_to(session, (count,)), state.steps + 1)
-        return Step(after, led_to, reward, terminated, truncated), after, now
+        return EnvironmentStep(after, led_to, reward, terminated, truncated), after, now
 
     def _seen(self, count: int) -> jax.ShapeDtypeStruct:
         one = self.observation_space.abstract
@@ -163,7 +163,7 @@ class _Sessions:
         """Begin episodes with these seeds; the session, by which `step` finds them, and what is seen."""
         drawn = np.asarray(seeds)
         session = zlib.crc32(drawn.tobytes())
-        with called_by_a_step(), self._lock:
+        with capture_callback_errors(), self._lock:
             pool = self._free_pool(session, len(drawn))
             seen = pool.reset(drawn.tolist())
             self._pools[session] = (pool, 0)
@@ -173,7 +173,7 @@ class _Sessions:
         self, session: ArrayLike, steps: ArrayLike, observation: ArrayLike, action: ArrayLike, seeds: ArrayLike
     ) -> tuple[np.ndarray, ...]:
         number, taken, drawn = int(np.asarray(session)), int(np.asarray(steps)), np.asarray(seeds)
-        with called_by_a_step(), self._lock:
+        with capture_callback_errors(), self._lock:
             pool, made = self._pools.get(number, (None, -1))
             if pool is not None and made == taken:
                 stepped = pool.step(np.asarray(action), drawn.tolist())

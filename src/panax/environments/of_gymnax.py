@@ -11,7 +11,7 @@ from jaxtyping import Array, Key
 
 from ..core.errors import RecipeError, nearest
 from .drawing import BLUE, DARK, GREEN, RED, YELLOW
-from .environment import Action, Environment, Frame, Observation, State, Step
+from .environment import Action, Environment, EnvironmentStep, Frame, Observation, State
 from .importing import Settings, as_pairs, library
 from .spaces import Box, Discrete, Space, bounds_of
 
@@ -80,14 +80,14 @@ class Gymnax(Environment):
         observation, state = environment.reset_env(key, parameters)
         return _strong(state), self._seen(observation)
 
-    def step(self, state: State, action: Action, key: Key[Array, ""]) -> Step:
+    def step(self, state: State, action: Action, key: Key[Array, ""]) -> EnvironmentStep:
         environment, parameters = self._made
         observation, after, reward, terminated, _ = environment.step_env(key, state, action, parameters)
         # A compiled loop carries the state: each leaf keeps its dtype, also where gymnax counts in Python's numbers.
         after = jax.tree.map(lambda new, old: jnp.asarray(new).astype(old.dtype), after, state)
         truncated = environment.is_truncated(after, parameters)
         flags = (jnp.asarray(flag).astype(jnp.bool_) for flag in (terminated, truncated))
-        return Step(after, self._seen(observation), jnp.asarray(reward).astype(jnp.float32), *flags)
+        return EnvironmentStep(after, self._seen(observation), jnp.asarray(reward).astype(jnp.float32), *flags)
 
     def draw(self, state: State) -> Frame | None:
         """Observations that are pictures with planes, as MinAtar's; others have no picture here."""

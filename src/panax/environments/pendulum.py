@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from ..core.errors import RecipeError
 from .drawing import DARK, PALE, RED, blank, fill_circle, fill_line
-from .environment import Action, Environment, Frame, Observation, Step
+from .environment import Action, Environment, EnvironmentStep, Frame, Observation
 from .spaces import Box
 
 _SECONDS = 0.05
@@ -66,13 +66,13 @@ class Pendulum(Environment):
         state = PendulumState(angle, turning, jnp.int32(0))
         return state, _seen(state)
 
-    def step(self, state: PendulumState, action: Action, key: Key[Array, ""]) -> Step:
+    def step(self, state: PendulumState, action: Action, key: Key[Array, ""]) -> EnvironmentStep:
         torque = jnp.clip(action[0], -_STRONGEST, _STRONGEST)
-        cost = wrapped(state.angle) ** 2 + 0.1 * state.turning**2 + 0.001 * torque**2
+        cost = wrap_angle(state.angle) ** 2 + 0.1 * state.turning**2 + 0.001 * torque**2
         pull = 3 * _GRAVITY / (2 * _LENGTH) * jnp.sin(state.angle) + 3.0 / (_MASS * _LENGTH**2) * torque
         turning = jnp.clip(state.turning + pull * _SECONDS, -_FASTEST, _FASTEST)
-        after = PendulumState(wrapped(state.angle + turning * _SECONDS), turning, state.time + 1)
-        return Step(after, _seen(after), -cost, jnp.bool_(False), after.time >= self.max_steps)
+        after = PendulumState(wrap_angle(state.angle + turning * _SECONDS), turning, state.time + 1)
+        return EnvironmentStep(after, _seen(after), -cost, jnp.bool_(False), after.time >= self.max_steps)
 
     def draw(self, state: PendulumState) -> Frame:
         frame = blank(128, 128)
@@ -84,7 +84,7 @@ class Pendulum(Environment):
         return frame
 
 
-def wrapped(angle: Float[Array, ""]) -> Float[Array, ""]:
+def wrap_angle(angle: Float[Array, ""]) -> Float[Array, ""]:
     """The same angle in [-π, π)."""
     return jnp.mod(angle + math.pi, 2 * math.pi) - math.pi
 

@@ -1,7 +1,7 @@
 """What looks at a run while it goes on, and may stop it: the interface of hooks, and those that Panax brings."""
 
-from .hook import Hook, Running
+from .hook import Hook, RunView
 from .showing import Histograms, Samples
 from .stopping import EarlyStopping, TargetReached, TimeLimit
 
-__all__ = ["EarlyStopping", "Histograms", "Hook", "Running", "Samples", "TargetReached", "TimeLimit"]
+__all__ = ["EarlyStopping", "Histograms", "Hook", "RunView", "Samples", "TargetReached", "TimeLimit"]

@@ -1,4 +1,4 @@
-"""`Hook`: code that a run calls between its steps; `Running`: the run as a hook sees it."""
+"""`Hook`: code that a run calls between its steps; `RunView`: the run as a hook sees it."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -10,7 +10,7 @@ from ..metrics.heat_map import Picture
 
 
 @runtime_checkable
-class Running(Protocol):
+class RunView(Protocol):
     """The run as a hook sees it: where it is, what it has measured, and what a hook may ask of it.
 
     Attributes:
@@ -99,19 +99,19 @@ class Hook:
     at the next report (`log_every`). An exception in a hook ends the run, which saves first and names the hook.
     """
 
-    def before_run(self, run: Running) -> None:
+    def before_run(self, run: RunView) -> None:
         """Before the first step of this run, of its resumption, or after it went back. `restore` was called before."""
 
-    def after_step(self, run: Running) -> None:
+    def after_step(self, run: RunView) -> None:
         """After each step was dispatched: the devices may still be computing it."""
 
-    def after_evaluation(self, run: Running, evaluation: Mapping[str, float]) -> None:
+    def after_evaluation(self, run: RunView, evaluation: Mapping[str, float]) -> None:
         """After an evaluation: `evaluation` has the held-out losses and metrics, such as `loss` and `accuracy`."""
 
-    def before_save(self, run: Running) -> None:
+    def before_save(self, run: RunView) -> None:
         """Before a checkpoint is written; `state` is asked for next."""
 
-    def at_end(self, run: Running) -> None:
+    def at_end(self, run: RunView) -> None:
         """After the last step of this run, whatever ended it; the last checkpoint has been written."""
 
     def state(self) -> Any:

@@ -4,7 +4,7 @@ import dataclasses
 
 from ..core.errors import RecipeError
 from ..core.validated import Validated
-from .hook import Hook, Running
+from .hook import Hook, RunView
 
 
 def _check_every(hook: Hook, every: int) -> None:
@@ -44,7 +44,7 @@ class Samples(Hook, Validated):
                 f"token, and 0 or more of the others"
             )
 
-    def after_step(self, run: Running) -> None:
+    def after_step(self, run: RunView) -> None:
         if run.step % self.every == 0 or run.step == run.experiment.num_steps:
             for number, prompt in enumerate(self.prompts):
                 if run.stopping:
@@ -75,7 +75,7 @@ class Histograms(Hook, Validated):
     def __post_init__(self) -> None:
         _check_every(self, self.every)
 
-    def after_step(self, run: Running) -> None:
+    def after_step(self, run: RunView) -> None:
         if run.step % self.every == 0:
             for name, found in run.histograms().items():
                 run.histogram(name, found)

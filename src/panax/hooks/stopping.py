@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from ..core.errors import RecipeError, nearest
 from ..core.validated import Validated
-from .hook import Hook, Running
+from .hook import Hook, RunView
 
 EVALUATION = "evaluation/"
 
 
-def _needs_evaluations(hook: Hook, metric: str, run: Running) -> None:
+def _needs_evaluations(hook: Hook, metric: str, run: RunView) -> None:
     """Raise if nothing would ever be compared."""
     if not metric.startswith("train/") and not run.evaluates:
         raise RecipeError(
@@ -34,17 +34,17 @@ class _Watching(Hook):
 
     metric: str
 
-    def _compare(self, run: Running, value: float) -> None:
+    def _compare(self, run: RunView, value: float) -> None:
         raise NotImplementedError
 
-    def before_run(self, run: Running) -> None:
+    def before_run(self, run: RunView) -> None:
         _needs_evaluations(self, self.metric, run)
 
-    def after_step(self, run: Running) -> None:
+    def after_step(self, run: RunView) -> None:
         if self.metric.startswith("train/") and run.step % run.experiment.log_every == 0:
             self._compare(run, _found(self.metric, run.read()))
 
-    def after_evaluation(self, run: Running, evaluation: Mapping[str, float]) -> None:
+    def after_evaluation(self, run: RunView, evaluation: Mapping[str, float]) -> None:
         if not self.metric.startswith("train/"):
             self._compare(run, _found(self.metric, evaluation))
 
@@ -72,7 +72,7 @@ class EarlyStopping(_Watching, Validated):
             )
         self.restore(None)
 
-    def before_run(self, run: Running) -> None:
+    def before_run(self, run: RunView) -> None:
         super().before_run(run)
         if (self.metric.removeprefix(EVALUATION), self.mode) != ("loss", "min"):
             run.say(
@@ -82,7 +82,7 @@ class EarlyStopping(_Watching, Validated):
         if self._waited >= self.patience:
             run.stop(self._reason())
 
-    def _compare(self, run: Running, value: float) -> None:
+    def _compare(self, run: RunView, value: float) -> None:
         sign = 1.0 if self.mode == "min" else -1.0
         if math.isfinite(value) and (self._best is None or sign * value < sign * self._best):
             # What the run is told of; a best that is less than `min_delta` better does not begin the count again.
@@ -128,13 +128,13 @@ class TargetReached(_Watching, Validated):
     def __post_init__(self) -> None:
         self.restore(None)
 
-    def before_run(self, run: Running) -> None:
+    def before_run(self, run: RunView) -> None:
         super().before_run(run)
         # Of an earlier part of the run; with another target it is compared again.
         if self._value is not None:
             self._compare(run, self._value)
 
-    def _compare(self, run: Running, value: float) -> None:
+    def _compare(self, run: RunView, value: float) -> None:
         self._value = value
         if math.isfinite(value) and (value <= self.target if self.mode == "min" else value >= self.target):
             run.stop(f"TargetReached: {self.metric} is {value:.4f}, the target is {self.target:g}")
@@ -170,14 +170,14 @@ class TimeLimit(Hook, Validated):
         """The whole limit."""
         return self.hours * 3600 + self.minutes * 60 + self.seconds
 
-    def before_run(self, run: Running) -> None:
+    def before_run(self, run: RunView) -> None:
         self._since = time.monotonic()
         self._stop_if_due(run)
 
-    def after_step(self, run: Running) -> None:
+    def after_step(self, run: RunView) -> None:
         self._stop_if_due(run)
 
-    def _stop_if_due(self, run: Running) -> None:
+    def _stop_if_due(self, run: RunView) -> None:
         taken = self._taken()
         if taken >= self.limit_seconds:
             run.stop(f"TimeLimit: {taken:.0f} s of {self.limit_seconds:.0f} s are over")

@@ -35,7 +35,7 @@ def gather_texts(text: str) -> list[str]:
 
 def first_text(text: str) -> str:
     """The text of process 0, in every process."""
-    return gather_texts(text if is_first() else "")[0]
+    return gather_texts(text if is_process_zero() else "")[0]
 
 
 def any_process(flag: bool) -> bool:
@@ -43,6 +43,6 @@ def any_process(flag: bool) -> bool:
     return bool(gather_ints(int(flag)).any())
 
 
-def is_first() -> bool:
+def is_process_zero() -> bool:
     """Whether this is the process that writes what is written once: logs, manifests."""
     return jax.process_index() == 0

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping
 
 from ..core.errors import JoinError, RecipeError
-from .membership import LOOPBACK, Membership, bracketed, membership, split_address
-from .rendezvous import Roll, call_roll
+from .membership import LOOPBACK, Membership, bracket_host, membership, split_address
+from .rendezvous import Roll, rendezvous
 
 SECONDS = "PANAX_JOIN_SECONDS"
 """The environment variable that says how long processes wait for each other."""
@@ -127,7 +127,7 @@ def _initialize(place: Membership) -> None:
     seconds = join_seconds(os.environ)
     address = listening_address(place) if place.index == 0 else place.coordinator
     roll = Roll(place, _facts(), seconds, os.environ.get(SECRET, "").encode())
-    call_roll(roll, address)
+    rendezvous(roll, address)
     host, _ = split_address(place.coordinator, "the coordinator")
     if any(name.lower() in PROXIES for name in os.environ):
         os.environ[PROXY_FREE] = _without_proxy(os.environ, host)
@@ -192,7 +192,7 @@ def listening_address(place: Membership) -> str:
         if named or place.bind.startswith("["):
             split_address(place.bind, "bind")
             return place.bind
-        return f"{bracketed(place.bind)}:{port}"
+        return f"{bracket_host(place.bind)}:{port}"
     if host in LOOPBACK:
         return f"{'[::1]' if '::1' in host else '127.0.0.1'}:{port}"
     try:
@@ -211,7 +211,7 @@ def listening_address(place: Membership) -> str:
                 f"the coordinator's name {host} is {addresses[0]} on its own host, which other hosts can't reach; set "
                 f"PANAX_BIND on process 0 to its address in the job's network: {', '.join(outside) or 'none is up here'}"
             )
-    return f"{bracketed((outside or addresses)[0])}:{port}"
+    return f"{bracket_host((outside or addresses)[0])}:{port}"
 
 
 def _own_addresses() -> list[str]:

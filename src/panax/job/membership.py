@@ -200,7 +200,7 @@ def _torchrun(found: _Variables) -> _Found:
         missing = "MASTER_ADDR" if host is None else "MASTER_PORT"
         raise RecipeError(f"RANK and WORLD_SIZE are set and {missing} is not; set it to that of process 0")
     local_index, local_processes = found.local("LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    coordinator = given or f"{bracketed(host or '')}:{port}"
+    coordinator = given or f"{bracket_host(host or '')}:{port}"
     split_address(coordinator, "PANAX_COORDINATOR" if given else "MASTER_ADDR:MASTER_PORT")
     return found.member(place, coordinator, (local_index, local_processes), "RANK")
 
@@ -260,7 +260,7 @@ def _address_of_mpirun(found: _Variables, one_host: bool) -> str | None:
     if one_host:
         return f"127.0.0.1:{port}"
     host = re.search(r"tcp://([^,:;]+)|tcp6://\[([^,\]]+)", said or "")
-    return None if host is None else f"{bracketed(host.group(1) or host.group(2))}:{port}"
+    return None if host is None else f"{bracket_host(host.group(1) or host.group(2))}:{port}"
 
 
 def _pmi(found: _Variables) -> _Found:
@@ -279,10 +279,10 @@ def _pmi(found: _Variables) -> _Found:
     return found.member(place, coordinator, (local_index, local_processes), "PMI_RANK")
 
 
-def bracketed(host: str) -> str:
+def bracket_host(host: str) -> str:
     """A host as it stands before a port.
 
-    >>> bracketed("fe80::1"), bracketed("node1")
+    >>> bracket_host("fe80::1"), bracket_host("node1")
     ('[fe80::1]', 'node1')
     """
     return f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -58,7 +58,7 @@ class Roll:
         return hmac.new(self.secret, "\n".join(parts).encode(), hashlib.sha256).hexdigest()
 
 
-def call_roll(roll: Roll, bind: str) -> None:
+def rendezvous(roll: Roll, bind: str) -> None:
     """Return when all processes of the job are there.
 
     Args:

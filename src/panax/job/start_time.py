@@ -15,13 +15,13 @@ def count_from_the_process() -> None:
     _counts = True
 
 
-def begin_now() -> None:
+def start_run_clock() -> None:
     """Count the first run of this process from now on: the process has waited for its work until now."""
     global _counts, _began
     _counts, _began = True, time.time()
 
 
-def take_beginning() -> float:
+def take_start_time() -> float:
     """When the run that begins now did, in seconds since the epoch. A second run of a process begins when this is asked."""
     global _asked
     if _asked or not _counts:

@@ -11,7 +11,7 @@ from panax.kernels.attention import attention
 from panax.kernels.attention_case import AttentionCase
 from panax.kernels.cpu.timing import Chosen as TimedKernels
 from panax.kernels.cpu.timing import choose as choose_by_timing
-from panax.kernels.cpu.timing import in_force as timed_kernels_in_force
+from panax.kernels.cpu.timing import current_record as timed_kernels_in_force
 from panax.kernels.cpu.timing import machine
 from panax.kernels.cross_entropy import (
     CrossEntropySums,
@@ -22,13 +22,13 @@ from panax.kernels.cross_entropy import (
 )
 from panax.kernels.grouped import grouped_outer, grouped_product
 from panax.kernels.named import Kernels
-from panax.kernels.registry import Choice, Kernel, choose, kernels_of, register, use_kernels
+from panax.kernels.registry import Kernel, KernelChoice, choose, kernels_of, register, use_kernels
 
 __all__ = [
     "AttentionCase",
-    "Choice",
     "CrossEntropySums",
     "Kernel",
+    "KernelChoice",
     "Kernels",
     "TimedKernels",
     "attention",

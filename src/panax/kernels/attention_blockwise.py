@@ -27,8 +27,8 @@ from jaxtyping import Array, Float, Int
 
 from panax.core.target import Target
 from panax.kernels.attention_layout import (
-    Blocks,
     Cut,
+    ScoreBlocks,
     choose_blocks,
     cut_scores,
     from_key_blocks_t,
@@ -65,7 +65,7 @@ class Halves(NamedTuple):
     backward: Callable[..., tuple[Array, Array, Array]]
 
 
-def partial_kernel(blocks: Blocks, q: Array, k: Array, *others: Array) -> Kernel:
+def partial_kernel(blocks: ScoreBlocks, q: Array, k: Array, *others: Array) -> Kernel:
     """The kernel for attention whose pieces are put together afterwards, and whose backward pass stands apart."""
     batch, query_seq, heads, head_dim = q.shape
     case = MatmulCase.of(batch * heads * query_seq * k.shape[1] * head_dim, q, k, *others)
@@ -100,7 +100,7 @@ def blockwise_attention(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _attention(q: Array, k: Array, v: Array, segments: Array | None, scores: Scores, blocks: Blocks) -> Array:
+def _attention(q: Array, k: Array, v: Array, segments: Array | None, scores: Scores, blocks: ScoreBlocks) -> Array:
     return flash_forward(q, k, v, segments, segments, scores=scores, blocks=blocks)[0]
 
 
@@ -135,7 +135,7 @@ def flash_forward(
     key_segments: Int[Array, "batch key_seq"] | None,
     *,
     scores: Scores,
-    blocks: Blocks,
+    blocks: ScoreBlocks,
     result_dtype: DTypeLike | None = None,
 ) -> tuple[Float[Array, "batch query_seq heads head_dim"], Float[Array, "batch query_seq heads"]]:
     """The output and the logarithm of each query's softmax sum, which is -1e30 where a query sees no key.
@@ -151,7 +151,7 @@ def flash_forward(
     )
 
 
-def _forward(q, k, v, query_segments, key_segments, *, scores: Scores, blocks: Blocks, result_dtype: DTypeLike):
+def _forward(q, k, v, query_segments, key_segments, *, scores: Scores, blocks: ScoreBlocks, result_dtype: DTypeLike):
     """As `flash_forward`, by a scan over pairs of blocks."""
     cut = cut_scores(q, k, blocks)
     pairs = scores.mask.block_pairs(cut.q, cut.k, blocks.query, blocks.key)
@@ -206,7 +206,7 @@ def flash_backward(
     d_out: Float[Array, "batch query_seq heads head_dim"],
     *,
     scores: Scores,
-    blocks: Blocks,
+    blocks: ScoreBlocks,
     result_dtype: DTypeLike | None = None,
 ) -> tuple[Array, Array, Array]:
     """The cotangents of q, k and v in one pass over the block pairs.
@@ -224,7 +224,7 @@ def flash_backward(
 
 def _backward(
     q, k, v, query_segments, key_segments, logsumexp, delta, d_out, *,
-    scores: Scores, blocks: Blocks, result_dtype: DTypeLike,
+    scores: Scores, blocks: ScoreBlocks, result_dtype: DTypeLike,
 ):  # fmt: skip
     """As `flash_backward`, by a scan over pairs of blocks."""
     cut = cut_scores(q, k, blocks)

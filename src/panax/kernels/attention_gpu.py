@@ -34,7 +34,7 @@ _LOG2_E = math.log2(math.e)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tiles:
+class AttentionTiles:
     """Sizes of the blocks that one program holds in registers and shared memory; powers of two, at least 16."""
 
     query: int
@@ -44,13 +44,13 @@ class Tiles:
     num_warps: int
 
     @staticmethod
-    def for_head_dim(head_dim: int, item_bytes: int) -> "Tiles":
+    def for_head_dim(head_dim: int, item_bytes: int) -> "AttentionTiles":
         """Tiles that fit the shared memory of an A100 and of what came later."""
         if head_dim > 128 or (item_bytes == 4 and head_dim > 64):
-            return Tiles(query=64, key=32, backward_query=32, backward_key=32, num_warps=4)
+            return AttentionTiles(query=64, key=32, backward_query=32, backward_key=32, num_warps=4)
         if head_dim > 64 or item_bytes == 4:
-            return Tiles(query=128, key=64, backward_query=64, backward_key=32, num_warps=8)
-        return Tiles(query=128, key=64, backward_query=64, backward_key=64, num_warps=4)
+            return AttentionTiles(query=128, key=64, backward_query=64, backward_key=32, num_warps=8)
+        return AttentionTiles(query=128, key=64, backward_query=64, backward_key=64, num_warps=4)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class _Options:
     mask: MaskRule
     soft_cap: float | None
     scale: float
-    tiles: Tiles
+    tiles: AttentionTiles
     query_seq: int  # before padding
     key_seq: int
     interpret: bool
@@ -73,7 +73,7 @@ def gpu_attention(
     mask: MaskRule,
     soft_cap: float | None,
     scale: float,
-    tiles: Tiles | None = None,
+    tiles: AttentionTiles | None = None,
     interpret: bool = False,
 ) -> Float[Array, "batch query_seq heads head_dim"]:
     """Exact attention by Triton kernels. Arguments as `attention`; lengths and head_dim are padded to whole tiles.
@@ -82,7 +82,7 @@ def gpu_attention(
         interpret: Run the kernels as ordinary JAX operations on any backend, slowly.
     """
     (query_seq, _, head_dim), key_seq = q.shape[1:], k.shape[1]
-    tiles = tiles or Tiles.for_head_dim(head_dim, q.dtype.itemsize)
+    tiles = tiles or AttentionTiles.for_head_dim(head_dim, q.dtype.itemsize)
     options = _Options(
         mask=mask,
         soft_cap=soft_cap,

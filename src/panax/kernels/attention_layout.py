@@ -14,7 +14,7 @@ from panax.core.target import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Blocks:
+class ScoreBlocks:
     """How the score matrix is cut.
 
     Attributes:
@@ -40,7 +40,7 @@ class Cut(NamedTuple):
     r: int  # query heads per key-value head
     q: int  # query length
     k: int  # key length
-    blocks: Blocks
+    blocks: ScoreBlocks
 
     @property
     def query_blocks(self) -> int:
@@ -61,7 +61,7 @@ def choose_blocks(
     key_seq: int,
     window: int | None,
     block_size: int | None,
-) -> Blocks:
+) -> ScoreBlocks:
     """Blocks for a target: of the size of its cache where that is faster, else all rows at once.
 
     Args:
@@ -79,12 +79,12 @@ def choose_blocks(
         key = _even_block(key_seq, most)
     cached = target.traits.scores_in_cache
     if cached is None:
-        return Blocks(query=query, key=key, batch=batch, kv_heads=kv_heads, target=target)
+        return ScoreBlocks(query=query, key=key, batch=batch, kv_heads=kv_heads, target=target)
     rows = max(1, cached // (group * query * key))
     if rows < kv_heads:
-        return Blocks(query=query, key=key, batch=1, kv_heads=_largest_divisor(kv_heads, rows), target=target)
+        return ScoreBlocks(query=query, key=key, batch=1, kv_heads=_largest_divisor(kv_heads, rows), target=target)
     together = _largest_divisor(batch, rows // kv_heads)
-    return Blocks(query=query, key=key, batch=together, kv_heads=kv_heads, target=target)
+    return ScoreBlocks(query=query, key=key, batch=together, kv_heads=kv_heads, target=target)
 
 
 def _largest_divisor(number: int, at_most: int) -> int:
@@ -99,7 +99,7 @@ def _even_block(length: int, most: int) -> int:
     return min(most, -(-block // 16) * 16)
 
 
-def cut_scores(q: Array, k: Array, blocks: Blocks) -> Cut:
+def cut_scores(q: Array, k: Array, blocks: ScoreBlocks) -> Cut:
     return Cut(q.shape[0], k.shape[2], q.shape[2] // k.shape[2], q.shape[1], k.shape[1], blocks)
 
 

@@ -16,7 +16,7 @@ from panax.core.target import Target
 from panax.kernels.cpu.choice import XLA, timed_kernel
 from panax.kernels.precision import accumulation_dtype
 from panax.kernels.product import MatmulCase
-from panax.kernels.registry import Choice, Kernel, choose, register
+from panax.kernels.registry import Kernel, KernelChoice, choose, register
 
 MAX_SHIFTED_TAPS = 128
 """Taps up to which a depthwise convolution is a sum of shifted arrays: each of them is an operation to compile."""
@@ -147,7 +147,7 @@ def case_of(
     )
 
 
-def choose_convolution(case: ConvolutionCase, target: Target) -> Choice:
+def choose_convolution(case: ConvolutionCase, target: Target) -> KernelChoice:
     """Choose the kernel of a convolution."""
     return choose("convolution", case, target, timed=timed_kernel("convolution", case.matmul.dtype), yields=True)
 

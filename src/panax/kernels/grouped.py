@@ -22,7 +22,7 @@ from panax.kernels.grouped_reference import reference_outer, reference_product
 from panax.kernels.grouped_rows import Groups, aligned_rows, choose_tile
 from panax.kernels.grouped_tpu import tpu_outer, tpu_product
 from panax.kernels.product import is_local
-from panax.kernels.registry import Choice, Kernel, choose, note, register
+from panax.kernels.registry import Kernel, KernelChoice, choose, note, register
 
 __all__ = [
     "GroupedCase",
@@ -132,7 +132,7 @@ def runs_in_blocks(dtype: DTypeLike, groups: Groups, target: Target) -> bool:
     return _choice(dtype, groups, target).name == "blocked"
 
 
-def _choice(dtype: DTypeLike, groups: Groups, target: Target, implementation: str = "auto") -> Choice:
+def _choice(dtype: DTypeLike, groups: Groups, target: Target, implementation: str = "auto") -> KernelChoice:
     name = jnp.dtype(dtype).name
     case = GroupedCase(tile=groups.tile, dtype=name, local=is_local(groups.sizes))
     return note(

@@ -24,7 +24,7 @@ from panax.kernels.varying import output_struct, vary_alike
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Blocks:
+class GroupedTileSizes:
     """Sizes of what one program holds in registers and shared memory; powers of two, at least 16.
 
     Attributes:
@@ -43,10 +43,14 @@ class Blocks:
     num_stages: int = 3
 
     @staticmethod
-    def for_dtype(dtype: DTypeLike) -> "Blocks":
+    def for_dtype(dtype: DTypeLike) -> "GroupedTileSizes":
         """Blocks that fit the shared memory of an A100 and of what came later."""
         # Full float32 products run on the ordinary cores, from registers.
-        return Blocks() if jnp.dtype(dtype).itemsize <= 2 else Blocks(rows=64, columns=64, inner=32, num_warps=4)
+        return (
+            GroupedTileSizes()
+            if jnp.dtype(dtype).itemsize <= 2
+            else GroupedTileSizes(rows=64, columns=64, inner=32, num_warps=4)
+        )
 
 
 def gpu_product(
@@ -56,7 +60,7 @@ def gpu_product(
     *,
     transposed: bool,
     out_dtype: DTypeLike,
-    blocks: Blocks | None = None,
+    blocks: GroupedTileSizes | None = None,
     interpret: bool = False,
 ) -> Float[Array, "row n"]:
     """As `grouped_product`.
@@ -64,7 +68,7 @@ def gpu_product(
     Args:
         interpret: Run the kernel as ordinary JAX operations on any backend, slowly.
     """
-    blocks = blocks or Blocks.for_dtype(x.dtype)
+    blocks = blocks or GroupedTileSizes.for_dtype(x.dtype)
     num_groups, (num_rows, k), n = w.shape[0], x.shape, w.shape[1 if transposed else 2]
     # A block of rows lies within a tile.
     size_m = math.gcd(blocks.rows, groups.tile)
@@ -109,11 +113,11 @@ def gpu_outer(
     groups: Groups,
     *,
     out_dtype: DTypeLike,
-    blocks: Blocks | None = None,
+    blocks: GroupedTileSizes | None = None,
     interpret: bool = False,
 ) -> Float[Array, "group k n"]:
     """As `grouped_outer`. Arguments as `gpu_product`."""
-    blocks = blocks or Blocks.for_dtype(x.dtype)
+    blocks = blocks or GroupedTileSizes.for_dtype(x.dtype)
     num_groups, k, n = groups.sizes.shape[0], x.shape[1], y.shape[1]
     size_m, size_n = (min(size, _block_that_covers(dim)) for size, dim in ((blocks.rows, k), (blocks.columns, n)))
     size_k = math.gcd(blocks.inner, groups.tile)

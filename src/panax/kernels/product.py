@@ -12,7 +12,7 @@ from jax import lax
 from panax.core.layout import arrays_are_local, current_target
 from panax.core.target import Target
 from panax.kernels.cpu.choice import XLA, timed_kernel
-from panax.kernels.registry import NAMED, Choice, Kernel, choose, note, register
+from panax.kernels.registry import NAMED, Kernel, KernelChoice, choose, note, register
 
 LEAST_PRODUCTS = 2**22
 """Multiplications from which work is worth a custom call."""
@@ -89,7 +89,7 @@ def sum_of_rows(x: jax.Array) -> jax.Array:
     return x.sum(axis=0, dtype=x.dtype if x.dtype.itemsize > 4 else jnp.float32) if kernel is None else kernel.run(x)
 
 
-def walled(x: jax.Array) -> jax.Array:
+def fusion_barrier(x: jax.Array) -> jax.Array:
     """`x`; where products of its dtype are custom calls, behind a wall that XLA fuses nothing across.
 
     XLA on CPU takes the barriers of a program down before it fuses. A sum that is an operand of such products and of the next sum
@@ -111,7 +111,7 @@ def kernel_for(work: str, multiplications: int, *operands: jax.Array) -> Kernel 
     return None if choice.name == XLA else choice.kernel
 
 
-def choose_timed(work: str, case: Any, dtype: str, target: Target) -> Choice:
+def choose_timed(work: str, case: Any, dtype: str, target: Target) -> KernelChoice:
     """As `choose`, given what timing found for the work in this dtype."""
     return choose(work, case, target, timed=timed_kernel(work, dtype))
 

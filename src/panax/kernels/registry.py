@@ -63,7 +63,7 @@ class Kernel:
     missing: Callable[[], str | None] = _nothing
 
 
-class Choice(NamedTuple):
+class KernelChoice(NamedTuple):
     """A kernel, and why it and none that is faster."""
 
     kernel: Kernel
@@ -117,7 +117,7 @@ def choose(
     timed: str = "",
     lacking: Mapping[str, str] | None = None,
     yields: bool = False,
-) -> Choice:
+) -> KernelChoice:
     """The kernel for a case on a target.
 
     Args:
@@ -143,7 +143,7 @@ def _chosen(
     timed: str,
     lacking: tuple[tuple[str, str], ...] | None,
     yields: bool,
-) -> Choice:
+) -> KernelChoice:
     def limit_of(kernel: Kernel) -> str | None:
         missing = kernel.missing() if lacking is None else dict(lacking).get(kernel.name)
         return kernel.limit(case, target) or missing
@@ -153,19 +153,19 @@ def _chosen(
         kernel = _find(work, named, target)
         limit = limit_of(kernel)
         if limit is None:
-            return Choice(kernel, NAMED)
+            return KernelChoice(kernel, NAMED)
         if not yields:
             raise RecipeError(f"{named!r} can't do this {work}: {limit}; got {case}")
         candidates.remove(kernel)
         timed = ""
     for kernel in candidates:
         if kernel.name == timed and limit_of(kernel) is None:
-            return Choice(kernel, TIMED)
+            return KernelChoice(kernel, TIMED)
     why_not = []
     for kernel in candidates:
         limit, avoid = limit_of(kernel), kernel.avoid(case, target)
         if limit is None and avoid is None:
-            return Choice(kernel, "; ".join(why_not) or f"the fastest on {target.platform}")
+            return KernelChoice(kernel, "; ".join(why_not) or f"the fastest on {target.platform}")
         why_not.append(f"{kernel.name} can't run here: {limit}" if limit else f"{kernel.name} is not taken: {avoid}")
     raise RecipeError(f"no kernel for {work} can do this on {target}: {'; '.join(why_not) or 'none is registered'}")
 
@@ -224,7 +224,7 @@ def use_kernels(names: Mapping[str, str]) -> Iterator[dict[str, str]]:
         _taken.reset(taken)
 
 
-def note(choice: Choice, target: Target) -> Choice:
+def note(choice: KernelChoice, target: Target) -> KernelChoice:
     """Say which kernel is taken and why: to the log once in a process, and to the `use_kernels` around it."""
     line = f"{choice.kernel.work} on {target} runs {choice.name!r}: {choice.reason}"
     lines = _taken.get()

@@ -122,7 +122,7 @@ def state_space_scan(
     return Scanned(y, after, rows.left()[:, -1])
 
 
-def carried_output(
+def initial_state_output(
     dt: Float[Array, "batch seq heads"],
     a: Float[Array, " heads"],
     c: Float[Array, "batch seq groups state"],

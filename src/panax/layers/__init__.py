@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .state_space import StateSpace, StateSpaceCache
     from .state_space_block import StateSpaceBlock
     from .table_config import FeatureConfig, Growth, TableConfig
-    from .tables import Tables, TablesConfig
+    from .tables import EmbeddingTables, TablesConfig
     from .transformer import TransformerBlock
 
 _WHERE = {
@@ -46,17 +46,17 @@ _WHERE = {
     "state_space": ("StateSpace", "StateSpaceCache"),
     "state_space_block": ("StateSpaceBlock",),
     "table_config": ("FeatureConfig", "Growth", "TableConfig"),
-    "tables": ("Tables", "TablesConfig"),
+    "tables": ("EmbeddingTables", "TablesConfig"),
     "transformer": ("TransformerBlock",),
 }
 
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Activation", "Attention", "Block", "Cache", "Context", "Embedding", "ExpertWatch", "FeatureConfig", "FeedForward",
-    "Growth",
-    "Head", "Latent", "LatentAttention", "LatentCache", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary",
-    "RotaryScaling", "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache",
-    "TableConfig", "Tables", "TablesConfig", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling", "build_stacks",
-    "embedding_bag", "embedding_rows", "register_router", "router_measures", "router_weights", "run_stacks", "token_loss",
+    "Activation", "Attention", "Block", "Cache", "Context", "Embedding", "EmbeddingTables", "ExpertWatch", "FeatureConfig",
+    "FeedForward", "Growth", "Head", "Latent", "LatentAttention", "LatentCache", "MixtureOfExperts", "MoE", "Norm",
+    "PositionEmbedding", "Rotary", "RotaryScaling", "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock",
+    "StateSpaceCache", "TableConfig", "TablesConfig", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling",
+    "build_stacks", "embedding_bag", "embedding_rows", "register_router", "router_measures", "router_weights", "run_stacks",
+    "token_loss",
 ]  # fmt: skip

@@ -17,10 +17,10 @@ from ..core import (
     parameter,
 )
 from ..core.layout import axis_size
-from ..core.needs import Exchange
+from ..core.needs import AllToAllRequirement
 from ..kernels.attention import attention
 from ..parallel.context_choice import ContextAttention, context_attention
-from ..spmd import add_bias, contract, contract_whole
+from ..spmd import add_bias, contract, contract_gathered
 from .norm import Norm
 from .rotary import Rotary
 from .shared_heads import own_shared
@@ -93,7 +93,7 @@ class Attention(Module):
         return self._output(checkpoint_name(attended, "attention"))
 
     @property
-    def exchange(self) -> Exchange:
+    def exchange(self) -> AllToAllRequirement:
         return heads_exchanged(self.w_q.shape[-2])
 
     def flops(self, length: int) -> float:
@@ -121,7 +121,7 @@ class Attention(Module):
         return self._output(_attend_to_cache(q, cache, start, self.window, self.soft_cap, self.scale)), cache
 
     def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        q, k, v = contract_whole(
+        q, k, v = contract_gathered(
             x,
             ("batch seq embed, embed heads head_dim -> batch seq heads head_dim", self.w_q),
             ("batch seq embed, embed kv_heads head_dim -> batch seq kv_heads head_dim", self.w_k),
@@ -170,10 +170,10 @@ def attend(
     return context_attention(q, k, v, segment, over_devices, axis_name=CONTEXT, axis_size=size, **options)
 
 
-def heads_exchanged(heads: int) -> Exchange:
+def heads_exchanged(heads: int) -> AllToAllRequirement:
     """What Ulysses attention asks of a mesh."""
     what = "ulysses attention exchanges whole heads"
-    return Exchange(what, "heads", heads, CONTEXT, "tensor", "context_attention ring")
+    return AllToAllRequirement(what, "heads", heads, CONTEXT, "tensor", "context_attention ring")
 
 
 def mean_attended(length: int, causal: bool, window: int | None) -> float:

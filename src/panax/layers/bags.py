@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ..core.errors import RecipeError
-from ..spmd.rows import Rows, is_rows, read_places
+from ..spmd.rows import GatheredRows, is_rows, read_places
 
 Pooling = Literal["sum", "mean", "max"]
 
@@ -15,13 +15,13 @@ def embedding_rows(table: Any, ids: Int[Array, "*ids"]) -> Float[Array, "*ids ro
     """A row of `table` for each id, zeros for -1.
 
     Args:
-        table: A parameter that is a table, as `loss` is given it: its rows (`spmd.Rows`) while it is trained, or the array.
+        table: A table parameter as passed to `loss`: its rows (`spmd.GatheredRows`) during training, or the array.
 
     >>> embedding_rows(jnp.array([[1.0], [2.0]]), jnp.array([1, -1])).tolist()
     [[2.0], [0.0]]
     """
     if is_rows(table):
-        rows: Rows = table
+        rows: GatheredRows = table
         return rows.read(ids)
     return read_places(table, jnp.where(ids < 0, table.shape[0], ids))
 
@@ -50,10 +50,10 @@ def embedding_bag(
     """
     if pooling == "max" and weights is not None:
         raise RecipeError('pooling="max" takes no weights; leave them out, or set pooling to "sum" or "mean"')
-    return pooled(embedding_rows(table, ids), ids, pooling=pooling, weights=weights)
+    return pool_rows(embedding_rows(table, ids), ids, pooling=pooling, weights=weights)
 
 
-def pooled(
+def pool_rows(
     rows: Float[Array, "batch ids row_width"],
     ids: Int[Array, "batch ids"],
     *,

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..core import Module, named_leaves
 from ..core.errors import RecipeError
-from ..core.needs import Exchange
+from ..core.needs import AllToAllRequirement
 from ..core.protocols import AcceptedOrder
 from ..parallel import ContextAttention
 
@@ -83,7 +83,7 @@ class Block(Module):
         """Which order of positions it takes, where rows are split over a context axis."""
         return "any"
 
-    def exchanges(self, attention: ContextAttention) -> tuple[Exchange, ...]:
+    def exchanges(self, attention: ContextAttention) -> tuple[AllToAllRequirement, ...]:
         """What it asks of a mesh besides that its parameters divide over it.
 
         Args:

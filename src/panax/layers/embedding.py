@@ -12,11 +12,19 @@ from ..core.errors import LayoutError
 from ..core.layout import MeshAxes
 from ..core.module import Initialiser
 from ..core.protocols import Axes
-from ..spmd import Product, multiplied, open_weight, own_sequence, scatter_sequence, sequence_parallel_axes, token_axes
+from ..spmd import (
+    WeightOp,
+    apply_weight_op,
+    gather_weight,
+    local_sequence,
+    reduce_scatter_sequence,
+    sequence_parallel_axes,
+    token_axes,
+)
 from ..spmd.collectives import axis_index
-from ..spmd.linear import summed
-from ..spmd.marks import Holds, declared
-from ..spmd.weights import Opened
+from ..spmd.linear import psum_both
+from ..spmd.marks import ValueState, assert_sharding
+from ..spmd.weights import GatheredWeight
 
 
 class Embedding(Module):
@@ -34,16 +42,16 @@ class Embedding(Module):
         split = () if layout is None else layout.compute(("vocab",))[0]
         if split:
             _check_split(split)
-        table = open_weight(self.table, "vocab embed", dtype)
+        table = gather_weight(self.table, "vocab embed", dtype)
         if not split:
-            return _looked_up(table, own_sequence(tokens))
+            return _looked_up(table, local_sequence(tokens))
         rows = table.value.shape[0]
         local = tokens.astype(jnp.int32) - axis_index(split) * rows
         inside = (local >= 0) & (local < rows)
         # A token of another device reads no row and adds to none.
         part = _looked_up(table, jnp.where(inside, local, rows))
-        part = declared(part, dict.fromkeys(split, Holds.PARTIAL))
-        return scatter_sequence(part) if sequence_parallel_axes() else summed(part, split)
+        part = assert_sharding(part, dict.fromkeys(split, ValueState.PARTIAL))
+        return reduce_scatter_sequence(part) if sequence_parallel_axes() else psum_both(part, split)
 
 
 class PositionEmbedding(Module):
@@ -52,7 +60,7 @@ class PositionEmbedding(Module):
     table: Float[Array, "position embed"] = parameter(normal(std=0.02))
 
     def __call__(self, position: Int[Array, "batch seq"], dtype: Any) -> Float[Array, "batch residual embed"]:
-        return _looked_up(open_weight(self.table, "position embed", dtype), own_sequence(position))
+        return _looked_up(gather_weight(self.table, "position embed", dtype), local_sequence(position))
 
 
 class Head(Module):
@@ -61,7 +69,7 @@ class Head(Module):
     table: Float[Array, "vocab embed"] = parameter(normal("embed"))
 
 
-def padded(init: Initialiser, rows: int) -> Initialiser:
+def init_padded(init: Initialiser, rows: int) -> Initialiser:
     """As `init`, with zeros past the first `rows` words. Nothing has a gradient there, so zeros they stay."""
 
     def draw(key: jax.Array, shape: tuple[int, ...], axes: Axes) -> jax.Array:
@@ -85,17 +93,17 @@ def _check_split(split: MeshAxes) -> None:
         )
 
 
-def _looked_up(table: Opened, index: jax.Array) -> jax.Array:
-    return multiplied(_LookUp(table.value.shape[0]), index, table)
+def _looked_up(table: GatheredWeight, index: jax.Array) -> jax.Array:
+    return apply_weight_op(_LookUp(table.value.shape[0]), index, table)
 
 
 @dataclasses.dataclass(frozen=True)
-class _LookUp(Product):
+class _LookUp(WeightOp):
     """Rows of a table, zeros for indices past its end."""
 
     rows: int
 
-    def forward(self, inputs: jax.Array, *weights: Opened) -> tuple[jax.Array, Any]:
+    def forward(self, inputs: jax.Array, *weights: GatheredWeight) -> tuple[jax.Array, Any]:
         return weights[0].value.at[inputs].get(mode="fill", fill_value=0), inputs
 
     def backward(self, saved: jax.Array, gradient: jax.Array, *dtypes: Any) -> tuple[None, list[jax.Array]]:

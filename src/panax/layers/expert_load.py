@@ -30,7 +30,7 @@ Loads = Float[np.ndarray, "layer expert"]
 
 
 class ExpertWatch:
-    """Adds up what routers report from one record to the next; a `core.watching.Watch`.
+    """Adds up what routers report from one record to the next; a `core.watching.MetricMonitor`.
 
     Attributes:
         layers: The number of the layer that each row is of.

@@ -20,14 +20,22 @@ from ..core import Module, Target, current_layout, current_target, normal, param
 from ..core.layout import MeshAxes
 from ..kernels.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product, runs_in_blocks
 from ..kernels.grouped_feed_forward import Matrices, chunked_feed_forward, chunked_feed_forward_gradients
-from ..parallel.exchange import Exchange, Plan
+from ..parallel.exchange import ExchangePlan, Plan
 from ..parallel.remat import EXCHANGED
-from ..parallel.rounds import in_rounds
+from ..parallel.rounds import sum_over_rounds
 from ..parallel.rows import RowMap, collect, spread
-from ..spmd import Opened, Product, multiplied, open_weight, scatter_sequence, sequence_parallel_axes, whole_sequence
+from ..spmd import (
+    GatheredWeight,
+    WeightOp,
+    all_gather_sequence,
+    apply_weight_op,
+    gather_weight,
+    reduce_scatter_sequence,
+    sequence_parallel_axes,
+)
 from ..spmd.collectives import all_gather, axis_index
 from ..spmd.contraction import PRODUCT
-from ..spmd.linear import joined, scattered
+from ..spmd.linear import all_gather_sum, reduce_scatter_sum
 from .feed_forward import ACTIVATIONS, Activation
 from .routing import Assigned, rank_by_expert
 
@@ -51,7 +59,7 @@ class Experts(Module):
         layout = current_layout()
         over, split = ((), ()) if layout is None else layout.compute(("expert", "expert_ffn"))
         opened = [
-            (None, None) if w is None else open_weight(w, axes, x.dtype)
+            (None, None) if w is None else gather_weight(w, axes, x.dtype)
             for w, axes in (
                 (self.w_gate, "expert embed expert_ffn"),
                 (self.w_up, "expert embed expert_ffn"),
@@ -64,9 +72,9 @@ class Experts(Module):
         gathered = bool(split) and bool(sequence_parallel_axes())
         if gathered:
             assigned = _with_the_others(assigned, x.shape[1])
-            x = whole_sequence(x)
+            x = all_gather_sequence(x)
         y = self._here(x, assigned, values, slots)
-        return scatter_sequence(y) if gathered else y
+        return reduce_scatter_sequence(y) if gathered else y
 
     def _here(self, x: jax.Array, assigned: Assigned, values: Matrices, slots: Matrices) -> jax.Array:
         """All experts on this device."""
@@ -88,7 +96,7 @@ class Experts(Module):
         experts, tokens = values.up.shape[0] * ways, x.reshape(-1, x.shape[-1])
         count = assigned.expert.shape[0] * assigned.most
         buffer = -(-int(count * self.buffer) // ways) * ways
-        exchange = Exchange(over, ways, buffer, ragged=current_target().traits.ragged_exchange)
+        exchange = ExchangePlan(over, ways, buffer, ragged=current_target().traits.ragged_exchange)
         expert = assigned.expert.reshape(-1)
         counts, rank = rank_by_expert(expert, experts)
         row = _place(expert, rank, jnp.cumsum(counts) - counts, count)
@@ -101,7 +109,7 @@ class Experts(Module):
         round_ = _Round(_Work.of(self.activation, values.up.shape[0], held), exchange, beside, count)
         constants = plan, _of_tokens(assigned, row, x.shape, count), RowMap.of_places(row[:, None], count), values
         weight = assigned.weight.reshape(-1)
-        y = in_rounds(round_, rounds, constants, (tokens, weight), slots, most=exchange.most_rounds(count))
+        y = sum_over_rounds(round_, rounds, constants, (tokens, weight), slots, most=exchange.most_rounds(count))
         return y.reshape(x.shape)
 
 
@@ -132,15 +140,15 @@ class _Work:
         self, rows: jax.Array, weight: jax.Array, values: Matrices, slots: Matrices, groups: Groups
     ) -> Float[Array, "row embed"]:
         gate, up, down = (
-            None if value is None or slot is None else Opened(value, slot) for value, slot in zip(values, slots)
+            None if value is None or slot is None else GatheredWeight(value, slot) for value, slot in zip(values, slots)
         )
         in_one_loop = rows.dtype == jnp.float32 and self.target.traits.experts_in_one_loop
         if in_one_loop and runs_in_blocks(rows.dtype, groups, self.target):
             present = [w for w in (gate, up, down) if w is not None]
-            return multiplied(_InOneLoop(self.activation), (rows, weight, groups), *present)
+            return apply_weight_op(_InOneLoop(self.activation), (rows, weight, groups), *present)
 
         def times(rows: jax.Array, w: Any) -> jax.Array:
-            return checkpoint_name(multiplied(_Grouped(self.target), (rows, groups), w), PRODUCT)
+            return checkpoint_name(apply_weight_op(_Grouped(self.target), (rows, groups), w), PRODUCT)
 
         act, hidden = ACTIVATIONS[self.activation], times(rows, up)
         hidden = act(hidden) if gate is None else act(times(rows, gate)) * hidden
@@ -159,7 +167,7 @@ class _Round:
     """
 
     work: _Work
-    exchange: Exchange
+    exchange: ExchangePlan
     beside: MeshAxes
     count: int
 
@@ -175,11 +183,11 @@ class _Round:
         row = _place(arrivals.expert, arrivals.rank, groups.starts + before, groups.rows)
         places_here = RowMap.of_places(all_gather(row, self.beside, 0)[:, None], groups.rows)
         y = self.work(spread(arrived, places_here), spread(weights, places_here), values, slots, groups)
-        returned: jax.Array = scattered(collect(y, places_here), self.beside, 0)
+        returned: jax.Array = reduce_scatter_sum(collect(y, places_here), self.beside, 0)
         return collect(self.exchange.bring(returned, plan, window, self.count), places)
 
     def _send(self, rows: jax.Array, plan: Plan, window: Any) -> jax.Array:
-        return joined(checkpoint_name(self.exchange.send(rows, plan, window), EXCHANGED), self.beside, 0)
+        return all_gather_sum(checkpoint_name(self.exchange.send(rows, plan, window), EXCHANGED), self.beside, 0)
 
 
 def _place(expert: jax.Array, rank: jax.Array, starts: jax.Array, none: int) -> Int[Array, " assignment"]:
@@ -205,19 +213,19 @@ def _with_the_others(assigned: Assigned, length: int) -> Assigned:
     return Assigned(
         all_gather(position, axes, 1),
         all_gather(assigned.expert, axes, 1),
-        whole_sequence(assigned.weight),
+        all_gather_sequence(assigned.weight),
         uses=assigned.uses,
         most=assigned.most * (1 if assigned.uses is None else jax.lax.axis_size(axes)),
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Grouped(Product):
+class _Grouped(WeightOp):
     """Rows, each by its group's matrix."""
 
     target: Target
 
-    def forward(self, inputs: tuple[jax.Array, Groups], *weights: Opened) -> tuple[jax.Array, Any]:
+    def forward(self, inputs: tuple[jax.Array, Groups], *weights: GatheredWeight) -> tuple[jax.Array, Any]:
         (rows, groups), value = inputs, weights[0].value
         return grouped_product(rows, value, groups, target=self.target), (rows, value, groups)
 
@@ -229,12 +237,12 @@ class _Grouped(Product):
 
 
 @dataclasses.dataclass(frozen=True)
-class _InOneLoop(Product):
+class _InOneLoop(WeightOp):
     """The experts' whole feed-forward, chunk by chunk."""
 
     activation: Activation
 
-    def forward(self, inputs: tuple[jax.Array, jax.Array, Groups], *weights: Opened) -> tuple[jax.Array, Any]:
+    def forward(self, inputs: tuple[jax.Array, jax.Array, Groups], *weights: GatheredWeight) -> tuple[jax.Array, Any]:
         rows, weight, groups = inputs
         matrices = _matrices([w.value for w in weights])
         y, inner = chunked_feed_forward(ACTIVATIONS[self.activation], rows, weight, matrices, groups)

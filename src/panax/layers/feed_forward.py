@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from ..core import Module, constant, normal, parameter
 from ..kernels.precision import accumulation_dtype
-from ..spmd import add_bias, contract, contract_whole
+from ..spmd import add_bias, contract, contract_gathered
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
@@ -102,7 +102,7 @@ class FeedForward(Module):
     def __call__(self, x: Float[Array, "batch residual embed"]) -> Float[Array, "batch residual embed"]:
         act = ACTIVATIONS[self.activation]
         weights = [w for w in (self.w_up, self.w_gate) if w is not None]
-        up, *gate = contract_whole(x, *(("batch seq embed, embed ffn -> batch seq ffn", w) for w in weights))
+        up, *gate = contract_gathered(x, *(("batch seq embed, embed ffn -> batch seq ffn", w) for w in weights))
         if self.b_up is not None:
             up = add_bias(up, self.b_up, "ffn")
         hidden = act(gate[0]) * up if gate else act(up)

@@ -20,7 +20,7 @@ from ..core.logical import Role, axis_of
 from ..mesh import Placement
 from ..mesh.placement import as_spec
 from ..parallel.context import sequence_places, zigzag_order
-from ..spmd.manual import on_each_device
+from ..spmd.manual import map_over_shards
 from .block import Block, Context
 from .stack import Stack
 from .whole_rows import run_block
@@ -88,7 +88,8 @@ def _message(block: Block, sizes: Any, error: float) -> str:
     return (
         f"the layer {_name(block)} gives other numbers on the mesh ({axes}) than on one device: they differ by {error:.1%}. It "
         f'reads other positions than its own, of which a device has a part. Write `positions = "row"` in the class to be given '
-        f'whole rows; or use the functions of panax.spmd (`whole_sequence`, `own_sequence`) and write `positions = "shards"`; or '
+        f"whole rows; or use the functions of panax.spmd (`all_gather_sequence`, `local_sequence`) and write "
+        f'`positions = "shards"`; or '
         f"set mesh.context and mesh.tensor to 1"
     )
 
@@ -139,7 +140,7 @@ def _on_mesh(block: Block, params: Any, x: np.ndarray, placement: Placement) -> 
     position = np.broadcast_to(order[None].astype(np.int32), x.shape[:2])
     arrays = (params, x, position, np.arange(len(x), dtype=np.int32))
     with placement.activate():
-        run = jax.jit(on_each_device(local, placement, given, given[1]))
+        run = jax.jit(map_over_shards(local, placement, given, given[1]))
         return run(
             *jax.tree.map(
                 functools.partial(_placed, placement), arrays, given, is_leaf=lambda n: isinstance(n, np.ndarray)

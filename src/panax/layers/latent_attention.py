@@ -15,10 +15,10 @@ from jaxtyping import Array, Float, Int
 
 from ..core import Module, normal, parameter
 from ..core.errors import RecipeError
-from ..core.needs import Exchange
+from ..core.needs import AllToAllRequirement
 from ..core.validated import Validated
 from ..parallel.context_choice import ContextAttention
-from ..spmd import contract, gather, whole_sequence
+from ..spmd import all_gather_sequence, contract, gather
 from .attention import attend, heads_exchanged, mean_attended, positions_seen
 from .norm import Norm
 from .rotary import Rotary
@@ -167,7 +167,7 @@ class LatentAttention(Module):
         return self._output(checkpoint_name(out[..., : self.latent.value_dim], "attention"))
 
     @property
-    def exchange(self) -> Exchange:
+    def exchange(self) -> AllToAllRequirement:
         return heads_exchanged(self.w_o.shape[-3])
 
     def flops(self, length: int) -> float:
@@ -223,7 +223,7 @@ class LatentAttention(Module):
             )
         else:
             q = x
-        whole = whole_sequence(jnp.concatenate([q, kv, k_rotated], axis=-1))
+        whole = all_gather_sequence(jnp.concatenate([q, kv, k_rotated], axis=-1))
         q, kv, k_rotated = jnp.split(whole, [q.shape[-1], q.shape[-1] + self.latent.kv_rank], axis=-1)
         if self.w_q is None:
             q = contract("batch seq q_rank, q_rank heads head_dim -> batch seq heads head_dim", q, self.w_q_up)

@@ -14,8 +14,8 @@ from ..core import current_layout, current_target
 from ..core.errors import LayoutError
 from ..core.target import Target
 from ..kernels.cross_entropy import cross_entropy_sums, cross_entropy_sums_and_gradients
-from ..spmd import Product, multiplied, open_at_rest, whole_sequence
-from ..spmd.weights import OpenedAtRest
+from ..spmd import WeightOp, all_gather_sequence, apply_weight_op, gather_weight_early
+from ..spmd.weights import GatheredWeightWithGrad
 
 
 class TokenLoss(NamedTuple):
@@ -49,8 +49,8 @@ def token_loss(
         vocab_size: The table's rows from here on are padding and get probability 0.
     """
     loss = _TokenLoss(soft_cap, z_loss, label_smoothing, vocab_size, _vocab_axis(), current_target())
-    head = open_at_rest(table, "vocab embed", hidden.dtype)
-    sums: tuple[jax.Array, jax.Array] = multiplied(loss, _Inputs(whole_sequence(hidden), targets, mask), head)
+    head = gather_weight_early(table, "vocab embed", hidden.dtype)
+    sums: tuple[jax.Array, jax.Array] = apply_weight_op(loss, _Inputs(all_gather_sequence(hidden), targets, mask), head)
     return TokenLoss(*sums)
 
 
@@ -65,7 +65,7 @@ class _Inputs(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _TokenLoss(Product):
+class _TokenLoss(WeightOp):
     """The fused kernel, of whose sums the first is differentiated."""
 
     soft_cap: float | None
@@ -75,12 +75,12 @@ class _TokenLoss(Product):
     vocab_axis: str | None
     target: Target
 
-    def value(self, inputs: _Inputs, *weights: OpenedAtRest) -> tuple[jax.Array, jax.Array]:
+    def value(self, inputs: _Inputs, *weights: GatheredWeightWithGrad) -> tuple[jax.Array, jax.Array]:
         x, targets, mask = inputs.flat
         sums = cross_entropy_sums(x, weights[0].value, targets, mask, **vars(self))
         return sums.loss_sum, sums.correct_sum
 
-    def forward(self, inputs: _Inputs, *weights: OpenedAtRest) -> tuple[tuple[jax.Array, jax.Array], Any]:
+    def forward(self, inputs: _Inputs, *weights: GatheredWeightWithGrad) -> tuple[tuple[jax.Array, jax.Array], Any]:
         x, targets, mask = inputs.flat
         (head,) = weights
         sums, dx, dtable = cross_entropy_sums_and_gradients(x, head.value, targets, mask, **vars(self))

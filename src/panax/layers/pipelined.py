@@ -10,10 +10,10 @@ from ..core import Batch, Evaluation, Gradients, current_layout, logical_axes, u
 from ..core.layout import axis_size
 from ..core.loss_scale import objective_of
 from ..core.measures import Losses, Metrics
-from ..parallel.pipeline import AXIS, Outcome, Share, Work, chunk_of, run
+from ..parallel.pipeline import AXIS, LastStageShare, PipelineOutput, PipelineWork, chunk_of, run
 from ..parallel.schedules import build
-from ..spmd import Holds, declared, over_tokens, sequence_parallel_axes, token_axes
-from ..spmd.once import closed_gradients, gathered_once, slot_gradients, split_slots
+from ..spmd import ValueState, assert_sharding, psum_over_tokens, sequence_parallel_axes, token_axes
+from ..spmd.once import gather_params_per_step, reduce_grads, slot_gradients, split_slots
 from .stage_layers import StageLayers
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ def gradients(
     task: "StagedTask", params: Any, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any
 ) -> Gradients:
     """As `Task.gradients`, in the storage layout."""
-    weights = over_tokens(dict(task.loss_weights(params, state, micro_batches, key)))
+    weights = psum_over_tokens(dict(task.loss_weights(params, state, micro_batches, key)))
     layers = StageLayers.of(task.stacks(params), task.pipeline.chunks, task.weight_dtype)
     outcome, outer_axes = _run(task, params, state, layers, micro_batches, key, weights, train=True)
-    outer = closed_gradients(outcome.outer, outer_axes)
+    outer = reduce_grads(outcome.outer, outer_axes)
     found = task.with_stacks(outer, layers.returned(slot_gradients(outcome.chunks)))
     kept = jax.tree.map(lambda gradient, keep: gradient if keep else None, found, trainable)
     losses, metrics = _all_measures(outcome)
@@ -45,7 +45,7 @@ def evaluation(task: "StagedTask", params: Any, state: Any, batch: Batch, key: j
     return Evaluation(losses, state, metrics)
 
 
-def _all_measures(outcome: Outcome) -> tuple[Losses, Metrics]:
+def _all_measures(outcome: PipelineOutput) -> tuple[Losses, Metrics]:
     (losses, metrics), (of_layers, watched) = outcome.loss_measures, outcome.layer_measures
     return {**losses, **of_layers}, {**metrics, **watched}
 
@@ -60,13 +60,13 @@ def _run(
     weights: Any,
     *,
     train: bool,
-) -> tuple[Outcome, Any]:
+) -> tuple[PipelineOutput, Any]:
     layout = current_layout()
     assert layout is not None
     outer = task.with_stacks(params, ())
     axes = logical_axes(outer)
     if layout.zero != "3":
-        outer = gathered_once(outer, axes, task.weight_dtype, scattered=layout.zero == "2")
+        outer = gather_params_per_step(outer, axes, task.weight_dtype, scattered=layout.zero == "2")
     free, fixed = split_slots(outer)
     free_layers, fixed_layers = split_slots(layers.weights)
 
@@ -87,13 +87,13 @@ def _run(
     def leave(outer: Any, x: jax.Array) -> jax.Array:
         return task.leave(eqx.combine(outer, fixed), x)
 
-    def loss(outer: Any, share: Share, batch: Batch) -> tuple[jax.Array, Any]:
+    def loss(outer: Any, share: LastStageShare, batch: Batch) -> tuple[jax.Array, Any]:
         # Where an item is a position, rows of one item make what follows alike: one long row.
         by_position = share.rank == 3
         targets = {name: _share_of(leaf, share, by_position) for name, leaf in task.targets(batch).items()}
         # Also of a weight that a task makes itself, of ones.
-        parts = dict.fromkeys(token_axes(), Holds.SPLIT)
-        targets = declared(targets, parts, dim=1 if by_position else 0)
+        parts = dict.fromkeys(token_axes(), ValueState.SPLIT)
+        targets = assert_sharding(targets, parts, dim=1 if by_position else 0)
         with use_layout(layout.with_rows_over(AXIS)):
             items = share.output[None] if by_position else share.output
             losses, metrics = task.measured(eqx.combine(outer, fixed), items, targets, train)
@@ -101,13 +101,16 @@ def _run(
 
     count = micro_batches["row"].shape[0]
     schedule = build(task.pipeline, stages=axis_size(AXIS), micro_batches=count, forward_only=weights is None)
-    work = Work(enter, run_layers, leave if task.leaves_otherwise else None, loss)
+    work = PipelineWork(enter, run_layers, leave if task.leaves_otherwise else None, loss)
     return run(schedule, work, free, free_layers, micro_batches), axes
 
 
-def _share_of(leaf: jax.Array, share: Share, by_position: bool) -> jax.Array:
-    """What belongs to this stage's share: of positions, those that `whole_sequence` puts together from the shares along the axes
-    that split the residual stream further than its rows; zeros past the end."""
+def _share_of(leaf: jax.Array, share: LastStageShare, by_position: bool) -> jax.Array:
+    """Return this stage's share of an array.
+
+    Of positions, the share is what `all_gather_sequence` concatenates along the axes that split the residual stream further than
+    its rows; zeros past the end.
+    """
     each, ways = share.output.shape[0], 1
     if by_position:
         axes = sequence_parallel_axes()

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from ..core import Module, constant, normal, parameter, scope
 from ..kernels.precision import accumulation_dtype
-from ..spmd import contract, contract_whole, gather
+from ..spmd import contract, contract_gathered, gather
 from .block import Block, Context, Positions
 from .feed_forward import ACTIVATIONS
 from .norm import Norm
@@ -113,7 +113,7 @@ class PointwiseAttention(Block):
                 ("batch seq embed, embed heads value_dim -> batch seq heads value_dim", self.w_v),
                 ("batch seq embed, embed heads value_dim -> batch seq heads value_dim", self.w_u),
             )
-            q, k, v, u = (act(y) for y in contract_whole(self.norm(x), *projections))
+            q, k, v, u = (act(y) for y in contract_gathered(self.norm(x), *projections))
             bias = self.bias(q.shape[1], context.times, context.target_times)
             attended = pointwise(q, k, v, bias, self.length)
             gated = _normalised(attended, self.epsilon) * u

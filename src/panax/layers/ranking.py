@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from ..core import Mean, current_layout
 from ..core.measures import Metrics
-from ..spmd import open_weight
+from ..spmd import gather_weight
 from ..spmd.collectives import all_reduce, axis_index
 
 
@@ -37,7 +37,7 @@ def target_ranks(
     layout = current_layout()
     axes = () if layout is None else layout.compute(("vocab",))[0]
     queries, table = jax.lax.stop_gradient((queries, table))
-    rows = open_weight(table, "vocab embed", queries.dtype).value
+    rows = gather_weight(table, "vocab embed", queries.dtype).value
     first = axis_index(axes) * rows.shape[0] if axes else 0
     chunk = min(chunk, rows.shape[0])
     starts = jnp.arange(0, rows.shape[0], chunk)

@@ -15,7 +15,7 @@ from ..core import Module, current_layout, normal, parameter, uniform
 from ..core.errors import RecipeError
 from ..core.layout import MeshAxes, axis_size, row_order
 from ..parallel.context import zigzag_inverse
-from ..spmd import Holds, contract, cotangents_declared, declared
+from ..spmd import ValueState, assert_cotangent_sharding, assert_sharding, contract
 from ..spmd.collectives import all_gather
 from .moe_config import ROUTERS, MoE
 
@@ -198,13 +198,13 @@ def _by_expert(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[Assigned, j
     expert = jnp.arange(experts, dtype=jnp.int32)[None, :, None]
     inside = jnp.minimum(place, length - 1)
     # A device's weights are of its own tokens, and so are their cotangents, whichever order they stand in.
-    own_scores = cotangents_declared(scores, dict.fromkeys(_row_axes(), Holds.SPLIT), 1)
+    own_scores = assert_cotangent_sharding(scores, dict.fromkeys(_row_axes(), ValueState.SPLIT), 1)
     weight = own_scores[jnp.arange(batch)[:, None, None], inside, expert] * moe.scale
     expert = jnp.where(here, expert, experts).reshape(batch, -1)
     weight = jnp.where(here, weight, 0.0).reshape(batch, -1)
     assigned = Assigned(inside.reshape(batch, -1), expert, weight, uses=None, most=expert.shape[1])
     # Each device counts its own tokens among those of the whole row.
-    load = declared(_count(expert, experts), dict.fromkeys(_row_axes(), Holds.PARTIAL))
+    load = assert_sharding(_count(expert, experts), dict.fromkeys(_row_axes(), ValueState.PARTIAL))
     return assigned, load, jnp.float32(0.0)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ..core import Batch
-from ..core.counter_hash import bits_of_places, centred
+from ..core.counter_hash import bits_of_places, to_centered_uniform
 from .mixed_rows import filled, mixed, parts_for, unmixed
 from .table_config import FeatureConfig, Growth, TableConfig
 
@@ -110,4 +110,4 @@ def drawn(key: jax.Array, plan: StackPlan) -> Float[Array, "row row_width"]:
     scale = jnp.where(real, jax.lax.rsqrt(sizes)[table], 0.0)
     column = jnp.arange(plan.width, dtype=jnp.int32)
     bits = bits_of_places("table", jax.random.bits(key, (), jnp.uint32), [place[:, None], column[None, :]])
-    return centred(bits) * scale[:, None]
+    return to_centered_uniform(bits) * scale[:, None]

@@ -17,20 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import current_layout, current_target, logical_axes, use_layout
-from ..core.expected import shares
+from ..core.expected import declare_branch_probs
 from ..core.layout import Layout, axis_size
 from ..core.protocols import Axes
 from ..parallel import RematPolicy, rematerialise, scan_layers
 from ..parallel.pipeline import AXIS
 from ..parallel.schedules import layers_by_stage
 from ..spmd.collectives import scatter_dims
-from ..spmd.gathering import gathered
-from ..spmd.marks import Holds, declared
+from ..spmd.gathering import gather_weight_as
+from ..spmd.marks import ValueState, assert_sharding
 from ..spmd.once import Weight, once_dtype
 from ..spmd.weights import gathers_of
 from .block import Context
 from .stack import Stack
-from .units import Unit, runs
+from .units import LayerUnit, runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ class StageRun:
     """
 
     layout: Layout
-    units: list[Unit]
+    units: list[LayerUnit]
     order: np.ndarray
     weights: list[Any]
     treedefs: list[Any]
@@ -127,7 +127,7 @@ class StageRun:
     @classmethod
     def of(
         cls,
-        units: list[Unit],
+        units: list[LayerUnit],
         order: np.ndarray,
         model_stacks: Sequence[Stack],
         dtype: Any,
@@ -193,7 +193,7 @@ class StageRun:
             def chosen(x: jax.Array, leaves: list[Any]) -> tuple[jax.Array, Any]:
                 if len(branches) == 1:
                     return branches[0](x, leaves)
-                with shares(*np.bincount(self.kind_of_unit) / len(self.kind_of_unit)):
+                with declare_branch_probs(*np.bincount(self.kind_of_unit) / len(self.kind_of_unit)):
                     return jax.lax.switch(kind, branches, x, leaves)
 
             # Inside of the condition below, and not around it: that would copy the weights to keep them.
@@ -208,7 +208,7 @@ class StageRun:
                 lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(unit_of, x, leaves)[1]
             )
             filled = (self.order >= 0).mean(axis=(1, 2)).max()
-            with shares(1 - filled, filled):
+            with declare_branch_probs(1 - filled, filled):
                 return jax.lax.cond(unit >= 0, unit_of, lambda x, leaves: (x, nothing), x, leaves)
 
         x, found = scan_layers(
@@ -238,7 +238,7 @@ class StageRun:
         if value.dtype == leaf.dtype and not (once and any(gathers)):
             return by_chunk(value)
         scattered = self.layout.zero == "2"
-        whole = gathered(value, axes, gathers, value.dtype) if once else value
+        whole = gather_weight_as(value, axes, gathers, value.dtype) if once else value
         slot = jnp.zeros(value.shape if scattered else whole.shape, leaf.dtype)
         return Weight(by_chunk(whole), by_chunk(slot), scattered)
 
@@ -257,7 +257,7 @@ class StageRun:
             gradient = jax.lax.all_to_all(gradient, AXIS, split_axis=dim, concat_axis=0, tiled=True)
             places = np.where(order < 0, count, order).reshape(-1)
         placed = jnp.zeros((count, *gradient.shape[1:]), gradient.dtype).at[places].set(gradient, mode="drop")
-        return declared(placed, {AXIS: Holds.PARTIAL if dim is None else Holds.SPLIT}, dim or 0)
+        return assert_sharding(placed, {AXIS: ValueState.PARTIAL if dim is None else ValueState.SPLIT}, dim or 0)
 
     def _split_dim(self, axes: Axes) -> int | None:
         """The dimension that is split over stages in storage, besides the layers."""

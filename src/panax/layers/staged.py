@@ -18,13 +18,13 @@ from ..core import Batch, Evaluation, Gradients, Task, logical_axes, named_leave
 from ..core.errors import RecipeError
 from ..core.layout import axis_size
 from ..core.measures import Losses, Metrics
-from ..core.needs import Exchange, Pipelined
+from ..core.needs import AllToAllRequirement, Pipelined
 from ..core.protocols import AcceptedOrder
 from ..core.task import MatmulPrecision
 from ..kernels.compute_dtype import resolve
 from ..mesh import MESH_AXES, Placement
 from ..parallel import ContextAttention, Pipeline, RematPolicy
-from ..spmd import accumulated
+from ..spmd import accumulate_grads
 from . import pipelined
 from .block import Context
 from .foreign_blocks import check_blocks
@@ -183,7 +183,7 @@ class StagedTask(Task):
         return Evaluation({**losses, **of_layers}, state, {**metrics, **watched})
 
     def gradients(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any) -> Gradients:
-        run = pipelined.gradients if axis_size(STAGE) > 1 else accumulated
+        run = pipelined.gradients if axis_size(STAGE) > 1 else accumulate_grads
         found = run(self, params, state, micro_batches, key, trainable)
         return found._replace(state=self.moved_state(state, found.metrics))
 
@@ -211,7 +211,7 @@ class StagedTask(Task):
         return "contiguous" if "contiguous" in orders else "zigzag" if "zigzag" in orders else "any"
 
     @property
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def exchanges(self) -> tuple[AllToAllRequirement, ...]:
         layers = layers_of(self.abstract_stacks)
         return tuple(dict.fromkeys(one for layer in layers for one in layer.exchanges(self.context_attention)))
 

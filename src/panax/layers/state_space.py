@@ -16,7 +16,17 @@ from ..core.module import Initialiser
 from ..kernels.causal_convolution import causal_convolution
 from ..kernels.state_space import state_space_scan
 from ..parallel.state_passing import scan_over_devices
-from ..spmd import Holds, add_bias, contract, contract_whole, cotangents_declared, declared, gather, handed_on, summed
+from ..spmd import (
+    ValueState,
+    add_bias,
+    assert_cotangent_sharding,
+    assert_sharding,
+    contract,
+    contract_gathered,
+    gather,
+    psum_both,
+    shift_right,
+)
 from ..spmd.collectives import axis_index
 from .feed_forward import ACTIVATIONS
 from .shared_heads import own_shared
@@ -188,7 +198,7 @@ class StateSpace(Module):
 
     def _project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
         """The gate, the steps in float32, and what is convolved: x, b and c."""
-        z, x, b, c, dt = contract_whole(
+        z, x, b, c, dt = contract_gathered(
             x,
             ("batch seq embed, embed ssm_heads ssm_head_dim -> batch seq ssm_heads ssm_head_dim", self.w_z),
             ("batch seq embed, embed ssm_heads ssm_head_dim -> batch seq ssm_heads ssm_head_dim", self.w_x),
@@ -230,17 +240,17 @@ class StateSpace(Module):
         each = local * (jax.lax.axis_size(axes) if axes else 1) // self.norm_groups
         squares = jnp.sum(y * y, axis=-1)
         if local % each == 0:
-            parts = dict.fromkeys(axes, Holds.SPLIT)
-            sums = declared(squares.reshape(*squares.shape[:2], -1, each).sum(axis=-1), parts, dim=2)
-            sums = cotangents_declared(sums, parts, dim=2)
+            parts = dict.fromkeys(axes, ValueState.SPLIT)
+            sums = assert_sharding(squares.reshape(*squares.shape[:2], -1, each).sum(axis=-1), parts, dim=2)
+            sums = assert_cotangent_sharding(sums, parts, dim=2)
             return jnp.repeat(sums, each, axis=2) / (each * head_dim)
         if self.norm_groups == 1:
-            sums: jax.Array = summed(squares.sum(axis=-1, keepdims=True), axes)  # pyright: ignore[reportAssignmentType]
+            sums: jax.Array = psum_both(squares.sum(axis=-1, keepdims=True), axes)  # pyright: ignore[reportAssignmentType]
             return sums / (each * head_dim)
         # A group's heads lie on several devices: each adds its heads' squares to their groups'.
         group = (axis_index(axes) * local + jnp.arange(local)) // each
         member = (group[:, None] == jnp.arange(self.norm_groups)[None]).astype(y.dtype)
-        sums = summed(jnp.einsum("bsh,hg->bsg", squares, member), axes)
+        sums = psum_both(jnp.einsum("bsh,hg->bsg", squares, member), axes)
         return jnp.einsum("bsg,hg->bsh", sums, member) / (each * head_dim)
 
 
@@ -250,19 +260,19 @@ def _scanned(
     """The scan of this device's heads, over whole rows."""
     b, c = own_shared(x.shape[2], b, c, heads="ssm_heads", shared="ssm_groups")
     # Each device's heads and what they share are its own: what it adds up over its heads is no term of a sum over all.
-    parts = dict.fromkeys(_head_axes(), Holds.SPLIT)
-    x, dt, b, c = cotangents_declared((x, dt, b, c), parts, dim=2)
-    a = cotangents_declared(a, parts)
+    parts = dict.fromkeys(_head_axes(), ValueState.SPLIT)
+    x, dt, b, c = assert_cotangent_sharding((x, dt, b, c), parts, dim=2)
+    a = assert_cotangent_sharding(a, parts)
     size, target = axis_size(CONTEXT), current_target()
     if size > 1:
         y = scan_over_devices(x, dt, a, b, c, segment, axis_name=CONTEXT, axis_size=size, target=target)
     else:
         y = state_space_scan(x, dt, a, b, c, segments=segment, target=target).y
-    return declared(y, parts, dim=2)
+    return assert_sharding(y, parts, dim=2)
 
 
 def _handed_on(edge: jax.Array) -> jax.Array:
-    return handed_on(edge, CONTEXT)  # pyright: ignore[reportReturnType]
+    return shift_right(edge, CONTEXT)  # pyright: ignore[reportReturnType]
 
 
 def _head_axes() -> MeshAxes:

@@ -45,9 +45,9 @@ class FeatureConfig(Validated):
 class Growth(Validated):
     """Rows are given out to the keys that batches bring, and taken from those that are not asked for any more.
 
-    A feature's leaf then holds keys, uint32 (batch, capacity, 2), as `Bag(ids=Keys())` makes them. A key's hash names a block of
-    rows. A new key gets the row of its block that was asked for longest ago; where all are in use it reads one of them together
-    with its owner, as with hashed ids. A key without a row is an empty bag in evaluations.
+    A feature's leaf then holds keys, uint32 (batch, capacity, 2), as made by `Bag(ids=HashedIds())`. A key's hash selects a
+    block of rows. A new key gets the least recently used row of its block; if all are in use, it shares one with its owner, as
+    with hashed ids. A key without a row is an empty bag in evaluations.
 
     Attributes:
         ways: Rows of a block, a power of two. More of them fill a table better, and take longer to search.
@@ -75,7 +75,7 @@ class TableConfig(Validated):
         placement: rows: split over the whole mesh. columns: its columns over the tensor axis, its rows over the others.
             everywhere: a copy on each device. auto: everywhere up to `TablesConfig.small_bytes`, else rows.
         hot_rows: So many of the first rows have a copy on each device, whatever the placement of the others. Where ids are by
-            counts, as of a `Vocabulary`, these are the most frequent ones, which nobody then sends for.
+            counts, as of a `CountVocabulary`, these are the most frequent ones, which nobody then sends for.
         growth: Its features hold keys, which rows are given out to; None: they hold ids.
     """
 

@@ -17,8 +17,8 @@ from ..core.module import name_key
 from ..core.protocols import Axes
 from ..core.validated import Validated
 from ..parallel.row_places import Lies
-from ..parallel.vocabulary import Blocks, Vocabulary
-from .bags import embedding_rows, pooled
+from ..parallel.vocabulary import ShardVocabulary, VocabularyBlocks
+from .bags import embedding_rows, pool_rows
 from .stacked_tables import StackPlan, TablePart, drawn, stacked_tables
 from .table_config import MOST_ROWS, FeatureConfig, TableConfig
 
@@ -52,7 +52,7 @@ class TablesConfig(Validated):
 
     Attributes:
         small_bytes: Up to so many bytes every device holds a copy, where a table's placement is auto.
-        in_params: Where the model holds its `Tables`, as parameters are named.
+        in_params: Where the model holds its `EmbeddingTables`, as parameters are named.
     """
 
     tables: tuple[TableConfig, ...]
@@ -202,8 +202,10 @@ class TablesConfig(Validated):
                 raise RecipeError(
                     f"the table {each.vocabulary!r} grows, and its vocabulary is not here; give the model state of the training"
                 )
-            vocabulary = Vocabulary(**{name: jnp.asarray(leaf) for name, leaf in vocabularies[each.vocabulary].items()})
-            blocks = Blocks.of(Lies((), (), (), ()), vocabulary.keys.shape, each.ways, each.idle_steps)
+            vocabulary = ShardVocabulary(
+                **{name: jnp.asarray(leaf) for name, leaf in vocabularies[each.vocabulary].items()}
+            )
+            blocks = VocabularyBlocks.of(Lies((), (), (), ()), vocabulary.keys.shape, each.ways, each.idle_steps)
             for leaf in each.leaves:
                 keys = jnp.asarray(batch[leaf])
                 found[leaf] = blocks.found(vocabulary, keys.reshape(-1, 2)).reshape(keys.shape[:-1])
@@ -237,15 +239,15 @@ class TablesConfig(Validated):
                             f"capacity={feature.capacity}; expected (batch, {feature.capacity})"
                         )
 
-    def create(self, key: jax.Array) -> "Tables":
+    def create(self, key: jax.Array) -> "EmbeddingTables":
         """Draw all tables: uniform within the root of 1 / rows of each."""
         stacks = tuple(
             _KINDS[plan.placement](table=drawn(name_key(key, f"stack {n}"), plan)) for n, plan in enumerate(self.stacks)
         )
-        return Tables(stacks=stacks, config=self)
+        return EmbeddingTables(stacks=stacks, config=self)
 
 
-class Tables(Module):
+class EmbeddingTables(Module):
     """All tables of a model, as parameters.
 
     tables = TablesConfig(tables=(TableConfig(name="item", rows=1000, width=8, features=(FeatureConfig(leaf="item"),)),))
@@ -271,7 +273,7 @@ class Tables(Module):
         found: dict[str, jax.Array] = {}
         for leaf, (feature, bag) in bags.items():
             weights = batch[feature.weights_leaf] if feature.weights_leaf else None
-            found[leaf] = pooled(bag, batch[leaf], pooling=feature.pooling, weights=weights)
+            found[leaf] = pool_rows(bag, batch[leaf], pooling=feature.pooling, weights=weights)
         return found
 
     def row_ids(self, batch: Batch) -> dict[str, Int[Array, "batch ids"]]:

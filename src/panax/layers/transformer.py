@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from ..core import dropout, scope
-from ..core.needs import Exchange
+from ..core.needs import AllToAllRequirement
 from ..parallel import ContextAttention
 from .attention import Attention
 from .block import Block, Context, Positions
@@ -49,7 +49,7 @@ class TransformerBlock(Block):
     def reports(self) -> bool:
         return isinstance(self.feed_forward, MixtureOfExperts)
 
-    def exchanges(self, attention: ContextAttention) -> tuple[Exchange, ...]:
+    def exchanges(self, attention: ContextAttention) -> tuple[AllToAllRequirement, ...]:
         return (self.attention.exchange,) if attention == "ulysses" else ()
 
     def flops(self, length: int) -> float:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from .stack import Stack
 
 
-class Unit(NamedTuple):
+class LayerUnit(NamedTuple):
     """Adjacent layers that stay on one stage.
 
     Attributes:
@@ -23,7 +23,7 @@ class Unit(NamedTuple):
     signature: Any
 
 
-def units(stacks: Sequence[Stack]) -> list[Unit]:
+def units(stacks: Sequence[Stack]) -> list[LayerUnit]:
     """In the order of the layers. Layers that differ in settings alone, as in their windows, are units of their own."""
     found = []
     for number, stack_ in enumerate(stacks):
@@ -33,13 +33,13 @@ def units(stacks: Sequence[Stack]) -> list[Unit]:
         for repeat in range(stack_.repeats):
             first = stack_.first + repeat * len(layers)
             if apart:
-                found += [Unit(number, first + place, reports[:1], signatures[0]) for place in range(len(layers))]
+                found += [LayerUnit(number, first + place, reports[:1], signatures[0]) for place in range(len(layers))]
             else:
-                found.append(Unit(number, first, reports, tuple(signatures)))
+                found.append(LayerUnit(number, first, reports, tuple(signatures)))
     return found
 
 
-def runs(stacks: Sequence[Stack]) -> list[list[Unit]]:
+def runs(stacks: Sequence[Stack]) -> list[list[LayerUnit]]:
     """The units in groups of adjacent ones whose parameters are alike."""
     return [
         list(group) for _, group in itertools.groupby(units(stacks), key=lambda unit: (unit.signature, unit.reports))

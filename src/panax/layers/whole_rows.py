@@ -15,8 +15,8 @@ from ..core.layout import Layout, current_layout, use_layout
 from ..core.logical import Role, axis_of
 from ..parallel.context import zigzag_inverse, zigzag_order
 from ..spmd.collectives import all_gather, axis_index
-from ..spmd.linear import joined
-from ..spmd.marks import Holds, cotangents_declared
+from ..spmd.linear import all_gather_sum
+from ..spmd.marks import ValueState, assert_cotangent_sharding
 from .block import Block, Context
 
 
@@ -31,12 +31,12 @@ def run_block(
     if not stream:
         return block(x, context, state)
     length = x.shape[1]
-    whole = _in_order(joined(x, stream, 1), layout)
+    whole = _in_order(all_gather_sum(x, stream, 1), layout)
     given = _whole_context(context, layout, stream, row, whole.shape[1])
     with use_layout(layout.with_whole_rows()):
         y, found = block(whole, given, state)
     # A device's cotangent is of its own positions, zero elsewhere: a term of the sum over devices.
-    y = cotangents_declared(y, dict.fromkeys(stream, Holds.PARTIAL))
+    y = assert_cotangent_sharding(y, dict.fromkeys(stream, ValueState.PARTIAL))
     if layout.sizes["context"] > 1 and layout.row_order == "zigzag":
         y = jnp.take(y, zigzag_order(y.shape[1], layout.sizes["context"]), axis=1)
     return jax.lax.dynamic_slice_in_dim(y, axis_index(stream) * length, length, axis=1), found

@@ -1,8 +1,8 @@
-"""Whether a model and its batch can be laid out on a mesh, and the nearest meshes on which they can. Plain Python.
+"""Check that a model and its batch can be sharded over a mesh, and find the nearest meshes that can. Plain Python.
 
-What a mesh must fit is data (`Needs`), derived once from a program's shapes: so a layout is checked before anything is traced or
-compiled, and by a supervisor that has no jax. A refused layout comes with meshes of the same devices that are legal, written as
-one types them.
+The requirements are data (`MeshRequirements`), derived once from a program's shapes, so that a layout is checked before anything
+is traced or compiled, also by a supervisor without jax. A refused layout comes with legal meshes of the same devices, written as
+a user types them.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from ..core.errors import LayoutError
 from ..core.logical import COMPUTE, LOGICAL_AXES, MESH_AXES, MeshAxes, Role, axis_of, traits_of
-from ..core.needs import Exchange, Pipelined
+from ..core.needs import AllToAllRequirement, Pipelined
 from ..core.protocols import RowOrder
 from .rules import Rules, assign, divisors
 from .topology import MeshShape, data_parallel_size
@@ -27,7 +27,7 @@ SUGGESTED = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Needs:
+class MeshRequirements:
     """What a mesh must fit.
 
     Attributes:
@@ -47,7 +47,7 @@ class Needs:
     supported: frozenset[str] = frozenset(MESH_AXES)
     who: str = "the task"
     pipelined: Pipelined | None = None
-    exchanges: tuple[Exchange, ...] = ()
+    exchanges: tuple[AllToAllRequirement, ...] = ()
     splits_residual: bool = False
     row_order: RowOrder = "zigzag"
     micro_batches: int = 1
@@ -58,7 +58,7 @@ class Needs:
         return {axis: size for _, axes, shape in self.arrays for axis, size in zip(axes, shape) if axis is not None}
 
 
-def fitted_rules(rules: Rules, needs: Needs, mesh: Sizes) -> Rules:
+def fitted_rules(rules: Rules, needs: MeshRequirements, mesh: Sizes) -> Rules:
     """The rules fitted to the model on one mesh; see `Rules.fitted`."""
     stages = mesh.get("stage", 1)
     rest = stages == 1 or (needs.pipelined is not None and needs.pipelined.rest_on(stages))
@@ -66,13 +66,13 @@ def fitted_rules(rules: Rules, needs: Needs, mesh: Sizes) -> Rules:
     return fitted if needs.splits_residual else fitted.with_whole_residual()
 
 
-def check(needs: Needs, rules: Rules, mesh: Sizes) -> None:
+def check(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> None:
     """Raise a LayoutError if the mesh is not legal, with the numbers and the nearest meshes that are.
 
     Args:
         rules: As the recipe has them, not fitted to a mesh.
 
-    >>> wide = Needs(arrays=(("w_q", ("embed", "heads"), (32, 4)),))
+    >>> wide = MeshRequirements(arrays=(("w_q", ("embed", "heads"), (32, 4)),))
     >>> check(wide, Rules(), {"fsdp": 1, "tensor": 8})
     Traceback (most recent call last):
     panax.core.errors.LayoutError: w_q: heads=4 is not divisible by tensor=8; use tensor in {1, 2, 4} or another heads. Nearest \
@@ -83,7 +83,7 @@ layouts of 8 devices: --mesh.fsdp 2 --mesh.tensor 4; --mesh.replica 2 --mesh.ten
         raise LayoutError(found + suggested(needs, rules, mesh, math.prod(mesh.values())))
 
 
-def problem(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
+def problem(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
     """What makes the mesh illegal: the first finding; None if it is legal."""
     for axis, size in mesh.items():
         if size > 1 and axis not in needs.supported:
@@ -99,7 +99,7 @@ def problem(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
     return of_model or _residual(needs, fitted, mesh) or _batch(needs, rules, mesh) or _computed(needs, fitted, mesh)
 
 
-def _parallel(needs: Needs) -> list[str]:
+def _parallel(needs: MeshRequirements) -> list[str]:
     """The logical axes of the model that its layers compute in parallel, beside the residual stream."""
     present = needs.logical_sizes
     return [name for name, axis in LOGICAL_AXES.items() if axis.parallel and name in present]
@@ -110,7 +110,7 @@ def _split_over(rules: Rules, mesh: Sizes, logical: str) -> MeshAxes:
     return tuple(axis for axis in rules.compute.get(logical, ()) if mesh.get(axis, 1) > 1)
 
 
-def _residual(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
+def _residual(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
     """Partial sums over the axes that split these are scattered into the residual stream."""
     if not needs.splits_residual:
         return None
@@ -126,7 +126,7 @@ def _residual(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
     return None
 
 
-def _computed(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
+def _computed(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
     """Layers add up partial sums over the axes that split the residual stream further than its rows, and over these alone."""
     if not needs.splits_residual:
         return None
@@ -161,7 +161,7 @@ def _computed(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
     return None
 
 
-def _stages(needs: Needs, mesh: Sizes) -> str | None:
+def _stages(needs: MeshRequirements, mesh: Sizes) -> str | None:
     stages, divided = mesh.get("stage", 1), needs.pipelined
     if stages == 1 or divided is None or stages * divided.chunks <= divided.units:
         return None
@@ -174,7 +174,7 @@ def _stages(needs: Needs, mesh: Sizes) -> str | None:
     return f"{parts} is more than the {units} layers; {fewer}chunks up to {units // stages}"
 
 
-def _exchanges(needs: Needs, mesh: Sizes) -> str | None:
+def _exchanges(needs: MeshRequirements, mesh: Sizes) -> str | None:
     for one in needs.exchanges:
         over, beside = mesh.get(one.axis, 1), mesh.get(one.beside, 1)
         if over == 1 or one.total % (over * beside) == 0:
@@ -188,7 +188,7 @@ def _exchanges(needs: Needs, mesh: Sizes) -> str | None:
     return None
 
 
-def _single(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
+def _single(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
     """What one mesh axis may split, and several may not."""
     if not needs.splits_residual:
         return None
@@ -201,7 +201,7 @@ def _single(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
     return None
 
 
-def _batch(needs: Needs, rules: Rules, mesh: Sizes) -> str | None:
+def _batch(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
     parts = data_parallel_size(mesh)
     for name, axes, shape in needs.batch:
         for axis, size in zip(axes, shape):
@@ -237,7 +237,7 @@ def _length(length: int, mesh: Sizes, order: RowOrder) -> str | None:
     )
 
 
-def remarks(needs: Needs, mesh: Sizes) -> list[str]:
+def remarks(needs: MeshRequirements, mesh: Sizes) -> list[str]:
     """What is legal and probably not meant."""
     stages, count = mesh.get("stage", 1), needs.micro_batches
     if count >= stages:
@@ -250,7 +250,7 @@ def remarks(needs: Needs, mesh: Sizes) -> list[str]:
     ]
 
 
-def suggested(needs: Needs, rules: Rules, mesh: Sizes, num_devices: int) -> str:
+def suggested(needs: MeshRequirements, rules: Rules, mesh: Sizes, num_devices: int) -> str:
     """A sentence that lists the nearest legal meshes, to stand after a problem.
 
     Args:
@@ -304,7 +304,7 @@ def as_flags(mesh: Sizes, asked: Sizes) -> str:
 
 
 def resolved(
-    shape: MeshShape, num_devices: int, needs: Needs | None = None, rules: Rules | None = None
+    shape: MeshShape, num_devices: int, needs: MeshRequirements | None = None, rules: Rules | None = None
 ) -> dict[str, int]:
     """`shape.resolve`, whose error names the nearest meshes of the devices that there are.
 
@@ -322,5 +322,5 @@ def resolved(
             raise
         fixed = math.prod(size for size in asked.values() if size > 0)
         known = {axis: size if size > 0 else max(1, num_devices // fixed) for axis, size in asked.items()}
-        proposed = suggested(needs or Needs(), rules or Rules(), known, num_devices)
+        proposed = suggested(needs or MeshRequirements(), rules or Rules(), known, num_devices)
         raise LayoutError(f"{error}{proposed}") from None

@@ -18,7 +18,7 @@ from ..core.target import Target, target_of
 from ..job.cpu_scheduling import processes_on_these_cores, run_in_batches_while_alone
 from ..job.join import processes_of_this_host
 from .devices import device_grid
-from .legality import Needs, resolved
+from .legality import MeshRequirements, resolved
 from .rules import MESH_AXES, MeshAxes, Rules, assign
 from .topology import MeshShape
 
@@ -49,7 +49,7 @@ class Placement:
         shape: MeshShape | None = None,
         rules: Rules | None = None,
         devices: Any = None,
-        needs: Needs | None = None,
+        needs: MeshRequirements | None = None,
     ) -> "Placement":
         """Lay `devices` (all of JAX's unless told) out as a mesh.
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .console import ConsoleTracker
     from .facts import RunFacts
     from .histogram import Histogram
-    from .lane import Lane
+    from .lane import BackgroundReporter
     from .prometheus import PrometheusTracker
     from .services import CsvTracker, MlflowTracker, WandbTracker
     from .tensorboard import TensorBoardTracker
@@ -26,7 +26,7 @@ __getattr__ = lazily(
         "console": ("ConsoleTracker",),
         "facts": ("RunFacts",),
         "histogram": ("Histogram",),
-        "lane": ("Lane",),
+        "lane": ("BackgroundReporter",),
         "prometheus": ("PrometheusTracker",),
         "services": ("CsvTracker", "MlflowTracker", "WandbTracker"),
         "tensorboard": ("TensorBoardTracker",),
@@ -36,6 +36,7 @@ __getattr__ = lazily(
 )
 
 __all__ = [
-    "ConsoleTracker", "CsvTracker", "Histogram", "JsonlTracker", "Lane", "MlflowTracker", "Peak", "PrometheusTracker", "RunFacts",
-    "StepClock", "TensorBoardTracker", "Tracker", "Trackers", "WandbTracker", "heat_map", "memory_in_use_bytes", "peak_of",
+    "BackgroundReporter", "ConsoleTracker", "CsvTracker", "Histogram", "JsonlTracker", "MlflowTracker", "Peak",
+    "PrometheusTracker", "RunFacts", "StepClock", "TensorBoardTracker", "Tracker", "Trackers", "WandbTracker", "heat_map",
+    "memory_in_use_bytes", "peak_of",
 ]  # fmt: skip

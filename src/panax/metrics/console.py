@@ -42,7 +42,7 @@ def fitted(line: str, indent: int = 2) -> str:
     return "\n".join(wrapper.fill(part) for part in line.split("\n"))
 
 
-def shown(console: Console | None = None) -> tuple[Callable[[str], None], Tracker]:
+def format_number(console: Console | None = None) -> tuple[Callable[[str], None], Tracker]:
     """(what takes a run's notes, what shows its progress): a bar in a terminal, a line that changes in a notebook, else lines."""
     console = console or plain_console()
     if console.is_jupyter:

@@ -21,7 +21,7 @@ CLOSE_SECONDS = 10.0
 _LOG = logging.getLogger("panax.metrics")
 
 
-class Lane:
+class BackgroundReporter:
     """A thread of its own for one place that reports go to: a file, a terminal, somebody's server.
 
     What fails there is one warning, whatever follows; later calls are made all the same.

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import RecipeError
-from ..core.installing import with_extra
+from ..core.installing import install_command
 from ..system import files
-from ..system.files import expanded
-from ..system.lock import locked
+from ..system.files import expand_user
+from ..system.lock import open_locked
 from .facts import RunFacts
 from .heat_map import Picture, png
 from .histogram import Histogram
@@ -38,7 +38,7 @@ def imported(name: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise RecipeError(f"{name} is not installed; install it with: {with_extra(extra)}") from error
+        raise RecipeError(f"{name} is not installed; install it with: {install_command(extra)}") from error
 
 
 LOCK_SECONDS = 30.0
@@ -63,7 +63,7 @@ class CsvTracker(Tracker):
 
     def about(self, run: RunFacts) -> None:
         self._run = run.run_id
-        self._file = expanded(self.path) if self.path else Path(run.folder) / "metrics.csv"
+        self._file = expand_user(self.path) if self.path else Path(run.folder) / "metrics.csv"
 
     def begin(self, first_step: int, num_steps: int, peak: Any) -> None:
         with self._alone():
@@ -98,7 +98,7 @@ class CsvTracker(Tracker):
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
             try:
-                lock = locked(self._file.with_name(f".{self._file.name}.lock"))
+                lock = open_locked(self._file.with_name(f".{self._file.name}.lock"))
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:

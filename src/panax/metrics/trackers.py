@@ -16,7 +16,7 @@ from .facts import RunFacts
 from .film import Frames, sheet
 from .heat_map import Picture
 from .histogram import Histogram
-from .lane import Lane
+from .lane import BackgroundReporter
 from .throughput import Peak
 
 
@@ -96,7 +96,7 @@ class JsonlTracker(Tracker):
 class Trackers(Tracker):
     """Several trackers as one, each called in its lane: whatever becomes of one, the caller is neither held up nor told."""
 
-    def __init__(self, trackers: Iterable[tuple[Tracker, Lane]]):
+    def __init__(self, trackers: Iterable[tuple[Tracker, BackgroundReporter]]):
         self._trackers = tuple(trackers)
 
     def about(self, run: RunFacts) -> None:

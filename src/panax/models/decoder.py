@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from ..core import Module, dropout, normal, scope
 from ..layers import Context, Embedding, Head, Norm, PositionEmbedding, Stack, build_stacks, run_stacks
-from ..layers.embedding import padded
+from ..layers.embedding import init_padded
 from ..parallel import RematPolicy
 from .decoder_config import DecoderConfig
 
@@ -38,7 +38,7 @@ class Decoder(Module):
         embedding_key, position_key, head_key, layer_key = jax.random.split(key, 4)
         sizes = {"vocab": config.vocab_rows, "embed": config.embed, "position": config.max_length}
         return cls(
-            embedding=Embedding.create(embedding_key, sizes, table=padded(normal(std=0.02), config.vocab_size)),
+            embedding=Embedding.create(embedding_key, sizes, table=init_padded(normal(std=0.02), config.vocab_size)),
             positions=PositionEmbedding.create(position_key, sizes) if config.learned_positions else None,
             stacks=build_stacks(layer_key, config.stacks, config.block),
             final_norm=Norm.build(
@@ -50,7 +50,7 @@ class Decoder(Module):
             ),
             head=None
             if config.tied
-            else Head.create(head_key, sizes, table=padded(normal("embed"), config.vocab_size)),
+            else Head.create(head_key, sizes, table=init_padded(normal("embed"), config.vocab_size)),
             config=config,
         )
 

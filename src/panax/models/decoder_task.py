@@ -20,7 +20,7 @@ from ..layers import Context, ExpertWatch, RouterTerms, StagedTask, router_measu
 from ..layers.staged import ComputeType, FloatType
 from ..parallel import ContextAttention, Pipeline, RematPolicy
 from ..parallel.context import sequence_places
-from ..spmd import Holds, declared, over_tokens, own_sequence
+from ..spmd import ValueState, assert_sharding, local_sequence, psum_over_tokens
 from .base_width import BaseWidth
 from .decoder import Decoder, layer_state
 from .decoder_config import DecoderConfig
@@ -200,7 +200,7 @@ class DecoderTask(Validated, StagedTask):
         moe = self.model.feed_forward
         if moe is None or "router_bias" not in state:
             return state
-        load: Any = over_tokens(metrics["experts/load"])
+        load: Any = psum_over_tokens(metrics["experts/load"])
         short = jnp.sign(load.value.mean(axis=-1, keepdims=True) - load.value)
         return state | {"router_bias": state["router_bias"] + moe.bias_rate * short}
 
@@ -235,7 +235,7 @@ class DecoderTask(Validated, StagedTask):
             key if drawn else None,
             place,
             self.context_attention,
-            valid=None if moe is None else own_sequence(teaching_positions(batch)),
+            valid=None if moe is None else local_sequence(teaching_positions(batch)),
             train=train,
         )
 
@@ -252,7 +252,9 @@ def teaching_positions(batch: Batch) -> Bool[Array, "... batch seq"]:
     last = jnp.where(mask > 0, place, -1).max(axis=-1, keepdims=True)
     last = jax.lax.pmax(last, "context") if parts > 1 else last
     # Each device of the context axis has found its own positions' part.
-    teaches = declared(place <= last, {"context": Holds.SPLIT}, dim=mask.ndim - 1) if parts > 1 else place <= last
+    teaches = (
+        assert_sharding(place <= last, {"context": ValueState.SPLIT}, dim=mask.ndim - 1) if parts > 1 else place <= last
+    )
     return teaches if segment is None else teaches & (segment != 0)
 
 

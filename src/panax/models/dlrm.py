@@ -14,7 +14,7 @@ from ..core import Batch, Module, scope
 from ..core.errors import RecipeError
 from ..core.validated import Validated
 from ..layers.perceptron import CrossLayer, Perceptron, dot_interaction
-from ..layers.tables import Tables, TablesConfig
+from ..layers.tables import EmbeddingTables, TablesConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class DlrmConfig(Validated):
 class Dlrm(Module):
     """From a batch to a score for each example, the logit of its label."""
 
-    tables: Tables
+    tables: EmbeddingTables
     bottom: Perceptron
     cross: tuple[CrossLayer, ...]
     top: Perceptron

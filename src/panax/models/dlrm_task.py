@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ..core import Axes, Batch, DataFacts, Evaluation, Loss, Mean, Ranked, Sum, Task, logical_axes
+from ..core import Axes, Batch, DataFacts, Evaluation, Loss, Mean, RocHistogram, Sum, Task, logical_axes
 from ..core.errors import RecipeError
 from ..core.growing import Growing
 from ..core.leaf_ranges import MASK, NUMBERS, WEIGHTS, LeafRange
@@ -18,7 +18,7 @@ from ..core.task import MatmulPrecision
 from ..core.validated import Validated
 from ..kernels.compute_dtype import resolve
 from ..layers.staged import ComputeType
-from ..spmd import equal_shares
+from ..spmd import split_cotangent
 from .dlrm import Dlrm, DlrmConfig
 from .leaf_names import OTHER_NAMES
 
@@ -106,7 +106,7 @@ class DlrmTask(Validated, Task):
         label = batch["label"].astype(jnp.float32)
         mask = batch.get("loss_mask")
         mask = jnp.ones(label.shape, jnp.float32) if mask is None else mask
-        logits = equal_shares(params(batch, self.weight_dtype))
+        logits = split_cotangent(params(batch, self.weight_dtype))
         weight = mask.sum()
         losses = {"log_loss": Loss((log_loss(logits, label) * mask).sum(), weight)}
         metrics: dict[str, Any] = {"examples": Sum(weight)}
@@ -131,6 +131,6 @@ def click_metrics(
     probability = jax.nn.sigmoid(logits)
     return {
         # Bins of the logit, not of the probability: clicks are rare, and most scores near 0.
-        "auc": Ranked.of((logits / FURTHEST_LOGIT + 1) / 2, label, mask, AUC_BINS),
+        "auc": RocHistogram.of((logits / FURTHEST_LOGIT + 1) / 2, label, mask, AUC_BINS),
         "calibration": Mean((probability * mask).sum(), (label * mask).sum()),
     }

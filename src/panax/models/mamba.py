@@ -5,7 +5,7 @@ import functools
 
 import jax
 
-from ..core import register_readable
+from ..core import register_serializable
 from ..layers.block import Block
 from ..layers.rotary import Rotary
 from ..layers.state_space import StateSpace
@@ -26,7 +26,7 @@ OF_FEED_FORWARD = ("gated", "activation", "feed_forward_bias", "feed_forward")
 """Fields that say nothing where no layer has a feed-forward."""
 
 
-@register_readable
+@register_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HybridConfig(DecoderConfig):
     """A decoder of state-space layers: of these alone (Mamba-2), or with attention in some layers (Bamba).

@@ -14,7 +14,7 @@ from ..core.errors import DataError, RecipeError
 from ..core.layout import current_layout
 from ..layers import Context
 from ..layers.stack import states_by_stack
-from ..spmd import contract, whole_sequence
+from ..spmd import all_gather_sequence, contract
 from ..spmd.collectives import all_gather
 from .decoder import Decoder, layer_state
 
@@ -130,7 +130,7 @@ def whole_logits(model: Decoder, hidden: Float[Array, "batch residual embed"]) -
     """All logits of this device's positions in float32, gathered where a mesh axis splits the vocabulary: in no gradient."""
     hidden, table = jax.lax.stop_gradient((hidden, model.output_table))
     logits = contract(
-        "batch seq embed, vocab embed -> batch seq vocab", whole_sequence(hidden), table, out_dtype=jnp.float32
+        "batch seq embed, vocab embed -> batch seq vocab", all_gather_sequence(hidden), table, out_dtype=jnp.float32
     )
     layout = current_layout()
     axes = () if layout is None else layout.compute(("vocab",))[0]

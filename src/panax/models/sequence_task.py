@@ -22,7 +22,7 @@ from ..layers.ranking import ranking_metrics, target_ranks
 from ..layers.staged import ComputeType, FloatType
 from ..parallel import Pipeline, RematPolicy
 from ..parallel.context import sequence_places
-from ..spmd import equal_shares, whole_sequence
+from ..spmd import all_gather_sequence, split_cotangent
 from .decoder import Decoder
 from .decoder_config import DecoderConfig
 from .leaf_names import OTHER_NAMES
@@ -175,7 +175,7 @@ class SequenceTask(Validated, StagedTask):
             last = jnp.where(weights > 0, jnp.arange(following.shape[1])[None], -1).max(axis=1)
             rows, at = jnp.arange(following.shape[0]), jnp.maximum(last, 0)
             ranks = target_ranks(
-                whole_sequence(hidden)[rows, at], jnp.maximum(following[rows, at], 0), params.output_table,
+                all_gather_sequence(hidden)[rows, at], jnp.maximum(following[rows, at], 0), params.output_table,
                 self.model.vocab_size,
             )  # fmt: skip
             metrics |= ranking_metrics(ranks, (last >= 0).astype(jnp.float32), self.ranked_at)
@@ -187,16 +187,16 @@ class SequenceTask(Validated, StagedTask):
         """The sum of the targets' cross-entropies among drawn items, which stand for all others."""
         following, drawn = targets["targets"], targets["negatives"]
         right = params.embedding(jnp.maximum(following, 0), hidden.dtype)
-        others = whole_sequence(params.embedding(drawn, hidden.dtype))[0, : self.negatives]
+        others = all_gather_sequence(params.embedding(drawn, hidden.dtype))[0, : self.negatives]
         drawn = drawn[:, : self.negatives]
-        hidden, right = whole_sequence(hidden), whole_sequence(right)
+        hidden, right = all_gather_sequence(hidden), all_gather_sequence(right)
         own = jnp.einsum("bse,bse->bs", hidden, right, preferred_element_type=jnp.float32)
         scores = jnp.einsum("bse,ne->bsn", hidden, others, preferred_element_type=jnp.float32)
         # In the mean, the sum of exponentials is that over all other items: those that are the target are left out below.
         scores = scores + math.log(self.model.vocab_size / self.negatives)
         scores = jnp.where(following[..., None] == drawn[0][None, None], -jnp.inf, scores)
         every = jnp.logaddexp(own, jax.nn.logsumexp(scores, axis=-1))
-        return (equal_shares(every - own) * targets["weights"]).sum()
+        return (split_cotangent(every - own) * targets["weights"]).sum()
 
 
 def _weights(batch: Batch) -> Float[Array, "... batch seq"]:

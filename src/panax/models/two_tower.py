@@ -12,7 +12,7 @@ from ..core import Batch, Module, scope
 from ..core.errors import RecipeError
 from ..core.validated import Validated
 from ..layers.perceptron import Perceptron
-from ..layers.tables import Tables, TablesConfig
+from ..layers.tables import EmbeddingTables, TablesConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class TwoTowerConfig(Validated):
 class Tower(Module):
     """Tables, then a perceptron over their vectors side by side."""
 
-    tables: Tables
+    tables: EmbeddingTables
     perceptron: Perceptron
     config: TwoTowerConfig = eqx.field(static=True)
 

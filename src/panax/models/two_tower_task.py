@@ -15,7 +15,7 @@ from ..core.leaf_ranges import MASK, NUMBERS, WEIGHTS, LeafRange
 from ..core.validated import Validated
 from ..kernels.compute_dtype import resolve
 from ..layers.staged import UnscaledType
-from ..spmd import equal_shares, joined, token_axes
+from ..spmd import all_gather_sum, split_cotangent, token_axes
 from ..spmd.collectives import all_gather, axis_index
 from .leaf_names import OTHER_NAMES
 from .two_tower import TwoTower, TwoTowerConfig, in_batch_scores
@@ -97,7 +97,7 @@ class TwoTowerTask(Validated, Task):
         mask = jnp.ones(names.shape, jnp.float32) if mask is None else mask
         axes = token_axes()
         first = axis_index(axes) * len(names) if axes else 0
-        items: Any = joined(item, axes, 0) if axes else item
+        items: Any = all_gather_sum(item, axes, 0) if axes else item
         given = names, batch.get(self.log_q_leaf, jnp.zeros(names.shape, jnp.float32)), mask
         names, log_q, real = (all_gather(leaf, axes, 0) for leaf in given) if axes else given
         own = first + jnp.arange(query.shape[0])
@@ -105,7 +105,7 @@ class TwoTowerTask(Validated, Task):
         # Rows that fill up a batch are nobody's negatives.
         scores = jnp.where((real[None] > 0) | (jnp.arange(len(names))[None] == own[:, None]), scores, -jnp.inf)
         right = jnp.take_along_axis(scores, own[:, None], axis=1)[:, 0]
-        losses = equal_shares(jax.nn.logsumexp(scores, axis=1) - right)
+        losses = split_cotangent(jax.nn.logsumexp(scores, axis=1) - right)
         best = (scores > right[:, None]).sum(axis=1) == 0
         weight = mask.sum()
         metrics = {"in_batch_accuracy": Mean((best.astype(jnp.float32) * mask).sum(), weight), "examples": Sum(weight)}

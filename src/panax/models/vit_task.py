@@ -17,7 +17,7 @@ from ..core.validated import Validated
 from ..layers import Context, Stack, StagedTask
 from ..layers.staged import ComputeType, FloatType
 from ..parallel import Pipeline, RematPolicy
-from ..spmd import equal_shares
+from ..spmd import split_cotangent
 from .leaf_names import OTHER_NAMES
 from .own_metrics import TokenMetric, check_names, measured_by, own_metrics
 from .vit import Vit, shared_context
@@ -126,7 +126,7 @@ class VitTask(Validated, StagedTask):
         scores = params.head(items)
         label, mixed, share, mask = targets["label"], targets.get(MIXED_LABEL), targets.get(MIX), targets["loss_mask"]
         smoothing = self.label_smoothing if train else 0.0
-        surprise = class_surprise(equal_shares(scores), label, mixed, share, smoothing)
+        surprise = class_surprise(split_cotangent(scores), label, mixed, share, smoothing)
         if mixed is not None and share is not None:
             # Of a mixed image, the class with the larger share is right.
             label = jnp.where(share < 0.5, mixed, label)

@@ -1,11 +1,11 @@
 """Optimizers over each layer's own array, on shards; schedules, and where optimizer state lies."""
 
 from .adafactor import Adafactor
-from .decay import decays
+from .decay import uses_weight_decay
 from .elementwise import AdamW, Lion, Sgd
 from .layerwise import Lamb, Lars
 from .muon import Muon
-from .on_shards import OnShards
+from .on_shards import ShardedOptimizer
 from .optimizer import Chained, Optax, Optimizer
 from .per_layer import on_each_layer
 from .row_adagrad import RowAdagrad
@@ -18,7 +18,7 @@ from .state_axes import optimizer_state_axes
 from .transformation import Transformation
 
 __all__ = [
-    "Adafactor", "AdamW", "Chained", "Lamb", "Lars", "LazyAdam", "Lion", "Muon", "OnShards", "Optax", "Optimizer",
-    "OwnSchedule", "RowAdagrad", "RowOptimizer", "RowSgd", "RowWiseAdagrad", "Schedule", "ScheduleFreeAdamW", "Sgd",
-    "Shampoo", "Soap", "Transformation", "decays", "on_each_layer", "optimizer_state_axes",
+    "Adafactor", "AdamW", "Chained", "Lamb", "Lars", "LazyAdam", "Lion", "Muon", "Optax", "Optimizer", "OwnSchedule",
+    "RowAdagrad", "RowOptimizer", "RowSgd", "RowWiseAdagrad", "Schedule", "ScheduleFreeAdamW", "Sgd", "Shampoo",
+    "ShardedOptimizer", "Soap", "Transformation", "on_each_layer", "optimizer_state_axes", "uses_weight_decay",
 ]  # fmt: skip

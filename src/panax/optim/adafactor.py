@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from ..core.errors import RecipeError
 from .moments import SQUARE
-from .on_shards import Kept, OnShards, Taken
+from .on_shards import ShardedOptimizer, StateSpec, UpdateInputs
 from .parameter import Parameter
-from .shard import Shard
+from .shard import ParameterShard
 
 ROW, COLUMN = "square_row", "square_column"
 FLOOR = 1e-30
@@ -19,7 +19,7 @@ LEAST_SCALE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Adafactor(OnShards):
+class Adafactor(ShardedOptimizer):
     """Adafactor: the mean of squares over rows and over columns, a clipped update, and a step relative to the parameter's scale.
 
     Attributes:
@@ -49,14 +49,14 @@ class Adafactor(OnShards):
         *_, second, largest = sorted(parameter.own, key=lambda dim: (parameter.shape[dim], dim))
         return (second, largest) if parameter.shape[second] >= self.minimum_factored else None
 
-    def keeps(self, parameter: Parameter) -> dict[str, Kept]:
+    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
         dims = self.factored(parameter)
         if dims is None:
-            return {SQUARE: Kept.like(parameter, signed=False)}
+            return {SQUARE: StateSpec.like(parameter, signed=False)}
         row, column = dims
         return {ROW: _without(parameter, column), COLUMN: _without(parameter, row)}
 
-    def step(self, shard: Shard, taken: Taken) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         squares = jnp.square(taken.gradient) + FLOOR
         decay = 1 - jnp.power(taken.before + 1, -self.decay_rate)
         dims = self.factored(shard.parameter)
@@ -76,17 +76,17 @@ class Adafactor(OnShards):
         return -(taken.rate * update * scale + taken.decay * taken.value), after
 
 
-def _without(parameter: Parameter, gone: int) -> Kept:
+def _without(parameter: Parameter, gone: int) -> StateSpec:
     """A mean over one dimension, which is of size 1 then."""
     shape = tuple(1 if dim == gone else size for dim, size in enumerate(parameter.shape))
     axes = tuple(None if dim == gone else axis for dim, axis in enumerate(parameter.axes))
-    return Kept(shape, parameter.dtype, axes, signed=False)
+    return StateSpec(shape, parameter.dtype, axes, signed=False)
 
 
 def _moved(old: jax.Array, new: jax.Array, decay: jax.Array) -> jax.Array:
     return decay * old.astype(new.dtype) + (1 - decay) * new
 
 
-def _size(shard: Shard, x: jax.Array) -> jax.Array:
+def _size(shard: ParameterShard, x: jax.Array) -> jax.Array:
     """The root mean square of each own array."""
     return jnp.sqrt(shard.mean(jnp.square(x)))

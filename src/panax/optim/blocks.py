@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 
-class Blocks(NamedTuple):
+class MatrixBlocks(NamedTuple):
     """How a matrix is cut: evenly, with zeros behind it where it does not divide.
 
     Attributes:
@@ -20,13 +20,13 @@ class Blocks(NamedTuple):
     size: tuple[int, int]
 
     @classmethod
-    def of(cls, shape: tuple[int, int], largest: int) -> "Blocks":
+    def of(cls, shape: tuple[int, int], largest: int) -> "MatrixBlocks":
         """
         Args:
             largest: No side of a block is larger.
 
-        >>> Blocks.of((300, 700), 256)
-        Blocks(shape=(300, 700), counts=(2, 3), size=(150, 234))
+        >>> MatrixBlocks.of((300, 700), 256)
+        MatrixBlocks(shape=(300, 700), counts=(2, 3), size=(150, 234))
         """
         rows, columns = (-(-side // largest) for side in shape)
         return cls(shape, (rows, columns), (-(-shape[0] // rows), -(-shape[1] // columns)))

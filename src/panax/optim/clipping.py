@@ -10,7 +10,7 @@ from ..core.axes import named_leaves, path_name
 from ..core.protocols import Axes
 from ..kernels.precision import accumulation_dtype
 from .parameter import Parameter
-from .shard import Shard, lies, on_shards
+from .shard import ParameterShard, partition_spec, shard_map_over_params
 
 LEAST_NORM = 1e-3
 """What weights of a smaller norm count as, so that those that begin with zeros move at all (arXiv:2102.06171)."""
@@ -39,16 +39,19 @@ def clipped_by_layer(
 
     def local(gradients: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         return {
-            name: _clipped(Shard.of(p), gradients[name], values[name], norm, ratio) for name, p in parameters.items()
+            name: _clipped(ParameterShard.of(p), gradients[name], values[name], norm, ratio)
+            for name, p in parameters.items()
         }
 
-    places = {name: lies(parameter.axes, parameter.shape) for name, parameter in parameters.items()}
-    result = on_shards(local, (places, places), places)(found, {name: values[name] for name in found})
+    places = {name: partition_spec(parameter.axes, parameter.shape) for name, parameter in parameters.items()}
+    result = shard_map_over_params(local, (places, places), places)(found, {name: values[name] for name in found})
     paths, structure = jax.tree_util.tree_flatten_with_path(gradients)
     return structure.unflatten([result[path_name(path)] for path, _ in paths])
 
 
-def _clipped(shard: Shard, gradient: jax.Array, value: jax.Array, norm: float | None, ratio: float | None) -> jax.Array:
+def _clipped(
+    shard: ParameterShard, gradient: jax.Array, value: jax.Array, norm: float | None, ratio: float | None
+) -> jax.Array:
     wide = gradient.astype(accumulation_dtype(gradient.dtype))
     if norm is not None:
         wide = _at_most(wide, shard.norm(wide), jnp.asarray(norm, wide.dtype))

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from ..core.boxes import box_of
+from ..core.boxes import quant_block_shape
 from ..core.errors import RecipeError
 from ..core.layout import current_layout
 from ..core.logical import is_copies
@@ -31,7 +31,7 @@ def block_of(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...] | None:
     own = [dim for dim, axis in enumerate(axes) if not is_copies(axis)]
     if math.prod(shape[dim] for dim in own) < LEAST:
         return None
-    box = box_of(shape, axes, own, BLOCK)
+    box = quant_block_shape(shape, axes, own, BLOCK)
     return box if math.prod(box) == BLOCK else None
 
 

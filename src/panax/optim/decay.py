@@ -15,11 +15,11 @@ SAME_SPACE |= {"ssm_groups": "group", "ssm_state": "group"}
 """Axes that together index one space: a bias over heads and head_dim is still a bias."""
 
 
-def decays(axes: Axes) -> bool:
+def uses_weight_decay(axes: Axes) -> bool:
     """Whether a parameter maps one space to another: a weight or an embedding, and no norm or bias.
 
-    >>> decays(("layer", "embed", "heads", "head_dim")), decays(("layer", "heads", "head_dim")), decays(("norm",))
-    (True, False, False)
+    >>> [uses_weight_decay(axes) for axes in (("layer", "embed", "heads", "head_dim"), ("layer", "heads", "head_dim"), ("norm",))]
+    [True, False, False]
     """
     return len({SAME_SPACE.get(name or "", name) for name in axes if name and not is_copies(name)}) >= 2
 
@@ -28,7 +28,9 @@ def decay_mask(axes: Mapping[str, Axes]) -> Callable[[Any], Any]:
     """An optax mask: a tree of bools for any tree whose leaves bear the names in `axes` (or an index below them)."""
 
     def mask(tree: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(lambda path, _: decays(axes_named(path_name(path), axes)), tree)
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: uses_weight_decay(axes_named(path_name(path), axes)), tree
+        )
 
     return mask
 

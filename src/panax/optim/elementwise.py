@@ -7,14 +7,14 @@ import jax.numpy as jnp
 
 from ..core.errors import RecipeError
 from .moments import MEAN, Moments, adamw_step, check_decay_rates
-from .on_shards import Kept, OnShards, Taken
+from .on_shards import ShardedOptimizer, StateSpec, UpdateInputs
 from .optimizer import check_epsilon
 from .parameter import Parameter
-from .shard import Shard
+from .shard import ParameterShard
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdamW(OnShards):
+class AdamW(ShardedOptimizer):
     """Adam with decoupled weight decay (arXiv:1711.05101)."""
 
     steps_as_adam = True
@@ -29,15 +29,15 @@ class AdamW(OnShards):
         check_decay_rates(b1=self.b1, b2=self.b2)
         check_epsilon(self.epsilon, least=0.0)
 
-    def keeps(self, parameter: Parameter) -> dict[str, Kept]:
+    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
         return Moments.keeps(parameter)
 
-    def step(self, shard: Shard, taken: Taken) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         return adamw_step(taken, self.b1, self.b2, self.epsilon)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Lion(OnShards):
+class Lion(ShardedOptimizer):
     """The sign of an interpolated momentum (arXiv:2302.06675): half of AdamW's state.
 
     Its rate is 3 to 10 times smaller than AdamW's, and its weight decay as much larger.
@@ -53,10 +53,10 @@ class Lion(OnShards):
         super().__post_init__()
         check_decay_rates(b1=self.b1, b2=self.b2)
 
-    def keeps(self, parameter: Parameter) -> dict[str, Kept]:
-        return {MEAN: Kept.like(parameter)}
+    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
+        return {MEAN: StateSpec.like(parameter)}
 
-    def step(self, shard: Shard, taken: Taken) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         gradient, mean = taken.gradient, taken.kept[MEAN].astype(taken.gradient.dtype)
         direction = jnp.sign(self.b1 * mean + (1 - self.b1) * gradient)
         return (
@@ -66,7 +66,7 @@ class Lion(OnShards):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sgd(OnShards):
+class Sgd(ShardedOptimizer):
     """Stochastic gradient descent with momentum, optionally Nesterov's; weight decay is a part of the gradient."""
 
     momentum: float = 0.0
@@ -80,10 +80,10 @@ class Sgd(OnShards):
                 "optimizer.nesterov has no effect with momentum=0; set optimizer.momentum, for example to 0.9"
             )
 
-    def keeps(self, parameter: Parameter) -> dict[str, Kept]:
-        return {MEAN: Kept.like(parameter)} if self.momentum else {}
+    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
+        return {MEAN: StateSpec.like(parameter)} if self.momentum else {}
 
-    def step(self, shard: Shard, taken: Taken) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         gradient = taken.gradient + taken.decay * taken.value
         if not self.momentum:
             return -taken.rate * gradient, {}

@@ -8,7 +8,7 @@ from ..core.selecting import LayerParameters, choose
 from .parameter import Parameter
 
 
-def chosen(
+def select_factors(
     setting: str, patterns: Mapping[str, float], names: list[str], layers: LayerParameters
 ) -> dict[str, list[tuple[frozenset[int] | None, float]]]:
     """For each parameter, (the layers of its stack, or None for all; the factor), those that count more behind."""
@@ -19,7 +19,9 @@ def chosen(
     return found
 
 
-def by_layer(chosen: list[tuple[frozenset[int] | None, float]], usual: float, parameter: Parameter) -> np.ndarray:
+def factor_by_layer(
+    chosen: list[tuple[frozenset[int] | None, float]], usual: float, parameter: Parameter
+) -> np.ndarray:
     """The factor of a parameter: a number, or one for each layer of its stack with dimensions of 1 behind."""
     factors = np.float32(usual)
     for rows, factor in chosen:

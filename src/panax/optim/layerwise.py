@@ -13,16 +13,16 @@ import jax.numpy as jnp
 
 from ..core.errors import RecipeError
 from ..core.protocols import Axes
-from .decay import decays
+from .decay import uses_weight_decay
 from .moments import MEAN, Moments, check_decay_rates
-from .on_shards import Kept, OnShards, Taken
+from .on_shards import ShardedOptimizer, StateSpec, UpdateInputs
 from .optimizer import check_epsilon
 from .parameter import Parameter, check_excluded
-from .shard import Shard
+from .shard import ParameterShard
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Layerwise(OnShards):
+class _Layerwise(ShardedOptimizer):
     """Scales updates by the norms of layers.
 
     Attributes:
@@ -46,10 +46,10 @@ class _Layerwise(OnShards):
 
     def trusts(self, axes: Axes) -> bool:
         """Whether the update of a parameter with these logical axes is scaled."""
-        return (self.vectors or decays(axes)) and not any(axis in self.excluded for axis in axes)
+        return (self.vectors or uses_weight_decay(axes)) and not any(axis in self.excluded for axis in axes)
 
 
-def trust_ratio(shard: Shard, value: jax.Array, update: jax.Array, epsilon: float = 0.0) -> jax.Array:
+def trust_ratio(shard: ParameterShard, value: jax.Array, update: jax.Array, epsilon: float = 0.0) -> jax.Array:
     """The norm of each own array over that of its update; 1 where either is 0."""
     weights, updates = shard.norm(value), shard.norm(update)
     return jnp.where((weights > 0) & (updates > 0), weights / (updates + epsilon), 1)
@@ -76,10 +76,10 @@ class Lamb(_Layerwise):
         if self.max_ratio is not None and self.max_ratio <= 0:
             raise RecipeError(f"optimizer.max_ratio={self.max_ratio}; expected a positive ratio, such as 10, or None")
 
-    def keeps(self, parameter: Parameter) -> dict[str, Kept]:
+    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
         return Moments.keeps(parameter)
 
-    def step(self, shard: Shard, taken: Taken) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         moments = Moments.after(taken, self.b1, self.b2)
         direction = moments.direction(taken, self.b1, self.b2, self.epsilon) + taken.decay * taken.value
         if self.trusts(shard.parameter.kinds):
@@ -114,10 +114,10 @@ class Lars(_Layerwise):
         if self.trust <= 0:
             raise RecipeError(f"optimizer.trust={self.trust}; expected a positive share, such as 0.001")
 
-    def keeps(self, parameter: Parameter) -> dict[str, Kept]:
-        return {MEAN: Kept.like(parameter)}
+    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
+        return {MEAN: StateSpec.like(parameter)}
 
-    def step(self, shard: Shard, taken: Taken) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         update = taken.gradient + taken.decay * taken.value
         if self.trusts(shard.parameter.kinds):
             update = update * trust_ratio(shard, self.trust * taken.value, update, self.epsilon)

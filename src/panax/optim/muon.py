@@ -10,18 +10,18 @@ import jax.numpy as jnp
 
 from ..core.errors import RecipeError
 from .moments import MEAN, check_decay_rates
-from .of_matrices import OfMatrices
-from .on_shards import Kept, Taken
-from .owners import Part, shared_out
+from .of_matrices import MatrixOptimizer
+from .on_shards import StateSpec, UpdateInputs
+from .owners import OwnedArray, map_to_owners
 from .parameter import Parameter
-from .shard import Shard
+from .shard import ParameterShard
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic iteration; chosen by its authors for the steepest slope at zero."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Muon(OfMatrices):
+class Muon(MatrixOptimizer):
     """Muon on weights between two spaces, AdamW on all other parameters.
 
     Attributes:
@@ -44,11 +44,11 @@ class Muon(OfMatrices):
         if self.iterations < 1:
             raise RecipeError(f"optimizer.iterations={self.iterations}; expected 1 or more, usually 5")
 
-    def keeps_of_matrix(self, parameter: Parameter) -> dict[str, Kept]:
-        return {MEAN: Kept.like(parameter)}
+    def keeps_of_matrix(self, parameter: Parameter) -> dict[str, StateSpec]:
+        return {MEAN: StateSpec.like(parameter)}
 
     def steps_of_matrices(
-        self, shards: Mapping[str, Shard], taken: Mapping[str, Taken]
+        self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
         found: dict[str, tuple[jax.Array, dict[str, jax.Array]]] = {}
         running, directions = {}, {}
@@ -58,8 +58,8 @@ class Muon(OfMatrices):
             ahead = self.momentum * running[name] + (1 - self.momentum) * gradient if self.nesterov else running[name]
             # In units of its norm, so that bfloat16 holds it and zeros stay zeros.
             directions[name] = [_unit(shards[name], ahead).astype(self.dtype)]
-        parts = {name: [Part.of(shard)] for name, shard in shards.items()}
-        orthogonal = shared_out(self._orthogonalised, parts, directions, parts)
+        parts = {name: [OwnedArray.of(shard)] for name, shard in shards.items()}
+        orthogonal = map_to_owners(self._orthogonalised, parts, directions, parts)
         for name, shard in shards.items():
             now = taken[name]
             update = orthogonal[name][0].astype(now.gradient.dtype) * self._scale(shard.parameter)
@@ -81,7 +81,7 @@ class Muon(OfMatrices):
         return [jax.lax.scan(iterate, matrices, None, self.iterations)[0]]
 
 
-def _unit(shard: Shard, x: jax.Array) -> jax.Array:
+def _unit(shard: ParameterShard, x: jax.Array) -> jax.Array:
     """Each own array divided by its norm; zeros where it is zero."""
     norm = shard.norm(x)
     return x / jnp.where(norm > 0, norm, 1)

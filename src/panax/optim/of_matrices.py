@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from ..core.errors import RecipeError
 from ..core.protocols import Axes
 from .moments import Moments, adamw_step, check_decay_rates
-from .on_shards import Kept, OnShards, Taken
+from .on_shards import ShardedOptimizer, StateSpec, UpdateInputs
 from .optimizer import check_epsilon
-from .owners import Part
+from .owners import OwnedArray
 from .parameter import Parameter, check_excluded, matrix_of
-from .shard import Shard
+from .shard import ParameterShard
 
 NO_MATRICES = ("vocab", "position", "class", "tap", "router", "patch_row", "patch_column")
 """Logical axes whose weights are tables, filters, or a model's first and last layers."""
@@ -23,7 +23,7 @@ STATISTIC = "statistic"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OfMatrices(OnShards):
+class MatrixOptimizer(ShardedOptimizer):
     """An optimizer of weights between two spaces, and AdamW for all other parameters.
 
     Attributes:
@@ -55,44 +55,44 @@ class OfMatrices(OnShards):
         """Whether a parameter with these logical axes is taken as a matrix."""
         return matrix_of(axes) is not None and not any(axis in self.excluded for axis in axes)
 
-    def keeps(self, parameter: Parameter) -> dict[str, Kept]:
+    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
         return self.keeps_of_matrix(parameter) if self.takes(parameter.kinds) else Moments.keeps(parameter)
 
     def steps(
-        self, shards: Mapping[str, Shard], taken: Mapping[str, Taken]
+        self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
         matrices = {name: shard for name, shard in shards.items() if self.takes(shard.parameter.kinds)}
         others = {name: self.step(shard, taken[name]) for name, shard in shards.items() if name not in matrices}
         return others | self.steps_of_matrices(matrices, taken)
 
-    def step(self, shard: Shard, taken: Taken) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         """AdamW's."""
         return adamw_step(taken, self.b1, self.b2, self.epsilon)
 
-    def keeps_of_matrix(self, parameter: Parameter) -> dict[str, Kept]:
+    def keeps_of_matrix(self, parameter: Parameter) -> dict[str, StateSpec]:
         """As `keeps`, of a parameter that is taken."""
         raise NotImplementedError
 
     def steps_of_matrices(
-        self, shards: Mapping[str, Shard], taken: Mapping[str, Taken]
+        self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
         """As `steps`, of the parameters that are taken; `taken` has the others, too."""
         raise NotImplementedError
 
 
-def kept_beside(parameter: Parameter, shape: tuple[int, ...]) -> Kept:
+def matrix_statistic(parameter: Parameter, shape: tuple[int, ...]) -> StateSpec:
     """An array in float32 for each matrix of a parameter, whose last two dimensions rest split over the devices that divide
     them."""
     stack = tuple(parameter.shape[dim] for dim in parameter.copies)
     axes = (*(parameter.axes[dim] for dim in parameter.copies), *(None,) * (len(shape) - 2), STATISTIC, STATISTIC)
-    return Kept((*stack, *shape), "float32", axes, moment=False)
+    return StateSpec((*stack, *shape), "float32", axes, moment=False)
 
 
-def parts_beside(shard: Shard, kept: Mapping[str, Kept]) -> dict[str, Part]:
+def statistic_shards(shard: ParameterShard, kept: Mapping[str, StateSpec]) -> dict[str, OwnedArray]:
     """What is kept beside a parameter's matrices, as parts that go to owners with them."""
     name = shard.parameter.name
     return {
-        kind: Part.beside(Shard.of(Parameter(name, one.shape, one.dtype, one.axes)))
+        kind: OwnedArray.beside(ParameterShard.of(Parameter(name, one.shape, one.dtype, one.axes)))
         for kind, one in kept.items()
         if STATISTIC in one.axes
     }

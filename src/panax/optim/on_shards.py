@@ -22,13 +22,13 @@ from ..core.protocols import Axes
 from ..core.selecting import LayerParameters
 from ..kernels.precision import accumulation_dtype
 from ..kernels.quantised import Quantised, quantise, round_stochastically
-from ..spmd.marks import Holds, expected
+from ..spmd.marks import ValueState, check_sharding
 from .codes import BLOCK, LEAST, axes_of_parts, check_blocks, zeros_in_codes
-from .decay import decays
-from .factors import by_layer, chosen
+from .decay import uses_weight_decay
+from .factors import factor_by_layer, select_factors
 from .optimizer import Optimizer, check_epsilon
 from .parameter import Parameter
-from .shard import Shard, lies, on_shards
+from .shard import ParameterShard, partition_spec, shard_map_over_params
 from .transformation import Described, Renewal, Transformation
 
 Arrays = Mapping[str, Any]
@@ -41,7 +41,7 @@ KeptOf = dict[str, dict[str, jax.Array]]
 COUNT = "count"
 
 
-class Kept(NamedTuple):
+class StateSpec(NamedTuple):
     """What an optimizer keeps of one parameter, between steps.
 
     Attributes:
@@ -58,11 +58,11 @@ class Kept(NamedTuple):
     signed: bool = True
 
     @classmethod
-    def like(cls, parameter: Parameter, *, signed: bool = True) -> "Kept":
+    def like(cls, parameter: Parameter, *, signed: bool = True) -> "StateSpec":
         return cls(parameter.shape, parameter.dtype, parameter.axes, signed=signed)
 
 
-class Taken(NamedTuple):
+class UpdateInputs(NamedTuple):
     """The step of one parameter that is being taken.
 
     Attributes:
@@ -85,7 +85,7 @@ class Taken(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OnShards(Optimizer):
+class ShardedOptimizer(Optimizer):
     """An optimizer that works on shards.
 
     Attributes:
@@ -126,14 +126,16 @@ class OnShards(Optimizer):
             )
 
     @abc.abstractmethod
-    def keeps(self, parameter: Parameter) -> dict[str, Kept]:
+    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
         """What is kept of a parameter, by name; it begins with zeros."""
 
     @abc.abstractmethod
-    def step(self, shard: Shard, taken: Taken) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         """One step of one parameter: what is added to its shard, and what is kept now."""
 
-    def steps(self, shards: Mapping[str, Shard], taken: Mapping[str, Taken]) -> dict[str, tuple[jax.Array, Any]]:
+    def steps(
+        self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
+    ) -> dict[str, tuple[jax.Array, Any]]:
         """One step of all parameters: by default, of each for itself."""
         return {name: self.step(shard, taken[name]) for name, shard in shards.items()}
 
@@ -152,7 +154,7 @@ class OnShards(Optimizer):
         """When that is, in words."""
         return ""
 
-    def renewed(self, shards: Mapping[str, Shard], kept: Mapping[str, dict[str, jax.Array]]) -> KeptOf:
+    def renewed(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> KeptOf:
         """What of all that is kept is renewed after some steps, in a program of its own.
 
         Args:
@@ -189,8 +191,8 @@ class OnShards(Optimizer):
         if not self.epsilon_may_be_zero:
             check_epsilon(getattr(self, "epsilon", 1.0))
         learning_rate = self.learning_rate(num_steps)
-        rates = chosen("rates", self.rates, list(axes), layers)
-        decay = chosen("decays", self.decays, list(axes), layers)
+        rates = select_factors("rates", self.rates, list(axes), layers)
+        decay = select_factors("decays", self.decays, list(axes), layers)
 
         def described(params: Any) -> dict[str, Parameter]:
             return {
@@ -222,9 +224,10 @@ class OnShards(Optimizer):
                 named_leaves(gradients),
                 named_leaves(params),
                 {kind: kept for kind, kept in state.items() if kind != COUNT},
-                {name: by_layer(rates.get(name, []), 1.0, parameter) for name, parameter in parameters.items()},
+                {name: factor_by_layer(rates.get(name, []), 1.0, parameter) for name, parameter in parameters.items()},
                 {
-                    name: self.weight_decay * by_layer(decay.get(name, []), float(decays(kinds[name])), parameter)
+                    name: self.weight_decay
+                    * factor_by_layer(decay.get(name, []), float(uses_weight_decay(kinds[name])), parameter)
                     for name, parameter in parameters.items()
                 },
             )
@@ -238,7 +241,7 @@ class OnShards(Optimizer):
 
         renewal = (
             None
-            if type(self).renewed is OnShards.renewed
+            if type(self).renewed is ShardedOptimizer.renewed
             else Renewal(self.renewal_due, self.renewal_when, renewed, self.taken_over)
         )
 
@@ -251,7 +254,7 @@ class OnShards(Optimizer):
         self, parameters: dict[str, Parameter], arrays: Mapping[str, Arrays], count: jax.Array
     ) -> dict[str, dict[str, Any]]:
         def local(arrays: Mapping[str, Arrays], count: jax.Array) -> dict[str, dict[str, Any]]:
-            shards = {name: Shard.of(parameter) for name, parameter in parameters.items()}
+            shards = {name: ParameterShard.of(parameter) for name, parameter in parameters.items()}
             read = {
                 name: {kind: _readable(value, jnp.float32) for kind, value in _of(arrays, name).items()}
                 for name in parameters
@@ -265,7 +268,7 @@ class OnShards(Optimizer):
             return kept
 
         lie, whole = self._kept_lies(parameters, arrays), PartitionSpec()
-        return on_shards(local, (lie, whole), lie)(dict(arrays), count)
+        return shard_map_over_params(local, (lie, whole), lie)(dict(arrays), count)
 
     def _kept_lies(
         self, parameters: Mapping[str, Parameter], kept: Mapping[str, Arrays]
@@ -274,7 +277,7 @@ class OnShards(Optimizer):
         for name, parameter in parameters.items():
             for kind, one in self.keeps(parameter).items():
                 # Codes and scales lie alike.
-                found[kind][name] = lies(one.axes, one.shape)
+                found[kind][name] = partition_spec(one.axes, one.shape)
                 check_blocks(f"{kind} of {name}", kept[kind][name], one.axes)
         return found
 
@@ -282,7 +285,7 @@ class OnShards(Optimizer):
         self, parameters: dict[str, Parameter], arrays: "_Arrays", rate: jax.Array, count: jax.Array
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         def local(arrays: _Arrays, rate: jax.Array, count: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
-            shards = {name: Shard.of(parameter) for name, parameter in parameters.items()}
+            shards = {name: ParameterShard.of(parameter) for name, parameter in parameters.items()}
             found = self.steps(shards, {name: arrays.taken(name, rate, count) for name in parameters})
             changes: dict[str, Any] = {}
             kept: dict[str, Any] = {kind: {} for kind in arrays.kept}
@@ -298,7 +301,7 @@ class OnShards(Optimizer):
                     kept[kind][name] = self._stored(name, kind, declared[kind], arrays.kept[kind][name], value, count)
             return changes, kept
 
-        places = {name: lies(parameter.axes, parameter.shape) for name, parameter in parameters.items()}
+        places = {name: partition_spec(parameter.axes, parameter.shape) for name, parameter in parameters.items()}
         kept = self._kept_lies(parameters, arrays.kept)
 
         def of_layers(factors: Factors) -> dict[str, PartitionSpec]:
@@ -306,22 +309,22 @@ class OnShards(Optimizer):
 
         read = _Arrays(places, places, kept, of_layers(arrays.rates), of_layers(arrays.decays))
         whole = PartitionSpec()
-        return on_shards(local, (read, whole, whole), (places, kept))(arrays, rate, count)
+        return shard_map_over_params(local, (read, whole, whole), (places, kept))(arrays, rate, count)
 
     def _rounds(self, dtype: Any) -> bool:
         """Whether parameters of this type are rounded by chance."""
         return self.rounding == "stochastic" and dtype == jnp.bfloat16
 
-    def _zeros(self, kept: Kept) -> Any:
+    def _zeros(self, kept: StateSpec) -> Any:
         """What is kept before the first step."""
         if kept.moment and self.moments == "int8":
             codes = zeros_in_codes(kept.shape, kept.axes, kept.signed, kept.dtype)
             return jnp.zeros(kept.shape, kept.dtype) if codes is None else codes
         return jnp.zeros(kept.shape, self.moments if kept.moment and self.moments != "same" else kept.dtype)
 
-    def _stored(self, name: str, kind: str, kept: Kept, before: Any, value: jax.Array, count: jax.Array) -> Any:
+    def _stored(self, name: str, kind: str, kept: StateSpec, before: Any, value: jax.Array, count: jax.Array) -> Any:
         """What is kept now, in the form of what was kept before."""
-        own = Shard.of(Parameter(name, kept.shape, kept.dtype, kept.axes))
+        own = ParameterShard.of(Parameter(name, kept.shape, kept.dtype, kept.axes))
         if isinstance(before, Quantised):
             return quantise(value, before.format, before.block, own.bits(kind, count), before.dtype)
         return (_rounded(own, kind, value, count) if before.dtype == jnp.bfloat16 else value).astype(before.dtype)
@@ -359,7 +362,7 @@ def _dtypes(tree: Any) -> set[Any]:
     return {leaf.dtype for leaf in jax.tree.leaves(tree)}
 
 
-def _rounded(shard: Shard, what: str, x: jax.Array, count: jax.Array) -> jax.Array:
+def _rounded(shard: ParameterShard, what: str, x: jax.Array, count: jax.Array) -> jax.Array:
     return round_stochastically(x.astype(jnp.float32), shard.bits(what, count))
 
 
@@ -372,11 +375,11 @@ class _Arrays(NamedTuple):
     rates: Factors
     decays: Factors
 
-    def taken(self, name: str, rate: jax.Array, count: jax.Array) -> Taken:
+    def taken(self, name: str, rate: jax.Array, count: jax.Array) -> UpdateInputs:
         gradient, value = self.gradients[name], self.values[name]
         dtype = accumulation_dtype(value.dtype)
         kept = {kind: _readable(value, dtype) for kind, value in _of(self.kept, name).items()}
-        return Taken(
+        return UpdateInputs(
             gradient.astype(dtype),
             value.astype(dtype),
             kept,
@@ -392,11 +395,11 @@ def _of(kept: Mapping[str, Arrays], name: str) -> dict[str, Any]:
     return {kind: arrays[name] for kind, arrays in kept.items() if name in arrays}
 
 
-def _checked(shard: Shard, change: jax.Array) -> jax.Array:
+def _checked(shard: ParameterShard, change: jax.Array) -> jax.Array:
     """A change, of which the check of a traced step (`spmd.checking`) asks that it lies as its parameter does."""
     layout = current_layout()
     if layout is None:
         return change
     split = set(shard.over(range(len(shard.places))))
-    holds = {axis: (Holds.SPLIT,) if axis in split else (Holds.WHOLE,) for axis in layout.sizes}
-    return expected(change, holds, f"the update of {shard.parameter.name}")
+    holds = {axis: (ValueState.SPLIT,) if axis in split else (ValueState.WHOLE,) for axis in layout.sizes}
+    return check_sharding(change, holds, f"the update of {shard.parameter.name}")

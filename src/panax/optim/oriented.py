@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .parameter import Parameter
 
 
-class Oriented(NamedTuple):
+class TransposedView(NamedTuple):
     """A parameter as a stack of matrices with no more rows than columns.
 
     Attributes:
@@ -24,7 +24,7 @@ class Oriented(NamedTuple):
     shape: tuple[int, int]
 
     @classmethod
-    def of(cls, parameter: Parameter) -> "Oriented":
+    def of(cls, parameter: Parameter) -> "TransposedView":
         """
         Raises:
             ValueError: It is not a matrix.

@@ -15,13 +15,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..core.expected import moving
+from ..core.expected import tag_comm
 from ..core.layout import MeshAxes, current_layout
 from ..mesh.rules import MESH_AXES
 from ..spmd.collectives import all_gather
-from ..spmd.marks import Holds, declared
-from .oriented import Oriented
-from .shard import Shard
+from ..spmd.marks import ValueState, assert_sharding
+from .oriented import TransposedView
+from .shard import ParameterShard
 
 
 class Lying(NamedTuple):
@@ -43,7 +43,7 @@ class Lying(NamedTuple):
         return tuple(axis for axis in MESH_AXES if any(axis in axes for axes in self.places))
 
 
-class Part(NamedTuple):
+class OwnedArray(NamedTuple):
     """An array of a parameter's shape, or of what is kept of its matrices, as one that owners see whole.
 
     Attributes:
@@ -52,23 +52,23 @@ class Part(NamedTuple):
         shape: That an owner sees.
     """
 
-    shard: Shard
+    shard: ParameterShard
     copies: tuple[int, ...]
     own: tuple[int, ...]
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, shard: Shard) -> "Part":
+    def of(cls, shard: ParameterShard) -> "OwnedArray":
         """Of a parameter: rows before columns, with no more rows than columns.
 
         Raises:
             ValueError: It is not a matrix.
         """
-        oriented = Oriented.of(shard.parameter)
+        oriented = TransposedView.of(shard.parameter)
         return cls(shard, oriented.copies, (*oriented.rows, *oriented.columns), oriented.shape)
 
     @classmethod
-    def beside(cls, shard: Shard) -> "Part":
+    def beside(cls, shard: ParameterShard) -> "OwnedArray":
         """Of what is kept for each matrix of a parameter, which begins with that parameter's stack."""
         parameter = shard.parameter
         return cls(shard, parameter.copies, parameter.own, tuple(parameter.shape[dim] for dim in parameter.own))
@@ -98,7 +98,7 @@ class Part(NamedTuple):
         return x.reshape([local[dim] for dim in order]).transpose([order.index(dim) for dim in range(len(order))])
 
 
-class Group(NamedTuple):
+class OwnedMatrices(NamedTuple):
     """Matrices whose arrays are alike and lie alike, and the mesh axes whose devices own them: all that hold shards or copies.
 
     Attributes:
@@ -110,7 +110,7 @@ class Group(NamedTuple):
     over: MeshAxes
 
     @classmethod
-    def of(cls, given: Sequence[Part], returned: Sequence[Part]) -> "Group":
+    def of(cls, given: Sequence[OwnedArray], returned: Sequence[OwnedArray]) -> "OwnedMatrices":
         """
         Raises:
             ValueError: Parts of one matrix are split over different devices.
@@ -127,19 +127,19 @@ class Group(NamedTuple):
     def owned(self, matrices: int, sizes: Mapping[str, int]) -> int:
         """How many of so many matrices each owner works on, those included that fill up.
 
-        >>> Group((), (), ("replica", "fsdp")).owned(12, {"replica": 2, "fsdp": 4})
+        >>> OwnedMatrices((), (), ("replica", "fsdp")).owned(12, {"replica": 2, "fsdp": 4})
         2
         """
         return -(-matrices // math.prod(sizes[axis] for axis in self.over))
 
 
 Arrays = Mapping[str, Sequence[jax.Array]]
-Parts = Mapping[str, Sequence[Part]]
+Parts = Mapping[str, Sequence[OwnedArray]]
 Work = Callable[..., Sequence[jax.Array]]
 """Takes arrays of (matrices, *shape), one for each part that is given; returns one for each that is returned."""
 
 
-def shared_out(work: Work, given: Parts, arrays: Arrays, returned: Parts) -> dict[str, list[jax.Array]]:
+def map_to_owners(work: Work, given: Parts, arrays: Arrays, returned: Parts) -> dict[str, list[jax.Array]]:
     """`work` on each own matrix of some parameters, each of them done by one device.
 
     Args:
@@ -148,9 +148,9 @@ def shared_out(work: Work, given: Parts, arrays: Arrays, returned: Parts) -> dic
     Returns:
         The shards of what `returned` describes, by the same names.
     """
-    groups: dict[Group, list[str]] = {}
+    groups: dict[OwnedMatrices, list[str]] = {}
     for name in given:
-        groups.setdefault(Group.of(given[name], returned[name]), []).append(name)
+        groups.setdefault(OwnedMatrices.of(given[name], returned[name]), []).append(name)
     found: dict[str, list[jax.Array]] = {}
     for group, names in groups.items():
         stacks = {name: [part.stacked(x) for part, x in zip(given[name], arrays[name])] for name in names}
@@ -177,7 +177,7 @@ def one_by_one(work: Work) -> Work:
     return lambda *stacks: jax.lax.map(each, stacks)
 
 
-def _worked(work: Work, group: Group, stacks: Sequence[jax.Array]) -> list[jax.Array]:
+def _worked(work: Work, group: OwnedMatrices, stacks: Sequence[jax.Array]) -> list[jax.Array]:
     layout = current_layout()
     if layout is None or not group.over:
         whole = [x.reshape(len(x), *lying.shape) for lying, x in zip(group.given, stacks)]
@@ -186,7 +186,7 @@ def _worked(work: Work, group: Group, stacks: Sequence[jax.Array]) -> list[jax.A
     owned = group.owned(count, sizes)
     whole = [_to_owners(lying, group.over, stack, owned, sizes) for lying, stack in zip(group.given, stacks)]
     # Every device has matrices of its own now.
-    done = work(*declared(whole, dict.fromkeys(group.over, Holds.SPLIT)))
+    done = work(*assert_sharding(whole, dict.fromkeys(group.over, ValueState.SPLIT)))
     return [_from_owners(lying, group.over, x, sizes)[:count] for lying, x in zip(group.returned, done)]
 
 
@@ -208,7 +208,7 @@ def _to_owners(lying: Lying, over: MeshAxes, stack: jax.Array, owned: int, sizes
     parts = jax.lax.dynamic_index_in_dim(parts, mine, keepdims=False)
     if not split:
         return parts[0].reshape(owned, *lying.shape)
-    with moving("optimizer"):
+    with tag_comm("optimizer"):
         parts = jax.lax.all_to_all(parts, split, 0, 0)
     parts = parts.reshape(*(sizes[axis] for axis in split), owned, *local)
     return parts.transpose(_interleaved(lying)).reshape(owned, *lying.shape)
@@ -228,13 +228,13 @@ def _from_owners(lying: Lying, over: MeshAxes, whole: jax.Array, sizes: Mapping[
     parts = whole.reshape(owned, *cut).transpose([order.index(dim) for dim in range(len(order))])
     parts = parts.reshape(-1, owned, *local)
     if split:
-        with moving("optimizer"):
+        with tag_comm("optimizer"):
             parts = jax.lax.all_to_all(parts, split, 0, 0)
     for dim, axes in enumerate(lying.places):
-        parts = declared(parts, dict.fromkeys(axes, Holds.SPLIT), 2 + dim)
+        parts = assert_sharding(parts, dict.fromkeys(axes, ValueState.SPLIT), 2 + dim)
     if copied:
-        with moving("optimizer"):
-            parts = all_gather(declared(parts[None], dict.fromkeys(copied, Holds.SPLIT)), copied, 0)
+        with tag_comm("optimizer"):
+            parts = all_gather(assert_sharding(parts[None], dict.fromkeys(copied, ValueState.SPLIT)), copied, 0)
     parts = parts.reshape(*(sizes[axis] for axis in (*copied, *split)), owned, *local)
     found = [(*copied, *split).index(axis) for axis in over]
     return parts.transpose(*found, *range(len(over), parts.ndim)).reshape(-1, *local)

@@ -12,18 +12,18 @@ from ..core.errors import RecipeError
 from ..kernels.precision import accumulation_dtype
 from ..kernels.quantised import Quantised
 from .codes import widened
-from .moments import SQUARE, check_decay_rates, unbiased
-from .on_shards import Kept, OnShards, Taken
+from .moments import SQUARE, bias_correction, check_decay_rates
+from .on_shards import ShardedOptimizer, StateSpec, UpdateInputs
 from .optimizer import check_epsilon
 from .parameter import Parameter
 from .schedule import OwnSchedule, Schedule
-from .shard import Shard
+from .shard import ParameterShard
 
 OFFSET, WEIGHT = "offset", "weight"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScheduleFreeAdamW(OnShards):
+class ScheduleFreeAdamW(ShardedOptimizer):
     """Schedule-free AdamW. Gradients are taken between its own sequence and the average of it, which is evaluated and exported.
 
     It keeps the sequence's offset from each parameter and the mean of squares. The average is a third array
@@ -62,19 +62,19 @@ class ScheduleFreeAdamW(OnShards):
 
         return average
 
-    def keeps(self, parameter: Parameter) -> dict[str, Kept]:
+    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
         dims = len(parameter.shape)
         return {
-            OFFSET: Kept.like(parameter),
-            SQUARE: Kept.like(parameter, signed=False),
-            WEIGHT: Kept((1,) * dims, "float32", (None,) * dims, moment=False),
+            OFFSET: StateSpec.like(parameter),
+            SQUARE: StateSpec.like(parameter, signed=False),
+            WEIGHT: StateSpec((1,) * dims, "float32", (None,) * dims, moment=False),
         }
 
-    def step(self, shard: Shard, taken: Taken) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         dtype = taken.gradient.dtype
         offset, square = (taken.kept[kind].astype(dtype) for kind in (OFFSET, SQUARE))
         square = self.b2 * square + (1 - self.b2) * jnp.square(taken.gradient)
-        direction = taken.gradient / (jnp.sqrt(square / unbiased(self.b2, taken.before)) + self.epsilon)
+        direction = taken.gradient / (jnp.sqrt(square / bias_correction(self.b2, taken.before)) + self.epsilon)
         weight = jnp.square(taken.scheduled).astype(jnp.float32)
         weights = taken.kept[WEIGHT] + weight
         share = jnp.where(weights > 0, weight / jnp.where(weights > 0, weights, 1), 0).astype(dtype)

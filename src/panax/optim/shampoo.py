@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from ..core.errors import RecipeError
-from .blocks import Blocks
+from .blocks import MatrixBlocks
 from .moments import Moments, check_decay_rates
-from .of_matrices import OfMatrices, kept_beside, parts_beside, product
-from .on_shards import Kept, KeptOf, Taken
-from .oriented import Oriented
-from .owners import Part, one_by_one, shared_out
+from .of_matrices import MatrixOptimizer, matrix_statistic, product, statistic_shards
+from .on_shards import KeptOf, StateSpec, UpdateInputs
+from .oriented import TransposedView
+from .owners import OwnedArray, map_to_owners, one_by_one
 from .parameter import Parameter
 from .roots import inverse_root
-from .shard import Shard
+from .shard import ParameterShard
 
 LEFT, RIGHT = "left", "right"
 LEFT_ROOT, RIGHT_ROOT = "left_root", "right_root"
@@ -29,7 +29,7 @@ POWER = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Shampoo(OfMatrices):
+class Shampoo(MatrixOptimizer):
     """Shampoo on weights between two spaces, AdamW on all other parameters.
 
     The update of each own array has the norm of AdamW's (grafting), so a rate and a decay tuned for AdamW fit; until there are
@@ -79,20 +79,20 @@ class Shampoo(OfMatrices):
         """Where roots are put when they are taken."""
         return ROOTS if self.root_delay == 1 else NEXT_ROOTS
 
-    def blocks(self, parameter: Parameter) -> Blocks:
+    def blocks(self, parameter: Parameter) -> MatrixBlocks:
         """How a parameter's matrices are cut."""
-        return Blocks.of(Oriented.of(parameter).shape, self.block)
+        return MatrixBlocks.of(TransposedView.of(parameter).shape, self.block)
 
-    def keeps_of_matrix(self, parameter: Parameter) -> dict[str, Kept]:
+    def keeps_of_matrix(self, parameter: Parameter) -> dict[str, StateSpec]:
         blocks = self.blocks(parameter)
         kept = Moments.keeps(parameter)
         for *kinds, later, size in zip(STATISTICS, ROOTS, NEXT_ROOTS, blocks.size):
             kinds += [later] if self._renews == NEXT_ROOTS else []
-            kept |= dict.fromkeys(kinds, kept_beside(parameter, (*blocks.counts, size, size)))
+            kept |= dict.fromkeys(kinds, matrix_statistic(parameter, (*blocks.counts, size, size)))
         return kept
 
     def steps_of_matrices(
-        self, shards: Mapping[str, Shard], taken: Mapping[str, Taken]
+        self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
         moments = {name: Moments.after(taken[name], self.b1, self.b2) for name in shards}
         preconditioned = self._preconditioned(shards, taken, moments)
@@ -112,7 +112,7 @@ class Shampoo(OfMatrices):
         return found
 
     def _preconditioned(
-        self, shards: Mapping[str, Shard], taken: Mapping[str, Taken], moments: Mapping[str, Moments]
+        self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs], moments: Mapping[str, Moments]
     ) -> dict[str, list[jax.Array]]:
         """The preconditioned mean of gradients, and the statistics after this gradient."""
 
@@ -120,7 +120,7 @@ class Shampoo(OfMatrices):
             gradient: jax.Array, mean: jax.Array, left: jax.Array, right: jax.Array, *roots: jax.Array
         ) -> list[jax.Array]:
             _, rows, columns = gradient.shape
-            blocks = Blocks.of((rows, columns), self.block)
+            blocks = MatrixBlocks.of((rows, columns), self.block)
             cut, share = blocks.cut(gradient), 1 - self.b_statistics
             left = self.b_statistics * left + share * product(cut, cut.mT)
             right = self.b_statistics * right + share * product(cut.mT, cut)
@@ -129,7 +129,7 @@ class Shampoo(OfMatrices):
 
         given, arrays, returned = {}, {}, {}
         for name, shard in shards.items():
-            matrix, kept = Part.of(shard), parts_beside(shard, self.keeps(shard.parameter))
+            matrix, kept = OwnedArray.of(shard), statistic_shards(shard, self.keeps(shard.parameter))
             given[name] = [matrix, matrix, *(kept[kind] for kind in (*STATISTICS, *ROOTS))]
             arrays[name] = [
                 taken[name].gradient,
@@ -137,7 +137,7 @@ class Shampoo(OfMatrices):
                 *(taken[name].kept[kind] for kind in (*STATISTICS, *ROOTS)),
             ]
             returned[name] = [matrix, *(kept[kind] for kind in STATISTICS)]
-        return shared_out(one_by_one(work), given, arrays, returned)
+        return map_to_owners(one_by_one(work), given, arrays, returned)
 
     def renewal_due(self, number: int) -> bool:
         return number % self.precondition_frequency == 0
@@ -147,19 +147,19 @@ class Shampoo(OfMatrices):
         delayed = "" if self.root_delay == 1 else f", used from {self.root_delay} steps later on"
         return f"after every {self.precondition_frequency} steps{delayed}"
 
-    def renewed(self, shards: Mapping[str, Shard], kept: Mapping[str, dict[str, jax.Array]]) -> KeptOf:
+    def renewed(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> KeptOf:
         def work(*statistics: jax.Array) -> list[jax.Array]:
             return [inverse_root(each, POWER, self.ridge) for each in statistics]
 
         parts, arrays = {}, {}
         for name, shard in shards.items():
             if self.takes(shard.parameter.kinds):
-                known = parts_beside(shard, self.keeps(shard.parameter))
+                known = statistic_shards(shard, self.keeps(shard.parameter))
                 parts[name] = [known[kind] for kind in STATISTICS]
                 arrays[name] = [kept[name][kind] for kind in STATISTICS]
         return {
             name: dict(zip(self._renews, roots))
-            for name, roots in shared_out(one_by_one(work), parts, arrays, parts).items()
+            for name, roots in map_to_owners(one_by_one(work), parts, arrays, parts).items()
         }
 
     def taken_over(self, number: int, state: dict[str, Any]) -> dict[str, Any]:

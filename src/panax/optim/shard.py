@@ -10,18 +10,18 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from ..core.counter_hash import bits_of_places
-from ..core.expected import moving
+from ..core.expected import tag_comm
 from ..core.layout import MeshAxes, current_layout
 from ..core.protocols import Axes
 from ..kernels.precision import accumulation_dtype
 from ..mesh.placement import as_spec
 from ..spmd.collectives import all_reduce
-from ..spmd.manual import on_each_device
+from ..spmd.manual import map_over_shards
 from .parameter import Parameter
 
 
 @dataclasses.dataclass(frozen=True)
-class Shard:
+class ParameterShard:
     """A parameter as one device sees it: the arrays beside this are its parts of it, of its gradient and of its moments.
 
     Sums are over each own array alone (a layer's, an expert's), and leave dimensions of 1, so that they fit the shard again.
@@ -34,7 +34,7 @@ class Shard:
     places: tuple[MeshAxes, ...]
 
     @classmethod
-    def of(cls, parameter: Parameter) -> "Shard":
+    def of(cls, parameter: Parameter) -> "ParameterShard":
         """The shard in the layout that is being traced for."""
         layout = current_layout()
         places = ((),) * len(parameter.shape) if layout is None else layout.storage(parameter.axes, parameter.shape)
@@ -47,7 +47,7 @@ class Shard:
     def total(self, x: Any, dims: tuple[int, ...] | None = None) -> jax.Array:
         """The sums of `x` over `dims` (by default those of an own array), those on other devices included."""
         dims = self.parameter.own if dims is None else dims
-        with moving("optimizer"):
+        with tag_comm("optimizer"):
             return all_reduce(jnp.sum(x, dims, keepdims=True, dtype=accumulation_dtype(x.dtype)), self.over(dims))
 
     def mean(self, x: Any, dims: tuple[int, ...] | None = None) -> jax.Array:
@@ -77,13 +77,13 @@ class Shard:
         return bits_of_places(f"{self.parameter.name} {what}", count, places)
 
 
-def lies(axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
+def partition_spec(axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
     """Where an array with these logical axes rests, in the layout that is being traced for."""
     layout = current_layout()
     return PartitionSpec() if layout is None else PartitionSpec(*as_spec(layout.storage(axes, shape)))
 
 
-def on_shards(function: Callable[..., Any], arguments: Any, results: Any) -> Callable[..., Any]:
+def shard_map_over_params(function: Callable[..., Any], arguments: Any, results: Any) -> Callable[..., Any]:
     """`function` of whole arrays, run on each device's shards of them; itself where no mesh is being traced for.
 
     Args:
@@ -93,4 +93,4 @@ def on_shards(function: Callable[..., Any], arguments: Any, results: Any) -> Cal
     layout = current_layout()
     if layout is None:
         return function
-    return on_each_device(function, layout, arguments, results)
+    return map_over_shards(function, layout, arguments, results)

@@ -7,20 +7,20 @@ import jax
 import jax.numpy as jnp
 
 from ..core.errors import RecipeError
-from .moments import MEAN, SQUARE, Moments, check_decay_rates, unbiased
-from .of_matrices import OfMatrices, kept_beside, parts_beside, product
-from .on_shards import Kept, KeptOf, Taken
-from .oriented import Oriented
-from .owners import Part, one_by_one, shared_out
+from .moments import MEAN, SQUARE, Moments, bias_correction, check_decay_rates
+from .of_matrices import MatrixOptimizer, matrix_statistic, product, statistic_shards
+from .on_shards import KeptOf, StateSpec, UpdateInputs
+from .oriented import TransposedView
+from .owners import OwnedArray, map_to_owners, one_by_one
 from .parameter import Parameter
-from .shard import Shard
+from .shard import ParameterShard
 
 STATISTICS = ("left", "right")
 BASES = ("left_basis", "right_basis")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Soap(OfMatrices):
+class Soap(MatrixOptimizer):
     """SOAP on weights between two spaces, AdamW on all other parameters.
 
     A gradient is turned into the eigenbases of the statistics of its rows and columns, where Adam keeps its squares, and its
@@ -54,20 +54,20 @@ class Soap(OfMatrices):
 
     def sides(self, parameter: Parameter) -> tuple[int, ...]:
         """Which sides of a matrix have a basis of their own: 0 for rows, 1 for columns."""
-        return self._sides(Oriented.of(parameter).shape)
+        return self._sides(TransposedView.of(parameter).shape)
 
     def _sides(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(side for side, size in enumerate(shape) if 1 < size <= self.largest)
 
-    def keeps_of_matrix(self, parameter: Parameter) -> dict[str, Kept]:
-        kept, shape = Moments.keeps(parameter), Oriented.of(parameter).shape
+    def keeps_of_matrix(self, parameter: Parameter) -> dict[str, StateSpec]:
+        kept, shape = Moments.keeps(parameter), TransposedView.of(parameter).shape
         for side in self._sides(shape):
             for kind in (STATISTICS[side], BASES[side]):
-                kept[kind] = kept_beside(parameter, (shape[side], shape[side]))
+                kept[kind] = matrix_statistic(parameter, (shape[side], shape[side]))
         return kept
 
     def steps_of_matrices(
-        self, shards: Mapping[str, Shard], taken: Mapping[str, Taken]
+        self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
         if not shards:
             return {}
@@ -80,8 +80,8 @@ class Soap(OfMatrices):
             sides = self._sides(gradient.shape[1:])
             statistics, bases = kept[: len(sides)], dict(zip(sides, kept[len(sides) :]))
             square = self.b2 * square + (1 - self.b2) * jnp.square(_turned(gradient, bases))
-            towards = _turned(mean / unbiased(self.b1, since), bases)
-            towards = towards / (jnp.sqrt(square / unbiased(self.b2, since)) + self.epsilon)
+            towards = _turned(mean / bias_correction(self.b1, since), bases)
+            towards = towards / (jnp.sqrt(square / bias_correction(self.b2, since)) + self.epsilon)
             after = [
                 self.b_statistics * one + (1 - self.b_statistics) * _statistic(gradient, side)
                 for side, one in zip(sides, statistics)
@@ -91,7 +91,7 @@ class Soap(OfMatrices):
         given, arrays, returned = {}, {}, {}
         means: dict[str, jax.Array] = {}
         for name, shard in shards.items():
-            now, matrix, kept = taken[name], Part.of(shard), parts_beside(shard, self.keeps(shard.parameter))
+            now, matrix, kept = taken[name], OwnedArray.of(shard), statistic_shards(shard, self.keeps(shard.parameter))
             gradient = now.gradient
             mean = self.b1 * now.kept[MEAN].astype(gradient.dtype) + (1 - self.b1) * gradient
             means[name] = jnp.where(begun, mean, 0)
@@ -102,7 +102,7 @@ class Soap(OfMatrices):
             arrays[name] = [gradient, means[name], square, *(now.kept[kind] for kind in kinds)]
             returned[name] = [matrix, matrix, *(kept[STATISTICS[side]] for side in sides)]
         found = {}
-        for name, (towards, square, *statistics) in shared_out(one_by_one(work), given, arrays, returned).items():
+        for name, (towards, square, *statistics) in map_to_owners(one_by_one(work), given, arrays, returned).items():
             now, sides = taken[name], self.sides(shards[name].parameter)
             kept = {MEAN: means[name], SQUARE: jnp.where(begun, square, 0)}
             kept |= {STATISTICS[side]: one for side, one in zip(sides, statistics)}
@@ -117,7 +117,7 @@ class Soap(OfMatrices):
     def renewal_when(self) -> str:
         return f"after the first step, and every {self.precondition_frequency} steps"
 
-    def renewed(self, shards: Mapping[str, Shard], kept: Mapping[str, dict[str, jax.Array]]) -> KeptOf:
+    def renewed(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> KeptOf:
         def work(square: jax.Array, *both: jax.Array) -> list[jax.Array]:
             sides = self._sides(square.shape[1:])
             bases = []
@@ -130,16 +130,16 @@ class Soap(OfMatrices):
         parts, arrays, returned, kinds = {}, {}, {}, {}
         for name, shard in shards.items():
             if self.takes(shard.parameter.kinds) and (sides := self.sides(shard.parameter)):
-                known = parts_beside(shard, self.keeps(shard.parameter))
+                known = statistic_shards(shard, self.keeps(shard.parameter))
                 bases = [BASES[side] for side in sides]
                 read = [STATISTICS[side] for side in sides] + bases
-                parts[name] = [Part.of(shard), *(known[kind] for kind in read)]
+                parts[name] = [OwnedArray.of(shard), *(known[kind] for kind in read)]
                 arrays[name] = [kept[name][SQUARE], *(kept[name][kind] for kind in read)]
-                returned[name] = [Part.of(shard), *(known[kind] for kind in bases)]
+                returned[name] = [OwnedArray.of(shard), *(known[kind] for kind in bases)]
                 kinds[name] = (SQUARE, *bases)
         return {
             name: dict(zip(kinds[name], new))
-            for name, new in shared_out(one_by_one(work), parts, arrays, returned).items()
+            for name, new in map_to_owners(one_by_one(work), parts, arrays, returned).items()
         }
 
 

@@ -56,7 +56,7 @@ class Transformation(NamedTuple):
     takes_loss: bool = False
 
 
-def added_to(params: Any, updates: Any) -> Any:
+def apply_updates(params: Any, updates: Any) -> Any:
     """The parameters after an update: added in the wider type, rounded once."""
 
     def one(param: jax.Array, update: jax.Array) -> jax.Array:

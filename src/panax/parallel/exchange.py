@@ -2,7 +2,7 @@
 
 Each device sorts its rows by expert: those for one device are then adjacent. All devices tell each other how many rows they
 have for each expert (`Plan`), and from this each knows what it sends, what arrives and where. Buffers are of a fixed size and
-loads are not: so rows travel in rounds, and each round takes a window of what goes from one device to another (`Window`):
+loads are not: so rows travel in rounds, and each round takes a window of what goes from one device to another (`ExchangeWindow`):
 
 - with a ragged exchange (GPU, TPU), whatever of a device's arrivals fits in its buffer: the bytes sent are the rows' own;
 - elsewhere, an equal number for each pair of devices, padded.
@@ -20,11 +20,11 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from ..core.layout import MeshAxes
 from ..spmd.collectives import axis_index
-from ..spmd.marks import Holds, declared
+from ..spmd.marks import ValueState, assert_sharding
 from .rows import RowMap, collect, spread
 
 
-class Window(NamedTuple):
+class ExchangeWindow(NamedTuple):
     """What travels in one round.
 
     Attributes:
@@ -68,7 +68,7 @@ class Plan(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class ExchangePlan:
     """The static half.
 
     Attributes:
@@ -97,32 +97,32 @@ class Exchange:
         """How many it takes at worst, where each device has `count` rows: all of them for one device."""
         return -(-count * self.ways // self.buffer)
 
-    def window(self, plan: Plan, number: Int[Array, ""]) -> Window:
+    def window(self, plan: Plan, number: Int[Array, ""]) -> ExchangeWindow:
         if not self.ragged:
             low = jnp.minimum(number * self._each, plan.sent)
             high = jnp.minimum(low + self._each, plan.sent)
             at = jnp.arange(self.ways, dtype=jnp.int32)[:, None] * self._each
-            return Window(low, high, jnp.broadcast_to(at, low.shape))
+            return ExchangeWindow(low, high, jnp.broadcast_to(at, low.shape))
         # A target's arrivals in the order of their sources; a round takes the next bufferful of them.
         first = _before(plan.sent, 0) - number * self.buffer
         low, high = jnp.clip(-first, 0, plan.sent), jnp.clip(self.buffer - first, 0, plan.sent)
-        return Window(low, high, jnp.maximum(first + low, 0))
+        return ExchangeWindow(low, high, jnp.maximum(first + low, 0))
 
-    def send(self, rows: Shaped[Array, "row ..."], plan: Plan, window: Window) -> Shaped[Array, "buffer ..."]:
+    def send(self, rows: Shaped[Array, "row ..."], plan: Plan, window: ExchangeWindow) -> Shaped[Array, "buffer ..."]:
         """A round's rows, of all devices to this one; what they don't fill is zeros."""
         if self.ragged:
             return _ragged(self.axes, self.buffer, True, rows, self._route(plan, window))
         return _all_to_all(self.axes, True, spread(rows, self._padded(plan, window, rows.shape[0])))
 
     def bring(
-        self, buffer: Float[Array, "buffer ..."], plan: Plan, window: Window, count: int
+        self, buffer: Float[Array, "buffer ..."], plan: Plan, window: ExchangeWindow, count: int
     ) -> Float[Array, "row ..."]:
         """The transpose of `send`: a round's rows back to where they came from, `count` on this device; zeros for the others."""
         if self.ragged:
             return _ragged(self.axes, count, False, buffer, self._route(plan, window).reversed)
         return collect(_all_to_all(self.axes, False, buffer), self._padded(plan, window, count))
 
-    def arrivals(self, plan: Plan, window: Window) -> Arrivals:
+    def arrivals(self, plan: Plan, window: ExchangeWindow) -> Arrivals:
         """What a round brings to this device."""
         me = axis_index(self.axes)
         counts, low, high, at = plan.counts[:, me], window.low[:, me], window.high[:, me], window.at[:, me]
@@ -143,7 +143,7 @@ class Exchange:
     def _each(self) -> int:
         return self.buffer // self.ways
 
-    def _padded(self, plan: Plan, window: Window, count: int) -> RowMap:
+    def _padded(self, plan: Plan, window: ExchangeWindow, count: int) -> RowMap:
         """Which of this device's rows stand in an equal part of the buffer for each target."""
         me = axis_index(self.axes)
         starts, sent, low, high = plan.starts[me], plan.sent[me], window.low[me], window.high[me]
@@ -157,7 +157,7 @@ class Exchange:
         slot = jnp.where(travels, inside * self._each + place - low[inside], self.buffer)
         return RowMap(row, slot[:, None], count)
 
-    def _route(self, plan: Plan, window: Window) -> "_Route":
+    def _route(self, plan: Plan, window: ExchangeWindow) -> "_Route":
         me = axis_index(self.axes)
         travels, starts = window.high - window.low, plan.starts + window.low
         return _Route(starts[me], travels[me], window.at[me], window.at[:, me], travels[:, me], starts[:, me])
@@ -180,7 +180,7 @@ class _Route(NamedTuple):
 
 def _arrived(rows: jax.Array, axes: MeshAxes, outward: bool) -> jax.Array:
     """At its experts a row is nobody's part: sums over a device's rows are its experts' own. Back home it is a token's again."""
-    return declared(rows, dict.fromkeys(axes, Holds.OWN if outward else Holds.SPLIT))
+    return assert_sharding(rows, dict.fromkeys(axes, ValueState.OWN if outward else ValueState.SPLIT))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 
 from ..core import current_target
-from ..kernels.product import walled
-from ..spmd.in_backward import current_sums
+from ..kernels.product import fusion_barrier
+from ..spmd.in_backward import current_grad_reduce
 
 
 def scan_layers(
@@ -19,7 +19,7 @@ def scan_layers(
     A pipeline holds its layers in several programs, and leaves that. A barrier between the layers, in both passes, keeps XLA from
     fusing the chain of residuals, or of their gradients: each layer would read what all layers before it had added.
     """
-    sums = current_sums()
+    sums = current_grad_reduce()
     if sums is not None:
         function, layers = sums.attached(function, layers)
     repeats = jax.tree.leaves(layers)[0].shape[0]
@@ -37,4 +37,6 @@ def _apart(x: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(x)
 
 
-_apart.defvjp(lambda x: (_apart(x), None), lambda _, gradient: (walled(jax.lax.optimization_barrier(gradient)),))
+_apart.defvjp(
+    lambda x: (_apart(x), None), lambda _, gradient: (fusion_barrier(jax.lax.optimization_barrier(gradient)),)
+)

@@ -21,13 +21,13 @@ from jaxtyping import Array, Float, Int
 from ..core.layout import axis_size
 from ..core.measures import Loss, counted_fields, is_measure, keeps_largest, merge_measures, neutral_value
 from ..spmd.collectives import merge_over_devices
-from ..spmd.marks import Holds, declared
-from .schedules import Schedule
+from ..spmd.marks import ValueState, assert_sharding
+from .schedules import PipelineSchedule
 
 AXIS = "stage"
 
 
-class Share(NamedTuple):
+class LastStageShare(NamedTuple):
     """This stage's share of what leaves a finished micro-batch's last layer.
 
     Attributes:
@@ -43,7 +43,7 @@ class Share(NamedTuple):
     rank: int
 
 
-class Work(NamedTuple):
+class PipelineWork(NamedTuple):
     """What a pipeline runs. Each function is traced for one device; `weights` are what it differentiates by.
 
     Attributes:
@@ -57,10 +57,10 @@ class Work(NamedTuple):
     embed: Callable[[Any, Any], jax.Array]
     layers: Callable[[Any, jax.Array, Any, jax.Array], tuple[jax.Array, jax.Array, Any]]
     leave: Callable[[Any, jax.Array], jax.Array] | None
-    loss: Callable[[Any, Share, Any], tuple[jax.Array, Any]]
+    loss: Callable[[Any, LastStageShare, Any], tuple[jax.Array, Any]]
 
 
-class Outcome(NamedTuple):
+class PipelineOutput(NamedTuple):
     """Gradients like the weights (None where the schedule goes forward only); measures merged over micro-batches and stages."""
 
     outer: Any
@@ -76,7 +76,7 @@ class _Carry(NamedTuple):
     chunks: Any
 
 
-def run(schedule: Schedule, work: Work, outer: Any, chunks: Any, micro_batches: Any) -> Outcome:
+def run(schedule: PipelineSchedule, work: PipelineWork, outer: Any, chunks: Any, micro_batches: Any) -> PipelineOutput:
     """Run all micro-batches through the pipeline.
 
     Args:
@@ -107,13 +107,13 @@ def run(schedule: Schedule, work: Work, outer: Any, chunks: Any, micro_batches: 
         loss_measures.append(_merged(of_loss))
         start += ticks
     # The schedule's table says which stage's ticks count; no check of single operations can follow that.
-    outer, chunks = declared((carry.outer, carry.chunks), {AXIS: Holds.UNKNOWN})
-    return Outcome(outer, chunks, _over_stages(layer_measures), _over_stages(loss_measures))
+    outer, chunks = assert_sharding((carry.outer, carry.chunks), {AXIS: ValueState.UNKNOWN})
+    return PipelineOutput(outer, chunks, _over_stages(layer_measures), _over_stages(loss_measures))
 
 
 def _tick(
-    schedule: Schedule,
-    work: Work,
+    schedule: PipelineSchedule,
+    work: PipelineWork,
     outer: Any,
     chunks: Any,
     micro_batches: Any,
@@ -175,7 +175,7 @@ def _tick(
 
 
 def _spread_loss(
-    work: Work, outer: Any, output: jax.Array, micro_batch: Any, active: jax.Array, *, gradients: bool
+    work: PipelineWork, outer: Any, output: jax.Array, micro_batch: Any, active: jax.Array, *, gradients: bool
 ) -> tuple[Any, Any, Any]:
     """(measures, gradients of the outer weights, gradient of the last stage's output), each stage doing its share of items."""
     stages = axis_size(AXIS)
@@ -191,7 +191,7 @@ def _spread_loss(
     share = jax.lax.psum_scatter(padded, AXIS, scatter_dimension=0, tiled=True)
 
     def objective(outer: Any, share: jax.Array) -> tuple[jax.Array, Any]:
-        return work.loss(outer, Share(share, stage, stages, items.ndim), micro_batch)
+        return work.loss(outer, LastStageShare(share, stage, stages, items.ndim), micro_batch)
 
     if not gradients:
         return objective(outer, share)[1], None, None
@@ -274,7 +274,7 @@ def _over_stages(phases: list[Any]) -> Any:
             merged = merge_measures(merged, measures) if merged else measures
 
     def terms(measure: Any) -> Any:
-        holds = {AXIS: Holds.OWN if keeps_largest(measure) else Holds.PARTIAL}
-        return _by_field(measure, lambda leaf: declared(leaf, holds), lambda coefficient: coefficient)
+        holds = {AXIS: ValueState.OWN if keeps_largest(measure) else ValueState.PARTIAL}
+        return _by_field(measure, lambda leaf: assert_sharding(leaf, holds), lambda coefficient: coefficient)
 
     return merge_over_devices(jax.tree.map(terms, merged, is_leaf=is_measure), (AXIS,))

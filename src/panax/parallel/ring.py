@@ -33,10 +33,10 @@ from panax.kernels.attention import attention
 from panax.kernels.attention_blockwise import output_delta
 from panax.kernels.attention_mask import MASKED, MaskRule
 from panax.kernels.precision import accumulation_dtype
-from panax.kernels.registry import Choice, kernels_of, named_kernel, note
+from panax.kernels.registry import KernelChoice, kernels_of, named_kernel, note
 from panax.parallel.context import WireBytes
 from panax.parallel.ring_chunks import Ring, chunk_gradients, chunk_outputs, pieces_of, shifts_with_work
-from panax.spmd.marks import Holds, declared
+from panax.spmd.marks import ValueState, assert_sharding
 
 _REASON = (
     "ring attention merges partial softmax sums, which only this kernel gives; "
@@ -115,7 +115,7 @@ def _say(target: Target) -> None:
     if named not in ("auto", "blockwise"):
         raise RecipeError(f"{named!r} can't do this attention: {_REASON}")
     blockwise = next(kernel for kernel in kernels_of("attention") if kernel.name == "blockwise")
-    note(Choice(blockwise, _REASON), target)
+    note(KernelChoice(blockwise, _REASON), target)
 
 
 def ring_bytes(
@@ -171,7 +171,7 @@ def _forward(q, k, v, segments, ring: Ring):
     nothing = jnp.zeros(q.shape, wide), jnp.full(q.shape[:-1], MASKED, wide)
     held = _send(home, shifts[0] if shifts else None, ring)
     (out, logsumexp), _ = _tour(step, (visit(nothing, home, 0), held), shifts)
-    out, logsumexp = declared((out.astype(q.dtype), logsumexp), {ring.axis_name: Holds.SPLIT}, dim=1)
+    out, logsumexp = assert_sharding((out.astype(q.dtype), logsumexp), {ring.axis_name: ValueState.SPLIT}, dim=1)
     return out, (q, k, v, segments, out, logsumexp)
 
 
@@ -205,7 +205,7 @@ def _backward(ring: Ring, saved, d_out):
     d_keys = _send(d_keys, ring.axis_size - shifts[-1] if shifts else None, ring)
     d_k, d_v = (here + back for here, back in zip(d_home, d_keys))
     gradients = (d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype))
-    return *declared(gradients, {ring.axis_name: Holds.SPLIT}, dim=1), None
+    return *assert_sharding(gradients, {ring.axis_name: ValueState.SPLIT}, dim=1), None
 
 
 _attention.defvjp(_forward, _backward)

@@ -17,14 +17,14 @@ from jaxtyping import Array
 from panax.core.protocols import RowOrder
 from panax.core.target import Target
 from panax.kernels.attention_blockwise import Scores, flash_backward, flash_forward
-from panax.kernels.attention_layout import Blocks, choose_blocks
+from panax.kernels.attention_layout import ScoreBlocks, choose_blocks
 from panax.kernels.attention_mask import MASKED, MaskRule
 from panax.kernels.precision import accumulation_dtype
 
 _EVERYTHING = MaskRule(causal=False, window=None)
 
 
-class Piece(NamedTuple):
+class ChunkPair(NamedTuple):
     """A chunk of queries against a chunk of keys.
 
     Attributes:
@@ -60,7 +60,7 @@ class Ring:
     def scores(self, mask: MaskRule) -> Scores:
         return Scores(mask=mask, scale=self.scale, soft_cap=self.soft_cap)
 
-    def blocks(self, q: Array, k: Array, mask: MaskRule) -> Blocks:
+    def blocks(self, q: Array, k: Array, mask: MaskRule) -> ScoreBlocks:
         return choose_blocks(
             target=self.target,
             batch=q.shape[0],
@@ -86,7 +86,7 @@ def shifts_with_work(axis_size: int, chunk: int, mask: MaskRule, order: RowOrder
     return tuple(shift for shift in range(1, axis_size) if _pieces_at(axis_size, chunk, mask, order, shift))
 
 
-def pieces_of(ring: Ring, shift: int | Array) -> list[Piece]:
+def pieces_of(ring: Ring, shift: int | Array) -> list[ChunkPair]:
     """What this device has to compute with the keys of the device `shift` places before it; 0 is itself.
 
     Args:
@@ -100,7 +100,7 @@ def pieces_of(ring: Ring, shift: int | Array) -> list[Piece]:
             distances.setdefault(number, set()).update(found)
     here = lax.axis_index(ring.axis_name)
     meetings = _meetings(here, (here - shift) % n, n, ring.order, causal=ring.mask.causal, at_home=shifts == (0,))
-    return [Piece(*meetings[number], tuple(sorted(found))) for number, found in sorted(distances.items())]
+    return [ChunkPair(*meetings[number], tuple(sorted(found))) for number, found in sorted(distances.items())]
 
 
 def _pieces_at(axis_size: int, chunk: int, mask: MaskRule, order: RowOrder, shift: int) -> dict[int, set[int]]:
@@ -141,7 +141,7 @@ def _mask_at(distance: int, chunk: int, mask: MaskRule) -> MaskRule | None:
 
 def chunk_outputs(
     ring: Ring,
-    pieces: Sequence[Piece],
+    pieces: Sequence[ChunkPair],
     queries: tuple[Array, Array | None],
     keys: tuple[Array, Array, Array | None],
 ) -> list[tuple[Array, ...]]:
@@ -164,7 +164,7 @@ def chunk_outputs(
 
 def chunk_gradients(
     ring: Ring,
-    pieces: Sequence[Piece],
+    pieces: Sequence[ChunkPair],
     queries: tuple[Array, Array | None, Array, Array, Array],
     keys: tuple[Array, Array, Array | None],
 ) -> list[tuple[Array, ...]]:
@@ -186,18 +186,18 @@ def chunk_gradients(
 
 
 def _each(
-    ring: Ring, pieces: Sequence[Piece], compute: Callable[..., tuple[Array, ...]], queries: tuple, keys: tuple
+    ring: Ring, pieces: Sequence[ChunkPair], compute: Callable[..., tuple[Array, ...]], queries: tuple, keys: tuple
 ) -> list[tuple[Array, ...]]:
     """`compute(mask, *chunks)` of every piece; neighbours with one and the same mask are stacked and computed together."""
 
-    def chunks(piece: Piece) -> list[Array | None]:
+    def chunks(piece: ChunkPair) -> list[Array | None]:
         named = [(x, piece.query) for x in queries] + [(x, piece.key) for x in keys]
         return [
             None if x is None else lax.dynamic_slice_in_dim(x, name * ring.chunk, ring.chunk, axis=1)
             for x, name in named
         ]
 
-    def masks(piece: Piece) -> tuple[MaskRule | None, ...]:
+    def masks(piece: ChunkPair) -> tuple[MaskRule | None, ...]:
         return tuple(dict.fromkeys(_mask_at(distance, ring.chunk, ring.mask) for distance in piece.distances))
 
     results: list[tuple[Array, ...]] = []

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from ..core.expected import turns
+from ..core.expected import declare_trip_count
 
 Run = Callable[[Int[Array, ""], Any, Any], jax.Array]
 """(number, constants, variables) to a round's part of the sum. A hashable value: it holds no array."""
 
 
-def in_rounds(
+def sum_over_rounds(
     run: Run, rounds: Int[Array, ""], constants: Any, variables: Any, zeros_for: Any, *, most: int
 ) -> jax.Array:
     """The sum of `run` over `rounds` rounds, one or more.
@@ -54,7 +54,7 @@ def _later(run: Run, most: int, rounds: jax.Array, constants: Any, arguments: An
         number, total = carry
         return number + 1, total + run(number, constants, arguments).astype(jnp.float32)
 
-    with turns(0, most - 1):
+    with declare_trip_count(0, most - 1):
         total = jax.lax.while_loop(lambda carry: carry[0] < rounds, more, (jnp.int32(1), y.astype(jnp.float32)))[1]
     return total.astype(y.dtype)
 
@@ -70,7 +70,7 @@ def _backward(run: Run, most: int, saved: Any, gradient: jax.Array) -> tuple[Non
         return number + 1, jax.tree.map(lambda t, p: t + p.astype(t.dtype), total, pull(gradient))
 
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), first)
-    with turns(0, most - 1):
+    with declare_trip_count(0, most - 1):
         total = jax.lax.while_loop(lambda carry: carry[0] < rounds, more, (jnp.int32(1), wide))[1]
     return None, None, *jax.tree.map(lambda t, leaf: t.astype(leaf.dtype), total, first)
 

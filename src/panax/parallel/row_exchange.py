@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ..core.expected import moving, turns
+from ..core.expected import declare_trip_count, tag_comm
 from ..core.layout import MeshAxes, current_target
 from ..spmd.collectives import all_gather, all_reduce, axis_index, reduce_scatter
-from ..spmd.marks import Holds, declared, split_over
-from ..spmd.row_gradients import Change, RowGradients, changed, merged
-from ..spmd.rows import Rows, distinct
-from .exchange import Exchange, Plan, Window
+from ..spmd.marks import ValueState, assert_sharding, split_over
+from ..spmd.row_gradients import Change, RowGradients, merge_rows, update_rows
+from ..spmd.rows import GatheredRows, distinct
+from .exchange import ExchangePlan, ExchangeWindow, Plan
 from .row_places import Lies
 
 SPARE = 1.25
@@ -41,11 +41,11 @@ class Asked(NamedTuple):
 
     numbers: Int[Array, " asked"]
     plan: Plan
-    first: "Round"
+    first: "ExchangeRound"
     arrived: Int[Array, " buffer"]
 
 
-class Round(NamedTuple):
+class ExchangeRound(NamedTuple):
     """A round: each owner's rows from one number to another.
 
     Attributes:
@@ -75,7 +75,7 @@ class RowExchange:
     here: int
     distinct: int
     asked: int
-    exchange: Exchange
+    exchange: ExchangePlan
 
     @classmethod
     def of(cls, lies: Lies, shard: tuple[int, ...], ids: int) -> "RowExchange":
@@ -92,10 +92,10 @@ class RowExchange:
         """For devices that need so many distinct rows, and ask for so many of them."""
         ways = jax.lax.axis_size(lies.rows)
         buffer = -(-math.ceil(SPARE * asked) // ways) * ways
-        exchange = Exchange(lies.rows, ways, buffer, ragged=current_target().traits.ragged_exchange)
+        exchange = ExchangePlan(lies.rows, ways, buffer, ragged=current_target().traits.ragged_exchange)
         return cls(lies, shard[0] * ways, shard[0], distinct, asked, exchange)
 
-    def open(self, table: Float[Array, "row row_width"], ids: Int[Array, " ids"]) -> tuple[Rows, Asked]:
+    def open(self, table: Float[Array, "row row_width"], ids: Int[Array, " ids"]) -> tuple[GatheredRows, Asked]:
         """The distinct rows of these numbers, -1 for none, and what `back` needs.
 
         Args:
@@ -106,33 +106,33 @@ class RowExchange:
         padded = jnp.pad(numbers, (0, self.asked * parts - numbers.shape[0]), constant_values=self.count)
         # Every so many-th: each part has rows of all owners.
         own = padded.reshape(self.asked, parts)[:, axis_index(self.lies.shared_out)]
-        own = declared(own, dict.fromkeys(self.lies.rows, Holds.OWN))
+        own = assert_sharding(own, dict.fromkeys(self.lies.rows, ValueState.OWN))
         asked = self._asked(own)
 
-        def brought(round_: Round, arrived: jax.Array) -> jax.Array:
-            with moving("rows of tables"):
+        def brought(round_: ExchangeRound, arrived: jax.Array) -> jax.Array:
+            with tag_comm("rows of tables"):
                 rows = table.at[arrived].get(mode="clip")
                 return self.exchange.bring(rows, asked.plan, self._window(round_), self.asked)
 
         first = brought(asked.first, asked.arrived)
         rows = self._later(asked, first, lambda total, round_, arrived: total + brought(round_, arrived))
-        part = declared(rows[:, None], dict.fromkeys(self.lies.shared_out, Holds.SPLIT), 1)
-        with moving("rows of tables"):
+        part = assert_sharding(rows[:, None], dict.fromkeys(self.lies.shared_out, ValueState.SPLIT), 1)
+        with tag_comm("rows of tables"):
             together = all_gather(part, self.lies.shared_out, 1).reshape(self.asked * parts, -1)
             whole = all_gather(split_over(together, ((), self.lies.columns)), self.lies.columns, 1)
-        return Rows(numbers, whole[: numbers.shape[0]], self.count), asked
+        return GatheredRows(numbers, whole[: numbers.shape[0]], self.count), asked
 
     def back(self, gradients: Float[Array, "distinct row_width"], asked: Asked) -> RowGradients:
         """The gradients of the rows that this device holds, from those of the rows that it asked for."""
         parts = _size(self.lies.shared_out)
-        with moving("gradients of tables"):
+        with tag_comm("gradients of tables"):
             own = reduce_scatter(all_reduce(gradients, self.lies.added), self.lies.columns, 1)
             own = jnp.pad(own, ((0, self.asked * parts - own.shape[0]), (0, 0)))
             own = reduce_scatter(own.reshape(self.asked, parts, -1), self.lies.shared_out, 1)[:, 0]
-        own = declared(own, dict.fromkeys(self.lies.rows, Holds.OWN))
+        own = assert_sharding(own, dict.fromkeys(self.lies.rows, ValueState.OWN))
         numbers, values = self._summed(own, asked, asked.first, asked.arrived)
 
-        def square(total: jax.Array, round_: Round, arrived: jax.Array) -> jax.Array:
+        def square(total: jax.Array, round_: ExchangeRound, arrived: jax.Array) -> jax.Array:
             return total + jnp.square(self._summed(own, asked, round_, arrived)[1]).sum()
 
         later = self._later(asked, jnp.float32(0.0), square)
@@ -145,46 +145,48 @@ class RowExchange:
         """This device's shard, and what is kept of its rows, after an update; what is not `applied` changes nothing."""
         assert gradients.later is not None
         numbers, own = gradients.later
-        done = changed(table, kept, gradients.numbers, gradients.values, change, applied)
+        done = update_rows(table, kept, gradients.numbers, gradients.values, change, applied)
 
-        def more(before: tuple[jax.Array, Any], round_: Round, arrived: jax.Array) -> tuple[jax.Array, Any]:
-            return changed(*before, *self._summed(own, asked, round_, arrived), change, applied)
+        def more(before: tuple[jax.Array, Any], round_: ExchangeRound, arrived: jax.Array) -> tuple[jax.Array, Any]:
+            return update_rows(*before, *self._summed(own, asked, round_, arrived), change, applied)
 
         asked = self._asked(numbers, arrives=False)
         return self._later(asked, done, more)
 
-    def _summed(self, own: jax.Array, asked: Asked, round_: Round, arrived: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _summed(
+        self, own: jax.Array, asked: Asked, round_: ExchangeRound, arrived: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         """(row numbers, gradients) of a round, each row once, of all copies."""
-        with moving("gradients of tables"):
+        with tag_comm("gradients of tables"):
             values = self.exchange.send(own, asked.plan, self._window(round_))
             values = all_gather(values, self.lies.met, 0)
             arrived = all_gather(arrived, self.lies.met, 0)
-        return merged(arrived, values, self.here)
+        return merge_rows(arrived, values, self.here)
 
     def _asked(self, numbers: jax.Array, *, arrives: bool = True) -> Asked:
         owner = jnp.arange(self.exchange.ways + 1, dtype=jnp.int32) * self.here
         starts = jnp.searchsorted(numbers, owner).astype(jnp.int32)
-        with moving("numbers of rows"):
+        with tag_comm("numbers of rows"):
             plan = self.exchange.plan(starts[1:] - starts[:-1])
         none = jnp.zeros_like(plan.sent)
-        first = self._next(numbers, plan, Round(none, none, jnp.zeros(self.exchange.ways, jnp.int32)))
+        first = self._next(numbers, plan, ExchangeRound(none, none, jnp.zeros(self.exchange.ways, jnp.int32)))
         nothing = jnp.full(self.exchange.buffer, self.here, jnp.int32)
         return Asked(numbers, plan, first, self._arrived(numbers, plan, first) if arrives else nothing)
 
-    def _arrived(self, numbers: jax.Array, plan: Plan, round_: Round) -> jax.Array:
-        with moving("numbers of rows"):
+    def _arrived(self, numbers: jax.Array, plan: Plan, round_: ExchangeRound) -> jax.Array:
+        with tag_comm("numbers of rows"):
             # From 1, since places without a row arrive as zeros.
             sent = self.exchange.send(numbers % self.here + 1, plan, self._window(round_))
         return jnp.where(sent > 0, sent - 1, self.here)
 
-    def _window(self, round_: Round) -> Window:
+    def _window(self, round_: ExchangeRound) -> ExchangeWindow:
         travels = round_.high - round_.low
         if self.exchange.ragged:
-            return Window(round_.low, round_.high, jnp.cumsum(travels, axis=0, dtype=jnp.int32) - travels)
+            return ExchangeWindow(round_.low, round_.high, jnp.cumsum(travels, axis=0, dtype=jnp.int32) - travels)
         at = jnp.arange(self.exchange.ways, dtype=jnp.int32)[:, None] * (self.exchange.buffer // self.exchange.ways)
-        return Window(round_.low, round_.high, jnp.broadcast_to(at, travels.shape))
+        return ExchangeWindow(round_.low, round_.high, jnp.broadcast_to(at, travels.shape))
 
-    def _next(self, numbers: jax.Array, plan: Plan, before: Round) -> Round:
+    def _next(self, numbers: jax.Array, plan: Plan, before: ExchangeRound) -> ExchangeRound:
         """The widest ranges of rows that fit, after those that have travelled."""
         ways, me = self.exchange.ways, axis_index(self.lies.rows)
         low, starts = before.high, plan.starts[me]
@@ -208,25 +210,25 @@ class RowExchange:
         whole = jnp.full(ways, self.here, jnp.int32)
         all_fit = fits(plan.sent[me])
         halvings = jnp.where(all_fit.all(), 0, max(1, self.here).bit_length())
-        with moving("ranges of rows"), turns(0, max(1, self.here).bit_length()):
+        with tag_comm("ranges of rows"), declare_trip_count(0, max(1, self.here).bit_length()):
             bound = jax.lax.fori_loop(0, halvings, halved, (before.bound, whole))[0]
         bound = jnp.where(all_fit, whole, bound)
         cut = jnp.searchsorted(numbers, first + bound).astype(jnp.int32) - starts
-        with moving("numbers of rows"):
-            return Round(low, all_gather(cut[None], self.lies.rows, 0), bound)
+        with tag_comm("numbers of rows"):
+            return ExchangeRound(low, all_gather(cut[None], self.lies.rows, 0), bound)
 
-    def _later(self, asked: Asked, first: Any, more: Callable[[Any, Round, jax.Array], Any]) -> Any:
+    def _later(self, asked: Asked, first: Any, more: Callable[[Any, ExchangeRound, jax.Array], Any]) -> Any:
         """`more` for each round after the first; there is none where all rows fit in one."""
 
-        def left(carry: tuple[Round, Any]) -> jax.Array:
+        def left(carry: tuple[ExchangeRound, Any]) -> jax.Array:
             waits = (carry[0].bound < self.here).any()
             return waits
 
-        def turn(carry: tuple[Round, Any]) -> tuple[Round, Any]:
+        def turn(carry: tuple[ExchangeRound, Any]) -> tuple[ExchangeRound, Any]:
             round_ = self._next(asked.numbers, asked.plan, carry[0])
             return round_, more(carry[1], round_, self._arrived(asked.numbers, asked.plan, round_))
 
-        with turns(0, self.exchange.most_rounds(self.asked) - 1):
+        with declare_trip_count(0, self.exchange.most_rounds(self.asked) - 1):
             return jax.lax.while_loop(left, turn, (asked.first, first))[1]
 
 

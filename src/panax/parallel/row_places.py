@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ..core.errors import LayoutError
-from ..core.expected import moving
+from ..core.expected import tag_comm
 from ..core.layout import Layout, MeshAxes
 from ..core.protocols import Axes
 from ..mesh.rules import MESH_AXES
 from ..spmd.collectives import all_gather, all_reduce, reduce_scatter, token_axes
-from ..spmd.row_gradients import RowGradients, merged
-from ..spmd.rows import Rows, distinct
+from ..spmd.row_gradients import RowGradients, merge_rows
+from ..spmd.rows import GatheredRows, distinct
 
 
 class Lies(NamedTuple):
@@ -101,22 +101,22 @@ class RowCopies:
         met = jax.lax.axis_size(lies.met) if lies.met else 1
         return cls(lies, shard[0], min(shard[0], ids), shard[0] <= ids * met)
 
-    def open(self, table: Float[Array, "row row_width"], ids: Int[Array, " ids"]) -> tuple[Rows, Wanted]:
+    def open(self, table: Float[Array, "row row_width"], ids: Int[Array, " ids"]) -> tuple[GatheredRows, Wanted]:
         """The distinct rows of these numbers, -1 for none, and what `back` needs."""
         if self.whole:
             # All that write to a place write the same.
             place = jnp.where(ids < 0, self.count, ids)
             asked = jnp.zeros(self.count, jnp.int32).at[place].set(1, mode="drop")
-            with moving("numbers of rows"):
+            with tag_comm("numbers of rows"):
                 asked = jax.lax.pmax(asked, self.lies.met) if self.lies.met else asked
             numbers = jnp.where(asked > 0, jnp.arange(self.count, dtype=jnp.int32), self.count)
-            return Rows(None, self._joined(table), self.count), Wanted(numbers)
+            return GatheredRows(None, self._joined(table), self.count), Wanted(numbers)
         numbers = distinct(ids, self.count, self.distinct)
-        return Rows(numbers, self._joined(table.at[numbers].get(mode="clip")), self.count), Wanted(numbers)
+        return GatheredRows(numbers, self._joined(table.at[numbers].get(mode="clip")), self.count), Wanted(numbers)
 
     def back(self, gradients: Float[Array, "distinct row_width"], wanted: Wanted) -> RowGradients:
         """The gradients of the rows that this device holds, from those of the rows that it read."""
-        with moving("gradients of tables"):
+        with tag_comm("gradients of tables"):
             own = reduce_scatter(gradients, self.lies.columns, 1)
             if self.whole:
                 return RowGradients(wanted.numbers, all_reduce(own, (*self.lies.added, *self.lies.met)))
@@ -124,8 +124,8 @@ class RowCopies:
             if not self.lies.met:
                 return RowGradients(wanted.numbers, own)
             numbers, values = all_gather(wanted.numbers, self.lies.met, 0), all_gather(own, self.lies.met, 0)
-        return RowGradients(*merged(numbers, values, self.count))
+        return RowGradients(*merge_rows(numbers, values, self.count))
 
     def _joined(self, rows: jax.Array) -> jax.Array:
-        with moving("rows of tables"):
+        with tag_comm("rows of tables"):
             return all_gather(rows, self.lies.columns, 1)

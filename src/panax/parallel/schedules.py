@@ -43,7 +43,7 @@ class Pipeline(Validated):
 
 
 @dataclasses.dataclass(frozen=True)
-class Unit:
+class StageTask:
     """One virtual stage's work on one micro-batch."""
 
     micro_batch: int
@@ -54,12 +54,12 @@ class Unit:
 class Tick:
     """What each stage does: a unit forward, a unit backward; None where it has none."""
 
-    forward: tuple[Unit | None, ...]
-    backward: tuple[Unit | None, ...]
+    forward: tuple[StageTask | None, ...]
+    backward: tuple[StageTask | None, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class PipelineSchedule:
     """A legal order of all work.
 
     Attributes:
@@ -96,7 +96,7 @@ class Schedule:
         return 1.0 - self.micro_batches * each / self.time(forward, backward)
 
 
-def build(pipeline: Pipeline, *, stages: int, micro_batches: int, forward_only: bool = False) -> Schedule:
+def build(pipeline: Pipeline, *, stages: int, micro_batches: int, forward_only: bool = False) -> PipelineSchedule:
     """The schedule's table.
 
     Args:
@@ -104,23 +104,23 @@ def build(pipeline: Pipeline, *, stages: int, micro_batches: int, forward_only: 
     """
     units = list(_units(stages, pipeline.chunks, micro_batches))
     forward = {(unit, stage): i + stage for i, unit in units for stage in range(stages)}
-    backward: dict[tuple[Unit, int], int] = {}
+    backward: dict[tuple[StageTask, int], int] = {}
     if not forward_only:
         last = pipeline.chunks - 1
         # The first gradient is there when the first micro-batch leaves the last stage; GPipe waits for all of them.
-        first = forward[Unit(0, last), stages - 1]
+        first = forward[StageTask(0, last), stages - 1]
         if pipeline.schedule == "gpipe":
             first = max(forward.values()) + 1
         mirrored = {unit: i for i, unit in units}
         backward = {
-            (unit, stage): first + mirrored[Unit(unit.micro_batch, last - unit.chunk)] + stages - 1 - stage
+            (unit, stage): first + mirrored[StageTask(unit.micro_batch, last - unit.chunk)] + stages - 1 - stage
             for _, unit in units
             for stage in range(stages)
         }
     return _tabulated(stages, pipeline.chunks, micro_batches, forward, backward)
 
 
-def _units(stages: int, chunks: int, micro_batches: int) -> Iterator[tuple[int, Unit]]:
+def _units(stages: int, chunks: int, micro_batches: int) -> Iterator[tuple[int, StageTask]]:
     """(turn, unit) in the order of stage 0: a group of `stages` micro-batches goes through one chunk after another."""
     for group in range(-(-micro_batches // stages)):
         for chunk in range(chunks):
@@ -128,30 +128,30 @@ def _units(stages: int, chunks: int, micro_batches: int) -> Iterator[tuple[int, 
                 micro_batch = group * stages + within
                 if micro_batch < micro_batches:
                     # With a single chunk groups follow each other without gaps.
-                    yield (group * chunks + chunk) * stages + within, Unit(micro_batch, chunk)
+                    yield (group * chunks + chunk) * stages + within, StageTask(micro_batch, chunk)
 
 
-Times = Mapping[tuple[Unit, int], int]
+Times = Mapping[tuple[StageTask, int], int]
 
 
-def _tabulated(stages: int, chunks: int, micro_batches: int, forward: Times, backward: Times) -> Schedule:
+def _tabulated(stages: int, chunks: int, micro_batches: int, forward: Times, backward: Times) -> PipelineSchedule:
     count = max([*forward.values(), *backward.values()]) + 1
-    who: dict[str, dict[tuple[int, int], Unit]] = {"forward": {}, "backward": {}}
+    who: dict[str, dict[tuple[int, int], StageTask]] = {"forward": {}, "backward": {}}
     for kind, times in (("forward", forward), ("backward", backward)):
         for (unit, stage), tick in times.items():
             assert (tick, stage) not in who[kind], "two units in one tick of one stage"
             who[kind][tick, stage] = unit
     last = (chunks - 1, stages - 1)
 
-    def before(unit: Unit, stage: int) -> tuple[Unit, int]:
-        return (unit, stage - 1) if stage else (Unit(unit.micro_batch, unit.chunk - 1), stages - 1)
+    def before(unit: StageTask, stage: int) -> tuple[StageTask, int]:
+        return (unit, stage - 1) if stage else (StageTask(unit.micro_batch, unit.chunk - 1), stages - 1)
 
-    def after(unit: Unit, stage: int) -> tuple[Unit, int]:
-        return (unit, stage + 1) if stage < stages - 1 else (Unit(unit.micro_batch, unit.chunk + 1), 0)
+    def after(unit: StageTask, stage: int) -> tuple[StageTask, int]:
+        return (unit, stage + 1) if stage < stages - 1 else (StageTask(unit.micro_batch, unit.chunk + 1), 0)
 
     # A tick has four moments: forward, loss, backward, arrival of what the neighbours sent.
-    inputs: dict[int, list[tuple[int, int, Unit]]] = {stage: [] for stage in range(stages)}
-    gradients: dict[int, list[tuple[int, int, Unit]]] = {stage: [] for stage in range(stages)}
+    inputs: dict[int, list[tuple[int, int, StageTask]]] = {stage: [] for stage in range(stages)}
+    gradients: dict[int, list[tuple[int, int, StageTask]]] = {stage: [] for stage in range(stages)}
     for (unit, stage), tick in forward.items():
         start = 4 * tick if (unit.chunk, stage) == (0, 0) else 4 * forward[before(unit, stage)] + 3
         end = 4 * backward[unit, stage] + 2 if backward else 4 * tick
@@ -201,26 +201,28 @@ def _tabulated(stages: int, chunks: int, micro_batches: int, forward: Times, bac
         for tick in range(count)
     )
     rows = tuple(tuple(row(tick, stage) for stage in range(stages)) for tick in range(count))
-    return Schedule(stages, chunks, micro_batches, ticks, slots, gradient_count, rows)
+    return PipelineSchedule(stages, chunks, micro_batches, ticks, slots, gradient_count, rows)
 
 
-def _next_or_none(unit: Unit | None, stage: int, stages: int, chunks: int) -> Unit | None:
+def _next_or_none(unit: StageTask | None, stage: int, stages: int, chunks: int) -> StageTask | None:
     """The unit that takes what `unit` of `stage` gives; None after the last one."""
     if unit is None or (stage == stages - 1 and unit.chunk == chunks - 1):
         return None
-    return unit if stage < stages - 1 else Unit(unit.micro_batch, unit.chunk + 1)
+    return unit if stage < stages - 1 else StageTask(unit.micro_batch, unit.chunk + 1)
 
 
-def _previous_or_none(unit: Unit | None, stage: int, stages: int) -> Unit | None:
+def _previous_or_none(unit: StageTask | None, stage: int, stages: int) -> StageTask | None:
     """The unit whose output's gradient `unit` of `stage` gives; None before the first one."""
     if unit is None or (stage == 0 and unit.chunk == 0):
         return None
-    return unit if stage else Unit(unit.micro_batch, unit.chunk - 1)
+    return unit if stage else StageTask(unit.micro_batch, unit.chunk - 1)
 
 
-def _allocated(intervals: Mapping[int, list[tuple[int, int, Unit]]]) -> tuple[dict[tuple[int, Unit], int], int]:
+def _allocated(
+    intervals: Mapping[int, list[tuple[int, int, StageTask]]],
+) -> tuple[dict[tuple[int, StageTask], int], int]:
     """A slot for each (stage, unit), such that no two that live at one moment share it; and how many slots that takes."""
-    slots: dict[tuple[int, Unit], int] = {}
+    slots: dict[tuple[int, StageTask], int] = {}
     most = 0
     for stage, lives in intervals.items():
         free_at: list[int] = []

@@ -11,9 +11,9 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from panax.core.target import Target
-from panax.kernels.state_space import carried_output, state_space_scan
-from panax.spmd.linear import handed_on, joined
-from panax.spmd.marks import Holds, cotangents_declared, declared
+from panax.kernels.state_space import initial_state_output, state_space_scan
+from panax.spmd.linear import all_gather_sum, shift_right
+from panax.spmd.marks import ValueState, assert_cotangent_sharding, assert_sharding
 
 
 def scan_over_devices(
@@ -37,25 +37,25 @@ def scan_over_devices(
         axis_name: The mesh axis that rows are split over.
         axis_size: Devices along it.
     """
-    own, parts = {axis_name: Holds.OWN}, {axis_name: Holds.SPLIT}
+    own, parts = {axis_name: ValueState.OWN}, {axis_name: ValueState.SPLIT}
     # What a device finds along its part of a row looks like a term of a sum; but it is its own part's.
-    x, dt, b, c = cotangents_declared((x, dt, b, c), parts, dim=1)
-    a = cotangents_declared(a, {axis_name: Holds.PARTIAL})
+    x, dt, b, c = assert_cotangent_sharding((x, dt, b, c), parts, dim=1)
+    a = assert_cotangent_sharding(a, {axis_name: ValueState.PARTIAL})
     found = state_space_scan(x, dt, a, b, c, segments=segments, target=target)
-    state, decay = declared((found.state, found.decay), own)
-    y = declared(found.y, parts, dim=1)
+    state, decay = assert_sharding((found.state, found.decay), own)
+    y = assert_sharding(found.y, parts, dim=1)
     goes_on = None
     if segments is not None:
-        last: Array = handed_on(segments[:, -1:], axis_name)  # pyright: ignore[reportAssignmentType]
+        last: Array = shift_right(segments[:, -1:], axis_name)  # pyright: ignore[reportAssignmentType]
         goes_on = (segments[:, 0] == last[:, 0]) & (segments[:, 0] != 0)
         decay = jnp.where(goes_on[:, None], decay, 0.0)
-    states: Array = joined(state[None], (axis_name,), 0)  # pyright: ignore[reportAssignmentType]
-    decays: Array = joined(decay[None], (axis_name,), 0)  # pyright: ignore[reportAssignmentType]
+    states: Array = all_gather_sum(state[None], (axis_name,), 0)  # pyright: ignore[reportAssignmentType]
+    decays: Array = all_gather_sum(decay[None], (axis_name,), 0)  # pyright: ignore[reportAssignmentType]
     before = jnp.einsum("dbh,dbhpn->bhpn", _weights(decays, lax.axis_index(axis_name), axis_size), states)
     if goes_on is not None:
         before = jnp.where(goes_on[:, None, None, None], before, 0.0)
-    before = cotangents_declared(before, own)
-    carried = declared(carried_output(dt, a, c, before, segments), parts, dim=1)
+    before = assert_cotangent_sharding(before, own)
+    carried = assert_sharding(initial_state_output(dt, a, c, before, segments), parts, dim=1)
     return (y.astype(carried.dtype) + carried).astype(y.dtype)
 
 

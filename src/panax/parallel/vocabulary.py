@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, UInt32
 
 from ..core.counter_hash import mix
-from ..core.expected import moving
+from ..core.expected import tag_comm
 from ..spmd.collectives import all_gather, all_reduce, axis_index, token_axes
 from ..spmd.in_place import read_first
 from .row_places import Lies
@@ -23,7 +23,7 @@ NONE = -1
 """The row of no key."""
 
 
-class Vocabulary(NamedTuple):
+class ShardVocabulary(NamedTuple):
     """Of a device's shard of a table.
 
     Attributes:
@@ -60,7 +60,7 @@ class Said(NamedTuple):
 
     Attributes:
         rows: In a device's shard, each once; its number of rows in places that hold none.
-        keys: As of `Vocabulary`.
+        keys: As of `ShardVocabulary`.
         asked: The same.
     """
 
@@ -69,7 +69,7 @@ class Said(NamedTuple):
     asked: Int[Array, " keys"]
 
 
-class Keys(NamedTuple):
+class BlockKeys(NamedTuple):
     """Distinct keys by their blocks, ascending.
 
     Attributes:
@@ -89,7 +89,7 @@ def block_of(keys: UInt32[Array, "keys 2"], blocks: int) -> Int[Array, " keys"]:
 
 def distinct_keys(
     keys: UInt32[Array, "keys 2"], block: Int[Array, " keys"], blocks: int
-) -> tuple[Keys, Int[Array, " keys"]]:
+) -> tuple[BlockKeys, Int[Array, " keys"]]:
     """The distinct keys of real blocks, and the place of each key among them.
 
     Args:
@@ -105,11 +105,11 @@ def distinct_keys(
     place = jnp.where(block < blocks, jnp.cumsum(new, dtype=jnp.int32) - 1, count)
     once = jnp.zeros((count, 2), jnp.uint32).at[place].set(ordered, mode="drop")
     where = jnp.full(count, blocks, jnp.int32).at[place].set(block, mode="drop")
-    return Keys(once, where), jnp.zeros(count, jnp.int32).at[index].set(place)
+    return BlockKeys(once, where), jnp.zeros(count, jnp.int32).at[index].set(place)
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks:
+class VocabularyBlocks:
     """The static half.
 
     Attributes:
@@ -125,7 +125,7 @@ class Blocks:
     idle_steps: int
 
     @classmethod
-    def of(cls, lies: Lies, shard: tuple[int, ...], ways: int, idle_steps: int) -> "Blocks":
+    def of(cls, lies: Lies, shard: tuple[int, ...], ways: int, idle_steps: int) -> "VocabularyBlocks":
         """
         Args:
             shard: A device's shape of the table, or of what has its rows.
@@ -137,14 +137,14 @@ class Blocks:
         """Of a shard."""
         return self.here * self.ways
 
-    def found(self, vocabulary: Vocabulary, keys: UInt32[Array, "ids 2"]) -> Int[Array, " ids"]:
+    def found(self, vocabulary: ShardVocabulary, keys: UInt32[Array, "ids 2"]) -> Int[Array, " ids"]:
         """The row of each key in the whole table, -1 for one that has none."""
         asked = self._asked(keys)
         return asked.answers(self._rows_of(vocabulary, asked.mine))
 
     def given(
-        self, vocabulary: Vocabulary, keys: UInt32[Array, "ids 2"], step: Int[Array, ""]
-    ) -> tuple[Int[Array, " ids"], Vocabulary, Decided]:
+        self, vocabulary: ShardVocabulary, keys: UInt32[Array, "ids 2"], step: Int[Array, ""]
+    ) -> tuple[Int[Array, " ids"], ShardVocabulary, Decided]:
         """The row of each key in the whole table, given to it now if it has none; the vocabulary after that.
 
         Args:
@@ -173,12 +173,12 @@ class Blocks:
         keys_before, place = read_first(vocabulary.keys, row, jnp.where(gets, row, self.rows))
         touched = jnp.where(gets, row, jnp.where(had >= 0, had, self.rows))
         before = Said(touched, jnp.where(gets[:, None], keys_before, mine), asked_before)
-        after = Vocabulary(
+        after = ShardVocabulary(
             vocabulary.keys.at[place].set(mine, mode="drop", unique_indices=True),
             last.at[place].set(step, mode="drop", unique_indices=True),
         )
         counts = jnp.stack([gets.sum(), lost.sum(), (new & ~gets).sum()]).astype(jnp.int32)
-        with moving("what a vocabulary gave out"):
+        with tag_comm("what a vocabulary gave out"):
             counts = all_reduce(counts, self.lies.rows)
         return asked.answers(reads), after, Decided(place, mine, counts[0], counts[1], counts[2], before)
 
@@ -186,14 +186,14 @@ class Blocks:
         ways = jax.lax.axis_size(self.lies.rows) if self.lies.rows else 1
         blocks, first = self.here * ways, axis_index(self.lies.rows) * self.here
         own, place = distinct_keys(keys, block_of(keys, blocks), blocks)
-        with moving("keys of tables"):
+        with tag_comm("keys of tables"):
             everyone = all_gather(own.keys, token_axes(), 0)
         block = block_of(everyone, blocks) - first
         is_mine = (block >= 0) & (block < self.here)
         mine, among = distinct_keys(everyone, jnp.where(is_mine, block, self.here), self.here)
         return _Asked(self, mine, is_mine, among, place, own.keys.shape[0], first * self.ways)
 
-    def _rows_of(self, vocabulary: Vocabulary, mine: Keys) -> Int[Array, " keys"]:
+    def _rows_of(self, vocabulary: ShardVocabulary, mine: BlockKeys) -> Int[Array, " keys"]:
         """In this shard; -1 where a key has none."""
         of_block = vocabulary.keys.reshape(self.here, self.ways, 2).at[mine.block].get(mode="clip")
         same: Bool[Array, "keys way"] = (of_block == mine.keys[:, None]).all(axis=2) & (mine.block < self.here)[:, None]
@@ -213,8 +213,8 @@ class _Asked(NamedTuple):
         first: This shard's first row in the table.
     """
 
-    blocks: Blocks
-    mine: Keys
+    blocks: VocabularyBlocks
+    mine: BlockKeys
     is_mine: Bool[Array, " everyone"]
     among: Int[Array, " everyone"]
     place: Int[Array, " ids"]
@@ -226,7 +226,7 @@ class _Asked(NamedTuple):
         row = rows.at[self.among].get(mode="clip")
         # From 1: each key has one owner, and the others say 0.
         told = jnp.where(self.is_mine & (row >= 0), self.first + row + 1, 0)
-        with moving("rows of keys"):
+        with tag_comm("rows of keys"):
             told = all_reduce(told, self.blocks.lies.rows)
         mine = jax.lax.dynamic_slice_in_dim(told, axis_index(token_axes()) * self.own, self.own)
         found = mine.at[self.place].get(mode="fill", fill_value=0)

@@ -22,7 +22,7 @@ from typing import Any
 from ..core import Axes, Task, pair_axes
 from ..core.errors import LayoutError
 from ..mesh import MeshShape, Placement, Rules
-from ..mesh.legality import Needs, fitted_rules, meshes, problem
+from ..mesh.legality import MeshRequirements, fitted_rules, meshes, problem
 from ..mesh.rules import MESH_AXES, assign, divisors
 from ..mesh.topology import data_parallel_size
 from ..train import CompiledStep, Program
@@ -50,7 +50,7 @@ FLOAT32 = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class LayoutChoice:
     """A layout, with what it was chosen by.
 
     Attributes:
@@ -91,7 +91,7 @@ def choose_mesh(
     memory_bytes: int,
     fast_domain: int = 8,
     rules: Rules | None = None,
-) -> Choice:
+) -> LayoutChoice:
     """A legal layout that fits and sends little.
 
     Args:
@@ -139,7 +139,7 @@ class _Search:
         self.program = program_of(task, 1)
         self.programs: dict[tuple[str | None, int], Program] = {}
         leaves = tuple((f"batch leaf {name!r}", self.batch_axes[name], leaf.shape) for name, leaf in batch.items())
-        self.needs: Needs = dataclasses.replace(needs_of(self.program), batch=leaves)
+        self.needs: MeshRequirements = dataclasses.replace(needs_of(self.program), batch=leaves)
         self.rows = next(iter(batch.values())).shape[0]
         self.computed = {
             axis for _, axes, _ in self.needs.arrays for name in axes for axis in self.rules.compute.get(name or "", ())
@@ -171,12 +171,12 @@ class _Search:
             return []
         return [count for count in divisors(each) if bubble(mesh["stage"], count) <= BUBBLE]
 
-    def best(self, candidates: list[dict[str, int]]) -> Choice | None:
+    def best(self, candidates: list[dict[str, int]]) -> LayoutChoice | None:
         """Of these the one to take; None where none fits."""
         waiting = {
             tuple(mesh.values()): mesh for mesh in candidates if self.state_bytes(mesh) * MARGIN < self.memory_bytes
         }
-        found: list[Choice] = []
+        found: list[LayoutChoice] = []
         while waiting and self.walked < WALKS:
             key = min(waiting, key=lambda key: self.floor(waiting[key]))
             least = min((choice.wire_bytes for choice in found), default=math.inf)
@@ -190,7 +190,7 @@ class _Search:
         best = min(near, key=lambda choice: (choice.time, choice.wire_bytes, choice.micro_batches))
         return dataclasses.replace(best, walked=self.walked)
 
-    def tried(self, mesh: dict[str, int]) -> list[Choice]:
+    def tried(self, mesh: dict[str, int]) -> list[LayoutChoice]:
         """For the policies that are needed, what fits with the fewest micro-batches."""
         found, policies = [], self.task.remat_policies or (None,)
         for remat in (policies[0], *reversed(policies[1:])):
@@ -204,13 +204,13 @@ class _Search:
                 break
         return found
 
-    def fitting(self, mesh: dict[str, int], remat: str | None) -> Choice | None:
+    def fitting(self, mesh: dict[str, int], remat: str | None) -> LayoutChoice | None:
         counts = self.counts(mesh)
         place = 0
         while place < len(counts) and self.walked < WALKS:
             cost = self.walk(mesh, counts[place], remat)
             if cost.memory * MARGIN <= self.memory_bytes:
-                return Choice(as_shape(mesh), counts[place], remat, _wire_bytes(cost), cost.memory)
+                return LayoutChoice(as_shape(mesh), counts[place], remat, _wire_bytes(cost), cost.memory)
             # As many parts more as would be needed were all temporaries activations.
             over = cost.temporaries / max(self.memory_bytes / MARGIN - cost.arguments, 1)
             wanted = counts[place] * max(over, 1.0)

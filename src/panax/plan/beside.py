@@ -18,7 +18,7 @@ _CONTRACTED = re.compile(r"\blhs_contracting_dims=\{([\d,]*)\}")
 
 
 @dataclasses.dataclass(frozen=True)
-class Beside:
+class OverlapReport:
     """A collective, and what is multiplied beside one execution of it.
 
     Attributes:
@@ -32,7 +32,7 @@ class Beside:
         """The bytes of one execution that are sent while something is multiplied, at these rates.
 
         >>> sent = Collective("all-reduce", ("replica",), "f32", 8, 100, 1, True, "", "a")
-        >>> Beside(sent, 30.0).hidden(1.0, 2.0), Beside(sent, 80.0).hidden(1.0, 2.0)
+        >>> OverlapReport(sent, 30.0).hidden(1.0, 2.0), OverlapReport(sent, 80.0).hidden(1.0, 2.0)
         (60.0, 100.0)
         """
         return min(float(self.collective.wire_bytes), self.flops / flops_per_second * bytes_per_second)
@@ -44,7 +44,7 @@ def schedule_tells(text: str) -> bool:
     return "-start(" in text and "chain_id=" not in text
 
 
-def work_beside(text: str, mesh_shape: Mapping[str, int]) -> list[Beside]:
+def overlapped_flops(text: str, mesh_shape: Mapping[str, int]) -> list[OverlapReport]:
     """Every collective of a compiled program, as `count_collectives` has it, with what its schedule puts beside it.
 
     Raises:
@@ -56,7 +56,7 @@ def work_beside(text: str, mesh_shape: Mapping[str, int]) -> list[Beside]:
     beside: dict[str, float] = {}
     for computation in counting.module.computations.values():
         beside |= counting.between(computation)
-    return [Beside(one, beside.get(one.name, 0.0)) for one in count_collectives(text, mesh_shape)]
+    return [OverlapReport(one, beside.get(one.name, 0.0)) for one in count_collectives(text, mesh_shape)]
 
 
 class _Counting:

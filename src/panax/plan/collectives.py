@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from .groups import axes_of, axes_of_pairs, read_groups
-from .hlo import Buffer, Computation, Frame, HloModule, Instruction, buffers, elements
+from .hlo import Computation, Frame, HloBuffer, HloModule, Instruction, buffers, elements
 
 KINDS = (
     "all-gather",
@@ -241,7 +241,7 @@ def _collective(
     )
 
 
-def _shares(result: list[Buffer]) -> tuple[tuple[str, float], ...]:
+def _shares(result: list[HloBuffer]) -> tuple[tuple[str, float], ...]:
     sizes: dict[str, int] = {}
     for buffer in result:
         sizes[buffer.dtype] = sizes.get(buffer.dtype, 0) + buffer.size_bytes
@@ -249,7 +249,7 @@ def _shares(result: list[Buffer]) -> tuple[tuple[str, float], ...]:
     return tuple((dtype, size / total) for dtype, size in sizes.items()) if total else ()
 
 
-def _result(instruction: Instruction, kind: str) -> list[Buffer]:
+def _result(instruction: Instruction, kind: str) -> list[HloBuffer]:
     """The arrays that a collective gives. Most starts give (operands, results, ...); that of an all-reduce results only."""
     if instruction.opcode == kind or kind == "all-reduce":
         return buffers(instruction.shape)

@@ -7,8 +7,8 @@ that were made one by one would stand beside all of them.
 import dataclasses
 from collections.abc import Iterable
 
-from .needs import FUSED, IN_PLACE, REDUCED, SAME_MEMORY, Needs
-from .program import Block, Operation, Value
+from .needs import FUSED, IN_PLACE, REDUCED, SAME_MEMORY, LivenessInfo
+from .program import Operation, OperationBlock, Value
 
 
 @dataclasses.dataclass
@@ -41,12 +41,12 @@ class _Pass:
         return _Pass([*self.operations, *other.operations], self.sources | other.sources, ready, due)
 
 
-def in_passes(block: Block) -> tuple[Block, list[list[Operation]]]:
+def group_passes(block: OperationBlock) -> tuple[OperationBlock, list[list[Operation]]]:
     """A block with the operations of each such pass one after the other, and those passes."""
     passes = [found for found in _passes(block) if sum(one.name not in REDUCED for one in found.operations) > 1]
     operations = list(block.operations)
     moved: list[list[Operation]] = []
-    needs = Needs(block)
+    needs = LivenessInfo(block)
     for found in passes:
         changed = _moved(operations, found, needs)
         if _is_ordered(changed):
@@ -55,8 +55,8 @@ def in_passes(block: Block) -> tuple[Block, list[list[Operation]]]:
     return dataclasses.replace(block, operations=operations), moved
 
 
-def _passes(block: Block) -> Iterable[_Pass]:
-    needs = Needs(block)
+def _passes(block: OperationBlock) -> Iterable[_Pass]:
+    needs = LivenessInfo(block)
     place = {id(operation): number for number, operation in enumerate(block.operations)}
     made = {id(value): place[id(operation)] for operation in block.operations for value in operation.outputs}
     due = needs.first_readers()
@@ -81,7 +81,7 @@ def _passes(block: Block) -> Iterable[_Pass]:
     return passes
 
 
-def _moved(operations: list[Operation], found: _Pass, needs: Needs) -> list[Operation]:
+def _moved(operations: list[Operation], found: _Pass, needs: LivenessInfo) -> list[Operation]:
     """The operations of a pass, and all that is fused into them, right before the first reader of a result."""
     results = {id(needs.base(operation.outputs[0])) for operation in found.operations}
     members = {id(operation) for operation in found.operations}

@@ -27,7 +27,7 @@ _ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\]")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
-class Buffer(NamedTuple):
+class HloBuffer(NamedTuple):
     """An array in a program.
 
     Attributes:
@@ -172,14 +172,14 @@ def elements(shape: str) -> list[str]:
     return [part for part in parts if part]
 
 
-def buffers(shape: str) -> list[Buffer]:
+def buffers(shape: str) -> list[HloBuffer]:
     """Every array in a shape, tuples opened.
 
     Raises:
         ValueError: Its dtype is not known.
 
     >>> buffers("(bf16[4,8]{1,0}, f32[])")
-    [Buffer(dtype='bf16', size_bytes=64), Buffer(dtype='f32', size_bytes=4)]
+    [HloBuffer(dtype='bf16', size_bytes=64), HloBuffer(dtype='f32', size_bytes=4)]
     """
     found = []
     for dtype, dims in _ARRAY.findall(re.sub(r"/\*.*?\*/|\{[^{}]*\}", "", shape)):
@@ -190,7 +190,7 @@ def buffers(shape: str) -> list[Buffer]:
         bits = BITS[dtype]
         for size in filter(None, dims.replace("<=", "").split(",")):
             bits *= int(size)
-        found.append(Buffer(dtype, bits // 8))
+        found.append(HloBuffer(dtype, bits // 8))
     return found
 
 

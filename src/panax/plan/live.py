@@ -11,10 +11,10 @@ import math
 from collections.abc import Sequence
 
 from ..core.jax_primitives import contracted_dims, gathered_dim, scan_arity, scattered_dim, while_arity
-from .fusing import in_passes
-from .moving import rescheduled
-from .needs import FUSED, IN_PLACE, SAME_MEMORY, Needs
-from .program import Block, Operation, Value, shape_of
+from .fusing import group_passes
+from .moving import reschedule
+from .needs import FUSED, IN_PLACE, SAME_MEMORY, LivenessInfo
+from .program import Operation, OperationBlock, Value, shape_of
 
 _TURNED = frozenset({"all_gather", "reduce_scatter"})
 
@@ -23,7 +23,7 @@ _SMALL = 1 / 4096
 
 
 @dataclasses.dataclass(eq=False)
-class Buffer:
+class LiveRange:
     """Memory from one moment of a step to another, both included."""
 
     bytes: int
@@ -32,28 +32,28 @@ class Buffer:
     value: Value
 
 
-def peak_bytes(block: Block) -> int:
+def peak_bytes(block: OperationBlock) -> int:
     """The memory that the arrays made inside of a block take, in bytes; its inputs are the caller's."""
     return packed_bytes(buffers_of(block))
 
 
-def buffers_of(block: Block) -> list[Buffer]:
+def buffers_of(block: OperationBlock) -> list[LiveRange]:
     """What a block writes down."""
     timeline = _Timeline()
     timeline.lay(block, ())
     return timeline.buffers
 
 
-def packed_bytes(buffers: Sequence[Buffer]) -> int:
+def packed_bytes(buffers: Sequence[LiveRange]) -> int:
     """The height of all buffers, packed by size: each at the lowest address that is free while it lives.
 
     >>> import jax
     >>> value = Value.of(jax.ShapeDtypeStruct((), "int8"))
-    >>> packed_bytes([Buffer(4, 0, 1, value), Buffer(2, 1, 2, value), Buffer(4, 2, 3, value)])
+    >>> packed_bytes([LiveRange(4, 0, 1, value), LiveRange(2, 1, 2, value), LiveRange(4, 2, 3, value)])
     6
     """
     floor = max((buffer.bytes for buffer in buffers), default=0) * _SMALL
-    placed: list[tuple[int, Buffer]] = []
+    placed: list[tuple[int, LiveRange]] = []
     for buffer in sorted(buffers, key=lambda b: -b.bytes):
         if buffer.bytes < floor:
             continue
@@ -67,7 +67,7 @@ def packed_bytes(buffers: Sequence[Buffer]) -> int:
     return max((address + buffer.bytes for address, buffer in placed), default=0) + _most_alive(small)
 
 
-def _most_alive(buffers: Sequence[Buffer]) -> int:
+def _most_alive(buffers: Sequence[LiveRange]) -> int:
     changes = [(b.start, b.bytes) for b in buffers] + [(b.end + 1, -b.bytes) for b in buffers]
     alive = most = 0
     for _, change in sorted(changes):
@@ -81,16 +81,16 @@ class _Timeline:
 
     def __init__(self) -> None:
         self.clock = 0
-        self.buffers: list[Buffer] = []
+        self.buffers: list[LiveRange] = []
 
-    def lay(self, block: Block, carried: Sequence[Value], *, inside: bool = False) -> None:
+    def lay(self, block: OperationBlock, carried: Sequence[Value], *, inside: bool = False) -> None:
         """Add what a block writes down.
 
         Args:
             carried: Of its inputs, those whose memory its results take.
         """
-        block, passes = in_passes(rescheduled(block, carried))
-        needs = Needs(block)
+        block, passes = group_passes(reschedule(block, carried))
+        needs = LivenessInfo(block)
         places = {id(operation): place for place, operation in enumerate(block.operations)}
         together = {places[id(one)]: places[id(found[-1])] for found in passes for one in found}
         frees: dict[int, list[Value]] = {}
@@ -103,7 +103,7 @@ class _Timeline:
             spans.append((start, self.clock))
         self.clock += 1
         spans.append((self.clock, self.clock))
-        memory: dict[int, Buffer] = {id(v): Buffer(v.bytes, 0, 0, v) for v in carried}
+        memory: dict[int, LiveRange] = {id(v): LiveRange(v.bytes, 0, 0, v) for v in carried}
         added = {id(value) for value in needs.accumulated(carried)}
         for place, operation in enumerate(block.operations):
             at = together.get(place, place)
@@ -123,20 +123,25 @@ class _Timeline:
                     buffer = memory[id(taken)]
                     buffer.end = max(buffer.end, end)
                 else:
-                    buffer = Buffer(value.bytes, spans[at][0], end, value)
+                    buffer = LiveRange(value.bytes, spans[at][0], end, value)
                     self.buffers.append(buffer)
                 memory[id(value)] = buffer
             if operation.name in _TURNED and (turned := _turned(operation, needs)):
                 other = memory.get(id(needs.base(turned)))
                 until = other.end if inside and other is not None else spans[place + 1][1]
-                self.buffers.append(Buffer(turned.bytes, spans[place][0], until, turned))
+                self.buffers.append(LiveRange(turned.bytes, spans[place][0], until, turned))
 
         self._late(block, needs, memory, spans)
         if inside:
             self._beside(block, needs, memory, spans, len(carried))
 
     def _beside(
-        self, block: Block, needs: Needs, memory: dict[int, Buffer], spans: list[tuple[int, int]], carried: int
+        self,
+        block: OperationBlock,
+        needs: LivenessInfo,
+        memory: dict[int, LiveRange],
+        spans: list[tuple[int, int]],
+        carried: int,
     ) -> None:
         """Collectives that run beside a turn's other work: gathers begin with the turn, scatters end with the next one."""
         ready, results = {id(value) for value in block.inputs}, needs.results(carried)
@@ -156,9 +161,11 @@ class _Timeline:
                 if buffer is not None and maker is not None and not maker.blocks:
                     # Scattered beside the next turn, while that makes its own.
                     buffer.end = spans[-1][1]
-                    self.buffers.append(Buffer(buffer.bytes, spans[0][0], spans[-1][1], buffer.value))
+                    self.buffers.append(LiveRange(buffer.bytes, spans[0][0], spans[-1][1], buffer.value))
 
-    def _late(self, block: Block, needs: Needs, memory: dict[int, Buffer], spans: list[tuple[int, int]]) -> None:
+    def _late(
+        self, block: OperationBlock, needs: LivenessInfo, memory: dict[int, LiveRange], spans: list[tuple[int, int]]
+    ) -> None:
         """Scatters of a loop's result: one for which nobody waits comes after the loops that follow."""
         for place, operation in enumerate(block.operations):
             if operation.name != "reduce_scatter":
@@ -173,7 +180,7 @@ class _Timeline:
                 buffer.end = max(buffer.end, spans[loops[-1]][1])
 
     @staticmethod
-    def _taken(operation: Operation, number: int, value: Value, free: list[Value], needs: Needs) -> Value | None:
+    def _taken(operation: Operation, number: int, value: Value, free: list[Value], needs: LivenessInfo) -> Value | None:
         """The operand whose memory a result takes; None where it needs its own."""
         if operation.blocks:
             first, count = _carried(operation)
@@ -189,7 +196,7 @@ class _Timeline:
         return next((v for v in free if v.bytes == value.bytes), None)
 
 
-def _turned(operation: Operation, needs: Needs) -> Value | None:
+def _turned(operation: Operation, needs: LivenessInfo) -> Value | None:
     """What a collective along another dimension than the first has to turn round, since it works along the first."""
     gathered = operation.name == "all_gather"
     whole = operation.outputs[0] if gathered else operation.arrays[0]
@@ -201,7 +208,7 @@ def _turned(operation: Operation, needs: Needs) -> Value | None:
     return None if all(alike) else whole
 
 
-def _in_any_order(operation: Operation, value: Value, dim: int, needs: Needs) -> bool:
+def _in_any_order(operation: Operation, value: Value, dim: int, needs: LivenessInfo) -> bool:
     """Whether an operation reads or makes a value as well with a dimension in front as with those before it.
 
     A matrix multiplication does where it takes the dimension and each of those for different sides of its matrices.

@@ -7,8 +7,8 @@ compiler that schedules for memory moves the first later and the second earlier.
 import dataclasses
 from collections.abc import Sequence
 
-from .needs import FUSED, IN_PLACE, SAME_MEMORY, Needs
-from .program import Block, Operation, Value
+from .needs import FUSED, IN_PLACE, SAME_MEMORY, LivenessInfo
+from .program import Operation, OperationBlock, Value
 
 PRODUCTS = frozenset({"dot_general", "pallas_call", "ragged_dot_general"})
 
@@ -16,7 +16,7 @@ LARGE = 16
 """Operations whose results are smaller than this share of the largest array stay where they are."""
 
 
-def rescheduled(block: Block, carried: Sequence[Value]) -> Block:
+def reschedule(block: OperationBlock, carried: Sequence[Value]) -> OperationBlock:
     """A block with large products as late, and large sums of arrays as early, as less is alive by it.
 
     Args:
@@ -40,9 +40,9 @@ def rescheduled(block: Block, carried: Sequence[Value]) -> Block:
 class _Order:
     """A block's operations in one order, with what follows from it."""
 
-    def __init__(self, block: Block):
+    def __init__(self, block: OperationBlock):
         self.block = block
-        self.needs = Needs(block)
+        self.needs = LivenessInfo(block)
         self.place = {id(operation): number for number, operation in enumerate(block.operations)}
         self.made = {id(v): self.place[id(one)] for one in block.operations for v in one.outputs}
         self.first = self.needs.first_readers()

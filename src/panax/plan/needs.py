@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .program import ALIASES, Block, Operation, Value
+from .program import ALIASES, Operation, OperationBlock, Value
 
 _SAME = """
     reshape squeeze expand_dims optimization_barrier sharding_constraint pvary transpose
@@ -23,10 +23,10 @@ FUSED, REDUCED = frozenset(_ELEMENTWISE.split()), frozenset(_REDUCTIONS.split())
 IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
 
 
-class Needs:
+class LivenessInfo:
     """Which values of a block have memory, and until which operation each is read."""
 
-    def __init__(self, block: Block):
+    def __init__(self, block: OperationBlock):
         self.block = block
         self.origin: dict[int, Value] = {}
         for operation in block.operations:

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..core.expected import declared_shares, declared_turns
+from ..core.expected import branch_probs_of_stack, trip_count_of_stack
 from ..core.jax_primitives import scan_length
-from .program import Block, Operation
+from .program import Operation, OperationBlock
 
 
-class Often(NamedTuple):
+class ExecutionCount(NamedTuple):
     """How many times an operation runs in a step.
 
     Attributes:
@@ -19,39 +19,41 @@ class Often(NamedTuple):
     expected: float
     most: float | None
 
-    def times(self, expected: float, most: float | None) -> "Often":
-        return Often(self.expected * expected, None if self.most is None or most is None else self.most * most)
+    def times(self, expected: float, most: float | None) -> "ExecutionCount":
+        return ExecutionCount(self.expected * expected, None if self.most is None or most is None else self.most * most)
 
 
-ONCE = Often(1.0, 1.0)
+ONCE = ExecutionCount(1.0, 1.0)
 
 
-def often(program: Block, times: Often = ONCE) -> Iterator[tuple[Operation, Often]]:
+def count_executions(
+    program: OperationBlock, times: ExecutionCount = ONCE
+) -> Iterator[tuple[Operation, ExecutionCount]]:
     """Every operation that is neither a loop nor a choice, with how often it runs."""
     for operation in program.operations:
         if not operation.blocks:
             yield operation, times
             continue
         for block, inside in zip(operation.blocks, _inside(operation, times)):
-            yield from often(block, inside)
+            yield from count_executions(block, inside)
 
 
-def undeclared(program: Block) -> tuple[str, ...]:
+def undeclared_loops(program: OperationBlock) -> tuple[str, ...]:
     """Where the loops are of which nothing says how often they turn: what is in them is counted once."""
-    found = (o for o in program.walk() if o.name == "while" and declared_turns(_own(o)) is None)
+    found = (o for o in program.walk() if o.name == "while" and trip_count_of_stack(_own(o)) is None)
     return tuple(dict.fromkeys(f"a while loop in {operation.scope or 'the step'}" for operation in found))
 
 
-def _inside(operation: Operation, times: Often) -> list[Often]:
+def _inside(operation: Operation, times: ExecutionCount) -> list[ExecutionCount]:
     """How often each of an operation's blocks runs."""
     if operation.name == "scan":
         length = float(scan_length(operation.eqn))
         return [times.times(length, length)]
     if operation.name == "while":
-        declared = declared_turns(_own(operation))
+        declared = trip_count_of_stack(_own(operation))
         expected, most = (1.0, None) if declared is None else map(float, declared)
         return [times.times(expected + 1, None if most is None else most + 1), times.times(expected, most)]
-    each = declared_shares(_own(operation)) or [1.0] * len(operation.blocks)
+    each = branch_probs_of_stack(_own(operation)) or [1.0] * len(operation.blocks)
     return [times.times(share, 1.0) for share in each]
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from ..core.jax_primitives import contracted_dims, dimension_numbers, foreign_target, read_kernel
 from ..kernels.cost import cost_of
-from .often import often
-from .program import ALIASES, Block, Operation, read_block, shape_of
+from .often import count_executions
+from .program import ALIASES, Operation, OperationBlock, read_block, shape_of
 
 _FOREIGN = "ffi_call"
 """The primitive that calls what no program shows."""
@@ -16,7 +16,7 @@ _CALLED_BACK = frozenset({"pure_callback", "io_callback", "custom_call", "tpu_cu
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class StepWork:
     """What one device computes in a step.
 
     Attributes:
@@ -30,16 +30,16 @@ class Work:
     unknown: tuple[str, ...]
 
 
-def work_of(program: Block) -> Work:
+def work_of(program: OperationBlock) -> StepWork:
     """The work of a program."""
     total, touched, unknown = 0.0, 0.0, {}
-    for operation, times in often(program):
+    for operation, times in count_executions(program):
         flops, touched = flops_of(operation), touched + bytes_touched(operation) * times.expected
         if flops is None:
             unknown[_name(operation)] = None
         else:
             total += float(flops) * times.expected
-    return Work(total, touched, tuple(unknown))
+    return StepWork(total, touched, tuple(unknown))
 
 
 def flops_of(operation: Operation) -> float | None:

@@ -11,7 +11,7 @@ from ..core.errors import PanaxError, RecipeError
 from ..core.validated import Validated
 from ..mesh.rules import MeshAxes
 from ..system import json_reader
-from ..system.files import expanded
+from ..system.files import expand_user
 
 SCHEMA_VERSION = 1
 
@@ -138,7 +138,7 @@ class ProcessFacts(Validated):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Place(Validated):
+class DeviceLocation(Validated):
     """Where a device is."""
 
     process: int
@@ -164,7 +164,7 @@ class HardwareProfile(Validated):
     device_kind: str
     matrix_dtype: str
     mesh: Mapping[str, int]
-    places: tuple[Place, ...]
+    places: tuple[DeviceLocation, ...]
     devices: tuple[DeviceRates, ...]
     processes: tuple[ProcessFacts, ...]
     collectives: tuple[CollectiveRates, ...] = ()
@@ -216,7 +216,7 @@ class HardwareProfile(Validated):
         """
         from ..kernels.cache import put_whole
 
-        path = expanded(path)
+        path = expand_user(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         put_whole(path, self.to_json().encode())
 
@@ -227,7 +227,7 @@ def read_profile(path: str | Path) -> HardwareProfile:
     Raises:
         ProfileError: There is no such file, it is cut short, is of another version, or holds something else; says what to do.
     """
-    path = expanded(path)
+    path = expand_user(path)
     try:
         if path.stat().st_size > _LARGEST_BYTES:
             raise ProfileError(f"{path} is larger than 64 MiB, so it is not a hardware profile; {_MAKE}")
@@ -321,7 +321,7 @@ def profiles_folder() -> Path:
     return cache_directory() / "hardware"
 
 
-def kept_at(profile: HardwareProfile) -> Path:
+def profile_path(profile: HardwareProfile) -> Path:
     """The file of the cache for a profile of these devices, laid out in this mesh."""
     mesh = "-".join(f"{axis}{size}" for axis, size in profile.mesh.items() if size > 1) or "one"
     kind = "".join(each if each.isalnum() else "_" for each in profile.device_kind.lower())

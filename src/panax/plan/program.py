@@ -90,7 +90,7 @@ class Operation:
     params: dict[str, Any]
     scope: str
     eqn: JaxprEqn
-    blocks: tuple["Block", ...] = ()
+    blocks: tuple["OperationBlock", ...] = ()
 
     @property
     def arrays(self) -> list[Value]:
@@ -99,7 +99,7 @@ class Operation:
 
 
 @dataclasses.dataclass(eq=False)
-class Block:
+class OperationBlock:
     """Operations in the order in which they were traced."""
 
     inputs: list[Value]
@@ -114,8 +114,8 @@ class Block:
                 yield from block.walk()
 
 
-def read_program(closed: ClosedJaxpr, shares: Sequence[float] | None = None) -> Block:
-    """A traced function as a `Block`.
+def read_program(closed: ClosedJaxpr, shares: Sequence[float] | None = None) -> OperationBlock:
+    """A traced function as a `OperationBlock`.
 
     Args:
         shares: How much of each argument a device holds; all of it where this is None.
@@ -124,7 +124,7 @@ def read_program(closed: ClosedJaxpr, shares: Sequence[float] | None = None) -> 
     inputs = [Value.of(v.aval, 1.0 if shares is None else shares[i]) for i, v in enumerate(jaxpr.invars)]
     reader = _Reader()
     outputs = reader.run(jaxpr, [*map(_constant, jaxpr.constvars), *inputs], "")
-    return Block(inputs, _read_by(outputs, reader.operations), outputs)
+    return OperationBlock(inputs, _read_by(outputs, reader.operations), outputs)
 
 
 def shape_of(operation: Operation, number: int) -> tuple[int, ...]:
@@ -193,7 +193,7 @@ class _Reader:
         inputs: list[Value | None],
         outputs: list[Value],
         scope: str,
-        blocks: tuple[Block, ...] = (),
+        blocks: tuple[OperationBlock, ...] = (),
     ) -> list[Value]:
         key = None if blocks or name in ALIASES else _key(eqn, inputs)
         if key is not None and key in self.known:
@@ -208,14 +208,14 @@ def _constant(var: Any) -> Value:
     return Value.of(var.aval)
 
 
-def _read_in(body: Block, inputs: list[Value | None], constants: int, carried: int) -> list[Value | None]:
+def _read_in(body: OperationBlock, inputs: list[Value | None], constants: int, carried: int) -> list[Value | None]:
     """A loop's operands, without what its body does not read and does not carry."""
     read = {id(v) for operation in body.operations for v in operation.inputs} | {id(v) for v in body.outputs}
     read |= {id(v) for v in body.inputs[constants : constants + carried]}
     return [v if id(own) in read else None for v, own in zip(inputs, body.inputs)]
 
 
-def _blocks(eqn: JaxprEqn, scope: str) -> tuple[Block, ...]:
+def _blocks(eqn: JaxprEqn, scope: str) -> tuple[OperationBlock, ...]:
     """The bodies of a loop, or the branches of a choice."""
     name = eqn.primitive.name
     if name == "scan":
@@ -227,12 +227,12 @@ def _blocks(eqn: JaxprEqn, scope: str) -> tuple[Block, ...]:
     return tuple(read_block(one, scope) for one in held)
 
 
-def read_block(program: ClosedJaxpr | Jaxpr, scope: str = "") -> Block:
+def read_block(program: ClosedJaxpr | Jaxpr, scope: str = "") -> OperationBlock:
     """A jaxpr whose arrays are a device's own, such as a loop's body."""
     jaxpr = open_jaxpr(program)
     reader, inputs = _Reader(), [Value.of(v.aval) for v in jaxpr.invars]
     outputs = reader.run(jaxpr, [*map(_constant, jaxpr.constvars), *inputs], scope)
-    return Block(inputs, _read_by(outputs, reader.operations), outputs)
+    return OperationBlock(inputs, _read_by(outputs, reader.operations), outputs)
 
 
 def _read_by(outputs: Sequence[Value | None], operations: list[Operation]) -> list[Operation]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .beside import Beside
+from .beside import OverlapReport
 from .collectives import Collective, summary
 from .step import StepPlan
 from .walk import StepCost
@@ -30,7 +30,7 @@ def plan_lines(plan: StepPlan, limit: int | None, name: str) -> list[str]:
         count = f"{'' if total.exact else '~'}{total.count:,}"
         rows.append((total.kind, "·".join(total.axes), count, size(total.wire_bytes)))
     rows.append(("all", "", "", size(sum(collective.total_wire_bytes for collective in counted))))
-    lines += ["communication  of one step, sent by each device", *(f"  {line}" for line in aligned(rows, left=2))]
+    lines += ["communication  of one step, sent by each device", *(f"  {line}" for line in align_columns(rows, left=2))]
     if not all(collective.exact for collective in counted):
         lines.append("  ~ some are in a branch that may not be taken")
     return [*lines, *_beside_lines(plan.beside), *_exchange_lines(plan.collectives)]
@@ -77,10 +77,10 @@ def _sent_lines(cost: StepCost, when: str) -> list[str]:
     rows = [("for", "by", "over", "sent")]
     rows += [(*key, size(sent)) for key, sent in sorted(groups.items(), key=lambda item: -item[1]) if sent]
     rows.append(("all", "", "", size(sum(groups.values()))))
-    return [f"sends          {when}, each device", *(f"  {line}" for line in aligned(rows, left=3))]
+    return [f"sends          {when}, each device", *(f"  {line}" for line in align_columns(rows, left=3))]
 
 
-def _beside_lines(beside: Sequence[Beside]) -> list[str]:
+def _beside_lines(beside: Sequence[OverlapReport]) -> list[str]:
     """What the schedule multiplies while arrays are under way, by mesh axes."""
     rows = [("hidden over", "sent", "of it beside products", "of so many FLOPs")]
     for axes in dict.fromkeys(one.collective.axes for one in beside):
@@ -90,7 +90,7 @@ def _beside_lines(beside: Sequence[Beside]) -> list[str]:
         flops = sum(one.flops * one.collective.times for one in members)
         if sent:
             rows.append(("·".join(axes), size(sent), f"{hides / sent:.0%}", f"{flops:.3g}"))
-    return [f"  {line}" for line in aligned(rows, left=1)] if len(rows) > 1 else []
+    return [f"  {line}" for line in align_columns(rows, left=1)] if len(rows) > 1 else []
 
 
 def _exchange_lines(collectives: Sequence[Collective]) -> list[str]:
@@ -113,10 +113,10 @@ def _exchange_lines(collectives: Sequence[Collective]) -> list[str]:
     return lines
 
 
-def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     """Rows as lines of columns, the first `left` of them flush left and the others flush right.
 
-    >>> aligned([("a", "10"), ("bcd", "2")], left=1)
+    >>> align_columns([("a", "10"), ("bcd", "2")], left=1)
     ['a    10', 'bcd   2']
     """
     widths = [max(len(cell) for cell in column) for column in zip(*rows)]

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from ..mesh.rules import MESH_AXES, MeshAxes
 from .profile import HardwareProfile
-from .report import aligned, duration, size
+from .report import align_columns, duration, size
 from .targets import Hardware
 from .walk import StepCost
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class ProfileFigures:
     """What a profile says, for a mesh.
 
     Attributes:
@@ -41,7 +41,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class DataSheet:
-    """What the makers say of hardware that is not here, in the terms of `Measured`; nobody publishes latencies."""
+    """What the makers say of hardware that is not here, in the terms of `ProfileFigures`; nobody publishes latencies."""
 
     hardware: Hardware
     mesh: Mapping[str, int]
@@ -62,7 +62,7 @@ class DataSheet:
         return chip.fast_bandwidth if reach <= self.hardware.devices_per_fast_domain else chip.slow_bandwidth, 0.0
 
 
-Speeds = Measured | DataSheet
+Speeds = ProfileFigures | DataSheet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,7 @@ def time_lines(time: StepTime, source: str) -> list[str]:
         for one in time.links:
             takes = "" if one.seconds is None else duration(one.seconds)
             rows.append(("·".join(one.axes), size(one.sent), takes))
-        lines += [f"  {line}" for line in aligned(rows, left=1)]
+        lines += [f"  {line}" for line in align_columns(rows, left=1)]
     if time.unknown:
         over = ", ".join("·".join(axes) for axes in time.unknown)
         lines.append(f"  without what is sent over {over}, whose speed was not measured")

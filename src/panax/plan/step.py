@@ -11,7 +11,7 @@ import jax
 from ..data import TextData
 from ..data.source import TEXT_LEAVES
 from ..train import CompiledStep
-from .beside import Beside, schedule_tells, work_beside
+from .beside import OverlapReport, overlapped_flops, schedule_tells
 from .collectives import Collective, count_collectives
 
 
@@ -61,7 +61,7 @@ class StepPlan:
     collectives: list[Collective]
     memory: Memory
     compile_seconds: float
-    beside: tuple[Beside, ...] = ()
+    beside: tuple[OverlapReport, ...] = ()
 
 
 class TooLarge(Exception):
@@ -84,7 +84,7 @@ def plan_step(step: CompiledStep, batch: dict[str, Any]) -> StepPlan:
         raise TooLarge(str(error).splitlines()[0].partition("RESOURCE_EXHAUSTED: ")[2] or str(error)) from error
     seconds = time.perf_counter() - start
     text, mesh = compiled.as_text(), step.placement.sizes
-    beside = tuple(work_beside(text, mesh)) if schedule_tells(text) else ()
+    beside = tuple(overlapped_flops(text, mesh)) if schedule_tells(text) else ()
     return StepPlan(count_collectives(text, mesh), Memory.of(compiled), seconds, beside)
 
 

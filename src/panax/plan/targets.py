@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from ..core.errors import RecipeError, nearest
-from ..core.installing import with_extra
+from ..core.installing import install_command
 from ..core.target import Target
 from .gpu_descriptions import DESCRIPTIONS
 
@@ -196,7 +196,7 @@ def target_devices(hardware: Hardware) -> list[Any]:
     except (RuntimeError, NotImplementedError, ValueError) as error:
         raise RecipeError(
             f"can't compile for {hardware.name} here: {str(error).splitlines()[0]}. Install the compilers with "
-            f"`{with_extra('aot')}`, and set JAX_PLATFORMS=cpu before the program starts"
+            f"`{install_command('aot')}`, and set JAX_PLATFORMS=cpu before the program starts"
         ) from error
     devices = list(description.devices)
     assert len(devices) == hardware.count, f"{hardware.topology} has {len(devices)} devices, not {hardware.count}"

@@ -9,11 +9,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from ..core.expected import declared_cargo
+from ..core.expected import cargo_of_stack
 from ..core.jax_primitives import collective_axes
 from ..mesh.rules import MESH_AXES, MeshAxes
-from .often import Often, often
-from .program import Block, Operation
+from .often import ExecutionCount, count_executions
+from .program import Operation, OperationBlock
 
 _KINDS = {
     "all_gather": "all-gather",
@@ -47,14 +47,14 @@ class Traffic:
     kind: str
     axes: MeshAxes
     sent: int
-    times: Often
+    times: ExecutionCount
     scope: str
 
     @property
     def purpose(self) -> str:
         """What moves, where that was declared, such as `weights`; else the part of the model that sends."""
         parts = [part for part in _PART.findall(self.scope) if part not in _WRAPPERS and not part.startswith("layers.")]
-        return declared_cargo(self.scope) or (parts[-1] if parts else "the step")
+        return cargo_of_stack(self.scope) or (parts[-1] if parts else "the step")
 
     @property
     def wire_bytes(self) -> int:
@@ -62,14 +62,14 @@ class Traffic:
         return round(self.sent * self.times.expected)
 
 
-def traffic_of(program: Block, mesh: Mapping[str, int]) -> list[Traffic]:
+def traffic_of(program: OperationBlock, mesh: Mapping[str, int]) -> list[Traffic]:
     """Every collective of a program that leaves its device.
 
     Args:
         mesh: Mesh axis to size.
     """
     found = []
-    for operation, times in often(program):
+    for operation, times in count_executions(program):
         kind = _KINDS.get(operation.name)
         axes = () if kind is None else _axes(operation, mesh)
         if kind is not None and axes and (sent := _sent(kind, operation, math.prod(mesh[axis] for axis in axes))):

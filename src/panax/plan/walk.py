@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 
-from ..comms.fragments import Meeting
+from ..comms.fragments import OuterSync
 from ..train import CompiledStep
 from .live import peak_bytes
-from .often import undeclared
-from .operations import Work, work_of
+from .often import undeclared_loops
+from .operations import StepWork, work_of
 from .program import read_program
 from .traffic import Traffic, traffic_of
 
@@ -30,7 +30,7 @@ class StepCost:
     """
 
     traffic: tuple[Traffic, ...]
-    work: Work
+    work: StepWork
     arguments: int
     temporaries: int
     unknown: tuple[str, ...]
@@ -61,7 +61,7 @@ def walk_renewal(step: CompiledStep) -> StepCost | None:
     return _cost(step.trace_renewal(), step.shardings.optimizer_state, step.placement.sizes, start)
 
 
-def walk_agreement(step: CompiledStep, meeting: Meeting | None = None) -> StepCost | None:
+def walk_agreement(step: CompiledStep, meeting: OuterSync | None = None) -> StepCost | None:
     """The same of the program by which replicas agree after local steps; None where they take none.
 
     Args:
@@ -83,7 +83,7 @@ def _cost(traced: Any, placed: Any, mesh: Mapping[str, int], start: float) -> St
         work=work,
         arguments=sum(value.bytes for value in program.inputs),
         temporaries=peak_bytes(program),
-        unknown=(*work.unknown, *undeclared(program)),
+        unknown=(*work.unknown, *undeclared_loops(program)),
         seconds=time.perf_counter() - start,
     )
 

@@ -33,7 +33,7 @@ _MEASURED_AS = {"ragged-all-to-all": "all-to-all", "collective-broadcast": "all-
 
 
 @dataclasses.dataclass(frozen=True)
-class Use:
+class CollectiveUse:
     """A kind of collective over some mesh axes that a run will use.
 
     Attributes:
@@ -64,23 +64,23 @@ class CollectiveFigures:
     large_seconds: float
 
 
-def uses_of(traffic: Iterable[Traffic]) -> list[Use]:
+def uses_of(traffic: Iterable[Traffic]) -> list[CollectiveUse]:
     """What a step sends, by kind and axes; the size is that of the messages which carry most of the bytes."""
     found: dict[tuple[str, MeshAxes], list[Traffic]] = {}
     for one in traffic:
         found.setdefault((_MEASURED_AS.get(one.kind, one.kind), one.axes), []).append(one)
     return [
-        Use(kind, axes, max(parts, key=lambda part: part.wire_bytes).sent)
+        CollectiveUse(kind, axes, max(parts, key=lambda part: part.wire_bytes).sent)
         for (kind, axes), parts in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))
     ]
 
 
-def default_uses(sizes: Mapping[str, int]) -> list[Use]:
+def default_uses(sizes: Mapping[str, int]) -> list[CollectiveUse]:
     """The usual collectives over each axis above size 1."""
-    return [Use(kind, (axis,), 2**24) for axis, size in sizes.items() if size > 1 for kind in DEFAULT_KINDS]
+    return [CollectiveUse(kind, (axis,), 2**24) for axis, size in sizes.items() if size > 1 for kind in DEFAULT_KINDS]
 
 
-def measure_collective(mesh: Mesh, use: Use) -> CollectiveFigures:
+def measure_collective(mesh: Mesh, use: CollectiveUse) -> CollectiveFigures:
     """Time one kind of collective over some axes; all processes of the mesh call this together."""
     ways = math.prod(mesh.shape[axis] for axis in use.axes)
     platform = mesh.devices.flat[0].platform
@@ -96,13 +96,13 @@ def measure_collective(mesh: Mesh, use: Use) -> CollectiveFigures:
     return CollectiveFigures(use.kind, use.axes, ways, sent, small, seconds)
 
 
-def _timed(mesh: Mesh, use: Use, sent: int) -> tuple[float, int]:
+def _timed(mesh: Mesh, use: CollectiveUse, sent: int) -> tuple[float, int]:
     """(the seconds of the fastest of several, the bytes that a device sends)."""
     program, x, sent = collective_program(mesh, dataclasses.replace(use, sent_bytes=sent))
     return min(seconds_of(program, x)), sent
 
 
-def collective_program(mesh: Mesh, use: Use) -> tuple[Callable[[jax.Array], jax.Array], jax.Array, int]:
+def collective_program(mesh: Mesh, use: CollectiveUse) -> tuple[Callable[[jax.Array], jax.Array], jax.Array, int]:
     """A program that is one collective, what it takes, and the bytes that a device sends in it."""
     ways = math.prod(mesh.shape[axis] for axis in use.axes)
     elements = _elements(use.kind, ways, use.sent_bytes)
@@ -116,10 +116,10 @@ def collective_program(mesh: Mesh, use: Use) -> tuple[Callable[[jax.Array], jax.
             check_vma=False,
         )
     )
-    return program, filled(mesh, elements), _sent(use.kind, ways, 4 * elements)
+    return program, filled_array(mesh, elements), _sent(use.kind, ways, 4 * elements)
 
 
-def filled(mesh: Mesh, elements: int) -> jax.Array:
+def filled_array(mesh: Mesh, elements: int) -> jax.Array:
     """An array with so many numbers on each device of a mesh."""
     sharding = NamedSharding(mesh, P(mesh.axis_names))
     part = np.zeros(elements, np.float32)

@@ -57,7 +57,7 @@ class Usage:
     programs: list[tuple[int, str, float]]
 
 
-def moment() -> Moment:
+def read_core_times() -> Moment:
     """Look now."""
     import psutil
 
@@ -91,14 +91,14 @@ def usage(before: Moment, after: Moment) -> Usage:
     )
 
 
-def stolen_cores(here: Sequence[Usage]) -> tuple[float, str]:
+def busy_cores(here: Sequence[Usage]) -> tuple[float, str]:
     """How many cores of a machine others took, and the programs that took most, each with its cores, as far as they are seen.
 
     Args:
         here: What each of the job's processes on that machine saw.
 
     >>> mine = Usage(7, "a", 2.0, 4, 5.0, 0.0, 3.0, [(9, "backup", 1.8)])
-    >>> stolen_cores([mine])
+    >>> busy_cores([mine])
     (1.0, 'backup (process 9): 0.9')
     """
     known = [each for each in here if each.busy is not None and each.seconds > 0]

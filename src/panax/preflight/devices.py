@@ -13,7 +13,7 @@ REPEATS = 7
 
 
 @dataclasses.dataclass(frozen=True)
-class Size:
+class BenchmarkSize:
     """How large the work is that is timed.
 
     Attributes:
@@ -29,9 +29,9 @@ class Size:
     memory_bytes: int
 
 
-SIZES = {"cpu": Size(1024, "float32", 1, 128 * 2**20)}
+SIZES = {"cpu": BenchmarkSize(1024, "float32", 1, 128 * 2**20)}
 
-ACCELERATOR = Size(8192, "bfloat16", 8, 2**30)
+ACCELERATOR = BenchmarkSize(8192, "bfloat16", 8, 2**30)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class DeviceFigures:
     slowest_ratio: float
 
 
-def size_for(platform: str) -> Size:
+def size_for(platform: str) -> BenchmarkSize:
     return SIZES.get(platform, ACCELERATOR)
 
 

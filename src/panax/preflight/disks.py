@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..core.errors import StoreError
 from ..stores import Store, is_remote, open_store
-from ..system.files import expanded
+from ..system.files import expand_user
 
 FIRST_BYTES = 4 * 2**20
 """Written first: where that is slow, no more is."""
@@ -42,7 +42,7 @@ def measure_disk(place: str) -> DiskFigures:
     Raises:
         StoreError: It can't be written or read.
     """
-    address = place if "://" in place else str(_existing(expanded(place)))
+    address = place if "://" in place else str(_existing(expand_user(place)))
     store = open_store(address)
     figures = _written_and_read(store, place, FIRST_BYTES)
     if FIRST_BYTES / figures.write_bandwidth + FIRST_BYTES / figures.read_bandwidth > _SLOW_SECONDS:
@@ -82,7 +82,7 @@ def _existing(folder: Path) -> Path:
 
 def _forget(store: Store, path: str) -> None:
     """Have the system forget its copy of a file in memory, so that the disk is read; where it can't, memory is what is read."""
-    file = expanded(store.url) / path
+    file = expand_user(store.url) / path
     if not is_remote(store.url) and hasattr(os, "posix_fadvise"):
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:

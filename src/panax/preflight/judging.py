@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ..plan.profile import DeviceRates, DiskRates, HardwareProfile, LinkRates, ProcessFacts
 from ..plan.report import duration
 from ..plan.targets import CHIPS
-from .versions import odd_ones
+from .versions import outliers
 
 DEVICE_RATIO, CPU_RATIO = 1.25, 2.5
 """A device is slow if the others are so many times faster. Of three processes on two cores, healthy ones were within 1.9."""
@@ -43,7 +43,7 @@ STOLEN_CORES, STOLEN_SHARE = 0.5, 1 / 32
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class HardwareFinding:
     """Something that is wrong.
 
     Attributes:
@@ -62,12 +62,12 @@ class Finding:
         return f"{self.kind}: {self.where}: {self.said}; {self.advice}"
 
 
-def findings_of(profile: HardwareProfile) -> list[Finding]:
+def findings_of(profile: HardwareProfile) -> list[HardwareFinding]:
     """All that is wrong, what matters most first."""
     return [
         *slow_links(profile),
         *slow_devices(profile),
-        *stolen(profile),
+        *find_busy_hosts(profile),
         *slow_disks(profile),
         *odd_clocks(profile),
         *odd_versions(profile),
@@ -84,10 +84,10 @@ def process_name(profile: HardwareProfile, index: int) -> str:
     return f"process {index} on host {hosts[index]}"
 
 
-def usual(others: Iterable[float], *, best: Callable[..., float] = max) -> float | None:
+def typical(others: Iterable[float], *, best: Callable[..., float] = max) -> float | None:
     """What others do: the quartile on the better side; None where there are none.
 
-    >>> usual([1.0, 8.0, 9.0, 10.0]), usual([3.0], best=min), usual([])
+    >>> typical([1.0, 8.0, 9.0, 10.0]), typical([3.0], best=min), typical([])
     (9.0, 3.0, None)
     """
     ordered = sorted(others, reverse=best is max)
@@ -97,7 +97,7 @@ def usual(others: Iterable[float], *, best: Callable[..., float] = max) -> float
 # --- links
 
 
-def slow_links(profile: HardwareProfile) -> list[Finding]:
+def slow_links(profile: HardwareProfile) -> list[HardwareFinding]:
     """Links that are slow beside the others of their kind; a host all of whose links are slow is named instead of them."""
     found = []
     for between_hosts in (True, False):
@@ -113,8 +113,8 @@ def slow_links(profile: HardwareProfile) -> list[Finding]:
 
 def _problem_of(profile: HardwareProfile, link: LinkRates, links: Sequence[LinkRates]) -> str:
     others = [each for each in links if each is not link]
-    bandwidth = usual(each.bandwidth for each in others)
-    latency = usual((each.latency_seconds for each in others), best=min)
+    bandwidth = typical(each.bandwidth for each in others)
+    latency = typical((each.latency_seconds for each in others), best=min)
     ratio = CPU_LINK_RATIO if profile.platform == "cpu" else LINK_RATIO
     problems = []
     if bandwidth is not None and link.bandwidth * ratio < bandwidth:
@@ -130,7 +130,7 @@ def _problem_of(profile: HardwareProfile, link: LinkRates, links: Sequence[LinkR
     return ", and ".join(problems)
 
 
-def _named(profile: HardwareProfile, links: Sequence[LinkRates], slow: Sequence[LinkRates]) -> list[Finding]:
+def _named(profile: HardwareProfile, links: Sequence[LinkRates], slow: Sequence[LinkRates]) -> list[HardwareFinding]:
     found, rest = [], list(slow)
     processes = {each.process for each in profile.places}
     for process in sorted(processes):
@@ -143,7 +143,9 @@ def _named(profile: HardwareProfile, links: Sequence[LinkRates], slow: Sequence[
             if len(neighbours) >= 2 and all(link in rest for link in all_of):
                 worst = min(all_of, key=lambda link: link.bandwidth)
                 said = f"{does} {_problem_of(profile, worst, links)}"
-                found.append(Finding("link", process_name(profile, process), f"{said} ({_axes(all_of)})", _NETWORK))
+                found.append(
+                    HardwareFinding("link", process_name(profile, process), f"{said} ({_axes(all_of)})", _NETWORK)
+                )
                 rest = [link for link in rest if link not in all_of]
                 break
     while rest:
@@ -155,7 +157,7 @@ def _named(profile: HardwareProfile, links: Sequence[LinkRates], slow: Sequence[
         worst = min(both, key=lambda each: each.bandwidth)
         where = f"{_end(profile, link.source)} {'and' if reverse else 'to'} {_end(profile, link.target)}"
         said = f"{_problem_of(profile, worst, links)} ({_axes(both)})"
-        found.append(Finding("link", where, said, _NETWORK))
+        found.append(HardwareFinding("link", where, said, _NETWORK))
     return found
 
 
@@ -179,15 +181,15 @@ def _end(profile: HardwareProfile, place: int) -> str:
 # --- devices and cores
 
 
-def slow_devices(profile: HardwareProfile) -> list[Finding]:
+def slow_devices(profile: HardwareProfile) -> list[HardwareFinding]:
     """Devices whose multiplications or memory are slow beside the others', or beside their data sheet."""
     found = []
     ratio = CPU_RATIO if profile.platform == "cpu" else DEVICE_RATIO
     peak = next((chip.peak_flops for kind, chip in CHIPS.items() if kind in profile.device_kind.lower()), None)
     for device in profile.devices:
         others = [each for each in profile.devices if each is not device]
-        flops = usual(each.matrix_flops for each in others)
-        memory = usual(each.memory_bandwidth for each in others)
+        flops = typical(each.matrix_flops for each in others)
+        memory = typical(each.memory_bandwidth for each in others)
         said = []
         if flops is not None and device.matrix_flops * ratio < flops:
             said.append(
@@ -199,7 +201,9 @@ def slow_devices(profile: HardwareProfile) -> list[Finding]:
         if memory is not None and device.memory_bandwidth * ratio < memory:
             said.append(f"copies memory at {rate(device.memory_bandwidth)}, where others reach {rate(memory)}")
         if said:
-            found.append(Finding("device", _device(profile, device), ", and ".join(said), _device_advice(profile)))
+            found.append(
+                HardwareFinding("device", _device(profile, device), ", and ".join(said), _device_advice(profile))
+            )
     return found
 
 
@@ -214,14 +218,14 @@ def _device_advice(profile: HardwareProfile) -> str:
     return "look at its temperature, power limit, clocks and errors (nvidia-smi -q, dmesg), or leave the host out"
 
 
-def stolen(profile: HardwareProfile) -> list[Finding]:
+def find_busy_hosts(profile: HardwareProfile) -> list[HardwareFinding]:
     """Hosts whose cores others use."""
     found, seen = [], set()
     for each in profile.processes:
         limit = max(STOLEN_CORES, STOLEN_SHARE * each.cores)
         if each.host not in seen and each.stolen_cores > limit:
             said = f"other programs use {each.stolen_cores:.1f} of its {each.cores} cores: {each.stolen_by}"
-            found.append(Finding("cores", f"host {each.host}", said, "end them, or give the run its own cores"))
+            found.append(HardwareFinding("cores", f"host {each.host}", said, "end them, or give the run its own cores"))
         seen.add(each.host)
     return found
 
@@ -229,15 +233,15 @@ def stolen(profile: HardwareProfile) -> list[Finding]:
 # --- disks, clocks, versions
 
 
-def slow_disks(profile: HardwareProfile) -> list[Finding]:
+def slow_disks(profile: HardwareProfile) -> list[HardwareFinding]:
     """Places where one host, or all of them, write or read slowly."""
     found = []
     for disk in profile.disks:
         others = [each for each in profile.disks if each.place == disk.place and each is not disk]
         said = []
         for does, bandwidth, theirs in (
-            ("writes", disk.write_bandwidth, usual(each.write_bandwidth for each in others)),
-            ("reads", disk.read_bandwidth, usual(each.read_bandwidth for each in others)),
+            ("writes", disk.write_bandwidth, typical(each.write_bandwidth for each in others)),
+            ("reads", disk.read_bandwidth, typical(each.read_bandwidth for each in others)),
         ):
             if theirs is not None and bandwidth * DISK_RATIO < theirs:
                 said.append(f"{does} {rate(bandwidth)}, where other hosts reach {rate(theirs)}")
@@ -245,7 +249,7 @@ def slow_disks(profile: HardwareProfile) -> list[Finding]:
                 said.append(f"{does} {rate(bandwidth)}, below {rate(LEAST_DISK)}: {_time_of(disk, bandwidth)}")
         if said:
             advice = "see what else uses it (iostat -x), its quota and its mount, or keep checkpoints elsewhere"
-            found.append(Finding("disk", f"{disk.place} on host {disk.host}", ", and ".join(said), advice))
+            found.append(HardwareFinding("disk", f"{disk.place} on host {disk.host}", ", and ".join(said), advice))
     return found
 
 
@@ -253,7 +257,7 @@ def _time_of(disk: DiskRates, bandwidth: float) -> str:
     return f"10 GB take {duration(10e9 / bandwidth)}"
 
 
-def odd_clocks(profile: HardwareProfile) -> list[Finding]:
+def odd_clocks(profile: HardwareProfile) -> list[HardwareFinding]:
     """Processes whose clock is not that of the others."""
     offsets = {each.index: each.clock_offset_seconds for each in profile.processes}
     if len(offsets) < 2:
@@ -271,7 +275,7 @@ def odd_clocks(profile: HardwareProfile) -> list[Finding]:
             said = (
                 f"the second one's clock is {_ahead(apart, second)} the first one's, and two can't tell which is right"
             )
-            return [Finding("clock", where, said, advice)]
+            return [HardwareFinding("clock", where, said, advice)]
         return []
     for each in profile.processes:
         off = each.clock_offset_seconds - middle
@@ -280,7 +284,7 @@ def odd_clocks(profile: HardwareProfile) -> list[Finding]:
             key = (each.host, round(off / CLOCK_SECONDS))
             if key not in seen:
                 said = f"its clock is {_ahead(off, each)} the others'"
-                found.append(Finding("clock", process_name(profile, each.index), said, advice))
+                found.append(HardwareFinding("clock", process_name(profile, each.index), said, advice))
             seen.add(key)
     return found
 
@@ -290,7 +294,7 @@ def _ahead(offset: float, facts: ProcessFacts) -> str:
     return f"{duration(abs(offset))} (± {duration(max(facts.clock_error_seconds, 1e-5))}) {way}"
 
 
-def odd_versions(profile: HardwareProfile) -> list[Finding]:
+def odd_versions(profile: HardwareProfile) -> list[HardwareFinding]:
     """Versions and settings that are not the same everywhere."""
     found = []
     names = dict.fromkeys(name for each in profile.processes for name in each.versions)
@@ -298,13 +302,15 @@ def odd_versions(profile: HardwareProfile) -> list[Finding]:
         values = {each.index: each.versions.get(name, "missing") for each in profile.processes}
         if len(set(values.values())) == 1:
             continue
-        most, odd = odd_ones(values)
+        most, odd = outliers(values)
         advice = f"make {name} the same everywhere: results and speed may differ, or programs not fit each other"
         if most is None:
             said = "; ".join(f"{value} on {_several(profile, who)}" for value, who in odd.items())
-            found.append(Finding("version", name, said, advice))
+            found.append(HardwareFinding("version", name, said, advice))
         for value, who in odd.items() if most is not None else ():
-            found.append(Finding("version", _several(profile, who), f"{name} is {value}, elsewhere {most}", advice))
+            found.append(
+                HardwareFinding("version", _several(profile, who), f"{name} is {value}, elsewhere {most}", advice)
+            )
     return found
 
 

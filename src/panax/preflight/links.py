@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from ..job.agreement import gather_ints
 from ..mesh.rules import MeshAxes
-from .collectives import filled
+from .collectives import filled_array
 
 REPEATS = 20
 
@@ -163,4 +163,4 @@ def exchange_program(
         return lax.ppermute(lax.ppermute(x, "device", there)[:1], "device", back)
 
     program = jax.jit(jax.shard_map(exchange, mesh=flat, in_specs=P("device"), out_specs=P("device"), check_vma=False))
-    return program, filled(flat, math.ceil(size / 4))
+    return program, filled_array(flat, math.ceil(size / 4))

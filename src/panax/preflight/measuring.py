@@ -13,20 +13,20 @@ from ..core.errors import StoreError
 from ..job.agreement import gather_ints, gather_texts
 from ..plan.profile import (
     CollectiveRates,
+    DeviceLocation,
     DeviceRates,
     DiskRates,
     HardwareProfile,
     LinkRates,
-    Place,
     ProcessFacts,
 )
 from ..system import json_reader
 from .clocks import offset_of, passages
-from .collectives import CollectiveFigures, Use, default_uses, measure_collective, slowest_of
-from .cores import Usage, moment, stolen_cores, usage
+from .collectives import CollectiveFigures, CollectiveUse, default_uses, measure_collective, slowest_of
+from .cores import Usage, busy_cores, read_core_times, usage
 from .devices import DeviceFigures, measure_device, measured_devices, size_for
 from .disks import DiskFigures, measure_disk
-from .judging import Finding
+from .judging import HardwareFinding
 from .links import LinkFigures, measure_links
 from .versions import host_name, versions_here
 
@@ -67,8 +67,8 @@ class _Found:
 
 
 def measure(
-    mesh: Mesh, uses: Sequence[Use] | None, places: Sequence[str], version: str, say: Say
-) -> tuple[HardwareProfile, list[Finding]]:
+    mesh: Mesh, uses: Sequence[CollectiveUse] | None, places: Sequence[str], version: str, say: Say
+) -> tuple[HardwareProfile, list[HardwareFinding]]:
     """Measure the devices of a mesh, what is between them, and some places; every process of the job calls this together.
 
     Args:
@@ -86,7 +86,7 @@ def measure(
     passed, versions = passages(), versions_here(version, jax.local_devices()[0])
     # Together: what one process does before the others begin would count as another program's.
     gather_ints(0)
-    before = moment()
+    before = read_core_times()
     say("devices")
     devices = [measure_device(device) for device in measured_devices()]
     several = mesh.size > 1
@@ -99,7 +99,7 @@ def measure(
         say("links")
         links = measure_links(mesh)
     gather_ints(0)
-    used = usage(before, moment())
+    used = usage(before, read_core_times())
     disks, unwritable = [], []
     for place in places if hosts.index(host) == index else ():
         say(f"{place}")
@@ -112,7 +112,9 @@ def measure(
     found = [_Found.of(text) for text in gather_texts(mine.text())]
     profile = _profile(mesh, found, time.perf_counter() - start)
     broken = [
-        Finding("disk", f"{place} on host {each.host}", text, "the run could not save there; correct that first")
+        HardwareFinding(
+            "disk", f"{place} on host {each.host}", text, "the run could not save there; correct that first"
+        )
         for each in found
         for place, text in each.unwritable
     ]
@@ -128,7 +130,8 @@ def _profile(mesh: Mesh, found: Sequence[_Found], seconds: float) -> HardwarePro
         matrix_dtype=size_for(first.platform).dtype,
         mesh=dict(mesh.shape.items()),
         places=tuple(
-            Place(process=each.process_index, host=found[each.process_index].host) for each in mesh.devices.flat
+            DeviceLocation(process=each.process_index, host=found[each.process_index].host)
+            for each in mesh.devices.flat
         ),
         devices=tuple(
             DeviceRates(
@@ -180,7 +183,7 @@ def _beyond(large: float, small: float) -> float:
 def _facts(found: Sequence[_Found], index: int) -> ProcessFacts:
     mine = found[index]
     offset, error = offset_of(mine.passages, found[0].passages) if index else (0.0, 0.0)
-    cores, by = stolen_cores([each.usage for each in found if each.usage.machine == mine.usage.machine])
+    cores, by = busy_cores([each.usage for each in found if each.usage.machine == mine.usage.machine])
     return ProcessFacts(
         index=index,
         host=mine.host,

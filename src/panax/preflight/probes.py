@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ..plan.profile import HardwareProfile
-from .collectives import DEFAULT_KINDS, Use, collective_program
-from .devices import Size, measured_devices
+from .collectives import DEFAULT_KINDS, CollectiveUse, collective_program
+from .devices import BenchmarkSize, measured_devices
 from .links import exchange_program, links_of, rounds_of
 
 REPEATS = 2
@@ -21,8 +21,8 @@ BURST = 4
 """Matrix multiplications that are timed together: about 5 ms on a core, longer than a time slice, so that a core that is shared
 with another program is seen."""
 
-SIZES = {"cpu": Size(384, "float32", 1, 0)}
-_SIZE_ELSEWHERE = Size(4096, "bfloat16", 4, 0)
+SIZES = {"cpu": BenchmarkSize(384, "float32", 1, 0)}
+_SIZE_ELSEWHERE = BenchmarkSize(4096, "bfloat16", 4, 0)
 
 SENT_BYTES = {"cpu": 2**18}
 _SENT_ELSEWHERE = 2**24
@@ -108,7 +108,9 @@ class AxisProbe:
     def __init__(self, mesh: Mesh, use: AxisUse):
         self.use = use
         sent = SENT_BYTES.get(mesh.devices.flat[0].platform, _SENT_ELSEWHERE)
-        self._program, self._given, self.sent_bytes = collective_program(mesh, Use(use.kind, (use.axis,), sent))
+        self._program, self._given, self.sent_bytes = collective_program(
+            mesh, CollectiveUse(use.kind, (use.axis,), sent)
+        )
         self()
 
     def __call__(self) -> float:
@@ -158,7 +160,7 @@ def _fastest(program: Callable[[jax.Array], jax.Array], given: jax.Array) -> flo
     return best
 
 
-def of_these_hosts(profile: HardwareProfile, hosts: Sequence[str], mesh: Mapping[str, int]) -> bool:
+def matches_hosts(profile: HardwareProfile, hosts: Sequence[str], mesh: Mapping[str, int]) -> bool:
     """Whether a profile was measured by these processes' hosts, in this mesh.
 
     Args:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..plan.profile import HardwareProfile
-from ..plan.report import aligned, duration
+from ..plan.report import align_columns, duration
 from ..system import json_reader
 from .full import FullCheck, part_lines
-from .judging import Finding, flop_rate, process_name, rate
+from .judging import HardwareFinding, flop_rate, process_name, rate
 
 MOST_ROWS = 8
 """Of a table; of more devices, links or disks the slowest are shown."""
@@ -28,7 +28,7 @@ class Preflight:
     """
 
     profile: HardwareProfile
-    findings: tuple[Finding, ...]
+    findings: tuple[HardwareFinding, ...]
     kept: Path | None = None
     full: FullCheck | None = None
     page: Path | None = None
@@ -170,7 +170,7 @@ def _rest(profile: HardwareProfile) -> Iterator[str]:
 
 def _table(rows: Sequence[tuple[str, ...]], left: int, hidden: int) -> Iterator[str]:
     yield ""
-    yield from aligned(rows, left)
+    yield from align_columns(rows, left)
     if hidden:
         yield f"and {hidden} more, none of them slower"
 

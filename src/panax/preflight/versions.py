@@ -65,12 +65,12 @@ def _driver() -> str:
     return found.group(0) if found else "unknown"
 
 
-def odd_ones(values: Mapping[int, str]) -> tuple[str | None, dict[str, list[int]]]:
+def outliers(values: Mapping[int, str]) -> tuple[str | None, dict[str, list[int]]]:
     """What most processes have, and the others' values with their processes; the former is None where no value is most common.
 
-    >>> odd_ones({0: "1", 1: "2", 2: "1"})
+    >>> outliers({0: "1", 1: "2", 2: "1"})
     ('1', {'2': [1]})
-    >>> odd_ones({0: "1", 1: "2"})
+    >>> outliers({0: "1", 1: "2"})
     (None, {'1': [0], '2': [1]})
     """
     groups: dict[str, list[int]] = {}

@@ -46,7 +46,7 @@ def write_account(folder: Path, step: int, parts: Mapping[str, Any]) -> None:
     (folder / ACCOUNT).write_text(json.dumps({"step": step, "parts": parts}, indent=1) + "\n", encoding="utf-8")
 
 
-def lines_of(parts: Mapping[str, Any]) -> Iterator[str]:
+def format_account(parts: Mapping[str, Any]) -> Iterator[str]:
     """A line for each part."""
     for name, part in parts.items():
         yield (

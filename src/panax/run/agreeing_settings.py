@@ -15,13 +15,13 @@ from ..data import RowSource
 from ..data.filled import up_to
 from ..hooks import EarlyStopping
 from .experiment import Experiment
-from .prepare import Prepared
+from .prepare import PreparedRun
 
 SMALL_RATE = 1e-4
 """At which an update of Adam's size is below half a bit of a bfloat16 weight of usual size (0.03 and more)."""
 
 
-def check_held_out(prepared: Prepared) -> None:
+def check_held_out(prepared: PreparedRun) -> None:
     """Check that the devices and the task can take the first held-out batch: the evaluation may be hours away.
 
     Raises:
@@ -71,7 +71,7 @@ def interval_notes(experiment: Experiment) -> Iterator[str]:
                 )
 
 
-def precision_notes(prepared: Prepared) -> Iterator[str]:
+def precision_notes(prepared: PreparedRun) -> Iterator[str]:
     """A line about updates that are too small for the parameters' own bits, and so are lost."""
     optimizer = prepared.experiment.optimizer
     rounds_to_nearest = getattr(optimizer, "rounding", None) == "nearest"

@@ -7,19 +7,19 @@ from ..core import CollectingTask
 from ..data import TextData
 from ..plan.step import text_batch
 from ..train import CompiledStep
-from .prepare import Prepared, batch_shapes
+from .prepare import PreparedRun, batch_shapes
 
 
-def compile_ahead(prepared: Prepared, steps_left: int) -> None:
+def compile_ahead(prepared: PreparedRun, steps_left: int) -> None:
     """Begin to compile what the run is to need, unless it has no step left or its shapes are not known."""
-    shapes = known_shapes(prepared) if steps_left > 0 else None
+    shapes = expected_shapes(prepared) if steps_left > 0 else None
     if shapes is None or not isinstance(prepared.step, CompiledStep):
         return
     train, held_out = shapes
     prepared.step.compile_ahead(train, held_out)
 
 
-def known_shapes(prepared: Prepared) -> tuple[Mapping[str, Any], Mapping[str, Any] | None] | None:
+def expected_shapes(prepared: PreparedRun) -> tuple[Mapping[str, Any], Mapping[str, Any] | None] | None:
     """Those of a training batch and of an evaluation's, None where there is no evaluation; None where only reading tells."""
     experiment, data = prepared.experiment, prepared.data
     several = data.shapes > 1 or experiment.batch_ramp.parts or experiment.comms.islands.count > 1

@@ -16,7 +16,7 @@ from .experiment import Experiment
 Say = Callable[[str], None]
 
 
-def with_chosen_mesh(
+def resolve_auto_mesh(
     experiment: Experiment,
     task: Task,
     program_of: Callable[[Experiment, Task], Program],

@@ -10,18 +10,18 @@ import jax
 
 from ..core.errors import PanaxError, RecipeError
 from ..core.target import target_of
-from ..job.agreement import first_text, is_first
+from ..job.agreement import first_text, is_process_zero
 from ..mesh import MeshShape, Placement
-from ..plan.profile import HardwareProfile, kept_at
+from ..plan.profile import HardwareProfile, profile_path
 from ..plan.walk import walk_step
-from ..preflight import Preflight, Use, findings_of, measure, uses_of
-from ..preflight.full import chip_name, full_check, markdown, refuse_several, result_file, write_result
+from ..preflight import CollectiveUse, Preflight, findings_of, measure, uses_of
+from ..preflight.full import chip_name, format_markdown, full_check, refuse_several, result_file, write_result
 from ..preflight.report import figure_lines, finding_lines
-from ..system.files import expanded
+from ..system.files import expand_user
 from ..train.compiled import CompiledStep
 from .automatic import Say
 from .experiment import Experiment
-from .sketch import sketched
+from .sketch import sketch_step
 from .start import place_of_checkpoints
 
 USUAL_PLACE = "runs"
@@ -80,7 +80,7 @@ def check(
         refuse_several()
         # Before minutes of work: a file that is there is not written over.
         page = result_file(output, datetime.datetime.now(datetime.UTC).date().isoformat(), target.platform, chip_name())
-    uses: list[Use] | None = None
+    uses: list[CollectiveUse] | None = None
     if experiment is None:
         placement = Placement.create(mesh)
         chosen = [USUAL_PLACE] if not places else []
@@ -97,7 +97,7 @@ def check(
     if page is not None:
         found = full_check(version, say)
         checked = [*figure_lines(profile), *finding_lines(result)]
-        write_result(page, markdown(found, checked))
+        write_result(page, format_markdown(found, checked))
         result = dataclasses.replace(result, full=found, page=page)
     if strict and not result.healthy:
         raise CheckError(said(result))
@@ -113,9 +113,9 @@ def said(result: Preflight) -> str:
     return "\n".join([*lines, *(f"  {each.group}: {each.name}: {each.why.partition(chr(10))[0]}" for each in failed)])
 
 
-def _of_run(experiment: Experiment, say: Say) -> tuple[Placement, list[Use] | None]:
+def _of_run(experiment: Experiment, say: Say) -> tuple[Placement, list[CollectiveUse] | None]:
     """The mesh of a run, and what its step sends over it; None where only the compiled step would tell."""
-    found = sketched(experiment, jax.devices(), say)
+    found = sketch_step(experiment, jax.devices(), say)
     if not isinstance(found.step, CompiledStep):
         return Placement.create(devices=jax.devices()[:1]), None
     placement = found.step.placement
@@ -126,8 +126,8 @@ def _of_run(experiment: Experiment, say: Say) -> tuple[Placement, list[Use] | No
 
 def _keep(profile: HardwareProfile, save: str | Path | None) -> Path | None:
     """Write the profile where it is looked for; the file, in every process."""
-    failed, path = "", expanded(save) if save is not None else kept_at(profile)
-    if is_first():
+    failed, path = "", expand_user(save) if save is not None else profile_path(profile)
+    if is_process_zero():
         try:
             profile.save(path)
         except OSError as error:

@@ -11,7 +11,7 @@ from ..core import Task
 from ..core.errors import CheckpointError, RecipeError
 from ..core.readable import readable, readable_names
 from ..system import json_reader
-from .opaque import named
+from .opaque import describe_value
 
 _LISTED = 32
 """The longest list that is written out where it holds more than words and numbers."""
@@ -31,7 +31,7 @@ def describe(value: Any) -> Any:
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, list | tuple) and not (len(value) > _LISTED and any(map(_is_opaque, value))):
         if hasattr(value, "_fields"):  # a named tuple of functions, as optax has them
-            return named(value)
+            return describe_value(value)
         return [describe(item) for item in value]
     if isinstance(value, str) and not _is_text(value):
         raise RecipeError(
@@ -40,7 +40,7 @@ def describe(value: Any) -> Any:
         )
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    return named(value)
+    return describe_value(value)
 
 
 def _is_text(value: str) -> bool:

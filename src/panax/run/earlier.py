@@ -17,12 +17,12 @@ from ..metrics.goodput import FILE as LEDGER
 from ..optim import Optimizer
 from ..stores import is_remote
 from ..system import json_reader
-from ..system.files import expanded
+from ..system.files import expand_user
 from .account import ACCOUNT
 from .description import describe, differences
 from .experiment import Experiment
 from .leaving_out import LOG as REWINDS
-from .prepare import Prepared, Say
+from .prepare import PreparedRun, Say
 from .session import FACTS
 
 SETTINGS = "experiment.json"
@@ -92,7 +92,7 @@ def check_same_run(experiment: Experiment, checkpoint: Checkpoint, *, accept_cha
         say(f"all {step} steps are done: nothing is trained; --fresh (fresh=True) trains from step 0 again")
 
 
-def position_in(prepared: Prepared, checkpoint: Checkpoint, *, accept_changes: bool, say: Say) -> Position | None:
+def position_in(prepared: PreparedRun, checkpoint: Checkpoint, *, accept_changes: bool, say: Say) -> Position | None:
     """Where the data goes on after a checkpoint; None, saying so, where it has changed and that is accepted.
 
     Raises:
@@ -182,7 +182,7 @@ def _same_kind(before: Any, value: Any) -> bool:
     return is_settings and isinstance(before, dict) and before.get("type") == type(value).__name__
 
 
-def set_aside(experiment: Experiment, say: Say) -> None:
+def archive_run(experiment: Experiment, say: Say) -> None:
     """Move what an earlier run left into `before-1` (or the next number) beside it; what Panax did not make stays.
 
     Raises:
@@ -195,7 +195,7 @@ def set_aside(experiment: Experiment, say: Say) -> None:
             f"--fresh can't set checkpoints in {where} aside: objects can't be moved. Give --checkpoint.directory another "
             f"address, or remove them with `panax checkpoint rm` and its folder {RECORD}/"
         )
-    checkpoints = expanded(where) if where else folder / "checkpoints"
+    checkpoints = expand_user(where) if where else folder / "checkpoints"
     found = [folder / name for name in (*OWN_FILES, "tensorboard")]
     try:
         _move(folder, [path for path in found if path.exists()], say)

@@ -23,19 +23,19 @@ from ..train.debug import DebugStep
 from .description import read_described
 from .earlier import SETTINGS
 from .experiment import Experiment
-from .feed import feed
-from .prepare import OpenedData, Prepared, Say, open_data
-from .trained import Trained, load_trained
+from .feed import iterate_on_device
+from .prepare import OpenedData, PreparedRun, Say, open_data
+from .trained import LoadedModel, load_trained
 from .whole import as_task_reads, facts_agree, is_endless, open_whole, with_tokenizer
 
 READABLE = {
     name: getattr(sources, name)
     for name in (
         "TextData", "PythonLibrary", "TextFiles", "Jsonl", "Parquet", "Arrow", "ArrayRecord", "WebDataset", "Mds",
-        "HuggingFaceDisk", "TokenFile", "MegatronTokens", "Filtered", "Joined", "Mixture", "Part", "BytePairTokenizer",
-        "PretrainedTokenizer", "ExampleData", "ImageFolder", "ParquetImages", "WebDatasetImages", "Digits", "Table",
-        "Bag", "Numbered", "Hashed", "Vocabulary", "Calendar", "Sequences", "Criteo", "ClickArrays",
-        "SyntheticClicks", "Augmentation", "PaddedCrop", "RandomCrop", "RandAugment", "Mixing",
+        "HuggingFaceDisk", "TokenFile", "MegatronTokens", "Filtered", "ConcatCorpus", "Mixture", "MixtureComponent",
+        "BytePairTokenizer", "PretrainedTokenizer", "ExampleData", "ImageFolder", "ParquetImages", "WebDatasetImages",
+        "Digits", "Table", "Bag", "IntegerIds", "Hashed", "CountVocabulary", "Calendar", "Sequences", "Criteo",
+        "ClickArrays", "SyntheticClicks", "Augmentation", "PaddedCrop", "RandomCrop", "RandAugment", "Mixing",
     )
 }  # fmt: skip
 """What a run's settings may name as its data; nothing else is built from a file."""
@@ -58,16 +58,16 @@ def evaluate(run: Any, data: Any = None, batches: int | None = None) -> dict[str
     """
     if isinstance(run, str | Path):
         run = load_trained(run, newest=True)
-    if isinstance(run, Trained):
+    if isinstance(run, LoadedModel):
         return evaluate_trained(run, data, batches)
     prepared, state = getattr(run, "prepared", None), getattr(run, "state", None)
-    if not isinstance(prepared, Prepared) or not isinstance(state, TrainState):
+    if not isinstance(prepared, PreparedRun) or not isinstance(state, TrainState):
         raise RecipeError(f"{kind_of(run)} can't be evaluated; expected a run's folder, or what fit or load returned")
     return evaluate_result(prepared, state, data, batches)
 
 
 def evaluate_result(
-    prepared: Prepared, state: TrainState, data: Any = None, batches: int | None = None
+    prepared: PreparedRun, state: TrainState, data: Any = None, batches: int | None = None
 ) -> dict[str, float]:
     """As `evaluate`, of a state on its mesh."""
     experiment = prepared.experiment
@@ -88,7 +88,7 @@ def evaluate_result(
 
 
 def evaluate_trained(
-    trained: Trained,
+    trained: LoadedModel,
     data: Any = None,
     batches: int | None = None,
     *,
@@ -131,7 +131,7 @@ def evaluate_trained(
     return {**found, "averaged": 1.0} if trained.averaged else found
 
 
-def _held_out(trained: Trained, settings: Mapping[str, Any]) -> OpenedData:
+def _held_out(trained: LoadedModel, settings: Mapping[str, Any]) -> OpenedData:
     """What the run of a checkpoint held out."""
     if isinstance(trained.task, CollectingTask):
         return open_data(Experiment(task=trained.task), lambda line: None)
@@ -151,7 +151,7 @@ def _held_out(trained: Trained, settings: Mapping[str, Any]) -> OpenedData:
         return open_data(dataclasses.replace(experiment, data=ours), lambda line: None)
 
 
-def _settings(trained: Trained) -> Mapping[str, Any]:
+def _settings(trained: LoadedModel) -> Mapping[str, Any]:
     text = open_checkpoint(trained.url).attachment(SETTINGS)
     try:
         settings = json_reader.parse(text or "{}", constants=True)
@@ -188,7 +188,7 @@ def _judge(step: Any, state: TrainState, opened: OpenedData, most: int) -> dict[
         raise RecipeError("the run held nothing out; give data: --data PATH, or in Python paths, a source or batches")
     if not most and is_endless(source):
         raise RecipeError("the data has no end; say how many batches: --batches N (batches=N)")
-    with contextlib.closing(feed(source, step, most=most or None, evaluates=True)) as batches:
+    with contextlib.closing(iterate_on_device(source, step, most=most or None, evaluates=True)) as batches:
         found = evaluate_sent(step, state, (batch for batch, _, _ in batches))
     if not found:
         raise DataError(

@@ -17,7 +17,7 @@ from ..kernels import Kernels
 from ..mesh import MeshShape, Rules
 from ..metrics import Tracker
 from ..optim import AdamW, Optimizer, RowOptimizer
-from ..stores import shown_address
+from ..stores import redact_address
 from ..train import StepConfig
 
 
@@ -220,17 +220,17 @@ class Experiment(Validated):
             )
         if self.init and not self.init.startswith(("hf:", "checkpoint:")):
             raise RecipeError(
-                f"init={shown_address(self.init)!r}; expected hf:DIR with a folder of Hugging Face weights, checkpoint:PLACE, "
+                f"init={redact_address(self.init)!r}; expected hf:DIR with a folder of Hugging Face weights, checkpoint:PLACE, "
                 f"or nothing"
             )
 
         if self.init.startswith("hf:") and "://" in self.init:
             raise RecipeError(
-                f"init={shown_address(self.init)!r}; expected hf:DIR with a folder of this machine: download the weights first"
+                f"init={redact_address(self.init)!r}; expected hf:DIR with a folder of this machine: download the weights first"
             )
         if "://" in self.directory:
             raise RecipeError(
-                f"directory={shown_address(self.directory)!r}; expected a folder of this machine: logs are written there. "
+                f"directory={redact_address(self.directory)!r}; expected a folder of this machine: logs are written there. "
                 f"Checkpoints go to an object store by checkpoint.directory"
             )
 

@@ -12,7 +12,7 @@ import numpy as np
 from ..core import Position, Source
 from ..core.errors import LayoutError
 from ..data import Prefetched, RowSource
-from ..data.filled import filled
+from ..data.filled import pad_batches
 from ..data.ramped import Ramped
 from ..train.sending import HeldRows, Sender
 
@@ -28,7 +28,7 @@ class Fed(NamedTuple):
     number: int
 
 
-def feed(
+def iterate_on_device(
     source: Source,
     step: Sender,
     position: Position | None = None,
@@ -78,7 +78,7 @@ class _Drawn(NamedTuple):
 
 def _of_size(source: Source, step: Sender, position: Position | None) -> Iterator[_Drawn]:
     """The batches of a source; of a `RowSource` the rows that this process holds, which are of one size."""
-    source = filled(source, step.rows_divide)
+    source = pad_batches(source, step.rows_divide)
     held = step.held_rows(source.batch_size) if isinstance(source, RowSource) else None
     if held is None:
         batches = source.batches(position)

@@ -21,7 +21,7 @@ from ..train.compiled import CompiledStep, needs_of
 from .experiment import Experiment
 from .fitting import check_experiment
 from .prepare import Say, make_program
-from .sketch import Sketch, sketched
+from .sketch import Sketch, sketch_step
 
 SHARE = 0.9
 """Of a device's memory that a step may take: the rest is for fragments, what a library keeps, and the next batches."""
@@ -108,7 +108,7 @@ def find_batch(
     only_alone("find_batch")
     devices = jax.devices() if devices is None else list(devices)
     memory = usable_bytes(devices) if memory_gib is None else round(memory_gib * 2**30)
-    found = sketched(experiment, devices, say, memory)
+    found = sketch_step(experiment, devices, say, memory)
     assert isinstance(found.step, CompiledStep)
     batch, limit = found.batch(), int(SHARE * memory)
     batch_size, ways = next(iter(batch.values())).shape[0], data_parallel_size(found.step.placement.sizes)
@@ -206,7 +206,7 @@ def usable_bytes(devices: list[Any]) -> int:
     return limit
 
 
-def lines_of(found: BatchSearch) -> list[str]:
+def format_batch_result(found: BatchSearch) -> list[str]:
     """The answer, for a terminal."""
     each = f"{found.rows:,} rows on each device" + (", or more" if found.at_most else "")
     lines = [

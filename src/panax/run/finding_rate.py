@@ -1,4 +1,4 @@
-"""`find_rate`: a short run whose learning rate rises exponentially, and the rate that its losses recommend.
+"""`find_lr`: a short run whose learning rate rises exponentially, and the rate that its losses recommend.
 
 The range test of Smith (arXiv:1506.01186): where the rate is too low the loss stays, then it falls, and where the rate is too
 high it rises again.
@@ -21,9 +21,9 @@ from ..core.validated import Validated
 from ..job.join import only_alone
 from ..optim import OwnSchedule, Schedule
 from .experiment import Experiment
-from .feed import feed
+from .feed import iterate_on_device
 from .fitting import check_experiment
-from .prepare import Prepared, Say, prepare
+from .prepare import PreparedRun, Say, prepare
 
 MARGIN = 10.0
 """The rate of the lowest smoothed loss is divided by it."""
@@ -111,7 +111,7 @@ class RateSearch:
         return json.dumps(values, indent=1)
 
 
-def find_rate(
+def find_lr(
     experiment: Experiment,
     *,
     lowest: float = RateRange.lowest,
@@ -148,7 +148,7 @@ def find_rate(
     own = dataclasses.replace(experiment, optimizer=dataclasses.replace(usual, schedule=rising), num_steps=tried.steps)
     prepared = prepare(own, say)
     losses, rows = _losses(prepared, tried)
-    found = judged(losses, tried, _per_peak(usual.schedule, rows))
+    found = judge_rate_test(losses, tried, _per_peak(usual.schedule, rows))
     if output is not None:
         from .rate_page import write_page
 
@@ -161,10 +161,10 @@ def _per_peak(schedule: Schedule | OwnSchedule, rows: int) -> float:
     return schedule.for_batch(rows).peak / schedule.peak if isinstance(schedule, Schedule) else 1.0
 
 
-def _losses(prepared: Prepared, tried: RateRange) -> tuple[list[float], int]:
+def _losses(prepared: PreparedRun, tried: RateRange) -> tuple[list[float], int]:
     """(the losses of the steps, the rows of a batch)."""
     step, state, losses, rows = prepared.step, prepared.step.init(prepared.experiment.seed), [], 0
-    with contextlib.closing(feed(prepared.data.train, step, most=tried.steps)) as batches:
+    with contextlib.closing(iterate_on_device(prepared.data.train, step, most=tried.steps)) as batches:
         for batch, _, _ in batches:
             rows = jax.tree.leaves(batch)[0].shape[0]
             state, scalars = step(state, batch)
@@ -178,10 +178,10 @@ def _losses(prepared: Prepared, tried: RateRange) -> tuple[list[float], int]:
     return losses, rows
 
 
-def smoothed_of(losses: Sequence[float], smoothing: float) -> list[float]:
+def smooth_losses(losses: Sequence[float], smoothing: float) -> list[float]:
     """The running mean of losses, corrected for its beginning.
 
-    >>> smoothed_of([4.0, 2.0], 0.5)
+    >>> smooth_losses([4.0, 2.0], 0.5)
     [4.0, 2.6666666666666665]
     """
     found, mean = [], 0.0
@@ -197,7 +197,7 @@ def has_diverged(losses: Sequence[float], smoothing: float) -> bool:
         return False
     if not math.isfinite(losses[-1]):
         return True
-    smoothed, first = smoothed_of(losses, smoothing), _first(losses)
+    smoothed, first = smooth_losses(losses, smoothing), _first(losses)
     # A loss that is not finite is in all means after it: no comparison would find anything.
     if not math.isfinite(smoothed[-1]):
         return True
@@ -211,9 +211,9 @@ def _first(losses: Sequence[float]) -> float:
     return min(finite[0], float(np.median(finite))) if finite else math.nan
 
 
-def judged(losses: Sequence[float], tried: RateRange, per_peak: float = 1.0) -> RateSearch:
+def judge_rate_test(losses: Sequence[float], tried: RateRange, per_peak: float = 1.0) -> RateSearch:
     """What the losses of a range test say."""
-    smoothed = smoothed_of(losses, tried.smoothing)
+    smoothed = smooth_losses(losses, tried.smoothing)
     rates = [tried.rate(step) for step in range(len(losses))]
     finite = [n for n, loss in enumerate(smoothed) if math.isfinite(loss)]
     diverged = has_diverged(losses, tried.smoothing)

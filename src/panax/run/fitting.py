@@ -11,33 +11,33 @@ from typing import Any
 
 import jax
 
-from ..checkpoint import agreeing
+from ..checkpoint import raise_on_all_processes
 from ..compiling.cache import compile_once
-from ..compiling.callbacks import as_raised
+from ..compiling.callbacks import reraise_callback_errors
 from ..core.errors import PanaxError, RecipeError, kind_of
 from ..core.task import Task
-from ..job.agreement import is_first
+from ..job.agreement import is_process_zero
 from ..job.heartbeat import heartbeat
 from ..job.join import this_membership
-from ..metrics import Lane, Tracker
-from ..metrics.console import shown
+from ..metrics import BackgroundReporter, Tracker
+from ..metrics.console import format_number
 from ..metrics.run_log import RunLog, both
 from ..system.platform_check import check_system
 from ..train.room import check_room
 from .agreeing_settings import check_held_out, interval_notes, precision_notes
 from .experiment import Experiment
-from .interrupt import Interrupt
+from .interrupt import SignalHandler
 from .islands import Island
-from .keeping import Keeper
+from .keeping import CheckpointSchedule
 from .loop import Run
 from .no_data import lacks_data
 from .prepare import Say, prepare
 from .report import Report
 from .result import Result
-from .rewinding import Rewinding
+from .rewinding import RollbackController
 from .session import open_ledger
 from .start import begin, choose_kernels, open_folder, open_memory
-from .verifying import Verifying, check_verifiable
+from .verifying import SdcVerifier, check_verifiable
 
 
 def fit(
@@ -125,14 +125,17 @@ def open_run(
     if say is None and quiet:
         say = _unsaid
     elif say is None:
-        say, progress = shown()
+        say, progress = format_number()
         trackers = (progress, *trackers)
     # Of a launched run, the supervisor keeps what each process says.
     log = None if heartbeat().supervised else RunLog()
     if log is not None:
         say, trackers = both(say, log.say), (*trackers, log.tracker)
-    with as_raised(), contextlib.closing(Lane("the console", threaded=not experiment.debug)) as told:
-        said = functools.partial(told.put, say) if is_first() else _unsaid
+    with (
+        reraise_callback_errors(),
+        contextlib.closing(BackgroundReporter("the console", threaded=not experiment.debug)) as told,
+    ):
+        said = functools.partial(told.put, say) if is_process_zero() else _unsaid
         place = this_membership()
         if place is not None and jax.process_count() == 1:
             said(
@@ -143,7 +146,7 @@ def open_run(
         began = choose_kernels(experiment, said, fresh=fresh, detail=_unsaid if log is None else log.say)
         prepared = prepare(experiment, said, devices, compute_dtype=began)
         check_verifiable(prepared)
-        with agreeing():
+        with raise_on_all_processes():
             check_room(prepared.step.program.abstract, prepared.step.shardings)
             check_held_out(prepared)
         for note in (*interval_notes(experiment), *precision_notes(prepared)):
@@ -154,7 +157,7 @@ def open_run(
             open_folder(prepared, said, fresh=fresh) as checkpointer,
             open_ledger(prepared, said) as ledger,
             open_memory(prepared, checkpointer, said) as memory,
-            Interrupt() as interrupt,
+            SignalHandler() as interrupt,
             _logged(log, prepared.folder, said),
         ):
             heartbeat().phase("restore")
@@ -164,13 +167,13 @@ def open_run(
                 island = Island(prepared, said, lambda: interrupt.signal is not None, fresh=fresh)
                 start = island.begin(start, start.drawn.left_out | frozenset(experiment.skip_batches))
             checkpointer.prepare(start.state)
-            keeper = Keeper(experiment.checkpoint, checkpointer, memory, start.stored)
+            keeper = CheckpointSchedule(experiment.checkpoint, checkpointer, memory, start.stored)
             run_id = checkpointer.run_name()
             with contextlib.closing(
                 Report(prepared, start.step, trackers, said, ledger, told=told, run_id=run_id)
             ) as report:
-                rewinding = Rewinding(prepared, start, checkpointer, memory, keeper, report, said)
-                verifying = Verifying(prepared, report, rewinding, said)
+                rewinding = RollbackController(prepared, start, checkpointer, memory, keeper, report, said)
+                verifying = SdcVerifier(prepared, report, rewinding, said)
                 run = Run(prepared, start, keeper, report, rewinding, verifying, interrupt, said, island)
                 heartbeat().phase("compile")
                 yield run
@@ -190,7 +193,7 @@ def _end_of(result: Result, num_steps: int) -> str:
 @contextlib.contextmanager
 def _logged(log: RunLog | None, folder: str, said: Say) -> Iterator[None]:
     """While a run goes on, which has its folder: what is said of it is in its log, and what ends it."""
-    if log is None or not is_first():
+    if log is None or not is_process_zero():
         yield
         return
     log.open(Path(folder))

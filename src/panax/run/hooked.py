@@ -9,14 +9,14 @@ from typing import Any
 import jax
 
 from ..core.errors import HookError, PanaxError, RecipeError
-from ..hooks import Hook, Running
+from ..hooks import Hook, RunView
 from ..job.agreement import gather_ints
 
 ELSEWHERE = "another process asked for it"
 
 
 @dataclasses.dataclass(frozen=True)
-class Failure:
+class HookFailure:
     """What a hook raised, and where."""
 
     hook: str
@@ -26,7 +26,7 @@ class Failure:
 
 
 @dataclasses.dataclass
-class Wishes:
+class HookRequests:
     """What hooks have asked for since the last time somebody looked.
 
     Attributes:
@@ -39,16 +39,16 @@ class Wishes:
     stop: str = ""
     failed: bool = False
 
-    def agreed(self) -> "Wishes":
+    def agreed(self) -> "HookRequests":
         """The wishes of all processes together: each of them calls this at the same step."""
         if jax.process_count() == 1:
             return self
         asked = gather_ints(self.evaluate, self.save, bool(self.stop), self.failed)
         evaluate, save, stop, failed = (bool(column.any()) for column in asked.T)
-        return Wishes(evaluate, save, (self.stop or ELSEWHERE) if stop else "", failed)
+        return HookRequests(evaluate, save, (self.stop or ELSEWHERE) if stop else "", failed)
 
 
-class Hooked:
+class HookRunner:
     """The hooks of one run.
 
     Attributes:
@@ -59,14 +59,14 @@ class Hooked:
 
     def __init__(self, hooks: tuple[Hook, ...]):
         self._hooks = dict(_names(hooks))
-        self.wishes = Wishes()
-        self.failure: Failure | None = None
+        self.wishes = HookRequests()
+        self.failure: HookFailure | None = None
         self._broken: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self._hooks)
 
-    def begin(self, run: Running, kept: Mapping[str, Any]) -> None:
+    def begin(self, run: RunView, kept: Mapping[str, Any]) -> None:
         """Restore each hook and call its `before_run`. Nothing is lost yet, so what one raises is raised.
 
         Raises:
@@ -82,7 +82,7 @@ class Hooked:
             except Exception as error:
                 raise HookError(f"hook {name} raised before the first step: {_said(error)}") from error
 
-    def call(self, method: str, run: Running, *arguments: Any) -> None:
+    def call(self, method: str, run: RunView, *arguments: Any) -> None:
         """Call one method of each hook. A second Ctrl-C inside a hook counts as what it raised: the run saves first."""
         for name, hook in self._hooks.items():
             if name in self._broken:
@@ -92,7 +92,7 @@ class Hooked:
             except (Exception, KeyboardInterrupt) as error:
                 self._fail(name, method, run.step, error)
 
-    def kept(self, run: Running) -> dict[str, Any]:
+    def kept(self, run: RunView) -> dict[str, Any]:
         """What a checkpoint keeps of each hook, after its `before_save`."""
         self.call("before_save", run)
         found = {}
@@ -133,7 +133,7 @@ class Hooked:
 
     def _fail(self, name: str, method: str, step: int, error: BaseException) -> None:
         self._broken.add(name)
-        self.failure = self.failure or Failure(name, method, step, error)
+        self.failure = self.failure or HookFailure(name, method, step, error)
         self.wishes.failed = True
 
 

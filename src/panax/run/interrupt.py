@@ -31,7 +31,7 @@ _NAMES = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 TAKEN = tuple(signal.Signals[name] for name in _NAMES if name in signal.Signals.__members__)
 
 
-class Interrupt:
+class SignalHandler:
     """While it is entered, the first signal that ends a run sets a flag; a second one raises KeyboardInterrupt.
 
     Attributes:
@@ -50,7 +50,7 @@ class Interrupt:
         self._answered = threading.Event()
         self._wake: tuple[int, int] | None = None
 
-    def __enter__(self) -> "Interrupt":
+    def __enter__(self) -> "SignalHandler":
         # Of many processes, JAX's coordination service takes SIGTERM and finds a step at which all can stop.
         taken = [*TAKEN, *([signal.SIGTERM] if jax.process_count() == 1 else [])]
         # Python delivers signals to the main thread only; elsewhere the caller's own handling stays.

@@ -15,14 +15,14 @@ import numpy as np
 import xxhash
 
 from ..comms.admission import digest_of, norm_of
-from ..comms.meeting_place import MeetingPlace, Round, mean_of
-from ..comms.outer import Agreed, decoded, encoded
+from ..comms.meeting_place import MeetingPlace, OuterRound, mean_of
+from ..comms.outer import GroupUpdate, decode_update, encode_update
 from ..core import Position, TrainState, named_leaves
 from ..core.errors import CheckpointError, DataError, RecipeError
 from ..job.heartbeat import heartbeat
 from ..stores import MissingError, open_store
 from .description import describe
-from .prepare import Prepared, Say
+from .prepare import PreparedRun, Say
 from .start import Start
 
 PUBLISH_SECONDS = 20.0
@@ -37,7 +37,7 @@ class Island:
         go on.
     """
 
-    def __init__(self, prepared: Prepared, say: Say, hurry: Callable[[], bool], *, fresh: bool):
+    def __init__(self, prepared: PreparedRun, say: Say, hurry: Callable[[], bool], *, fresh: bool):
         """
         Args:
             hurry: Whether the run is to stop soon, so that nobody is waited for.
@@ -56,7 +56,7 @@ class Island:
         )
         self._place.open(_identity(prepared), fresh=fresh)
         self._wire = self._comms.wire if self._comms.compress else None
-        self._agreed: Agreed | None = None
+        self._agreed: GroupUpdate | None = None
         self._round = 0
         self._members: frozenset[int] = frozenset(range(self._islands.count))
         self.ahead: int | None = None
@@ -83,7 +83,9 @@ class Island:
             self._agreed = self._found(newest, self._held(start.state))
             return start
         self._agreed = (
-            Agreed.of_first(self._held(start.state)) if start.step == 0 else self._found(0, self._held(start.state))
+            GroupUpdate.of_first(self._held(start.state))
+            if start.step == 0
+            else self._found(0, self._held(start.state))
         )
         if start.step == 0:
             self._place.publish(0, self._agreed.arrays())
@@ -129,7 +131,7 @@ class Island:
         self._agreed, self._round = agreed, number
         return self._with(state, agreed.params)
 
-    def _decided(self, number: int, base: str, own: Mapping[str, np.ndarray]) -> Round | None:
+    def _decided(self, number: int, base: str, own: Mapping[str, np.ndarray]) -> OuterRound | None:
         """The round, to which this island brings what it has moved by; None where the record of it is damaged."""
         assert self._agreed is not None
         like = self._agreed.params
@@ -139,8 +141,8 @@ class Island:
                 chance = (
                     number * self._islands.count + self._islands.index if self._comms.rounding == "stochastic" else None
                 )
-                self._place.contribute(number, base, encoded(moved, self._wire, chance))
-            return self._place.decide(number, base, lambda arrays: norm_of(decoded(arrays, self._wire, like)))
+                self._place.contribute(number, base, encode_update(moved, self._wire, chance))
+            return self._place.decide(number, base, lambda arrays: norm_of(decode_update(arrays, self._wire, like)))
         except CheckpointError as error:
             self._say(f"{error}; this island takes over what the others agreed on")
             return None
@@ -202,7 +204,7 @@ class Island:
         ]
         return dataclasses.replace(state, params=structure.unflatten(found))
 
-    def _computed(self, number: int, decided: Round, before: Agreed, base: str) -> Agreed | None:
+    def _computed(self, number: int, decided: OuterRound, before: GroupUpdate, base: str) -> GroupUpdate | None:
         """What a round came to, from what its members wrote; None where it can't be told: they began from something else, or
         what they wrote is gone or damaged."""
         if decided.base != base or any(member.base != base for member in decided.members):
@@ -211,14 +213,15 @@ class Island:
             return before
         try:
             moved = [
-                decoded(self._place.read_from(number, member), self._wire, before.params) for member in decided.members
+                decode_update(self._place.read_from(number, member), self._wire, before.params)
+                for member in decided.members
             ]
         except (MissingError, KeyError, ValueError) as error:
             self._say(f"what islands wrote for meeting {number} can't be read any more: {error}")
             return None
         return before.after(mean_of(moved), self._comms)
 
-    def _found(self, number: int, like: Mapping[str, np.ndarray]) -> Agreed:
+    def _found(self, number: int, like: Mapping[str, np.ndarray]) -> GroupUpdate:
         """What islands agreed on in a round, as a member has written it, or computed from what all members wrote."""
         until = time.monotonic() + PUBLISH_SECONDS
         while True:
@@ -237,15 +240,15 @@ class Island:
             heartbeat().alive()
             time.sleep(0.2)
 
-    def _written(self, number: int, like: Mapping[str, np.ndarray]) -> tuple[Agreed | None, str]:
+    def _written(self, number: int, like: Mapping[str, np.ndarray]) -> tuple[GroupUpdate | None, str]:
         """(what a member has written of a round; why it can't be used)."""
         try:
             arrays = self._place.agreed(number)
-            return (None, "it is missing") if arrays is None else (Agreed.of(arrays, like), "")
+            return (None, "it is missing") if arrays is None else (GroupUpdate.of(arrays, like), "")
         except (KeyError, ValueError) as error:
             return None, f"it is damaged, or of another model: {error}"
 
-    def _tell(self, number: int, step: int, decided: Round, seconds: float) -> None:
+    def _tell(self, number: int, step: int, decided: OuterRound, seconds: float) -> None:
         """Say who has come or gone since the last meeting, and who was left out of this one."""
         present = frozenset(member.index for member in decided.members)
         for index, why in sorted(decided.left_out.items()):
@@ -274,7 +277,7 @@ def _later(
     return position, drawn
 
 
-def _identity(prepared: Prepared) -> str:
+def _identity(prepared: PreparedRun) -> str:
     """The same for all islands of a run: what they train, on what, and how."""
     experiment = prepared.experiment
     parts = [describe(part) for part in (prepared.task, experiment.data, experiment.optimizer)]
@@ -286,7 +289,7 @@ def _identity(prepared: Prepared) -> str:
     return f"{experiment.name} {xxhash.xxh3_64_hexdigest(json.dumps(settings, sort_keys=True, default=str).encode())}"
 
 
-def _check(prepared: Prepared) -> None:
+def _check(prepared: PreparedRun) -> None:
     experiment, program = prepared.experiment, prepared.step.program
     asked = f"comms.islands.count={experiment.comms.islands.count}"
     for is_set, what in (

@@ -36,7 +36,7 @@ def due(every: int, number: int) -> bool:
 
 
 @dataclasses.dataclass
-class Keeper:
+class CheckpointSchedule:
     """The two tiers of one run.
 
     Attributes:

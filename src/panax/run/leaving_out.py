@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import agreeing
+from ..checkpoint import raise_on_all_processes
 from ..checkpoint.manifest import Manifest, checksum
 from ..checkpoint.record import FOLDER
 from ..core.errors import CheckpointError
-from ..job.agreement import first_text, is_first
+from ..job.agreement import first_text, is_process_zero
 from ..stores import MissingError, Store
 from ..system import files, json_reader
 
@@ -25,7 +25,7 @@ LOG = "rewinds.jsonl"
 """The same for people and reports, in the run's folder."""
 
 HOST = "batches"
-"""The name under which a checkpoint keeps a `Drawn`."""
+"""The name under which a checkpoint keeps a `DataProgress`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Rewind:
 
 
 @dataclasses.dataclass(frozen=True)
-class Drawn:
+class DataProgress:
     """How far a run has come in its data.
 
     Attributes:
@@ -105,10 +105,10 @@ class Drawn:
 
     def kept(self, step: int) -> dict[str, Any]:
         """What a checkpoint of `step` keeps, as JSON values; nothing where each step took the next batch, and was applied."""
-        return {} if self == Drawn(step) else {HOST: dataclasses.asdict(self)}
+        return {} if self == DataProgress(step) else {HOST: dataclasses.asdict(self)}
 
     @classmethod
-    def of(cls, manifest: Manifest) -> "Drawn":
+    def of(cls, manifest: Manifest) -> "DataProgress":
         """What a checkpoint has kept.
 
         Raises:
@@ -133,7 +133,7 @@ def is_of_history(manifest: Manifest, rewinds: Sequence[Rewind]) -> bool:
     It has trained on no batch that they leave out, and was not saved between the step that a rewind from a corrupted step went
     back to and that rewind.
     """
-    found = Drawn.of(manifest)
+    found = DataProgress.of(manifest)
     if any(each.corrupted and manifest.step > each.to and each not in found.rewinds for each in rewinds):
         return False
     left_out = {number for each in rewinds if each.data == found.data for number in each.batches}
@@ -147,8 +147,8 @@ def read_rewinds(store: Store) -> tuple[Rewind, ...] | None:
         CheckpointError: What is there is not such a record, or can't be read.
     """
     found: tuple[Rewind, ...] | None = None
-    with agreeing():
-        if is_first():
+    with raise_on_all_processes():
+        if is_process_zero():
             found = _read(store)
     told = first_text("" if found is None else json.dumps([dataclasses.asdict(each) for each in found]))
     return tuple(map(Rewind.read, json_reader.parse(told, constants=True))) if told else None

@@ -15,20 +15,20 @@ from ..metrics.film import Frames
 from ..metrics.heat_map import Picture
 from ..train import Scalars, evaluate_sent
 from .experiment import Experiment
-from .feed import Fed, feed
-from .hooked import Hooked, Wishes
-from .interrupt import Interrupt
+from .feed import Fed, iterate_on_device
+from .hooked import HookRequests, HookRunner
+from .interrupt import SignalHandler
 from .islands import Island
-from .keeping import Keeper, due
-from .prepare import Prepared, Say
+from .keeping import CheckpointSchedule, due
+from .prepare import PreparedRun, Say
 from .probing import Probing
 from .report import Report
 from .result import Result
-from .rewinding import Rewinding
+from .rewinding import RollbackController
 from .smaller import write_smaller_layouts
-from .spread import spread_of
+from .spread import weight_histograms
 from .start import Start
-from .verifying import Verifying
+from .verifying import SdcVerifier
 from .writing import continue_text
 
 RESERVED = frozenset({"step", "run"})
@@ -50,13 +50,13 @@ class Run:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedRun,
         start: Start,
-        keeper: Keeper,
+        keeper: CheckpointSchedule,
         report: Report,
-        rewinding: Rewinding,
-        verifying: Verifying,
-        interrupt: Interrupt,
+        rewinding: RollbackController,
+        verifying: SdcVerifier,
+        interrupt: SignalHandler,
         say: Say,
         island: Island | None = None,
     ):
@@ -68,7 +68,7 @@ class Run:
         self._verifying, self._island = verifying, island
         self._probing = Probing(prepared, report)
         self._stopped, self._failed = "", False
-        self._hooked = Hooked(self.experiment.hooks)
+        self._hooked = HookRunner(self.experiment.hooks)
         keeper.of_hooks = lambda: self._hooked.kept(self)
         self._begin(start)
 
@@ -113,7 +113,7 @@ class Run:
         report, interrupt, sender, first = self._report, self._interrupt, self.prepared.step, self.step
         left_out = self._rewinding.left_out
         with contextlib.closing(
-            feed(self.prepared.data.train, sender, self._position, drawn=self._number, left_out=left_out)
+            iterate_on_device(self.prepared.data.train, sender, self._position, drawn=self._number, left_out=left_out)
         ) as batches:
             batches.gives_up = interrupt.gives_up_waiting
             while not (self._ended or self._goes_back or self._is_behind or interrupt.due()):
@@ -261,29 +261,31 @@ class Run:
     def _ended(self) -> bool:
         return self.step >= self.experiment.num_steps or bool(self._stopped) or self._failed
 
-    def _called(self, method: str, agree: bool, *arguments: Any) -> Wishes:
+    def _called(self, method: str, agree: bool, *arguments: Any) -> HookRequests:
         """Call the hooks, and take what they asked for; of many processes, where all of them agree on it."""
         if not self._hooked:
-            return Wishes()
+            return HookRequests()
         with self._report.clock.measure("hooks"):
             self._hooked.call(method, self, *arguments)
             if jax.process_count() > 1 and not agree:
-                return Wishes()
+                return HookRequests()
             return self._take_wishes(self._hooked.wishes.agreed())
 
-    def _take_wishes(self, wishes: Wishes) -> Wishes:
-        self._hooked.wishes = Wishes()
+    def _take_wishes(self, wishes: HookRequests) -> HookRequests:
+        self._hooked.wishes = HookRequests()
         self._stopped, self._failed = self._stopped or wishes.stop, self._failed or wishes.failed
         return wishes
 
-    def _judge(self) -> Wishes:
+    def _judge(self) -> HookRequests:
         self._report.flush()
         with self._report.ledger.during("evaluation"):
-            self._evaluation = judge(self.prepared, self.state, self.step, self._report, self._interrupt.due)
+            self._evaluation = evaluate_held_out(
+                self.prepared, self.state, self.step, self._report, self._interrupt.due
+            )
             if not self._evaluation and self._interrupt.signal is not None:
                 self.say(f"the evaluation of step {self.step} is left: {self._interrupt.signal.name} came")
             self._report.compiled()
-            return self._called("after_evaluation", True, self._evaluation) if self._evaluation else Wishes()
+            return self._called("after_evaluation", True, self._evaluation) if self._evaluation else HookRequests()
 
     def _judge_at_end(self) -> None:
         """Evaluate the last state; if that fails, save it first: the steps since the last save are not lost with it."""
@@ -296,7 +298,7 @@ class Run:
                 self.say(f"the last evaluation failed; step {self.step} is saved: {saved}")
             raise
 
-    # What a hook sees and may ask for; see `panax.hooks.Running`.
+    # What a hook sees and may ask for; see `panax.hooks.RunView`.
 
     @property
     def values(self) -> Mapping[str, float]:
@@ -340,7 +342,7 @@ class Run:
         return continue_text(self.prepared.task, state.judged_params, state.model_state, tokenizer, prompt, **settings)
 
     def histograms(self) -> Mapping[str, Histogram]:
-        return spread_of(self.prepared.step, self.state, self.batch)
+        return weight_histograms(self.prepared.step, self.state, self.batch)
 
     def evaluate(self) -> None:
         self._hooked.wishes.evaluate = True
@@ -356,8 +358,8 @@ class _Left(Exception):
     """An evaluation that is not finished, since the run is to stop."""
 
 
-def judge(
-    prepared: Prepared, state: TrainState, number: int, report: Report, stops: Callable[[], bool] = lambda: False
+def evaluate_held_out(
+    prepared: PreparedRun, state: TrainState, number: int, report: Report, stops: Callable[[], bool] = lambda: False
 ) -> Mapping[str, float]:
     """Evaluate on the held-out data; empty where there is none, or the run is to stop meanwhile.
 
@@ -368,7 +370,9 @@ def judge(
         return {}
     heartbeat().phase("evaluate")
     most = prepared.experiment.evaluate.batches or None
-    with contextlib.closing(feed(prepared.data.held_out, prepared.step, most=most, evaluates=True)) as batches:
+    with contextlib.closing(
+        iterate_on_device(prepared.data.held_out, prepared.step, most=most, evaluates=True)
+    ) as batches:
         try:
             evaluation = prepared.data.judged(evaluate_sent(prepared.step, state, _followed(batches, stops)))
         except _Left:

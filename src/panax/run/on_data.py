@@ -8,7 +8,7 @@ from ..data import BytePairTokenizer, TextData, TokenFile, corpus_of
 from .experiment import Experiment
 
 
-def on_data(experiment: Experiment, *paths: str | Path) -> Experiment:
+def replace_data(experiment: Experiment, *paths: str | Path) -> Experiment:
     """The experiment with the texts (or tokens) in these files, folders or globs as its corpus; see `panax.data.corpus_of`.
 
     Its other settings stay, but that tokens take no tokenizer that would be trained on a corpus.

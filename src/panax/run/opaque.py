@@ -14,15 +14,15 @@ _MOST_NODES = 100_000
 _DEEPEST = 30
 
 
-def named(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """The type of a value, and a digest of its numbers where it holds some that are its own.
 
     Of a function: the numbers that it closes over, its defaults and constants. Of arrays in lists and mappings: their bytes. Of
     another object: nothing, since it may hold what differs from process to process.
 
     >>> import optax
-    >>> named(optax.sgd(0.1)) == named(optax.sgd(0.1)), named(optax.sgd(0.1)) == named(optax.sgd(0.2))
-    (True, False)
+    >>> [describe_value(optax.sgd(0.1)) == describe_value(optax.sgd(rate)) for rate in (0.1, 0.2)]
+    [True, False]
     """
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     digest, nodes = xxhash.xxh3_64(), 0

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..comms import Comms
-from ..core import Axes, Faults, Task, TrainState
+from ..core import Axes, DataChecks, Task, TrainState
 from ..core.errors import DataError, RecipeError, kind_of
 from ..core.logical import axes_of_rows
 from ..data.iterable import as_batch
@@ -55,12 +55,12 @@ class PlainStep:
         read = {
             name: x
             for name, x in scalars.items()
-            if isinstance(x, Faults) or name in ("learning_rate", "parameter_norm")
+            if isinstance(x, DataChecks) or name in ("learning_rate", "parameter_norm")
         }
         # Those of the step before: to read this one's would be to wait for it.
         self.raise_faults()
         self._unread = [(self._count, read)]
-        return state, {name: value for name, value in scalars.items() if not isinstance(value, Faults)}
+        return state, {name: value for name, value in scalars.items() if not isinstance(value, DataChecks)}
 
     def raise_faults(self) -> None:
         """Wait for the last step, and raise if it found its batch to be wrong. The next step and `evaluate` do so, too.
@@ -72,7 +72,7 @@ class PlainStep:
         unread, self._unread = self._unread, []
         for number, scalars in unread:
             for value in scalars.values():
-                if isinstance(value, Faults):
+                if isinstance(value, DataChecks):
                     value.refuse(f"the batch of step {number}")
             check_sound(number, scalars)
 

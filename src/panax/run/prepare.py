@@ -13,11 +13,11 @@ from ..core import DataFacts, Source, Task
 from ..core.errors import RecipeError, kind_of
 from ..core.target import target_of
 from ..data import BatchRamp, ExampleData, IterableSource, TextData
-from ..data.agreement import agreeing
-from ..data.converted import Converted, converted
+from ..data.agreement import raise_on_all_processes
+from ..data.converted import ConvertedSource, convert_batches
 from ..data.first_batches import FirstBatches
-from ..data.ramped import ramped
-from ..data.share import Share
+from ..data.ramped import apply_batch_ramp
+from ..data.share import BatchShard
 from ..data.text_bytes import bits_per_byte
 from ..data.tokenizer import Tokenizer
 from ..job.heartbeat import heartbeat
@@ -32,7 +32,7 @@ from ..train.compiled import needs_of
 from ..train.debug import DebugStep
 from ..train.precision import precision_words, with_compute_dtype
 from ..train.program import check_rows_together
-from .automatic import with_chosen_mesh
+from .automatic import resolve_auto_mesh
 from .experiment import Experiment
 from .paused import with_paused_comms
 from .slow_axes import with_slow_axes
@@ -67,7 +67,7 @@ class OpenedData:
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """A run that has not begun: nothing is compiled, no parameter is allocated.
 
     Attributes:
@@ -91,8 +91,8 @@ def open_data(experiment: Experiment, say: Say) -> OpenedData:
         DataError: It can't be read, or holds nothing.
     """
     opened = _opened(experiment, say)
-    held_out = None if opened.held_out is None else converted(opened.held_out, experiment.task)
-    opened = dataclasses.replace(opened, train=converted(opened.train, experiment.task), held_out=held_out)
+    held_out = None if opened.held_out is None else convert_batches(opened.held_out, experiment.task)
+    opened = dataclasses.replace(opened, train=convert_batches(opened.train, experiment.task), held_out=held_out)
     if not experiment.overfit_batches:
         return opened
     say(f"training on the first {experiment.overfit_batches} batches alone, and evaluating on them")
@@ -142,7 +142,7 @@ def _with_held_out(opened: OpenedData, experiment: Experiment, say: Say) -> Open
 
     data = experiment.held_out
     if not isinstance(data, TextData | ExampleData):
-        held_out, notes = agreeing(as_source(data, epochs=1), opened.train)
+        held_out, notes = raise_on_all_processes(as_source(data, epochs=1), opened.train)
         for note in notes:
             say(note)
         return dataclasses.replace(opened, held_out=held_out)
@@ -181,7 +181,7 @@ def as_source(data: Any, epochs: int | None = None) -> Source:
 
 def prepare(
     experiment: Experiment, say: Say = lambda line: None, devices: Any = None, *, compute_dtype: str = ""
-) -> Prepared:
+) -> PreparedRun:
     """Derive a run from an experiment. Raises whatever is wrong with it before anything is compiled.
 
     Args:
@@ -195,7 +195,7 @@ def prepare(
     )
     source = data.train
     experiment = with_rate_for_batch(experiment, lambda: batch_shapes(experiment, source), say)
-    experiment, task = with_chosen_mesh(
+    experiment, task = resolve_auto_mesh(
         experiment, task, make_program, lambda: batch_shapes(experiment, source), source.axes, devices, say
     )
     data = _shared(_with_ramp(data, experiment.batch_ramp, say), experiment.comms.islands)
@@ -206,7 +206,7 @@ def prepare(
     if program.tables is not None and program.averages:
         say("averages are of all parameters but the tables, which are evaluated as they are")
     if experiment.debug:
-        return Prepared(experiment, task, data, DebugStep(program, data.train.axes, shapes_allowed=data.shapes))
+        return PreparedRun(experiment, task, data, DebugStep(program, data.train.axes, shapes_allowed=data.shapes))
     placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program))
     program = with_paused_comms(program, placement, say)
     program = with_slow_axes(program, placement, experiment.folder, say)
@@ -214,7 +214,7 @@ def prepare(
     for words in (precision_words(task, placement.target), comms.words()):
         if words is not None:
             say(words)
-    return Prepared(
+    return PreparedRun(
         experiment, task, data, CompiledStep(program, placement, data.train.axes, shapes_allowed=data.shapes)
     )
 
@@ -225,15 +225,17 @@ def _with_ramp(data: OpenedData, ramp: BatchRamp, say: Say) -> OpenedData:
         return data
     sizes = ", ".join(f"a {count}th" if count > 2 else "a half" for count in ramp.parts)
     say(f"batch ramp: {ramp.steps} steps each with {sizes} of the batch, then all of it from step {ramp.end + 1} on")
-    return dataclasses.replace(data, train=ramped(data.train, ramp), shapes=data.shapes * (1 + len(ramp.parts)))
+    return dataclasses.replace(
+        data, train=apply_batch_ramp(data.train, ramp), shapes=data.shapes * (1 + len(ramp.parts))
+    )
 
 
 def _shared(data: OpenedData, islands: Islands) -> OpenedData:
     """Of an island its own rows of each batch; it is judged on all that is held out."""
     if islands.count == 1:
         return data
-    held_out = None if data.held_out is None else Share(data.held_out, 0, 1)
-    return dataclasses.replace(data, train=Share(data.train, islands.index, islands.count), held_out=held_out)
+    held_out = None if data.held_out is None else BatchShard(data.held_out, 0, 1)
+    return dataclasses.replace(data, train=BatchShard(data.train, islands.index, islands.count), held_out=held_out)
 
 
 def batch_shapes(experiment: Experiment, source: Source) -> dict[str, Any]:
@@ -241,7 +243,9 @@ def batch_shapes(experiment: Experiment, source: Source) -> dict[str, Any]:
     if isinstance(experiment.data, TextData):
         return text_batch(experiment.data)
     first = (
-        source.first_batch() if isinstance(source, IterableSource | Converted) else next(iter(source.batches())).batch
+        source.first_batch()
+        if isinstance(source, IterableSource | ConvertedSource)
+        else next(iter(source.batches())).batch
     )
     return {name: jax.ShapeDtypeStruct(np.shape(leaf), np.asarray(leaf).dtype) for name, leaf in first.items()}
 

@@ -18,14 +18,14 @@ from typing import Any
 
 import jax
 
-from ..job.agreement import any_process, first_text, gather_ints, gather_texts, is_first
+from ..job.agreement import any_process, first_text, gather_ints, gather_texts, is_process_zero
 from ..job.heartbeat import heartbeat
 from ..plan.profile import HardwareProfile, newest_profile, profile_in, profiles_folder
 from ..plan.walk import traffic_of_trace
-from ..preflight.probes import AxisProbe, AxisUse, LinkProbe, MatrixProbe, axis_uses, crossing, of_these_hosts, peers
+from ..preflight.probes import AxisProbe, AxisUse, LinkProbe, MatrixProbe, axis_uses, crossing, matches_hosts, peers
 from ..system import json_reader
 from ..train import CompiledStep
-from .prepare import Prepared
+from .prepare import PreparedRun
 from .report import Report
 
 SHARE = 0.01
@@ -61,7 +61,7 @@ PARTS = {"data_stall": "waiting for data", "hooks": "hooks", "other": "its own w
 class Probing:
     """The probes of one process; silent where nobody supervises, or there is one process."""
 
-    def __init__(self, prepared: Prepared, report: Report):
+    def __init__(self, prepared: PreparedRun, report: Report):
         """Every process of the job calls it."""
         self._prepared, self._report = prepared, report
         self._every = prepared.experiment.probe.every
@@ -74,7 +74,7 @@ class Probing:
         self._mesh = step.placement.mesh
         self._next = self._every if self._every > 0 else LEAST_STEPS
         self._taken = self._steps = 0
-        self._window = Window(report)
+        self._window = ProbeWindow(report)
         self._costs: list[float] = []
         self._matrix: MatrixProbe | None = None
         self._axes: list[AxisProbe] = []
@@ -86,7 +86,7 @@ class Probing:
         heartbeat().facts(
             groups={axis: members[:MOST_NAMED] for axis, members in groups.items()}, address=os.environ.get(ADDRESS, "")
         )
-        if is_first():
+        if is_process_zero():
             step.when_traced = self._tell_collectives
 
     def after_step(self, step: int) -> None:
@@ -114,7 +114,7 @@ class Probing:
         self._matrix = MatrixProbe()
         hosts = gather_texts(socket.gethostname())
         told = ""
-        if is_first():
+        if is_process_zero():
             profile, name = self._profile(hosts)
             uses = axis_uses(self._mesh, profile)
             told = json.dumps([dataclasses.asdict(use) for use in uses])
@@ -131,7 +131,7 @@ class Probing:
         sizes = dict(self._mesh.shape.items())
         places = [profile_in(self._prepared.folder), *sorted(profiles_folder().glob("*.json"))]
         found = newest_profile(self._mesh.devices.flat[0].device_kind, sizes, places)
-        if found is None or not of_these_hosts(found[0], hosts, sizes):
+        if found is None or not matches_hosts(found[0], hosts, sizes):
             return None, ""
         return found[0], found[1].name
 
@@ -224,7 +224,7 @@ MOST_NAMED = 64
 """Processes or collectives in one line to the supervisor."""
 
 
-class Window:
+class ProbeWindow:
     """The steps since the last probe: what each of their parts took, by the run's clock."""
 
     def __init__(self, report: Report):

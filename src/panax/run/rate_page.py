@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..core.errors import DataError
 from ..core.finite import greatest, least
-from ..metrics.page.blocks import Mark, Paragraph, Picture, Section, Tile, Tiles
+from ..metrics.page.blocks import Annotation, FigureTiles, Paragraph, Picture, Section, Tile
 from ..metrics.page.html import page
 from ..metrics.page.lines import Line, line_chart
 from .finding_rate import MARGIN, RateSearch
@@ -15,9 +15,9 @@ from .finding_rate import MARGIN, RateSearch
 ROWS, COLUMNS = 14, 66
 
 
-def lines_of(found: RateSearch) -> list[str]:
+def format_rate_curve(found: RateSearch) -> list[str]:
     """The curve, then the answer."""
-    return [*plotted(found.rates, found.smoothed), "", *answer(found)]
+    return [*plot_losses(found.rates, found.smoothed), "", *answer(found)]
 
 
 def answer(found: RateSearch) -> list[str]:
@@ -34,7 +34,7 @@ def answer(found: RateSearch) -> list[str]:
     return [f"{name:<15}{value}" for name, value in rows]
 
 
-def plotted(rates: Sequence[float], losses: Sequence[float]) -> list[str]:
+def plot_losses(rates: Sequence[float], losses: Sequence[float]) -> list[str]:
     """Losses over the logarithm of the rate, in characters: at most 80 columns."""
     points = [(math.log10(rate), loss) for rate, loss in zip(rates, losses) if math.isfinite(loss)]
     if len(points) < 2:
@@ -82,10 +82,10 @@ def _sections(found: RateSearch) -> list[Section]:
     marks = (
         []
         if found.recommended is None
-        else [Mark(found.recommended, "recommended", f"recommended: {found.recommended:.2g}")]
+        else [Annotation(found.recommended, "recommended", f"recommended: {found.recommended:.2g}")]
     )
     drawn = line_chart(lines, "learning rate", logarithmic_x=True, titles_above=True, readable=True, marks=marks)
-    tiles = Tiles(
+    tiles = FigureTiles(
         (
             Tile("Recommended", _short(found.recommended), "a tenth of the rate of the lowest smoothed loss"),
             Tile("Steepest fall", _short(found.steepest), "by the logarithm of the rate"),

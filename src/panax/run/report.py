@@ -13,17 +13,17 @@ import jax
 import numpy as np
 
 from ..compiling.cache import compilations
-from ..core import CollectingTask, Faults, Position, Task
+from ..core import CollectingTask, DataChecks, Position, Task
 from ..core.errors import TrainingError
 from ..core.logical import Role, axis_of
 from ..core.watching import Watched
-from ..job.agreement import first_text, is_first
+from ..job.agreement import first_text, is_process_zero
 from ..job.heartbeat import heartbeat
 from ..kernels.registry import TIMED
 from ..metrics import (
+    BackgroundReporter,
     ConsoleTracker,
     JsonlTracker,
-    Lane,
     Peak,
     RunFacts,
     StepClock,
@@ -37,11 +37,11 @@ from ..metrics import (
 from ..metrics.ledger import Ledger
 from ..system import json_reader
 from ..train.update import check_sound
-from .account import account_of, epochs_of, lines_of, write_account
+from .account import account_of, epochs_of, format_account, write_account
 from .description import describe
 from .experiment import Experiment
-from .leaving_out import Drawn, list_rewinds, readable_numbers
-from .prepare import Prepared, Say
+from .leaving_out import DataProgress, list_rewinds, readable_numbers
+from .prepare import PreparedRun, Say
 from .session import record_facts
 
 PROFILED_STEPS = 3
@@ -65,13 +65,13 @@ class Report:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedRun,
         first_step: int,
         trackers: tuple[Tracker, ...],
         say: Say,
         ledger: Ledger,
         *,
-        told: Lane | None = None,
+        told: BackgroundReporter | None = None,
         run_id: str = "",
     ):
         """
@@ -91,13 +91,13 @@ class Report:
             (str(folder / "tensorboard"), TensorBoardTracker(folder / "tensorboard", first_step + 1)),
             *((type(tracker).__name__, tracker) for tracker in (*experiment.trackers, *trackers)),
         ]
-        self._lanes: list[Lane] = []
-        places: list[tuple[Tracker, Lane]] = []
-        for name, tracker in named if is_first() else []:
+        self._lanes: list[BackgroundReporter] = []
+        places: list[tuple[Tracker, BackgroundReporter]] = []
+        for name, tracker in named if is_process_zero() else []:
             if told is not None and isinstance(tracker, ConsoleTracker):
                 places.append((tracker, told))
                 continue
-            lane = Lane(name, say, threaded=not experiment.debug, close_seconds=tracker.close_seconds)
+            lane = BackgroundReporter(name, say, threaded=not experiment.debug, close_seconds=tracker.close_seconds)
             self._lanes.append(lane)
             places.append((tracker, lane))
         self._trackers = Trackers(places)
@@ -197,7 +197,7 @@ class Report:
         if not self._first_told:
             self._first_told = True
             _tell_first_step()
-        for name in [name for name, value in found.items() if isinstance(value, Faults)]:
+        for name in [name for name, value in found.items() if isinstance(value, DataChecks)]:
             found.pop(name).refuse(f"the batch of step {number}")
         values = {name: float(value) for name, value in found.items() if np.ndim(value) == 0}
         check_sound(number, values)
@@ -211,11 +211,11 @@ class Report:
         self._latest.update(_named(values))
         goes_back = self.goes_back(number, values)
         if values.get("skipped_in_a_row", 0) >= experiment.step.max_skipped and not goes_back:
-            raise TrainingError(f"{skipped_words(number, values)}; {_way_out(experiment, values)}")
+            raise TrainingError(f"{describe_skipped(number, values)}; {_way_out(experiment, values)}")
         if number % experiment.log_every == 0 or number == experiment.num_steps:
             self._record(number, values, position)
 
-    def rewound(self, drawn: Drawn) -> None:
+    def rewound(self, drawn: DataProgress) -> None:
         """Report that the run has gone back; what is known of the steps after that is left out."""
         rewind, count = drawn.rewinds[-1], len(drawn.rewinds)
         self._pending = None
@@ -233,7 +233,7 @@ class Report:
         told = {"rewind/count": float(count), "rewind/batches_left_out": float(len(drawn.left_out))}
         self._latest.update(told)
         self._trackers.record(rewind.to, told)
-        if is_first():
+        if is_process_zero():
             self._lanes[0].put(list_rewinds, Path(self._prepared.folder), drawn.rewinds)
 
     def verified(self, number: int, seconds: float) -> None:
@@ -274,12 +274,12 @@ class Report:
 
     def account(self, number: int, position: Position | None) -> None:
         """Say and write down how often the documents have been seen in the steps so far."""
-        if position is None or not is_first():
+        if position is None or not is_process_zero():
             return
         parts = account_of(self._prepared.data.train, position)
         if parts:
             self._lanes[0].put(write_account, Path(self._prepared.folder), number, parts)
-        for line in lines_of(parts):
+        for line in format_account(parts):
             self._say(line)
 
     def end(self, number: int, word: str) -> None:
@@ -335,7 +335,7 @@ class Report:
         told = heartbeat()
         if not told.supervised:
             return
-        if is_first():
+        if is_process_zero():
             told.values(number, {name: value for name, value in record.items() if name.startswith(WATCHED)})
         if record.get("seconds/step"):
             told.facts(data_wait=round(record.get("seconds/data_stall", 0.0) / record["seconds/step"], 4))
@@ -368,7 +368,7 @@ class Report:
         self._say(f"profile of {self._profiled} steps written below {self._profile_folder / 'plugins'}")
 
 
-def skipped_words(number: int, values: Mapping[str, float]) -> str:
+def describe_skipped(number: int, values: Mapping[str, float]) -> str:
     """That updates were skipped, up to that of step `number`, with its scalars."""
     return (
         f"{values['skipped_in_a_row']:.0f} updates in a row were not finite or spiked, the last one at step {number} "
@@ -389,7 +389,7 @@ def _way_out(experiment: Experiment, values: Mapping[str, float]) -> str:
     return f"{ways}; --rewind.after {after} would go back to a checkpoint and leave such batches out" if after else ways
 
 
-def _zero_gradient_words(prepared: Prepared, number: int, values: Mapping[str, float]) -> str | None:
+def _zero_gradient_words(prepared: PreparedRun, number: int, values: Mapping[str, float]) -> str | None:
     """A warning if the first step that this process takes has no gradient at all; None if it has, or need not have one."""
     late = prepared.experiment.comms.delayed
     if isinstance(prepared.task, CollectingTask) or late or values.get("gradient_norm") != 0.0:
@@ -426,14 +426,14 @@ def says_flops(task: Task) -> bool:
     return task.flops_per_example() is not None or task.flops_per_token(1) is not None
 
 
-def find_peak(prepared: Prepared) -> Peak:
+def find_peak(prepared: PreparedRun) -> Peak:
     """The peak of the devices that this run uses, in the dtype it computes in.
 
     The first process finds it for all: processes of one host that measured at the same time would slow each other down.
     """
     placement = getattr(prepared.step, "placement", None)
     devices = [jax.devices()[0]] if placement is None else list(placement.devices.devices.flat)
-    found = peak_of(devices, prepared.task.compute_dtype) if is_first() else None
+    found = peak_of(devices, prepared.task.compute_dtype) if is_process_zero() else None
     if jax.process_count() == 1 and found is not None:
         return found
     told = first_text("" if found is None else json.dumps(dataclasses.asdict(found)))

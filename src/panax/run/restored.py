@@ -9,19 +9,19 @@ import jax
 import jax.numpy as jnp
 
 from ..checkpoint import Checkpoint, restore
-from ..comms.local import in_front
-from ..comms.owed import passed_on
+from ..comms.local import add_replica_axis
+from ..comms.owed import reshard_residual
 from ..core import TrainState, named_leaves, pair_axes
 from ..core.state import averages_of
 from ..train import CompiledStep
-from .prepare import Prepared
+from .prepare import PreparedRun
 
 Say = Callable[[str], None]
 
 AVERAGED, OWED, REPLICAS, DELAYED = "averaged.", "owed.", "replicas.", "delayed."
 
 
-def restored(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState:
+def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: Say) -> TrainState:
     """The checkpoint's state.
 
     An average of the parameters begins now, or ends, where its setting has changed. What compressed sums of gradients have left
@@ -67,7 +67,7 @@ def restored(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState
     return state if owed == had_owed else _owing(prepared, state, had_owed, say)
 
 
-def averaging_again(prepared: Prepared, state: TrainState) -> TrainState:
+def averaging_again(prepared: PreparedRun, state: TrainState) -> TrainState:
     """The state with an average that begins at its parameters, where one is kept."""
     program, places = prepared.step.program, prepared.step.shardings.averaged
     if program.abstract.averaged is None:
@@ -76,7 +76,7 @@ def averaging_again(prepared: Prepared, state: TrainState) -> TrainState:
     return dataclasses.replace(state, averaged=jax.jit(averages_of, out_shardings=places)(free))
 
 
-def _none_late(prepared: Prepared, state: TrainState) -> TrainState:
+def _none_late(prepared: PreparedRun, state: TrainState) -> TrainState:
     """The state with no late gradient yet, where there is to be one."""
     wanted, places = prepared.step.program.abstract.delayed, prepared.step.shardings.delayed
     if wanted is None:
@@ -91,7 +91,7 @@ def _moved(abstract: TrainState, stored: Mapping[str, Any]) -> bool:
     return any(tuple(stored[name].shape) != tuple(leaf.shape) for name, leaf in leaves.items() if name in stored)
 
 
-def _parted(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState:
+def _parted(prepared: PreparedRun, checkpoint: Checkpoint, say: Say) -> TrainState:
     """A state of replicas that begin to take local steps from what they have shared so far, the optimizer's state included."""
     step = prepared.step
     program = step.program
@@ -114,14 +114,14 @@ def _parted(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState:
             step=found["step"],
             key=found["key"],
             guard=found["guard"],
-            optimizer_state=in_front(found["optimizer_state"], count),
-            replicas=dataclasses.replace(state.replicas, guard=in_front(found["guard"], count)),
+            optimizer_state=add_replica_axis(found["optimizer_state"], count),
+            replicas=dataclasses.replace(state.replicas, guard=add_replica_axis(found["guard"], count)),
         )
 
     return jax.jit(begun, out_shardings=step.shardings)(found)
 
 
-def _apart_again(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainState:
+def _apart_again(prepared: PreparedRun, checkpoint: Checkpoint, say: Say) -> TrainState:
     """A state that begins from the parameters that a checkpoint's replicas have agreed on, with the optimizer's first state."""
     step = prepared.step
     parts = ("step", "params", "model_state", "key")
@@ -141,7 +141,7 @@ def _apart_again(prepared: Prepared, checkpoint: Checkpoint, say: Say) -> TrainS
     return jax.jit(begun, out_shardings=step.shardings)(found)
 
 
-def _as_stored(prepared: Prepared, had: dict[str, tuple[int, ...]]) -> tuple[Any, Any]:
+def _as_stored(prepared: PreparedRun, had: dict[str, tuple[int, ...]]) -> tuple[Any, Any]:
     """(shapes, places) of what a checkpoint holds of the parameters whose sums are compressed now; None where nobody asks."""
     step = prepared.step
     axes = step.program.axes.owed
@@ -155,7 +155,7 @@ def _as_stored(prepared: Prepared, had: dict[str, tuple[int, ...]]) -> tuple[Any
     return shapes, step.placement.storage_shardings(shapes, lies)
 
 
-def _owing(prepared: Prepared, state: TrainState, had: dict[str, tuple[int, ...]], say: Say) -> TrainState:
+def _owing(prepared: PreparedRun, state: TrainState, had: dict[str, tuple[int, ...]], say: Say) -> TrainState:
     step, over = prepared.step, prepared.step.program.comms.over
     wanted = step.program.abstract.owed
     if wanted is None:
@@ -165,7 +165,7 @@ def _owing(prepared: Prepared, state: TrainState, had: dict[str, tuple[int, ...]
 
     def passing(owed: Any) -> dict[str, jax.Array]:
         return {
-            name: passed_on(owed[name], len(leaf.shape) - len(over), leaf.shape[: len(over)])
+            name: reshard_residual(owed[name], len(leaf.shape) - len(over), leaf.shape[: len(over)])
             if name in owed
             else jnp.zeros(leaf.shape, leaf.dtype)
             for name, leaf in wanted.items()

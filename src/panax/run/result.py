@@ -9,7 +9,7 @@ from ..core.errors import RecipeError, nearest
 from ..metrics.page.lines import Chart, Line, line_chart
 from .evaluating import evaluate_result
 from .history import read_history, table
-from .prepare import Prepared
+from .prepare import PreparedRun
 from .writing import continue_text
 
 
@@ -26,7 +26,7 @@ class Result:
         stopped: Why a hook ended the run early; empty if none did.
     """
 
-    prepared: Prepared
+    prepared: PreparedRun
     state: TrainState
     step: int
     evaluation: Mapping[str, float]

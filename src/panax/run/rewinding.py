@@ -15,19 +15,19 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ..checkpoint import Checkpointer, MemoryTier, agreeing
+from ..checkpoint import Checkpointer, MemoryTier, raise_on_all_processes
 from ..core.errors import TrainingError
-from ..job.agreement import is_first
+from ..job.agreement import is_process_zero
 from ..job.heartbeat import heartbeat
-from .keeping import Keeper
-from .leaving_out import Drawn, Rewind, is_of_history, write_rewinds
+from .keeping import CheckpointSchedule
+from .leaving_out import DataProgress, Rewind, is_of_history, write_rewinds
 from .paused import verify_every
-from .prepare import Prepared, Say
-from .report import Report, skipped_words
+from .prepare import PreparedRun, Say
+from .report import Report, describe_skipped
 from .start import Start, first_start, newest_start
 
 
-class Rewinding:
+class RollbackController:
     """Which batches a run has taken and leaves out, and its ways back.
 
     Attributes:
@@ -37,11 +37,11 @@ class Rewinding:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedRun,
         start: Start,
         checkpointer: Checkpointer,
         memory: MemoryTier | None,
-        keeper: Keeper,
+        keeper: CheckpointSchedule,
         report: Report,
         say: Say,
     ):
@@ -87,7 +87,7 @@ class Rewinding:
         self._keeper.back_to = first - 1 if in_a_row and config.after else None
         so_far = sum(not rewind.corrupted for rewind in self.drawn.rewinds)
         if config.after and in_a_row >= config.after and so_far < config.most:
-            self.is_due, self._streak, self._first, self._why = True, skipped, first, skipped_words(step, values)
+            self.is_due, self._streak, self._first, self._why = True, skipped, first, describe_skipped(step, values)
         return self.is_due
 
     def _kept(self, step: int) -> Mapping[str, Any]:
@@ -204,10 +204,10 @@ class Rewinding:
             number -= 1
         return last if number in last.batches else None
 
-    def _record(self, drawn: Drawn, start: Start) -> None:
+    def _record(self, drawn: DataProgress, start: Start) -> None:
         """Put it on record, then remove what has trained on batches that are left out now."""
-        with agreeing():
-            if is_first():
+        with raise_on_all_processes():
+            if is_process_zero():
                 write_rewinds(self._checkpointer.store, drawn.rewinds)
         self._checkpointer.forget(lambda manifest: is_of_history(manifest, drawn.rewinds))
         if self._memory is not None:

@@ -17,16 +17,16 @@ import jax
 from ..compiling.cache import compilations
 from ..core.axes import named_leaves
 from ..core.errors import PanaxError
-from ..job.agreement import gather_texts, is_first
-from ..job.start_time import take_beginning
-from ..metrics import Lane
+from ..job.agreement import gather_texts, is_process_zero
+from ..job.start_time import take_start_time
+from ..metrics import BackgroundReporter
 from ..metrics.energy import energy_of
 from ..metrics.goodput import described, read_life
 from ..metrics.ledger import Ledger
 from ..system import children, files
 from ..system.cpu_info import processor
 from .description import describe
-from .prepare import Prepared, Say
+from .prepare import PreparedRun, Say
 
 FACTS = "sessions.jsonl"
 
@@ -49,25 +49,25 @@ _MOST_ARRAYS = 200
 
 
 @contextlib.contextmanager
-def open_ledger(prepared: Prepared, say: Say) -> Iterator[Ledger]:
+def open_ledger(prepared: PreparedRun, say: Say) -> Iterator[Ledger]:
     """The ledger of this session; when it has ended, a line says what the run's time was spent on.
 
     In processes but the first nothing is written.
     """
     experiment = prepared.experiment
-    folder = Path(prepared.folder) if is_first() else None
+    folder = Path(prepared.folder) if is_process_zero() else None
     attempt = os.environ.get("PANAX_ATTEMPT", "")
     with contextlib.closing(
-        Lane(str(Path(prepared.folder) / "goodput.jsonl"), say, threaded=not experiment.debug)
+        BackgroundReporter(str(Path(prepared.folder) / "goodput.jsonl"), say, threaded=not experiment.debug)
     ) as lane:
         ledger = Ledger(
             folder,
-            take_beginning(),
+            take_start_time(),
             attempt=int(attempt) if attempt.isdecimal() else 1,
             goes_on=os.environ.get(GOES_ON) == "1",
             compiled=lambda: compilations().seconds,
             put=lane.put,
-            energy=energy_of(jax.local_devices()[0].platform) if is_first() else None,
+            energy=energy_of(jax.local_devices()[0].platform) if is_process_zero() else None,
         )
         try:
             yield ledger
@@ -81,7 +81,7 @@ def open_ledger(prepared: Prepared, say: Say) -> Iterator[Ledger]:
         say(described(read_life(folder)))
 
 
-def record_facts(prepared: Prepared, run_id: str, step: int, lane: Lane | None) -> None:
+def record_facts(prepared: PreparedRun, run_id: str, step: int, lane: BackgroundReporter | None) -> None:
     """Add a line on this session to the run's folder: settings, layout, devices, hosts, versions. Every process calls it.
 
     Nothing of the environment's variables is kept.

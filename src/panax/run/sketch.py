@@ -13,7 +13,7 @@ from ..mesh import Placement
 from ..plan.step import text_batch
 from ..train.compiled import CompiledStep, needs_of
 from ..train.precision import with_compute_dtype
-from .automatic import Say, with_chosen_mesh
+from .automatic import Say, resolve_auto_mesh
 from .experiment import Experiment
 from .no_data import lacks_data
 from .prepare import make_program, prepare, with_rate_for_batch
@@ -38,7 +38,7 @@ class Sketch:
     sequence_length: int | None = None
 
 
-def sketched(
+def sketch_step(
     experiment: Experiment,
     devices: list[Any],
     say: Say,
@@ -74,7 +74,7 @@ def sketched(
         task = experiment.task.adapted(DataFacts(data.tokenizer.vocab_size, data.sequence_length))
     task = with_compute_dtype(task, target_of(devices[0]), say)
     experiment = with_rate_for_batch(experiment, lambda: text_batch(data), say)
-    experiment, task = with_chosen_mesh(
+    experiment, task = resolve_auto_mesh(
         experiment, task, make_program, lambda: text_batch(data), TEXT_AXES, devices, say, memory_bytes, fast_domain
     )
     program = make_program(experiment, task)

@@ -15,7 +15,7 @@ import numpy as np
 from ..comms.settings import AUTO
 from ..core import pair_axes
 from ..core.errors import RecipeError
-from ..job.agreement import first_text, is_first
+from ..job.agreement import first_text, is_process_zero
 from ..mesh import Placement
 from ..mesh.rules import MESH_AXES
 from ..plan.profile import HardwareProfile, newest_profile, profile_in, profiles_folder
@@ -115,7 +115,7 @@ def _measured(placement: Placement, folder: str | None) -> dict[str, float]:
     """Bytes a second of each axis, by the newest profile of these devices that the first process finds; empty without one."""
     kind = placement.devices.devices.flat[0].device_kind
     paths = [*([] if folder is None else [profile_in(folder)]), *sorted(profiles_folder().glob("*.json"))]
-    found = newest_profile(kind, placement.sizes, paths) if is_first() else None
+    found = newest_profile(kind, placement.sizes, paths) if is_process_zero() else None
     rates = {} if found is None else rates_of(found[0], placement.sizes)
     return json_reader.parse(first_text(json.dumps(rates)), constants=True)
 

@@ -13,16 +13,16 @@ import jax
 from ..core.logical import Role, traits_of
 from ..core.target import target_of
 from ..data.example_source import MASK
-from ..job.agreement import is_first
+from ..job.agreement import is_process_zero
 from ..job.heartbeat import heartbeat
 from ..mesh import Rules
-from ..mesh.legality import Needs, fitted_rules, meshes, problem
+from ..mesh.legality import MeshRequirements, fitted_rules, meshes, problem
 from ..mesh.rules import MESH_AXES
 from ..mesh.topology import data_parallel_size
 from ..plan.auto import MARGIN, state_bytes
 from ..train.compiled import CompiledStep, needs_of
 from .paused import WHOLE
-from .prepare import Prepared
+from .prepare import PreparedRun
 
 FILE = Path("job") / "layouts.json"
 """In the run's folder; `panax.cluster.world` reads it."""
@@ -47,7 +47,7 @@ class Smaller:
 
 
 def smaller_layouts(
-    needs: Needs, rules: Rules, whole: Mapping[str, int], micro_batches: int, devices: int, *, may_pad: bool
+    needs: MeshRequirements, rules: Rules, whole: Mapping[str, int], micro_batches: int, devices: int, *, may_pad: bool
 ) -> list[Smaller]:
     """The legal layouts of so many devices, best first.
 
@@ -60,7 +60,7 @@ def smaller_layouts(
         micro_batches: Those of the whole run.
         may_pad: Whether rows of weight zero are possible.
 
-    >>> rows = Needs(batch=(("tokens", ("batch", "seq"), (32, 8)),))
+    >>> rows = MeshRequirements(batch=(("tokens", ("batch", "seq"), (32, 8)),))
     >>> [first, *_] = smaller_layouts(rows, Rules(), {"replica": 2, "fsdp": 2, "tensor": 1}, 1, 2, may_pad=False)
     >>> {axis: size for axis, size in first.mesh.items() if size > 1}, first.micro_batches
     ({'fsdp': 2}, 2)
@@ -83,7 +83,7 @@ def smaller_layouts(
     return [layout for _, layout in sorted(found, key=lambda each: _distance(each[1].mesh, whole, each[0]))]
 
 
-def ranked_layouts(
+def rank_layouts(
     step: CompiledStep,
     rules: Rules,
     batch: Mapping[str, Any],
@@ -129,7 +129,7 @@ def _divides(layout: Smaller, batch: Mapping[str, Any], parts: Sequence[int]) ->
     return layout.pad_rows or all(rows // count % over == 0 for count in parts)
 
 
-def write_smaller_layouts(prepared: Prepared, batch: Mapping[str, Any], parts: int = 1) -> None:
+def write_smaller_layouts(prepared: PreparedRun, batch: Mapping[str, Any], parts: int = 1) -> None:
     """Keep the layouts for every smaller count of processes in the run's folder, where a supervisor may need them.
 
     Args:
@@ -139,13 +139,13 @@ def write_smaller_layouts(prepared: Prepared, batch: Mapping[str, Any], parts: i
     step, processes = prepared.step, jax.process_count()
     # Of a job that goes on without some nodes, those of the whole are known already.
     whole = processes > 1 and os.environ.get(WHOLE, "") == str(processes)
-    if not whole or not heartbeat().supervised or not is_first() or not isinstance(step, CompiledStep):
+    if not whole or not heartbeat().supervised or not is_process_zero() or not isinstance(step, CompiledStep):
         return
     rules, each, ramp = prepared.experiment.rules, jax.local_device_count(), prepared.experiment.batch_ramp
     batch = {
         name: jax.ShapeDtypeStruct((leaf.shape[0] * parts, *leaf.shape[1:]), leaf.dtype) for name, leaf in batch.items()
     }
-    ranked = ranked_layouts(step, rules, batch, processes, each=each, limit=_memory_limit(), parts=ramp.parts)
+    ranked = rank_layouts(step, rules, batch, processes, each=each, limit=_memory_limit(), parts=ramp.parts)
     found = {"processes": processes, "layouts": {n: [*map(dataclasses.asdict, r)] for n, r in ranked.items()}}
     path = Path(prepared.folder) / FILE
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -165,7 +165,7 @@ def _is_rows(axis: str | None) -> bool:
     return traits_of(axis).role is Role.ROWS
 
 
-def _of_rows(needs: Needs, rows: int, micro_batches: int) -> Needs:
+def _of_rows(needs: MeshRequirements, rows: int, micro_batches: int) -> MeshRequirements:
     """The same with another number of rows in a batch."""
     batch = tuple(
         (name, axes, tuple(rows if _is_rows(axis) else size for axis, size in zip(axes, shape)))

@@ -8,10 +8,10 @@ import jax
 from ..core import TrainState, named_leaves
 from ..metrics import Histogram
 from ..metrics.histogram import fetched, histogram
-from ..train.compiled import Step
+from ..train.compiled import StepProtocol
 
 
-def spread_of(step: Step, state: TrainState, batch: Mapping[str, jax.Array]) -> dict[str, Histogram]:
+def weight_histograms(step: StepProtocol, state: TrainState, batch: Mapping[str, jax.Array]) -> dict[str, Histogram]:
     """A histogram of each parameter and of its gradient, by `weights/NAME` and `gradients/NAME`."""
     return {name: fetched(found) for name, found in step.summarised(state, batch, _spread).items()}
 

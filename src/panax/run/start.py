@@ -9,26 +9,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, agreeing, only_job
+from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, only_job, raise_on_all_processes
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.record import read_record
 from ..core import Position, TrainState
 from ..core.errors import CheckpointError, DamagedError
 from ..data.agreement import classes_of
-from ..job.agreement import first_text, is_first
+from ..job.agreement import first_text, is_process_zero
 from ..kernels import TimedKernels, choose_by_timing, timed_kernels_in_force
 from ..kernels.compute_dtype import AUTO
 from ..stores import open_store
 from ..system import json_reader
-from ..system.lock import locked, owner
+from ..system.lock import open_locked, owner
 from .ahead import compile_ahead
 from .description import describe
-from .earlier import OWN_FILES, SETTINGS, check_same_run, position_in, set_aside
+from .earlier import OWN_FILES, SETTINGS, archive_run, check_same_run, position_in
 from .experiment import Experiment
 from .keeping import BEST, BestEvaluation
-from .leaving_out import Drawn, Rewind, is_of_history, list_rewinds, read_rewinds, readable_numbers
-from .prepare import Prepared, Say
-from .restored import averaging_again, restored
+from .leaving_out import DataProgress, Rewind, is_of_history, list_rewinds, read_rewinds, readable_numbers
+from .prepare import PreparedRun, Say
+from .restored import averaging_again, restore_state
 from .versions import report_versions
 
 MODEL = "model.json"
@@ -56,7 +56,7 @@ class Start:
     position: Position | None
     stored: int | None
     hooks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    drawn: Drawn = dataclasses.field(default_factory=Drawn)
+    drawn: DataProgress = dataclasses.field(default_factory=DataProgress)
     source: str = "the first state"
     best: BestEvaluation | None = None
 
@@ -80,8 +80,8 @@ def choose_kernels(experiment: Experiment, say: Say, *, fresh: bool, detail: Say
         StoreError: The place of the checkpoints can't be read.
     """
     recorded = {"kernels": "", "compute_dtype": ""}
-    with agreeing():
-        if is_first() and not fresh:
+    with raise_on_all_processes():
+        if is_process_zero() and not fresh:
             # A record that is none is said and written again where the place is claimed.
             with contextlib.suppress(CheckpointError):
                 found = read_record(open_store(place_of_checkpoints(experiment)))
@@ -99,7 +99,7 @@ def choose_kernels(experiment: Experiment, say: Say, *, fresh: bool, detail: Say
 
 
 @contextlib.contextmanager
-def open_folder(prepared: Prepared, say: Say, *, fresh: bool = False) -> Iterator[Checkpointer]:
+def open_folder(prepared: PreparedRun, say: Say, *, fresh: bool = False) -> Iterator[Checkpointer]:
     """Make the run's folder, lock it and its checkpoints against a second job, and hand out its checkpointer.
 
     In a job of many processes the first one holds the locks.
@@ -114,16 +114,16 @@ def open_folder(prepared: Prepared, say: Say, *, fresh: bool = False) -> Iterato
     folder, config = Path(experiment.folder), experiment.checkpoint
     where = place_of_checkpoints(experiment)
     with contextlib.ExitStack() as locks:
-        with agreeing():
-            if is_first():
+        with raise_on_all_processes():
+            if is_process_zero():
                 locks.enter_context(_locked(folder))
                 refuse_links(folder)
                 locks.enter_context(only_job(where))
                 if fresh:
-                    set_aside(experiment, say)
+                    archive_run(experiment, say)
         checkpointer = Checkpointer(where, config, attachments(prepared), say)
-        with agreeing():
-            if is_first():
+        with raise_on_all_processes():
+            if is_process_zero():
                 chosen = prepared.task.compute_dtype if experiment.task.compute_dtype == AUTO else ""
                 checkpointer.claim(timed_kernels_in_force(), chosen)
                 checkpointer.sweep()
@@ -151,7 +151,7 @@ def refuse_links(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def open_memory(prepared: Prepared, checkpointer: Checkpointer, say: Say) -> Iterator[MemoryTier | None]:
+def open_memory(prepared: PreparedRun, checkpointer: Checkpointer, say: Say) -> Iterator[MemoryTier | None]:
     """The copies of this run in the memory of hosts, if it keeps any; removed when it ends well: the store has all then."""
     config = prepared.experiment.checkpoint.memory
     if not config.every:
@@ -170,7 +170,7 @@ def open_memory(prepared: Prepared, checkpointer: Checkpointer, say: Say) -> Ite
 def _locked(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = locked(folder / ".lock")
+        lock = open_locked(folder / ".lock")
     except BlockingIOError as error:
         raise CheckpointError(
             f"another process is training in {folder}; wait for it, stop it, or choose another folder with --directory"
@@ -186,7 +186,7 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def attachments(prepared: Prepared) -> dict[str, str]:
+def attachments(prepared: PreparedRun) -> dict[str, str]:
     """What every checkpoint carries besides arrays, so that it can be used alone."""
     files = {
         SETTINGS: json.dumps(describe(prepared.experiment), indent=1),
@@ -206,7 +206,12 @@ def attachments(prepared: Prepared) -> dict[str, str]:
 
 
 def begin(
-    prepared: Prepared, checkpointer: Checkpointer, memory: MemoryTier | None, say: Say, *, accept_changes: bool = False
+    prepared: PreparedRun,
+    checkpointer: Checkpointer,
+    memory: MemoryTier | None,
+    say: Say,
+    *,
+    accept_changes: bool = False,
 ) -> Start:
     """Restore the newest whole state, from the memory of hosts or from the store, or draw (or load) the first state.
 
@@ -225,7 +230,7 @@ def begin(
     return start
 
 
-def _finish_rewinds(prepared: Prepared, checkpointer: Checkpointer, drawn: Drawn, say: Say) -> None:
+def _finish_rewinds(prepared: PreparedRun, checkpointer: Checkpointer, drawn: DataProgress, say: Say) -> None:
     """Do what a rewind that was cut short may have left undone, and say what is left out."""
     rewinds = drawn.rewinds
     removed = checkpointer.forget(lambda manifest: is_of_history(manifest, rewinds))
@@ -233,7 +238,7 @@ def _finish_rewinds(prepared: Prepared, checkpointer: Checkpointer, drawn: Drawn
         say(f"checkpoints of what the run went back from are removed: steps {', '.join(map(str, removed))}")
     if drawn.left_out:
         say(f"rewinds so far: {len(rewinds)}; they leave out {readable_numbers(sorted(drawn.left_out))}")
-    if is_first():
+    if is_process_zero():
         try:
             list_rewinds(Path(prepared.folder), rewinds)
         except OSError as error:
@@ -241,7 +246,7 @@ def _finish_rewinds(prepared: Prepared, checkpointer: Checkpointer, drawn: Drawn
 
 
 def newest_start(
-    prepared: Prepared,
+    prepared: PreparedRun,
     checkpointer: Checkpointer,
     memory: MemoryTier | None,
     say: Say,
@@ -286,7 +291,7 @@ def newest_start(
     return None if start is None else known(start)
 
 
-def first_start(prepared: Prepared, checkpointer: Checkpointer, say: Say, rewinds: Sequence[Rewind] = ()) -> Start:
+def first_start(prepared: PreparedRun, checkpointer: Checkpointer, say: Say, rewinds: Sequence[Rewind] = ()) -> Start:
     """Draw (or load) the first state, with the data from its beginning.
 
     Raises:
@@ -297,21 +302,21 @@ def first_start(prepared: Prepared, checkpointer: Checkpointer, say: Say, rewind
             f"no checkpoint in {checkpointer.store.url} is whole; look at them with `panax checkpoint verify`, then remove them, "
             f"or start from step 0 with --fresh"
         )
-    return Start(first_state(prepared, say), 0, None, None, drawn=Drawn(rewinds=tuple(rewinds)))
+    return Start(first_state(prepared, say), 0, None, None, drawn=DataProgress(rewinds=tuple(rewinds)))
 
 
-def begin_from(prepared: Prepared, checkpoint: Checkpoint, say: Say, accept_changes: bool = False) -> Start:
+def begin_from(prepared: PreparedRun, checkpoint: Checkpoint, say: Say, accept_changes: bool = False) -> Start:
     """Where a checkpoint ends, saying what has changed since."""
-    with agreeing():
+    with raise_on_all_processes():
         check_same_run(prepared.experiment, checkpoint, accept_changes=accept_changes, say=say)
     report_versions(checkpoint, say)
     position = position_in(prepared, checkpoint, accept_changes=accept_changes, say=say)
     step = checkpoint.manifest.step
     compile_ahead(prepared, prepared.experiment.num_steps - step)
-    state = restored(prepared, checkpoint, say)
+    state = restore_state(prepared, checkpoint, say)
     say(f"resuming from step {step} of {prepared.experiment.num_steps}: {checkpoint.url}")
     hooks = checkpoint.manifest.host.get("hooks")
-    drawn = Drawn.of(checkpoint.manifest)
+    drawn = DataProgress.of(checkpoint.manifest)
     # Of other data, the same numbers are other batches.
     changed = position is None and checkpoint.manifest.host["data"] is not None
     return Start(
@@ -320,14 +325,14 @@ def begin_from(prepared: Prepared, checkpoint: Checkpoint, say: Say, accept_chan
         position,
         step,
         hooks if isinstance(hooks, dict) else {},
-        Drawn(rewinds=drawn.rewinds, data=drawn.data + 1) if changed else drawn,
+        DataProgress(rewinds=drawn.rewinds, data=drawn.data + 1) if changed else drawn,
         checkpoint.url,
         BestEvaluation.of(checkpoint.manifest.host.get(BEST)),
     )
 
 
 def begin_from_memory(
-    prepared: Prepared, checkpoint: Checkpoint, say: Say, accept_changes: bool = False
+    prepared: PreparedRun, checkpoint: Checkpoint, say: Say, accept_changes: bool = False
 ) -> Start | None:
     """Where the copy in memory ends; None, saying so, where it can't be used: the store is there."""
     try:
@@ -337,7 +342,7 @@ def begin_from_memory(
         return None
 
 
-def first_state(prepared: Prepared, say: Say) -> TrainState:
+def first_state(prepared: PreparedRun, say: Say) -> TrainState:
     """The state before the first step: drawn, or with parameters loaded."""
     experiment = prepared.experiment
     compile_ahead(prepared, experiment.num_steps)

@@ -31,7 +31,7 @@ def _warned(line: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Trained:
+class LoadedModel:
     """What a checkpoint holds besides optimizer state, on one device.
 
     Attributes:
@@ -52,7 +52,7 @@ class Trained:
     classes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"Trained({type(self.task).__name__}, {self.url})"
+        return f"LoadedModel({type(self.task).__name__}, {self.url})"
 
     def generate(self, prompt: str, **settings: Any) -> str:
         """What the model writes after `prompt`; settings as `panax.run.continue_text` takes them.
@@ -90,7 +90,7 @@ def find_checkpoints(where: str, *, newest: bool = False) -> Iterator[Checkpoint
         )
 
 
-def load_trained(where: str | Path, say: Say = _warned, *, newest: bool = False) -> Trained:
+def load_trained(where: str | Path, say: Say = _warned, *, newest: bool = False) -> LoadedModel:
     """Read the model of a checkpoint, the best that is whole; optimizer state is not read.
 
     Args:
@@ -112,7 +112,7 @@ def load_trained(where: str | Path, say: Say = _warned, *, newest: bool = False)
     raise damaged
 
 
-def read_trained(checkpoint: Checkpoint) -> Trained:
+def read_trained(checkpoint: Checkpoint) -> LoadedModel:
     """Read the model of this checkpoint.
 
     Raises:
@@ -129,7 +129,9 @@ def read_trained(checkpoint: Checkpoint) -> Trained:
         checkpoint, params, model_state, *jax.tree.map(lambda _: place, (params, model_state))
     )
     averaged = any(name.startswith(f"{AVERAGED}.") for name in checkpoint.manifest.arrays)
-    return Trained(checkpoint.url, task, params, model_state, _tokenizer(checkpoint), averaged, classes_in(checkpoint))
+    return LoadedModel(
+        checkpoint.url, task, params, model_state, _tokenizer(checkpoint), averaged, classes_in(checkpoint)
+    )
 
 
 def classes_in(checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -23,18 +23,18 @@ from ..job.agreement import any_process, first_text, gather_texts
 from ..job.heartbeat import heartbeat
 from ..system.cpu_info import processor
 from ..train import CompiledStep, Scalars
-from ..train.elsewhere import Elsewhere, ShardSums, leaf_names
+from ..train.elsewhere import RolledReplay, ShardSums, leaf_names
 from .keeping import due
 from .paused import verify_every
-from .prepare import Prepared, Say
+from .prepare import PreparedRun, Say
 from .report import Report
-from .rewinding import Rewinding
+from .rewinding import RollbackController
 
 NAMED = 8
 """As many devices or leaves are named in a message."""
 
 
-def check_verifiable(prepared: Prepared) -> None:
+def check_verifiable(prepared: PreparedRun) -> None:
     """See that steps can be repeated on other devices, where the experiment asks for it. Every process of the job calls it.
 
     Raises:
@@ -115,10 +115,10 @@ def verdict_of(sums: Sequence[np.ndarray], places: Sequence[int]) -> Verdict:
     return Verdict(tuple(sorted(odd)), not unexplained, tuple(map(int, shards)), tuple(map(int, leaves)))
 
 
-class Verifying:
+class SdcVerifier:
     """Takes a run's steps, and checks those that are to be checked."""
 
-    def __init__(self, prepared: Prepared, report: Report, rewinding: Rewinding, say: Say):
+    def __init__(self, prepared: PreparedRun, report: Report, rewinding: RollbackController, say: Say):
         """Every process of the job calls it."""
         asked, self._step = prepared.experiment.verify.every, prepared.step
         self._every = verify_every(asked, self._step)
@@ -126,7 +126,7 @@ class Verifying:
             say(f"verify.every={asked} pauses: one device is left, and steps are repeated on another one")
         self._report, self._rewinding, self._say = report, rewinding, say
         self._fresh, self._good, self._seconds = True, False, 0.0
-        self._elsewhere: dict[int, Elsewhere] = {}
+        self._elsewhere: dict[int, RolledReplay] = {}
         if not self._every:
             return
         assert isinstance(self._step, CompiledStep)
@@ -180,10 +180,10 @@ class Verifying:
         self._rewinding.corrupted(first_text(self._words(verdict, names, number)))
         return state, scalars
 
-    def _at(self, places: int) -> Elsewhere:
+    def _at(self, places: int) -> RolledReplay:
         if places not in self._elsewhere:
             assert isinstance(self._step, CompiledStep)
-            self._elsewhere[places] = Elsewhere(self._step, places, self._sums)
+            self._elsewhere[places] = RolledReplay(self._step, places, self._sums)
         return self._elsewhere[places]
 
     def _compile_seconds(self) -> float:

@@ -20,8 +20,8 @@ from ..data import (
     TokenFile,
     corpus_of,
 )
-from ..data.agreement import agreeing, examples_of, of_examples, unwrapped, with_ids_of
-from ..data.converted import converted
+from ..data.agreement import examples_of, of_examples, raise_on_all_processes, unwrap_source, with_ids_of
+from ..data.converted import convert_batches
 from ..data.pictures import Images
 from ..data.tokenizer import Tokenizer
 from .prepare import OpenedData, Say, as_source
@@ -72,7 +72,7 @@ def open_whole(
         found, facts = as_source(data, epochs=1), DataFacts()
     examples = examples_of(found)
     if source is not None:
-        found, notes = agreeing(found, source)
+        found, notes = raise_on_all_processes(found, source)
         for note in notes:
             say(note)
     elif classes and isinstance(examples, Images) and isinstance(found, ExampleSource):
@@ -153,13 +153,13 @@ def with_tokenizer(data: TextData, tokenizer: Tokenizer | None) -> Iterator[Text
 
 def as_task_reads(opened: OpenedData, task: Task) -> OpenedData:
     """Data whose leaves are called as a task calls them, where they came with another library's names."""
-    held_out = None if opened.held_out is None else converted(opened.held_out, task)
-    return dataclasses.replace(opened, train=converted(opened.train, task), held_out=held_out)
+    held_out = None if opened.held_out is None else convert_batches(opened.held_out, task)
+    return dataclasses.replace(opened, train=convert_batches(opened.train, task), held_out=held_out)
 
 
 def is_endless(source: Source) -> bool:
     """Whether a source begins again where its data ends."""
-    for each in unwrapped(source):
+    for each in unwrap_source(source):
         if hasattr(each, "endless"):
             return each.endless
         if hasattr(each, "num_batches"):

@@ -6,49 +6,64 @@ from ..core.lazy import lazily
 
 if TYPE_CHECKING:
     from .bias import add_bias
-    from .collectives import merge_over_devices, over_tokens, token_axes
-    from .contraction import contract, contract_whole, gather
-    from .gradients import accumulated, gradients_of
-    from .linear import handed_on, joined, scattered, summed, totalled
-    from .marks import Holds, cotangents_declared, declared, expected
-    from .product import Product, multiplied
-    from .rows import Rows
+    from .collectives import merge_over_devices, psum_over_tokens, token_axes
+    from .contraction import contract, contract_gathered, gather
+    from .gradients import accumulate_grads, compute_grads
+    from .linear import all_gather_sum, psum_both, psum_forward, reduce_scatter_sum, shift_right
+    from .marks import ValueState, assert_cotangent_sharding, assert_sharding, check_sharding
+    from .product import WeightOp, apply_weight_op
+    from .rows import GatheredRows
     from .sequence import (
-        equal_shares,
-        own_sequence,
-        scatter_sequence,
+        all_gather_sequence,
+        local_sequence,
+        reduce_scatter_sequence,
         sequence_parallel_axes,
+        split_cotangent,
         sum_over_sequence,
-        whole_sequence,
     )
-    from .weights import Openable, Opened, OpenedAtRest, Opening, open_at_rest, open_weight
+    from .weights import (
+        GatheredWeight,
+        GatheredWeightWithGrad,
+        GatherSpec,
+        WeightLike,
+        gather_weight,
+        gather_weight_early,
+    )
 
 _WHERE = {
     "bias": ("add_bias",),
-    "collectives": ("merge_over_devices", "over_tokens", "token_axes"),
-    "contraction": ("contract", "contract_whole", "gather"),
-    "gradients": ("accumulated", "gradients_of"),
-    "linear": ("handed_on", "joined", "scattered", "summed", "totalled"),
-    "marks": ("Holds", "cotangents_declared", "declared", "expected"),
-    "product": ("Product", "multiplied"),
-    "rows": ("Rows",),
+    "collectives": ("merge_over_devices", "psum_over_tokens", "token_axes"),
+    "contraction": ("contract", "contract_gathered", "gather"),
+    "gradients": ("accumulate_grads", "compute_grads"),
+    "linear": ("shift_right", "all_gather_sum", "reduce_scatter_sum", "psum_both", "psum_forward"),
+    "marks": ("ValueState", "assert_cotangent_sharding", "assert_sharding", "check_sharding"),
+    "product": ("WeightOp", "apply_weight_op"),
+    "rows": ("GatheredRows",),
     "sequence": (
-        "equal_shares",
-        "own_sequence",
-        "scatter_sequence",
+        "split_cotangent",
+        "local_sequence",
+        "reduce_scatter_sequence",
         "sequence_parallel_axes",
         "sum_over_sequence",
-        "whole_sequence",
+        "all_gather_sequence",
     ),
-    "weights": ("Openable", "Opened", "OpenedAtRest", "Opening", "open_at_rest", "open_weight"),
+    "weights": (
+        "WeightLike",
+        "GatheredWeight",
+        "GatheredWeightWithGrad",
+        "GatherSpec",
+        "gather_weight_early",
+        "gather_weight",
+    ),
 }
 
 __getattr__ = lazily(__name__, _WHERE)
 
 __all__ = [
-    "Holds", "Openable", "Opened", "OpenedAtRest", "Opening", "Product", "Rows", "accumulated", "add_bias", "contract",
-    "contract_whole", "cotangents_declared", "declared", "equal_shares", "expected", "gather", "gradients_of", "handed_on",
-    "joined", "merge_over_devices", "multiplied", "open_at_rest", "open_weight", "over_tokens", "own_sequence",
-    "scatter_sequence", "scattered", "sequence_parallel_axes", "sum_over_sequence", "summed", "token_axes", "totalled",
-    "whole_sequence",
+    "GatherSpec", "GatheredRows", "GatheredWeight", "GatheredWeightWithGrad", "ValueState", "WeightLike", "WeightOp",
+    "accumulate_grads", "add_bias", "all_gather_sequence", "all_gather_sum", "apply_weight_op", "assert_cotangent_sharding",
+    "assert_sharding", "check_sharding", "compute_grads", "contract", "contract_gathered", "gather", "gather_weight",
+    "gather_weight_early", "local_sequence", "merge_over_devices", "psum_both", "psum_forward", "psum_over_tokens",
+    "reduce_scatter_sequence", "reduce_scatter_sum", "sequence_parallel_axes", "shift_right", "split_cotangent",
+    "sum_over_sequence", "token_axes",
 ]  # fmt: skip

@@ -8,8 +8,8 @@ import jax
 from jaxtyping import Array, Float
 
 from ..kernels.product import sum_of_rows
-from .product import Product, multiplied
-from .weights import Opened, open_weight
+from .product import WeightOp, apply_weight_op
+from .weights import GatheredWeight, gather_weight
 
 
 def add_bias(x: Float[Array, "..."], w: Any, axes: str) -> Float[Array, "..."]:
@@ -24,17 +24,17 @@ def add_bias(x: Float[Array, "..."], w: Any, axes: str) -> Float[Array, "..."]:
     >>> add_bias(jnp.ones((2, 3)), jnp.arange(3.0), "norm").tolist()
     [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
     """
-    opened = open_weight(w, axes, x.dtype)
-    return multiplied(_Bias(opened.value.ndim), x, opened)
+    opened = gather_weight(w, axes, x.dtype)
+    return apply_weight_op(_Bias(opened.value.ndim), x, opened)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Bias(Product):
+class _Bias(WeightOp):
     """A sum with a parameter of so many dimensions. Nothing is kept for the backward pass."""
 
     ndim: int
 
-    def forward(self, inputs: jax.Array, *weights: Opened) -> tuple[jax.Array, Any]:
+    def forward(self, inputs: jax.Array, *weights: GatheredWeight) -> tuple[jax.Array, Any]:
         bias = weights[0].value
         return inputs + bias.reshape((1,) * (inputs.ndim - self.ndim) + bias.shape), ()
 

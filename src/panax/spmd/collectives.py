@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from ..core.errors import RecipeError
-from ..core.expected import moving
+from ..core.expected import tag_comm
 from ..core.layout import MeshAxes, current_layout
 from ..core.logical import Role, axis_of
-from ..core.measures import Sample, counted_fields, is_measure, keeps_largest
+from ..core.measures import MeanWithInterval, counted_fields, is_measure, keeps_largest
 
 
 def all_gather(x: jax.Array, axes: MeshAxes, dim: int) -> jax.Array:
@@ -35,7 +35,7 @@ def all_reduce(x: Any, axes: MeshAxes) -> Any:
 
 def gather_dims(x: jax.Array, dims: Sequence[MeshAxes]) -> jax.Array:
     """`all_gather` along each dimension over its own axes: a weight on its way to where it is used."""
-    with moving("weights"):
+    with tag_comm("weights"):
         for dim, axes in enumerate(dims):
             x = all_gather(x, axes, dim)
     return x
@@ -43,7 +43,7 @@ def gather_dims(x: jax.Array, dims: Sequence[MeshAxes]) -> jax.Array:
 
 def scatter_dims(x: jax.Array, dims: Sequence[MeshAxes]) -> jax.Array:
     """`reduce_scatter` along each dimension over its own axes: a weight's gradient on its way to where it rests."""
-    with moving("gradients"):
+    with tag_comm("gradients"):
         for dim, axes in enumerate(dims):
             x = reduce_scatter(x, axes, dim)
     return x
@@ -60,7 +60,7 @@ def token_axes() -> MeshAxes:
     return () if layout is None else tuple(axis for dim in layout.compute(both) for axis in dim)
 
 
-def over_tokens(tree: Any) -> Any:
+def psum_over_tokens(tree: Any) -> Any:
     """Sums over this device's tokens, added up over all tokens of the (micro-)batch."""
     return all_reduce(tree, token_axes())
 
@@ -69,8 +69,10 @@ def merge_over_devices(measures: Any, axes: MeshAxes) -> Any:
     """Losses and metrics merged over `axes`, each by its own reduction."""
 
     def merge(measure: Any) -> Any:
-        if isinstance(measure, Sample):
-            raise RecipeError("a Sample is of tasks that see whole arrays; one that names its axes returns a Mean")
+        if isinstance(measure, MeanWithInterval):
+            raise RecipeError(
+                "a MeanWithInterval is of tasks that see whole arrays; one that names its axes returns a Mean"
+            )
 
         def reduced(value: Any) -> jax.Array:
             return jax.lax.pmax(value, axes) if keeps_largest(measure) else all_reduce(value, axes)

@@ -28,10 +28,10 @@ from ..core.logical import Role, axis_of
 from ..core.protocols import Axes
 from ..kernels.product import product
 from .collectives import all_gather, all_reduce, reduce_scatter
-from .overlap import gathered_products, overlaps, rows_of, scattered_product
-from .product import Product, multiplied
-from .sequence import SPREAD, sequence_parallel_axes, whole_sequence
-from .weights import Opened, open_weight
+from .overlap import gather_matmul, matmul_scatter, overlaps, rows_of
+from .product import WeightOp, apply_weight_op
+from .sequence import SPREAD, all_gather_sequence, sequence_parallel_axes
+from .weights import GatheredWeight, gather_weight
 
 PRODUCT = "product"
 """The name under which a rematerialisation policy knows the results of products."""
@@ -91,7 +91,7 @@ def contract(text: str, x: Float[Array, "..."], w: Any, *, out_dtype: Any = None
     Args:
         text: "axes of x, axes of w -> axes of the result"; an axis that the result lacks is summed over.
         x: The activation, already in its compute layout. Its dtype is the one multiplied in.
-        w: The weight as it is stored (float32 master or other dtype, in its storage layout), or an `Openable`.
+        w: The weight as it is stored (float32 master or other dtype, in its storage layout), or an `WeightLike`.
         out_dtype: The result's dtype; by default that of `x`.
 
     Raises:
@@ -101,14 +101,14 @@ def contract(text: str, x: Float[Array, "..."], w: Any, *, out_dtype: Any = None
     (2, 4)
     """
     equation = _parse(text)
-    opened = open_weight(w, equation.axes[1], x.dtype)
+    opened = gather_weight(w, equation.axes[1], x.dtype)
     equation.check(x, opened.value)
     contraction = _Contraction(text, jnp.dtype(out_dtype or x.dtype).name, *_partial(equation))
     # Named, so that a rematerialisation policy can keep the products and compute the cheap rest again.
-    return checkpoint_name(multiplied(contraction, x, opened), PRODUCT)
+    return checkpoint_name(apply_weight_op(contraction, x, opened), PRODUCT)
 
 
-def contract_whole(
+def contract_gathered(
     x: Float[Array, "batch residual embed"], *products: tuple[str, Any], out_dtype: Any = None
 ) -> list[Float[Array, "..."]]:
     """Contract the residual stream, gathered along the sequence, with several weights: one gather for all of them.
@@ -117,17 +117,17 @@ def contract_whole(
         products: Each an equation as `contract` takes, whose first operand is `batch seq embed`, and its weight.
 
     >>> x, w = jnp.ones((1, 2, 3)), jnp.ones((3, 4))
-    >>> contract_whole(x, ("batch seq embed, embed ffn -> batch seq ffn", w))[0].shape
+    >>> contract_gathered(x, ("batch seq embed, embed ffn -> batch seq ffn", w))[0].shape
     (1, 2, 4)
     """
     axes = sequence_parallel_axes()
     if not overlaps(axes):
-        x = whole_sequence(x)
+        x = all_gather_sequence(x)
         return [contract(text, x, w, out_dtype=out_dtype) for text, w in products]
     dtype = jnp.dtype(out_dtype or x.dtype).name
     contractions = tuple(_Contraction(text, dtype, axes, 1, ring=True) for text, _ in products)
-    weights = [open_weight(w, _parse(text).axes[1], x.dtype) for text, w in products]
-    outs: list[jax.Array] = multiplied(_Contractions(contractions), x, *weights)
+    weights = [gather_weight(w, _parse(text).axes[1], x.dtype) for text, w in products]
+    outs: list[jax.Array] = apply_weight_op(_Contractions(contractions), x, *weights)
     return [checkpoint_name(out, PRODUCT) for out in outs]
 
 
@@ -137,11 +137,11 @@ def gather(w: Any, axes: str, dtype: Any) -> Float[Array, "..."]:
     >>> gather(jnp.ones((3,)), "norm", jnp.bfloat16).dtype.name
     'bfloat16'
     """
-    return multiplied(_Read(), (), open_weight(w, axes, dtype))
+    return apply_weight_op(_Read(), (), gather_weight(w, axes, dtype))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Contraction(Product):
+class _Contraction(WeightOp):
     """One activation by one weight.
 
     Attributes:
@@ -156,12 +156,12 @@ class _Contraction(Product):
     dim: int | None
     ring: bool
 
-    def forward(self, inputs: jax.Array, *weights: Opened) -> tuple[jax.Array, Any]:
+    def forward(self, inputs: jax.Array, *weights: GatheredWeight) -> tuple[jax.Array, Any]:
         x, w = inputs, weights[0].value
         if self.ring:
             rows = x.shape[1] // jax.lax.axis_size(self.partial)
             parts = self.of(w)
-            return scattered_product(lambda start: parts(rows_of(x, start, rows)), self.partial, rows), (x, w)
+            return matmul_scatter(lambda start: parts(rows_of(x, start, rows)), self.partial, rows), (x, w)
         out = self.of(w)(x)
         if self.dim is None:
             return all_reduce(out, self.partial), (x, w)
@@ -172,7 +172,7 @@ class _Contraction(Product):
         gradient = gradient.astype(x.dtype)
         back = self.back(w, x.dtype)
         if self.ring:
-            gradient, (dx,) = gathered_products(gradient, self.partial, [back])
+            gradient, (dx,) = gather_matmul(gradient, self.partial, [back])
         else:
             gradient = self._gathered(gradient)
             dx = back(gradient)
@@ -201,15 +201,15 @@ class _Contraction(Product):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Contractions(Product):
+class _Contractions(WeightOp):
     """The residual stream, gathered along the sequence in a ring, by several weights."""
 
     each: tuple[_Contraction, ...]
 
-    def forward(self, inputs: jax.Array, *weights: Opened) -> tuple[list[jax.Array], Any]:
+    def forward(self, inputs: jax.Array, *weights: GatheredWeight) -> tuple[list[jax.Array], Any]:
         values = [w.value for w in weights]
         products = [one.of(w) for one, w in zip(self.each, values)]
-        whole, outs = gathered_products(inputs, self.each[0].partial, products)
+        whole, outs = gather_matmul(inputs, self.each[0].partial, products)
         return outs, (checkpoint_name(whole, SPREAD), values)
 
     def backward(self, saved: Any, gradient: list[jax.Array], *dtypes: Any) -> tuple[jax.Array, list[jax.Array]]:
@@ -222,15 +222,15 @@ class _Contractions(Product):
         def share(start: jax.Array) -> jax.Array:
             return functools.reduce(jnp.add, (back(rows_of(d, start, rows)) for back, d in zip(backs, gradients)))
 
-        dx = scattered_product(share, axes, rows)
+        dx = matmul_scatter(share, axes, rows)
         return dx, [one.outer(whole, d, dtype) for one, d, dtype in zip(self.each, gradients, dtypes)]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Read(Product):
+class _Read(WeightOp):
     """A weight's value itself."""
 
-    def forward(self, inputs: Any, *weights: Opened) -> tuple[jax.Array, Any]:
+    def forward(self, inputs: Any, *weights: GatheredWeight) -> tuple[jax.Array, Any]:
         return weights[0].value, ()
 
     def backward(self, saved: Any, gradient: jax.Array, *dtypes: Any) -> tuple[Any, list[jax.Array]]:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core.boxes import LEAST, boxes_of_shard
+from ..core.boxes import LEAST, quant_blocks
 from ..core.errors import RecipeError
 from ..core.jax_primitives import define_primitive
 from ..core.layout import Layout, MeshAxes, current_layout
@@ -29,7 +29,7 @@ from .marks import split_over
 FORMATS: dict[str, Format] = {"int8": INT8, "float8": FLOAT8}
 
 
-def gathered(x: jax.Array, axes: Axes, gathers: Sequence[MeshAxes], dtype: Any) -> jax.Array:
+def gather_weight_as(x: jax.Array, axes: Axes, gathers: Sequence[MeshAxes], dtype: Any) -> jax.Array:
     """A weight in `dtype`, whole along `gathers`.
 
     Args:
@@ -112,5 +112,5 @@ def codes_of(
     # A router chooses: what it reads is gathered in float32.
     if any(traits_of(axis).in_float32 for axis in axes):
         return None
-    boxes = boxes_of_shard(shape, axes, layout)
+    boxes = quant_blocks(shape, axes, layout)
     return None if boxes is None else (FORMATS[layout.gathered_as], boxes.sides)

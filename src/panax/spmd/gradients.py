@@ -9,20 +9,20 @@ import jax.numpy as jnp
 from ..core import Batch, Evaluation, Gradients, ModelState, Params, Task, current_layout
 from ..core.loss_scale import objective_of
 from ..core.measures import Scalar, merge_stacked
-from .collectives import over_tokens
-from .in_backward import InBackward, current_sums, parameter_name, sums_in_backward
+from .collectives import psum_over_tokens
+from .in_backward import GradReduceOverlap, current_grad_reduce, overlap_grad_reduce, parameter_name
 from .once import split_slots
 
 
-def gradients_of(
+def compute_grads(
     task: Task, params: Params, state: ModelState, micro_batches: Batch, key: jax.Array, trainable: Any
 ) -> Gradients:
-    """The gradients that a task brings itself, else `accumulated`; arguments as `Task.gradients`."""
+    """The gradients that a task brings itself, else `accumulate_grads`; arguments as `Task.gradients`."""
     own = task.gradients(params, state, micro_batches, key, trainable)
-    return accumulated(task, params, state, micro_batches, key, trainable) if own is None else own
+    return accumulate_grads(task, params, state, micro_batches, key, trainable) if own is None else own
 
 
-def accumulated(
+def accumulate_grads(
     task: Task, params: Params, state: ModelState, micro_batches: Batch, key: jax.Array, trainable: Any
 ) -> Gradients:
     """Differentiate `task.loss` of each micro-batch, and add the gradients up by a scan.
@@ -38,13 +38,13 @@ def accumulated(
     count = jax.tree.leaves(micro_batches)[0].shape[0]
     # On a mesh this device's own weight is not the whole one either.
     alone = count == 1 and current_layout() is None
-    weights = None if alone else over_tokens(dict(task.loss_weights(params, state, micro_batches, key)))
+    weights = None if alone else psum_over_tokens(dict(task.loss_weights(params, state, micro_batches, key)))
 
     def objective(free: Params, state: ModelState, batch: Batch) -> tuple[Scalar, Evaluation]:
         result = task.loss(eqx.combine(free, gathered, frozen), state, batch, key, True)
         return objective_of(result.losses, weights), result
 
-    summing = current_sums()
+    summing = current_grad_reduce()
 
     def alone_in(state: ModelState, batch: Batch) -> tuple[Params, Evaluation]:
         if summing is None or not (summing.of_each or count == 1):
@@ -66,7 +66,7 @@ def accumulated(
     else:
         # The last one by itself: in its backward pass all of them are summed over devices.
         former, last = (jax.tree.map(lambda x, at=at: x[at], micro_batches) for at in (slice(None, -1), -1))
-        with sums_in_backward(None):
+        with overlap_grad_reduce(None):
             (sums, state), measures = jax.lax.scan(accumulate, (zeros, state), former)
         gradients, result = _with_sums(summing, objective, free, state, last, sums)
         state = result.state
@@ -79,7 +79,7 @@ def _with_last(former: jax.Array, last: Any) -> jax.Array:
 
 
 def _with_sums(
-    summing: InBackward, objective: Any, free: Params, state: ModelState, batch: Batch, added: Any = None
+    summing: GradReduceOverlap, objective: Any, free: Params, state: ModelState, batch: Batch, added: Any = None
 ) -> tuple[Params, Evaluation]:
     """Gradients of a micro-batch, and of those before it, that are summed over devices as far as the backward pass can."""
 

@@ -36,7 +36,7 @@ Reduce = Callable[[str, jax.Array, jax.Array | None], tuple[jax.Array, jax.Array
 """(name of a parameter, a layer's gradient, what its sums owe) to (the sum over devices, what is owed now)."""
 
 
-class InBackward:
+class GradReduceOverlap:
     """Which parameters are summed in the backward pass of a loss that is being traced, and how.
 
     Attributes:
@@ -165,16 +165,16 @@ def _watched_backward(where: tuple[set[str], str], _: None, gradient: Any) -> tu
 _watched.defvjp(_watched_forward, _watched_backward, symbolic_zeros=True)
 
 
-_current: ContextVar[InBackward | None] = ContextVar("panax_sums_in_backward", default=None)
+_current: ContextVar[GradReduceOverlap | None] = ContextVar("panax_sums_in_backward", default=None)
 
 
-def current_sums() -> InBackward | None:
+def current_grad_reduce() -> GradReduceOverlap | None:
     """What is set for the loss that is being traced."""
     return _current.get()
 
 
 @contextlib.contextmanager
-def sums_in_backward(sums: InBackward | None) -> Iterator[InBackward | None]:
+def overlap_grad_reduce(sums: GradReduceOverlap | None) -> Iterator[GradReduceOverlap | None]:
     """Trace losses inside with these sums; None for none."""
     token = _current.set(sums)
     try:

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from ..core.layout import Layout
 
 
-def on_each_device(function: Callable[..., Any], layout: Layout, arguments: Any, results: Any) -> Callable[..., Any]:
+def map_over_shards(function: Callable[..., Any], layout: Layout, arguments: Any, results: Any) -> Callable[..., Any]:
     """`function` of whole arrays, run on each device's shards of them.
 
     Where a layout is that of each replica by itself (`layout.each`), the function is one replica's; `jax.vmap` over the replicas

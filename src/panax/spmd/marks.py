@@ -18,7 +18,7 @@ from ..core.layout import MeshAxes, current_layout
 Tree = TypeVar("Tree")
 
 
-class Holds(enum.Enum):
+class ValueState(enum.Enum):
     """What each device along a mesh axis holds of a value."""
 
     WHOLE = "whole"
@@ -33,7 +33,7 @@ class Holds(enum.Enum):
     """What its code makes of it, which is not followed."""
 
 
-class Mark(enum.Enum):
+class ShardingMark(enum.Enum):
     DECLARED = "declared"
     EXPECTED = "expected"
     SHARED = "shared"
@@ -58,8 +58,8 @@ class Marked(NamedTuple):
         dim: The dimension that split arrays are split along.
     """
 
-    mark: Mark
-    holds: Mapping[str, tuple[Holds, ...]]
+    mark: ShardingMark
+    holds: Mapping[str, tuple[ValueState, ...]]
     label: str
     dim: int
 
@@ -72,63 +72,65 @@ def read_mark(equation: Any) -> Marked | None:
     return Marked(mark, dict(holds), label, dim)
 
 
-def declared(tree: Tree, holds: Mapping[str, Holds], dim: int = 0) -> Tree:
+def assert_sharding(tree: Tree, holds: Mapping[str, ValueState], dim: int = 0) -> Tree:
     """`tree`, of whose arrays each holds what is said along the mesh axes that are named, whatever was followed so far.
 
     Args:
         dim: The dimension that split arrays are split along.
 
-    >>> float(declared(jax.numpy.float32(1.0), {"tensor": Holds.PARTIAL}))
+    >>> float(assert_sharding(jax.numpy.float32(1.0), {"tensor": ValueState.PARTIAL}))
     1.0
     """
-    return _marked(tree, Mark.DECLARED, tuple((axis, (what,)) for axis, what in holds.items()), "", dim)
+    return _marked(tree, ShardingMark.DECLARED, tuple((axis, (what,)) for axis, what in holds.items()), "", dim)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _returning(tree: Any, holds: tuple[tuple[str, Holds], ...], dim: int) -> Any:
+def _returning(tree: Any, holds: tuple[tuple[str, ValueState], ...], dim: int) -> Any:
     return tree
 
 
 _returning.defvjp(
     lambda tree, holds, dim: (tree, None),
-    lambda holds, dim, _, gradient: (declared(gradient, dict(holds), dim),),
+    lambda holds, dim, _, gradient: (assert_sharding(gradient, dict(holds), dim),),
 )
 
 
 def split_over(tree: Tree, places: Sequence[MeshAxes]) -> Tree:
     """`tree`, of whose arrays each is split over the mesh axes named for its dimensions, whatever was followed so far."""
     for dim, axes in enumerate(places):
-        tree = declared(tree, dict.fromkeys(axes, Holds.SPLIT), dim)
+        tree = assert_sharding(tree, dict.fromkeys(axes, ValueState.SPLIT), dim)
     return tree
 
 
-def cotangents_declared(tree: Tree, holds: Mapping[str, Holds], dim: int = 0) -> Tree:
-    """`tree`, of whose cotangents each holds what is said, as `declared`: for the operands of a kernel."""
+def assert_cotangent_sharding(tree: Tree, holds: Mapping[str, ValueState], dim: int = 0) -> Tree:
+    """`tree`, of whose cotangents each holds what is said, as `assert_sharding`: for the operands of a kernel."""
     return _returning(tree, tuple(holds.items()), dim) if holds and current_layout() is not None else tree
 
 
-def expected(tree: Tree, holds: Mapping[str, tuple[Holds, ...]], label: str) -> Tree:
+def check_sharding(tree: Tree, holds: Mapping[str, tuple[ValueState, ...]], label: str) -> Tree:
     """`tree`, which is wrong where one of its arrays holds something else along an axis that is named.
 
     Args:
         label: What it is, as an error says it: "the gradient of blocks.w_up".
     """
-    return _marked(tree, Mark.EXPECTED, tuple(holds.items()), label)
+    return _marked(tree, ShardingMark.EXPECTED, tuple(holds.items()), label)
 
 
-def shared(x: jax.Array, axes: MeshAxes) -> jax.Array:
+def mark_shared_cotangent(x: jax.Array, axes: MeshAxes) -> jax.Array:
     """`x`, a cotangent computed alike on the devices along `axes` and divided by their number: a term on each."""
-    return _marked(x, Mark.SHARED, tuple((axis, (Holds.PARTIAL,)) for axis in axes), "")
+    return _marked(x, ShardingMark.SHARED, tuple((axis, (ValueState.PARTIAL,)) for axis in axes), "")
 
 
 def linear_in(x: jax.Array, operand: jax.Array) -> jax.Array:
     """Mark `x` as linear in `operand`, though its operations are not: where that is a term of a sum over devices, so is `x`."""
     layout = current_layout()
     axes = () if layout is None else tuple((axis, ()) for axis, size in layout.sizes.items() if size > 1)
-    return mark_p.bind(x, operand, mark=Mark.LINEAR, holds=axes, label="", dim=0) if axes else x
+    return mark_p.bind(x, operand, mark=ShardingMark.LINEAR, holds=axes, label="", dim=0) if axes else x
 
 
-def _marked(tree: Any, mark: Mark, holds: tuple[tuple[str, tuple[Holds, ...]], ...], label: str, dim: int = 0) -> Any:
+def _marked(
+    tree: Any, mark: ShardingMark, holds: tuple[tuple[str, tuple[ValueState, ...]], ...], label: str, dim: int = 0
+) -> Any:
     layout = current_layout()
     holds = () if layout is None else tuple((axis, what) for axis, what in holds if layout.sizes.get(axis, 1) > 1)
     if not holds:

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 from ..core.logical import traits_of
 from ..core.protocols import Axes
 from .collectives import scatter_dims
-from .gathering import gathered
-from .rows import Rows, is_rows
-from .weights import Opening, gathers_of, is_openable
+from .gathering import gather_weight_as
+from .rows import GatheredRows, is_rows
+from .weights import GatherSpec, gathers_of, is_openable
 
 
 class Weight(eqx.Module):
-    """Stands in a module where the parameter stood; an `Openable`.
+    """Stands in a module where the parameter stood; an `WeightLike`.
 
     Attributes:
         value: In its compute layout and dtype; a constant.
@@ -37,10 +37,10 @@ class Weight(eqx.Module):
     def dtype(self) -> Any:
         return self.slot.dtype
 
-    def open(self, to: Opening) -> tuple[jax.Array, None]:
+    def open(self, to: GatherSpec) -> tuple[jax.Array, None]:
         return self.value.astype(to.dtype), None
 
-    def returned(self, to: Opening, kept: None, gradient: jax.Array) -> "Weight":
+    def returned(self, to: GatherSpec, kept: None, gradient: jax.Array) -> "Weight":
         gradient = gradient.astype(self.dtype)
         return Weight(None, scatter_dims(gradient, to.gathers) if self.scattered else gradient, self.scattered)
 
@@ -58,7 +58,7 @@ def once_dtype(axes: Axes, dtype: Any) -> Any:
     return jnp.dtype(jnp.float32) if any(traits_of(axis).in_float32 for axis in axes) else dtype
 
 
-def gathered_once(params: Any, axes: Any, dtype: Any, *, scattered: bool) -> Any:
+def gather_params_per_step(params: Any, axes: Any, dtype: Any, *, scattered: bool) -> Any:
     """Each parameter as a `Weight`; itself where it is computed with as it is stored, or is not a plain array.
 
     Args:
@@ -68,7 +68,7 @@ def gathered_once(params: Any, axes: Any, dtype: Any, *, scattered: bool) -> Any
     def one(w: Any, leaf_axes: Any) -> Any:
         if is_openable(w) or not any(gathers := gathers_of(tuple(leaf_axes))):
             return w
-        value = gathered(w, tuple(leaf_axes), gathers, once_dtype(tuple(leaf_axes), dtype))
+        value = gather_weight_as(w, tuple(leaf_axes), gathers, once_dtype(tuple(leaf_axes), dtype))
         return Weight(value, jnp.zeros_like(w) if scattered else jnp.zeros(value.shape, w.dtype), scattered)
 
     leaves, structure = jax.tree.flatten(params, is_leaf=is_openable)
@@ -81,12 +81,12 @@ def split_slots(params: Any) -> tuple[Any, Any]:
 
     def slot(w: Any) -> Any:
         if is_rows(w):
-            return Rows(None, w.values, w.count)
+            return GatheredRows(None, w.values, w.count)
         return Weight(None, w.slot, w.scattered) if is_weight(w) else w
 
     def value(w: Any) -> Any:
         if is_rows(w):
-            return Rows(w.numbers, None, w.count)
+            return GatheredRows(w.numbers, None, w.count)
         return Weight(w.value, None, w.scattered) if is_weight(w) else None
 
     return jax.tree.map(slot, params, is_leaf=_is_pair), jax.tree.map(value, params, is_leaf=_is_pair)
@@ -101,7 +101,7 @@ def slot_gradients(gradients: Any) -> Any:
     return jax.tree.map(lambda g: g.slot if is_weight(g) else g, gradients, is_leaf=is_weight)
 
 
-def closed_gradients(gradients: Any, axes: Any) -> Any:
+def reduce_grads(gradients: Any, axes: Any) -> Any:
     """As `slot_gradients`, each in its parameter's storage layout: what was left whole at every use is scattered now.
 
     Args:

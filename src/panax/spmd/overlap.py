@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core.layout import MeshAxes, current_layout
-from .marks import Holds, declared
+from .marks import ValueState, assert_sharding
 
 Products = Sequence[Callable[[jax.Array], jax.Array]]
 
@@ -25,7 +25,7 @@ def overlaps(axes: MeshAxes) -> bool:
     return layout is not None and layout.overlap and len(axes) == 1
 
 
-def gathered_products(x: jax.Array, axes: MeshAxes, products: Products) -> tuple[jax.Array, list[jax.Array]]:
+def gather_matmul(x: jax.Array, axes: MeshAxes, products: Products) -> tuple[jax.Array, list[jax.Array]]:
     """`x` gathered along its second dimension, and what each product makes of it.
 
     Args:
@@ -39,7 +39,7 @@ def gathered_products(x: jax.Array, axes: MeshAxes, products: Products) -> tuple
         following = _sent(part, axes) if step < size - 1 else part
         at = (me - step) % size * rows
         # In the end every device has multiplied all parts, whichever it had at first.
-        found = [part, *(product(declared(part, dict.fromkeys(axes, Holds.WHOLE))) for product in products)]
+        found = [part, *(product(assert_sharding(part, dict.fromkeys(axes, ValueState.WHOLE))) for product in products)]
         if whole is None or outs is None:
             whole, *outs = [jnp.zeros((y.shape[0], y.shape[1] * size, *y.shape[2:]), y.dtype) for y in found]
         whole, *outs = [
@@ -47,10 +47,10 @@ def gathered_products(x: jax.Array, axes: MeshAxes, products: Products) -> tuple
         ]
         part = following
     assert whole is not None and outs is not None
-    return declared(whole, dict.fromkeys(axes, Holds.WHOLE)), outs
+    return assert_sharding(whole, dict.fromkeys(axes, ValueState.WHOLE)), outs
 
 
-def scattered_product(product: Callable[[jax.Array], jax.Array], axes: MeshAxes, rows: int) -> jax.Array:
+def matmul_scatter(product: Callable[[jax.Array], jax.Array], axes: MeshAxes, rows: int) -> jax.Array:
     """The sum of a product over `axes`, of which this device keeps its part along the second dimension.
 
     Args:
@@ -62,7 +62,7 @@ def scattered_product(product: Callable[[jax.Array], jax.Array], axes: MeshAxes,
     for step in range(1, size):
         arriving = _sent(total, axes)
         total = arriving + product((me - 1 - step) % size * rows)
-    return declared(total, dict.fromkeys(axes, Holds.SPLIT), dim=1)
+    return assert_sharding(total, dict.fromkeys(axes, ValueState.SPLIT), dim=1)
 
 
 def rows_of(x: jax.Array, start: jax.Array, rows: int) -> jax.Array:

@@ -14,10 +14,10 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from .weights import Opened, OpenedAtRest, Opening
+from .weights import GatheredWeight, GatheredWeightWithGrad, GatherSpec
 
 
-class Product(abc.ABC):
+class WeightOp(abc.ABC):
     """What reads weights. A hashable value, such as a frozen dataclass, that holds no array."""
 
     def value(self, inputs: Any, *weights: Any) -> Any:
@@ -29,7 +29,7 @@ class Product(abc.ABC):
         """(the result, what `backward` needs).
 
         Args:
-            weights: Each an `Opened` or an `OpenedAtRest`, of which the `value` is read.
+            weights: Each an `GatheredWeight` or an `GatheredWeightWithGrad`, of which the `value` is read.
         """
 
     @abc.abstractmethod
@@ -41,15 +41,15 @@ class Product(abc.ABC):
         """
 
 
-def multiplied(product: Product, inputs: Any, *weights: Opened | OpenedAtRest) -> Any:
+def apply_weight_op(product: WeightOp, inputs: Any, *weights: GatheredWeight | GatheredWeightWithGrad) -> Any:
     """A product of inputs, any tree of arrays, and opened weights.
 
     Raises:
         ValueError: In the backward pass: the product gave more or fewer gradients than there are weights.
 
     >>> from jax import numpy as jnp
-    >>> from panax.spmd import open_weight
-    >>> class Matmul(Product):
+    >>> from panax.spmd import gather_weight
+    >>> class Matmul(WeightOp):
     ...     def forward(self, inputs, *weights):
     ...         return inputs @ weights[0].value, (inputs, weights[0].value)
     ...
@@ -57,7 +57,7 @@ def multiplied(product: Product, inputs: Any, *weights: Opened | OpenedAtRest) -
     ...         x, w = saved
     ...         return gradient @ w.T, [(x.T @ gradient).astype(dtypes[0])]
     >>> x, w = jnp.ones((2, 3)), jnp.ones((3, 1))
-    >>> jax.grad(lambda w: multiplied(Matmul(), x, open_weight(w, "embed ffn", x.dtype)).sum())(w).tolist()
+    >>> jax.grad(lambda w: apply_weight_op(Matmul(), x, gather_weight(w, "embed ffn", x.dtype)).sum())(w).tolist()
     [[2.0], [2.0], [2.0]]
     """
     return _multiplied(product, inputs, weights)
@@ -67,32 +67,32 @@ class _Kind(eqx.Module):
     """What an opened weight's gradient is formed in and, of one opened at rest, how it was opened."""
 
     dtype: Any = eqx.field(static=True)
-    at_rest: Opening | None = eqx.field(static=True)
+    at_rest: GatherSpec | None = eqx.field(static=True)
 
     @classmethod
-    def of(cls, weight: Opened | OpenedAtRest) -> "_Kind":
-        if isinstance(weight, Opened):
+    def of(cls, weight: GatheredWeight | GatheredWeightWithGrad) -> "_Kind":
+        if isinstance(weight, GatheredWeight):
             return cls(weight.slot.dtype, None)
         return cls(weight.weight.dtype, weight.to)
 
     def cotangent(self, gradient: Any) -> Any:
         """Nothing of the value, a constant."""
         if self.at_rest is None:
-            return Opened(None, gradient)  # pyright: ignore[reportArgumentType]
-        return OpenedAtRest(None, gradient, None, self.at_rest)
+            return GatheredWeight(None, gradient)  # pyright: ignore[reportArgumentType]
+        return GatheredWeightWithGrad(None, gradient, None, self.at_rest)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _multiplied(product: Product, inputs: Any, weights: tuple[Any, ...]) -> Any:
+def _multiplied(product: WeightOp, inputs: Any, weights: tuple[Any, ...]) -> Any:
     return product.value(inputs, *weights)
 
 
-def _forward(product: Product, inputs: Any, weights: tuple[Any, ...]) -> tuple[Any, Any]:
+def _forward(product: WeightOp, inputs: Any, weights: tuple[Any, ...]) -> tuple[Any, Any]:
     result, saved = product.forward(inputs, *weights)
     return result, (saved, tuple(map(_Kind.of, weights)))
 
 
-def _backward(product: Product, saved: Any, gradient: Any) -> tuple[Any, Any]:
+def _backward(product: WeightOp, saved: Any, gradient: Any) -> tuple[Any, Any]:
     kept, kinds = saved
     d_inputs, d_weights = product.backward(kept, gradient, *(kind.dtype for kind in kinds))
     if len(d_weights) != len(kinds):

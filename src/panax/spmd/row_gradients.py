@@ -44,7 +44,7 @@ class RowGradients(eqx.Module):
         return here if self.later_square is None else here + self.later_square
 
 
-def merged(
+def merge_rows(
     numbers: Int[Array, " row"], values: Float[Array, "row row_width"], count: int
 ) -> tuple[Int[Array, " row"], Float[Array, "row row_width"]]:
     """Each row number once, ascending, with the sum of its values; `count` where none is left.
@@ -62,7 +62,7 @@ def merged(
     return once, segment_sums(values[order], place, numbers.shape[0], target=current_target(), ascending=True)
 
 
-def changed(
+def update_rows(
     table: Float[Array, "row row_width"],
     kept: Mapping[str, Array],
     numbers: Int[Array, " touched"],

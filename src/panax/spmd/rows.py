@@ -17,10 +17,10 @@ from jaxtyping import Array, Float, Int
 from ..core.errors import RecipeError
 from ..core.layout import current_target
 from .segments import segment_sums
-from .weights import Opening
+from .weights import GatherSpec
 
 
-class Rows(eqx.Module):
+class GatheredRows(eqx.Module):
     """Stands in a module where a table stood.
 
     Attributes:
@@ -58,7 +58,7 @@ class Rows(eqx.Module):
         unknown = jnp.sqrt(jnp.where(lacking, -1.0, 0.0)).astype(rows.dtype)
         return jnp.where(lacking[..., None], unknown[..., None], rows)
 
-    def open(self, to: Opening) -> tuple[jax.Array, Any]:
+    def open(self, to: GatherSpec) -> tuple[jax.Array, Any]:
         """
         Raises:
             RecipeError: Always: rows are not the whole table.
@@ -68,12 +68,12 @@ class Rows(eqx.Module):
             f"multiplies all of it needs a parameter that is not a table"
         )
 
-    def returned(self, to: Opening, kept: Any, gradient: jax.Array) -> Any:
+    def returned(self, to: GatherSpec, kept: Any, gradient: jax.Array) -> Any:
         return self.open(to)
 
 
 def is_rows(node: Any) -> bool:
-    return isinstance(node, Rows)
+    return isinstance(node, GatheredRows)
 
 
 def distinct_bound(count: int, asked: int) -> int:

@@ -15,26 +15,26 @@ from jaxtyping import Array, Float
 from ..core.layout import MeshAxes, current_layout
 from ..core.logical import Role, axis_of
 from .collectives import token_axes
-from .linear import joined, scattered, totalled
-from .marks import shared
+from .linear import all_gather_sum, psum_forward, reduce_scatter_sum
+from .marks import mark_shared_cotangent
 
 SPREAD = "whole_sequence"
 """The name under which a rematerialisation policy knows an activation that was gathered along the sequence."""
 
 
-def whole_sequence(x: Float[Array, "batch residual ..."]) -> Float[Array, "batch seq ..."]:
+def all_gather_sequence(x: Float[Array, "batch residual ..."]) -> Float[Array, "batch seq ..."]:
     """The residual stream, gathered along the sequence over the tensor axis: what a product that splits its result reads.
 
     Its cotangents there are partial sums: they are reduce-scattered back.
     """
     axes = sequence_parallel_axes()
-    return checkpoint_name(joined(x, axes, 1), SPREAD) if axes else x
+    return checkpoint_name(all_gather_sum(x, axes, 1), SPREAD) if axes else x
 
 
-def scatter_sequence(x: Float[Array, "batch seq embed"]) -> Float[Array, "batch residual embed"]:
+def reduce_scatter_sequence(x: Float[Array, "batch seq embed"]) -> Float[Array, "batch residual embed"]:
     """Partial sums over the tensor axis, added up into the residual stream's layout; the cotangent is gathered."""
     axes = sequence_parallel_axes()
-    return scattered(x, axes, 1) if axes else x
+    return reduce_scatter_sum(x, axes, 1) if axes else x
 
 
 def sum_over_sequence(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -43,15 +43,15 @@ def sum_over_sequence(x: Float[Array, "..."]) -> Float[Array, "..."]:
     Its cotangent is each part's own.
     """
     axes = sequence_parallel_axes()
-    return totalled(x, axes) if axes else x
+    return psum_forward(x, axes) if axes else x
 
 
-def equal_shares(x: Float[Array, "..."]) -> Float[Array, "..."]:
+def split_cotangent(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """`x`, computed alike on all devices of the axes that split no tokens; each is given an equal share of its cotangent.
 
     Stands where a loss is computed on each of these devices, and its gradients are summed over them.
 
-    >>> float(equal_shares(jax.numpy.float32(2.0)))
+    >>> float(split_cotangent(jax.numpy.float32(2.0)))
     2.0
     """
     layout = current_layout()
@@ -62,7 +62,7 @@ def equal_shares(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return _equal_shares(axes, x) if axes else x
 
 
-def own_sequence(x: Any) -> Any:
+def local_sequence(x: Any) -> Any:
     """This device's part of the residual stream's positions, of an array whose second axis is `seq`; not differentiated."""
     axes = sequence_parallel_axes()
     if not axes:
@@ -86,5 +86,6 @@ def _equal_shares(axes: MeshAxes, x: jax.Array) -> jax.Array:
 
 
 _equal_shares.defvjp(
-    lambda axes, x: (x, None), lambda axes, _, gradient: (shared(gradient / jax.lax.axis_size(axes), axes),)
+    lambda axes, x: (x, None),
+    lambda axes, _, gradient: (mark_shared_cotangent(gradient / jax.lax.axis_size(axes), axes),),
 )

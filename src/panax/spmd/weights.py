@@ -6,8 +6,8 @@
 its gradient, this device's share of the weight's in float32, is brought back into the layout and dtype that the weight rests in.
 All that reads a parameter (`contract`, `gather`, `add_bias`, embeddings, experts, the loss) stands on this.
 
-What rests need not be an array. Whatever keeps the contract of `Openable` can stand where a parameter stood: a base in int8 with
-adapters, rows of a table, a weight that was gathered for a whole step (`once.py`).
+A parameter need not be an array. Anything that implements `WeightLike` can take its place: an int8 base with adapters, rows of a
+table, a weight gathered once per step (`once.py`).
 """
 
 import functools
@@ -21,13 +21,13 @@ from jax.ad_checkpoint import checkpoint_name
 from ..core.layout import MeshAxes, current_layout
 from ..core.protocols import Axes
 from .collectives import scatter_dims
-from .gathering import gathered
+from .gathering import gather_weight_as
 
 GATHERED = "gathered_weight"
 """The name under which a rematerialisation policy knows an opened weight: whole over fsdp, and never to be kept."""
 
 
-class Opening(NamedTuple):
+class GatherSpec(NamedTuple):
     """What a weight is opened to.
 
     Attributes:
@@ -42,7 +42,7 @@ class Opening(NamedTuple):
 
 
 @runtime_checkable
-class Openable(Protocol):
+class WeightLike(Protocol):
     """A weight as it rests between its uses: a pytree of arrays, each a device's own shard."""
 
     @property
@@ -50,11 +50,11 @@ class Openable(Protocol):
         """What its gradient is formed in."""
         ...
 
-    def open(self, to: Opening) -> tuple[jax.Array, Any]:
+    def open(self, to: GatherSpec) -> tuple[jax.Array, Any]:
         """(its value in the compute layout and dtype, the arrays that `returned` needs)."""
         ...
 
-    def returned(self, to: Opening, kept: Any, gradient: jax.Array) -> Any:
+    def returned(self, to: GatherSpec, kept: Any, gradient: jax.Array) -> Any:
         """The gradient of each array at rest, in its dtype and layout: this weight's structure, None for what is not trained.
 
         Each is this device's share over the mesh axes that the array is not split over; these are summed once a step.
@@ -68,7 +68,7 @@ class Openable(Protocol):
         ...
 
 
-class Stored(eqx.Module):
+class PlainWeight(eqx.Module):
     """A plain array: cast as it is stored, and only then gathered, which halves the bytes where the precision is halved."""
 
     array: Any
@@ -77,14 +77,14 @@ class Stored(eqx.Module):
     def dtype(self) -> Any:
         return self.array.dtype
 
-    def open(self, to: Opening) -> tuple[jax.Array, None]:
-        return gathered(self.array, to.axes, to.gathers, to.dtype), None
+    def open(self, to: GatherSpec) -> tuple[jax.Array, None]:
+        return gather_weight_as(self.array, to.axes, to.gathers, to.dtype), None
 
-    def returned(self, to: Opening, kept: None, gradient: jax.Array) -> "Stored":
-        return Stored(scatter_dims(gradient.astype(self.dtype), to.gathers))
+    def returned(self, to: GatherSpec, kept: None, gradient: jax.Array) -> "PlainWeight":
+        return PlainWeight(scatter_dims(gradient.astype(self.dtype), to.gathers))
 
 
-class Opened(NamedTuple):
+class GatheredWeight(NamedTuple):
     """A weight in its compute layout.
 
     Attributes:
@@ -96,7 +96,7 @@ class Opened(NamedTuple):
     slot: jax.Array
 
 
-class OpenedAtRest(eqx.Module):
+class GatheredWeightWithGrad(eqx.Module):
     """A weight in its compute layout, for a layer that forms its gradient in the forward pass.
 
     Attributes:
@@ -107,32 +107,32 @@ class OpenedAtRest(eqx.Module):
     value: Any
     weight: Any
     kept: Any
-    to: Opening = eqx.field(static=True)
+    to: GatherSpec = eqx.field(static=True)
 
     def returned(self, gradient: jax.Array) -> Any:
         """The gradient of `weight`, from this device's share of the value's."""
         return self.weight.returned(self.to, self.kept, gradient)
 
 
-def open_weight(w: Any, axes: Axes | str, dtype: Any) -> Opened:
+def gather_weight(w: Any, axes: Axes | str, dtype: Any) -> GatheredWeight:
     """A parameter for any number of products: its value in its compute layout and `dtype`, and a slot for its gradient.
 
     Args:
-        w: An array in its storage layout, or an `Openable`.
+        w: An array in its storage layout, or an `WeightLike`.
         axes: Its logical axes, in a tuple or separated by spaces.
 
-    >>> opened = open_weight(jnp.ones((2, 3)), "embed ffn", jnp.bfloat16)
+    >>> opened = gather_weight(jnp.ones((2, 3)), "embed ffn", jnp.bfloat16)
     >>> opened.value.dtype.name, opened.slot.dtype.name
     ('bfloat16', 'float32')
     """
     return _open(_opening(axes, dtype), _openable(w))
 
 
-def open_at_rest(w: Any, axes: Axes | str, dtype: Any) -> OpenedAtRest:
-    """As `open_weight`, for a layer that forms the gradient before it is asked for, and should not keep it whole until then."""
+def gather_weight_early(w: Any, axes: Axes | str, dtype: Any) -> GatheredWeightWithGrad:
+    """As `gather_weight`, for a layer that forms the gradient before it is asked for, and should not keep it whole until then."""
     to, weight = _opening(axes, dtype), _openable(w)
     value, kept = jax.tree.map(jax.lax.stop_gradient, weight).open(to)
-    return OpenedAtRest(checkpoint_name(value, GATHERED), weight, kept, to)
+    return GatheredWeightWithGrad(checkpoint_name(value, GATHERED), weight, kept, to)
 
 
 def gathers_of(axes: Axes) -> tuple[MeshAxes, ...]:
@@ -148,16 +148,16 @@ def gathers_of(axes: Axes) -> tuple[MeshAxes, ...]:
 
 def is_openable(w: Any) -> bool:
     """Whether `w` is a weight that is not a plain array."""
-    return isinstance(w, Openable)
+    return isinstance(w, WeightLike)
 
 
-def _opening(axes: Axes | str, dtype: Any) -> Opening:
+def _opening(axes: Axes | str, dtype: Any) -> GatherSpec:
     axes = tuple(axes.split()) if isinstance(axes, str) else axes
-    return Opening(gathers_of(axes), jnp.dtype(dtype).name, axes)
+    return GatherSpec(gathers_of(axes), jnp.dtype(dtype).name, axes)
 
 
-def _openable(w: Any) -> Openable:
-    return w if is_openable(w) else Stored(w)
+def _openable(w: Any) -> WeightLike:
+    return w if is_openable(w) else PlainWeight(w)
 
 
 class _Shapes(eqx.Module):
@@ -167,28 +167,28 @@ class _Shapes(eqx.Module):
     leaves: tuple[jax.ShapeDtypeStruct, ...] = eqx.field(static=True)
 
     @classmethod
-    def of(cls, weight: Openable) -> "_Shapes":
+    def of(cls, weight: WeightLike) -> "_Shapes":
         leaves, structure = jax.tree.flatten(weight)
         return cls(structure, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves))
 
     @property
-    def weight(self) -> Openable:
+    def weight(self) -> WeightLike:
         return self.structure.unflatten(self.leaves)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _open(to: Opening, weight: Openable) -> Opened:
+def _open(to: GatherSpec, weight: WeightLike) -> GatheredWeight:
     return _open_forward(to, weight)[0]
 
 
-def _open_forward(to: Opening, weight: Openable) -> tuple[Opened, Any]:
+def _open_forward(to: GatherSpec, weight: WeightLike) -> tuple[GatheredWeight, Any]:
     value, kept = weight.open(to)
     # Named, so that every rematerialisation policy drops the gathered copy and the backward pass gathers it again, once.
     value = checkpoint_name(value, GATHERED)
-    return Opened(value, jnp.zeros(value.shape, weight.dtype)), (_Shapes.of(weight), kept)
+    return GatheredWeight(value, jnp.zeros(value.shape, weight.dtype)), (_Shapes.of(weight), kept)
 
 
-def _open_backward(to: Opening, saved: tuple[_Shapes, Any], gradient: Opened) -> tuple[Any]:
+def _open_backward(to: GatherSpec, saved: tuple[_Shapes, Any], gradient: GatheredWeight) -> tuple[Any]:
     shapes, kept = saved
     return (shapes.weight.returned(to, kept, gradient.slot),)
 

@@ -9,14 +9,14 @@ from .store import (
     Linking,
     MissingError,
     Store,
-    checked_path,
+    check_path,
     is_remote,
     join,
     open_store,
-    shown_address,
+    redact_address,
 )
 
 __all__ = [
-    "REMOTE", "Buffer", "Claiming", "Entry", "Linking", "LocalStore", "MissingError", "Store", "checked_path", "is_remote",
-    "join", "open_store", "shown_address",
+    "REMOTE", "Buffer", "Claiming", "Entry", "Linking", "LocalStore", "MissingError", "Store", "check_path", "is_remote",
+    "join", "open_store", "redact_address",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
 from ..core.errors import StoreError
 from .failures import CREDENTIALS
-from .store import checked_path, shown_address
+from .store import check_path, redact_address
 
 _KINDS: dict[str, Callable[..., Any]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 _CONNECT_SECONDS = 10.0
@@ -42,10 +42,10 @@ def parse_address(url: str) -> Address:
     bucket, _, prefix = rest.rstrip("/").partition("/")
     if scheme not in (*_KINDS, "memory") or not bucket or any(mark in rest for mark in "@?#"):
         raise StoreError(
-            f"{shown_address(url)} is no address of an object store; expected s3://bucket/prefix, gs://bucket/prefix or "
+            f"{redact_address(url)} is no address of an object store; expected s3://bucket/prefix, gs://bucket/prefix or "
             "az://container/prefix, with credentials in the environment and no '@', '?' or '#'"
         )
-    return Address(scheme, bucket, checked_path(prefix) if prefix else "")
+    return Address(scheme, bucket, check_path(prefix) if prefix else "")
 
 
 class Clients:

@@ -24,7 +24,7 @@ class ShorterError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Failure:
+class StoreFailure:
     """An error, understood.
 
     Attributes:
@@ -67,41 +67,43 @@ _CONNECTIONS = (
 _METADATA = re.compile("performing token request|/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity/")
 
 
-def failure_of(error: Exception) -> Failure | None:
+def failure_of(error: Exception) -> StoreFailure | None:
     """What an error means; None for one that is no store's."""
     text = str(error)
     if isinstance(error, ShorterError):
-        return Failure(kind="final", reason=text, advice="it was cut short, or is not the object that was expected")
+        return StoreFailure(
+            kind="final", reason=text, advice="it was cut short, or is not the object that was expected"
+        )
     if isinstance(error, CutShortError | NotAsSentError):
-        return Failure(kind="again", reason=text, advice=_NETWORK)
+        return StoreFailure(kind="again", reason=text, advice=_NETWORK)
     if not isinstance(error, exceptions.BaseError | FileNotFoundError):
         return None
     if isinstance(error, exceptions.InvalidPathError):
         advice = "remove or rename that object, or use another folder"
-        return Failure(kind="final", reason="an object's name there has an empty part, '.' or '..'", advice=advice)
+        return StoreFailure(kind="final", reason="an object's name there has an empty part, '.' or '..'", advice=advice)
     status, code = _status(text), _code(text)
     shown = " ".join(filter(None, ["status" if status else "", str(status or ""), code]))
     if code in _NO_BUCKET_CODES:
-        return Failure(
+        return StoreFailure(
             kind="final", reason=f"there is no such bucket ({shown})", advice="make it, or correct the address"
         )
     if _METADATA.search(text.split("\n", 1)[0]):
         advice = f"{CREDENTIALS}; without them the machine's own role is asked for, which did not answer"
-        return Failure(kind="unsure", reason="no credentials were found", advice=advice)
+        return StoreFailure(kind="unsure", reason="no credentials were found", advice=advice)
     if code in _CREDENTIAL_CODES or isinstance(error, exceptions.UnauthenticatedError) or status == 401:
-        return Failure(
+        return StoreFailure(
             kind="final", reason=f"the credentials are refused ({shown or 'status 401'})", advice=CREDENTIALS
         )
     if isinstance(error, exceptions.PermissionDeniedError) or status == 403 or code in _PERMISSION_CODES:
-        return Failure(kind="final", reason=f"permission denied ({shown or 'status 403'})", advice=_PERMISSION)
+        return StoreFailure(kind="final", reason=f"permission denied ({shown or 'status 403'})", advice=_PERMISSION)
     if isinstance(error, FileNotFoundError) or status == 404:
         reason = f"not found ({shown})" if shown else "not found"
-        return Failure(kind="unsure", reason=reason, advice="see that the address is right", missing=True)
+        return StoreFailure(kind="unsure", reason=reason, advice="see that the address is right", missing=True)
     if status in AGAIN_STATUSES or code in _AGAIN_CODES:
-        return Failure(kind="again", reason=f"the server answers {shown}", advice=_SERVER)
+        return StoreFailure(kind="again", reason=f"the server answers {shown}", advice=_SERVER)
     if status is not None:
         advice = "set the bucket's region and endpoint in the environment" if status < 400 else _NETWORK
-        return Failure(kind="final", reason=f"the server answers {shown}", advice=advice)
+        return StoreFailure(kind="final", reason=f"the server answers {shown}", advice=advice)
     return _without_status(text)
 
 
@@ -110,16 +112,16 @@ def is_past_end(error: Exception) -> bool:
     return _status(str(error)) == 416 or "Wanted range starting at" in str(error)
 
 
-def _without_status(text: str) -> Failure:
+def _without_status(text: str) -> StoreFailure:
     if "BadScheme" in text:
         advice = "use an https:// endpoint, or set AWS_ALLOW_HTTP=true where the network is to be trusted"
-        return Failure(kind="final", reason="the endpoint is http://, which is not allowed", advice=advice)
+        return StoreFailure(kind="final", reason="the endpoint is http://, which is not allowed", advice=advice)
     if "InvalidCertificate" in text or "invalid peer certificate" in text:
-        return Failure(kind="final", reason="the endpoint's certificate is not trusted", advice=_NETWORK)
+        return StoreFailure(kind="final", reason="the endpoint's certificate is not trusted", advice=_NETWORK)
     for pattern, reason, advice in _CONNECTIONS:
         if re.search(pattern, text):
-            return Failure(kind="again", reason=reason, advice=advice)
-    return Failure(kind="again", reason="the answer could not be understood", advice=_NETWORK)
+            return StoreFailure(kind="again", reason=reason, advice=advice)
+    return StoreFailure(kind="again", reason="the answer could not be understood", advice=_NETWORK)
 
 
 def _status(text: str) -> int | None:

@@ -17,7 +17,7 @@ from ..core.errors import StoreError
 from ..job.heartbeat import heartbeat
 from ..system import files
 from .direct import FROM_BYTES, PAGE, address, read_direct
-from .store import Buffer, Entry, MissingError, checked_path
+from .store import Buffer, Entry, MissingError, check_path
 
 TEMPORARY = ".tmp"
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}" + re.escape(TEMPORARY))
@@ -200,7 +200,7 @@ class LocalStore:
         return target
 
     def _path(self, path: str) -> Path:
-        return self._root / checked_path(path)
+        return self._root / check_path(path)
 
     def _within(self, prefix: str) -> Path:
         return self._path(prefix) if prefix else self._root

@@ -20,8 +20,8 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from ..core.errors import StoreError
 from .clients import Clients, parse_address
 from .failures import CutShortError, NotAsSentError, ShorterError, is_past_end
-from .retrying import RetryPolicy, retried
-from .store import Buffer, Entry, checked_path
+from .retrying import RetryPolicy, retry
+from .store import Buffer, Entry, check_path
 from .verification import ReadCheck, check_read_back, entity_tag
 
 T = TypeVar("T")
@@ -284,10 +284,10 @@ class ObjectStore:
 
     def _retried(self, action: Callable[[float], T], verb: str, path: str, num_bytes: int = 0) -> T:
         name = f"{self.url}/{path}" if path else self.url
-        return retried(action, verb=verb, name=name, policy=self._policy, num_bytes=num_bytes)
+        return retry(action, verb=verb, name=name, policy=self._policy, num_bytes=num_bytes)
 
     def _key(self, path: str) -> str:
-        return self._prefix + checked_path(path)
+        return self._prefix + check_path(path)
 
     def _within(self, prefix: str) -> str | None:
         return (self._key(prefix) if prefix else self._prefix.rstrip("/")) or None

@@ -25,7 +25,7 @@ from ..core.errors import StoreError
 from ..system import json_reader
 from ..system.json_reader import JsonError
 from .local import LocalStore
-from .store import Buffer, Entry, MissingError, Store, checked_path
+from .store import Buffer, Entry, MissingError, Store, check_path
 
 MOST_BYTES = 1 << 30
 """Maximum size of a response of unknown length: a listing, a manifest."""
@@ -216,14 +216,14 @@ class PeerStore:
         for part in parts:
             digest.update(part)
         size = sum(len(part) for part in parts)
-        received = self._ask("PUT", f"/{quote(checked_path(path))}", parts, size)
+        received = self._ask("PUT", f"/{quote(check_path(path))}", parts, size)
         if received.decode() != digest.hexdigest():
             raise StoreError(f"{self.url}/{path} received other bytes than were sent")
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         end = "" if stop is None else f"&stop={stop}"
         most = MOST_BYTES if stop is None else max(stop - start, MOST_WORDS)
-        return self._ask("GET", f"/{quote(checked_path(path))}?start={start}{end}", most=most)
+        return self._ask("GET", f"/{quote(check_path(path))}?start={start}{end}", most=most)
 
     def read_into(self, path: str, start: int, target: memoryview) -> None:
         found = self.read(path, start, start + len(target))
@@ -236,7 +236,7 @@ class PeerStore:
 
     def list(self, prefix: str = "") -> Sequence[Entry]:
         try:
-            return [Entry(checked_path(path), int(size)) for path, size in self._listed("list", prefix)]
+            return [Entry(check_path(path), int(size)) for path, size in self._listed("list", prefix)]
         except (TypeError, ValueError) as error:
             raise StoreError(f"{self.url} gave no list of paths and sizes: {error}") from error
 
@@ -248,7 +248,7 @@ class PeerStore:
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
-            self._ask("DELETE", f"/{quote(checked_path(path))}")
+            self._ask("DELETE", f"/{quote(check_path(path))}")
 
     def _ask(
         self, method: str, target: str, parts: Sequence[Buffer] = (), size: int = 0, most: int = MOST_BYTES

@@ -90,7 +90,7 @@ class RetryPolicy(Validated):
         return self.deadline_seconds * self.request_deadline(num_bytes) / self.request_seconds
 
 
-def retried(
+def retry(
     action: Callable[[float], T],
     *,
     verb: str,

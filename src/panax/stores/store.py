@@ -123,7 +123,7 @@ def open_store(url: str | Path) -> Claiming:
         return ObjectStore.open(text)
     if "://" in text:
         raise StoreError(
-            f"{shown_address(text)} is of no known kind of store; expected a path or {', '.join(REMOTE[:3])}..., with "
+            f"{redact_address(text)} is of no known kind of store; expected a path or {', '.join(REMOTE[:3])}..., with "
             f"credentials in the environment"
         )
     from .local import LocalStore
@@ -131,10 +131,10 @@ def open_store(url: str | Path) -> Claiming:
     return LocalStore(text)
 
 
-def shown_address(text: str) -> str:
+def redact_address(text: str) -> str:
     """An address as messages may show it: without what can hold a secret, a user and password or what follows `?` or `#`.
 
-    >>> shown_address("https://user:SECRET@host/data?token=SECRET"), shown_address("s3a://bucket/a")
+    >>> redact_address("https://user:SECRET@host/data?token=SECRET"), redact_address("s3a://bucket/a")
     ('https://...@host/data?...', 's3a://bucket/a')
     """
     scheme, mark, rest = text.partition("://")
@@ -155,15 +155,15 @@ def join(url: str, *parts: str) -> str:
     return "/".join([url.rstrip("/"), *parts]) if is_remote(url) else str(Path(url, *parts))
 
 
-def checked_path(path: str) -> str:
+def check_path(path: str) -> str:
     """A path as it is, if it stays inside the store: relative, normalised, without `..`.
 
     Raises:
         StoreError: It does not.
 
-    >>> checked_path("step_1/a.bin")
+    >>> check_path("step_1/a.bin")
     'step_1/a.bin'
-    >>> checked_path("../../etc/passwd")
+    >>> check_path("../../etc/passwd")
     Traceback (most recent call last):
         ...
     panax.core.errors.StoreError: '../../etc/passwd' is no path inside a store; expected a relative one without '..'

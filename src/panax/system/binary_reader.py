@@ -19,7 +19,7 @@ class CutShort(BinaryError):
     """The bytes end before what they announce; who read only a part of a file may read more of it, and try again."""
 
 
-class Buffer(Protocol):
+class ByteBuffer(Protocol):
     """Bytes, a `memoryview` or an `mmap`."""
 
     def __len__(self) -> int: ...
@@ -27,7 +27,7 @@ class Buffer(Protocol):
     def __getitem__(self, place: slice, /) -> bytes | memoryview: ...
 
 
-def number_at(data: Buffer, at: int, kind: str) -> int:
+def number_at(data: ByteBuffer, at: int, kind: str) -> int:
     """The number at a place.
 
     Args:
@@ -45,7 +45,7 @@ def number_at(data: Buffer, at: int, kind: str) -> int:
     return number
 
 
-def bytes_at(data: Buffer, at: int, count: int) -> bytes:
+def bytes_at(data: ByteBuffer, at: int, count: int) -> bytes:
     """So many bytes from a place on.
 
     Raises:
@@ -59,7 +59,7 @@ def bytes_at(data: Buffer, at: int, count: int) -> bytes:
     return bytes(data[at : at + count])
 
 
-def check_count(data: Buffer, at: int, count: int, item_bytes: int = 1) -> None:
+def check_count(data: ByteBuffer, at: int, count: int, item_bytes: int = 1) -> None:
     """See that items which take at least `item_bytes` each can be there, before memory is taken for them.
 
     Raises:
@@ -79,7 +79,7 @@ class BinaryReader:
         at: Where the next one begins, in bytes.
     """
 
-    def __init__(self, data: Buffer, at: int = 0) -> None:
+    def __init__(self, data: ByteBuffer, at: int = 0) -> None:
         self.data, self.at = data, at
 
     def byte(self) -> int:

@@ -4,7 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from .files import expanded
+from .files import expand_user
 from .secure_dir import private_folder
 
 
@@ -15,9 +15,9 @@ def cache_directory(given: str | None = None) -> Path:
     '/tmp/here'
     """
     if given is not None:
-        return expanded(given)
+        return expand_user(given)
     if named := os.environ.get("PANAX_CACHE"):
-        return expanded(named)
+        return expand_user(named)
     return user_caches() / "panax"
 
 
@@ -31,7 +31,7 @@ def user_caches() -> Path:
     """
     if named := os.environ.get("XDG_CACHE_HOME"):
         return Path(named)
-    home = expanded("~")
+    home = expand_user("~")
     if home.is_absolute():
         return home / ".cache"
     # Others may write to where it lies.

@@ -25,7 +25,7 @@ _LOOK_SECONDS = 0.2
 _BLOCK = 1 << 20
 
 
-class Child:
+class PipedProcess:
     """A process with a pipe to its standard input and one from its standard output.
 
     Attributes:
@@ -181,7 +181,7 @@ class Child:
                 raise TimeoutError(f"nothing for {seconds:g} seconds")
 
 
-class Finished(NamedTuple):
+class CompletedCommand(NamedTuple):
     """A command that has ended.
 
     Attributes:
@@ -197,7 +197,7 @@ class Finished(NamedTuple):
 
 def run(
     command: Sequence[str], seconds: float, *, environment: Mapping[str, str] | None = None, given: str = ""
-) -> Finished:
+) -> CompletedCommand:
     """Run a command to its end, in a process group of its own that ends with it or with its time.
 
     `subprocess.run` with a time-out waits without one for the pipes, which a process that the command has forked holds open.
@@ -229,7 +229,7 @@ def run(
         for file in (output, errors):
             file.seek(0)
             said.append(file.read(MOST_SAID_BYTES).decode(errors="replace"))
-    return Finished(code, *said)
+    return CompletedCommand(code, *said)
 
 
 def end_with_parent() -> None:

@@ -20,13 +20,13 @@ def absolute(path: str | os.PathLike[str]) -> Path:
     >>> absolute("runs/../a").name
     'a'
     """
-    return Path(os.path.abspath(expanded(path)))
+    return Path(os.path.abspath(expand_user(path)))
 
 
-def expanded(path: str | os.PathLike[str]) -> Path:
+def expand_user(path: str | os.PathLike[str]) -> Path:
     """A path with a user's home folder for the `~` or `~user` that it begins with; as a shell has it, `~nobody` stays a name.
 
-    >>> expanded("~such-a-user-is-not-here/a").parts[0]
+    >>> expand_user("~such-a-user-is-not-here/a").parts[0]
     '~such-a-user-is-not-here'
     """
     return Path(os.path.expanduser(path))

@@ -14,7 +14,7 @@ SAME_SECONDS = 1.0
 """Two processes of one number did not begin within so short a time."""
 
 
-def locked(path: str | Path) -> IO[bytes]:
+def open_locked(path: str | Path) -> IO[bytes]:
     """Open a file, made where it is missing, and lock it until it is closed. What it holds is left as it is.
 
     Raises:

@@ -9,7 +9,7 @@ MARK = ".made-by-panax"
 """An empty file."""
 
 
-def marked_folder(folder: Path) -> Path:
+def make_owned_dir(folder: Path) -> Path:
     """Make a folder with Panax's mark in it, or see that it has one.
 
     Raises:

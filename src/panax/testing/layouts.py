@@ -38,7 +38,7 @@ class TaskReport:
     left_out: Mapping[str, str]
 
 
-class Trained(NamedTuple):
+class TrainedModel(NamedTuple):
     """The parameters before and after a few steps, the first gradient, and the losses."""
 
     first: dict[str, np.ndarray]
@@ -110,9 +110,9 @@ class LayoutComparison:
         self._axes = task.axes_of(axes or axes_of_rows(self._batch))
         self.tolerance = _tolerance(task, self._batch, self._axes) if tolerance is None else tolerance
         self.devices = tuple(jax.devices() if devices is None else devices)
-        self._alone: dict[int, Trained] = {}
+        self._alone: dict[int, TrainedModel] = {}
 
-    def alone(self, micro_batches: int) -> "Trained":
+    def alone(self, micro_batches: int) -> "TrainedModel":
         """What a few steps on one device do, with so many micro-batches."""
         if micro_batches not in self._alone:
             self._alone[micro_batches] = _trained(self._compiled({}, None, micro_batches), self._batch)
@@ -190,7 +190,7 @@ def _has_tables(task: Task) -> bool:
     return any(is_table(axes) for _, _, axes in pair_axes(params, task.parameter_axes(params)))
 
 
-def _trained(step: CompiledStep, batch: Mapping[str, np.ndarray]) -> Trained:
+def _trained(step: CompiledStep, batch: Mapping[str, np.ndarray]) -> TrainedModel:
     state, losses = step.init(0), []
     first, gradient, seconds = _host(state.params), {}, 0.0
     for number in range(STEPS):
@@ -199,14 +199,14 @@ def _trained(step: CompiledStep, batch: Mapping[str, np.ndarray]) -> Trained:
         if number == 0:
             gradient, seconds = _host(state.optimizer_state["gradient"]), step.compile_seconds
     assert step.compile_seconds == seconds, "the second step compiled again; the state's shapes or shardings change"
-    return Trained(first, gradient, _host(state.params), losses)
+    return TrainedModel(first, gradient, _host(state.params), losses)
 
 
 def _host(tree: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(leaf) for name, leaf in named_leaves(tree).items()}
 
 
-def _compare(layout: str, many: Trained, one: Trained, tolerance: float) -> None:
+def _compare(layout: str, many: TrainedModel, one: TrainedModel, tolerance: float) -> None:
     for name, leaf in one.first.items():
         assert np.array_equal(many.first[name], leaf), (
             f"{layout}: the first {name} depends on the mesh; draw it by its name"

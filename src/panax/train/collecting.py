@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..core import Axes, Batch, Collected, CollectingTask, Faults, TrainState, current_target
+from ..core import Axes, Batch, Collected, CollectingTask, DataChecks, TrainState, current_target
 from ..core.errors import RecipeError
 from ..core.layout import whole_arrays
 from ..core.measures import NO_FAULT, merge_stacked
@@ -40,7 +40,7 @@ class _Packed(eqx.Module):
     @classmethod
     def of(cls, scalars: Scalars) -> "_Packed":
         def packs(value: Any) -> bool:
-            return not isinstance(value, Faults) and value.shape == () and value.dtype == jnp.float32
+            return not isinstance(value, DataChecks) and value.shape == () and value.dtype == jnp.float32
 
         names = tuple(name for name, value in scalars.items() if packs(value))
         others = {name: value for name, value in scalars.items() if name not in names}
@@ -93,7 +93,7 @@ def collecting_step(
 
     state, (scalars, metrics) = jax.lax.scan(collection, state, jnp.arange(task.collections))
     merged = merge_stacked(metrics, task.collections)
-    own = {name: metric if isinstance(metric, Faults) else metric.value for name, metric in merged.items()}
+    own = {name: metric if isinstance(metric, DataChecks) else metric.value for name, metric in merged.items()}
     check_names(merged)
     norm = {PARAMETER_NORM: parameter_norm(eqx.filter(state.params, program.trainable))}
     return dataclasses.replace(state, step=step + 1), _over_updates(scalars) | own | norm
@@ -148,7 +148,7 @@ def _updates(
         return state, made
 
     begun = dataclasses.replace(state, model_state=dict(collected.state))
-    faults = [metric.any for metric in collected.metrics.values() if isinstance(metric, Faults)]
+    faults = [metric.any for metric in collected.metrics.values() if isinstance(metric, DataChecks)]
     state, made = _unless(faults, updates, begun) if faults else updates(begun)
     return dataclasses.replace(state, model_state={**collected.kept, **state.model_state}), made
 
@@ -159,11 +159,11 @@ def _unless(faults: list[jax.Array], updates: Callable[[TrainState], Any], begun
     shapes = jax.eval_shape(updates, begun)[1]
 
     def none(made: Any) -> Any:
-        if isinstance(made, Faults):
-            return Faults(jnp.full(made.worst.shape, NO_FAULT, made.worst.dtype), made.checks, made.advice)
+        if isinstance(made, DataChecks):
+            return DataChecks(jnp.full(made.worst.shape, NO_FAULT, made.worst.dtype), made.checks, made.advice)
         return jnp.zeros(made.shape, made.dtype)
 
-    nothing = jax.tree.map(none, shapes, is_leaf=lambda made: isinstance(made, Faults))
+    nothing = jax.tree.map(none, shapes, is_leaf=lambda made: isinstance(made, DataChecks))
     if current_target().traits.cheap_branches:
         return jax.lax.cond(found, lambda: (begun, nothing), lambda: updates(begun))
     return jax.tree.map(lambda new, old: jnp.where(found, old, new), updates(begun), (begun, nothing))
@@ -177,8 +177,8 @@ def _over_updates(made: Made) -> dict[str, Any]:
     last = jnp.where(flat.any(), flat.size - 1 - jnp.argmax(flat[::-1]), flat.size - 1)
 
     def one(name: str, value: Any) -> Any:
-        if isinstance(value, Faults):
-            return Faults(value.worst.max(axis=(0, 1)), value.checks, value.advice)
+        if isinstance(value, DataChecks):
+            return DataChecks(value.worst.max(axis=(0, 1)), value.checks, value.advice)
         if name in LAST:
             return value[-1, -1] if name == "learning_rate" else value.reshape(-1)[last]
         mask = counted.reshape(counted.shape + (1,) * (value.ndim - counted.ndim))

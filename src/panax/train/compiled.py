@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from ..comms.fragments import Meeting
+from ..comms.fragments import OuterSync
 from ..core import Axes, CollectingTask, TrainState, pair_axes
 from ..core.errors import TrainingError
 from ..core.leaf_ranges import check_ranges, narrow_to_32_bits
@@ -20,7 +20,7 @@ from ..core.module import draw_in_turn
 from ..core.target import Target
 from ..kernels import use_kernels
 from ..mesh import Placement
-from ..mesh.legality import Needs, check, fitted_rules, remarks
+from ..mesh.legality import MeshRequirements, check, fitted_rules, remarks
 from ..mesh.topology import data_parallel_size
 from ..parallel.context import zigzag_order
 from ..spmd.checking import check_program
@@ -36,7 +36,7 @@ Signature = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 @runtime_checkable
-class Step(Sender, Protocol):
+class StepProtocol(Sender, Protocol):
     """What the loop asks of a step, compiled or not."""
 
     program: Program
@@ -126,7 +126,7 @@ class CompiledStep:
         self._evaluate: dict[Signature, Any] = {}
         self._summaries: dict[Any, dict[Signature, Any]] = {}
         self._renewal: Any = None
-        self._agreements: dict[Meeting, Any] = {}
+        self._agreements: dict[OuterSync, Any] = {}
         self._ahead = Ahead()
         # The number of the last step and the array that says it, so that no step waits for the one before to be read.
         self._count: tuple[int, Any] = (0, None)
@@ -255,7 +255,7 @@ class CompiledStep:
             self.compile_seconds += time.perf_counter() - start
         return self._renewal
 
-    def agreement(self, meeting: Meeting) -> Any:
+    def agreement(self, meeting: OuterSync) -> Any:
         """The compiled program by which replicas that take local steps meet; it is given the state for good.
 
         Raises:
@@ -268,7 +268,7 @@ class CompiledStep:
             self.compile_seconds += time.perf_counter() - start
         return self._agreements[meeting]
 
-    def trace_agreement(self, meeting: Meeting | None = None) -> Any:
+    def trace_agreement(self, meeting: OuterSync | None = None) -> Any:
         """That program's trace; without a meeting, that of the last one, in which all agree on everything.
 
         Raises:
@@ -432,7 +432,7 @@ def _signature(batch: Mapping[str, Any]) -> Signature:
     return tuple((name, batch[name].shape, dtypes[name]) for name in sorted(batch))
 
 
-def needs_of(program: Program) -> Needs:
+def needs_of(program: Program) -> MeshRequirements:
     """What a mesh must fit for this program, as plain data."""
     task = program.task
     arrays = pair_axes(program.abstract, program.axes)
@@ -440,7 +440,7 @@ def needs_of(program: Program) -> Needs:
     distinct: dict[Any, str] = {}
     for name, leaf, axes in arrays:
         distinct.setdefault((tuple(axes), leaf.shape), name)
-    return Needs(
+    return MeshRequirements(
         arrays=tuple((name, axes, shape) for (axes, shape), name in distinct.items()),
         supported=task.mesh_axes,
         who=type(task).__name__,

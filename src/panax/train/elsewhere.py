@@ -23,7 +23,7 @@ from .update import Scalars
 Signature = tuple[Any, ...]
 
 
-class Elsewhere:
+class RolledReplay:
     """A step that leaves the state it is given, on the mesh of another one with its devices rolled.
 
     Attributes:
@@ -43,7 +43,7 @@ class Elsewhere:
         self._usual = step.placement.devices
         self.step = CompiledStep(
             step.program,
-            rolled(step.placement, places),
+            roll_placement(step.placement, places),
             step.batch_axes,
             shapes_allowed=step.shapes_allowed,
             donates=False,
@@ -64,7 +64,7 @@ class Elsewhere:
         """
         taken = self.step(*self.moved((state, dict(batch)))) if self.places else self.step(state, batch)
         # Summed by one program, in which a device has its usual place.
-        leaves = [relabelled(leaf, self._usual) for leaf in jax.tree.leaves(taken)]
+        leaves = [relabel_devices(leaf, self._usual) for leaf in jax.tree.leaves(taken)]
         return *taken, np.roll(self._shard_sums(leaves), -self.places, axis=0)
 
     def more_bytes(self, batch: Mapping[str, Any]) -> int | None:
@@ -87,7 +87,7 @@ class Elsewhere:
                 self._usual, leaves, partial(_permuted, axes=names, pairs=pairs), returns_leaves=True
             )
         moved = self._moves[signature](leaves)
-        return structure.unflatten([relabelled(leaf, self.mesh, like) for leaf, like in zip(moved, leaves)])
+        return structure.unflatten([relabel_devices(leaf, self.mesh, like) for leaf, like in zip(moved, leaves)])
 
 
 class ShardSums:
@@ -113,7 +113,7 @@ class ShardSums:
         return np.asarray(self._programs[signature](list(leaves)).addressable_data(0))
 
 
-def relabelled(leaf: jax.Array, mesh: Mesh, like: jax.Array | None = None) -> jax.Array:
+def relabel_devices(leaf: jax.Array, mesh: Mesh, like: jax.Array | None = None) -> jax.Array:
     """An array of the same devices in another order: each keeps what it holds, which is another logical shard then.
 
     Args:
@@ -130,7 +130,7 @@ def relabelled(leaf: jax.Array, mesh: Mesh, like: jax.Array | None = None) -> ja
     return jax.jit(lambda data: jax.random.wrap_key_data(data, impl=kind), out_shardings=sharding)(moved)
 
 
-def rolled(placement: Placement, places: int) -> Placement:
+def roll_placement(placement: Placement, places: int) -> Placement:
     """The placement with its devices rolled: that of logical shard i is the one that shard i + `places` has had."""
     grid = placement.devices.devices
     turned = np.roll(grid.reshape(-1), -places).reshape(grid.shape)
@@ -139,7 +139,7 @@ def rolled(placement: Placement, places: int) -> Placement:
 
 
 def leaf_names(state: TrainState, scalars: Scalars) -> list[str]:
-    """The names of the leaves that `Elsewhere.take` sums, in their order."""
+    """The names of the leaves that `RolledReplay.take` sums, in their order."""
     return [
         jax.tree_util.keystr(path, simple=True, separator=".")
         for tree in (state, {"scalars": scalars})

@@ -6,18 +6,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core import Faults, TrainState, merge_measures
+from ..core import DataChecks, TrainState, merge_measures
 from ..core.errors import TrainingError
-from ..core.measures import Mean, Ranked, Sample, total_loss
-from .compiled import Step
+from ..core.measures import Mean, MeanWithInterval, RocHistogram, total_loss
+from .compiled import StepProtocol
 
 
-def evaluate_all(step: Step, state: TrainState, batches: Any) -> dict[str, float]:
+def evaluate_all(step: StepProtocol, state: TrainState, batches: Any) -> dict[str, float]:
     """Losses and metrics over all `batches`, merged as sums and divided once."""
     return evaluate_sent(step, state, map(step.put, batches))
 
 
-def evaluate_sent(step: Step, state: TrainState, batches: Iterable[Mapping[str, jax.Array]]) -> dict[str, float]:
+def evaluate_sent(
+    step: StepProtocol, state: TrainState, batches: Iterable[Mapping[str, jax.Array]]
+) -> dict[str, float]:
     """As `evaluate_all`, of batches that are on the devices already. Empty where nothing in them counts: that is no judgement."""
     merged = None
     for batch in batches:
@@ -26,13 +28,15 @@ def evaluate_sent(step: Step, state: TrainState, batches: Iterable[Mapping[str, 
     if merged is None:
         raise TrainingError("the held-out source yielded no batch; give it more data, or set evaluate.every to 0")
     for metric in merged["metrics"].values():
-        if isinstance(metric, Faults):
+        if isinstance(metric, DataChecks):
             metric.refuse("the held-out data")
     decay = step.program.config.ema_decay
     divided, weights, coefficients = jax.device_get(_divided(merged))
     # A figure that is taken over nothing says nothing. Of a loss it would be 0.0, the best there can be.
     empty = {name for name, weight in weights.items() if weight == 0}
-    sampled = any(isinstance(metric, Sample) and name not in empty for name, metric in merged["metrics"].items())
+    sampled = any(
+        isinstance(metric, MeanWithInterval) and name not in empty for name, metric in merged["metrics"].items()
+    )
     largest = max(coefficients.values(), default=0.0)
     if coefficients and not sampled and empty >= {name for name, each in coefficients.items() if each == largest}:
         # Terms that only steer the training, such as routers', don't say how good a model is.
@@ -42,7 +46,7 @@ def evaluate_sent(step: Step, state: TrainState, batches: Iterable[Mapping[str, 
         **{
             f"{name}{figure}": value
             for name, metric in merged["metrics"].items()
-            if isinstance(metric, Ranked | Sample) and name not in empty
+            if isinstance(metric, RocHistogram | MeanWithInterval) and name not in empty
             for figure, value in metric.figures().items()
         },
         # Says which parameters these figures are of.
@@ -60,7 +64,7 @@ def _divided(merged: Mapping[str, Any]) -> tuple[dict[str, jax.Array], dict[str,
     losses = {name: term.mean for name, term in terms.items()}
     weights = {name: term.weight for name, term in terms.items()}
     for name, metric in merged["metrics"].items():
-        if metric.value.ndim == 0 and isinstance(metric, Mean | Sample):
+        if metric.value.ndim == 0 and isinstance(metric, Mean | MeanWithInterval):
             weights[name] = metric.weight if isinstance(metric, Mean) else metric.count
     coefficients = {name: jnp.asarray(term.coefficient, jnp.float32) for name, term in terms.items()}
     return {"loss": total_loss(merged["losses"]), **losses, **metrics}, weights, coefficients

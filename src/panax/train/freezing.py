@@ -48,7 +48,7 @@ def freeze(
     return jax.tree.unflatten(jax.tree.structure(params), free), resting or None
 
 
-def at_rest(tree: Any, rows: Rows | None, instead: Any = None) -> Any:
+def mask_frozen_layers(tree: Any, rows: Rows | None, instead: Any = None) -> Any:
     """A tree like the parameters with other values for the layers that are frozen.
 
     Args:

@@ -11,17 +11,17 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, UInt32
 
 from ..core import Axes, Batch, Task, TrainState, current_layout, named_leaves
-from ..core.counter_hash import bits_of_places, centred
+from ..core.counter_hash import bits_of_places, to_centered_uniform
 from ..core.errors import LayoutError, RecipeError, nearest
-from ..core.expected import turns
+from ..core.expected import declare_trip_count
 from ..core.growing import Growing
 from ..core.layout import Layout
 from ..mesh.placement import as_spec
 from ..parallel.row_places import Lies
-from ..parallel.vocabulary import Blocks, Said, Vocabulary
+from ..parallel.vocabulary import Said, ShardVocabulary, VocabularyBlocks
 from ..spmd.in_place import read_first
-from ..spmd.manual import on_each_device
-from .tables import Tables, with_tables
+from ..spmd.manual import map_over_shards
+from .tables import TableUpdates, with_tables
 
 BatchAxes = Mapping[str, Axes]
 Counts = Mapping[str, jax.Array]
@@ -68,11 +68,11 @@ class Given(NamedTuple):
 class GrowingTables:
     """Those of a task, and how their rows are given out."""
 
-    tables: Tables
+    tables: TableUpdates
     growing: tuple[Growing, ...]
 
     @classmethod
-    def of(cls, task: Task, tables: Tables | None) -> "GrowingTables | None":
+    def of(cls, task: Task, tables: TableUpdates | None) -> "GrowingTables | None":
         """None where a task has none.
 
         Raises:
@@ -140,7 +140,7 @@ class GrowingTables:
             if layout is not None:
                 lies, held, rows, ids = self._specs(each, layout, kept, leaves, axes)
                 whole = PartitionSpec()
-                function = on_each_device(
+                function = map_over_shards(
                     function,
                     layout,
                     (lies, held, rows, {leaf: ids[leaf][0] for leaf in leaves}, whole, whole),
@@ -168,7 +168,7 @@ class GrowingTables:
             if layout is not None:
                 lies, held, rows, _ = self._specs(each, layout, kept, {}, {})
                 places = lies, held, rows
-                function = on_each_device(function, layout, (*places, _before(rows, kept), PartitionSpec()), places)
+                function = map_over_shards(function, layout, (*places, _before(rows, kept), PartitionSpec()), places)
             table, kept, vocabulary = function(table, kept, vocabulary, before[each.table], undo)
             state = _with(state, each, table, kept, vocabulary)
         return state
@@ -183,7 +183,7 @@ class GrowingTables:
             layout = current_layout()
             if layout is not None:
                 _, _, rows, ids = self._specs(each, layout, {}, leaves, axes)
-                function = on_each_device(
+                function = map_over_shards(
                     function,
                     layout,
                     (rows, {leaf: ids[leaf][0] for leaf in leaves}),
@@ -211,12 +211,12 @@ class GrowingTables:
             if found.ndim != 3 or found.shape[-1] != WORDS or found.dtype != jnp.uint32:
                 raise RecipeError(
                     f"the batch leaf {leaf!r} is {found.dtype} of shape {list(found.shape)}; expected keys for the vocabulary "
-                    f"{each.vocabulary!r}: uint32 (batch, ids, {WORDS}), as Bag(ids=Keys()) gives them"
+                    f"{each.vocabulary!r}: uint32 (batch, ids, {WORDS}), as Bag(ids=HashedIds()) gives them"
                 )
 
     def _specs(
         self, each: Growing, layout: Layout, kept: Any, leaves: Any, axes: BatchAxes
-    ) -> tuple[PartitionSpec, dict[str, PartitionSpec], Vocabulary, dict[str, list[PartitionSpec]]]:
+    ) -> tuple[PartitionSpec, dict[str, PartitionSpec], ShardVocabulary, dict[str, list[PartitionSpec]]]:
         """Where the table lies, what is kept of it, its vocabulary, and each leaf of keys and of numbers."""
 
         def spec(dims: Any) -> PartitionSpec:
@@ -225,13 +225,13 @@ class GrowingTables:
         own = self.tables.axes[each.table]
         kinds = self.tables.kept_axes()[each.table]
         held = {kind: spec(layout.storage(kinds[kind])) for kind in kept}
-        rows = Vocabulary._make([spec(layout.storage((own[0], None))), spec(layout.storage(own[:1]))])
+        rows = ShardVocabulary._make([spec(layout.storage((own[0], None))), spec(layout.storage(own[:1]))])
         ids = {
             leaf: [spec(layout.compute(axes[leaf])), spec(layout.compute(tuple(axes[leaf])[:-1]))] for leaf in leaves
         }
         return spec(layout.storage(own)), held, rows, ids
 
-    def _blocks(self, each: Growing, vocabulary: Vocabulary) -> Blocks:
+    def _blocks(self, each: Growing, vocabulary: ShardVocabulary) -> VocabularyBlocks:
         """
         Raises:
             LayoutError: The table's columns are split, so that no device holds a row.
@@ -243,11 +243,11 @@ class GrowingTables:
                 f"the table {each.table!r} grows, and its columns are split over {', '.join(lies.columns)}; split its rows "
                 f"alone, since the device that gives out a row holds all of it"
             )
-        return Blocks.of(lies, vocabulary.keys.shape, each.ways, each.idle_steps)
+        return VocabularyBlocks.of(lies, vocabulary.keys.shape, each.ways, each.idle_steps)
 
     def _giving(self, each: Growing) -> Callable[..., Any]:
         def one(
-            table: jax.Array, kept: Any, vocabulary: Vocabulary, leaves: Any, step: jax.Array, seed: jax.Array
+            table: jax.Array, kept: Any, vocabulary: ShardVocabulary, leaves: Any, step: jax.Array, seed: jax.Array
         ) -> tuple[Any, ...]:
             blocks = self._blocks(each, vocabulary)
             rows, vocabulary, decided = blocks.given(vocabulary, _together(leaves), step)
@@ -265,7 +265,7 @@ class GrowingTables:
         return one
 
     def _finding(self, each: Growing) -> Callable[..., Any]:
-        def one(vocabulary: Vocabulary, leaves: Any) -> dict[str, jax.Array]:
+        def one(vocabulary: ShardVocabulary, leaves: Any) -> dict[str, jax.Array]:
             rows = self._blocks(each, vocabulary).found(vocabulary, _together(leaves))
             return _apart(rows, leaves)
 
@@ -278,7 +278,7 @@ def first_rows(
     """The first numbers of each key's row, a hash of the key: the same whatever row it gets, and whenever."""
     column = jnp.arange(width, dtype=jnp.int32)
     bits = bits_of_places("key", seed, [keys[:, :1], keys[:, 1:], column[None, :]])
-    return centred(bits) * jnp.float32(scale)
+    return to_centered_uniform(bits) * jnp.float32(scale)
 
 
 def _put(whole: jax.Array, rows: jax.Array, part: jax.Array) -> jax.Array:
@@ -286,8 +286,8 @@ def _put(whole: jax.Array, rows: jax.Array, part: jax.Array) -> jax.Array:
 
 
 def _undone(
-    table: jax.Array, kept: Mapping[str, jax.Array], vocabulary: Vocabulary, before: Before, undo: jax.Array
-) -> tuple[jax.Array, dict[str, jax.Array], Vocabulary]:
+    table: jax.Array, kept: Mapping[str, jax.Array], vocabulary: ShardVocabulary, before: Before, undo: jax.Array
+) -> tuple[jax.Array, dict[str, jax.Array], ShardVocabulary]:
     """On one device. A loop of no turn or one, which leaves a table where it is; a branch would copy it."""
 
     def one(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
@@ -296,13 +296,13 @@ def _undone(
         kept = {kind: _put(leaf, before.given, before.kept[kind]) for kind, leaf in kept.items()}
         keys = _put(vocabulary.keys, before.said.rows, before.said.keys)
         asked = _put(vocabulary.asked, before.said.rows, before.said.asked)
-        return jnp.bool_(False), (table, kept, Vocabulary(keys, asked))
+        return jnp.bool_(False), (table, kept, ShardVocabulary(keys, asked))
 
-    with turns(0, 1):
+    with declare_trip_count(0, 1):
         return jax.lax.while_loop(lambda carry: carry[0], one, (undo, (table, dict(kept), vocabulary)))[1]
 
 
-def _before(rows: Vocabulary, kept: Mapping[str, Any]) -> Before:
+def _before(rows: ShardVocabulary, kept: Mapping[str, Any]) -> Before:
     """Where it lies: with the rows of each shard."""
     places: Any = rows.asked
     kinds: dict[str, Any] = dict.fromkeys(kept, places)
@@ -310,7 +310,7 @@ def _before(rows: Vocabulary, kept: Mapping[str, Any]) -> Before:
 
 
 def _with(
-    state: TrainState, each: Growing, table: jax.Array, kept: Mapping[str, jax.Array], vocabulary: Vocabulary
+    state: TrainState, each: Growing, table: jax.Array, kept: Mapping[str, jax.Array], vocabulary: ShardVocabulary
 ) -> TrainState:
     return dataclasses.replace(
         state,
@@ -320,8 +320,8 @@ def _with(
     )
 
 
-def _vocabulary(model_state: Any, each: Growing) -> Vocabulary:
-    return Vocabulary(**model_state[each.vocabulary])
+def _vocabulary(model_state: Any, each: Growing) -> ShardVocabulary:
+    return ShardVocabulary(**model_state[each.vocabulary])
 
 
 def _together(leaves: Mapping[str, jax.Array]) -> UInt32[Array, "ids 2"]:

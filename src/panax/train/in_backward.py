@@ -6,17 +6,17 @@ from typing import Any
 import jax
 
 from ..comms import Comms
-from ..comms.reduction import Owed, compressed_sums
-from ..comms.rows import Rows
+from ..comms.reduction import Owed, reduce_compressed
+from ..comms.rows import RowView
 from ..core import Axes, Task, pair_axes
 from ..core.errors import RecipeError
-from ..core.expected import moving
+from ..core.expected import tag_comm
 from ..core.layout import Layout
 from ..core.logical import Role, axis_of
 from ..mesh.rules import MESH_AXES, MeshAxes
 from ..spmd.collectives import all_reduce
-from ..spmd.in_backward import InBackward
-from ..spmd.marks import Holds, expected
+from ..spmd.in_backward import GradReduceOverlap
+from ..spmd.marks import ValueState, check_sharding
 
 
 def check_sums(comms: Comms, task: Task, layout: Layout) -> None:
@@ -52,7 +52,7 @@ def check_sums(comms: Comms, task: Task, layout: Layout) -> None:
         )
 
 
-def early_sums(params: Any, axes: Any, comms: Comms, owed: Owed, layout: Layout) -> InBackward | None:
+def early_sums(params: Any, axes: Any, comms: Comms, owed: Owed, layout: Layout) -> GradReduceOverlap | None:
     """The sums that are made in the backward pass; None where all are made after it.
 
     Args:
@@ -68,12 +68,12 @@ def early_sums(params: Any, axes: Any, comms: Comms, owed: Owed, layout: Layout)
         for name, leaf, leaf_axes in pair_axes(params, axes)
         if leaf_axes and leaf_axes[0] == axis_of(Role.LAYERS)
     }
-    ways: dict[str, Rows] = {}
+    ways: dict[str, RowView] = {}
     alone = set()
     for name, (leaf, leaf_axes) in named.items():
-        if not comms.compress or Rows.of(name, leaf.shape, leaf_axes, layout, owners) is None:
+        if not comms.compress or RowView.of(name, leaf.shape, leaf_axes, layout, owners) is None:
             alone.add(name)
-        elif (rows := Rows.of(name, leaf.shape[1:], leaf_axes[1:], layout, owners)) is not None:
+        elif (rows := RowView.of(name, leaf.shape[1:], leaf_axes[1:], layout, owners)) is not None:
             ways[name] = rows
     # One layer of a stack may be too small to be cut where the stack is not: that stack is summed at the end.
     names = frozenset(alone | ways.keys())
@@ -81,24 +81,26 @@ def early_sums(params: Any, axes: Any, comms: Comms, owed: Owed, layout: Layout)
 
     def reduce(name: str, gradient: jax.Array, left: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
         share, over = as_share(name, gradient, named[name][1][1:], layout)
-        with moving("gradients in the backward pass"):
+        with tag_comm("gradients in the backward pass"):
             if name not in ways:
                 return all_reduce(share, over), left
             share = all_reduce(share, tuple(axis for axis in over if axis not in comms.over))
             before = None if left is None else {name: left}
             # Counts steps for rounding by chance, which is refused here.
-            sums, after = compressed_sums({name: share}, {name: ways[name]}, before, comms, layout, jax.numpy.int32(0))
+            sums, after = reduce_compressed(
+                {name: share}, {name: ways[name]}, before, comms, layout, jax.numpy.int32(0)
+            )
             return sums[name], None if after is None else after[name]
 
     def reduce_whole(name: str, gradient: jax.Array) -> jax.Array:
         share, over = as_share(name, gradient, named[name][1], layout)
-        with moving("gradients in the backward pass"):
+        with tag_comm("gradients in the backward pass"):
             return all_reduce(share, over)
 
-    return InBackward(reduce, reduce_whole, names, front, of_each=comms.sums == "each_micro_batch")
+    return GradReduceOverlap(reduce, reduce_whole, names, front, of_each=comms.sums == "each_micro_batch")
 
 
-def early_owed(early: InBackward | None, name: str, before: jax.Array) -> jax.Array:
+def early_owed(early: GradReduceOverlap | None, name: str, before: jax.Array) -> jax.Array:
     """What the sums of a parameter owe that were made in the backward pass, as it lies in the state."""
     assert early is not None
     return early.owed[name].reshape(before.shape)
@@ -108,5 +110,5 @@ def as_share(name: str, gradient: jax.Array, axes: Axes, layout: Layout) -> tupl
     """(a gradient in its storage layout, checked to be this device's share, the mesh axes that it is to be summed over)."""
     stored = {axis for dim in layout.storage(axes) for axis in dim}
     rest = tuple(axis for axis in MESH_AXES if layout.sizes[axis] > 1 and axis not in stored)
-    holds = dict.fromkeys(stored, (Holds.SPLIT, Holds.WHOLE)) | dict.fromkeys(rest, (Holds.PARTIAL,))
-    return expected(gradient, holds, f"the gradient of {name}"), rest
+    holds = dict.fromkeys(stored, (ValueState.SPLIT, ValueState.WHOLE)) | dict.fromkeys(rest, (ValueState.PARTIAL,))
+    return check_sharding(gradient, holds, f"the gradient of {name}"), rest

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import Guard
+from ..core import StepGuard
 from ..core.errors import RecipeError
 
 FIRST, STEPS = 2.0**15, 2000
@@ -46,17 +46,17 @@ def check_effect(scales: bool, task: str, scale: float | None, steps: int | None
             )
 
 
-def unscaled(gradients: Any, scale: jax.Array | None) -> Any:
+def unscale_gradients(gradients: Any, scale: jax.Array | None) -> Any:
     """Gradients of the loss, from those of the scaled one."""
     return gradients if scale is None else jax.tree.map(lambda g: g * (1 / scale).astype(g.dtype), gradients)
 
 
-def holds_back(guard: Guard, finite: jax.Array) -> jax.Array:
+def holds_back(guard: StepGuard, finite: jax.Array) -> jax.Array:
     """Whether an update is left out only because the scale is still too large, which is no sign of a bad run."""
     return jnp.bool_(False) if guard.scale is None else ~finite & (guard.scale > LEAST)
 
 
-def next_scale(guard: Guard, applied: jax.Array, finite: jax.Array, steps: int | None) -> dict[str, Any]:
+def next_scale(guard: StepGuard, applied: jax.Array, finite: jax.Array, steps: int | None) -> dict[str, Any]:
     """The scale after a step, and the updates that were applied since it last changed.
 
     Args:

@@ -15,23 +15,23 @@ from jax.sharding import PartitionSpec
 
 from ..comms import Comms
 from ..comms.delayed import Terms
-from ..comms.reduction import Owed, compressed_sums, ways_of
+from ..comms.reduction import Owed, reduce_compressed, ways_of
 from ..core import Axes, Batch, Evaluation, Gradients, Task, current_layout, map_axes, pair_axes, path_name
-from ..core.expected import moving
+from ..core.expected import tag_comm
 from ..core.layout import Layout, whole_arrays
 from ..core.loss_scale import use_loss_scale
 from ..core.measures import counted_fields, keeps_largest
 from ..mesh.placement import as_spec
 from ..mesh.rules import MESH_AXES
-from ..spmd import gradients_of, merge_over_devices, token_axes
+from ..spmd import compute_grads, merge_over_devices, token_axes
 from ..spmd.collectives import all_reduce
-from ..spmd.in_backward import InBackward, sums_in_backward
-from ..spmd.manual import on_each_device
-from ..spmd.marks import Holds, declared, expected
-from ..spmd.once import closed_gradients, gathered_once
+from ..spmd.in_backward import GradReduceOverlap, overlap_grad_reduce
+from ..spmd.manual import map_over_shards
+from ..spmd.marks import ValueState, assert_sharding, check_sharding
+from ..spmd.once import gather_params_per_step, reduce_grads
 from .in_backward import as_share, early_owed, early_sums
-from .loss_scaling import unscaled
-from .tables import OpenedTables, Tables, scaled_rows
+from .loss_scaling import unscale_gradients
+from .tables import OpenedTables, TableUpdates, scale_rows
 
 BatchAxes = Mapping[str, Axes]
 
@@ -64,7 +64,7 @@ def gradients(
     owed: Owed = None,
     count: jax.Array | None = None,
     late: Terms | None = None,
-    tables: Tables | None = None,
+    tables: TableUpdates | None = None,
 ) -> tuple[Gradients, Owed, Terms | None]:
     """`task.gradients` over all `parts` micro-batches of a global batch, merged over devices, in the storage layout; what
     compressed sums owe now; and this batch's terms, where those of the last one are added up.
@@ -82,9 +82,9 @@ def gradients(
         with whole_arrays(), use_loss_scale(scale):
             opened = None if tables is None else tables.opened(task, params, batch)
             given = params if opened is None else opened.params
-            found = gradients_of(task, given, model_state, split_rows(batch, parts), key, trainable)
+            found = compute_grads(task, given, model_state, split_rows(batch, parts), key, trainable)
             found = _with_rows(found, opened, scale)
-        return found._replace(gradients=unscaled(found.gradients, scale)), None, None
+        return found._replace(gradients=unscale_gradients(found.gradients, scale)), None, None
     parameter_axes = task.parameter_axes(params)
 
     def local(
@@ -100,11 +100,11 @@ def gradients(
         read = None if tables is None else tables.opened(task, params, batch)
         opened = _gathered_once(task, layout, params if read is None else read.params, parameter_axes)
         early = None if comms is None else early_sums(params, parameter_axes, comms, owed, layout)
-        with use_loss_scale(scale), sums_in_backward(early):
-            result = gradients_of(task, opened, model_state, split_rows(batch, parts), key, trainable)
+        with use_loss_scale(scale), overlap_grad_reduce(early):
+            result = compute_grads(task, opened, model_state, split_rows(batch, parts), key, trainable)
             result = _with_rows(result, read, scale)
-        shares = closed_gradients(result.gradients, parameter_axes)
-        sums = _summed(layout, unscaled(shares, scale), parameter_axes, comms, owed, count, late, early)
+        shares = reduce_grads(result.gradients, parameter_axes)
+        sums = _summed(layout, unscale_gradients(shares, scale), parameter_axes, comms, owed, count, late, early)
         merged = _merged(result.losses, result.state, result.metrics)
         return Gradients(sums.sums, *merged, result.rows), sums.owed, sums.late
 
@@ -124,7 +124,7 @@ def gradients(
     lies = of_replicas(owed), of_replicas(late)
     specs = (*specs, PartitionSpec(), lies[0], PartitionSpec(), lies[1])
     given = (params, model_state, dict(batch), key, scale, owed, count, late)
-    return on_each_device(local, layout, specs, (out, *lies))(*given)
+    return map_over_shards(local, layout, specs, (out, *lies))(*given)
 
 
 def _with_rows(found: Gradients, opened: OpenedTables | None, scale: jax.Array | None) -> Gradients:
@@ -132,7 +132,7 @@ def _with_rows(found: Gradients, opened: OpenedTables | None, scale: jax.Array |
     if opened is None:
         return found
     dense, rows = opened.closed(found.gradients)
-    rows = rows if scale is None else scaled_rows(rows, 1 / scale)
+    rows = rows if scale is None else scale_rows(rows, 1 / scale)
     return found._replace(gradients=dense, rows=rows)
 
 
@@ -143,7 +143,7 @@ def evaluation(
     batch: Batch,
     key: jax.Array,
     axes: BatchAxes,
-    tables: Tables | None = None,
+    tables: TableUpdates | None = None,
 ) -> Evaluation:
     """`task.loss` of a global batch outside of training, merged over devices."""
     layout = current_layout()
@@ -157,7 +157,7 @@ def evaluation(
 
     specs = _specs(layout, task, params, model_state, batch, axes)
     out = Evaluation(PartitionSpec(), specs[1], PartitionSpec())  # pyright: ignore[reportArgumentType]
-    return on_each_device(local, layout, specs, out)(params, model_state, dict(batch), key)
+    return map_over_shards(local, layout, specs, out)(params, model_state, dict(batch), key)
 
 
 def split_rows(batch: Batch, parts: int) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def _gathered_once(task: Task, layout: Layout, params: Any, axes: Any) -> Any:
     # A pipeline brings its layers to their stages first, and gathers them itself.
     if layout.zero == "3" or layout.sizes["stage"] > 1:
         return params
-    return gathered_once(params, axes, task.weight_dtype, scattered=layout.zero == "2")
+    return gather_params_per_step(params, axes, task.weight_dtype, scattered=layout.zero == "2")
 
 
 def _summed(
@@ -199,7 +199,7 @@ def _summed(
     owed: Owed,
     count: jax.Array | None,
     late: Terms | None,
-    early: InBackward | None,
+    early: GradReduceOverlap | None,
 ) -> Reduced:
     """The once-a-step reduction: over all mesh axes that a parameter is not split over; of what was not summed before."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=lambda g: g is None)
@@ -213,23 +213,23 @@ def _summed(
         elif gradient is not None:
             sums[name], rest[name] = as_share(name, gradient, tuple(leaf_axes), layout)
     terms = None
-    with moving("gradients once a step"):
+    with tag_comm("gradients once a step"):
         if late is not None and comms is not None:
             terms = {}
             for name, slow in rest.items():
                 fast = tuple(axis for axis in slow if axis not in comms.over)
-                own = declared(all_reduce(sums[name], fast), dict.fromkeys(comms.over, Holds.OWN))
+                own = assert_sharding(all_reduce(sums[name], fast), dict.fromkeys(comms.over, ValueState.OWN))
                 terms[name] = own.reshape(late[name].shape)
                 before = late[name].reshape(own.shape)
                 rest[name] = tuple(axis for axis in slow if axis in comms.over)
-                sums[name] = declared(before, dict.fromkeys(rest[name], Holds.PARTIAL))
+                sums[name] = assert_sharding(before, dict.fromkeys(rest[name], ValueState.PARTIAL))
         if comms is not None and comms.compress and count is not None:
             ways = ways_of({name: (sums[name].shape, tuple(named[name][1])) for name in rest}, comms, layout)
             for name in ways:
                 # The fast network first: the slow one then carries each sum once.
                 sums[name] = all_reduce(sums[name], tuple(axis for axis in rest[name] if axis not in comms.over))
             left = None if owed is None else {name: owed[name] for name in ways}
-            found, left = compressed_sums({name: sums[name] for name in ways}, ways, left, comms, layout, count)
+            found, left = reduce_compressed({name: sums[name] for name in ways}, ways, left, comms, layout, count)
             if owed is not None and left is not None:
                 owed = {name: left[name] if name in left else early_owed(early, name, owed[name]) for name in owed}
             sums, rest = {**sums, **found}, {name: axes for name, axes in rest.items() if name not in ways}
@@ -243,22 +243,26 @@ def _summed(
 def _merged(losses: Any, model_state: Any, metrics: Any) -> tuple[Any, Any, Any]:
     axes = token_axes()
     losses, metrics = _expected_of_tokens(losses, "loss"), _expected_of_tokens(metrics, "metric")
-    with moving("losses and metrics"):
+    with tag_comm("losses and metrics"):
         return merge_over_devices(losses, axes), model_state, merge_over_devices(metrics, axes)
 
 
 def _expected_of_tokens(measures: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Each device's share is of its own tokens; devices that hold the same ones have found the same."""
-    elsewhere = dict.fromkeys(MESH_AXES, (Holds.WHOLE,))
+    elsewhere = dict.fromkeys(MESH_AXES, (ValueState.WHOLE,))
 
     def one(name: str, measure: Any) -> Any:
         def checked(field: str) -> Any:
             value = jnp.asarray(getattr(measure, field))
-            of_tokens = (Holds.SPLIT, Holds.WHOLE, Holds.OWN) if keeps_largest(measure) else (Holds.PARTIAL,)
+            of_tokens = (
+                (ValueState.SPLIT, ValueState.WHOLE, ValueState.OWN)
+                if keeps_largest(measure)
+                else (ValueState.PARTIAL,)
+            )
             if not jnp.issubdtype(value.dtype, jnp.inexact):
                 # Counts are not followed as terms of a sum: that of a device's own tokens is its own value.
-                of_tokens = (*of_tokens, Holds.OWN)
-            return expected(
+                of_tokens = (*of_tokens, ValueState.OWN)
+            return check_sharding(
                 value, elsewhere | dict.fromkeys(token_axes(), of_tokens), f"the {field} of {kind} {name!r}"
             )
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from ..comms import Comms
-from ..comms.fragments import Meeting, last_meeting, meeting_after
-from ..core import Axes, CollectingTask, Guard, Task, TrainState, current_layout, pair_axes
+from ..comms.fragments import OuterSync, last_meeting, outer_sync_after
+from ..core import Axes, CollectingTask, StepGuard, Task, TrainState, current_layout, pair_axes
 from ..core.errors import RecipeError
 from ..core.layout import Layout
 from ..core.logical import axes_of_rows
@@ -20,11 +20,11 @@ from ..kernels import Kernels
 from ..kernels.compute_dtype import resolve
 from ..optim import Optimizer, RowOptimizer, Transformation
 from .collecting import check_plain, collecting_step, first_batch
-from .freezing import Rows, at_rest, freeze
+from .freezing import Rows, freeze, mask_frozen_layers
 from .growing import GrowingTables
 from .loss_scaling import FIRST, check_effect
-from .replicated import agreed, begun, placed, steps_apart
-from .tables import Tables
+from .replicated import average_params, initial_replicas, local_steps, place_program
+from .tables import TableUpdates
 from .update import Scalars, StepConfig, evaluation_step, gradient_step, train_step
 from .width import WidthFactors, width_factors
 
@@ -58,7 +58,7 @@ class Program:
     resting: Rows | None = None
     widths: WidthFactors | None = None
     comms: Comms = Comms()  # noqa: RUF009
-    tables: Tables | None = None
+    tables: TableUpdates | None = None
     growing: GrowingTables | None = None
 
     @classmethod
@@ -93,7 +93,7 @@ class Program:
         trainable, resting = freeze(params, frozen, task.frozen_parameters, layers)
         num_updates = num_steps * task.updates_per_step
         check_count(num_steps, task.updates_per_step)
-        tables = Tables.of(task, params, trainable, table_optimizer, num_updates)
+        tables = TableUpdates.of(task, params, trainable, table_optimizer, num_updates)
         dense = trainable if tables is None else tables.without(trainable)
         free = {
             name: (leaf.shape, axes)
@@ -123,7 +123,7 @@ class Program:
                 f"step.clip_norm={config.clip_norm} and step.spike_factor={config.spike_factor} look at the gradients of all "
                 f"runs of {type(task).__name__} as one; set both to None, and clip by task.clip_norm"
             )
-        guard = partial(Guard.create, (config.loss_scale or FIRST) if task.scales_loss else None)
+        guard = partial(StepGuard.create, (config.loss_scale or FIRST) if task.scales_loss else None)
         create = partial(_initial_state, task, transformation, dense, averages, guard, widths, tables)
         abstract = jax.eval_shape(create, jax.random.key(0))
         lies = transformation.axes(abstract.optimizer_state, free)
@@ -154,7 +154,7 @@ class Program:
         Raises:
             RecipeError: Gradients can't be compressed there; says what to set.
         """
-        return placed(self, layout)
+        return place_program(self, layout)
 
     def initial_state(self, key: jax.Array, given: tuple[Any, Any] | None = None) -> TrainState:
         """Draw the whole state, or what there is besides `given` parameters and model state.
@@ -162,11 +162,11 @@ class Program:
         To be jitted, since eager drawing rounds differently.
         """
         scale = None if self.abstract.guard.scale is None else self.config.loss_scale or FIRST
-        guard = partial(Guard.create, scale)
+        guard = partial(StepGuard.create, scale)
         state = _initial_state(
             self.task, self.transformation, self.dense, self.averages, guard, self.widths, self.tables, key, given
         )
-        return begun(self, state)
+        return initial_replicas(self, state)
 
     @property
     def dense(self) -> Any:
@@ -183,7 +183,7 @@ class Program:
     ) -> tuple[TrainState, Scalars]:
         """One training step; see `train_step`."""
         if self.abstract.replicas is not None:
-            return steps_apart(self, state, batch, batch_axes)
+            return local_steps(self, state, batch, batch_axes)
         if isinstance(self.task, CollectingTask):
             return collecting_step(self, state, batch, batch_axes)
         return self.one_step(state, batch, batch_axes)
@@ -226,18 +226,18 @@ class Program:
         """Whether a step adds gradients up in another way than at once and in float32."""
         return not self.comms.is_plain and self.comms.local_steps == 1
 
-    def meeting_after(self, number: int) -> Meeting | None:
+    def meeting_after(self, number: int) -> OuterSync | None:
         """What replicas that take local steps do together after the step with this number, the first being 1."""
-        return None if self.abstract.replicas is None else meeting_after(number, self.num_steps, self.comms)
+        return None if self.abstract.replicas is None else outer_sync_after(number, self.num_steps, self.comms)
 
     @property
-    def last_meeting(self) -> Meeting:
+    def last_meeting(self) -> OuterSync:
         """After the last step, in which replicas agree on everything."""
         return last_meeting(self.comms)
 
-    def agreed(self, state: TrainState, meeting: Meeting) -> TrainState:
+    def agreed(self, state: TrainState, meeting: OuterSync) -> TrainState:
         """The state as the next step is to see it, after a step with this meeting."""
-        return agreed(self, state, meeting)
+        return average_params(self, state, meeting)
 
     def renewal_due(self, number: int) -> bool:
         """Whether the optimizer's state is to be `renewed` after the step with this number, the first being 1."""
@@ -273,7 +273,7 @@ class Program:
             batch_axes=batch_axes,
             tables=self.tables,
         )
-        return at_rest(found.gradients, self.resting)
+        return mask_frozen_layers(found.gradients, self.resting)
 
     def evaluate(
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
@@ -302,7 +302,12 @@ class Program:
 
 
 def _state_axes(
-    abstract: TrainState, parameter_axes: Any, model_axes: Any, optimizer_axes: Any, dense: Any, tables: Tables | None
+    abstract: TrainState,
+    parameter_axes: Any,
+    model_axes: Any,
+    optimizer_axes: Any,
+    dense: Any,
+    tables: TableUpdates | None,
 ) -> TrainState:
     averaged = None
     if abstract.averaged is not None:
@@ -339,9 +344,9 @@ def _initial_state(
     transformation: Transformation,
     dense: Any,
     averages: bool,
-    guard: Callable[[], Guard],
+    guard: Callable[[], StepGuard],
     widths: WidthFactors | None,
-    tables: Tables | None,
+    tables: TableUpdates | None,
     key: jax.Array,
     given: tuple[Any, Any] | None = None,
 ) -> TrainState:

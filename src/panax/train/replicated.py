@@ -8,10 +8,19 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..comms.delayed import Delayed, kept_terms
-from ..comms.fragments import Meeting
-from ..comms.local import REPLICA, Agreed, Replicas, agree, axes_in_front, check_local_steps, in_front, merged
-from ..comms.owed import check_mesh, kept
+from ..comms.delayed import Delayed, delayed_state_spec
+from ..comms.fragments import OuterSync
+from ..comms.local import (
+    REPLICA,
+    OuterUpdate,
+    Replicas,
+    add_replica_axis,
+    axes_in_front,
+    check_local_steps,
+    merge_replica_metrics,
+    sync_replicas,
+)
+from ..comms.owed import check_mesh, residual_specs
 from ..core import Axes, TrainState, current_layout, pair_axes
 from ..core.errors import RecipeError
 from ..core.layout import Layout, use_layout
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
     from .program import Program
 
 
-def placed(program: "Program", layout: Layout) -> "Program":
+def place_program(program: "Program", layout: Layout) -> "Program":
     """A program for a mesh, with the state of what is kept on each of its replicas.
 
     Raises:
@@ -49,7 +58,7 @@ def placed(program: "Program", layout: Layout) -> "Program":
         check_local_steps(comms, layout, task, abstract.model_state)
         _check_optimizer(program)
         replicas = layout.sizes[REPLICA]
-        optimizer_state = jax.eval_shape(lambda tree: in_front(tree, replicas), abstract.optimizer_state)
+        optimizer_state = jax.eval_shape(lambda tree: add_replica_axis(tree, replicas), abstract.optimizer_state)
         abstract = _replaced(abstract, optimizer_state=optimizer_state)
         abstract = _replaced(
             abstract, replicas=jax.eval_shape(lambda state: _alike(program, state, replicas), program.abstract)
@@ -68,7 +77,7 @@ def placed(program: "Program", layout: Layout) -> "Program":
     if comms.delayed:
         abstract, axes = _with_delayed(program, abstract, axes, layout)
     if comms.compress:
-        found = kept(comms, free, layout)
+        found = residual_specs(comms, free, layout)
         abstract = _replaced(abstract, owed={name: shape for name, (shape, _) in found.items()} or None)
         axes = _replaced(axes, owed={name: lies for name, (_, lies) in found.items()} or None)
     return dataclasses.replace(program, abstract=abstract, axes=axes)
@@ -81,13 +90,13 @@ def _with_delayed(program: "Program", abstract: TrainState, axes: TrainState, la
     }
     shapes = {name: leaf for name, (leaf, _) in free.items()}
     held = jax.eval_shape(lambda: Delayed.of_none(program.comms, shapes, layout))
-    terms = {name: lies for name, (_, lies) in kept_terms(program.comms, free, layout).items()}
+    terms = {name: lies for name, (_, lies) in delayed_state_spec(program.comms, free, layout).items()}
     moved = None if held.moved is None else {name: lies for name, (_, lies) in free.items()}
     lies = _unflattened(held, Delayed, terms, (), (), moved)
     return _replaced(abstract, delayed=held), _replaced(axes, delayed=lies)
 
 
-def begun(program: "Program", state: TrainState) -> TrainState:
+def initial_replicas(program: "Program", state: TrainState) -> TrainState:
     """A first state, with what is kept on each replica of the program's mesh."""
     abstract = program.abstract
     if abstract.owed is not None:
@@ -100,10 +109,10 @@ def begun(program: "Program", state: TrainState) -> TrainState:
         return state
     count = jax.tree.leaves(abstract.replicas.params)[0].shape[0]
     apart = _alike(program, state, count)
-    return dataclasses.replace(state, replicas=apart, optimizer_state=in_front(state.optimizer_state, count))
+    return dataclasses.replace(state, replicas=apart, optimizer_state=add_replica_axis(state.optimizer_state, count))
 
 
-def steps_apart(
+def local_steps(
     program: "Program", state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None
 ) -> tuple[TrainState, Scalars]:
     """One step of each replica by itself, on its own rows."""
@@ -131,20 +140,20 @@ def steps_apart(
         state,
         step=state.step + 1,
         optimizer_state=optimizer_state,
-        guard=merged(guard),
+        guard=merge_replica_metrics(guard),
         replicas=Replicas(params, guard, replicas.momentum),
     )
     # Sums first: a replica with few targets counts for as much as it has.
     measures = merge_stacked(scalars.pop(MEASURES), count)
     total = {"loss": total_loss(measures["losses"])}
-    return after, merged(scalars) | scalars_of(measures["losses"], measures["metrics"]) | total
+    return after, merge_replica_metrics(scalars) | scalars_of(measures["losses"], measures["metrics"]) | total
 
 
-def agreed(program: "Program", state: TrainState, meeting: Meeting) -> TrainState:
+def average_params(program: "Program", state: TrainState, meeting: OuterSync) -> TrainState:
     """The state after replicas have met."""
     layout = current_layout()
     assert layout is not None and state.replicas is not None
-    found: Agreed = agree(
+    found: OuterUpdate = sync_replicas(
         program.comms,
         state.params,
         program.axes.params,
@@ -162,7 +171,7 @@ def _alike(program: "Program", state: TrainState, count: int) -> Replicas:
     names = [name for name, _, _ in pair_axes(program.abstract.params, program.axes.params)]
     leaves = zip(names, jax.tree.leaves(state.params), jax.tree.leaves(program.trainable))
     momentum = {name: jnp.zeros(leaf.shape, jnp.float32) for name, leaf, keep in leaves if keep}
-    return Replicas(in_front(state.params, count), in_front(state.guard, count), momentum)
+    return Replicas(add_replica_axis(state.params, count), add_replica_axis(state.guard, count), momentum)
 
 
 def _check_optimizer(program: "Program") -> None:

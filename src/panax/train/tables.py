@@ -22,15 +22,15 @@ from ..mesh.placement import as_spec
 from ..optim import RowOptimizer, RowWiseAdagrad
 from ..parallel.row_exchange import RowExchange
 from ..parallel.row_places import Lies, RowCopies
-from ..spmd.manual import on_each_device
-from ..spmd.row_gradients import RowGradients, changed
+from ..spmd.manual import map_over_shards
+from ..spmd.row_gradients import RowGradients, update_rows
 from ..spmd.rows import is_rows
 
 Kept = Mapping[str, Mapping[str, jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Tables:
+class TableUpdates:
     """The tables among a task's parameters, and how they are updated.
 
     Attributes:
@@ -46,7 +46,7 @@ class Tables:
     @classmethod
     def of(
         cls, task: Task, params: Any, trainable: Any, optimizer: RowOptimizer | None, num_steps: int
-    ) -> "Tables | None":
+    ) -> "TableUpdates | None":
         """The tables of a task; None where it has none.
 
         Raises:
@@ -137,7 +137,7 @@ class Tables:
         return (RowExchange if lies.rows else RowCopies).of(lies, shard, ids)
 
     def gradient_specs(self, layout: Layout) -> dict[str, Any]:
-        """Where gradients lie, for `on_each_device`."""
+        """Where gradients lie, for `map_over_shards`."""
         return {name: _specs(Lies.of(name, self.axes[name], layout)) for name in self.trained}
 
     def updated(
@@ -171,7 +171,7 @@ class Tables:
                 }
                 rows = _specs(Lies.of(name, self.axes[name], layout))
                 whole = PartitionSpec()
-                function = on_each_device(function, layout, (lies, held, rows, whole, whole, whole), (lies, held))
+                function = map_over_shards(function, layout, (lies, held, rows, whole, whole, whole), (lies, held))
             tables[name], after[name] = function(*given)
         return tables, after
 
@@ -192,7 +192,7 @@ class Tables:
                 return self.optimizer.step(*wide, rate, updates, mean)
 
             if gradients.later is None:
-                return changed(table, kept, gradients.numbers, gradients.values, change, applied)
+                return update_rows(table, kept, gradients.numbers, gradients.values, change, applied)
             asked = gradients.later[0].shape[0]
             exchange = RowExchange.of_parts(lies, table.shape, asked, asked)
             return exchange.applied(table, kept, gradients, change, applied)
@@ -267,6 +267,6 @@ def table_norm(norm: jax.Array, gradients: Mapping[str, RowGradients] | None) ->
     return jnp.sqrt(jnp.square(norm) + sum((one.square for one in gradients.values()), jnp.float32(0.0)))
 
 
-def scaled_rows(gradients: Mapping[str, RowGradients], factor: jax.Array) -> dict[str, RowGradients]:
+def scale_rows(gradients: Mapping[str, RowGradients], factor: jax.Array) -> dict[str, RowGradients]:
     """All gradients multiplied by `factor`."""
     return {name: one.scaled(factor) for name, one in gradients.items()}

@@ -17,9 +17,9 @@ from ..comms.reduction import Owed
 from ..core import (
     Batch,
     CollectingTask,
-    Faults,
+    DataChecks,
     Gradients,
-    Guard,
+    StepGuard,
     Task,
     TrainState,
     current_target,
@@ -33,14 +33,14 @@ from ..core.measures import Losses, Metrics, is_reserved
 from ..core.validated import Validated
 from ..kernels.precision import accumulation_dtype
 from ..optim.clipping import clipped_by_layer
-from ..optim.transformation import Transformation, added_to
-from .freezing import Rows, at_rest
+from ..optim.transformation import Transformation, apply_updates
+from .freezing import Rows, mask_frozen_layers
 from .loss_scaling import check_settings, holds_back, next_scale
 from .on_mesh import BatchAxes
 from .on_mesh import evaluation as evaluation_on_mesh
 from .on_mesh import gradients as gradients_on_mesh
 from .precision import matmuls_as_set
-from .tables import Tables, scaled_rows, table_norm, with_tables
+from .tables import TableUpdates, scale_rows, table_norm, with_tables
 
 Scalars = Mapping[str, Any]
 
@@ -108,7 +108,7 @@ def gradient_step(
     config: StepConfig,
     batch_axes: BatchAxes | None = None,
     comms: Comms | None = None,
-    tables: Tables | None = None,
+    tables: TableUpdates | None = None,
 ) -> tuple[Gradients, Owed, Terms | None]:
     """The gradients of one global batch, and what compressed sums owe after them; arguments as of `train_step`.
 
@@ -158,7 +158,7 @@ def train_step(
     batch_axes: BatchAxes | None = None,
     resting: Rows | None = None,
     comms: Comms | None = None,
-    tables: Tables | None = None,
+    tables: TableUpdates | None = None,
     measures: bool = False,
 ) -> tuple[TrainState, Scalars]:
     """Take one step.
@@ -179,13 +179,13 @@ def train_step(
     Returns:
         The next state, and scalars: `loss`, each loss and metric by name, `gradient_norm`, `parameter_norm` (of those that
         train, tables apart, after the update), `learning_rate`, `skipped`,
-        `loss_scale` where there is one; and what checks of the data found (`Faults`), where the task makes any.
+        `loss_scale` where there is one; and what checks of the data found (`DataChecks`), where the task makes any.
     """
     result, owed, terms = gradient_step(
         state, batch, task=task, trainable=trainable, config=config, batch_axes=batch_axes, comms=comms, tables=tables
     )
     late = state.delayed
-    result = result._replace(gradients=at_rest(result.gradients, resting))
+    result = result._replace(gradients=mask_frozen_layers(result.gradients, resting))
     loss = total_loss(result.losses)
     norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(accumulation_dtype(g.dtype)), result.gradients))
     norm = table_norm(norm, result.rows)
@@ -228,12 +228,12 @@ def train_step(
             gradients = clipped_by_layer(gradients, free, axes, *limits, meanings)
         more = {"value": loss} if transformation.takes_loss else {}
         updates, optimizer_state = transformation.update(gradients, state.optimizer_state, free, **more)
-        params = added_to(free, at_rest(updates, resting))
+        params = apply_updates(free, mask_frozen_layers(updates, resting))
         averaged = None
         if config.ema_decay is not None:
             averaged = _averaged(state.averaged, params, config.ema_decay, guard, state.step)
         elif transformation.averaged is not None:
-            averaged = at_rest(transformation.averaged(params, optimizer_state), resting, params)
+            averaged = mask_frozen_layers(transformation.averaged(params, optimizer_state), resting, params)
         return _Guarded(params, result.state, optimizer_state, averaged, owed)
 
     old = _Guarded(free, state.model_state, state.optimizer_state, state.averaged, state.owed)
@@ -247,7 +247,7 @@ def train_step(
     params, kept = eqx.combine(chosen.params, frozen), state.tables
     if tables is not None and kept is not None and result.rows is not None:
         rows = (
-            result.rows if config.clip_norm is None else scaled_rows(result.rows, _clip_factor(norm, config.clip_norm))
+            result.rows if config.clip_norm is None else scale_rows(result.rows, _clip_factor(norm, config.clip_norm))
         )
         count = state.step - state.guard.skipped
         changed, kept = tables.updated(params, kept, rows, updates=count, applied=applied)
@@ -319,23 +319,25 @@ def _teaches(result: Gradients) -> jax.Array:
     # A batch that is masked everywhere teaches nothing: without this, weight decay and old moments would still move the weights.
     teaches = functools.reduce(jnp.logical_or, [term.weight > 0 for term in result.losses.values()])
     for found in result.metrics.values():
-        if isinstance(found, Faults):
+        if isinstance(found, DataChecks):
             teaches &= ~found.any
     return teaches
 
 
-def _is_usual(norm: jax.Array, guard: Guard, config: StepConfig) -> jax.Array | bool:
+def _is_usual(norm: jax.Array, guard: StepGuard, config: StepConfig) -> jax.Array | bool:
     """Whether a gradient's norm is no spike."""
     if config.spike_factor is None:
         return True
     return (guard.usual_norm == 0.0) | (norm <= config.spike_factor * guard.usual_norm)
 
 
-def _next_guard(guard: Guard, applied: jax.Array, finite: jax.Array, norm: jax.Array, config: StepConfig) -> Guard:
+def _next_guard(
+    guard: StepGuard, applied: jax.Array, finite: jax.Array, norm: jax.Array, config: StepConfig
+) -> StepGuard:
     usual = guard.usual_norm
     moved = jnp.where(usual == 0.0, norm, NORM_MEMORY * usual + (1 - NORM_MEMORY) * norm)
     counts = ~holds_back(guard, finite)
-    return Guard(
+    return StepGuard(
         skipped=guard.skipped + (~applied).astype(jnp.int32),
         skipped_in_a_row=jnp.where(applied, 0, guard.skipped_in_a_row + counts.astype(jnp.int32)),
         usual_norm=jnp.where(applied, moved, usual),
@@ -346,7 +348,9 @@ def _next_guard(guard: Guard, applied: jax.Array, finite: jax.Array, norm: jax.A
 def scalars_of(losses: Losses, metrics: Metrics, num_runs: int = 1) -> dict[str, Any]:
     """Each loss and metric by name, a loss as the mean of all runs; what checks of the data found is left as it is."""
     means = {f"loss/{name}": term.mean / num_runs for name, term in losses.items()}
-    return means | {name: metric if isinstance(metric, Faults) else metric.value for name, metric in metrics.items()}
+    return means | {
+        name: metric if isinstance(metric, DataChecks) else metric.value for name, metric in metrics.items()
+    }
 
 
 class _Guarded(NamedTuple):
@@ -366,7 +370,7 @@ def _either(applied: jax.Array, updated: Callable[[], _Guarded], old: _Guarded) 
     return jax.tree.map(lambda n, o: jnp.where(applied, n, o), updated(), old)
 
 
-def _averaged(averaged: Any, params: Any, most: float, guard: Guard, step: jax.Array) -> Any:
+def _averaged(averaged: Any, params: Any, most: float, guard: StepGuard, step: jax.Array) -> Any:
     """The average moved towards the parameters after an update."""
     updates = (step + 1 - guard.skipped).astype(jnp.float32)
     share = 1.0 - jnp.minimum(most, (1.0 + updates) / (10.0 + updates))
@@ -384,7 +388,7 @@ def evaluation_step(
     *,
     task: Task,
     batch_axes: BatchAxes | None = None,
-    tables: Tables | None = None,
+    tables: TableUpdates | None = None,
 ) -> Any:
     """The losses and metrics of one batch, unmerged, so that the division comes after the last one; of the averaged parameters,
     where there are any."""
@@ -408,7 +412,7 @@ class PreparedBatch(NamedTuple):
 
     batch: dict[str, Any]
     axes: BatchAxes
-    faults: Mapping[str, Faults]
+    faults: Mapping[str, DataChecks]
 
 
 def prepare_batch(task: Task, batch: Batch, axes: BatchAxes | None = None) -> PreparedBatch:

@@ -18,7 +18,7 @@ from ..core import Task, named_leaves, pair_axes
 from ..core.errors import RecipeError
 from ..core.logical import traits_of
 from ..core.protocols import Axes
-from ..optim import OnShards, Optimizer
+from ..optim import Optimizer, ShardedOptimizer
 from ..optim.parameter import matrix_of
 
 
@@ -43,7 +43,7 @@ class WidthFactors:
         Raises:
             RecipeError: There is no rule for it, or it has factors already.
         """
-        if not (isinstance(optimizer, OnShards) and optimizer.steps_as_adam):
+        if not (isinstance(optimizer, ShardedOptimizer) and optimizer.steps_as_adam):
             raise RecipeError(
                 f"task.base has a rule for optimizers whose updates are of Adam's size, and none for {type(optimizer).__name__}; "
                 f"take AdamW, ScheduleFreeAdamW, Lion, Soap or Shampoo, or leave task.base out"

@@ -1,7 +1,7 @@
 """The columns of a comparison: a short file each, written as its framework's users would write it.
 
-A column's module has one function, `prepare(work) -> Running`. It is imported in that column's own process only, so that this
-table imports no framework. The files that a reader would have to write are named: they are shown in the report, and counted.
+A column's module has one function, `prepare(work) -> RunningColumn`. It is imported only in that column's process, so that
+this table imports no framework. The files that a reader would have to write are named: they are shown in the report, and counted.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ ALL: tuple[Family, ...] = ("vit", "llama", "mixtral")
 
 
 @dataclasses.dataclass
-class Running:
+class RunningColumn:
     """A column that is ready to train.
 
     Attributes:
@@ -95,7 +95,7 @@ class Column:
             return [] if os.path.isfile(os.environ.get(self.python, "")) else [*self.requires]
         return [name for name in self.requires if importlib.util.find_spec(name) is None]
 
-    def prepare(self, work: Any) -> Running:
+    def prepare(self, work: Any) -> RunningColumn:
         """Import the framework, build the model, compile what can be compiled. Only in the column's own process."""
         prepare = importlib.import_module(f"{__name__}.{self.module}").prepare
         return prepare(work, self.layout) if self.layout else prepare(work)
@@ -272,7 +272,7 @@ def column_named(name: str) -> Column:
     raise RecipeError(f"there is no column {name!r}; {nearest(name, names)}; columns are {', '.join(names)}")
 
 
-def chosen(names: Sequence[str]) -> list[Column]:
+def select_columns(names: Sequence[str]) -> list[Column]:
     """The columns of these names, or all of those of one process, in the order of the tables.
 
     Raises:

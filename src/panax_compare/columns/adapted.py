@@ -10,14 +10,14 @@ from panax.adapters.torch import task
 from panax.core.measures import total_loss
 from panax.train import StepConfig
 
-from ..work import Work
-from . import Running
+from ..work import ComparedWork
+from . import RunningColumn
 from .jax_device import running, set_precision
 from .panax_own import optimizer_of
 from .torch_eager import as_tensors, build, loss_of
 
 
-def prepare(work: Work) -> Running:
+def prepare(work: ComparedWork) -> RunningColumn:
     """The module and its loss become a task; the step is Panax's."""
     set_precision(work.precision)
     start = time.perf_counter()

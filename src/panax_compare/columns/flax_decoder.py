@@ -6,7 +6,7 @@ from flax import nnx
 from .plain_decoder import attend, rotate, rotation
 
 
-class Block(nnx.Module):
+class DecoderBlock(nnx.Module):
     """Attention and a gated feed-forward, each after a norm."""
 
     def __init__(self, config, dtypes, fused, rngs):
@@ -42,7 +42,7 @@ class Llama(nnx.Module):
         width, vocabulary = config["hidden_size"], config["vocab_size"]
         self.rotary = nnx.static(config) if hasattr(nnx, "static") else config
         self.embedding = nnx.Embed(vocabulary, width, rngs=rngs, **dtypes)
-        self.blocks = nnx.List([Block(config, dtypes, fused, rngs) for _ in range(config["num_hidden_layers"])])
+        self.blocks = nnx.List([DecoderBlock(config, dtypes, fused, rngs) for _ in range(config["num_hidden_layers"])])
         self.norm = nnx.RMSNorm(width, epsilon=config["rms_norm_eps"], rngs=rngs, **dtypes)
         self.head = nnx.Linear(width, vocabulary, use_bias=False, rngs=rngs, **dtypes)
 

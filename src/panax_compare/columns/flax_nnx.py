@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from ..work import Work, decays
-from . import Running
+from ..work import ComparedWork, decays
+from . import RunningColumn
 from .jax_device import running, set_precision
 from .optax_optimizer import optimizer_of
 
 
-def prepare(work: Work) -> Running:
+def prepare(work: ComparedWork) -> RunningColumn:
     """A step: gradients and update of a module in place."""
     set_precision(work.precision)
     compute = jnp.bfloat16 if work.precision.startswith("bf16") else jnp.float32

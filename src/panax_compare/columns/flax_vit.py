@@ -9,7 +9,7 @@ from flax import nnx
 ENCODER = "vit.encoder.layer"
 
 
-class Block(nnx.Module):
+class VitBlock(nnx.Module):
     """Attention and a feed-forward, each after a norm."""
 
     def __init__(self, config, dtypes, attention, rngs):
@@ -27,7 +27,7 @@ class Block(nnx.Module):
         return x + self.down(nnx.gelu(self.up(self.norm_2(x)), approximate=False))
 
 
-class Vit(nnx.Module):
+class FlaxVit(nnx.Module):
     """Logits of images [batch, height, width, channel]."""
 
     def __init__(self, config, dtypes, attention, rngs):
@@ -39,7 +39,7 @@ class Vit(nnx.Module):
         stored = dtypes["param_dtype"]
         self.class_token = nnx.Param(jnp.zeros((1, 1, width), stored))
         self.positions = nnx.Param(jnp.zeros((1, tokens, width), stored))
-        self.blocks = nnx.List([Block(config, dtypes, attention, rngs) for _ in range(config["num_hidden_layers"])])
+        self.blocks = nnx.List([VitBlock(config, dtypes, attention, rngs) for _ in range(config["num_hidden_layers"])])
         self.norm = nnx.LayerNorm(width, epsilon=config["layer_norm_eps"], rngs=rngs, **dtypes)
         self.head = nnx.Linear(width, len(config["id2label"]), rngs=rngs, **dtypes)
         self.dtype = dtypes["dtype"]
@@ -63,7 +63,7 @@ def build(config, compute, stored, fused):
     """The module, with weights that are about to be overwritten."""
     dtypes = {"dtype": compute, "param_dtype": stored}
     attention = fused_attention if fused else partial(nnx.dot_product_attention)
-    return Vit(config, dtypes, attention, nnx.Rngs(0))
+    return FlaxVit(config, dtypes, attention, nnx.Rngs(0))
 
 
 def names(config):

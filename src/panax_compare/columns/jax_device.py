@@ -10,8 +10,8 @@ import numpy as np
 
 from panax.metrics.throughput import measure_loop
 
-from ..work import Batch, Work
-from . import Running
+from ..work import Batch, ComparedWork
+from . import RunningColumn
 
 PRODUCT = 2048
 """Rows and columns of the product whose speed is measured."""
@@ -27,20 +27,20 @@ def set_precision(precision: str) -> None:
 
 
 def running(
-    work: Work,
+    work: ComparedWork,
     step: Callable[[Any], Any],
     evaluate: Callable[[Any], Any],
     put: Callable[[Batch], Any] | None = None,
     tracing_seconds: float = 0.0,
     notes: tuple[str, ...] = (),
-) -> Running:
+) -> RunningColumn:
     """A column of JAX; memory is that of this process's first device."""
     device = jax.local_devices()[0]
 
     def peak() -> int | None:
         return (device.memory_stats() or {}).get("peak_bytes_in_use")
 
-    return Running(
+    return RunningColumn(
         put=put or jax.device_put,
         step=step,
         evaluate=evaluate,

@@ -9,15 +9,15 @@ from panax.mesh import MeshShape
 from panax.plan.collectives import count_collectives
 from panax.run import PlainStep
 
-from ..job import Job
-from ..work import Work
-from . import Running
-from .panax_own import in_its_form, train
+from ..job import ColumnJob
+from ..work import ComparedWork
+from . import RunningColumn
+from .panax_own import add_token_mask, train
 
 
-def prepare(work: Work, layout: str) -> Running:
+def prepare(work: ComparedWork, layout: str) -> RunningColumn:
     """The same as on one device, but for the mesh."""
-    job = Job.here()
+    job = ColumnJob.here()
     if job.processes > 1:
         address = f"127.0.0.1:{job.port}"
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -25,11 +25,11 @@ def prepare(work: Work, layout: str) -> Running:
     shape = dataclasses.replace(MeshShape(fsdp=1), **{layout: jax.device_count()})
     running, stepper = train(work, shape, jax.devices())
     if job.processes == 1:
-        running.sent_bytes = functools.cache(lambda: counted_bytes(stepper, work))
+        running.sent_bytes = functools.cache(lambda: count_sent_bytes(stepper, work))
     return running
 
 
-def counted_bytes(stepper: PlainStep, work: Work) -> int:
+def count_sent_bytes(stepper: PlainStep, work: ComparedWork) -> int:
     """What each device sends in a step, by the collectives of the compiled program."""
-    program = stepper.compiled.lower(in_its_form(work, work.batches()[0])).compile().as_text()
+    program = stepper.compiled.lower(add_token_mask(work, work.batches()[0])).compile().as_text()
     return sum(found.total_wire_bytes for found in count_collectives(program, stepper.compiled.placement.sizes))

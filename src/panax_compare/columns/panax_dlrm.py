@@ -16,12 +16,12 @@ from panax.models import DlrmConfig, DlrmTask
 from panax.optim import Optax, Optimizer, RowAdagrad, RowOptimizer, RowSgd, Schedule, Sgd
 from panax.train import StepConfig
 
-from ..work import Work
-from . import Running
+from ..work import ComparedWork
+from . import RunningColumn
 from .jax_device import running, set_precision
 
 
-def prepare(work: Work) -> Running:
+def prepare(work: ComparedWork) -> RunningColumn:
     """A task from the shape, `compile_step`, the file's weights."""
     set_precision(work.precision)
     task, example = task_of(work), work.batches()[0]
@@ -36,7 +36,7 @@ def prepare(work: Work) -> Running:
         devices=jax.devices()[:1],
     )
     state = stepper.init(work.seed)
-    state = dataclasses.replace(state, params=loaded(state.params, work))
+    state = dataclasses.replace(state, params=load_parameters(state.params, work))
 
     def step(batch: Any) -> Any:
         nonlocal state
@@ -49,7 +49,7 @@ def prepare(work: Work) -> Running:
     return running(work, step, evaluate, stepper.compiled.put)
 
 
-def task_of(work: Work) -> DlrmTask:
+def task_of(work: ComparedWork) -> DlrmTask:
     config = work.config()
     shapes = zip(config["rows"], config["capacities"], strict=True)
     tables = tuple(
@@ -69,7 +69,7 @@ def task_of(work: Work) -> DlrmTask:
     return DlrmTask(model=model)
 
 
-def optimizers_of(work: Work) -> tuple[Optimizer, RowOptimizer]:
+def optimizers_of(work: ComparedWork) -> tuple[Optimizer, RowOptimizer]:
     """Of the perceptrons and of the tables."""
     rate = work.optimizer.learning_rate
     schedule = Schedule(peak=rate, decay="constant")
@@ -88,7 +88,7 @@ def adagrad(rate: float, epsilon: float = 1e-10) -> optax.GradientTransformation
     return optax.GradientTransformation(lambda params: jax.tree.map(jnp.zeros_like, params), update)
 
 
-def loaded(params: Any, work: Work) -> Any:
+def load_parameters(params: Any, work: ComparedWork) -> Any:
     """The parameters with the file's numbers, each table at its place in a stack."""
     tensors = work.tensors()
     tables = params.tables

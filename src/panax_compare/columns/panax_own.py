@@ -17,14 +17,14 @@ from panax.optim import AdamW, Optimizer, Schedule, Sgd
 from panax.run import PlainStep
 from panax.train import StepConfig
 
-from ..work import Batch, Work
-from . import Running
+from ..work import Batch, ComparedWork
+from . import RunningColumn
 from .jax_device import running, set_precision
 
 AXES = {"tokens": ("batch", "seq"), "targets": ("batch", "seq"), "loss_mask": ("batch", "seq")}
 
 
-def prepare(work: Work) -> Running:
+def prepare(work: ComparedWork) -> RunningColumn:
     """On one device."""
     if work.family == "dlrm":
         from . import panax_dlrm
@@ -33,13 +33,13 @@ def prepare(work: Work) -> Running:
     return train(work, None, jax.devices()[:1])[0]
 
 
-def train(work: Work, mesh: MeshShape | None, devices: list[Any]) -> tuple[Running, PlainStep]:
+def train(work: ComparedWork, mesh: MeshShape | None, devices: list[Any]) -> tuple[RunningColumn, PlainStep]:
     """A task from the folder's config.json, `compile_step`, the folder's weights."""
     set_precision(work.precision)
-    task = stored_in_bfloat16(task_of(work)) if work.precision == "bf16" else task_of(work)
+    task = store_in_bfloat16(task_of(work)) if work.precision == "bf16" else task_of(work)
     stepper = panax.compile_step(
         task,
-        in_its_form(work, work.batches()[0]),
+        add_token_mask(work, work.batches()[0]),
         optimizer_of(work),
         mesh=mesh,
         config=StepConfig(clip_norm=None),
@@ -60,10 +60,10 @@ def train(work: Work, mesh: MeshShape | None, devices: list[Any]) -> tuple[Runni
     def evaluate(batch):
         return total_loss(stepper.compiled.evaluate(state, batch)["losses"])
 
-    return running(work, step, evaluate, lambda batch: stepper.compiled.put(in_its_form(work, batch))), stepper
+    return running(work, step, evaluate, lambda batch: stepper.compiled.put(add_token_mask(work, batch))), stepper
 
 
-def task_of(work: Work) -> DecoderTask | VitTask:
+def task_of(work: ComparedWork) -> DecoderTask | VitTask:
     """The task, without the losses that other frameworks' models don't have."""
     compute = "bfloat16" if work.precision.startswith("bf16") else "float32"
     config = config_from(work.folder)
@@ -74,7 +74,7 @@ def task_of(work: Work) -> DecoderTask | VitTask:
     return DecoderTask(model=config, compute_dtype=compute)
 
 
-def stored_in_bfloat16(task: DecoderTask | VitTask) -> panax.Task:
+def store_in_bfloat16(task: DecoderTask | VitTask) -> panax.Task:
     """The task with parameters that rest in bfloat16, which Panax itself never does."""
     kind: Any = type(task)
 
@@ -86,7 +86,7 @@ def stored_in_bfloat16(task: DecoderTask | VitTask) -> panax.Task:
     return Stored(**vars(task))
 
 
-def optimizer_of(work: Work) -> Optimizer:
+def optimizer_of(work: ComparedWork) -> Optimizer:
     """AdamW or SGD with the work's numbers; norms and biases don't decay."""
     numbers = work.optimizer
     schedule = Schedule(peak=numbers.learning_rate, decay="constant")
@@ -101,7 +101,7 @@ def optimizer_of(work: Work) -> Optimizer:
     )
 
 
-def in_its_form(work: Work, batch: Batch) -> dict[str, Any]:
+def add_token_mask(work: ComparedWork, batch: Batch) -> dict[str, Any]:
     """A batch of tokens says which of them count: all."""
     if work.family == "vit":
         return batch

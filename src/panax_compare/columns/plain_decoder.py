@@ -35,7 +35,7 @@ def load(tensors, config):
     }
 
 
-def decayed(params):
+def decay_mask(params):
     """Which parameters decay: all but the norms."""
     return jax.tree_util.tree_map_with_path(lambda path, _: "norm" not in jax.tree_util.keystr(path), params)
 

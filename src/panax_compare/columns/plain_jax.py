@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..work import Work
-from . import Running, plain_decoder, plain_vit
+from ..work import ComparedWork
+from . import RunningColumn, plain_decoder, plain_vit
 from .jax_device import running, set_precision
 from .optax_optimizer import optimizer_of
 
 
-def prepare(work: Work) -> Running:
+def prepare(work: ComparedWork) -> RunningColumn:
     """A step: gradients, update; parameters and moments are donated."""
     set_precision(work.precision)
     model = plain_vit if work.family == "vit" else plain_decoder
@@ -18,7 +18,7 @@ def prepare(work: Work) -> Running:
     compute = jnp.bfloat16 if work.precision.startswith("bf16") else jnp.float32
     stored = jnp.bfloat16 if work.precision == "bf16" else jnp.float32
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, stored), model.load(work.tensors(), config))
-    optimizer = optimizer_of(work.optimizer, model.decayed)
+    optimizer = optimizer_of(work.optimizer, model.decay_mask)
     moments = optimizer.init(params)
     fused = work.attention == "fused"
 

@@ -41,7 +41,7 @@ def load(tensors, config):
     }
 
 
-def decayed(params):
+def decay_mask(params):
     """Which parameters decay: no norm, no bias, not the class token."""
     return jax.tree_util.tree_map_with_path(
         lambda path, _: not any(word in jax.tree_util.keystr(path) for word in ("norm", "'b'", "class_token")), params

@@ -7,18 +7,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..work import Work
+from ..work import ComparedWork
 from . import plain_vit
 from .jax_device import set_precision
 
 
-def train(work: Work, flaws: tuple[str, ...], steps: int, rounds: int) -> dict[str, list[float]]:
+def train(work: ComparedWork, flaws: tuple[str, ...], steps: int, rounds: int) -> dict[str, list[float]]:
     """Train, and time as the script does; see `published_torch`."""
     set_precision("tf32" if "tf32" in flaws else "f32")
     config = work.config()
     params = jax.tree.map(jnp.asarray, plain_vit.load(work.tensors(), config))
     if "scales" in flaws:
-        params = redrawn(params)
+        params = redraw_weights(params)
     optimizer = optax.sgd(work.optimizer.learning_rate)
     state = optimizer.init(params)
     batches = [jax.device_put(batch) for batch in work.batches()]
@@ -66,7 +66,7 @@ def train(work: Work, flaws: tuple[str, ...], steps: int, rounds: int) -> dict[s
     return {"seconds": seconds, "losses": losses}
 
 
-def redrawn(params):
+def redraw_weights(params):
     """Every matrix from the usual initialiser of JAX's libraries, in the place of the file's."""
 
     def draw(path, leaf):

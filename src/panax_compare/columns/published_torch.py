@@ -5,12 +5,12 @@ import time
 import torch
 
 from ..cores import usable_cores
-from ..work import Work
+from ..work import ComparedWork
 from .torch_device import set_precision
 from .torch_eager import as_tensors, build, loss_of, optimizer_of
 
 
-def train(work: Work, flaws: tuple[str, ...], steps: int, rounds: int) -> dict[str, list[float]]:
+def train(work: ComparedWork, flaws: tuple[str, ...], steps: int, rounds: int) -> dict[str, list[float]]:
     """Train, and time as the script does.
 
     Returns:

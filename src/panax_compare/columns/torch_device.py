@@ -7,21 +7,21 @@ from typing import Any
 import torch
 
 from ..cores import usable_cores
-from ..work import Batch, Work
-from . import Running
+from ..work import Batch, ComparedWork
+from . import RunningColumn
 
 PRODUCT = 2048
 """Rows and columns of the product whose speed is measured."""
 
 
 def running(
-    work: Work,
+    work: ComparedWork,
     device: str,
     module: torch.nn.Module,
     put: Callable[[Batch], Any],
     step: Callable[[Any], Any],
     loss: Callable[[Any], torch.Tensor],
-) -> Running:
+) -> RunningColumn:
     """A column of PyTorch, with the precision of products set as the work says.
 
     Args:
@@ -46,7 +46,7 @@ def running(
         module.train()
         return found
 
-    return Running(
+    return RunningColumn(
         put=put,
         step=step,
         evaluate=evaluate,

@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from ..job import Job
-from ..work import Batch, Work
-from . import Running
+from ..job import ColumnJob
+from ..work import Batch, ComparedWork
+from . import RunningColumn
 from .torch_device import running
 from .torch_eager import as_tensors, build, loss_of, optimizer_of
 
@@ -71,10 +71,10 @@ def separately(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def prepare(work: Work, layout: str) -> Running:
+def prepare(work: ComparedWork, layout: str) -> RunningColumn:
     """A step like the one of a single process; what each process sees of a batch is its rows, or, of tensors, all of it."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    job = Job.here()
+    job = ColumnJob.here()
     distributed.init_process_group(
         "nccl" if device == "cuda" else "gloo",
         init_method=f"tcp://127.0.0.1:{job.port}",

@@ -6,12 +6,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ..work import Batch, Work
-from . import Running
+from ..work import Batch, ComparedWork
+from . import RunningColumn
 from .torch_device import running
 
 
-class Dlrm(nn.Module):
+class TorchDlrm(nn.Module):
     """Bags, a perceptron over numbers, inner products of all pairs of vectors, a perceptron on top."""
 
     pairs: torch.Tensor
@@ -51,7 +51,7 @@ def _layers(widths: tuple[int, ...]) -> list[nn.Linear]:
     return [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
 
 
-def load(module: nn.Module, work: Work) -> None:
+def load(module: nn.Module, work: ComparedWork) -> None:
     """Take the work's weights, without a second copy of them."""
     tensors = work.tensors()
     with torch.no_grad():
@@ -59,28 +59,28 @@ def load(module: nn.Module, work: Work) -> None:
             parameter.copy_(torch.from_numpy(tensors.pop(name)))
 
 
-def optimizer_of(work: Work, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def optimizer_of(work: ComparedWork, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     rate = work.optimizer.learning_rate
     if work.optimizer.name == "sgd":
         return torch.optim.SGD(parameters, lr=rate)
     return torch.optim.Adagrad(parameters, lr=rate)
 
 
-def prepare(work: Work) -> Running:
+def prepare(work: ComparedWork) -> RunningColumn:
     """On the CPU or a GPU."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device("meta"):
-        module = Dlrm(work.config())
+        module = TorchDlrm(work.config())
     module = module.to_empty(device=device)
     vectors = len(work.config()["rows"]) + 1
     rows, columns = torch.tril_indices(vectors, vectors, -1, device=device)
     module.pairs = rows * vectors + columns
     load(module, work)
     optimizer = optimizer_of(work, list(module.parameters()))
-    return trained(work, device, module, optimizer)
+    return train_step(work, device, module, optimizer)
 
 
-def trained(work: Work, device: str, module: nn.Module, optimizer: torch.optim.Optimizer) -> Running:
+def train_step(work: ComparedWork, device: str, module: nn.Module, optimizer: torch.optim.Optimizer) -> RunningColumn:
     """A step of a module that takes a batch: forward, backward, update."""
 
     def put(batch: Batch) -> dict[str, torch.Tensor]:

@@ -4,15 +4,15 @@ import torch
 from torch.nn import functional
 from transformers import LlamaForCausalLM, MixtralForCausalLM, ViTForImageClassification
 
-from ..work import Batch, Work, decays
-from . import Running
+from ..work import Batch, ComparedWork, decays
+from . import RunningColumn
 from .torch_device import running
 
 MODELS = {"vit": ViTForImageClassification, "llama": LlamaForCausalLM, "mixtral": MixtralForCausalLM}
 ATTENTION = {"eager": "eager", "fused": "sdpa"}
 
 
-def build(work: Work) -> torch.nn.Module:
+def build(work: ComparedWork) -> torch.nn.Module:
     """The model with the work's weights."""
     dtype = torch.bfloat16 if work.precision == "bf16" else torch.float32
     model = MODELS[work.family].from_pretrained(
@@ -29,7 +29,7 @@ def loss_of(module: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Te
     return functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
 
 
-def optimizer_of(work: Work, module: torch.nn.Module) -> torch.optim.Optimizer:
+def optimizer_of(work: ComparedWork, module: torch.nn.Module) -> torch.optim.Optimizer:
     """AdamW or SGD; norms and biases don't decay."""
     numbers = work.optimizer
     if numbers.name == "sgd":
@@ -52,7 +52,7 @@ def as_tensors(batch: Batch) -> dict[str, torch.Tensor]:
     }
 
 
-def prepare(work: Work, compile: bool = False) -> Running:
+def prepare(work: ComparedWork, compile: bool = False) -> RunningColumn:
     """A step: forward under autocast where precision is mixed, backward, update."""
     if work.family == "dlrm":
         from . import torch_dlrm

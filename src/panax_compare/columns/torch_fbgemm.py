@@ -3,16 +3,16 @@
 import numpy as np
 import torch
 
-from ..work import Work
-from . import Running, torch_dlrm
+from ..work import ComparedWork
+from . import RunningColumn, torch_dlrm
 
 OPTIMIZERS = {"sgd": "EXACT_SGD", "adagrad": "EXACT_ADAGRAD"}
 
 
-class Tables(torch.nn.Module):
+class FbgemmTables(torch.nn.Module):
     """All tables in one operator."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: ComparedWork) -> None:
         # Of an environment of its own: its builds fit one version of PyTorch each.
         from fbgemm_gpu.split_embedding_configs import EmbOptimType  # pyright: ignore[reportMissingImports]
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import (  # pyright: ignore[reportMissingImports]
@@ -47,18 +47,18 @@ class Tables(torch.nn.Module):
         return list(out.split(self.width, dim=1))
 
 
-class FbgemmDlrm(torch_dlrm.Dlrm):
+class FbgemmDlrm(torch_dlrm.TorchDlrm):
     def bags(self, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
         return self.tables(batch)
 
 
-def prepare(work: Work) -> Running:
+def prepare(work: ComparedWork) -> RunningColumn:
     """On the CPU."""
-    module = FbgemmDlrm(work.config(), Tables(work))
+    module = FbgemmDlrm(work.config(), FbgemmTables(work))
     dense = {name: p for name, p in module.named_parameters() if not name.startswith("tables.")}
     tensors = work.tensors()
     with torch.no_grad():
         for name, parameter in dense.items():
             parameter.copy_(torch.from_numpy(tensors[name]))
     optimizer = torch_dlrm.optimizer_of(work, list(dense.values()))
-    return torch_dlrm.trained(work, "cpu", module, optimizer)
+    return torch_dlrm.train_step(work, "cpu", module, optimizer)

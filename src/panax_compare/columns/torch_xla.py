@@ -2,13 +2,13 @@
 
 import torch
 
-from ..work import Batch, Work
-from . import Running
+from ..work import Batch, ComparedWork
+from . import RunningColumn
 from .torch_device import running
 from .torch_eager import as_tensors, build, loss_of, optimizer_of
 
 
-def prepare(work: Work) -> Running:
+def prepare(work: ComparedWork) -> RunningColumn:
     """The eager step on an XLA device."""
     import torch_xla  # pyright: ignore[reportMissingImports]
 

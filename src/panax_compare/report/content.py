@@ -3,7 +3,7 @@
 import json
 
 from panax.core.finite import least
-from panax.metrics.page.blocks import Block, Code, Paragraph, Picture, Points, Section, Table
+from panax.metrics.page.blocks import Block, Code, Paragraph, Picture, Points, Section, TextTable
 
 from ..columns import EVERY
 from ..formatting import percent, rate, ratio, seconds, size
@@ -11,7 +11,7 @@ from ..questions import answers
 from ..results import Comparison
 from ..settings import PRECISIONS
 from ..sources import length_of, text_of
-from ..verdict import Row, allowed_apart, peak_of, rows_of, verdict
+from ..verdict import ColumnFigures, loss_tolerances, peak_of, rows_of, verdict
 from .plots import ColumnBar, bars, lines
 
 
@@ -35,7 +35,7 @@ def title_of(comparison: Comparison) -> str:
     return f"{comparison.settings['work']}: PyTorch or JAX?"
 
 
-def _lead(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
+def _lead(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ...]:
     settings, machine = comparison.settings, comparison.environment
     hardware = ", ".join([machine["processor"], f"{machine['cores']} cores", *machine["accelerators"]])
     said = [Paragraph(" ".join(verdict(comparison, rows)), lead=True)]
@@ -60,7 +60,7 @@ HEADINGS = (
 )  # fmt: skip
 
 
-def _table(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
+def _table(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ...]:
     cells: list[tuple[str, ...]] = [HEADINGS]
     faint = []
     for n, row in enumerate(rows):
@@ -98,13 +98,13 @@ def _table(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
         )
     remarks = [f"{row.title}: {row.remark}." for row in rows if row.remark]
     return (
-        Table(tuple(cells), marked=least(timed)[1] if timed else None, faint=tuple(faint)),
+        TextTable(tuple(cells), marked=least(timed)[1] if timed else None, faint=tuple(faint)),
         *([Points(tuple(remarks))] if remarks else []),
         Points(tuple(notes)),
     )
 
 
-def _distributed(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
+def _distributed(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ...]:
     """The columns of several processes and of simulated devices, layout by layout."""
     cells: list[tuple[str, ...]] = [
         ("layout", "column", "processes", "step", "by PyTorch's", "losses", "bytes sent by each in a step", "counted")
@@ -127,7 +127,7 @@ def _distributed(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
             )
         )
     return (
-        Table(tuple(cells)),
+        TextTable(tuple(cells)),
         Points(
             (
                 "Losses: equal to those of the reference column, which is of one process, within the same tolerance.",
@@ -148,7 +148,7 @@ def _of_what(comparison: Comparison) -> str:
     )
 
 
-def _plots(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
+def _plots(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ...]:
     found: list[Block] = []
     timed = [row for row in rows if row.seconds is not None]
     if timed:
@@ -181,7 +181,7 @@ def _plots(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
                 "The losses of the first steps; where columns agree, lines lie on each other.",
             )
         )
-    allowed = allowed_apart(comparison)
+    allowed = loss_tolerances(comparison)
     reference = known.get(comparison.reference)
     if reference is not None and len(known) > 1:
         apart = {
@@ -204,7 +204,7 @@ def _plots(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
     return tuple(found)
 
 
-def _questions(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
+def _questions(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ...]:
     found: list[Block] = []
     for number, answer in enumerate(answers(comparison, rows), 1):
         found.append(Paragraph(f"**{number}. {answer.question}.** {answer.answer}"))
@@ -213,7 +213,7 @@ def _questions(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
     return tuple(found)
 
 
-def _equality(comparison: Comparison, rows: list[Row]) -> tuple[Block, ...]:
+def _equality(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ...]:
     settings, numbers = comparison.settings, comparison.work["optimizer"]
     optimizer = ", ".join(f"{name}={value}" for name, value in numbers.items())
     equal = [
@@ -273,7 +273,7 @@ def _environment(comparison: Comparison) -> tuple[Block, ...]:
         ("begun", comparison.started),
     ]
     return (
-        Table(tuple(rows)),
+        TextTable(tuple(rows)),
         Code(comparison.command, "console"),
         Code(json.dumps(comparison.settings, indent=1), "json", "All settings"),
     )
@@ -300,4 +300,4 @@ def _programs(comparison: Comparison) -> tuple[Block, ...]:
             if name not in seen:
                 files.append(Code(text_of(name), "python", f"{name}.py"))
                 seen.add(name)
-    return (*shown, Table(tuple(lengths)), *files)
+    return (*shown, TextTable(tuple(lengths)), *files)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from panax.metrics.page.blocks import Code, Paragraph, Picture, Points, Section, Table
+from panax.metrics.page.blocks import Code, Paragraph, Picture, Points, Section, TextTable
 from panax.metrics.page.html import page
 from panax.metrics.page.markdown import markdown, table
 
@@ -60,7 +60,7 @@ def _setting(published: Published) -> str:
     )
 
 
-def _table(published: Published) -> Table:
+def _table(published: Published) -> TextTable:
     rows: list[tuple[str, ...]] = [
         ("variant", "PyTorch a step", "JAX a step", "JAX by PyTorch", "PyTorch's first losses", "JAX's first losses")
     ]
@@ -69,7 +69,7 @@ def _table(published: Published) -> Table:
         times = [_time(published, variant.name, side) for side in SIDES]
         first = [", ".join(f"{loss:.4g}" for loss in published.losses(variant.name, side)[:3]) for side in SIDES]
         rows.append((variant.title, *times, "" if ratio is None else f"{ratio:.2f}", *first))
-    return Table(tuple(rows), marked=0)
+    return TextTable(tuple(rows), marked=0)
 
 
 def _time(published: Published, variant: str, side: str) -> str:

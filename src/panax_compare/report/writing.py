@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from panax.metrics.page.blocks import Picture, Table
+from panax.metrics.page.blocks import Picture, TextTable
 from panax.metrics.page.html import page
 from panax.metrics.page.markdown import markdown, table
 
@@ -28,6 +28,6 @@ def write_report(comparison: Comparison, folder: Path) -> tuple[Path, str]:
                 (folder / PLOTS / f"{block.name}.svg").write_text(block.svg, encoding="utf-8")
     (folder / PAGE).write_text(page(title, sections), encoding="utf-8")
     (folder / MARKDOWN).write_text(markdown(title, sections), encoding="utf-8")
-    main = next(block for section in sections for block in section.blocks if isinstance(block, Table))
+    main = next(block for section in sections for block in section.blocks if isinstance(block, TextTable))
     lead = sections[0].blocks[0]
     return folder / PAGE, f"{table(main)}\n\n{getattr(lead, 'text', '')}\n"

@@ -11,13 +11,13 @@ from panax.core.errors import DataError, RecipeError
 from panax.data import (
     Bag,
     Calendar,
+    CountVocabulary,
     ExampleData,
     Hashed,
-    Keys,
-    Numbered,
+    HashedIds,
+    IntegerIds,
     Sequences,
     Table,
-    Vocabulary,
 )
 
 CSV = """when,city,tags,prices,n,bought
@@ -26,8 +26,8 @@ CSV = """when,city,tags,prices,n,bought
 2013-03-03 12:00:00,,,,2,9
 2013-03-03 12:00:00,Rome,b|c|a,1|2|3,1,2
 """
-TAGS = Bag(column="tags", ids=Vocabulary(min_count=2, hash_buckets=4), capacity=2, too_long="last", separator="|")
-BAGS = (Bag(column="city", ids=Hashed(buckets=1000)), TAGS, Bag(column="n", ids=Numbered(rows=3)))
+TAGS = Bag(column="tags", ids=CountVocabulary(min_count=2, hash_buckets=4), capacity=2, too_long="last", separator="|")
+BAGS = (Bag(column="city", ids=Hashed(buckets=1000)), TAGS, Bag(column="n", ids=IntegerIds(rows=3)))
 
 
 def written(tmp_path, text=CSV, name="a.csv"):
@@ -52,9 +52,9 @@ def test_bags_hold_ids_and_then_nothing(tmp_path):
 
 
 def test_keys_are_64_bits_of_a_hash(tmp_path):
-    bag = dataclasses.replace(TAGS, ids=Keys(), leaf="keys")
+    bag = dataclasses.replace(TAGS, ids=HashedIds(), leaf="keys")
     for _ in range(2):
-        rows = read(tmp_path, (bag, Bag(column="city", ids=Keys())))[1]
+        rows = read(tmp_path, (bag, Bag(column="city", ids=HashedIds())))[1]
         keys = rows["keys"]
         assert keys.shape == (4, 2, 2) and keys.dtype == np.uint32
         assert (keys[1, 1] == 0).all() and (keys[2] == 0).all() and keys[0].all()
@@ -64,8 +64,8 @@ def test_keys_are_64_bits_of_a_hash(tmp_path):
             [b, 0],
         ]
         assert (rows["city"][0] == rows["city"][3]).all() and (rows["city"][0] != rows["city"][1]).any()
-    with pytest.raises(RecipeError, match=r"log_share=True with ids=Keys\(\)"):
-        Bag(column="city", ids=Keys(), log_share=True)
+    with pytest.raises(RecipeError, match=r"log_share=True with ids=HashedIds\(\)"):
+        Bag(column="city", ids=HashedIds(), log_share=True)
 
 
 def test_weights_stay_beside_their_ids(tmp_path):
@@ -83,7 +83,7 @@ def test_shares_of_items_are_counted(tmp_path):
     with pytest.raises(RecipeError, match="called 'city_log_share'"):
         Table(
             paths=("x",),
-            bags=(dataclasses.replace(BAGS[0], log_share=True), Bag(column="city_log_share", ids=Numbered())),
+            bags=(dataclasses.replace(BAGS[0], log_share=True), Bag(column="city_log_share", ids=IntegerIds())),
         )
 
 
@@ -102,11 +102,11 @@ def test_bags_that_are_too_long_are_bad_rows_or_cut(tmp_path):
 def test_an_id_out_of_range_names_column_value_file_and_row(tmp_path):
     expected = r"a\.csv, line 4: column 'n' holds '2'; expected a whole number from 0 to 1 \(rows=2\)"
     with pytest.raises(DataError, match=expected):
-        read(tmp_path, (Bag(column="n", ids=Numbered(rows=2)),))
+        read(tmp_path, (Bag(column="n", ids=IntegerIds(rows=2)),))
     with pytest.raises(DataError, match="column 'n' holds '-1'"):
-        read(tmp_path, (Bag(column="n", ids=Numbered()),), CSV.replace(",2,9", ",-1,9"))
+        read(tmp_path, (Bag(column="n", ids=IntegerIds()),), CSV.replace(",2,9", ",-1,9"))
     with pytest.raises(DataError, match="column 'n' holds '2147483648'"):
-        read(tmp_path, (Bag(column="n", ids=Numbered()),), CSV.replace(",2,9", f",{2**31},9"))
+        read(tmp_path, (Bag(column="n", ids=IntegerIds()),), CSV.replace(",2,9", f",{2**31},9"))
 
 
 def test_parts_of_dates_and_labels_above(tmp_path):
@@ -128,7 +128,7 @@ def test_lists_of_parquet_are_bags(tmp_path):
     from pyarrow import parquet
 
     parquet.write_table(pyarrow.table({"x": [[3, 1], [], None, [2]], "y": [1.0, 2, 3, 4]}), tmp_path / "a.parquet")
-    bag = Bag(column="x", ids=Numbered(), capacity=2)
+    bag = Bag(column="x", ids=IntegerIds(), capacity=2)
     table = Table(paths=(str(tmp_path / "a.parquet"),), numeric=("y",), bags=(bag,))
     examples = table.open(tmp_path / "cache", 0)
     assert examples.read(np.arange(4))["x"].tolist() == [[3, 1], [-1, -1], [-1, -1], [2, -1]]
@@ -166,8 +166,11 @@ def test_a_vocabulary_is_counted_again_only_for_other_files(tmp_path):
     ("bags", "says"),
     [
         ((BAGS[0], BAGS[0]), "two leaves of a batch are called 'city'"),
-        ((Bag(column="x", ids=Numbered(), leaf="label"),), "called 'label'"),
-        ((Bag(column="a", ids=Numbered(), weights="b"), Bag(column="a_weights", ids=Numbered())), "called 'a_weights'"),
+        ((Bag(column="x", ids=IntegerIds(), leaf="label"),), "called 'label'"),
+        (
+            (Bag(column="a", ids=IntegerIds(), weights="b"), Bag(column="a_weights", ids=IntegerIds())),
+            "called 'a_weights'",
+        ),
     ],
 )
 def test_leaves_of_one_name_are_refused(bags, says):
@@ -177,7 +180,11 @@ def test_leaves_of_one_name_are_refused(bags, says):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: Hashed(buckets=0), lambda: Vocabulary(min_count=0), lambda: Bag(column="a", ids=Numbered(), capacity=0)],
+    [
+        lambda: Hashed(buckets=0),
+        lambda: CountVocabulary(min_count=0),
+        lambda: Bag(column="a", ids=IntegerIds(), capacity=0),
+    ],
 )
 def test_settings_of_bags_are_checked(make):
     with pytest.raises(RecipeError, match="expected"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from panax.core.errors import DataError, RecipeError
-from panax.data import ClickArrays, Criteo, ExampleData, Hashed, SyntheticClicks, Vocabulary
+from panax.data import ClickArrays, CountVocabulary, Criteo, ExampleData, Hashed, SyntheticClicks
 
 
 def line(label="1", numbers=("3", "-2", ""), hashes=("0000001f", "ABCDEF01", "")):
@@ -37,7 +37,7 @@ def test_criteos_lines(tmp_path, name):
 def test_a_vocabulary_of_hashes_is_by_counts(tmp_path):
     hashes = ["b", "a", "b", "c", "b", "a", ""]
     text = "\n".join(line(hashes=(each,)) for each in hashes)
-    examples = opened(tmp_path, text, ids=Vocabulary(min_count=2, hash_buckets=3))
+    examples = opened(tmp_path, text, ids=CountVocabulary(min_count=2, hash_buckets=3))
     ids = examples.read(np.arange(7))["c1"][:, 0].tolist()
     assert [ids[0], ids[1], ids[2], ids[4], ids[5]] == [0, 1, 0, 0, 1]
     assert 2 <= ids[3] < 5 and 2 <= ids[6] < 5 and examples.num_ids["c1"] == 5 and examples.num_ids["c2"] == 4
@@ -67,14 +67,14 @@ def test_bad_lines_are_counted_with_their_places(tmp_path, caplog):
 
 def test_many_blocks_are_one_table(tmp_path, monkeypatch):
     text = "\n".join(line(str(n % 2), (str(n),), (f"{n:x}",)) for n in range(500))
-    whole = opened(tmp_path, text, name="day_0", ids=Vocabulary()).read(np.arange(500))
+    whole = opened(tmp_path, text, name="day_0", ids=CountVocabulary()).read(np.arange(500))
     monkeypatch.setattr("panax.data.criteo._BLOCK_BYTES", 4096)
     bad = text.split("\n")
     bad.insert(400, "nothing")
-    parts = opened(tmp_path, "\n".join(bad), name="day_1", bad=1, ids=Vocabulary()).read(np.arange(500))
+    parts = opened(tmp_path, "\n".join(bad), name="day_1", bad=1, ids=CountVocabulary()).read(np.arange(500))
     assert all((whole[leaf] == parts[leaf]).all() for leaf in whole)
     with pytest.raises(DataError, match=r"day_1, line 401: 1 fields; expected 40"):
-        opened(tmp_path, "\n".join(bad), name="day_1", ids=Vocabulary(min_count=2))
+        opened(tmp_path, "\n".join(bad), name="day_1", ids=CountVocabulary(min_count=2))
 
 
 def test_what_is_no_log_is_refused(tmp_path):
@@ -177,12 +177,12 @@ def test_narrow_ids_are_taken_modulo_a_wide_number(tmp_path):
 
 def test_a_vocabulary_may_be_counted_in_other_lines(tmp_path):
     train = "\n".join([line(hashes=("a",) * 3)] + [line(hashes=("b",) * 3)] * 2) + "\n"
-    opened(tmp_path, train, ids=Vocabulary())
-    held_out = Criteo(paths=(str(tmp_path / "day_1"),), ids=Vocabulary())
+    opened(tmp_path, train, ids=CountVocabulary())
+    held_out = Criteo(paths=(str(tmp_path / "day_1"),), ids=CountVocabulary())
     (tmp_path / "day_1").write_text("\n".join([line(hashes=("a",) * 3)] * 3) + "\n")
     apart = held_out.open(tmp_path / "cache", 0)
     shared = Criteo(
-        paths=(str(tmp_path / "day_1"),), ids=Vocabulary(counted_in=(str(tmp_path / "day_0"),))
+        paths=(str(tmp_path / "day_1"),), ids=CountVocabulary(counted_in=(str(tmp_path / "day_0"),))
     ).open(tmp_path / "cache", 0)  # fmt: skip
     assert apart.read(np.arange(1))["c1"].item() == 0 and shared.read(np.arange(1))["c1"].item() == 1
-    assert shared.id_sets == opened(tmp_path, train, ids=Vocabulary()).id_sets != apart.id_sets
+    assert shared.id_sets == opened(tmp_path, train, ids=CountVocabulary()).id_sets != apart.id_sets

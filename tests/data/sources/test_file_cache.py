@@ -14,7 +14,7 @@ import pytest
 
 from panax.core import DataError
 from panax.data.file_cache import FileCache, NoRoomError
-from panax.system.owned_dir import marked_folder
+from panax.system.owned_dir import make_owned_dir
 
 
 def filler(content: bytes, log: list | None = None):
@@ -108,7 +108,7 @@ def test_a_copy_that_failed_is_not_there(cache):
 
 
 def test_threads_share_a_copy_and_keep_the_bound(cache):
-    cache = FileCache(marked_folder(cache.root), 45)
+    cache = FileCache(make_owned_dir(cache.root), 45)
     log, worst, stop = [], [0], threading.Event()
 
     def watch() -> None:

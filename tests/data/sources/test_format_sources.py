@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from panax.core import DataError, RecipeError
-from panax.core.installing import with_extra
+from panax.core.installing import install_command
 from panax.data import BadRecord, Corpus, Document, TextData
 from panax.data.array_record import ArrayRecord
 from panax.data.arrow import Arrow
@@ -120,7 +120,7 @@ def test_a_missing_package_says_what_to_install(tmp_path, monkeypatch, module):
     (tmp_path / "a").write_bytes(b"x")
     monkeypatch.setitem(sys.modules, module, None)
     corpus, extra = (Arrow, "parquet") if module == "pyarrow" else (ArrayRecord, "arrayrecord")
-    with pytest.raises(DataError, match=re.escape(with_extra(extra))):
+    with pytest.raises(DataError, match=re.escape(install_command(extra))):
         list(corpus(paths=paths).documents())
 
 

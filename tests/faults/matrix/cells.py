@@ -27,7 +27,7 @@ from faulty import Hosts
 from panax.checkpoint import Checkpointer, open_checkpoint
 from panax.cluster.diagnosis import Cause
 from panax.cluster.record import incidents
-from panax.cluster.world import Layout
+from panax.cluster.world import JobLayout
 
 HERE = Path(__file__).parent
 RECIPE, STEPS, BASE = str(HERE / "recipe.py"), 24, 10
@@ -310,7 +310,7 @@ class Matrix:
         wanted = self.reference()
         if end.outcome == "shrunk":
             ranked = json.loads((folder / "job/layouts.json").read_text())["layouts"][str(nodes)]
-            wanted = self.planned(int(last["first_step"]), Layout.read(ranked[0]).flags, nodes)
+            wanted = self.planned(int(last["first_step"]), JobLayout.read(ranked[0]).flags, nodes)
         if digest(folder) != wanted:
             raise Wrong("the parameters at the end are other ones")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from panax.cluster import nodes as agents
 from panax.cluster.engines import AGENT
 from panax.cluster.engines.environment import NODE, SECRET, SUPERVISOR
-from panax.cluster.job import SPARE, Job, Policy
+from panax.cluster.job import SPARE, Job, RestartPolicy
 from panax.cluster.launching import launch
 from panax.core.errors import LaunchError
 
@@ -118,7 +118,7 @@ def main() -> int:
         nodes=count,
         devices=1,
         spare=SPARE if asked.spares else (),
-        policy=Policy(**asked.policy),
+        policy=RestartPolicy(**asked.policy),
     )
     try:
         return launch(job, Namespaces(asked), name="namespaces")

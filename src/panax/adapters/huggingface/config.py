@@ -13,7 +13,7 @@ from ...models import DecoderConfig, VitConfig
 from ...system import json_reader
 from .families import FAMILIES
 from .family import ACTIVATIONS, Family
-from .nested import flattened, is_json, read_latent, read_mixture, read_rotary
+from .nested import flatten_keys, is_json, read_latent, read_mixture, read_rotary
 from .vision import VIT, read_vit
 
 CONFIG = "config.json"
@@ -85,7 +85,7 @@ class _Reader:
     """One config.json, read key by key."""
 
     def __init__(self, family: Family, raw: Mapping[str, Any], where: Path):
-        self.family, self.raw, self.where = family, flattened(raw, family.nested), where
+        self.family, self.raw, self.where = family, flatten_keys(raw, family.nested), where
 
     def refuse(self, key: str, why: str) -> typing.NoReturn:
         raise RecipeError(f"{self.where}: {key}={self.raw.get(key)!r} in a {self.family.model_type} model; {why}")

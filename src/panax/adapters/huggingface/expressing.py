@@ -7,7 +7,7 @@ from ...core.errors import RecipeError, kind_of, nearest
 from ...models import DecoderConfig
 from .families import FAMILIES
 from .family import ACTIVATIONS, Family
-from .nested import TRAINING_ONLY, computed, unflattened, write_latent, write_mixture, write_rotary
+from .nested import TRAINING_ONLY, complete_moe_fields, unflatten_keys, write_latent, write_mixture, write_rotary
 
 
 def effective(config: DecoderConfig) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def effective(config: DecoderConfig) -> dict[str, Any]:
     fields["query_scale"] = float(config.query_scale or config.head_size)
     del fields["vocab_multiple"]
     if config.feed_forward is not None:
-        mixture = {name: value for name, value in computed(config).items() if name not in TRAINING_ONLY}
+        mixture = {name: value for name, value in complete_moe_fields(config).items() if name not in TRAINING_ONLY}
         del mixture["every"], mixture["first_dense"]
         fields["feed_forward"] = "a mixture"
         fields |= {f"feed_forward.{name}": value for name, value in mixture.items()}
@@ -112,7 +112,7 @@ def _written(family: Family, config: DecoderConfig) -> tuple[dict[str, Any], lis
         problems += wrong
     if family.model_type == "gpt2":
         raw |= {"embd_pdrop": config.dropout, "resid_pdrop": config.dropout, "attn_pdrop": 0.0}
-    return unflattened(raw), problems
+    return unflatten_keys(raw), problems
 
 
 def _windows(family: Family, windows: tuple[int, ...]) -> tuple[dict[str, Any], list[str]]:

@@ -13,7 +13,7 @@ from .family import (
     ROTARY_ABSENT,
     ROTARY_KEYS,
     Family,
-    Mixture,
+    MoEMapping,
     rotary_weights,
     weights_of,
 )
@@ -50,7 +50,7 @@ MIXTRAL = Family(
     absent={**ROTARY_ABSENT, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "rope_theta": 1_000_000.0},
     only={"sliding_window": (None,)},
     weights=rotary_weights(PRE_NORMS, MULTI_HEAD | _experts("block_sparse_moe", "w1", "w3", "w2")),
-    mixture=Mixture(
+    mixture=MoEMapping(
         always={**SOFTMAX, "ffn": 0, "every": 1, "first_dense": 0, "normalised": True},
         keys={"experts": "num_local_experts", "active": "num_experts_per_tok"},
         absent={"num_local_experts": 8, "num_experts_per_tok": 2},
@@ -73,7 +73,7 @@ QWEN3_MOE = Family(
         },
         MULTI_HEAD | GATED | _experts("mlp", "gate_proj", "up_proj", "down_proj"),
     ),
-    mixture=Mixture(
+    mixture=MoEMapping(
         always=SOFTMAX,
         keys={
             "experts": "num_experts",
@@ -138,7 +138,7 @@ DEEPSEEK_V3 = Family(
         },
     ),
     scalings=("default", "yarn"),
-    mixture=Mixture(
+    mixture=MoEMapping(
         always={"every": 1, "scores": "sigmoid", "group_score": "best_two", "selection_bias": True},
         keys={
             "experts": "n_routed_experts",
@@ -225,7 +225,7 @@ DBRX = Family(
         blocks="blocks",
     ),
     scalings=("default",),
-    mixture=Mixture(
+    mixture=MoEMapping(
         always={**SOFTMAX, "ffn": 0, "every": 1, "first_dense": 0},
         keys={
             "experts": "ffn_config.moe_num_experts",

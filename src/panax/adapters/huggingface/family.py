@@ -49,7 +49,7 @@ HEAD = "lm_head.weight"
 """The head's name in every family."""
 
 
-class Foreign(NamedTuple):
+class TensorSource(NamedTuple):
     """Where a parameter is in the files.
 
     Attributes:
@@ -64,7 +64,7 @@ class Foreign(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Mixture:
+class MoEMapping:
     """The part of `MoE` that a family expresses.
 
     Attributes:
@@ -121,13 +121,13 @@ class Family:
     keys: Mapping[str, str]
     absent: Mapping[str, Any]
     only: Mapping[str, tuple[Any, ...]]
-    weights: Mapping[str, Foreign]
+    weights: Mapping[str, TensorSource]
     config: type[DecoderConfig] = DecoderConfig
     read: Callable[[Mapping[str, Any], Callable[[str, str], NoReturn]], dict[str, Any]] | None = None
     write: Callable[[Any], tuple[dict[str, Any], list[str]]] | None = None
     activation_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     scalings: tuple[str, ...] = ("default", "llama3")
-    mixture: Mixture | None = None
+    mixture: MoEMapping | None = None
     latent: bool = False
     also: tuple[str, ...] = ()
     predicts_more: bool = False
@@ -179,16 +179,16 @@ ROTARY_ABSENT = {
 
 def weights_of(
     prefix: str, outside: Mapping[str, tuple], inside: Mapping[str, tuple], blocks: str = "layers"
-) -> dict[str, Foreign]:
+) -> dict[str, TensorSource]:
     """The places of all parameters, from names after `prefix`, and after a layer's number in `blocks`."""
 
-    def foreign(start: str, name: str, pattern: str, part: int = 0) -> Foreign:
-        return Foreign(start + name, Pattern(pattern), part)
+    def foreign(start: str, name: str, pattern: str, part: int = 0) -> TensorSource:
+        return TensorSource(start + name, Pattern(pattern), part)
 
     return {
         **{ours: foreign(prefix, *theirs) for ours, theirs in outside.items()},
         **{f"layers.{ours}": foreign(f"{prefix}{blocks}.{{layer}}.", *theirs) for ours, theirs in inside.items()},
-        "head.table": Foreign(HEAD, Pattern("vocab embed")),
+        "head.table": TensorSource(HEAD, Pattern("vocab embed")),
     }
 
 
@@ -215,7 +215,9 @@ PRE_NORMS = {
 }
 
 
-def rotary_weights(norms: Mapping[str, str], inside: Mapping[str, tuple] = MULTI_HEAD | GATED) -> dict[str, Foreign]:
+def rotary_weights(
+    norms: Mapping[str, str], inside: Mapping[str, tuple] = MULTI_HEAD | GATED
+) -> dict[str, TensorSource]:
     """The names that Llama introduced; families differ in what they call their norms, and in what else is inside a layer."""
     return weights_of(
         "model.",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ...core import logical_axes, pair_axes
 from ...models import Decoder, Vit
 from .families_moe import SELECTION_BIAS
-from .family import Family, Foreign
+from .family import Family, TensorSource
 from .pattern import Pattern
 
 Place = tuple[int, ...]
@@ -31,7 +31,7 @@ class Match(NamedTuple):
     leaf: Any
     axes: tuple[str, ...]
     stacked: tuple[tuple[str, tuple[int, ...]], ...]
-    foreign: Foreign
+    foreign: TensorSource
     vocab_size: int
     beside: Mapping[str, int]
 
@@ -82,7 +82,7 @@ def matches(family: Family, model: Decoder | Vit, state: Mapping[str, Any]) -> I
         beside = {axis: sizes[axis] for axis in foreign.pattern.named if axis in sizes}
         yield Match(name, leaf, named[len(stacked) :], tuple(stacked), foreign, vocab_size, beside)
     if "router_bias" in state:
-        foreign = Foreign(SELECTION_BIAS, Pattern("router"))
+        foreign = TensorSource(SELECTION_BIAS, Pattern("router"))
         layers = (("layer", model.config.mixture_layers),)
         yield Match("router_bias", state["router_bias"], ("router",), layers, foreign, vocab_size, {})
 

@@ -7,7 +7,7 @@ from ...core.errors import RecipeError
 from ...layers import Rotary, RotaryScaling, YarnScaling
 from ...layers.moe_config import MoE
 from ...models import DecoderConfig
-from .family import LATENT_KEYS, LLAMA3_KEYS, YARN_KEYS, Family, Mixture
+from .family import LATENT_KEYS, LLAMA3_KEYS, YARN_KEYS, Family, MoEMapping
 
 Refuse = Callable[[str, str], Any]
 """Raises an error about a key, with the reason."""
@@ -28,7 +28,7 @@ DEFAULT_THETA = 10_000.0
 """What `transformers` takes where a configuration names no base of the wavelengths."""
 
 
-def read_mixture(mixture: Mixture, raw: Mapping[str, Any], num_layers: int, refuse: Refuse) -> dict[str, Any]:
+def read_mixture(mixture: MoEMapping, raw: Mapping[str, Any], num_layers: int, refuse: Refuse) -> dict[str, Any]:
     """The fields of the mixture that config.json describes."""
     fields = dict(mixture.always)
     for field, key in mixture.keys.items():
@@ -50,7 +50,7 @@ def read_mixture(mixture: Mixture, raw: Mapping[str, Any], num_layers: int, refu
     return fields
 
 
-def _translated(raw: Mapping[str, Any], key: str, mixture: Mixture, refuse: Refuse) -> Any:
+def _translated(raw: Mapping[str, Any], key: str, mixture: MoEMapping, refuse: Refuse) -> Any:
     """Our value for theirs."""
     value = raw.get(key, mixture.absent[key])
     for theirs, ours in mixture.values[key]:
@@ -59,12 +59,12 @@ def _translated(raw: Mapping[str, Any], key: str, mixture: Mixture, refuse: Refu
     return refuse(key, f"expected one of {', '.join(repr(theirs) for theirs, _ in mixture.values[key])}")
 
 
-def write_mixture(mixture: Mixture, config: DecoderConfig) -> Written:
+def write_mixture(mixture: MoEMapping, config: DecoderConfig) -> Written:
     """What `read_mixture` reads the same from."""
     moe = config.feed_forward
     if moe is None:
         return {}, ["model.feed_forward=None, where it has a mixture"]
-    has = computed(config)
+    has = complete_moe_fields(config)
     raw = {key: has[field] for field, key in mixture.keys.items()}
     raw |= {key: next(a for a, b in pairs if b == raw[key]) for key, pairs in mixture.values.items()}
     expected = {**mixture.always, "choice": "token", "capacity": None, "gated": True}
@@ -88,7 +88,7 @@ def write_mixture(mixture: Mixture, config: DecoderConfig) -> Written:
     return raw, problems
 
 
-def computed(config: DecoderConfig) -> dict[str, Any]:
+def complete_moe_fields(config: DecoderConfig) -> dict[str, Any]:
     """The fields of a decoder's mixture, what they leave to the decoder filled in."""
     moe = config.feed_forward
     assert moe is not None
@@ -223,26 +223,26 @@ def is_json(value: Any, kind: type) -> bool:
     return isinstance(value, (int, float) if kind is float else kind)
 
 
-def flattened(raw: Mapping[str, Any], nested: Sequence[str]) -> dict[str, Any]:
+def flatten_keys(raw: Mapping[str, Any], nested: Sequence[str]) -> dict[str, Any]:
     """With the values inside of the objects at these keys beside the others.
 
-    >>> flattened({"a": 1, "b": {"c": {"d": 2}}}, ["b"])
+    >>> flatten_keys({"a": 1, "b": {"c": {"d": 2}}}, ["b"])
     {'a': 1, 'b.c.d': 2}
     """
     flat: dict[str, Any] = {}
     for key, value in raw.items():
         if key in nested and isinstance(value, dict):
-            inside = flattened(value, [name for name, inner in value.items() if isinstance(inner, dict)])
+            inside = flatten_keys(value, [name for name, inner in value.items() if isinstance(inner, dict)])
             flat |= {f"{key}.{name}": inner for name, inner in inside.items()}
         else:
             flat[key] = value
     return flat
 
 
-def unflattened(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """What `flattened` gives these from.
+def unflatten_keys(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """What `flatten_keys` gives these from.
 
-    >>> unflattened({"a": 1, "b.c.d": 2})
+    >>> unflatten_keys({"a": 1, "b.c.d": 2})
     {'a': 1, 'b': {'c': {'d': 2}}}
     """
     raw: dict[str, Any] = {}

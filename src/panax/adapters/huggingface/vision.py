@@ -13,7 +13,7 @@ from typing import Any
 from ...core.errors import CheckpointError, RecipeError
 from ...models import VitConfig
 from ...system import json_reader
-from .family import ACTIVATIONS, Family, Foreign
+from .family import ACTIVATIONS, Family, TensorSource
 from .nested import is_json
 from .pattern import Pattern
 
@@ -83,9 +83,9 @@ VIT = Family(
     },
     only={"quantization_config": (None,)},
     weights={
-        **{ours: Foreign(name, Pattern(pattern)) for ours, (name, pattern) in _OUTSIDE.items()},
+        **{ours: TensorSource(name, Pattern(pattern)) for ours, (name, pattern) in _OUTSIDE.items()},
         **{
-            f"layers.{ours}": Foreign(f"vit.encoder.layer.{{layer}}.{name}", Pattern(pattern))
+            f"layers.{ours}": TensorSource(f"vit.encoder.layer.{{layer}}.{name}", Pattern(pattern))
             for ours, (name, pattern) in _BLOCK.items()
         },
     },

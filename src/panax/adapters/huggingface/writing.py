@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from ...checkpoint.converting import filled
+from ...checkpoint.converting import group_by_bytes
 from ...core.errors import CheckpointError, RecipeError
 from ...models import Decoder, Vit
 from ...system.files import usual_mode
@@ -74,7 +74,7 @@ def save(
     if next(folder.glob("*.safetensors*"), None) is not None:
         raise CheckpointError(f"{folder} holds weights already; choose another folder, or empty it")
     sizes = {name: sum(_bytes(match) for match, _ in sources) for name, sources in tensors.items()}
-    shards = list(filled(sizes, max_shard_bytes))
+    shards = list(group_by_bytes(sizes, max_shard_bytes))
     files = [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
     files = files if len(shards) > 1 else [SINGLE]
     try:

@@ -1,8 +1,8 @@
 """PyTorch modules, unchanged: traced to a graph by PyTorch's own autograd, and run as JAX. Right, or refused."""
 
-from ..extras import needed
+from ..extras import import_extra
 
-needed("torch", "torch")
+import_extra("torch", "torch")
 
 from .lowering.registry import lowers  # noqa: E402
 from .task import task  # noqa: E402

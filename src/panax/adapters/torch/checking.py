@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...core import Faults
+from ...core import DataChecks
 from ...core.errors import RecipeError
 from ...system.host_memory import free_bytes
 from .drawing import SameDraws
-from .eagerly import uncompiled
-from .graph import Program, as_function
+from .eagerly import disable_compile
+from .graph import TracedProgram, as_function
 from .hooks import after_accumulation
 from .objective import Objective
 from .refusing import locating
-from .regions import marked_regions
+from .regions import mark_checkpoint_regions
 from .rounding import graph_in_torch
 from .tracing import mode_of
-from .untouched import generators_kept, surely, untouched
+from .untouched import generators_kept, restore_after, surely
 from .values import as_numpy
 
 TOLERANCE = {None: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
@@ -59,7 +59,7 @@ def check(
     module: nn.Module,
     objective: Objective,
     leaves: Mapping[str, torch.Tensor],
-    program: Program,
+    program: TracedProgram,
     *,
     autocast: torch.dtype | None,
 ) -> None:
@@ -147,7 +147,7 @@ def _refuse_not_finite(name: str, theirs: np.ndarray, ours: np.ndarray) -> None:
         )
 
 
-def _hint(program: Program) -> str:
+def _hint(program: TracedProgram) -> str:
     """What may be the reason of a disagreement besides state."""
     choosing = {getattr(node.target, "overloadpacket", None) for node in program.forward}
     if torch.ops.aten.topk in choosing or torch.ops.aten.kthvalue in choosing:
@@ -161,7 +161,7 @@ def _hint(program: Program) -> str:
 def _agree_on_one_side(
     module: nn.Module,
     leaves: Mapping[str, torch.Tensor],
-    program: Program,
+    program: TracedProgram,
     key: jax.Array,
     ours: Mapping[str, np.ndarray],
     theirs: Mapping[str, np.ndarray],
@@ -221,7 +221,7 @@ def _in_torch(
     module: nn.Module,
     objective: Objective,
     leaves: Mapping[str, torch.Tensor],
-    program: Program,
+    program: TracedProgram,
     key: jax.Array,
     autocast: Any,
 ) -> tuple[list[float], dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -229,11 +229,11 @@ def _in_torch(
     casting = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
     with (
-        untouched(module, objective.loss),
+        restore_after(module, objective.loss),
         locating(module, "can't be run on the example"),
         mode_of(module, True),
-        marked_regions(),
-        uncompiled(),
+        mark_checkpoint_regions(),
+        disable_compile(),
         torch.enable_grad(),
         SameDraws(key),
     ):
@@ -252,7 +252,7 @@ def _in_torch(
 
 
 def _in_jax(
-    module: nn.Module, leaves: Mapping[str, torch.Tensor], program: Program, key: jax.Array
+    module: nn.Module, leaves: Mapping[str, torch.Tensor], program: TracedProgram, key: jax.Array
 ) -> tuple[list[float], dict[str, np.ndarray], dict[str, np.ndarray]]:
     traced = program.traced
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -276,7 +276,7 @@ def _in_jax(
         )
         gradients, outputs = jax.device_get(run(trained, others))
     if program.guards:
-        Faults(jax.numpy.asarray(outputs[-1]), tuple(guard.text for guard in program.guards)).refuse("the example")
+        DataChecks(jax.numpy.asarray(outputs[-1]), tuple(guard.text for guard in program.guards)).refuse("the example")
     buffers = outputs[2 * (count + len(traced.metrics)) :]
     return (
         [float(value) for value in outputs[: 2 * count : 2]],

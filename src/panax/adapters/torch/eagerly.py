@@ -29,7 +29,7 @@ def eagerly() -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(False)
     batch_norm.forward = forward
     try:
-        with uncompiled():
+        with disable_compile():
             yield
     finally:
         batch_norm.forward = usual
@@ -37,7 +37,7 @@ def eagerly() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def uncompiled() -> Iterator[None]:
+def disable_compile() -> Iterator[None]:
     """Inside, parts under `torch.compile` run their own code."""
     compiler: Any = sys.modules.get("torch._dynamo")
     if compiler is None:  # nothing is compiled; to import it takes a second

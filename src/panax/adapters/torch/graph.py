@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 
 from ...core import current_target
 from ...core.errors import RecipeError
-from .guards import Guard, computes_in_double, guards_of, guards_of_doubles, is_double
+from .guards import NodeGuard, computes_in_double, guards_of, guards_of_doubles, is_double
 from .lowering import DTYPES, LOWERINGS, Out
 from .lowering.randomness import is_random
 from .refusing import MODULE
@@ -31,7 +31,7 @@ Values = dict[Node, Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Program:
+class TracedProgram:
     """A traced graph, sorted into what runs forward and what runs backward.
 
     Attributes:
@@ -49,10 +49,10 @@ class Program:
     region: Mapping[Node, int]
     kept: tuple[Node, ...]
     draws: Mapping[Node, int]
-    guards: tuple[Guard, ...]
+    guards: tuple[NodeGuard, ...]
 
     @classmethod
-    def create(cls, traced: Traced) -> "Program":
+    def create(cls, traced: Traced) -> "TracedProgram":
         """Sort a graph's nodes.
 
         Raises:
@@ -156,7 +156,7 @@ class Program:
 class _Recomputing:
     """Runs the operations of checkpointed regions again, as the backward part asks for them."""
 
-    def __init__(self, program: Program, values: Values, key: jax.Array):
+    def __init__(self, program: TracedProgram, values: Values, key: jax.Array):
         self._program, self._values, self._key = program, values, key
         self._gradient: Any = None
         self._opened: dict[int, Values] = {}
@@ -251,7 +251,7 @@ def _reaching(outputs: Iterable[Any]) -> set[Node]:
     return wanted
 
 
-def _of_inputs(traced: Traced, inputs: Sequence[Node], outputs: Sequence[Any]) -> Iterator[Guard]:
+def _of_inputs(traced: Traced, inputs: Sequence[Node], outputs: Sequence[Any]) -> Iterator[NodeGuard]:
     """The guards of doubles that come in: leaves of the batch, and buffers that change."""
     first = 2 * (len(traced.losses) + len(traced.metrics))
     rest = inputs[len(traced.parameters) :]
@@ -331,7 +331,7 @@ def _as_declared(found: Any, out: Any, node: Node) -> Any:
     return found if found.dtype == out.dtype else found.astype(out.dtype)
 
 
-def as_function(program: Program) -> Callable[..., list[Any]]:
+def as_function(program: TracedProgram) -> Callable[..., list[Any]]:
     """`f(trained, others, key_data) -> outputs`, differentiable once in `trained`, a tuple of arrays.
 
     `others` maps the remaining inputs by their place; what the losses' gradients are divided by comes in as their cotangents.

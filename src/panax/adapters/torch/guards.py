@@ -2,7 +2,7 @@
 
 A compiled program can't raise. JAX clamps an index that is out of range and wraps an integer that is too large, and would train
 on. So each place where that can happen yields one number, the worst value seen there, and the step that finds one is not applied
-and ends the run with an error (`panax.core.Faults`). Places whose values are known to fit, from constants, shapes and
+and ends the run with an error (`panax.core.DataChecks`). Places whose values are known to fit, from constants, shapes and
 ranges, cost nothing.
 """
 
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Guard:
+class NodeGuard:
     """One check of one node.
 
     Attributes:
@@ -41,7 +41,7 @@ class Guard:
 
 def guards_of(
     nodes: Sequence[Node], constants: Mapping[str, torch.Tensor], where: Callable[[Node], str]
-) -> tuple[Guard, ...]:
+) -> tuple[NodeGuard, ...]:
     """The checks of a forward part.
 
     Args:
@@ -51,7 +51,7 @@ def guards_of(
         RecipeError: A number in the model's code does not fit into 32 bits.
     """
     ranges = Ranges(constants)
-    found: list[Guard] = []
+    found: list[NodeGuard] = []
     for node in nodes:
         if node.op == "call_function":
             _refuse_large_numbers(node, where)
@@ -63,7 +63,7 @@ def guards_of(
     return tuple(found)
 
 
-def _of_indices(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterator[Guard]:
+def _of_indices(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterator[NodeGuard]:
     for index, allowed, ignored in _indices(node):
         if not isinstance(index, Node) or ranges.of(index).within(allowed):
             continue
@@ -76,7 +76,7 @@ def _of_indices(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Ite
             return _largest(value, bad if ignored is None else bad & (value != ignored))
 
         text = f"an index of {_name(node)}{where(node)} is out of range: expected {allowed.low} to {allowed.high}, got "
-        yield Guard(node, text, worst)
+        yield NodeGuard(node, text, worst)
 
 
 def _indices(node: Node) -> Iterator[tuple[Any, Range, int | None]]:
@@ -111,17 +111,17 @@ _ALONG = {
 }  # fmt: skip
 
 
-def _of_divisors(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterator[Guard]:
+def _of_divisors(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterator[NodeGuard]:
     packet = getattr(node.target, "overloadpacket", None)
     if packet not in (aten.div, aten.floor_divide, aten.remainder, aten.fmod) or not _is_integer(node):
         return
     divisor: Any = node.args[1]
     if isinstance(divisor, Node) and not ranges.of(divisor).excludes_zero:
         text = f"{_name(node)}{where(node)} divides an integer by "
-        yield Guard(node, text, lambda values: _largest(values[divisor], values[divisor] == 0))
+        yield NodeGuard(node, text, lambda values: _largest(values[divisor], values[divisor] == 0))
 
 
-def _of_sums(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterator[Guard]:
+def _of_sums(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterator[NodeGuard]:
     value = node.meta.get("val")
     if getattr(value, "dtype", None) != torch.int64 or node.target not in LOWERINGS or not ranges.may_overflow(node):
         return
@@ -148,13 +148,13 @@ def _of_sums(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterat
             return _wrapped(jnp.asarray(found), values[node])
 
     text = f"{_name(node)}{where(node)} makes an integer of 64 bits that 32 bits, as JAX computes, can't hold: expected at most "
-    yield Guard(node, text + f"{LARGEST}, got ", worst)
+    yield NodeGuard(node, text + f"{LARGEST}, got ", worst)
 
 
 _SHIFTS = (aten.bitwise_left_shift, aten.__lshift__)
 
 
-def _of_matrices(node: Node, where: Callable[[Node], str]) -> Iterator[Guard]:
+def _of_matrices(node: Node, where: Callable[[Node], str]) -> Iterator[NodeGuard]:
     """Factorizations that PyTorch raises for; those whose `info` the model reads are its own affair."""
     packet = getattr(node.target, "overloadpacket", None)
     if packet not in _FACTORS:
@@ -172,7 +172,7 @@ def _of_matrices(node: Node, where: Callable[[Node], str]) -> Iterator[Guard]:
         f"{_name(node)}{where(node)} is given matrices that are not {_FACTORS[packet]}, for which PyTorch raises an error, and "
         f"the model may take another way; how many of the batch's: "
     )
-    yield Guard(node, text, worst)
+    yield NodeGuard(node, text, worst)
 
 
 _FACTORS = {
@@ -184,7 +184,7 @@ EXACT = 2**24
 """Integers up to this are exact in float32."""
 
 
-def _of_casts(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterator[Guard]:
+def _of_casts(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterator[NodeGuard]:
     """Integers that a model makes into doubles, which hold what float32 does not."""
     source: Any = node.args[0] if node.args else None
     if getattr(node.target, "overloadpacket", None) is not aten._to_copy or not is_double(node):
@@ -192,7 +192,7 @@ def _of_casts(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Itera
     if not _is_integer(source) or ranges.of(source).within(Range(-EXACT, EXACT)) or not computes_in_double(node):
         return
     text = f"{_name(node)}{where(node)} makes a float64 of an integer, {_DOUBLE}"
-    yield Guard(node, text, lambda values: _largest(values[source], jnp.abs(values[source]) > EXACT))
+    yield NodeGuard(node, text, lambda values: _largest(values[source], jnp.abs(values[source]) > EXACT))
 
 
 _DOUBLE = (
@@ -201,7 +201,7 @@ _DOUBLE = (
 )
 
 
-def guards_of_doubles(inputs: Mapping[str, Node], *, of_batch: bool) -> Iterator[Guard]:
+def guards_of_doubles(inputs: Mapping[str, Node], *, of_batch: bool) -> Iterator[NodeGuard]:
     """Doubles that come in larger than float32 tells from their neighbours, where the model computes with them.
 
     Args:
@@ -215,7 +215,7 @@ def guards_of_doubles(inputs: Mapping[str, Node], *, of_batch: bool) -> Iterator
                 return _largest(values[node], (size >= EXACT) & jnp.isfinite(size))
 
             what = f"batch[{name!r}]" if of_batch else f"the buffer {name}"
-            yield Guard(node, f"{what} is float64, {_DOUBLE}", worst)
+            yield NodeGuard(node, f"{what} is float64, {_DOUBLE}", worst)
 
 
 def computes_in_double(node: Node) -> bool:

@@ -15,10 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ...core.errors import RecipeError
-from .graph import Program
+from .graph import TracedProgram
 from .refusing import locating
 from .tracing import Traced, functional
-from .untouched import swapped
+from .untouched import swap_tensors
 from .weights import places
 
 Draw = Callable[[jax.Array], tuple[dict[str, Any], dict[str, Any]]]
@@ -45,7 +45,7 @@ def initialiser(module: nn.Module, initialise: Callable[[Any], Any]) -> Draw:
         for name, tensor in own.items():
             empty = torch.empty(tensor.shape, dtype=tensor.dtype)
             fresh[name] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-        with swapped(module, {place: fresh[name] for place, name in tied.items()}), torch.no_grad():
+        with swap_tensors(module, {place: fresh[name] for place, name in tied.items()}), torch.no_grad():
             initialise(module)
             after = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             return [after[name].detach() for name in own]
@@ -58,7 +58,7 @@ def initialiser(module: nn.Module, initialise: Callable[[Any], Any]) -> Draw:
         if _is_unwritten(node):
             raise RecipeError(f"initialise= leaves {name} as it is, empty; write every parameter and buffer in it")
     constants = {node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
-    program = Program.create(Traced(graph.graph, constants, (), tuple(own), (), (), (), ()))
+    program = TracedProgram.create(Traced(graph.graph, constants, (), tuple(own), (), (), (), ()))
 
     def draw(key: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
         values = dict(zip(own, program.run_forward((), key)[0]))

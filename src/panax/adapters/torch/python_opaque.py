@@ -13,17 +13,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from .python_seen import MOST_BYTES, MOST_ENTRIES, SIMPLE, SKIPPED, Place, Seen, package_of, token_of
+from .python_seen import (
+    MOST_BYTES,
+    MOST_ENTRIES,
+    SIMPLE,
+    SKIPPED,
+    SeenValue,
+    ValueLocation,
+    comparison_token,
+    package_of,
+)
 
 
-def look_at_memory(place: Place, value: Any) -> Seen:
+def look_at_memory(place: ValueLocation, value: Any) -> SeenValue:
     """What gives its bytes: arrays of the standard library, numbers of C in shared memory."""
     try:
         view = memoryview(value).cast("B")
     except (TypeError, ValueError):  # released, or not contiguous
-        return Seen(type(value).__name__)
+        return SeenValue(type(value).__name__)
     if view.nbytes > MOST_BYTES:
-        return Seen((type(value).__name__, view.nbytes))
+        return SeenValue((type(value).__name__, view.nbytes))
     kept = bytes(view)
     view.release()
 
@@ -34,27 +43,27 @@ def look_at_memory(place: Place, value: Any) -> Seen:
         if isinstance(value, bytearray) and bytes(value) != kept:
             value[:] = kept
 
-    return Seen((type(value).__name__, len(kept), hashlib.sha256(kept).hexdigest()), (), restore)
+    return SeenValue((type(value).__name__, len(kept), hashlib.sha256(kept).hexdigest()), (), restore)
 
 
-def look_at_context_variable(place: Place, value: contextvars.ContextVar[Any]) -> Seen:
+def look_at_context_variable(place: ValueLocation, value: contextvars.ContextVar[Any]) -> SeenValue:
     try:
         held = value.get()
     except LookupError:
-        return Seen("context variable")
+        return SeenValue("context variable")
 
     def restore() -> None:
         if value.get() is not held:
             value.set(held)
 
-    return Seen("context variable", [(place.under(".get()"), held)], restore)
+    return SeenValue("context variable", [(place.under(".get()"), held)], restore)
 
 
-def look_at_reference(place: Place, value: Any) -> Seen:
+def look_at_reference(place: ValueLocation, value: Any) -> SeenValue:
     """A weak reference keeps no tensor, and is a way to an object."""
     held = value()
     children = [] if held is None or isinstance(held, torch.Tensor) else [(place.under("()"), held)]
-    return Seen(type(value).__name__, children)
+    return SeenValue(type(value).__name__, children)
 
 
 def is_iterator(value: Any) -> bool:
@@ -64,20 +73,20 @@ def is_iterator(value: Any) -> bool:
     return package_of(type(value)) in SKIPPED or not hasattr(value, "__dict__")
 
 
-def look_at_iterator(place: Place, value: Any) -> Seen:
+def look_at_iterator(place: ValueLocation, value: Any) -> SeenValue:
     """How far an iterator is, for one in whose place nothing can be put, such as in a tuple."""
     if isinstance(value, types.GeneratorType):
         frame = value.gi_frame
         if frame is None:
-            return Seen(("generator", "at its end"))
+            return SeenValue(("generator", "at its end"))
         held = [(place.under(f".{name}"), each) for name, each in frame.f_locals.items()]
-        return Seen(("generator", frame.f_lasti), held)
-    return Seen((type(value).__name__, hash(_how_far(value)), ""))
+        return SeenValue(("generator", frame.f_lasti), held)
+    return SeenValue((type(value).__name__, hash(_how_far(value)), ""))
 
 
 def _how_far(value: Any, depth: int = 4) -> Any:
     if isinstance(value, SIMPLE):
-        return token_of(value)
+        return comparison_token(value)
     if isinstance(value, list | tuple):
         return tuple(_how_far(each, depth) for each in value[:MOST_ENTRIES])
     if not isinstance(value, Iterator) or not depth:
@@ -90,12 +99,12 @@ def _how_far(value: Any, depth: int = 4) -> Any:
             return getattr(value, "__length_hint__", lambda: "unknown")()
 
 
-def look_at_generator(place: Place, value: Any) -> Seen:
+def look_at_generator(place: ValueLocation, value: Any) -> SeenValue:
     if isinstance(value, random.SystemRandom):  # it has no state: its draws are refused where they are made
-        return Seen(type(value).__name__)
+        return SeenValue(type(value).__name__)
     get, put = GENERATORS[next(kind for kind in GENERATORS if isinstance(value, kind))]
     kept = get(value)
-    return Seen(("random generator", _fingerprint(kept)), (), lambda: put(value, kept))
+    return SeenValue(("random generator", _fingerprint(kept)), (), lambda: put(value, kept))
 
 
 def _fingerprint(state: Any) -> Any:

@@ -67,7 +67,7 @@ _MODULES = re.compile(r"\._(?:parameters|buffers|modules)\['(\w+)'\]")
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class ValueLocation:
     """Where a value is.
 
     Attributes:
@@ -87,21 +87,21 @@ class Place:
         whole = _MODULES.sub(r".\1", f".{quoted[1]}{quoted[2]}").removeprefix(".")
         return f"'{whole}'"
 
-    def under(self, part: str) -> "Place":
-        return Place(self.owner, self.trail + part)
+    def under(self, part: str) -> "ValueLocation":
+        return ValueLocation(self.owner, self.trail + part)
 
 
 @dataclasses.dataclass
-class Seen:
+class SeenValue:
     """One value that was met: its token for comparison, what it holds, and how it is put back."""
 
     token: Any
-    children: Iterable[tuple[Place, Any]] = ()
+    children: Iterable[tuple[ValueLocation, Any]] = ()
     restore: Callable[[], None] | None = None
     borrowed: Iterable[tuple[Callable[[Any], None], Any]] = ()
 
 
-def token_of(value: Any) -> Any:
+def comparison_token(value: Any) -> Any:
     """What a plain value is compared by."""
     return (type(value).__name__, repr(value))
 

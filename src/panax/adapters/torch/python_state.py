@@ -23,9 +23,19 @@ from torch.distributions.utils import lazy_property
 
 from .memory import extent_of
 from .python_opaque import is_iterator
-from .python_seen import FILE, MOST_BYTES, SIMPLE, SKIPPED, Place, Seen, is_users, package_of, token_of
+from .python_seen import (
+    FILE,
+    MOST_BYTES,
+    SIMPLE,
+    SKIPPED,
+    SeenValue,
+    ValueLocation,
+    comparison_token,
+    is_users,
+    package_of,
+)
 from .python_values import LOOKS, look_at_object
-from .watched import watched
+from .watched import watch_functions
 
 GENERATORS = "the process"
 """The owner of the random generators that everything shares."""
@@ -60,32 +70,34 @@ class PythonState:
         """
         self._names = {id(part): path for path, part in module.named_modules()}
         self.packages = {package_of(type(part)) for part in module.modules()} | {package_of(loss)}
-        self.tokens: dict[Place, Any] = {}
-        self.fakes: list[Place] = []
+        self.tokens: dict[ValueLocation, Any] = {}
+        self.fakes: list[ValueLocation] = []
         self.borrowed: list[Put] = []
         self.aliases: list[Put] = []
         self.iterators: list[Put] = []
-        self.unfollowed: list[Place] = []
-        self.outside: dict[int, tuple[Place, torch.Tensor]] = {}
+        self.unfollowed: list[ValueLocation] = []
+        self.outside: dict[int, tuple[ValueLocation, torch.Tensor]] = {}
         own = [*module.parameters(), *module.buffers()]
-        self._watched = watched()
+        self._watched = watch_functions()
         self._own = {id(tensor) for tensor in own}
         self._memory = {_memory_of(tensor) for tensor in own} - {None}
         self._extents = sorted(extent for tensor in own if (extent := extent_of(tensor)) is not None)
         self._restores: list[Callable[[], None]] = []
         self._held: list[Any] = []  # so that no id is used twice
         queue = collections.deque(
-            [(Place(f"module {path or '(root)'}"), part) for path, part in module.named_modules()]
+            [(ValueLocation(f"module {path or '(root)'}"), part) for path, part in module.named_modules()]
         )
-        queue.append((Place("the loss"), loss))
-        queue.append((Place(GENERATORS, NUMPYS), _numpys_own()))
-        queue.extend((Place("a hook on all modules", name), held) for name, held in _hooks_on_all_modules().items())
+        queue.append((ValueLocation("the loss"), loss))
+        queue.append((ValueLocation(GENERATORS, NUMPYS), _numpys_own()))
+        queue.extend(
+            (ValueLocation("a hook on all modules", name), held) for name, held in _hooks_on_all_modules().items()
+        )
         met: set[int] = set()
         while queue:
             place, value = queue.popleft()
             value = stand_ins.get(id(value), value)
             if isinstance(value, SIMPLE):
-                self.tokens[place] = token_of(value)
+                self.tokens[place] = comparison_token(value)
                 continue
             if id(value) in met:
                 continue
@@ -116,7 +128,7 @@ class PythonState:
         for restore in self._restores:
             restore()
 
-    def changed_since(self, before: "PythonState") -> list[tuple[Place, str, str]]:
+    def changed_since(self, before: "PythonState") -> list[tuple[ValueLocation, str, str]]:
         """The places whose values differ, with what they were and what they are."""
         absent = ("nothing", "nothing")
         return [
@@ -125,14 +137,18 @@ class PythonState:
             if before.tokens.get(place, absent) != self.tokens.get(place, absent)
         ]
 
-    def _look(self, place: Place, value: Any) -> Seen:
+    def _look(self, place: ValueLocation, value: Any) -> SeenValue:
         if isinstance(value, torch.Tensor):
             return self._tensor(place, value)
         if isinstance(value, nn.Module):
-            owner = Place(f"module {self._names.get(id(value), '') or '(root)'}") if id(value) in self._names else place
+            owner = (
+                ValueLocation(f"module {self._names.get(id(value), '') or '(root)'}")
+                if id(value) in self._names
+                else place
+            )
             return look_at_object(owner, value, self._classes(type(value)))
         if isinstance(value, type | types.FunctionType) and not self._is_followed(value, place):
-            return Seen(type(value).__name__)
+            return SeenValue(type(value).__name__)
         if isinstance(value, np.ndarray) and self._shares(value):
             self.unfollowed.append(place)
         for fits, look in LOOKS:
@@ -142,9 +158,9 @@ class PythonState:
             if isinstance(value, torch.distributions.Distribution):
                 _forget_lazy(value)
             return look_at_object(place, value, self._classes(type(value)))
-        return Seen(type(value).__name__)
+        return SeenValue(type(value).__name__)
 
-    def _is_followed(self, code: Any, place: Place | None = None) -> bool:
+    def _is_followed(self, code: Any, place: ValueLocation | None = None) -> bool:
         """Whether a class or function is of a file that is not installed, or of an installed package that the model is of.
 
         Of the latter, classes are followed where they are those of objects, and not wherever a file names them.
@@ -162,13 +178,13 @@ class PythonState:
         extent = extent_of(value)
         return extent is not None and any(extent.overlaps(own) for own in self._extents)
 
-    def _classes(self, cls: type) -> list[tuple[Place, type]]:
-        return [(Place(f"class {base.__name__}"), base) for base in cls.__mro__ if self._is_followed(base)]
+    def _classes(self, cls: type) -> list[tuple[ValueLocation, type]]:
+        return [(ValueLocation(f"class {base.__name__}"), base) for base in cls.__mro__ if self._is_followed(base)]
 
-    def _tensor(self, place: Place, value: torch.Tensor) -> Seen:
+    def _tensor(self, place: ValueLocation, value: torch.Tensor) -> SeenValue:
         if type(value) is not torch.Tensor and not isinstance(value, nn.Parameter):
             self.fakes.append(place)
-            return Seen("a tensor without values")
+            return SeenValue("a tensor without values")
         if id(value) not in self._own:
             self.outside[id(value)] = (place, value)
         # Code of a file need not use a name that stands in it: the loss of a user's own loop may be one.
@@ -183,10 +199,10 @@ class PythonState:
         module_owns = place.trail.startswith(("['_parameters']", "['_buffers']", "._parameters", "._buffers"))
         token = ("a tensor", tuple(value.shape), str(value.dtype))
         if module_owns or value.is_meta or value.layout != torch.strided or value.is_inference():
-            return Seen(token, children)
+            return SeenValue(token, children)
         token = (*token, value._version)
         if value.numel() * value.element_size() > MOST_BYTES:
-            return Seen(token, children)
+            return SeenValue(token, children)
         kept = value.detach().clone()
 
         def restore() -> None:
@@ -194,7 +210,7 @@ class PythonState:
                 with torch.no_grad():
                     value.copy_(kept)
 
-        return Seen(token, children, restore)
+        return SeenValue(token, children, restore)
 
 
 def _forget_lazy(distribution: Any) -> None:

@@ -27,12 +27,22 @@ from .python_opaque import (
     look_at_memory,
     look_at_reference,
 )
-from .python_seen import FILE, MOST_BYTES, MOST_ENTRIES, SIMPLE, SKIPPED, Place, Seen, is_users, token_of
+from .python_seen import (
+    FILE,
+    MOST_BYTES,
+    MOST_ENTRIES,
+    SIMPLE,
+    SKIPPED,
+    SeenValue,
+    ValueLocation,
+    comparison_token,
+    is_users,
+)
 
 
-def look_at_object(place: Place, value: Any, classes: list[tuple[Place, type]]) -> Seen:
+def look_at_object(place: ValueLocation, value: Any, classes: list[tuple[ValueLocation, type]]) -> SeenValue:
     held = getattr(value, "__dict__", None)
-    children: list[tuple[Place, Any]] = [*classes]
+    children: list[tuple[ValueLocation, Any]] = [*classes]
     slots = [name for cls in type(value).__mro__ for name in _slots(cls)]
     kept = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     children += [(place.under(f".{name}" if place.trail else repr(name)), each) for name, each in kept.items()]
@@ -46,11 +56,11 @@ def look_at_object(place: Place, value: Any, classes: list[tuple[Place, type]]) 
             for name, each in kept.items():
                 object.__setattr__(value, name, each)
 
-        return Seen(type(value).__name__, _but_mode(children), restore, _entries(held))
-    return Seen(type(value).__name__, children)
+        return SeenValue(type(value).__name__, _but_mode(children), restore, _entries(held))
+    return SeenValue(type(value).__name__, children)
 
 
-def _but_mode(children: list[tuple[Place, Any]]) -> list[tuple[Place, Any]]:
+def _but_mode(children: list[tuple[ValueLocation, Any]]) -> list[tuple[ValueLocation, Any]]:
     return [(place, each) for place, each in children if not place.trail.endswith(("'training'", ".training"))]
 
 
@@ -83,13 +93,13 @@ def _refill(held: dict[Any, Any], kept: Mapping[Any, Any]) -> None:
         held.update(kept)
 
 
-def _dict(place: Place, value: dict[Any, Any]) -> Seen:
+def _dict(place: ValueLocation, value: dict[Any, Any]) -> SeenValue:
     kept = {key: _unadvanced(each) for key, each in value.items()}
     entries = itertools.islice(value.items(), MOST_ENTRIES)
     children = [(place.under(f"[{_key(i, k)}]"), each) for i, (k, each) in enumerate(entries)]
     owned = place.trail.endswith(_OWNED)
     borrowed = [] if owned else [(functools.partial(value.__setitem__, key), each) for key, each in kept.items()]
-    return Seen(("dictionary", len(value)), children, lambda: _refill(value, kept), borrowed)
+    return SeenValue(("dictionary", len(value)), children, lambda: _refill(value, kept), borrowed)
 
 
 _OWNED = ("'_parameters'", "'_buffers'", "._parameters", "._buffers")
@@ -99,11 +109,11 @@ def _key(index: int, key: Any) -> str:
     return repr(key) if isinstance(key, SIMPLE) else f"entry {index}"
 
 
-def _sequence(place: Place, value: Any) -> Seen:
+def _sequence(place: ValueLocation, value: Any) -> SeenValue:
     children = [(place.under(f"[{i}]"), each) for i, each in enumerate(itertools.islice(value, MOST_ENTRIES))]
     token = (type(value).__name__, len(value))
     if isinstance(value, tuple):
-        return Seen(token, children)
+        return SeenValue(token, children)
     kept = list(value)
 
     def restore() -> None:
@@ -111,18 +121,18 @@ def _sequence(place: Place, value: Any) -> Seen:
             value.clear()
             value.extend(kept)
 
-    return Seen(
+    return SeenValue(
         token, children, restore, [(functools.partial(value.__setitem__, i), each) for i, each in enumerate(kept)]
     )
 
 
-def _set(place: Place, value: set[Any] | frozenset[Any]) -> Seen:
+def _set(place: ValueLocation, value: set[Any] | frozenset[Any]) -> SeenValue:
     entries = list(itertools.islice(value, MOST_ENTRIES))
-    plain = frozenset(token_of(each) for each in entries if isinstance(each, SIMPLE))
+    plain = frozenset(comparison_token(each) for each in entries if isinstance(each, SIMPLE))
     children = [(place.under(f" (entry {i})"), each) for i, each in enumerate(entries) if not isinstance(each, SIMPLE)]
     token = ("set", len(value), hash(plain))
     if isinstance(value, frozenset):
-        return Seen(token, children)
+        return SeenValue(token, children)
     kept = set(value)
 
     def restore() -> None:
@@ -130,25 +140,25 @@ def _set(place: Place, value: set[Any] | frozenset[Any]) -> Seen:
             value.clear()
             value.update(kept)
 
-    return Seen(token, children, restore)
+    return SeenValue(token, children, restore)
 
 
-def _array(place: Place, value: np.ndarray) -> Seen:
+def _array(place: ValueLocation, value: np.ndarray) -> SeenValue:
     token = ("array", value.shape, str(value.dtype))
     if value.nbytes > MOST_BYTES or value.dtype.hasobject:
-        return Seen(token)
+        return SeenValue(token)
     kept = value.copy()
 
     def restore() -> None:
         if value.flags.writeable:
             value[...] = kept
 
-    return Seen((*token, hashlib.sha256(kept.tobytes()).hexdigest()), (), restore)
+    return SeenValue((*token, hashlib.sha256(kept.tobytes()).hexdigest()), (), restore)
 
 
-def _function(place: Place, value: types.FunctionType) -> Seen:
-    where = Place(f"function {value.__qualname__}")
-    children: list[tuple[Place, Any]] = []
+def _function(place: ValueLocation, value: types.FunctionType) -> SeenValue:
+    where = ValueLocation(f"function {value.__qualname__}")
+    children: list[tuple[ValueLocation, Any]] = []
     cells = []
     for name, cell in zip(value.__code__.co_freevars, value.__closure__ or ()):
         with contextlib.suppress(ValueError):  # not filled yet
@@ -167,16 +177,16 @@ def _function(place: Place, value: types.FunctionType) -> Seen:
         value.__globals__.update(kept)
 
     borrowed = [(functools.partial(setattr, cell, "cell_contents"), each) for cell, each in cells]
-    return Seen("function", children, restore, [*borrowed, *_entries_of(value.__globals__, kept)])
+    return SeenValue("function", children, restore, [*borrowed, *_entries_of(value.__globals__, kept)])
 
 
-def _named_in(file: str, held: Mapping[str, Any], used: set[str], met: set[str]) -> Iterator[tuple[Place, Any]]:
+def _named_in(file: str, held: Mapping[str, Any], used: set[str], met: set[str]) -> Iterator[tuple[ValueLocation, Any]]:
     """What code that uses these names may reach of a file, and of the files that it names there."""
     met.add(file)
     for name in sorted(used & held.keys()):
         value = held[name]
         if not isinstance(value, types.ModuleType):
-            yield Place(FILE + file, repr(name)), value
+            yield ValueLocation(FILE + file, repr(name)), value
         elif value.__name__ not in met and value.__name__.split(".")[0] not in SKIPPED:
             yield from _named_in(value.__name__, vars(value), used, met)
 
@@ -188,8 +198,8 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _class(place: Place, value: type) -> Seen:
-    place = Place(f"class {value.__name__}")
+def _class(place: ValueLocation, value: type) -> SeenValue:
+    place = ValueLocation(f"class {value.__name__}")
     held = {name: each for name, each in vars(value).items() if not name.startswith("__")}
     children = [(place.under(repr(name)), each) for name, each in held.items()]
 
@@ -198,12 +208,12 @@ def _class(place: Place, value: type) -> Seen:
             if vars(value).get(name) is not each:
                 type.__setattr__(value, name, each)
 
-    return Seen("class", children, restore)
+    return SeenValue("class", children, restore)
 
 
-def _wrapped(place: Place, value: Any) -> Seen:
+def _wrapped(place: ValueLocation, value: Any) -> SeenValue:
     names = ("__self__", "__func__", "func", "args", "keywords", "fget", "__wrapped__")
-    return Seen(
+    return SeenValue(
         type(value).__name__, [(place, getattr(value, n)) for n in names if getattr(value, n, None) is not None]
     )
 
@@ -221,7 +231,7 @@ def _is(kinds: Any) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kinds)
 
 
-LOOKS: tuple[tuple[Callable[[Any], bool], Callable[[Place, Any], Seen]], ...] = (
+LOOKS: tuple[tuple[Callable[[Any], bool], Callable[[ValueLocation, Any], SeenValue]], ...] = (
     (_is(tuple(GENERATORS)), look_at_generator),
     (_is(dict), _dict),
     (_is((list, tuple, collections.deque)), _sequence),
@@ -235,5 +245,5 @@ LOOKS: tuple[tuple[Callable[[Any], bool], Callable[[Place, Any], Seen]], ...] = 
     (_is((types.MethodType, functools.partial, staticmethod, classmethod, property)), _wrapped),
     (is_iterator, look_at_iterator),
     (_is_bound, _wrapped),
-    (_is(itertools.count), lambda place, value: Seen(("count", repr(value)))),
+    (_is(itertools.count), lambda place, value: SeenValue(("count", repr(value)))),
 )

@@ -20,11 +20,11 @@ import torch
 INSTEAD = "which a compiled step would hold at one outcome; draw with torch.rand and choose with torch.where, or switch it off"
 
 
-RAISED: list["Drawn"] = []
+RAISED: list["RandomnessError"] = []
 """Each that was raised since the list was emptied: an `except` of the model's own may have swallowed it."""
 
 
-class Drawn(Exception):
+class RandomnessError(Exception):
     """Something that differs from step to step, such as the outcome of a draw, would have decided something."""
 
     def __init__(self, text: str):
@@ -58,8 +58,8 @@ class _Draw:
                 return not true_below
         raise self._refused()
 
-    def _refused(self) -> Drawn:
-        return Drawn(f"it draws a number by {self._source}, {INSTEAD}")
+    def _refused(self) -> RandomnessError:
+        return RandomnessError(f"it draws a number by {self._source}, {INSTEAD}")
 
 
 def _refuses(self: _Draw, *args: Any, **kwargs: Any) -> Any:

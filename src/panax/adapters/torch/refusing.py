@@ -19,7 +19,7 @@ from torch.fx import traceback as fx_traceback
 from ...core.errors import PanaxError, RecipeError
 from .memory import extent_of, overlapping
 from .python_state import GENERATORS, PythonState
-from .randomness import INSTEAD, Drawn, line_of
+from .randomness import INSTEAD, RandomnessError, line_of
 
 MODULE = "panax_module"
 """The key, in a node's `custom` metadata, of the module that ran it."""
@@ -249,7 +249,7 @@ def _reason(error: Exception) -> str:
             "multiply by a "
             f"mask, instead of selecting by one"
         )
-    if isinstance(error, Drawn):
+    if isinstance(error, RandomnessError):
         return str(error)
     if isinstance(error, UnsupportedOperatorException):
         return f"the operator {error.func} has no shape rule (a custom operator needs torch.library.register_fake)"

@@ -17,7 +17,7 @@ REGION = "panax_region"
 
 
 @contextlib.contextmanager
-def marked_regions() -> Iterator[None]:
+def mark_checkpoint_regions() -> Iterator[None]:
     """What is traced inside bears the number of its checkpointed region.
 
     The two functions that are replaced are those to which `torch.utils.checkpoint.checkpoint` hands over, by whatever name a

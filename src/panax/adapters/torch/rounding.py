@@ -17,7 +17,7 @@ import torch
 from torch.fx import Interpreter, Node
 
 from .drawing import SameDraws
-from .graph import Program
+from .graph import TracedProgram
 from .values import as_numpy
 
 aten = torch.ops.aten
@@ -38,7 +38,7 @@ DECIDING = {
 
 
 def graph_in_torch(
-    program: Program, inputs: Mapping[str, torch.Tensor], key: jax.Array, *, decided_by_jax: bool
+    program: TracedProgram, inputs: Mapping[str, torch.Tensor], key: jax.Array, *, decided_by_jax: bool
 ) -> dict[str, np.ndarray]:
     """The gradients of the trained parameters, from the traced graph by PyTorch's kernels.
 
@@ -61,7 +61,7 @@ def decides(node: Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "overloadpacket", None) in DECIDING
 
 
-def _operands(program: Program, tensors: Sequence[torch.Tensor], key: jax.Array) -> dict[str, np.ndarray]:
+def _operands(program: TracedProgram, tensors: Sequence[torch.Tensor], key: jax.Array) -> dict[str, np.ndarray]:
     """What JAX computes for the operands of all operations that decide, by the node's name."""
     wanted = {
         each

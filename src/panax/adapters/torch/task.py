@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...core import Axes, Batch, Faults, debugging
+from ...core import Axes, Batch, DataChecks, debugging
 from ...core.errors import RecipeError, kind_of, nearest
 from ...kernels.compute_dtype import AUTO, resolve
 from ..adapted import AdaptedTask, Model
@@ -17,7 +17,7 @@ from .checking import check as check_against_torch
 from .checking import too_large
 from .criteria import is_sum
 from .drawing import SameDraws
-from .graph import Program, as_function
+from .graph import TracedProgram, as_function
 from .hooks import hooked_parameters
 from .initialising import initialiser
 from .kinds import kinds
@@ -26,9 +26,9 @@ from .objective import Form, Objective, is_criterion
 from .outside import refuse_moved
 from .python_state import PythonState
 from .tracing import mode_of, trace
-from .untouched import generators_kept, swapped, untouched
+from .untouched import generators_kept, restore_after, swap_tensors
 from .values import as_numpy
-from .weights import TensorArray, host_arrays, left_over, places, put_back
+from .weights import TensorArray, host_arrays, places, put_back, unused_names
 
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -84,7 +84,7 @@ def task(
     if initialise is not None and weights is not None:
         raise RecipeError("initialise= and weights= both say where the weights come from; give one of them")
     programs = _Programs(module, Objective(loss, form), leaves, AUTOCAST[compute_dtype], watches=check)
-    with untouched(module, loss, unless_successful=True):
+    with restore_after(module, loss, unless_successful=True):
         drawn = None if initialise is None else initialiser(module, initialise)
         given = None if drawn is not None else host_arrays(module, weights)
         program = programs.of({name: tuple(leaf.shape) for name, leaf in leaves.items()}, train=True)
@@ -96,7 +96,7 @@ def task(
                 check_against_torch(module, programs.objective, leaves, program, autocast=programs.autocast)
             else:
                 warnings.warn(f"{type(module).__name__} was not compared with PyTorch: {unchecked}", stacklevel=2)
-        if weights is not None and (left := left_over(module, weights)):
+        if weights is not None and (left := unused_names(module, weights)):
             notes.append(f"not of the module, in {weights}: {', '.join(left[:5])} ({len(left)} in all)")
         if unchecked is not None:
             notes.append(f"not compared with PyTorch: {unchecked}")
@@ -150,16 +150,16 @@ class _Programs:
             for name, leaf in leaves.items()
         }
         self.dtypes = {name: leaf.dtype for name, leaf in leaves.items()}
-        self._programs: dict[Any, Program] = {}
+        self._programs: dict[Any, TracedProgram] = {}
 
-    def of(self, shapes: Mapping[str, tuple[int, ...]], *, train: bool) -> Program:
+    def of(self, shapes: Mapping[str, tuple[int, ...]], *, train: bool) -> TracedProgram:
         signature = (tuple(sorted(shapes.items())), train)
         if signature not in self._programs:
             if self.watches:
                 self.refuse_moved()
             leaves = {name: _strided_like(example, shapes[name]) for name, example in self.examples.items()}
             traced = trace(self.module, self.objective, leaves, train=train, autocast=self.autocast)
-            self._programs[signature] = Program.create(traced)
+            self._programs[signature] = TracedProgram.create(traced)
         return self._programs[signature]
 
     def refuse_moved(self) -> None:
@@ -183,7 +183,7 @@ class _Programs:
         metrics: dict[str, Any] = dict(zip(traced.metrics, pairs[len(losses) :]))
         buffers = dict(zip(traced.buffers, outputs[2 * (len(losses) + len(metrics)) :]))
         if program.guards:
-            metrics["faults"] = Faults(outputs[-1], tuple(guard.text for guard in program.guards))
+            metrics["faults"] = DataChecks(outputs[-1], tuple(guard.text for guard in program.guards))
         return (losses, metrics), buffers
 
     def _check(self, batch: Batch) -> None:
@@ -208,7 +208,13 @@ class _Programs:
         casting = torch.autocast("cpu", dtype=self.autocast or torch.bfloat16, enabled=self.autocast is not None)
         held = {place: tensors[name] for place, name in places(self.module).items()}
         aliases = PythonState(self.module, self.objective.loss).aliases
-        with swapped(self.module, held, aliases), mode_of(self.module, train), torch.no_grad(), SameDraws(key), casting:
+        with (
+            swap_tensors(self.module, held, aliases),
+            mode_of(self.module, train),
+            torch.no_grad(),
+            SameDraws(key),
+            casting,
+        ):
             terms = self.objective(self.module, self.objective.batch_of(leaves))
             buffers = dict(self.module.named_buffers())
         losses, metrics = (
@@ -300,7 +306,7 @@ def _example(example: Any) -> tuple[dict[str, torch.Tensor], Form]:
     return leaves, form
 
 
-def _notes(module: nn.Module, program: Program) -> list[str]:
+def _notes(module: nn.Module, program: TracedProgram) -> list[str]:
     traced = program.traced
     fixed = [name for name, p in module.named_parameters() if not p.requires_grad]
     unused = [name for name in traced.parameters if name not in traced.trained and name not in fixed]

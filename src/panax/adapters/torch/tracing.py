@@ -38,8 +38,8 @@ from .refusing import (
     refuse_values,
     refuse_views,
 )
-from .regions import marked_regions
-from .untouched import forget_fakes, swapped, untouched
+from .regions import mark_checkpoint_regions
+from .untouched import forget_fakes, restore_after, swap_tensors
 from .watched import SEEDED, watching
 from .weights import places
 
@@ -89,7 +89,7 @@ def trace(
     Raises:
         RecipeError: The module does what no graph can hold, naming the module and the line.
     """
-    with untouched(module, objective.loss) as before:
+    with restore_after(module, objective.loss) as before:
         return _trace(module, objective, leaves, before, train=train, autocast=autocast)
 
 
@@ -124,7 +124,7 @@ def _trace(
         seeded = torch.get_rng_state()
         try:
             with (
-                mode_of(module, train), locating(module) as located, marked_regions(), eagerly(), preserve_node_meta(),
+                mode_of(module, train), locating(module) as located, mark_checkpoint_regions(), eagerly(), preserve_node_meta(),
                 drawing_nothing(found["python"].borrowed, lambda: located.where) as draws,
                 watching(found["python"].borrowed, found["python"].iterators, before.packages),
             ):  # fmt: skip
@@ -207,7 +207,7 @@ def _joint(
             follow_hooks(module, named)
         stand_ins = {place: values[name] for place, name in held.items()}
         replacing = Replacing(named)
-        with _casting(autocast), replacing, swapped(module, stand_ins, found["python"].aliases):
+        with _casting(autocast), replacing, swap_tensors(module, stand_ins, found["python"].aliases):
             terms = objective(module, objective.batch_of(dict(zip(found["leaves"], batch))))
             after = [buffer for _, buffer in module.named_buffers()]
         found["losses"], found["metrics"] = tuple(terms.losses), tuple(terms.metrics)

@@ -18,7 +18,7 @@ from .weights import Place
 
 
 @contextlib.contextmanager
-def untouched(module: nn.Module, loss: Any, *, unless_successful: bool = False) -> Iterator[PythonState]:
+def restore_after(module: nn.Module, loss: Any, *, unless_successful: bool = False) -> Iterator[PythonState]:
     """Put back what happens inside to the module, to the Python values that it and its loss reach, and to random generators.
 
     Parameters and buffers are the same objects afterwards, with the same values, gradients and flags; so are hooks, attributes
@@ -71,7 +71,7 @@ def surely(restore: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def swapped(module: nn.Module, tensors: Mapping[Place, Any], aliases: Iterable[Put] = ()) -> Iterator[None]:
+def swap_tensors(module: nn.Module, tensors: Mapping[Place, Any], aliases: Iterable[Put] = ()) -> Iterator[None]:
     """The module with other tensors in the places of its parameters and buffers, and wherever else Python code holds these.
 
     `torch.func.functional_call` does not put back a module that stands under two names, or whose forward registers tensors.

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .randomness import INSTEAD, Drawn
+from .randomness import INSTEAD, RandomnessError
 
 Put = tuple[Callable[[Any], None], Any]
 
@@ -57,7 +57,7 @@ _WATCHED = [
 ]  # fmt: skip
 
 
-def watched() -> set[int]:
+def watch_functions() -> set[int]:
     """The ids of functions that code may hold by names of its own, as they are now.
 
     `torch._dynamo` puts a wrapper in the place of `torch.manual_seed` when it is imported, which may be at any time.
@@ -70,7 +70,7 @@ def watching(borrowed: Iterable[Put], iterators: Iterable[Put], packages: set[st
     """Inside, what a trace would hold fixed is refused where the user's code asks for it.
 
     Args:
-        borrowed: Functions of `watched` that code holds by names of its own, each with what puts another there.
+        borrowed: Functions of `watch_functions` that code holds by names of its own, each with what puts another there.
         iterators: Iterators that code holds, likewise.
         packages: Installed packages whose code counts as the user's.
     """
@@ -132,7 +132,7 @@ def _refusing(usual: Callable[..., Any], text: str, by_user: Callable[[Any], boo
     def call(*args: Any, **kwargs: Any) -> Any:
         # A calendar's functions convert the time that they are given.
         if by_user(_caller()) and not (args and usual.__name__ in _CALENDARS):
-            raise Drawn(text)
+            raise RandomnessError(text)
         return usual(*args, **kwargs)
 
     return call
@@ -141,7 +141,7 @@ def _refusing(usual: Callable[..., Any], text: str, by_user: Callable[[Any], boo
 def _seeded(usual: Callable[..., None], by_user: Callable[[Any], bool]) -> Callable[..., None]:
     def seed(self: random.Random, a: Any = None, *args: Any, **kwargs: Any) -> None:
         if a is None and by_user(_caller()):
-            raise Drawn(f"it makes a random.Random without a seed, {INSTEAD}")
+            raise RandomnessError(f"it makes a random.Random without a seed, {INSTEAD}")
         usual(self, a, *args, **kwargs)
 
     return seed
@@ -168,7 +168,7 @@ class Clock:
         return format(self._value, spec)
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise Drawn(f"it lets {self._source} decide a value, {CLOCK}")
+        raise RandomnessError(f"it lets {self._source} decide a value, {CLOCK}")
 
 
 def _combining(operation: Callable[[Any, Any], Any], swap: bool) -> Callable[[Clock, Any], Any]:
@@ -202,7 +202,7 @@ def _calendar(by_user: Callable[[Any], bool]) -> dict[str, type]:
     def asking(name: str, usual: Callable[..., Any]) -> Any:
         def ask(cls: type, *args: Any) -> Any:
             if by_user(sys._getframe(1)):
-                raise Drawn(f"it asks {name}(), {CLOCK}")
+                raise RandomnessError(f"it asks {name}(), {CLOCK}")
             return usual(*args)
 
         return classmethod(ask)
@@ -227,7 +227,7 @@ class NotAdvanced:
         return self
 
     def __next__(self) -> Any:
-        raise Drawn(
+        raise RandomnessError(
             f"it takes the next value of a {type(self._iterator).__name__}, which a compiled step would hold at one; compute the "
             f"value from a buffer that counts the steps, or give it as a leaf of the batch"
         )

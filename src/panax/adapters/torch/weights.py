@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from ...core.errors import RecipeError, nearest
-from ..wrappers import unwrapped, wrapper_in
+from ..wrappers import strip_wrapper_names, wrapper_in
 from .lowering import DTYPES
 from .values import as_numpy, refuse_large
 
@@ -109,13 +109,13 @@ def _names_of(module: nn.Module) -> dict[str, list[str]]:
     return found
 
 
-def left_over(module: nn.Module, weights: str) -> list[str]:
+def unused_names(module: nn.Module, weights: str) -> list[str]:
     """The names in the files that are none of the module's."""
     known = {name for names in _names_of(module).values() for name in names}
     return sorted(_stored(Path(weights)).keys() - known)
 
 
-class Stored(NamedTuple):
+class SafetensorsEntry(NamedTuple):
     """A tensor in a safetensors file; `dtype` as safetensors names it."""
 
     file: Path
@@ -127,7 +127,7 @@ FLOATS, COMPLEX = ("F64", "F32", "F16", "BF16"), ("C64", "C128")
 _ROWS_AT_ONCE = 4096
 
 
-def _refuse_other(name: str, stored: Stored, tensor: torch.Tensor) -> None:
+def _refuse_other(name: str, stored: SafetensorsEntry, tensor: torch.Tensor) -> None:
     """Raise where what is stored does not fit a tensor of the module."""
     if stored.shape != tuple(tensor.shape):
         raise RecipeError(
@@ -152,7 +152,7 @@ def _refuse_other(name: str, stored: Stored, tensor: torch.Tensor) -> None:
         )
 
 
-def _refuse_untied(first: str, second: str, stored: Mapping[str, Stored]) -> None:
+def _refuse_untied(first: str, second: str, stored: Mapping[str, SafetensorsEntry]) -> None:
     """Raise where the file holds two values for what the module has as one."""
     with contextlib.ExitStack() as stack:
         a, b = (
@@ -181,20 +181,20 @@ def _opened(file: Path) -> Any:
         ) from error
 
 
-def _refuse_wrapped(names: Mapping[str, list[str]], stored: Mapping[str, Stored], weights: Any) -> None:
+def _refuse_wrapped(names: Mapping[str, list[str]], stored: Mapping[str, SafetensorsEntry], weights: Any) -> None:
     """Raise where the names differ by what a wrapper has put before them."""
     own = [name for each in names.values() for name in each]
     if any(name in stored for name in own):
         return
     for name in stored:
-        if (plain := unwrapped(name)) != name and plain in own:
+        if (plain := strip_wrapper_names(name)) != name and plain in own:
             raise RecipeError(
                 f"weights={str(weights)!r}: the names in it hold {wrapper_in({name})!r} ({name}), as those of a module "
                 "in a wrapper do "
                 f"(torch.compile, DataParallel); save the state of the module inside of it, or rename its tensors ({plain})"
             )
     for name in own:
-        if (plain := unwrapped(name)) != name and plain in stored:
+        if (plain := strip_wrapper_names(name)) != name and plain in stored:
             raise RecipeError(
                 f"the module's names hold {wrapper_in({name})!r} ({name}), and those in weights={str(weights)!r} do not; "
                 "adapt the module "
@@ -202,7 +202,7 @@ def _refuse_wrapped(names: Mapping[str, list[str]], stored: Mapping[str, Stored]
             )
 
 
-def _stored(place: Path) -> dict[str, Stored]:
+def _stored(place: Path) -> dict[str, SafetensorsEntry]:
     files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
     if not files or not files[0].exists():
         raise RecipeError(f"weights={str(place)!r} is no safetensors file and no folder that holds one")
@@ -217,7 +217,7 @@ def _stored(place: Path) -> dict[str, Stored]:
                         f"without the other"
                     )
                 tensor = opened.get_slice(name)
-                found[name] = Stored(file, tuple(tensor.get_shape()), tensor.get_dtype())
+                found[name] = SafetensorsEntry(file, tuple(tensor.get_shape()), tensor.get_dtype())
     return found
 
 

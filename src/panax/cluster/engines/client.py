@@ -126,10 +126,10 @@ class Followed:
         self._output.close()
 
 
-def own_address(peer: str = "") -> str:
+def local_address(peer: str = "") -> str:
     """The address of this machine that a peer reaches; without one, that of its default route. Nothing is sent.
 
-    >>> own_address("127.0.0.1")
+    >>> local_address("127.0.0.1")
     '127.0.0.1'
     """
     # TEST-NET-3 stands for any machine that is not here.

@@ -20,10 +20,10 @@ NODE_VARIABLES = (NODE, "JOB_COMPLETION_INDEX", "OMPI_COMM_WORLD_RANK", "PMI_RAN
 """Where an agent finds which of the job's nodes it is on; MPI before Slurm, whose allocation it may run in."""
 
 
-def passed_on(environment: Mapping[str, str], more: Iterable[str] = ()) -> dict[str, str]:
+def forwarded_variables(environment: Mapping[str, str], more: Iterable[str] = ()) -> dict[str, str]:
     """The variables that nodes get.
 
-    >>> passed_on({"HOME": "/home/me", "AWS_SECRET_ACCESS_KEY": "x", "JAX_PLATFORMS": "cpu", "PANAX_SECRET": "y"})
+    >>> forwarded_variables({"HOME": "/home/me", "AWS_SECRET_ACCESS_KEY": "x", "JAX_PLATFORMS": "cpu", "PANAX_SECRET": "y"})
     {'HOME': '/home/me', 'JAX_PLATFORMS': 'cpu'}
     """
     wanted = {*PASSED, *more}

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...core.errors import LaunchError
-from .client import Followed, answer, is_here, own_address, require
+from .client import Followed, answer, is_here, local_address, require
 from .engine import AGENT, AGENTS_SECONDS
-from .environment import SECRET, SUPERVISOR, passed_on
+from .environment import SECRET, SUPERVISOR, forwarded_variables
 from .resources import Resources
 
 USED = frozenset({"hosts"})
@@ -51,7 +51,7 @@ class Mpi:
         self, resources: Resources, *, agent: Sequence[str] = AGENT, environment: Mapping[str, str] = os.environ
     ):
         self._resources, self._agent = resources, tuple(agent)
-        self._passed = passed_on(environment, resources.env)
+        self._passed = forwarded_variables(environment, resources.env)
         own = {name: value for name, value in environment.items() if name.startswith(OF_MANAGERS)}
         self._environment = {**own, **self._passed}
 
@@ -84,8 +84,8 @@ class Mpi:
             return self._resources.address, 0
         elsewhere = [host for host in self._hosts if not is_here(host)]
         if elsewhere:
-            return own_address(elsewhere[0]), 0
-        return ("127.0.0.1" if self._hosts or self._resources.nodes == 1 else own_address()), 0
+            return local_address(elsewhere[0]), 0
+        return ("127.0.0.1" if self._hosts or self._resources.nodes == 1 else local_address()), 0
 
     def place(self, supervisor: str, secret: str) -> "PlacedByMpi":
         environment = {**self._environment, SUPERVISOR: supervisor, SECRET: secret}

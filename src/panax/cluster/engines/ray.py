@@ -19,9 +19,9 @@ from typing import IO, Any
 from ...core.errors import LaunchError
 from ...system import json_reader
 from ...system.json_reader import JsonError
-from .client import own_address, tail_of
+from .client import local_address, tail_of
 from .engine import AGENT, AGENTS_SECONDS
-from .environment import NODE, SECRET, SUPERVISOR, passed_on
+from .environment import NODE, SECRET, SUPERVISOR, forwarded_variables
 from .resources import Resources
 
 USED = frozenset({"cpus"})
@@ -44,7 +44,7 @@ class Ray:
         self, resources: Resources, *, agent: Sequence[str] = AGENT, environment: Mapping[str, str] = os.environ
     ):
         self._resources, self._agent, self._environment = resources, tuple(agent), dict(environment)
-        self._passed = passed_on(environment, resources.env)
+        self._passed = forwarded_variables(environment, resources.env)
         self._here = ""
 
     def check(self) -> None:
@@ -80,7 +80,7 @@ class Ray:
         if not self._here:
             self.check()
         # A cluster that was started on loopback has one machine, whatever its nodes are.
-        return self._here or own_address(), 0
+        return self._here or local_address(), 0
 
     def place(self, supervisor: str, secret: str) -> "PlacedByRay":
         client = Client(self._environment)

@@ -40,7 +40,7 @@ PATIENCE_SECONDS, AGAIN_SECONDS = 20.0, 1.0
 LOOK_SECONDS = 0.2
 
 
-def joined() -> Any:
+def connect_ray() -> Any:
     """The module `ray`, connected to the cluster of which this machine is a node.
 
     Raises:
@@ -197,7 +197,7 @@ def serve(asked: Callable[[float], str | None], tell: Callable[..., None]) -> No
             if line is not None:
                 what = json_reader.parse(line)
                 try:
-                    ray = ray or joined()
+                    ray = ray or connect_ray()
                     if what["do"] == "check":
                         tell(**check(ray, what))
                     elif what["do"] == "place":

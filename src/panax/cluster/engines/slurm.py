@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...core.errors import LaunchError, nearest
-from .client import answer, own_address, require
+from .client import answer, local_address, require
 from .engine import AGENT, AGENTS_SECONDS
-from .environment import NODE, SECRET, SUPERVISOR, passed_on
+from .environment import NODE, SECRET, SUPERVISOR, forwarded_variables
 from .resources import SIGNAL_SECONDS, Resources, seconds_of
 from .slurm_placed import FOLDER, PlacedBySlurm
 
@@ -46,7 +46,7 @@ class Slurm:
         if resources.accelerator == "tpu":
             raise LaunchError("accelerator='tpu'; Slurm hands out GPUs and CPUs alone")
         self._resources, self._agent, self._environment = resources, tuple(agent), dict(environment)
-        self._passed = passed_on(environment, resources.env)
+        self._passed = forwarded_variables(environment, resources.env)
 
     def check(self) -> None:
         if not self.submits():
@@ -101,7 +101,7 @@ class Slurm:
         found = re.search(
             r"\bNodeAddr=(\S+)", answer(["scontrol", "--oneliner", "show", "node", other], self._environment)
         )
-        return own_address(found.group(1) if found else other), 0
+        return local_address(found.group(1) if found else other), 0
 
     def place(self, supervisor: str, secret: str) -> "PlacedBySlurm":
         environment = {**self._environment, SUPERVISOR: supervisor, SECRET: secret}

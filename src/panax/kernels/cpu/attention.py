@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from panax.kernels.attention_blockwise import Halves, Scores
-from panax.kernels.attention_layout import Blocks
+from panax.kernels.attention_layout import ScoreBlocks
 from panax.kernels.cpu.native import KERNELS, native
 from panax.kernels.cpu.products import native_limit
 from panax.kernels.registry import Kernel, register
@@ -30,7 +30,7 @@ def native_forward(
     key_segments: Int[Array, "batch key_seq"] | None,
     *,
     scores: Scores,
-    blocks: Blocks,
+    blocks: ScoreBlocks,
     result_dtype: DTypeLike,
 ) -> tuple[Float[Array, "batch query_seq heads head_dim"], Float[Array, "batch query_seq heads"]]:
     """The output and the logarithm of each query's softmax sum, as `flash_forward`."""
@@ -52,7 +52,7 @@ def native_backward(
     d_out: Float[Array, "batch query_seq heads head_dim"],
     *,
     scores: Scores,
-    blocks: Blocks,
+    blocks: ScoreBlocks,
     result_dtype: DTypeLike,
 ) -> tuple[Array, Array, Array]:
     """The cotangents of q, k and v, as `flash_backward`."""
@@ -66,7 +66,7 @@ def _both(query: Array | None, key: Array | None) -> tuple[Array, ...]:
     return () if query is None or key is None else (query, key)
 
 
-def _attributes(name: str, scores: Scores, blocks: Blocks) -> dict[str, Any]:
+def _attributes(name: str, scores: Scores, blocks: ScoreBlocks) -> dict[str, Any]:
     # No window and no cap are 0: both are positive where they are given.
     whole = {
         "query_block": blocks.query,

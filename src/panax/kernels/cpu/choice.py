@@ -81,7 +81,7 @@ _current: CpuKernels | None = None
 _tried: ContextVar[CpuKernels | None] = ContextVar("panax_cpu_kernels", default=None)
 
 
-def current() -> CpuKernels:
+def current_choice() -> CpuKernels:
     """The choice in force; XLA for everything where none was made."""
     return _tried.get() or _current or CpuKernels()
 
@@ -107,7 +107,7 @@ def use(kernels: CpuKernels) -> None:
     _current = kernels
 
 
-def forced() -> CpuKernels | None:
+def choice_of_environment() -> CpuKernels | None:
     """The choice that the environment makes; None where it makes none.
 
     Raises:
@@ -139,4 +139,4 @@ _WORK_OF: dict[str, Work] = {
 
 def timed_kernel(work: str, dtype: str) -> str:
     """The kernel that timing found fastest for a kind of work of the registry; XLA where nothing was timed."""
-    return current().of(_WORK_OF[work], dtype)
+    return current_choice().of(_WORK_OF[work], dtype)

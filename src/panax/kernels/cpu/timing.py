@@ -25,10 +25,21 @@ import numpy as np
 import xxhash
 
 from panax.core.target import Target
-from panax.job.agreement import first_text, gather_texts, is_first
+from panax.job.agreement import first_text, gather_texts, is_process_zero
 from panax.kernels.attention import attention
 from panax.kernels.cache import is_whole, kernels_folder, put_whole
-from panax.kernels.cpu.choice import DTYPES, WORKS, XLA, CpuKernels, Work, current, forced, is_chosen, trial, use
+from panax.kernels.cpu.choice import (
+    DTYPES,
+    WORKS,
+    XLA,
+    CpuKernels,
+    Work,
+    choice_of_environment,
+    current_choice,
+    is_chosen,
+    trial,
+    use,
+)
 from panax.kernels.cpu.library import build_digest, instruction_set
 from panax.kernels.cpu.native import INTEL, KERNELS, OWN, missing
 from panax.kernels.product import product, sum_of_rows
@@ -104,9 +115,9 @@ def choose(
         told(chosen)
 
 
-def in_force() -> str:
+def current_record() -> str:
     """The record of the choice in force; empty where nothing runs on CPUs."""
-    return record(current()) if jax.default_backend() == "cpu" else ""
+    return record(current_choice()) if jax.default_backend() == "cpu" else ""
 
 
 def record(kernels: CpuKernels) -> str:
@@ -129,7 +140,7 @@ def machine() -> str:
 
 
 def _chosen(recorded: str) -> Chosen | None:
-    by_force = forced()
+    by_force = choice_of_environment()
     if by_force is not None:
         return Chosen(by_force, "as $PANAX_CPU_KERNELS says")
     before = _of_record(recorded)
@@ -138,7 +149,7 @@ def _chosen(recorded: str) -> Chosen | None:
     # What some process lacks is no candidate.
     lacking = set(" ".join(gather_texts(" ".join(_lacking()))).split())
     text = ""
-    if is_first():
+    if is_process_zero():
         if before is not None and not before.unavailable():
             text = _as_text(Chosen(before, "as this run began"))
         else:

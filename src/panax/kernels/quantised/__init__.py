@@ -4,7 +4,7 @@ from .array import Quantised, quantise
 from .dynamic_map import DynamicMap
 from .formats import FLOAT8, INT4, INT8, SIGN, Float8, Format, Linear, Sign
 from .packing import pack, unpack
-from .rest import quantise_with_rest
+from .rest import quantize_with_residual
 from .rounding import round_stochastically
 
 DYNAMIC = DynamicMap(signed=True)
@@ -12,5 +12,5 @@ DYNAMIC_UNSIGNED = DynamicMap(signed=False)
 
 __all__ = [
     "DYNAMIC", "DYNAMIC_UNSIGNED", "FLOAT8", "INT4", "INT8", "SIGN", "DynamicMap", "Float8", "Format", "Linear", "Quantised",
-    "Sign", "pack", "quantise", "quantise_with_rest", "round_stochastically", "unpack",
+    "Sign", "pack", "quantise", "quantize_with_residual", "round_stochastically", "unpack",
 ]  # fmt: skip

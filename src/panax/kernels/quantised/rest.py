@@ -34,7 +34,7 @@ class RestCase:
     by_chance: bool = False
 
 
-def quantise_with_rest(
+def quantize_with_residual(
     x: Float32[Array, "*rows block"],
     owed: Float32[Array, "*rows block"],
     format: Format,
@@ -46,7 +46,7 @@ def quantise_with_rest(
         bits: As of `quantise`.
 
     >>> from panax.kernels.quantised import INT8
-    >>> codes, rest = quantise_with_rest(jnp.array([[1.0, 0.25]]), jnp.array([[0.0, 0.01]]), INT8)
+    >>> codes, rest = quantize_with_residual(jnp.array([[1.0, 0.25]]), jnp.array([[0.0, 0.01]]), INT8)
     >>> codes.codes.tolist(), round(float(rest[0, 1]), 5)
     ([[127, 33]], 0.00016)
     """

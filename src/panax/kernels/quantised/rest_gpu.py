@@ -20,7 +20,7 @@ NUMBERS = 4096
 def gpu_with_rest(
     x: Float32[Array, "row block"], owed: Float32[Array, "row block"], format: Format, *, interpret: bool = False
 ) -> tuple[Array, Float32[Array, " row"], Float32[Array, "row block"]]:
-    """(codes, scales, rest), as `quantise_with_rest`.
+    """(codes, scales, rest), as `quantize_with_residual`.
 
     Args:
         interpret: Run the kernel as ordinary JAX operations on any backend, slowly.

@@ -22,7 +22,7 @@ class Points:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class TextTable:
     """Cells as text; the first row heads the columns, and is left out where it is empty.
 
     Attributes:
@@ -74,14 +74,14 @@ class Tile:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tiles:
+class FigureTiles:
     """Figures beside each other."""
 
     items: tuple[Tile, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class StripSegment:
     """A piece of a strip.
 
     Attributes:
@@ -96,7 +96,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mark:
+class Annotation:
     """A place on a strip or a curve that a card on the page tells of.
 
     Attributes:
@@ -120,9 +120,9 @@ class Strip:
     """
 
     title: str
-    parts: tuple[Part, ...]
+    parts: tuple[StripSegment, ...]
     note: str = ""
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[Annotation, ...] = ()
     length: float | int = 1.0
     scale: tuple[tuple[float | int, str], ...] = ()
 
@@ -170,7 +170,7 @@ class Fold:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class Tabs:
     """The same content in several ways, of which the reader picks one; the first is shown.
 
     Attributes:
@@ -182,7 +182,7 @@ class Choice:
     ways: tuple[tuple[str, tuple[Block, ...]], ...]
 
 
-Block = Paragraph | Points | Table | Picture | Code | Tiles | Strips | Card | Grid | Fold | Choice
+Block = Paragraph | Points | TextTable | Picture | Code | FigureTiles | Strips | Card | Grid | Fold | Tabs
 
 
 @dataclasses.dataclass(frozen=True)

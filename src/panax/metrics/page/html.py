@@ -7,8 +7,8 @@ from html import escape
 from .blocks import (
     Block,
     Card,
-    Choice,
     Code,
+    FigureTiles,
     Fold,
     Grid,
     Paragraph,
@@ -17,9 +17,9 @@ from .blocks import (
     Section,
     Strip,
     Strips,
-    Table,
+    Tabs,
+    TextTable,
     Tile,
-    Tiles,
 )
 from .style import SCRIPT, STYLE
 
@@ -49,7 +49,7 @@ def _block(block: Block) -> str:
             return f"<p{kind}>{_words(block.text)}</p>"
         case Points():
             return f"<ul>{''.join(f'<li>{_words(item)}</li>' for item in block.items)}</ul>"
-        case Table():
+        case TextTable():
             return _table(block)
         case Picture():
             title = f"<h3>{_words(block.title)}</h3>" if block.title else ""
@@ -58,7 +58,7 @@ def _block(block: Block) -> str:
         case Code():
             text = f"<pre><code>{escape(block.text.rstrip())}</code></pre>"
             return f"<details><summary>{escape(block.title)}</summary>{text}</details>" if block.title else text
-        case Tiles():
+        case FigureTiles():
             return f'<div class="tiles">{"".join(map(_tile, block.items))}</div>'
         case Strips():
             return f'<div class="strips">{"".join(map(_strip, block.items))}{_legend(block.legend)}</div>'
@@ -74,7 +74,7 @@ def _block(block: Block) -> str:
             return f'<div class="grid">{_blocks(block.blocks)}</div>'
         case Fold():
             return f"<details><summary>{escape(block.title)}</summary>{_blocks(block.blocks)}</details>"
-        case Choice():
+        case Tabs():
             return _choice(block)
 
 
@@ -127,7 +127,7 @@ def _legend(legend: Sequence[tuple[int, str, str]]) -> str:
     return f'<div class="legend">{"".join(items)}</div>'
 
 
-def _choice(choice: Choice) -> str:
+def _choice(choice: Tabs) -> str:
     if len(choice.ways) == 1:
         return _blocks(choice.ways[0][1])
     name = escape(choice.name)
@@ -141,7 +141,7 @@ def _choice(choice: Choice) -> str:
     return f'<div class="choice">{"".join(heads)}{"".join(ways)}</div>'
 
 
-def _table(block: Table) -> str:
+def _table(block: TextTable) -> str:
     head, *rows = block.rows
     lines = []
     for n, row in enumerate(rows):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from .blocks import Mark
+from .blocks import Annotation
 from .svg import COLOURS, logarithmic_ticks, number, svg, text, ticks
 
 WIDTH, HEIGHT = 760, 300
@@ -102,7 +102,7 @@ def line_chart(
     width: int = WIDTH,
     height: int = HEIGHT,
     titles_above: bool = False,
-    marks: Sequence[Mark] = (),
+    marks: Sequence[Annotation] = (),
     readable: bool = False,
     most_points: int = MOST_POINTS,
 ) -> Chart:
@@ -261,7 +261,7 @@ def _titles_above(lines: Sequence[Line], width: int) -> list[list[tuple[int, flo
     return rows
 
 
-def _mark(plane: _Plane, mark: Mark) -> str:
+def _mark(plane: _Plane, mark: Annotation) -> str:
     at = math.log10(mark.at) if plane.logarithmic_x and mark.at > 0 else mark.at
     if not plane.x[0] <= at <= plane.x[1]:
         return ""

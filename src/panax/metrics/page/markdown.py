@@ -2,7 +2,21 @@
 
 from collections.abc import Sequence
 
-from .blocks import Block, Card, Choice, Code, Fold, Grid, Paragraph, Picture, Points, Section, Strips, Table, Tiles
+from .blocks import (
+    Block,
+    Card,
+    Code,
+    FigureTiles,
+    Fold,
+    Grid,
+    Paragraph,
+    Picture,
+    Points,
+    Section,
+    Strips,
+    Tabs,
+    TextTable,
+)
 
 
 def markdown(title: str, sections: Sequence[Section]) -> str:
@@ -14,7 +28,7 @@ def markdown(title: str, sections: Sequence[Section]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def table(block: Table) -> str:
+def table(block: TextTable) -> str:
     """Rows of a Markdown table."""
     head, *rows = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in block.rows]
     lines = [head, ["---"] * len(head), *rows]
@@ -27,13 +41,13 @@ def _block(block: Block) -> str:
             return block.text
         case Points():
             return _points(block.items)
-        case Table():
+        case TextTable():
             return table(block)
         case Picture():
             return f"![{block.caption or block.title}](plots/{block.name}.svg)"
         case Code():
             return "" if block.title else _fence(block)
-        case Tiles():
+        case FigureTiles():
             return _points([" ".join(filter(None, (f"{each.label}: {each.value}", each.note))) for each in block.items])
         case Strips():
             return _points([" ".join(filter(None, (f"{name}:", figure))) for _, name, figure in block.legend])
@@ -42,7 +56,7 @@ def _block(block: Block) -> str:
             return "\n\n".join([f"### {block.title}", facts, *filter(None, map(_block, block.blocks))])
         case Grid():
             return "\n\n".join(filter(None, map(_block, block.blocks)))
-        case Choice():
+        case Tabs():
             return "\n\n".join(filter(None, map(_block, block.ways[0][1])))
         case Fold():
             return ""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from panax.core.finite import greatest
 
-from ..page.blocks import Block, Choice, Fold, Grid, Paragraph, Section, Strip, Strips, Table
+from ..page.blocks import Block, Fold, Grid, Paragraph, Section, Strip, Strips, Tabs, TextTable
 from ..page.svg import number as short
 from .costs import Rate
 from .drawn import KINDS, charts_of, colour_of, curve_picture, goodput_strip, kinds_of, other_charts, timeline
@@ -30,7 +30,7 @@ def comparison_of(runs: Sequence[RunFiles], rate: Rate) -> list[Section]:
     ]
 
 
-def _figures(found: Sequence[RunFigures], rate: Rate) -> Table:
+def _figures(found: Sequence[RunFigures], rate: Rate) -> TextTable:
     rows: list[tuple[str, ...]] = [("", *(each.run.name for each in found))]
 
     def row(title: str, values: Sequence[str]) -> None:
@@ -58,7 +58,7 @@ def _figures(found: Sequence[RunFigures], rate: Rate) -> Table:
     row("price", [each.price(rate) for each in found])
     row("energy", ["" if each.run.energy is None else energy(each.run.energy[0]) for each in found])
     row("incidents", [str(len(each.mishaps)) if incidents_known(each) else "" for each in found])
-    return Table(tuple(rows))
+    return TextTable(tuple(rows))
 
 
 def _best(values: Sequence[float | int | None]) -> list[str]:
@@ -105,7 +105,7 @@ def _curves(found: Sequence[RunFigures]) -> tuple[Block, ...]:
     if any(run.times is not None for run in runs):
         by_time = Grid(tuple(curve_picture(chart, found, by_time=True) for chart in drawn))
         ways.append(("by time", (by_time, *_of_times(runs))))
-    blocks: list[Block] = [Choice("curves", tuple(ways))]
+    blocks: list[Block] = [Tabs("curves", tuple(ways))]
     if others := other_charts(runs, drawn, most=12):
         pictures = tuple(curve_picture(chart, found, points=300) for chart in others)
         blocks.append(Fold(f"{len(pictures)} more curves", (Grid(pictures),)))
@@ -137,7 +137,7 @@ def _settings(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
     blocks: list[Block] = []
     rows = differing([settings_of(run) for run in known])
     if rows:
-        blocks.append(Table((("setting", *(run.name for run in known)), *rows)))
+        blocks.append(TextTable((("setting", *(run.name for run in known)), *rows)))
     elif len(known) > 1:
         blocks.append(Paragraph("None: their settings are the same."))
     return (*blocks, *_without_sessions(runs))
@@ -154,11 +154,11 @@ def _environments(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
     rows = differing(found)
     blocks: list[Block] = []
     if rows:
-        blocks.append(Table((("differs", *(run.name for run in known)), *rows)))
+        blocks.append(TextTable((("differs", *(run.name for run in known)), *rows)))
     if len(known) > 1:
         same = [(name, value) for name, value in found[0].items() if all(one.get(name) == value for one in found)]
         if same:
-            blocks.append(Fold(f"{len(same)} that are the same", (Table((("", ""), *same)),)))
+            blocks.append(Fold(f"{len(same)} that are the same", (TextTable((("", ""), *same)),)))
     return (*blocks, *_without_sessions(runs))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from panax.core.finite import greatest
 
-from ..page.blocks import Mark, Part, Picture, Strip
+from ..page.blocks import Annotation, Picture, Strip, StripSegment
 from ..page.lines import Line, line_chart
 from ..page.svg import number, ticks
 from .figures import HELD_OUT, LOSS, MEMORY, MFU, RunFigures, speed_curves
@@ -36,7 +36,7 @@ POINTS_IN_ALL = 900
 UNITS = ((2 * 86400.0, 86400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 
-class Drawn(NamedTuple):
+class ChartSpec(NamedTuple):
     """A chart: the names of its curves with what they are called, and what its values are multiplied by."""
 
     title: str
@@ -46,7 +46,7 @@ class Drawn(NamedTuple):
     """The ratio of greatest to least value that makes the axis logarithmic; None: never."""
 
 
-def charts_of(runs: Sequence[RunFiles], *, apart: bool) -> list[Drawn]:
+def charts_of(runs: Sequence[RunFiles], *, apart: bool) -> list[ChartSpec]:
     """The charts for what these runs have logged.
 
     Args:
@@ -55,17 +55,17 @@ def charts_of(runs: Sequence[RunFiles], *, apart: bool) -> list[Drawn]:
     known = {name for run in runs for name in run.curves}
     units = list(dict.fromkeys(unit for run in runs for unit, _ in speed_curves(run)))
     pairs = [("Loss", (LOSS, HELD_OUT), 8.0), ("Accuracy", ("train/accuracy", "evaluation/accuracy"), None)]
-    found: list[Drawn] = []
+    found: list[ChartSpec] = []
     for title, names, beyond in pairs:
         called = [(name, word) for name, word in zip(names, ("training", "held out")) if name in known]
         if apart:
-            found += [Drawn(f"{title}, {word}", ((name, ""),), 1.0, beyond) for name, word in called]
+            found += [ChartSpec(f"{title}, {word}", ((name, ""),), 1.0, beyond) for name, word in called]
         elif called:
-            found.append(Drawn(title, tuple(called), 1.0, beyond))
+            found.append(ChartSpec(title, tuple(called), 1.0, beyond))
     alike = len(units) == 1 and all(_in_proportion(run, f"speed/{units[0]}_per_second", MFU) for run in runs)
     for unit in units:
         title = f"{unit.capitalize()} per second{', to which MFU is in proportion' if alike and MFU in known else ''}"
-        found.append(Drawn(title, ((f"speed/{unit}_per_second", ""),)))
+        found.append(ChartSpec(title, ((f"speed/{unit}_per_second", ""),)))
     for title, name, scale, beyond in (
         ("MFU, %", MFU, 100.0, None),
         ("Gradient norm", "train/gradient_norm", 1.0, 20.0),
@@ -73,7 +73,7 @@ def charts_of(runs: Sequence[RunFiles], *, apart: bool) -> list[Drawn]:
         ("Memory in use, GiB", MEMORY, 2.0**-30, None),
     ):
         if name in known and not (name == MFU and alike):
-            found.append(Drawn(title, ((name, ""),), scale, beyond))
+            found.append(ChartSpec(title, ((name, ""),), scale, beyond))
     return found
 
 
@@ -89,15 +89,15 @@ def _in_proportion(run: RunFiles, one: str, other: str) -> bool:
     return bool(np.isfinite(ratio).all() and ratio.max() - ratio.min() <= 1e-3 * abs(ratio.max()))
 
 
-def other_charts(runs: Sequence[RunFiles], drawn: Sequence[Drawn], most: int = 24) -> list[Drawn]:
+def other_charts(runs: Sequence[RunFiles], drawn: Sequence[ChartSpec], most: int = 24) -> list[ChartSpec]:
     """Charts of whatever else has more than one value, each alone."""
     done = {name for chart in drawn for name, _ in chart.names}
     names = dict.fromkeys(name for run in runs for name, curve in run.curves.items() if len(curve.x) > 1)
-    return [Drawn(name, ((name, ""),)) for name in names if name not in done][:most]
+    return [ChartSpec(name, ((name, ""),)) for name in names if name not in done][:most]
 
 
 def curve_picture(
-    chart: Drawn, found: Sequence[RunFigures], *, by_time: bool = False, points: int = POINTS_IN_ALL
+    chart: ChartSpec, found: Sequence[RunFigures], *, by_time: bool = False, points: int = POINTS_IN_ALL
 ) -> Picture:
     """One chart of one run or several, by step or by the time since each run began."""
     lines: list[Line] = []
@@ -149,7 +149,7 @@ def _logarithmic(lines: Sequence[Line], beyond: float | int | None) -> bool:
     return len(values) > 0 and bool(values.min() > 0) and bool(values.max() / values.min() > beyond)
 
 
-def _marks(figures: RunFigures, by_time: bool, divisor: float | int) -> list[Mark]:
+def _marks(figures: RunFigures, by_time: bool, divisor: float | int) -> list[Annotation]:
     found = []
     life = figures.run.life
     for n, mishap in enumerate(figures.mishaps, start=1):
@@ -157,7 +157,7 @@ def _marks(figures: RunFigures, by_time: bool, divisor: float | int) -> list[Mar
         if by_time:
             at = None if life is None else (mishap.at - life.sessions[0].began) / divisor
         if at is not None:
-            found.append(Mark(at, str(n), marked(n, mishap), anchor_of(n)))
+            found.append(Annotation(at, str(n), marked(n, mishap), anchor_of(n)))
     return found
 
 
@@ -196,7 +196,7 @@ def goodput_strip(figures: RunFigures, title: str, longest: float | int | None =
     if whole <= 0:
         return None
     parts = tuple(
-        Part(
+        StripSegment(
             life.seconds[kind] / whole,
             colour_of(kind),
             f"{kind}: {duration(life.seconds[kind])}, {percent(life.seconds[kind] / whole)}",
@@ -217,11 +217,13 @@ def timeline(figures: RunFigures, title: str, row: int = 0) -> Strip | None:
     if whole <= 0:
         return None
     parts = tuple(
-        Part((until - since) / whole, colour_of(kind), f"{kind}: {duration(until - since)} from {moment(since)}")
+        StripSegment(
+            (until - since) / whole, colour_of(kind), f"{kind}: {duration(until - since)} from {moment(since)}"
+        )
         for kind, since, until in _merged(life.spans, whole)
     )
     marks = tuple(
-        Mark(min(max((mishap.at - first) / whole, 0.0), 1.0), str(n), marked(n, mishap), anchor_of(n, row))
+        Annotation(min(max((mishap.at - first) / whole, 0.0), 1.0), str(n), marked(n, mishap), anchor_of(n, row))
         for n, mishap in enumerate(figures.mishaps, start=1)
     )
     divisor, unit = next((size, name) for least, size, name in UNITS if whole >= least)

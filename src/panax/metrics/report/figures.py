@@ -14,7 +14,7 @@ PER_SECOND = "_per_second"
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
+class RunStatus:
     """How a run is.
 
     Attributes:
@@ -39,7 +39,7 @@ class RunFigures:
     """
 
     run: RunFiles
-    state: State
+    state: RunStatus
     mishaps: Sequence[Mishap]
     device_hours: DeviceHours | None
     goodput: float | int | None
@@ -95,30 +95,30 @@ def _wall(run: RunFiles) -> float | int | None:
     return seconds
 
 
-def state_of(run: RunFiles) -> State:
+def state_of(run: RunFiles) -> RunStatus:
     """How a run is: by what holds it, by its newest session, else by its supervisor."""
     if run.alive:
-        return State("running", "it goes on, and this page shows it as it was when it was written", "busy")
+        return RunStatus("running", "it goes on, and this page shows it as it was when it was written", "busy")
     if run.life is not None and run.life.sessions[-1].end:
         return _ended(run.life.sessions[-1].end)
     end = run.status.get("end")
     if isinstance(end, Mapping):
         code, message = number(end, "exit_code"), text(end, "message")
         if code == 0:
-            return State("done", "its supervisor says so", "good")
+            return RunStatus("done", "its supervisor says so", "good")
         stopped = code in (129, 130, 143)
-        return State(
+        return RunStatus(
             "stopped" if stopped else "failed", plain(message.removeprefix("stopped ")), "busy" if stopped else "bad"
         )
     if run.life is not None or run.status:
-        return State("died", "its last session ended without a word", "bad")
+        return RunStatus("died", "its last session ended without a word", "bad")
     said = "" if run.last_step is None else f"; its log ends at step {run.last_step:,}"
-    return State("unknown", f"there is no goodput.jsonl, which tells how a session ended{said}", "")
+    return RunStatus("unknown", f"there is no goodput.jsonl, which tells how a session ended{said}", "")
 
 
-def _ended(end: str) -> State:
+def _ended(end: str) -> RunStatus:
     if end == "done":
-        return State("done", "all steps are taken", "good")
+        return RunStatus("done", "all steps are taken", "good")
     if end.startswith("error"):
-        return State("failed", plain(end.removeprefix("error:").strip()), "bad")
-    return State("stopped", plain(end.removeprefix("stopped").strip(" :")), "busy")
+        return RunStatus("failed", plain(end.removeprefix("error:").strip()), "bad")
+    return RunStatus("stopped", plain(end.removeprefix("stopped").strip(" :")), "busy")

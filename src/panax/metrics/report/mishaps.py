@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ..page.blocks import Block, Card, Code, Fold, Paragraph, Table
+from ..page.blocks import Block, Card, Code, Fold, Paragraph, TextTable
 from .costs import Rate
 from .drawn import anchor_of
 from .figures import RunFigures
@@ -49,7 +49,7 @@ def incident_blocks(found: RunFigures, rate: Rate, *, row: int = 0, of: str = ""
     yield Fold(f"Each of the {len(cards)} with its message and last lines", cards)
 
 
-def _table(found: RunFigures, rate: Rate, of: str) -> Table:
+def _table(found: RunFigures, rate: Rate, of: str) -> TextTable:
     heads = (of or "incident", "when", "step", "cause", "steps lost", "until it trained again", "device-hours")
     rows: list[tuple[str, ...]] = [(*heads, *(("price",) if rate.per_hour is not None else ()))]
     for n, mishap in enumerate(found.mishaps, start=1):
@@ -62,7 +62,7 @@ def _table(found: RunFigures, rate: Rate, of: str) -> Table:
     if lost:
         price = (rate.price(sum(lost)),) if rate.per_hour is not None else ()
         rows.append(("in all", "", "", "", "", "", hours(sum(lost)), *price))
-    return Table(tuple(rows), marked=len(rows) - 2 if lost else None)
+    return TextTable(tuple(rows), marked=len(rows) - 2 if lost else None)
 
 
 def _card(mishap: Mishap, n: int, rate: Rate, row: int, of: str) -> Card:

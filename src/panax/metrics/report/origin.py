@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..facts import RunFacts
-from ..page.blocks import Block, Code, Fold, Paragraph, Table
+from ..page.blocks import Block, Code, Fold, Paragraph, TextTable
 from .reading import Facts, RunFiles, mapping, number, text
 from .wording import plain
 
@@ -28,7 +28,7 @@ def layout_blocks(run: RunFiles) -> Iterator[Block]:
     earlier = [mapping(one, "mesh") for one in run.sessions[:-1]]
     if changed := [plain(before) or "one device" for before in earlier if dict(before) != dict(mesh)]:
         rows.append(("mesh of earlier sessions", ", ".join(dict.fromkeys(changed))))
-    yield Table(tuple(rows))
+    yield TextTable(tuple(rows))
     lines = facts.get("layout")
     if isinstance(lines, list) and lines:
         yield Code("\n".join(str(line) for line in lines), title=f"How {len(lines):,} arrays lie on the mesh")
@@ -56,13 +56,14 @@ def environment_blocks(run: RunFiles) -> Iterator[Block]:
     """Devices, hosts, versions."""
     found = environment_of(run)
     if run.facts:
-        yield Table((("", ""), *found.items()))
+        yield TextTable((("", ""), *found.items()))
     else:
         yield Paragraph(f"The environment {NO_SESSIONS}.", faint=True)
     variables = mapping(run.job, "environment")
     if variables:
         yield Fold(
-            "Environment variables", (Table((("name", "value"), *((str(k), plain(v)) for k, v in variables.items()))),)
+            "Environment variables",
+            (TextTable((("name", "value"), *((str(k), plain(v)) for k, v in variables.items()))),),
         )
 
 
@@ -96,15 +97,17 @@ def reproduce_blocks(run: RunFiles) -> Iterator[Block]:
         rows.append(("run id", text(facts, "run_id") or "none"))
     rows.append(("folder", str(run.folder)))
     rows.append(("data", _data(run.account)))
-    yield Table(tuple(rows))
+    yield TextTable(tuple(rows))
     if settings:
         given = _given(command if isinstance(command, list) else [])
         first = [(name, value) for name, value in settings.items() if _is_given(name, given)]
         rest = [(name, value) for name, value in settings.items() if not _is_given(name, given)]
         if first:
             yield Paragraph("Settings that the command gives:")
-            yield Table((("setting", "value"), *first))
-        yield Fold(f"{'The other' if first else 'All'} {len(rest):,} settings", (Table((("setting", "value"), *rest)),))
+            yield TextTable((("setting", "value"), *first))
+        yield Fold(
+            f"{'The other' if first else 'All'} {len(rest):,} settings", (TextTable((("setting", "value"), *rest)),)
+        )
 
 
 def _commit(facts: Facts) -> str:

@@ -1,7 +1,7 @@
 """The page of one run: what is seen in twenty seconds first, then all that is known."""
 
 from ..goodput import Session
-from ..page.blocks import Block, Fold, Grid, Paragraph, Section, Strips, Table, Tile, Tiles
+from ..page.blocks import Block, FigureTiles, Fold, Grid, Paragraph, Section, Strips, TextTable, Tile
 from .costs import Rate
 from .drawn import charts_of, colour_of, curve_picture, goodput_strip, kinds_of, other_charts, timeline
 from .figures import HELD_OUT, LOSS, MFU, RunFigures, figures_of
@@ -53,7 +53,7 @@ def on_what(run: RunFiles) -> str:
     return f"On {plain(count)} x {plain(kind)}{at}."
 
 
-def tiles(found: RunFigures, rate: Rate) -> Tiles:
+def tiles(found: RunFigures, rate: Rate) -> FigureTiles:
     """The figures that are looked for first."""
     run = found.run
     step, of = run.last_step, run.num_steps
@@ -67,7 +67,7 @@ def tiles(found: RunFigures, rate: Rate) -> Tiles:
     cost = found.device_hours
     count, known = len(found.mishaps), incidents_known(found)
     causes = ", ".join(dict.fromkeys(mishap.cause for mishap in found.mishaps))
-    return Tiles(
+    return FigureTiles(
         (
             Tile("State", found.state.word, steps, found.state.tone),
             Tile(
@@ -159,7 +159,7 @@ def _costs(found: RunFigures, rate: Rate) -> tuple[Block, ...]:
     total = None if cost is None else cost.total
     price = (rate.price(total),) if rate.per_hour is not None else ()
     rows.append(("in all", duration(whole), "", hours(total), *price))
-    blocks: list[Block] = [Table(tuple(rows), marked=len(rows) - 2)]
+    blocks: list[Block] = [TextTable(tuple(rows), marked=len(rows) - 2)]
     if cost is None:
         blocks.append(
             Paragraph(
@@ -214,7 +214,7 @@ def _sessions(found: RunFigures) -> tuple[Block, ...]:
                 duration(session.restart_seconds) if session.restart_seconds else "",
             )
         )
-    return (Table(tuple(rows)),)
+    return (TextTable(tuple(rows)),)
 
 
 def _steps(session: Session) -> str:

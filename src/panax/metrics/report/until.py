@@ -133,7 +133,7 @@ def _time_to(run: RunFiles, step: float | int) -> tuple[float | int | None, floa
     return seconds, None if spent is None else float(spent.total)
 
 
-def lines_of(found: Sequence[Reached], loss: float | int, currency: str = "USD") -> list[str]:
+def format_until(found: Sequence[Reached], loss: float | int, currency: str = "USD") -> list[str]:
     """A row for each run, for a terminal; then what is to be known of some."""
     units = {each.unit for each in found if each.unit}
     priced = any(each.cost is not None for each in found)

@@ -8,17 +8,17 @@ from pathlib import Path
 from ...core.errors import DataError
 from ...metrics.page.blocks import (
     Block,
+    FigureTiles,
     Grid,
     Paragraph,
-    Part,
     Picture,
     Points,
     Section,
     Strip,
     Strips,
-    Table,
+    StripSegment,
+    TextTable,
     Tile,
-    Tiles,
 )
 from ...metrics.page.html import page
 from ...metrics.page.lines import Line, line_chart
@@ -64,17 +64,17 @@ def sections_of(found: Simulation) -> list[Section]:
         Section("How often to save, on how many devices", (Grid((*_by_interval(found), _by_devices(found))),)),
         Section("Numbers of devices", (_table_of_devices(found),)),
         Section("Intervals", (_table_of_intervals(found),)),
-        Section("Stage times", (Table((("stage", "time", "from"), *times_of(found))),)),
+        Section("Stage times", (TextTable((("stage", "time", "from"), *times_of(found))),)),
         Section("Assumed", (Points(found.assumptions),)),
     ]
 
 
-def _tiles(found: Simulation) -> Tiles:
+def _tiles(found: Simulation) -> FigureTiles:
     now, best, lives = found.now, found.best, found.lives
     between = now.seconds_between_failures
     tone = "good" if now.goodput >= 0.9 else "busy" if now.advances else "bad"
     spread = f"{percent(lives.low)} to {percent(lives.high)} in nine of ten lives"
-    return Tiles(
+    return FigureTiles(
         (
             Tile("Goodput", percent(now.goodput), spread if now.advances else "the run never advances", tone),
             Tile("At the best interval", percent(best.goodput), interval_in_words(best)),
@@ -101,7 +101,7 @@ def _strips(found: Simulation) -> Block:
         Strip(
             title,
             tuple(
-                Part(each.shares[kind], _colour(kind), f"{kind}: {percent(each.shares[kind])}")
+                StripSegment(each.shares[kind], _colour(kind), f"{kind}: {percent(each.shares[kind])}")
                 for kind in kinds
                 if each.shares.get(kind, 0) > 0
             ),
@@ -161,7 +161,7 @@ def _picture(title: str, lines: list[Line], below: str) -> Picture:
     return Picture(title, drawn.svg, title=title)
 
 
-def _table_of_devices(found: Simulation) -> Table:
+def _table_of_devices(found: Simulation) -> TextTable:
     rows: list[tuple[str, ...]] = [
         ("devices", "failures a day", "between failures", "goodput", "best goodput", "best interval")
     ]
@@ -181,10 +181,10 @@ def _table_of_devices(found: Simulation) -> Table:
                 interval,
             )
         )
-    return Table(tuple(rows), marked=marked)
+    return TextTable(tuple(rows), marked=marked)
 
 
-def _table_of_intervals(found: Simulation) -> Table:
+def _table_of_intervals(found: Simulation) -> TextTable:
     rows: list[tuple[str, ...]] = [("checkpoint every", "steps", "goodput", "checkpoint wait", "lost work", "")]
     marked = None
     for each in found.by_interval:
@@ -195,4 +195,4 @@ def _table_of_intervals(found: Simulation) -> Table:
         rows.append(
             (duration(each.interval), f"{each.every:,}", percent(each.goodput), waiting, lost, ", ".join(notes))
         )
-    return Table(tuple(rows), marked=marked)
+    return TextTable(tuple(rows), marked=marked)

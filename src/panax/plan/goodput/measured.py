@@ -18,7 +18,7 @@ BY_ASSUMPTION = "assumed"
 """Where such a time is from."""
 
 
-class Measured(NamedTuple):
+class GoodputFigures(NamedTuple):
     """What a run's folder tells.
 
     Attributes:
@@ -32,7 +32,7 @@ class Measured(NamedTuple):
     notes: Sequence[str]
 
 
-def measured(folder: str | Path) -> Measured:
+def read_stage_times(folder: str | Path) -> GoodputFigures:
     """Read stage times from a run's folder.
 
     Raises:
@@ -52,7 +52,7 @@ def measured(folder: str | Path) -> Measured:
     _add_recovery(mishaps_of(run), found, notes)
     _add_devices(run, found)
     found |= {name: (seconds, BY_ASSUMPTION) for name, seconds in ASSUMED.items() if name not in found}
-    return Measured(
+    return GoodputFigures(
         {name: value for name, (value, _) in found.items()},
         {name: source for name, (_, source) in found.items()},
         notes,

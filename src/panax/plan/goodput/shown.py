@@ -13,7 +13,7 @@ SHOWN_KINDS = (*KINDS[:-1], FEWER)
 STEPS = ("every", "copy_every", "measured_devices")
 
 
-def lines_of(found: Simulation) -> list[str]:
+def format_goodput(found: Simulation) -> list[str]:
     """All of it: the answer first, then tables, then what it rests on."""
     return [
         *_answer(found),
@@ -27,11 +27,11 @@ def lines_of(found: Simulation) -> list[str]:
         *_times(found),
         "",
         "Assumed",
-        *(line for sentence in found.assumptions for line in wrapped(f"- {sentence}", "  ")),
+        *(line for sentence in found.assumptions for line in wrap_sentence(f"- {sentence}", "  ")),
     ]
 
 
-def wrapped(sentence: str, indent: str = "") -> list[str]:
+def wrap_sentence(sentence: str, indent: str = "") -> list[str]:
     """A sentence in lines of at most 80 columns; flags stay whole."""
     return textwrap.wrap(sentence, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
@@ -80,7 +80,7 @@ def _answer(found: Simulation) -> list[str]:
         ("best", f"{interval_in_words(best)}, goodput {percent(best.goodput)}" if best.advances else "none"),
         *([("by theory", theory_in_words(found))] if best.advances else ()),
     ]
-    return [*(f"{name:<16}{value}" for name, value in rows), "", *wrapped(advice(found))]
+    return [*(f"{name:<16}{value}" for name, value in rows), "", *wrap_sentence(advice(found))]
 
 
 def _kinds(found: Simulation) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from ...core.errors import DataError, RecipeError, nearest
 from .fleet import SECONDS_PER_DAY, Fleet
 from .lives import Lives, live_many
-from .measured import BY_ASSUMPTION, Measured, measured
+from .measured import BY_ASSUMPTION, GoodputFigures, read_stage_times
 from .model import Forecast, best_every, forecast, young_daly_seconds
 from .stages import StageTimes
 
@@ -113,7 +113,7 @@ def simulate(
         if name not in STAGE_FIELDS and name not in FLEET_FIELDS:
             raise RecipeError(f"there is no stage time {name!r}; {nearest(name, [*STAGE_FIELDS, *FLEET_FIELDS])}")
     _check_place(output)
-    read = Measured({}, {}, ()) if run is None else measured(run)
+    read = GoodputFigures({}, {}, ()) if run is None else read_stage_times(run)
     times = {**read.times, **{name: value for name, value in given.items() if name in STAGE_FIELDS}}
     if "copy_stall" not in given and not times.get("copy_every"):
         times.pop("copy_stall", None)
@@ -185,7 +185,7 @@ def _by_interval(stages: StageTimes, fleet: Fleet) -> tuple[Forecast, ...]:
     return tuple(_at(stages, fleet, count * unit) for count in sorted(counts) if 1 <= count <= most)
 
 
-def _assumptions(stages: StageTimes, fleet: Fleet, read: Measured, given: Mapping[str, Any]) -> Sequence[str]:
+def _assumptions(stages: StageTimes, fleet: Fleet, read: GoodputFigures, given: Mapping[str, Any]) -> Sequence[str]:
     """What the figures rest on, beside what was measured."""
     found = list(read.notes)
     assumed = [name for name, source in read.sources.items() if source == BY_ASSUMPTION and name not in given]

@@ -1,24 +1,24 @@
 """`panax check --full`: every kernel against its definition, layouts, a checkpoint and a benchmark, on the devices here."""
 
-from .parts import Case, Differs, FullCheck, LeftOut, Outcome, Part, run_case
+from .parts import Case, CheckOutcome, CheckResult, Differs, FullCheck, LeftOut, run_case
 from .running import cases, chip_name, full_check, refuse_several
 from .sizes import ACCELERATOR, CPU, Sizes, sizes_for
-from .writing import markdown, part_lines, result_file, write_result
+from .writing import format_markdown, part_lines, result_file, write_result
 
 __all__ = [
     "ACCELERATOR",
     "CPU",
     "Case",
+    "CheckOutcome",
+    "CheckResult",
     "Differs",
     "FullCheck",
     "LeftOut",
-    "Outcome",
-    "Part",
     "Sizes",
     "cases",
     "chip_name",
+    "format_markdown",
     "full_check",
-    "markdown",
     "part_lines",
     "refuse_several",
     "result_file",

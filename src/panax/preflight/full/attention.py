@@ -19,7 +19,7 @@ from ...kernels.attention_reference import reference_attention
 from ...kernels.product import MatmulCase
 from ...parallel.context import zigzag_order
 from ...parallel.context_choice import ContextCase
-from .comparing import defined, here, made_by, precise, refuse_beyond, worst_share
+from .comparing import evaluate_definition, here, made_by, precise, refuse_beyond, worst_share
 from .parts import Figures, LeftOut
 from .sizes import Sizes
 
@@ -201,7 +201,7 @@ def _definition(
         out, pull = jax.vjp(lambda q, k, v: reference_attention(q, k, v, held, **fixed), q, k, v)
         return out, *pull(d_out)
 
-    with defined():
+    with evaluate_definition():
         return tuple(np.asarray(x) for x in run(*(np.asarray(x, np.float32) for x in arrays)))
 
 

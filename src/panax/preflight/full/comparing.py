@@ -30,7 +30,7 @@ def here() -> Target:
 
 
 @contextlib.contextmanager
-def defined() -> Iterator[None]:
+def evaluate_definition() -> Iterator[None]:
     """Compute a definition: on the host's processor where JAX has it, with whole products."""
     try:
         device = jax.local_devices(backend="cpu")[0]

@@ -12,7 +12,7 @@ MOST_CHARACTERS = 4000
 """Of an error that is kept: a compiler's may be a whole program."""
 
 
-class Outcome(enum.Enum):
+class CheckOutcome(enum.Enum):
     """How a part ended; the value is what a person reads."""
 
     PASSED = "passed"
@@ -46,7 +46,7 @@ class Case:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class CheckResult:
     """One part, after it ran.
 
     Attributes:
@@ -56,7 +56,7 @@ class Part:
 
     group: str
     name: str
-    outcome: Outcome
+    outcome: CheckOutcome
     why: str
     figures: Figures
     seconds: float
@@ -78,33 +78,33 @@ class FullCheck:
     platform: str
     chip: str
     facts: Mapping[str, str]
-    parts: tuple[Part, ...]
+    parts: tuple[CheckResult, ...]
     seconds: float
 
     @property
-    def failed(self) -> tuple[Part, ...]:
-        return tuple(part for part in self.parts if part.outcome is Outcome.FAILED)
+    def failed(self) -> tuple[CheckResult, ...]:
+        return tuple(part for part in self.parts if part.outcome is CheckOutcome.FAILED)
 
-    def count(self, outcome: Outcome) -> int:
+    def count(self, outcome: CheckOutcome) -> int:
         return sum(part.outcome is outcome for part in self.parts)
 
     def said(self) -> str:
         """How many parts passed, failed and were left out, in words."""
-        return ", ".join(f"{self.count(each)} {each.value}" for each in Outcome)
+        return ", ".join(f"{self.count(each)} {each.value}" for each in CheckOutcome)
 
 
-def run_case(case: Case) -> Part:
+def run_case(case: Case) -> CheckResult:
     """Run a part; an error is kept as its result, so that the other parts go on."""
     start = time.perf_counter()
     figures: Figures = {}
-    outcome, why = Outcome.PASSED, ""
+    outcome, why = CheckOutcome.PASSED, ""
     try:
         figures = case.run()
     except LeftOut as reason:
-        outcome, why = Outcome.LEFT_OUT, str(reason)
+        outcome, why = CheckOutcome.LEFT_OUT, str(reason)
     except Exception as error:
-        outcome, why = Outcome.FAILED, _said(error)
-    return Part(case.group, case.name, outcome, why, figures, time.perf_counter() - start)
+        outcome, why = CheckOutcome.FAILED, _said(error)
+    return CheckResult(case.group, case.name, outcome, why, figures, time.perf_counter() - start)
 
 
 def _said(error: Exception) -> str:

@@ -12,7 +12,7 @@ from ...kernels import Kernel, linear_cross_entropy
 from ...kernels.state_space import state_space_scan
 from ...kernels.state_space_reference import reference_state_space_scan
 from .attention import BATCH, documents
-from .comparing import defined, here, made_by, worst_share
+from .comparing import evaluate_definition, here, made_by, worst_share
 from .parts import Case, Figures
 from .sizes import Sizes
 
@@ -52,7 +52,7 @@ def check_cross_entropy(dtype: str, sizes: Sizes) -> Figures:
 
     kernel = Kernel(work="cross-entropy", name="chunked", run=chunked)
     made, figures = made_by(kernel, jax.value_and_grad(chunked, (0, 1)), (x, head, targets, mask), dtype)
-    with defined():
+    with evaluate_definition():
         wide = (np.asarray(x, np.float32), np.asarray(head, np.float32), targets, mask)
         loss, gradients = jax.jit(jax.value_and_grad(whole, (0, 1)))(*wide)
     wanted = [np.asarray(each) for each in (loss, *gradients)]
@@ -95,7 +95,7 @@ def check_scan(dtype: str, sizes: Sizes) -> Figures:
 
     kernel = Kernel(work="state-space scan", name="chunked", run=chunked)
     found, figures = made_by(kernel, chunked, (*arrays, segments, d_out), dtype)
-    with defined():
+    with evaluate_definition():
         wide = [np.asarray(each, np.float32) for each in arrays]
         wanted = [np.asarray(x) for x in jax.jit(stepwise)(*wide, segments, np.asarray(d_out, np.float32))]
     distances = [np.asarray(np.linalg.norm(left - right)) for left, right in zip(found, wanted)]

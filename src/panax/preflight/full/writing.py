@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...core.errors import RecipeError
-from ...plan.report import aligned, duration
-from ...system.files import expanded
-from .parts import FullCheck, Outcome, Part
+from ...plan.report import align_columns, duration
+from ...system.files import expand_user
+from .parts import CheckOutcome, CheckResult, FullCheck
 
 RESULTS = Path("benchmarks/results")
 """Where results are kept, where the current folder has it."""
@@ -16,12 +16,12 @@ def part_lines(result: FullCheck) -> list[str]:
     """The parts as a table, then what failed and why, then what was left out and why."""
     head = f"full check     {result.platform} ({result.chip}), in {duration(result.seconds)}: {result.said()}"
     rows = [(part.group, part.name, part.outcome.value, _took(part)) for part in result.parts]
-    lines = ["", head, "", *aligned([("part", "", "", "took"), *rows], left=3)]
+    lines = ["", head, "", *align_columns([("part", "", "", "took"), *rows], left=3)]
     for part in result.parts:
         if part.group == "benchmark" and part.figures:
             lines += ["", *(f"{name:<14} {value}" for name, value in part.figures.items())]
-    for title, outcome in (("failed", Outcome.FAILED), ("left out", Outcome.LEFT_OUT)):
-        reasons: dict[str, list[Part]] = {}
+    for title, outcome in (("failed", CheckOutcome.FAILED), ("left out", CheckOutcome.LEFT_OUT)):
+        reasons: dict[str, list[CheckResult]] = {}
         for part in result.parts:
             if part.outcome is outcome:
                 reasons.setdefault(part.why, []).append(part)
@@ -30,11 +30,11 @@ def part_lines(result: FullCheck) -> list[str]:
     return lines
 
 
-def _took(part: Part) -> str:
-    return "" if part.outcome is Outcome.LEFT_OUT else duration(part.seconds)
+def _took(part: CheckResult) -> str:
+    return "" if part.outcome is CheckOutcome.LEFT_OUT else duration(part.seconds)
 
 
-def _with_reason(why: str, parts: Sequence[Part]) -> Iterator[str]:
+def _with_reason(why: str, parts: Sequence[CheckResult]) -> Iterator[str]:
     first, *rest = why.splitlines() or [""]
     yield f"  {'; '.join(f'{part.group}: {part.name}' for part in parts)}"
     yield f"           {first}"
@@ -42,7 +42,7 @@ def _with_reason(why: str, parts: Sequence[Part]) -> Iterator[str]:
         yield f"           and {len(rest)} more lines, in the file"
 
 
-def markdown(result: FullCheck, checked: Sequence[str], command: str = "panax check --full") -> str:
+def format_markdown(result: FullCheck, checked: Sequence[str], command: str = "panax check --full") -> str:
     """The whole as a page.
 
     Args:
@@ -66,9 +66,9 @@ def markdown(result: FullCheck, checked: Sequence[str], command: str = "panax ch
     ]
     for part in result.parts:
         said = "; ".join(f"{name}: {value}" for name, value in part.figures.items())
-        if part.outcome is Outcome.LEFT_OUT:
+        if part.outcome is CheckOutcome.LEFT_OUT:
             said = part.why
-        elif part.outcome is Outcome.FAILED:
+        elif part.outcome is CheckOutcome.FAILED:
             said = "see below"
         cells = (part.group, part.name, part.outcome.value, _took(part), said)
         lines.append(f"| {' | '.join(map(_cell, cells))} |")
@@ -90,7 +90,7 @@ def result_file(output: str | Path | None, day: str, platform: str, chip: str) -
         RecipeError: The file that is asked for is there, or its folder is not.
     """
     if output is not None:
-        path = expanded(output)
+        path = expand_user(output)
         if path.exists():
             raise RecipeError(f"--output {path}: it is there already; name another file, or remove it")
         if not path.parent.is_dir():

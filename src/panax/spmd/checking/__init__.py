@@ -13,19 +13,19 @@ from ...core.errors import LayoutError
 from ...core.jax_primitives import ClosedJaxpr, Jaxpr, called_jaxpr, is_shard_map, open_jaxpr, read_shard_map
 from ..marks import mark_p
 from .lines import line_of
-from .walk import Finding, Walk, inputs, wrong_results
+from .walk import ShardingFinding, Walk, inputs, wrong_results
 
 MOST_CAUSES = 3
 """That an error lists; others are counted."""
 
 
 def check_program(program: ClosedJaxpr) -> None:
-    """Follow every `shard_map` of a traced program in which `expected` says what is to come out.
+    """Follow every `shard_map` of a traced program in which `check_sharding` says what is to come out.
 
     Raises:
         LayoutError: A value is not what it should be along a mesh axis: with the axis, the source line, and what to do.
     """
-    causes: dict[tuple[str, str], list[Finding]] = {}
+    causes: dict[tuple[str, str], list[ShardingFinding]] = {}
     for finding in findings(program):
         causes.setdefault((finding.reason, line_of(finding.source)), []).append(finding)
     if causes:
@@ -34,7 +34,7 @@ def check_program(program: ClosedJaxpr) -> None:
         raise LayoutError("\n".join([*lines[:MOST_CAUSES], *more]))
 
 
-def findings(program: ClosedJaxpr) -> Iterator[Finding]:
+def findings(program: ClosedJaxpr) -> Iterator[ShardingFinding]:
     """What is wrong, axis by axis, in the order of the program."""
     for equation in _manual_programs(open_jaxpr(program)):
         jaxpr, sizes, in_specs, out_specs = read_shard_map(equation)
@@ -48,7 +48,7 @@ def findings(program: ClosedJaxpr) -> Iterator[Finding]:
                 yield from wrong_results(results, out_specs, axis, jaxpr)
 
 
-def said(found: list[Finding]) -> str:
+def said(found: list[ShardingFinding]) -> str:
     """What was found wrong for one cause, as an error says it."""
     axes = list(dict.fromkeys(finding.axis for finding in found))
     values = list(dict.fromkeys(finding.what for finding in found))

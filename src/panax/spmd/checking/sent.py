@@ -4,23 +4,23 @@ from collections.abc import Callable
 from typing import Any
 
 from ...core.jax_primitives import exchanged_dims, gathered_dim, gathers_into_dim, permutation_pairs, scattered_dim
-from ..marks import Holds, Mark, read_mark
-from .states import CONSTANT, PARTIAL, UNKNOWN, WHOLE, ZERO, Kind, State, described, of, split, wrong
+from ..marks import ShardingMark, ValueState, read_mark
+from .states import CONSTANT, PARTIAL, UNKNOWN, WHOLE, ZERO, AxisState, Kind, describe_state, of, split, wrong
 from .values import States
 
-Sent = Callable[[Any, State], State]
+Sent = Callable[[Any, AxisState], AxisState]
 """(equation, state of what is sent along an axis that it is sent over) to the state of what arrives."""
 
 
-def added_up(equation: Any, state: State) -> State:
+def added_up(equation: Any, state: AxisState) -> AxisState:
     return _added_up(equation, state, WHOLE)
 
 
-def scattered(equation: Any, state: State) -> State:
+def scattered(equation: Any, state: AxisState) -> AxisState:
     return _added_up(equation, state, split((scattered_dim(equation),)))
 
 
-def _added_up(equation: Any, state: State, result: State) -> State:
+def _added_up(equation: Any, state: AxisState, result: AxisState) -> AxisState:
     if state.kind in (Kind.ZERO, Kind.WRONG) or (state is CONSTANT and result is WHOLE):
         return state
     if state.kind is Kind.WHOLE:
@@ -37,7 +37,7 @@ def _added_up(equation: Any, state: State, result: State) -> State:
     return result
 
 
-def gathered(equation: Any, state: State) -> State:
+def gathered(equation: Any, state: AxisState) -> AxisState:
     dim = gathered_dim(equation)
     if state.kind in (Kind.ZERO, Kind.CONSTANT, Kind.WRONG):
         return state
@@ -57,26 +57,26 @@ def gathered(equation: Any, state: State) -> State:
     return WHOLE
 
 
-def largest(equation: Any, state: State) -> State:
+def largest(equation: Any, state: AxisState) -> AxisState:
     if state.kind is Kind.PARTIAL:
         return wrong(equation, "takes an extreme of terms of a sum over devices; add them up before")
     return WHOLE if state.kind in (Kind.SPLIT, Kind.UNKNOWN) else state
 
 
-def moved(equation: Any, state: State) -> State:
+def moved(equation: Any, state: AxisState) -> AxisState:
     if state.kind is Kind.PARTIAL:
         return wrong(equation, "sends a term of a sum to another device; add it up before")
     return state
 
 
-def permuted(equation: Any, state: State) -> State:
+def permuted(equation: Any, state: AxisState) -> AxisState:
     """A device that nobody sends to gets zeros: what was equal on all of them is then not any more."""
     state = moved(equation, state)
     senders, receivers = zip(*permutation_pairs(equation))
     return split((), equation) if state.kind is Kind.WHOLE and {*senders} != {*receivers} else state
 
 
-def exchanged(equation: Any, state: State) -> State:
+def exchanged(equation: Any, state: AxisState) -> AxisState:
     state = moved(equation, state)
     if state.kind is not Kind.SPLIT and state.kind is not Kind.WHOLE:
         return state
@@ -84,7 +84,7 @@ def exchanged(equation: Any, state: State) -> State:
     return split({*(part for part in state.parts if part[0] != along), cut})
 
 
-def exchanged_unevenly(equation: Any, state: State) -> State:
+def exchanged_unevenly(equation: Any, state: AxisState) -> AxisState:
     state = moved(equation, state)
     return split(range(len(equation.outvars[0].aval.shape))) if state.kind is Kind.SPLIT else state
 
@@ -100,18 +100,18 @@ SENT: dict[str, Sent] = {
 }
 
 
-def marked(equation: Any, states: States, axis: str) -> tuple[State, str]:
+def marked(equation: Any, states: States, axis: str) -> tuple[AxisState, str]:
     """The state after a mark, and what is wrong where it says what was expected."""
     state, *operands = states
     mark = read_mark(equation)
     if mark is None or axis not in mark.holds:
         return state, ""
-    if mark.mark is Mark.LINEAR:
+    if mark.mark is ShardingMark.LINEAR:
         return (operands[0] if operands[0].kind is Kind.PARTIAL else state), ""
     holds = mark.holds[axis]
-    if mark.mark is Mark.DECLARED:
+    if mark.mark is ShardingMark.DECLARED:
         return (ZERO if state.kind is Kind.ZERO else of(holds[0], mark.dim)), ""
-    if mark.mark is Mark.SHARED:
+    if mark.mark is ShardingMark.SHARED:
         return _shared(equation, state), ""
     if state.kind in (Kind.ZERO, Kind.UNKNOWN) or any(_is(state, what) for what in holds):
         return state, ""
@@ -120,14 +120,14 @@ def marked(equation: Any, states: States, axis: str) -> tuple[State, str]:
     return UNKNOWN, _unexpected(state, [what.name for what in holds])
 
 
-def _is(state: State, wanted: Holds) -> bool:
+def _is(state: AxisState, wanted: ValueState) -> bool:
     if state.kind is Kind.CONSTANT:
-        return wanted in (Holds.WHOLE, Holds.PARTIAL)
-    kinds = {Holds.WHOLE: Kind.WHOLE, Holds.PARTIAL: Kind.PARTIAL}
-    return state.kind is kinds.get(wanted, Kind.SPLIT) and not (wanted is Holds.OWN and state.dims)
+        return wanted in (ValueState.WHOLE, ValueState.PARTIAL)
+    kinds = {ValueState.WHOLE: Kind.WHOLE, ValueState.PARTIAL: Kind.PARTIAL}
+    return state.kind is kinds.get(wanted, Kind.SPLIT) and not (wanted is ValueState.OWN and state.dims)
 
 
-def _unexpected(state: State, wanted: list[str]) -> str:
+def _unexpected(state: AxisState, wanted: list[str]) -> str:
     if state.kind is Kind.WHOLE and "PARTIAL" in wanted:
         return (
             "is equal on every device and will be added up over them, which gives a multiple of it; where all devices compute "
@@ -136,14 +136,16 @@ def _unexpected(state: State, wanted: list[str]) -> str:
     if state.kind is Kind.PARTIAL:
         return "is a term of a sum over devices that is not made; add it up (scatter_sequence, sum_over_sequence, psum)"
     return (
-        f"is {described(state)}, and nothing says how devices' values become one; look for a lookup, a maximum or a mask of a "
-        f"device's own part whose results are not added up"
+        f"is {describe_state(state)}, and no operation combines the devices' values; look for a lookup, a maximum or a mask of a "
+        f"device's own part with results that are not summed"
     )
 
 
-def _shared(equation: Any, state: State) -> State:
+def _shared(equation: Any, state: AxisState) -> AxisState:
     if state.kind in (Kind.WHOLE, Kind.CONSTANT, Kind.UNKNOWN):
         return PARTIAL
     if state.kind in (Kind.ZERO, Kind.WRONG):
         return state
-    return wrong(equation, f"divides among all devices a cotangent that is {described(state)}; use equal_shares once")
+    return wrong(
+        equation, f"divides among all devices a cotangent that is {describe_state(state)}; use equal_shares once"
+    )

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...core.jax_primitives import broadcast_dims, squeezed_dims, stacked_dim, transposed_dims
-from .states import Part, State
+from .states import AxisState, Part
 
 
-def reshaped(equation: Any, state: State) -> Iterable[Part] | None:
+def reshaped(equation: Any, state: AxisState) -> Iterable[Part] | None:
     """The parts of a split value after its dimensions were put together and cut otherwise.
 
     None where that can't be told: a part of size 1 leaves no trace in the dimension that it is put together with.
@@ -55,40 +55,40 @@ def _spans(shape: tuple[int, ...]) -> list[int]:
     return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
 
-def without(gone: Iterable[int], state: State) -> set[Part]:
+def without(gone: Iterable[int], state: AxisState) -> set[Part]:
     """The parts along dimensions that are left, by their new numbers."""
     removed = frozenset(gone)
     return state.moved(lambda dim: None if dim in removed else dim - sum(g < dim for g in removed))
 
 
-def _transposed(equation: Any, state: State) -> Iterable[Part]:
+def _transposed(equation: Any, state: AxisState) -> Iterable[Part]:
     return state.moved(list(transposed_dims(equation)).index)
 
 
-def _broadcast(equation: Any, state: State) -> Iterable[Part]:
+def _broadcast(equation: Any, state: AxisState) -> Iterable[Part]:
     places = broadcast_dims(equation)
     return state.moved(lambda dim: places[dim])
 
 
-def _squeezed(equation: Any, state: State) -> Iterable[Part]:
+def _squeezed(equation: Any, state: AxisState) -> Iterable[Part]:
     return without(squeezed_dims(equation), state)
 
 
-def _unstacked(equation: Any, state: State) -> Iterable[Part]:
+def _unstacked(equation: Any, state: AxisState) -> Iterable[Part]:
     return without([stacked_dim(equation)], state)
 
 
-def _stacked(equation: Any, state: State) -> Iterable[Part]:
+def _stacked(equation: Any, state: AxisState) -> Iterable[Part]:
     axis = stacked_dim(equation)
     return state.moved(lambda dim: dim + (dim >= axis))
 
 
-def _resized(equation: Any, state: State) -> Iterable[int | Part]:
+def _resized(equation: Any, state: AxisState) -> Iterable[int | Part]:
     before, after = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
     return [part if before[part[0]] == after[part[0]] else part[0] for part in state.parts]
 
 
-MOVED: dict[str, Callable[[Any, State], Iterable[int | Part] | None]] = {
+MOVED: dict[str, Callable[[Any, AxisState], Iterable[int | Part] | None]] = {
     "reshape": reshaped,
     "transpose": _transposed,
     "broadcast_in_dim": _broadcast,

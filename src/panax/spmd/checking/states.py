@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..marks import Holds
+from ..marks import ValueState
 
 
 class Kind(enum.IntEnum):
@@ -26,7 +26,7 @@ Part = tuple[int, int, int]
 dimensions were put together, `low` is the product of those behind the split one. High is 0 for a whole dimension."""
 
 
-class State:
+class AxisState:
     """The state of a value along one mesh axis; immutable.
 
     Attributes:
@@ -43,7 +43,7 @@ class State:
         self.dims = frozenset(part[0] for part in parts)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, State) and self.kind is other.kind and self.parts == other.parts
+        return isinstance(other, AxisState) and self.kind is other.kind and self.parts == other.parts
 
     def __hash__(self) -> int:
         return hash((self.kind, self.parts))
@@ -56,45 +56,52 @@ class State:
         return f"{self.kind.name.lower()}{sorted(self.parts) if self.parts else ''}"
 
 
-ZERO, CONSTANT, WHOLE, PARTIAL, UNKNOWN = map(State, (Kind.ZERO, Kind.CONSTANT, Kind.WHOLE, Kind.PARTIAL, Kind.UNKNOWN))
+ZERO, CONSTANT, WHOLE, PARTIAL, UNKNOWN = map(
+    AxisState, (Kind.ZERO, Kind.CONSTANT, Kind.WHOLE, Kind.PARTIAL, Kind.UNKNOWN)
+)
 
-LONE = State(Kind.PARTIAL)
+LONE = AxisState(Kind.PARTIAL)
 """The sum over a split dimension of which each device has a single element: a term, or, since JAX transposes a broadcast along
 such a dimension to a sum, that element. It equals `PARTIAL`, and counts as one until it meets a device's own part."""
 
 
 @functools.lru_cache(maxsize=4096)
-def _split(parts: frozenset[Part]) -> State:
-    return State(Kind.SPLIT, parts)
+def _split(parts: frozenset[Part]) -> AxisState:
+    return AxisState(Kind.SPLIT, parts)
 
 
-def split(along: Iterable[int | Part], source: Any = None) -> State:
+def split(along: Iterable[int | Part], source: Any = None) -> AxisState:
     """Split along some of these dimensions, or parts of them; along none, a device's own."""
     parts = frozenset(part if isinstance(part, tuple) else (int(part), 1, 0) for part in along)
-    return State(Kind.SPLIT, parts, source) if source is not None and not parts else _split(parts)
+    return AxisState(Kind.SPLIT, parts, source) if source is not None and not parts else _split(parts)
 
 
-def wrong(source: Any, reason: str) -> State:
-    return State(Kind.WRONG, source=source, reason=reason)
+def wrong(source: Any, reason: str) -> AxisState:
+    return AxisState(Kind.WRONG, source=source, reason=reason)
 
 
-def is_own(state: State) -> bool:
+def is_own(state: AxisState) -> bool:
     return state.kind is Kind.SPLIT and not state.dims
 
 
-def of(holds: Holds, dim: int) -> State:
+def of(holds: ValueState, dim: int) -> AxisState:
     """The state that a mark declares, of what is split along `dim` if it is split."""
-    if holds is Holds.SPLIT:
+    if holds is ValueState.SPLIT:
         return split((dim,))
-    return {Holds.WHOLE: WHOLE, Holds.OWN: split(()), Holds.PARTIAL: PARTIAL, Holds.UNKNOWN: UNKNOWN}[holds]
+    return {
+        ValueState.WHOLE: WHOLE,
+        ValueState.OWN: split(()),
+        ValueState.PARTIAL: PARTIAL,
+        ValueState.UNKNOWN: UNKNOWN,
+    }[holds]
 
 
-def worst(states: Iterable[State]) -> State | None:
+def worst(states: Iterable[AxisState]) -> AxisState | None:
     """The first one that is wrong."""
     return next((state for state in states if state.kind is Kind.WRONG), None)
 
 
-def together(states: Iterable[State]) -> State:
+def together(states: Iterable[AxisState]) -> AxisState:
     """Of a value that each element of depends on the same elements of values in these states, none of them partial."""
     kinds = {state.kind: state for state in states}
     if Kind.WRONG in kinds:
@@ -106,13 +113,13 @@ def together(states: Iterable[State]) -> State:
     return WHOLE if Kind.WHOLE in kinds else CONSTANT
 
 
-def _union(states: Iterable[State]) -> State:
+def _union(states: Iterable[AxisState]) -> AxisState:
     first, *rest = states
     parts = first.parts.union(*(state.parts for state in rest))
     return first if parts == first.parts else _split(parts)
 
 
-def joined(a: State, b: State, source: Any) -> State:
+def joined(a: AxisState, b: AxisState, source: Any) -> AxisState:
     """Of a value that is one or the other, as a loop's carry or the result of branches."""
     if a is b or a == b or b.kind is Kind.ZERO or a.kind is Kind.WRONG:
         return a
@@ -122,11 +129,11 @@ def joined(a: State, b: State, source: Any) -> State:
         return UNKNOWN
     if Kind.PARTIAL in (a.kind, b.kind):
         other = b if a.kind is Kind.PARTIAL else a
-        return wrong(source, f"is now a term of a sum, now {described(other)}")
+        return wrong(source, f"is now a term of a sum, now {describe_state(other)}")
     return together((a, b))
 
 
-def described(state: State) -> str:
+def describe_state(state: AxisState) -> str:
     """As a message says it."""
     return {
         Kind.ZERO: "zero",

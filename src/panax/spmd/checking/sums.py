@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from ...core.jax_primitives import contracted_dims, dimension_numbers, foreign_target, reduced_dims, slice_sizes
 from .shapes import without
-from .states import LONE, PARTIAL, UNKNOWN, ZERO, Kind, Part, State, split, together, worst, wrong
+from .states import LONE, PARTIAL, UNKNOWN, ZERO, AxisState, Kind, Part, split, together, worst, wrong
 from .values import FIXED, Rule, States, nonlinear, unknown
 
 
-def reduced(equation: Any, states: States) -> State:
+def reduced(equation: Any, states: States) -> AxisState:
     (state,) = states
     if state.kind is not Kind.SPLIT or not state.dims:
         return state
@@ -22,14 +22,14 @@ def reduced(equation: Any, states: States) -> State:
     return LONE if found is PARTIAL and all(shape[dim] == 1 for dim in state.dims) else found
 
 
-def _summed(equation: Any, left: set[Part]) -> State:
+def _summed(equation: Any, left: set[Part]) -> AxisState:
     """A sum over all but these of the dimensions that the parts lie along."""
     if left or not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.inexact):
         return split(left, equation)
     return PARTIAL
 
 
-def extreme(equation: Any, states: States) -> State | list[State]:
+def extreme(equation: Any, states: States) -> AxisState | list[AxisState]:
     (state,) = states
     if state.kind is Kind.PARTIAL:
         return nonlinear(equation, states)
@@ -38,7 +38,7 @@ def extreme(equation: Any, states: States) -> State | list[State]:
     return split(without(reduced_dims(equation), state), equation)
 
 
-def contracted(equation: Any, states: States) -> State:
+def contracted(equation: Any, states: States) -> AxisState:
     """A product of arrays, summed over the dimensions that the first two lists name."""
     (left_sum, right_sum), (left_batch, right_batch) = contracted_dims(equation)
     ranks = [len(operand.aval.shape) for operand in equation.invars[:2]]
@@ -47,7 +47,7 @@ def contracted(equation: Any, states: States) -> State:
     )
 
 
-def product_of(equation: Any, states: States, summed: Any, batch: Any, ranks: Any) -> State:
+def product_of(equation: Any, states: States, summed: Any, batch: Any, ranks: Any) -> AxisState:
     left, right = states[:2]
     found = worst((left, right))
     if found is not None:
@@ -81,7 +81,7 @@ def product_of(equation: Any, states: States, summed: Any, batch: Any, ranks: An
     return _summed(equation, parts) if over else split(parts, equation)
 
 
-def sliced(equation: Any, states: States) -> State:
+def sliced(equation: Any, states: States) -> AxisState:
     operand, *places = states
     found = worst(states)
     if found is not None or all(place.kind in FIXED for place in places):
@@ -96,7 +96,7 @@ def sliced(equation: Any, states: States) -> State:
     return split(moved, equation)
 
 
-def written(equation: Any, states: States) -> State:
+def written(equation: Any, states: States) -> AxisState:
     """A slice that is written into an array."""
     operand, update, *places = states
     found = worst(states)
@@ -110,13 +110,13 @@ def written(equation: Any, states: States) -> State:
     return together([*live, *(split(()) for place in places if place.kind not in FIXED)])
 
 
-def _mixed(equation: Any, live: list[State]) -> State:
+def _mixed(equation: Any, live: list[AxisState]) -> AxisState:
     if any(state.kind is Kind.UNKNOWN for state in live):
         return UNKNOWN
     return wrong(equation, "writes a term of a sum over devices beside values that are none; add it up before")
 
 
-def taken(equation: Any, states: States) -> State:
+def taken(equation: Any, states: States) -> AxisState:
     """Rows of an array, by their numbers."""
     operand, numbers = states[:2]
     found = worst((operand, numbers))
@@ -141,7 +141,7 @@ def taken(equation: Any, states: States) -> State:
     return split(numbers.moved(dict(enumerate(batch)).get) | operand.moved(place.get), equation)
 
 
-def scattered(equation: Any, states: States) -> State:
+def scattered(equation: Any, states: States) -> AxisState:
     """Rows written, or added, at computed places."""
     operand, numbers, updates = states[:3]
     found = worst((operand, numbers, updates))
@@ -173,7 +173,7 @@ def scattered(equation: Any, states: States) -> State:
     return together((operand, split(into, equation))) if operand.kind is not Kind.PARTIAL else operand
 
 
-def _places(equation: Any, numbers: State, updates: State) -> tuple[set[int], set[int]]:
+def _places(equation: Any, numbers: AxisState, updates: AxisState) -> tuple[set[int], set[int]]:
     """Split dimensions of the updates that are places, and of the operand that whole windows of these lie along."""
     how = dimension_numbers(equation)
     rank = len(equation.invars[2].aval.shape)
@@ -188,7 +188,7 @@ def _places(equation: Any, numbers: State, updates: State) -> tuple[set[int], se
     return places, window
 
 
-def foreign(equation: Any, states: States) -> State | list[State]:
+def foreign(equation: Any, states: States) -> AxisState | list[AxisState]:
     """Panax's own kernels on CPU."""
     target = foreign_target(equation)
     if target.startswith("panax_product_"):

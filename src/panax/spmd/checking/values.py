@@ -10,15 +10,28 @@ import jax.numpy as jnp
 
 from ...core.jax_primitives import converted_dtype
 from .shapes import MOVED
-from .states import CONSTANT, LONE, PARTIAL, UNKNOWN, ZERO, Kind, State, described, split, together, worst, wrong
+from .states import (
+    CONSTANT,
+    LONE,
+    PARTIAL,
+    UNKNOWN,
+    ZERO,
+    AxisState,
+    Kind,
+    describe_state,
+    split,
+    together,
+    worst,
+    wrong,
+)
 
-States = Sequence[State]
-Rule = Callable[[Any, States], "State | list[State]"]
+States = Sequence[AxisState]
+Rule = Callable[[Any, States], "AxisState | list[AxisState]"]
 
 FIXED = (Kind.ZERO, Kind.CONSTANT, Kind.WHOLE)
 
 
-def nonlinear(equation: Any, states: States) -> State:
+def nonlinear(equation: Any, states: States) -> AxisState:
     """Each element depends on the same element of each operand."""
     for state in states:
         if state.kind is Kind.PARTIAL:
@@ -29,19 +42,19 @@ def nonlinear(equation: Any, states: States) -> State:
     return together(states)
 
 
-def unknown(equation: Any, states: States) -> State:
+def unknown(equation: Any, states: States) -> AxisState:
     """Of a primitive that has no rule."""
     if any(state.kind is Kind.PARTIAL for state in states):
         return wrong(
             equation,
             f"hands a term of a sum over devices to '{equation.primitive.name}', of which nothing is known; add it up before, or "
-            f"say what its result is (panax.spmd.declared)",
+            f"say what its result is (panax.spmd.assert_sharding)",
         )
     state = together(states)
     return UNKNOWN if state.kind is Kind.SPLIT else state
 
 
-def linear(equation: Any, states: States) -> State:
+def linear(equation: Any, states: States) -> AxisState:
     """Linear in the first operand, whose dimensions may move; the others say where."""
     first, *rest = states
     if len(states) > 1:
@@ -60,14 +73,14 @@ def linear(equation: Any, states: States) -> State:
     return split(parts) if parts else UNKNOWN
 
 
-def converted(equation: Any, states: States) -> State:
+def converted(equation: Any, states: States) -> AxisState:
     (state,) = states
     if state.kind is Kind.PARTIAL and not jnp.issubdtype(converted_dtype(equation), jnp.inexact):
         return nonlinear(equation, states)
     return state
 
 
-def added(equation: Any, states: States) -> State:
+def added(equation: Any, states: States) -> AxisState:
     """A sum of terms is one; a whole value that is added to a term is counted once for each device."""
     live = [state for state in states if state.kind is not Kind.ZERO]
     if not live:
@@ -77,7 +90,7 @@ def added(equation: Any, states: States) -> State:
     return _of_terms(equation, live, "adds")
 
 
-def _of_terms(equation: Any, live: list[State], does: str) -> State:
+def _of_terms(equation: Any, live: list[AxisState], does: str) -> AxisState:
     found = worst(live)
     if found is not None:
         return found
@@ -90,12 +103,12 @@ def _of_terms(equation: Any, live: list[State], does: str) -> State:
         return together([state for state in live if state.kind is not Kind.PARTIAL])
     return wrong(
         equation,
-        f"{does} to a term of a sum over devices a value that is {described(other)}, which the sum then counts once for each "
+        f"{does} to a term of a sum over devices a value that is {describe_state(other)}, which the sum then counts once per "
         f"device; add the terms up before",
     )
 
 
-def multiplied(equation: Any, states: States) -> State:
+def multiplied(equation: Any, states: States) -> AxisState:
     left, right = states
     if Kind.ZERO in (left.kind, right.kind):
         return ZERO
@@ -104,7 +117,7 @@ def multiplied(equation: Any, states: States) -> State:
     return _scaled(equation, *((right, left) if left.kind is Kind.PARTIAL else (left, right)))
 
 
-def divided(equation: Any, states: States) -> State:
+def divided(equation: Any, states: States) -> AxisState:
     top, bottom = states
     if top.kind is Kind.ZERO and bottom.kind is not Kind.WRONG:
         return ZERO
@@ -113,7 +126,7 @@ def divided(equation: Any, states: States) -> State:
     return _scaled(equation, bottom, top) if top.kind is Kind.PARTIAL else together(states)
 
 
-def _scaled(equation: Any, factor: State, term: State) -> State:
+def _scaled(equation: Any, factor: AxisState, term: AxisState) -> AxisState:
     """A term times a factor that may be a term itself."""
     if factor.kind in FIXED:
         return term
@@ -121,12 +134,12 @@ def _scaled(equation: Any, factor: State, term: State) -> State:
         return factor
     return wrong(
         equation,
-        f"scales a term of a sum over devices by a value that is {described(factor)}: the sum is then not the scaled sum; add it "
-        f"up before",
+        f"scales a term of a sum over devices by a value that is {describe_state(factor)}: the sum is then not the scaled sum; "
+        f"add it up before",
     )
 
 
-def selected(equation: Any, states: States) -> State:
+def selected(equation: Any, states: States) -> AxisState:
     by, *cases = states
     live = [state for state in cases if state.kind is not Kind.ZERO]
     if by.kind is Kind.PARTIAL:
@@ -138,7 +151,7 @@ def selected(equation: Any, states: States) -> State:
     return _scaled(equation, by, _of_terms(equation, live, "puts next"))
 
 
-def concatenated(equation: Any, states: States) -> State:
+def concatenated(equation: Any, states: States) -> AxisState:
     live = [state for state in states if state.kind is not Kind.ZERO]
     if not live:
         return ZERO
@@ -148,24 +161,24 @@ def concatenated(equation: Any, states: States) -> State:
     return _of_terms(equation, live, "puts next")
 
 
-def identity(equation: Any, states: States) -> list[State]:
+def identity(equation: Any, states: States) -> list[AxisState]:
     return list(states)
 
 
-def constant(equation: Any, states: States) -> State:
+def constant(equation: Any, states: States) -> AxisState:
     return CONSTANT
 
 
-def zeros(equation: Any, states: States) -> State:
+def zeros(equation: Any, states: States) -> AxisState:
     return ZERO
 
 
-def several(equation: Any, states: States) -> list[State]:
+def several(equation: Any, states: States) -> list[AxisState]:
     """Linear, to several results."""
     return [linear(equation, states)] * len(equation.outvars)
 
 
-def sorted_together(equation: Any, states: States) -> list[State]:
+def sorted_together(equation: Any, states: States) -> list[AxisState]:
     return [nonlinear(equation, states)] * len(equation.outvars)
 
 

@@ -23,7 +23,7 @@ from ...core.jax_primitives import (
 from ..marks import mark_p, read_mark
 from . import sums, values
 from .sent import SENT, marked
-from .states import CONSTANT, UNKNOWN, WHOLE, ZERO, Kind, State, described, joined, split, together
+from .states import CONSTANT, UNKNOWN, WHOLE, ZERO, AxisState, Kind, describe_state, joined, split, together
 from .values import FIXED, unknown
 
 RULES = values.RULES | sums.RULES
@@ -31,7 +31,7 @@ MOST_ROUNDS = 12
 """Of a loop's body until its carry stays as it is: states only climb, so few are needed."""
 
 
-class Finding(NamedTuple):
+class ShardingFinding(NamedTuple):
     """Something that is not what it should be.
 
     Attributes:
@@ -55,12 +55,12 @@ class Walk:
 
     def __init__(self, axis: str):
         self.axis = axis
-        self.findings: dict[int, Finding] = {}
-        self._known: dict[tuple[int, tuple[State, ...]], list[State]] = {}
+        self.findings: dict[int, ShardingFinding] = {}
+        self._known: dict[tuple[int, tuple[AxisState, ...]], list[AxisState]] = {}
         # Held, so that no other jaxpr gets the number of one that is known.
         self._held: list[Any] = []
 
-    def run(self, program: Any, states: Sequence[State]) -> list[State]:
+    def run(self, program: Any, states: Sequence[AxisState]) -> list[AxisState]:
         """The states of a jaxpr's results."""
         jaxpr = open_jaxpr(program)
         key = (id(jaxpr), tuple(states))
@@ -70,8 +70,8 @@ class Walk:
             self._held.append(jaxpr)
         return found
 
-    def _run(self, jaxpr: Jaxpr, states: Sequence[State]) -> list[State]:
-        known: dict[Any, State] = dict.fromkeys(jaxpr.constvars, CONSTANT)
+    def _run(self, jaxpr: Jaxpr, states: Sequence[AxisState]) -> list[AxisState]:
+        known: dict[Any, AxisState] = dict.fromkeys(jaxpr.constvars, CONSTANT)
         known.update(zip(jaxpr.invars, states))
         made: dict[Any, Any] = {}
         for equation in jaxpr.eqns:
@@ -85,15 +85,15 @@ class Walk:
                 made[variable] = equation
         return [_literal(v) if isinstance(v, Literal) else known[v] for v in jaxpr.outvars]
 
-    def _marked(self, equation: Any, operands: list[State], made: dict[Any, Any]) -> list[State]:
+    def _marked(self, equation: Any, operands: list[AxisState], made: dict[Any, Any]) -> list[AxisState]:
         state, reason = marked(equation, operands, self.axis)
         mark = read_mark(equation)
         if reason and mark is not None:
             source = operands[0].source or made.get(equation.invars[0])
-            self.findings[id(equation)] = Finding(mark.label, reason, self.axis, source)
+            self.findings[id(equation)] = ShardingFinding(mark.label, reason, self.axis, source)
         return [state]
 
-    def _equation(self, equation: Any, operands: list[State]) -> Sequence[State]:
+    def _equation(self, equation: Any, operands: list[AxisState]) -> Sequence[AxisState]:
         name = equation.primitive.name
         if name in SENT:
             if self.axis in collective_axes(equation):
@@ -109,32 +109,34 @@ class Walk:
             return self.run(called, operands)
         rule = RULES.get(name, unknown)
         result = rule(equation, operands)
-        return [result] * len(equation.outvars) if isinstance(result, State) else result
+        return [result] * len(equation.outvars) if isinstance(result, AxisState) else result
 
-    def _scan(self, equation: Any, operands: list[State]) -> list[State]:
+    def _scan(self, equation: Any, operands: list[AxisState]) -> list[AxisState]:
         body, (consts, carries) = scan_body(equation), scan_arity(equation)
         fixed, carry, stacked = operands[:consts], operands[consts : consts + carries], operands[consts + carries :]
         rows = [_moved(state, -1) for state in stacked]
 
-        def once(carry: Sequence[State]) -> tuple[Sequence[State], Sequence[State]]:
+        def once(carry: Sequence[AxisState]) -> tuple[Sequence[AxisState], Sequence[AxisState]]:
             results = self.run(body, [*fixed, *carry, *rows])
             return results[:carries], results[carries:]
 
         carry, others = self._settled(once, carry, equation)
         return [*carry, *(_moved(state, 1) for state in others)]
 
-    def _while(self, equation: Any, operands: list[State]) -> list[State]:
+    def _while(self, equation: Any, operands: list[AxisState]) -> list[AxisState]:
         condition, body, (first, second) = while_condition(equation), while_body(equation), while_arity(equation)
         of_test, of_body, carry = operands[:first], operands[first : first + second], operands[first + second :]
 
-        def once(carry: Sequence[State]) -> tuple[Sequence[State], Sequence[State]]:
+        def once(carry: Sequence[AxisState]) -> tuple[Sequence[AxisState], Sequence[AxisState]]:
             return self.run(body, [*of_body, *carry]), ()
 
         carry, _ = self._settled(once, carry, equation)
         (test,) = self.run(condition, [*of_test, *carry])
         return [_chosen(test, state, equation) for state in carry]
 
-    def _settled(self, once: Any, carry: Sequence[State], equation: Any) -> tuple[list[State], Sequence[State]]:
+    def _settled(
+        self, once: Any, carry: Sequence[AxisState], equation: Any
+    ) -> tuple[list[AxisState], Sequence[AxisState]]:
         """The carry's states when another round changes none of them."""
         now, others = list(carry), ()
         for _ in range(MOST_ROUNDS):
@@ -145,9 +147,9 @@ class Walk:
             now = following
         return [UNKNOWN if state.kind not in FIXED else state for state in now], others
 
-    def _cond(self, equation: Any, operands: list[State]) -> list[State]:
+    def _cond(self, equation: Any, operands: list[AxisState]) -> list[AxisState]:
         test, *rest = operands
-        results: list[State] | None = None
+        results: list[AxisState] | None = None
         for branch in cond_branches(equation):
             found = self.run(branch, rest)
             results = found if results is None else [joined(a, b, equation) for a, b in zip(results, found)]
@@ -157,12 +159,12 @@ class Walk:
 CONTROL = {"scan": Walk._scan, "while": Walk._while, "cond": Walk._cond}
 
 
-def _literal(literal: Any) -> State:
+def _literal(literal: Any) -> AxisState:
     value = literal.val
     return ZERO if getattr(value, "ndim", 0) == 0 and not isinstance(value, bool) and value == 0 else CONSTANT
 
 
-def _moved(state: State, by: int) -> State:
+def _moved(state: AxisState, by: int) -> AxisState:
     """A row of a stacked value, or a stack of rows."""
     if state.kind is not Kind.SPLIT or not state.dims:
         return state
@@ -170,7 +172,7 @@ def _moved(state: State, by: int) -> State:
     return split(parts) if parts else UNKNOWN
 
 
-def _chosen(test: State, state: State, equation: Any) -> State:
+def _chosen(test: AxisState, state: AxisState, equation: Any) -> AxisState:
     """What a branch or a loop gives that `test` decides on."""
     if test.kind in FIXED or state.kind in (Kind.ZERO, Kind.UNKNOWN, Kind.WRONG):
         return state
@@ -179,22 +181,24 @@ def _chosen(test: State, state: State, equation: Any) -> State:
     return UNKNOWN if state.kind is Kind.PARTIAL else together((state, split((), equation)))
 
 
-def inputs(jaxpr: Jaxpr, specs: Sequence[Any], axis: str) -> Iterator[State]:
+def inputs(jaxpr: Jaxpr, specs: Sequence[Any], axis: str) -> Iterator[AxisState]:
     """What a `shard_map` hands in."""
     for spec in specs:
         dims = [dim for dim, names in enumerate(spec) if axis in _names(names)]
         yield split(dims) if dims else WHOLE
 
 
-def wrong_results(states: Sequence[State], specs: Sequence[Any], axis: str, jaxpr: Jaxpr) -> Iterator[Finding]:
+def wrong_results(
+    states: Sequence[AxisState], specs: Sequence[Any], axis: str, jaxpr: Jaxpr
+) -> Iterator[ShardingFinding]:
     """The results that are not what a `shard_map`'s specs say."""
     made: dict[Any, Any] = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
     for number, (state, spec) in enumerate(zip(states, specs)):
         if state.kind is Kind.WRONG:
-            yield Finding(f"result {number}", state.reason, axis, state.source)
+            yield ShardingFinding(f"result {number}", state.reason, axis, state.source)
         elif not any(axis in _names(names) for names in spec) and state.kind in (Kind.SPLIT, Kind.PARTIAL):
-            reason = f"should be equal on every device, and is {described(state)}; add it up, or gather it"
-            yield Finding(f"result {number}", reason, axis, state.source or made.get(jaxpr.outvars[number]))
+            reason = f"should be equal on every device, and is {describe_state(state)}; add it up, or gather it"
+            yield ShardingFinding(f"result {number}", reason, axis, state.source or made.get(jaxpr.outvars[number]))
 
 
 def _names(names: Any) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ....core.errors import RecipeError
-from ..randomness import Drawn
+from ..randomness import RandomnessError
 from .registry import lowers
 
 
@@ -52,7 +52,7 @@ class Replacing(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if kwargs.get("generator") is not None:
-            raise Drawn(
+            raise RandomnessError(
                 f"it draws with generator= ({getattr(function, '__name__', function)}), and random numbers come from the "
                 "step's key "
                 f"here; draw once when the module is made and keep it in a buffer, or leave generator= out"
@@ -66,7 +66,7 @@ class Replacing(TorchFunctionMode):
         name = self._names.get(id(args[0]))
         if function == _SET_DATA:
             what = "a tensor" if name is None else f"the parameter {name!r}"
-            raise Drawn(
+            raise RandomnessError(
                 f"it assigns .data of {what}, which a compiled step can't follow; "
                 + ("write it as an operation (copy_)" if name is None else "apply it in the forward to what is used")
                 + ", or keep it in a buffer that the forward assigns anew"
@@ -74,13 +74,13 @@ class Replacing(TorchFunctionMode):
         if name is None:
             return
         if function in (_GET_GRAD, _SET_GRAD) and not (function == _SET_GRAD and args[1] is None):
-            raise Drawn(
+            raise RandomnessError(
                 f"it uses .grad of the parameter {name!r}, and gradients are not kept between steps here; compute what "
                 "it needs by "
                 f"torch.autograd.grad, or keep it in a buffer"
             )
         if function in _ADD_HOOK:
-            raise Drawn(
+            raise RandomnessError(
                 f"it adds a hook to the parameter {name!r} in each forward, so that there is one more after each step; "
                 "add it once, "
                 f"when the module is made"

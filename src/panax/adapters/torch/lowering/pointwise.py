@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy import special
 
-from ....kernels.product import walled
+from ....kernels.product import fusion_barrier
 from .registry import DTYPES, Out, aten, lowers, table, wide
 
 
@@ -72,8 +72,8 @@ def _add(out: Out, a: Any, b: Any, *, alpha: Any = 1) -> Any:
     if out.dtype == jnp.bool_:
         return jnp.logical_or(a, b)
     found = a + (b if alpha == 1 else b * jnp.asarray(alpha, b.dtype))
-    # The gradient of a residual stream: see `walled`.
-    return walled(found) if out.shared_backward else found
+    # The gradient of a residual stream: see `fusion_barrier`.
+    return fusion_barrier(found) if out.shared_backward else found
 
 
 @lowers(aten.sub)

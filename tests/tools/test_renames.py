@@ -1,0 +1,131 @@
+"""The renaming tool: what it makes of text, tables and scripts; the tree against its table."""
+
+import ast
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tools.renames import server  # noqa: E402
+from tools.renames.lazy import rewrite_lazy_tables  # noqa: E402
+from tools.renames.scripts import rewrite_script  # noqa: E402
+from tools.renames.table import Rename, forward, merge, read_table, write_table  # noqa: E402
+from tools.renames.text import rewrite_text  # noqa: E402
+
+KEPT = Rename("name", "panax.optim.on_shards.Kept", "panax.optim.on_shards.StateSpec")
+
+
+def test_every_old_name_is_gone_and_every_new_one_is_there():
+    renames = read_table(ROOT / "docs" / "renames.csv")
+    assert len(renames) > 300
+    wrong = []
+    for rename in renames:
+        if rename.kind == "name":
+            defined = _defined(rename.new.rpartition(".")[0])
+            if rename.new_name not in defined:
+                wrong.append(f"{rename.new} does not exist")
+            if rename.old.rpartition(".")[0] == rename.new.rpartition(".")[0] and rename.old_name in defined:
+                wrong.append(f"{rename.old} still exists")
+    assert not wrong
+
+
+def test_no_public_class_name_stands_for_two_classes():
+    classes = defaultdict(list)
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                classes[node.name].append(path.relative_to(ROOT).as_posix())
+    assert not {name: paths for name, paths in classes.items() if len(paths) > 1}
+
+
+def test_a_script_takes_imports_uses_and_dotted_paths():
+    text = (
+        "import panax.optim.on_shards\n"
+        "from panax.optim.on_shards import Kept, Other\n"
+        "from panax.optim import Kept as Slot\n"
+        "é = panax.optim.on_shards.Kept.like(Kept.x)\n"
+        "kept = 'Kept'\n"
+    )
+    assert rewrite_script(text, [KEPT]) == (
+        "import panax.optim.on_shards\n"
+        "from panax.optim.on_shards import StateSpec, Other\n"
+        "from panax.optim import StateSpec as Slot\n"
+        "é = panax.optim.on_shards.StateSpec.like(StateSpec.x)\n"
+        "kept = 'Kept'\n"
+    )
+
+
+def test_a_name_that_two_modules_had_is_not_guessed():
+    other = Rename("name", "panax.optim.other.Kept", "panax.optim.other.Slot")
+    text = "from panax.optim import Kept\n"
+    assert rewrite_script(text, [KEPT, other]) == text
+
+
+def test_a_module_that_moves_takes_its_names_along():
+    moved = Rename("module", "panax.optim.on_shards", "panax.optim.sharded.optimizer")
+    table = merge([KEPT], [moved])
+    assert rewrite_script("from panax.optim.on_shards import Kept\n", table) == (
+        "from panax.optim.sharded.optimizer import StateSpec\n"
+    )
+    assert forward("panax.optim.on_shards.Untouched", table) == "panax.optim.sharded.optimizer.Untouched"
+
+
+def test_renaming_back_leaves_no_line():
+    assert merge([KEPT], [Rename("name", KEPT.new, KEPT.old)]) == []
+
+
+def test_text_takes_code_and_leaves_prose():
+    text = '"""Kept in mind: `Kept.like`, and\n\n    >>> Kept(1)\n"""\nsetattr(on_shards, "Kept", 1)  # Kept\n'
+    assert rewrite_text(text, [KEPT], {"Kept"}, ".py") == (
+        '"""Kept in mind: `StateSpec.like`, and\n\n    >>> StateSpec(1)\n"""\nsetattr(on_shards, "StateSpec", 1)  # Kept\n'
+    )
+    page = "Kept by `Kept`.\n\n```python\nKept()\n```\n"
+    assert rewrite_text(page, [KEPT], {"Kept"}, ".md") == "Kept by `StateSpec`.\n\n```python\nStateSpec()\n```\n"
+    assert rewrite_text(page, [KEPT], set(), ".md") == page
+
+
+def test_tables_of_lazy_imports():
+    text = 'lazily(__name__, {"on_shards": ("Kept", "Other"), "other": ("Kept",)})'
+    expected = 'lazily(__name__, {"on_shards": ("StateSpec", "Other"), "other": ("Kept",)})'
+    assert rewrite_lazy_tables(text, "panax.optim", [KEPT]) == expected
+
+
+def test_edits_count_in_utf16(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text("x = '𝄞', Kept, Kept\n", "utf-8")
+    server.apply_edits({path: [((0, 10), (0, 14), "Spec"), ((0, 16), (0, 20), "Spec")]})
+    assert path.read_text("utf-8") == "x = '𝄞', Spec, Spec\n"
+
+
+@pytest.mark.parametrize("line", ["class,panax.a.B,C", "name,panax.a.B,C-D", "name,B,C", "name,panax.a.B,"])
+def test_a_wrong_line_is_refused_with_its_number(tmp_path, line):
+    path = tmp_path / "list.csv"
+    path.write_text(f"kind,old,new\n{line}\n", "utf-8")
+    with pytest.raises(ValueError, match=":2: "):
+        read_table(path)
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path):
+    renames = [KEPT, Rename("module", "panax.a", "panax.b"), Rename("member", "panax.a.B.c", "panax.a.B.d")]
+    write_table(tmp_path / "t.csv", renames)
+    assert read_table(tmp_path / "t.csv") == sorted(renames)
+
+
+def _defined(module: str) -> set[str]:
+    base = ROOT / "src" / Path(*module.split("."))
+    path = next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
+    if path is None:
+        return set()
+    names = set()
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return names
