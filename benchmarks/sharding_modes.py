@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from panax.mesh import MESH_AXES, MeshShape, Placement
 from panax.models import PRESETS, DecoderTask
 from panax.optim import AdamW
-from panax.parallel import rematerialise
+from panax.parallel import rematerialize
 from panax.plan import parse_target, plan_step, target_devices
 from panax.plan.collectives import count_collectives
 from panax.spmd import contract
@@ -51,7 +51,7 @@ def model(params: Any, x: jax.Array, up: Callable, down: Callable, remat: Any) -
     def layer(x: jax.Array, p: Any) -> tuple[jax.Array, None]:
         return x + down(jax.nn.silu(up(x, p["up"])), p["down"]), None
 
-    x, _ = jax.lax.scan(rematerialise(layer, remat), x, params)
+    x, _ = jax.lax.scan(rematerialize(layer, remat), x, params)
     return (x.astype(jnp.float32) ** 2).sum()
 
 

@@ -22,7 +22,7 @@ from panax.core import named_leaves
 from panax.core.errors import CheckpointError, RecipeError
 from panax.mesh import MeshShape, Placement
 from panax.models import VIT_PRESETS, DecoderConfig, DecoderTask, Vit, VitConfig, VitTask
-from panax.models.vit import normalised
+from panax.models.vit import normalize_images
 from panax.optim import Schedule, Sgd
 from panax.train import CompiledStep, Program, StepConfig
 
@@ -236,7 +236,7 @@ def test_preprocessing_goes_along(example, tmp_path):
         processor = transformers.ViTImageProcessorPil.from_pretrained(tmp_path)
     image = np.random.default_rng(0).integers(0, 256, (PIXELS, PIXELS, 3)).astype(np.uint8)
     theirs = processor(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
-    np.testing.assert_allclose(normalised(jnp.asarray(image), config), theirs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(normalize_images(jnp.asarray(image), config), theirs, rtol=1e-5, atol=1e-6)
     with pytest.raises(RecipeError, match=r"mean is \(0\.485, 0\.456, 0\.406\) there, \(0\.5, 0\.5, 0\.5\) here"):
         load(tmp_path, example.task, abstract(example.task), {})
 

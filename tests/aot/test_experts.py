@@ -21,7 +21,7 @@ from panax.layers.routing import Tokens
 from panax.mesh import MeshShape, Placement, Rules
 from panax.mesh.placement import as_spec
 from panax.models import PRESETS
-from panax.parallel import rematerialise
+from panax.parallel import rematerialize
 from panax.plan import count_collectives, summary, traffic_totals
 from panax.plan.hlo import HloModule
 
@@ -147,7 +147,7 @@ def layer_program(moe: MoE, embed: int, remat: str) -> tuple[Any, int]:
     spec = P(*as_spec(placement.compute(("batch", "residual", "embed"))))
 
     def backward(layer: Any, x: jax.Array, gradient: jax.Array) -> Any:
-        run = rematerialise(lambda layer, x: layer(x, Tokens())[0], remat)
+        run = rematerialize(lambda layer, x: layer(x, Tokens())[0], remat)
         return jax.vjp(run, layer, x)[1](gradient)
 
     def step(*arguments: Any) -> Any:

@@ -9,7 +9,7 @@ import tiny_recipe
 from rich.cells import cell_len
 
 from panax.cli.main import COMMANDS, COMPUTING, main
-from panax.metrics.console import fitted
+from panax.metrics.console import wrap_line
 
 RECIPE = str(Path(tiny_recipe.__file__))
 CHECKPOINT = ("ls", "verify", "diff", "convert", "rm")
@@ -64,8 +64,8 @@ def test_reports_fit(run_of, monkeypatch, capsys):
 
 def test_lines_are_broken_between_words_and_names_are_whole():
     path = "a/" * 50
-    assert fitted(f"saved in {path} now", 3) == f"saved in\n   {path}\n   now"
-    assert fitted("one\ntwo") == "one\ntwo" and fitted("") == ""
+    assert wrap_line(f"saved in {path} now", 3) == f"saved in\n   {path}\n   now"
+    assert wrap_line("one\ntwo") == "one\ntwo" and wrap_line("") == ""
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("recipes",), ("inspect", RECIPE, "--no-compile")])

@@ -18,7 +18,7 @@ from panax.data import (
     TextData,
     TextFiles,
 )
-from panax.data.agreement import classes_of, raise_on_all_processes
+from panax.data.agreement import align_held_out, classes_of
 from panax.data.first_batches import FirstBatches
 from panax.models import VitConfig, VitTask
 from panax.optim import AdamW, Schedule
@@ -93,9 +93,9 @@ def test_what_can_not_be_renumbered_is_refused(folders):
     train = pictures(folders / "train").open().train
     held_out = FirstBatches(pictures(folders / "val").open().train, 1)
     with pytest.raises(DataError, match="numbers its classes otherwise"):
-        raise_on_all_processes(held_out, FirstBatches(train, 1))
+        align_held_out(held_out, FirstBatches(train, 1))
     same = FirstBatches(train, 1).once
-    assert raise_on_all_processes(same, train) == (same, ())
+    assert align_held_out(same, train) == (same, ())
 
 
 def test_a_trained_model_knows_its_classes(folders, tmp_path):

@@ -17,16 +17,16 @@ from panax.kernels.quantised import (
     INT8,
     DynamicMap,
     Linear,
-    Quantised,
+    QuantizedArray,
     pack,
-    quantise,
+    quantize,
     unpack,
 )  # fmt: skip
 
 FORMATS = {"int8": INT8, "int4": INT4, "float8": FLOAT8, "dynamic": DYNAMIC, "unsigned": DYNAMIC_UNSIGNED}
 MAPS = {"dynamic": DYNAMIC, "unsigned": DYNAMIC_UNSIGNED}
 
-QUANTISE = jax.jit(quantise, static_argnums=(1, 2))
+QUANTISE = jax.jit(quantize, static_argnums=(1, 2))
 BACK = jax.jit(lambda found: found.dequantised())
 
 
@@ -109,7 +109,7 @@ def test_blocks_that_do_not_divide_are_cut_off():
 def test_it_is_a_tree_that_is_mapped_scanned_and_of_its_own_type():
     x = jnp.asarray(numbers(INT4, (3, 2, 8)), jnp.bfloat16)
     whole = QUANTISE(x, INT4, 4)
-    mapped = jax.jit(jax.vmap(lambda x: quantise(x, INT4, 4)))(x)
+    mapped = jax.jit(jax.vmap(lambda x: quantize(x, INT4, 4)))(x)
     assert jax.tree.structure(whole) == jax.tree.structure(mapped)
     assert all((a == b).all() for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(mapped)))
     scanned = jax.lax.scan(lambda _, part: (None, part.dequantised()), None, whole)[1]
@@ -120,7 +120,7 @@ def test_it_is_a_tree_that_is_mapped_scanned_and_of_its_own_type():
 @pytest.mark.parametrize("name", FORMATS)
 def test_zeros_are_made_as_they_are_rounded(name):
     made, rounded = (
-        Quantised.zeros((3, 10), FORMATS[name], (2, 4), "bfloat16"),
+        QuantizedArray.zeros((3, 10), FORMATS[name], (2, 4), "bfloat16"),
         QUANTISE(jnp.zeros((3, 10), jnp.bfloat16), FORMATS[name], (2, 4)),
     )
     assert jax.tree.structure(made) == jax.tree.structure(rounded)
@@ -160,8 +160,8 @@ def test_codes_are_packed_and_unpacked():
     ("make", "message"),
     [
         (lambda: pack(jnp.zeros((2, 3), jnp.int8)), r"the shape is \(2, 3\); give it an even size"),
-        (lambda: quantise(jnp.zeros(4), INT8, (2, 2)), r"block=\(2, 2\) for an array of the shape \(4,\)"),
-        (lambda: quantise(jnp.zeros(4), INT8, 0), r"give 1 or more"),
+        (lambda: quantize(jnp.zeros(4), INT8, (2, 2)), r"block=\(2, 2\) for an array of the shape \(4,\)"),
+        (lambda: quantize(jnp.zeros(4), INT8, 0), r"give 1 or more"),
         (lambda: Linear(3), r"Linear\(bits=3\); expected 4 or 8"),
     ],
 )

@@ -17,7 +17,7 @@ from panax.core import LayoutError
 from panax.core.needs import Pipelined
 from panax.layers.attention import heads_exchanged
 from panax.mesh import MESH_AXES, MeshShape, Placement, Rules
-from panax.mesh.legality import MeshRequirements, check, neighbours, problem, remarks, resolved, suggested
+from panax.mesh.legality import MeshRequirements, check, neighbours, problem, remarks, resolve_mesh, suggest_meshes
 from panax.mesh.rules import COMPUTE, STORAGE
 from panax.models import DecoderTask
 from panax.parallel import Pipeline
@@ -203,15 +203,15 @@ def test_a_mesh_that_is_no_mesh_of_the_devices_names_those_nearest():
     with pytest.raises(
         LayoutError, match=r"needs a multiple of 3 devices, there are 8.*Nearest layouts of 8 devices: --m"
     ):
-        resolved(MeshShape(tensor=3), 8)
+        resolve_mesh(MeshShape(tensor=3), 8)
     with pytest.raises(LayoutError, match="has 16 devices, there are 8") as error:
-        resolved(MeshShape(fsdp=4, tensor=4), 8)
+        resolve_mesh(MeshShape(fsdp=4, tensor=4), 8)
     assert meshes_of(str(error.value)) == [mesh(fsdp=2, tensor=4), mesh(replica=2, tensor=4), mesh(fsdp=4, tensor=2)]
     with pytest.raises(LayoutError, match="there are 8") as error:
-        resolved(MeshShape(tensor=5), 8, dataclasses.replace(NEEDS, batch=batch(4, 64)))
+        resolve_mesh(MeshShape(tensor=5), 8, dataclasses.replace(NEEDS, batch=batch(4, 64)))
     assert meshes_of(str(error.value))[0] == mesh(fsdp=2, tensor=4)
     with pytest.raises(LayoutError, match=r"fsdp=0; expected a positive number, or -1 for all devices left$"):
-        resolved(MeshShape(fsdp=0), 8)
+        resolve_mesh(MeshShape(fsdp=0), 8)
 
 
 def test_a_pipeline_that_waits_is_remarked_upon():
@@ -226,7 +226,7 @@ def test_a_pipeline_that_waits_is_remarked_upon():
 def test_thousands_of_devices_take_no_time():
     needs = dataclasses.replace(NEEDS, batch=batch(7, 64))
     start = time.process_time()
-    assert "of 4096, none is legal" in suggested(needs, Rules(), mesh(fsdp=4096), 4096)
+    assert "of 4096, none is legal" in suggest_meshes(needs, Rules(), mesh(fsdp=4096), 4096)
     assert time.process_time() - start < 20
 
 

@@ -28,7 +28,7 @@ from panax.metrics.page.blocks import (
     Tile,
 )
 from panax.metrics.page.html import page
-from panax.metrics.page.lines import Line, line_chart, thinned
+from panax.metrics.page.lines import Line, line_chart, thin_points
 from panax.metrics.page.markdown import markdown
 from panax.metrics.page.svg import logarithmic_ticks, number, ticks
 
@@ -108,11 +108,11 @@ def test_thinning_keeps_extremes_ends_and_gaps():
     values[[123, 77_777]] = 9.0, -9.0
     values[50_000:50_010] = np.nan
     points = np.stack([np.arange(100_000.0), values], axis=1)
-    kept = thinned(points, 400)
+    kept = thin_points(points, 400)
     assert len(kept) < 1300 and np.isnan(kept[:, 1]).sum() >= 1
     assert {0.0, 123.0, 77_777.0, 99_999.0} <= set(kept[:, 0].tolist())
     assert (np.diff(kept[:, 0]) > 0).all()
-    assert thinned(points[:300], 400) is not None and len(thinned(points[:300], 400)) == 300
+    assert thin_points(points[:300], 400) is not None and len(thin_points(points[:300], 400)) == 300
 
 
 def test_values_that_are_not_finite_are_gaps():

@@ -15,7 +15,7 @@ from panax.core import DataFacts, named_leaves
 from panax.core.errors import DataError, LayoutError, RecipeError
 from panax.mesh import MeshShape, Placement, Rules
 from panax.models import VIT_PRESETS, VIT_PUBLISHED_PARAMETERS, Vit, VitConfig, VitTask
-from panax.models.vit import normalised
+from panax.models.vit import normalize_images
 from panax.models.vit_task import class_surprise
 from panax.optim import Chained, Schedule, Sgd
 from panax.plan.collectives import count_collectives
@@ -95,9 +95,9 @@ def test_every_position_sees_every_other():
 def test_bytes_are_normalised_and_floats_taken_as_they_are():
     image = batch()["image"]
     expected = (image / 255 - np.array([0.4, 0.5, 0.6])) / 0.5
-    np.testing.assert_allclose(normalised(jnp.asarray(image), CONFIG), expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(normalize_images(jnp.asarray(image), CONFIG), expected, rtol=1e-6, atol=1e-6)
     as_float = jnp.asarray(expected, jnp.float32)
-    assert normalised(as_float, CONFIG) is as_float
+    assert normalize_images(as_float, CONFIG) is as_float
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

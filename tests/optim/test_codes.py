@@ -14,7 +14,7 @@ from test_on_shards import MESHES, OPTIMIZERS
 
 from panax.checkpoint import Checkpointer, restore
 from panax.core import LayoutError, RecipeError, named_leaves
-from panax.kernels.quantised import DynamicMap, Format, Quantised
+from panax.kernels.quantised import DynamicMap, Format, QuantizedArray
 from panax.mesh import MeshShape, Placement
 from panax.optim import AdamW, Schedule, Sgd
 from panax.optim.codes import block_of
@@ -125,7 +125,10 @@ def test_codes_are_the_same_on_every_mesh(name, mesh):
     one, kept = run(optimizer, arrays(0, names), steps, axes={n: AXES[n] for n in names})
     found, state = run(optimizer, arrays(0, names), steps, mesh=MESHES[mesh], axes={n: AXES[n] for n in names})
     assert any(
-        isinstance(leaf, Quantised) for kind, leaves in state.items() if kind != "count" for leaf in leaves.values()
+        isinstance(leaf, QuantizedArray)
+        for kind, leaves in state.items()
+        if kind != "count"
+        for leaf in leaves.values()
     )
     for leaf, value in named_leaves((one, kept)).items():
         other = np.asarray(named_leaves((found, state))[leaf])
@@ -159,7 +162,7 @@ def test_stacked_layers_have_the_codes_of_separate_ones(name, monkeypatch):
             stacked, alone = kept[kind]["up"], state[kind][f"up.{i}"]
             assert (np.asarray(stacked.codes[i]) != np.asarray(alone.codes)).mean() <= 1e-3
             np.testing.assert_allclose(stacked.scales[i], alone.scales, rtol=1e-4)
-            assert not isinstance(kept[kind]["bias"], Quantised)
+            assert not isinstance(kept[kind]["bias"], QuantizedArray)
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])

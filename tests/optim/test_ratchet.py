@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from panax.kernels.quantised import FLOAT8, INT8, Quantised, quantise
+from panax.kernels.quantised import FLOAT8, INT8, QuantizedArray, quantize
 from panax.optim import AdamW, Lamb, Lion, Schedule, ScheduleFreeAdamW, Sgd
 
 AXES = {"w": ("embed", "ffn")}
@@ -43,7 +43,7 @@ def kept_after(optimizer: Any) -> dict[str, np.ndarray]:
     small, found = ~np.asarray(large), {}
     for kind in state.keys() - {"count"}:
         kept = state[kind]["w"]
-        values = np.asarray(kept.dequantised(jnp.float32) if isinstance(kept, Quantised) else kept)
+        values = np.asarray(kept.dequantize(jnp.float32) if isinstance(kept, QuantizedArray) else kept)
         if values.shape == SHAPE:
             found[kind] = np.abs(values)[small]
     return found
@@ -64,7 +64,7 @@ def test_a_moment_that_falls_is_followed(name, moments):
 def test_no_chance_makes_a_finite_number_nan(format):
     largest = jnp.full((4, 256), format.largest, jnp.float32)
     for bits in (jnp.uint32(2**32 - 1), jnp.uint32(0)):
-        codes = quantise(
+        codes = quantize(
             largest * jnp.array([[1.0], [-1.0], [1e30], [1e-30]]), format, 256, jnp.full(largest.shape, bits)
         )
-        assert bool(jnp.isfinite(codes.dequantised(jnp.float32)).all())
+        assert bool(jnp.isfinite(codes.dequantize(jnp.float32)).all())

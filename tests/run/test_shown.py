@@ -13,7 +13,7 @@ from panax.core import DataError, RecipeError
 from panax.data import IterableSource
 from panax.data.first_batches import FirstBatches
 from panax.metrics import ConsoleTracker, Peak
-from panax.metrics.console import NotebookTracker, format_number
+from panax.metrics.console import NotebookTracker, open_console
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig
 from panax.run.prepare import open_data
@@ -35,7 +35,7 @@ def test_what_is_read_is_told_once_where_it_is_quick(experiment, tmp_path):
 def test_a_note_is_styled_and_the_bar_under_it_is_not():
     to = io.StringIO()
     console = Console(file=to, force_terminal=True, color_system="standard", width=80, soft_wrap=True, markup=False)
-    say, progress = format_number(console)
+    say, progress = open_console(console)
     progress.begin(0, 4, Peak(1e12, "a guess"))
     to.truncate(0)
     say("warning: [odd]")

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from panax.core.boxes import quant_block_shape
 from panax.core.errors import RecipeError
-from panax.kernels.quantised import INT8, quantise
+from panax.kernels.quantised import INT8, quantize
 from panax.mesh import MeshShape, Placement, Rules
 from panax.mesh.placement import as_spec
 from panax.models import DecoderConfig, DecoderTask, VitConfig, VitTask
@@ -66,7 +66,7 @@ def test_what_arrives_is_the_rounded_weight(mesh):
         value, gradient = jax.jit(
             jax.shard_map(opened, mesh=placement.mesh, in_specs=stored, out_specs=(used, stored), check_vma=False)
         )(w)
-    expected = quantise(jnp.asarray(w), INT8, quant_block_shape(w.shape, W, (0, 1), 256)).dequantised()
+    expected = quantize(jnp.asarray(w), INT8, quant_block_shape(w.shape, W, (0, 1), 256)).dequantize()
     np.testing.assert_array_equal(value, expected)
     assert np.abs(np.asarray(value) - w).max() > 0
     # Each of the devices that gather gives a gradient of ones.

@@ -10,7 +10,7 @@ from recommending import BATCH_AXES, TinyRecommender, batch_of, tiny_tables
 
 from panax.core.errors import RecipeError
 from panax.layers import FeatureConfig, TableConfig, TablesConfig
-from panax.layers.mixed_rows import unmixed
+from panax.layers.mixed_rows import unmix_rows
 from panax.mesh import MeshShape, Placement
 from panax.optim import RowWiseAdagrad, Schedule, Sgd
 from panax.train import CompiledStep, Program
@@ -39,7 +39,7 @@ def rows_of(state: Any, tables: TablesConfig, name: str = "item") -> np.ndarray:
     (table,) = (table for table in tables.tables if table.name == name)
     found = np.full((table.rows, table.width + 1), np.nan, np.float32)
     for n, (plan, stack) in enumerate(zip(tables.stacks, state.params.tables.stacks)):
-        row = np.asarray(unmixed(jax.numpy.arange(plan.rows), plan.rows, plan.blocks))
+        row = np.asarray(unmix_rows(jax.numpy.arange(plan.rows), plan.rows, plan.blocks))
         kept = np.asarray(state.tables[f"tables.stacks.{n}.table"]["sum"])
         for part, offset in zip(plan.parts, plan.offsets):
             mine = (row >= offset) & (row < offset + part.rows)
@@ -54,7 +54,7 @@ def with_rows(state: Any, tables: TablesConfig, rows: dict[str, np.ndarray]) -> 
     stacks = []
     for plan, stack in zip(tables.stacks, state.params.tables.stacks):
         whole = np.zeros(stack.table.shape, np.float32)
-        row = np.asarray(unmixed(jax.numpy.arange(plan.rows), plan.rows, plan.blocks))
+        row = np.asarray(unmix_rows(jax.numpy.arange(plan.rows), plan.rows, plan.blocks))
         for part, offset in zip(plan.parts, plan.offsets):
             mine = (row >= offset) & (row < offset + part.rows)
             whole[mine] = rows[part.table.name][row[mine] - offset + part.first, :-1]

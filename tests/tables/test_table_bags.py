@@ -11,7 +11,7 @@ from recommending import BATCH_AXES, TinyRecommender, batch_of, tiny_tables
 
 from panax.core.errors import DataError, RecipeError
 from panax.layers import FeatureConfig, TableConfig, TablesConfig, embedding_bag
-from panax.layers.mixed_rows import DIGIT, MOST_PARTS, _times, filled, mixed, parts_for, unmixed
+from panax.layers.mixed_rows import DIGIT, MOST_PARTS, _times, mix_rows, parts_for, round_up_rows, unmix_rows
 from panax.layers.table_config import MOST_ROWS
 from panax.mesh import Placement
 from panax.optim import Sgd
@@ -66,11 +66,11 @@ def test_a_row_that_the_task_did_not_name_is_not_a_number() -> None:
 )
 def test_rows_are_mixed_over_any_number_of_devices(rows: int, devices: int) -> None:
     parts = parts_for(rows)
-    count = filled(rows, parts)
+    count = round_up_rows(rows, parts)
     assert count % devices == 0 and count - rows <= rows / 16
-    places = np.asarray(mixed(jnp.arange(count), count, parts))
+    places = np.asarray(mix_rows(jnp.arange(count), count, parts))
     assert (np.bincount(places, minlength=count) == 1).all()
-    assert (np.asarray(unmixed(jnp.asarray(places), count, parts)) == np.arange(count)).all()
+    assert (np.asarray(unmix_rows(jnp.asarray(places), count, parts)) == np.arange(count)).all()
     # The most frequent ids, and ids with a stride, are spread over the devices.
     for stride in (1, 7, 16, 100, 128):
         chosen = np.arange(0, count, stride)[: 8 * devices]
@@ -80,11 +80,11 @@ def test_rows_are_mixed_over_any_number_of_devices(rows: int, devices: int) -> N
 
 def test_the_most_rows_that_a_table_may_have_are_numbered_by_int32_when_filled_up() -> None:
     parts = parts_for(MOST_ROWS)
-    count = filled(MOST_ROWS, parts)
+    count = round_up_rows(MOST_ROWS, parts)
     assert parts == MOST_PARTS and count < 2**31
     rows = np.r_[0, np.random.default_rng(0).integers(0, count, 1000), count - 1].astype(np.int32)
-    places = np.asarray(mixed(jnp.asarray(rows), count, parts))
-    assert (np.asarray(unmixed(jnp.asarray(places), count, parts)) == rows).all()
+    places = np.asarray(mix_rows(jnp.asarray(rows), count, parts))
+    assert (np.asarray(unmix_rows(jnp.asarray(places), count, parts)) == rows).all()
 
 
 @pytest.mark.parametrize("factor", [0, 1, DIGIT, MOST_PARTS // 2 + 1, MOST_PARTS - 1])

@@ -13,7 +13,7 @@ from recommending import BATCH_AXES, TinyRecommender, batch_of, tiny_tables
 
 from panax.core import TrainState
 from panax.core.errors import RecipeError
-from panax.layers.mixed_rows import unmixed
+from panax.layers.mixed_rows import unmix_rows
 from panax.mesh import COMPUTE, STORAGE, MeshShape, Placement, Rules
 from panax.optim import LazyAdam, RowOptimizer, RowWiseAdagrad, Schedule, Sgd
 from panax.parallel import row_exchange
@@ -134,7 +134,7 @@ def skewed(owner_rows: int, seed: int) -> dict[str, np.ndarray]:
     """All ids of a batch are rows of the first of eight devices, and no two are alike."""
     (large, _) = tiny_tables().stacks
     place = np.random.default_rng(seed).permutation(large.rows // 8)[:owner_rows]
-    row = np.asarray(unmixed(jax.numpy.asarray(place, jax.numpy.int32), large.rows, large.blocks))
+    row = np.asarray(unmix_rows(jax.numpy.asarray(place, jax.numpy.int32), large.rows, large.blocks))
     users, items = row[row < 300], row[(row >= 300) & (row < 1300)] - 300
     batch = batch_of(seed)
     batch["user"] = np.resize(users, (16, 1)).astype(np.int32)

@@ -2,7 +2,6 @@
 
 import ast
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -31,15 +30,6 @@ def test_every_old_name_is_gone_and_every_new_one_is_there():
             if rename.old.rpartition(".")[0] == rename.new.rpartition(".")[0] and rename.old_name in defined:
                 wrong.append(f"{rename.old} still exists")
     assert not wrong
-
-
-def test_no_public_class_name_stands_for_two_classes():
-    classes = defaultdict(list)
-    for path in sorted((ROOT / "src").rglob("*.py")):
-        for node in ast.parse(path.read_text("utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                classes[node.name].append(path.relative_to(ROOT).as_posix())
-    assert not {name: paths for name, paths in classes.items() if len(paths) > 1}
 
 
 def test_a_script_takes_imports_uses_and_dotted_paths():

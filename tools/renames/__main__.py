@@ -17,7 +17,7 @@ from .lazy import rewrite_lazy_tables
 from .scripts import rewrite_script
 from .server import LanguageServer, apply_edits, language_server
 from .table import Rename, merge, read_table, write_table
-from .text import SUFFIXES, definitions, rewrite_text
+from .text import SUFFIXES, definitions, rewrite_own_doctests, rewrite_text
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "renames.csv"
@@ -60,6 +60,9 @@ def apply(renames: list[Rename]) -> int:
     for path in text_files():
         text = path.read_text("utf-8")
         changed = rewrite_text(text, done, unique, path.suffix)
+        if path.is_relative_to(ROOT / "src") and path.suffix == ".py":
+            parts = path.relative_to(ROOT / "src").with_suffix("").parts
+            changed = rewrite_own_doctests(changed, ".".join(parts).removesuffix(".__init__"), done)
         if path.name == "__init__.py" and path.is_relative_to(ROOT / "src"):
             package = ".".join(path.parent.relative_to(ROOT / "src").parts)
             changed = rewrite_lazy_tables(changed, package, done)

@@ -49,6 +49,24 @@ def rewrite_text(text: str, renames: list[Rename], unique: set[str], suffix: str
     return quoted.sub(lambda match: f"`{names[match[1]]}{match[2] or ''}`", text)
 
 
+def rewrite_own_doctests(text: str, module: str, renames: list[Rename]) -> str:
+    """Put new names into the examples of the module that defines what they name.
+
+    >>> rewrite_own_doctests("    >>> found(1), a.found(2)", "p.a", [Rename("name", "p.a.found", "p.a.find")])
+    '    >>> find(1), a.found(2)'
+    """
+    names = {r.old_name: r.new_name for r in renames if r.kind == "name" and r.new.rpartition(".")[0] == module}
+    if not names:
+        return text
+    called = re.compile(r"(?<![\w.])(" + "|".join(map(re.escape, names)) + r")(?=\()")
+    return re.sub(
+        r"^\s*(?:>>>|\.\.\.) .*$",
+        lambda line: called.sub(lambda match: names[match[1]], line.group()),
+        text,
+        flags=re.M,
+    )
+
+
 def definitions(files: list[Path]) -> Counter[str]:
     """How many definitions each identifier has: classes, functions, constants and fields."""
     pattern = re.compile(r"^\s*(?:class|def|async def)\s+(\w+)|^(?:    )?(\w+)\s*(?::[^=\n]+)?(?:=|$)", re.M)

@@ -14,7 +14,7 @@ from ..job.agreement import is_process_zero
 from ..job.join import join
 from ..mesh import MeshShape
 from ..mesh.rules import MESH_AXES
-from ..metrics.console import fitted, plain_console
+from ..metrics.console import plain_console, wrap_line
 from ..preflight import Preflight
 from ..preflight.full import part_lines
 from ..preflight.report import figure_lines, finding_lines
@@ -143,13 +143,13 @@ def _saying(console: Console, *, quiet: bool) -> Iterator[Say]:
 def show(result: Preflight, console: Console) -> None:
     """Figures, then findings, then where the profile is."""
     for line in figure_lines(result.profile):
-        console.print(line if line.startswith(" ") or len(line) <= console.width else fitted(line, 15))
+        console.print(line if line.startswith(" ") or len(line) <= console.width else wrap_line(line, 15))
     for number, line in enumerate(finding_lines(result)):
         style = "bold yellow" if result.findings and number == 1 else "green" if not result.findings else None
-        console.print(fitted(line, 11) if line.startswith("   ") else line, style=style)
+        console.print(wrap_line(line, 11) if line.startswith("   ") else line, style=style)
     if result.full is not None:
         for line in part_lines(result.full):
-            console.print(fitted(line, len(line) - len(line.lstrip()) or 15))
+            console.print(wrap_line(line, len(line) - len(line.lstrip()) or 15))
         console.print(f"\nfull check     {result.page}")
     if result.kept is not None:
         console.print(f"\nprofile        {result.kept}")

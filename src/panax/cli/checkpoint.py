@@ -14,7 +14,7 @@ from ..checkpoint.commit import is_link, remove
 from ..checkpoint.converting import copy_checkpoint, export_tensors, import_tensors, refuse_pickled
 from ..checkpoint.manifest import FILE
 from ..core.errors import CheckpointError
-from ..metrics.console import fitted, plain_console
+from ..metrics.console import plain_console, wrap_line
 from ..run.description import differences
 from ..run.earlier import SETTINGS
 from ..stores import is_remote, join, open_store, redact_address
@@ -126,21 +126,21 @@ def verify(where: str) -> int:
     failed = False
     for each in found:
         if isinstance(each, CheckpointError):
-            print(fitted(f"DAMAGED  {each}", 9))
+            print(wrap_line(f"DAMAGED  {each}", 9))
             failed = True
             continue
         started = time.perf_counter()
         problems = each.verify()
         speed = each.bytes_read / 1e6 / (time.perf_counter() - started)
         for problem in problems:
-            print(fitted(f"DAMAGED  {problem}", 9))
+            print(wrap_line(f"DAMAGED  {problem}", 9))
         arrays, size = len(each.manifest.arrays), each.manifest.nbytes / 1e9
         verdict = (
             f"DAMAGED  {each.url}: {len(problems)} problems"
             if problems
             else f"whole    {each.url}: {arrays} arrays, {size:.3f} GB"
         )
-        print(fitted(f"{verdict}, {speed:.0f} MB/s", 9))
+        print(wrap_line(f"{verdict}, {speed:.0f} MB/s", 9))
         failed |= bool(problems)
     return CheckpointError.exit_code if failed else 0
 
@@ -176,7 +176,7 @@ def diff(first: str, second: str) -> int:
             same += line is None
             lines += [] if line is None else [line]
     for line in lines:
-        print(fitted(line))
+        print(wrap_line(line))
     print(f"{same} arrays are bitwise the same; {len(lines)} differences")
     return 1 if lines else 0
 

@@ -9,7 +9,7 @@ from ..core.errors import RecipeError
 from ..data.agreement import classes_of
 from ..data.showing import batch_lines
 from ..data.source import PackedSource
-from ..metrics.console import fitted, plain_console
+from ..metrics.console import plain_console, wrap_line
 from ..run.prepare import open_data
 from .overrides import experiment_from
 from .parser import Parser
@@ -24,7 +24,7 @@ def data(arguments: Sequence[str]) -> int:
     experiment = experiment_from([options.recipe, *rest], "data show")
     start_jax()
     console = plain_console()
-    opened = open_data(experiment, lambda line: console.print(Text(fitted(line), style="dim")))
+    opened = open_data(experiment, lambda line: console.print(Text(wrap_line(line), style="dim")))
     batch, _ = next(iter(opened.train.batches()))
     if isinstance(opened.train, PackedSource):
         rows = opened.train.rows.num_rows

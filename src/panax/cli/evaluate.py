@@ -7,7 +7,7 @@ from rich.text import Text
 
 from ..core.errors import RecipeError
 from ..job.join import only_alone
-from ..metrics.console import fitted, plain_console
+from ..metrics.console import plain_console, wrap_line
 from ..run.evaluating import evaluate_trained
 from ..run.trained import load_trained
 from .main import warn
@@ -32,7 +32,7 @@ def evaluate(arguments: Sequence[str]) -> int:
         options.data,
         options.batches,
         fields=fields,
-        say=lambda line: console.print(Text(fitted(line), style="dim")),
+        say=lambda line: console.print(Text(wrap_line(line), style="dim")),
     )
     print(f"checkpoint  {trained.url}")
     averaged = " (averaged parameters)" if {"ema_decay", "averaged"} & found.keys() else ""

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from ..core.errors import RecipeError
-from ..metrics.console import fitted, plain_console
+from ..metrics.console import plain_console, wrap_line
 from ..plan import parse_target, target_devices
 from ..run.finding_batch import find_batch
 from ..run.finding_batch import format_batch_result as lines_of_batch
@@ -35,8 +35,8 @@ def _find_rate(options: argparse.Namespace, rest: list[str]) -> int:
     start_jax()
     console = plain_console()
     output = options.output or f"{experiment.folder}-rate.html"
-    found = find_lr(experiment, **given, output=output, say=lambda line: console.print(fitted(line), style="dim"))
-    print("\n".join(map(fitted, lines_of_rate(found))))
+    found = find_lr(experiment, **given, output=output, say=lambda line: console.print(wrap_line(line), style="dim"))
+    print("\n".join(map(wrap_line, lines_of_rate(found))))
     print(f"page           {output}")
     return 0 if found.recommended is not None else 1
 
@@ -58,9 +58,9 @@ def _find_batch(options: argparse.Namespace, rest: list[str]) -> int:
         experiment,
         memory_gib=memory,
         devices=devices,
-        say=lambda line: console.print(fitted(line), style="dim"),
+        say=lambda line: console.print(wrap_line(line), style="dim"),
     )
-    print("\n".join(map(fitted, lines_of_batch(found))))
+    print("\n".join(map(wrap_line, lines_of_batch(found))))
     return 0
 
 

@@ -18,7 +18,7 @@ from ..core.errors import RecipeError
 from ..data import TextData
 from ..kernels import choose_by_timing
 from ..mesh import Placement
-from ..metrics.console import WIDTH, fitted, plain_console
+from ..metrics.console import WIDTH, plain_console, wrap_line
 from ..plan import Hardware, StepCost, TooLarge, parse_target, plan_step, target_devices, text_batch, walk_step
 from ..plan.profile import HardwareProfile, ProfileError, newest_profile, profile_in, profiles_folder, read_profile
 from ..plan.report import plan_lines, rare_lines, size, walk_lines
@@ -85,7 +85,7 @@ def inspect(arguments: Sequence[str]) -> int:
     console = plain_console()
 
     def say(line: str) -> None:
-        console.print(fitted(line), style="dim")
+        console.print(wrap_line(line), style="dim")
 
     warnings.showwarning = lambda message, *_: _warn(console, str(message))
     with_settings = SETTINGS in arguments
@@ -278,7 +278,7 @@ def print_step(subject: Subject, batch: dict[str, Any], console: Console) -> Non
 
 def _fitted(line: str) -> str:
     """A line behind its name; a table's own lines stay."""
-    return line if line.startswith("  ") else fitted(line, 15)
+    return line if line.startswith("  ") else wrap_line(line, 15)
 
 
 def _name(subject: Subject) -> str:
@@ -296,7 +296,7 @@ def _memory_limit(subject: Subject) -> int | None:
 
 
 def _warn(console: Console, message: str) -> None:
-    console.print(fitted(f"warning: {message}"), style="bold yellow", highlight=False, markup=False, soft_wrap=True)
+    console.print(wrap_line(f"warning: {message}"), style="bold yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def _resolved(subject: Subject) -> dict[str, Any]:
@@ -318,7 +318,7 @@ def _table(params: Any, axes: Any, shardings: Any, trainable: Any) -> list[str]:
         ]
         whole, each = _leaf_bytes(leaf.shape, leaf.dtype), _leaf_bytes(place.shard_shape(leaf.shape), leaf.dtype)
         lines += _row(name if free else f"{name} (frozen)", size(whole), size(each)).splitlines()
-        lines += fitted(f"  {' x '.join(dims) or 'one number'}", 4).splitlines()
+        lines += wrap_line(f"  {' x '.join(dims) or 'one number'}", 4).splitlines()
     return lines
 
 

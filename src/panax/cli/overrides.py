@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core import Task
 from ..core.errors import PanaxError, RecipeError, kind_of
-from ..metrics.console import fitted
+from ..metrics.console import wrap_line
 from ..presets import preset
 from ..run import Experiment, replace_data
 from ..run.no_data import lacks_data
@@ -89,7 +89,7 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
     if "--help" in flags or "-h" in flags:
         # In paragraphs, which tyro would join.
         for line in (inspect.getdoc(recipe) or "").splitlines():
-            print(fitted(line))
+            print(wrap_line(line))
         print()
     held = {name: value for name in HELD if not _in_words(value := getattr(base, name))}
     stand_ins = dataclasses.replace(base, **{field: HELD[field] for field in held})

@@ -20,7 +20,7 @@ from ..job.heartbeat import heartbeat
 from ..job.join import join
 from ..job.start_time import count_from_the_process
 from ..metrics import PrometheusTracker, Tracker
-from ..metrics.console import fitted, format_number, plain_console
+from ..metrics.console import open_console, plain_console, wrap_line
 from ..plan.profile import profile_in
 from ..presets import PARAMETERS
 from ..run import Experiment, Result, check, fit
@@ -75,7 +75,7 @@ def train(arguments: Sequence[str]) -> int:
     console = plain_console()
     # The first process speaks for all.
     console.quiet = not is_process_zero()
-    say, progress = format_number(console)
+    say, progress = open_console(console)
     warnings.showwarning = lambda message, *_: say(f"warning: {message}")
     if how["fast_dev_run"]:
         say(f"{experiment.name}: two steps of everything; nothing is kept")
@@ -88,14 +88,14 @@ def train(arguments: Sequence[str]) -> int:
         # The terminal may be what has gone.
         with contextlib.suppress(OSError):
             console.print(
-                fitted(
+                wrap_line(
                     f"stopped by {result.interrupted_by} after step {result.step} of {experiment.num_steps}; saved "
                     f"{result.checkpoint}\nthe same command again resumes from there"
                 )
             )
         return 128 + signal.Signals[result.interrupted_by]
     if result.stopped:
-        console.print(fitted(f"stopped after step {result.step} of {experiment.num_steps}: {result.stopped}"))
+        console.print(wrap_line(f"stopped after step {result.step} of {experiment.num_steps}: {result.stopped}"))
     try:
         show(result, console, kept=not how["fast_dev_run"])
     except Exception as error:
@@ -171,7 +171,7 @@ def show(result: Result, console: Console, *, kept: bool) -> None:
             lines.append(f"next          panax generate {where} --prompt {prompt!r}{flags}")
     console.print()
     for line in lines:
-        console.print(fitted(line, 14))
+        console.print(wrap_line(line, 14))
 
 
 def _sample(result: Result) -> tuple[str, str, str] | None:

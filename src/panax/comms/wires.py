@@ -15,8 +15,8 @@ from ..kernels.quantised import (
     INT8,
     SIGN,
     Format,
-    Quantised,
-    quantise,
+    QuantizedArray,
+    quantize,
     quantize_with_residual,
     round_stochastically,
 )
@@ -89,19 +89,19 @@ class Coded(Wire):
     rounds_by_chance: bool = True
     needs_feedback: bool = False
 
-    def encode(self, x: Float32[Array, "*rows box"], bits: UInt32[Array, "*rows box"] | None = None) -> Quantised:
-        return quantise(x, self.format, x.shape[-1], bits)
+    def encode(self, x: Float32[Array, "*rows box"], bits: UInt32[Array, "*rows box"] | None = None) -> QuantizedArray:
+        return quantize(x, self.format, x.shape[-1], bits)
 
     def encode_with_rest(
         self,
         x: Float32[Array, "*rows box"],
         owed: Float32[Array, "*rows box"],
         bits: UInt32[Array, "*rows box"] | None = None,
-    ) -> tuple[Quantised, Float32[Array, "*rows box"]]:
+    ) -> tuple[QuantizedArray, Float32[Array, "*rows box"]]:
         return quantize_with_residual(x, owed, self.format, bits)
 
-    def decode(self, sent: Quantised) -> Float32[Array, "*rows box"]:
-        return sent.dequantised(jnp.float32)
+    def decode(self, sent: QuantizedArray) -> Float32[Array, "*rows box"]:
+        return sent.dequantize(jnp.float32)
 
 
 WIRES: dict[str, Wire] = {

@@ -24,11 +24,11 @@ import jax.numpy as jnp
 from .axes import class_axes
 from .protocols import Axes
 
-Initialiser = Callable[[jax.Array, tuple[int, ...], Axes], jax.Array]
+Initializer = Callable[[jax.Array, tuple[int, ...], Axes], jax.Array]
 """(key, shape, logical axes) to a float32 array."""
 
 
-def normal(*fan_in: str, gain: float = 1.0, std: float | None = None) -> Initialiser:
+def normal(*fan_in: str, gain: float = 1.0, std: float | None = None) -> Initializer:
     """Nearly normal with standard deviation `gain / sqrt(product of the fan-in axes)`, or `std` where given.
 
     The sum of four uniform 16-bit integers (Irwin-Hall: within 3.46 deviations, excess kurtosis -0.3), scaled by one product.
@@ -49,12 +49,12 @@ def normal(*fan_in: str, gain: float = 1.0, std: float | None = None) -> Initial
     return draw
 
 
-def constant(value: float) -> Initialiser:
+def constant(value: float) -> Initializer:
     """The same value everywhere."""
     return lambda key, shape, axes: jnp.full(shape, value, jnp.float32)
 
 
-def parameter(init: Initialiser) -> Any:
+def parameter(init: Initializer) -> Any:
     """A field that holds a parameter, with how it is drawn."""
     return eqx.field(metadata={"init": init})
 
@@ -83,7 +83,7 @@ class Module(eqx.Module):
         Args:
             sizes: Logical axis to size.
             fields: Static settings and sub-modules; also `None` for a parameter that this instance goes without,
-                or an `Initialiser` to draw it otherwise than the class says.
+                or an `Initializer` to draw it otherwise than the class says.
         """
         declared = class_axes(cls)
         for field in cls.__dataclass_fields__.values():

@@ -56,7 +56,7 @@ def classes_of(source: Any) -> tuple[str, ...]:
     return tuple(getattr(examples_of(source), "classes", ()))
 
 
-def raise_on_all_processes(held_out: Source, train: Any) -> tuple[Source, tuple[str, ...]]:
+def align_held_out(held_out: Source, train: Any) -> tuple[Source, tuple[str, ...]]:
     """A source to evaluate on, with numbers that mean what they mean in the training data, and what was changed for that.
 
     Images get the classes of the training data. Ids that were counted in files can't be given anew.

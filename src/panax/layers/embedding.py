@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from ..core import Module, current_layout, normal, parameter
 from ..core.errors import LayoutError
 from ..core.layout import MeshAxes
-from ..core.module import Initialiser
+from ..core.module import Initializer
 from ..core.protocols import Axes
 from ..spmd import (
     WeightOp,
@@ -69,7 +69,7 @@ class Head(Module):
     table: Float[Array, "vocab embed"] = parameter(normal("embed"))
 
 
-def init_padded(init: Initialiser, rows: int) -> Initialiser:
+def init_padded(init: Initializer, rows: int) -> Initializer:
     """As `init`, with zeros past the first `rows` words. Nothing has a gradient there, so zeros they stay."""
 
     def draw(key: jax.Array, shape: tuple[int, ...], axes: Axes) -> jax.Array:

@@ -34,12 +34,12 @@ def parts_for(rows: int) -> int:
     return odd * min(TWOS, 2 ** int(math.log2(most // odd)))
 
 
-def filled(rows: int, parts: int) -> int:
+def round_up_rows(rows: int, parts: int) -> int:
     """The rows, filled up to a multiple of the parts."""
     return -(-rows // parts) * parts
 
 
-def mixed(row: Int[Array, "*rows"], rows: int, parts: int) -> Int[Array, "*rows"]:
+def mix_rows(row: Int[Array, "*rows"], rows: int, parts: int) -> Int[Array, "*rows"]:
     """A row's place: adjacent rows are dealt out to the parts, far apart, from another one on in each round of dealing.
 
     A bijection of `range(rows)` that depends on no mesh. Frequent ids, which vocabularies number first, so lie on different
@@ -48,7 +48,7 @@ def mixed(row: Int[Array, "*rows"], rows: int, parts: int) -> Int[Array, "*rows"
     Args:
         parts: Up to `MOST_PARTS`; they divide `rows`.
 
-    >>> sorted(mixed(jnp.arange(24), 24, 12).tolist()) == list(range(24))
+    >>> sorted(mix_rows(jnp.arange(24), 24, 12).tolist()) == list(range(24))
     True
     """
     if parts == 1:
@@ -58,8 +58,8 @@ def mixed(row: Int[Array, "*rows"], rows: int, parts: int) -> Int[Array, "*rows"
     return (part * (rows // parts) + high).astype(row.dtype)
 
 
-def unmixed(place: Int[Array, "*rows"], rows: int, parts: int) -> Int[Array, "*rows"]:
-    """The row at a place: the inverse of `mixed`."""
+def unmix_rows(place: Int[Array, "*rows"], rows: int, parts: int) -> Int[Array, "*rows"]:
+    """The row at a place: the inverse of `mix_rows`."""
     if parts == 1:
         return place
     each = rows // parts

@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from ..core import Module, scope, stack, stacked
-from ..parallel import RematPolicy, rematerialise, scan_layers
+from ..parallel import RematPolicy, rematerialize, scan_layers
 from .block import Block, Context
 from .whole_rows import run_block
 
@@ -45,7 +45,7 @@ class Stack(Module):
             key = None if context.key is None else jax.random.fold_in(context.key, index)
             return run_block(block, x, context._replace(key=key), state)
 
-        run = rematerialise(one_block, remat)
+        run = rematerialize(one_block, remat)
 
         def one_period(x: jax.Array, scanned: tuple) -> tuple[jax.Array, list[Any]]:
             blocks, repeat, states = scanned

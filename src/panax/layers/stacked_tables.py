@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from ..core import Batch
 from ..core.counter_hash import bits_of_places, to_centered_uniform
-from .mixed_rows import filled, mixed, parts_for, unmixed
+from .mixed_rows import mix_rows, parts_for, round_up_rows, unmix_rows
 from .table_config import FeatureConfig, Growth, TableConfig
 
 
@@ -76,7 +76,7 @@ class StackPlan:
         elsewhere = ids < 0
         if not part.is_whole:
             elsewhere = (ids < part.first) | (ids >= part.first + part.rows)
-        return jnp.where(elsewhere, -1, mixed(ids + (offset - part.first), self.rows, self.blocks))
+        return jnp.where(elsewhere, -1, mix_rows(ids + (offset - part.first), self.rows, self.blocks))
 
 
 SMALL_BLOCKS = 4096
@@ -93,9 +93,9 @@ def stacked_tables(parts: tuple[TablePart, ...], placement: str) -> StackPlan:
         # Whole blocks on each device, where keys are mixed by their hashes.
         blocks = -(-total // growth.ways)
         shares = parts_for(blocks) if blocks > SMALL_BLOCKS else 2 ** int(math.log2(blocks))
-        return StackPlan(parts, placement, tuple(starts[:-1]), filled(blocks, shares) * growth.ways, 1)
+        return StackPlan(parts, placement, tuple(starts[:-1]), round_up_rows(blocks, shares) * growth.ways, 1)
     blocks = 1 if placement == "everywhere" else parts_for(total)
-    return StackPlan(parts, placement, tuple(starts[:-1]), filled(total, blocks), blocks)
+    return StackPlan(parts, placement, tuple(starts[:-1]), round_up_rows(total, blocks), blocks)
 
 
 def drawn(key: jax.Array, plan: StackPlan) -> Float[Array, "row row_width"]:
@@ -103,7 +103,7 @@ def drawn(key: jax.Array, plan: StackPlan) -> Float[Array, "row row_width"]:
     if plan.growth is not None:
         return jnp.zeros((plan.rows, plan.width), jnp.float32)
     place = jnp.arange(plan.rows, dtype=jnp.int32)
-    row = unmixed(place, plan.rows, plan.blocks)
+    row = unmix_rows(place, plan.rows, plan.blocks)
     sizes = jnp.asarray([part.table.rows for part in plan.parts], jnp.float32)
     table = jnp.searchsorted(jnp.asarray(plan.offsets, jnp.int32), row, side="right") - 1
     real = row < plan.offsets[-1] + plan.parts[-1].rows

@@ -20,7 +20,7 @@ from ..core import current_layout, current_target, logical_axes, use_layout
 from ..core.expected import declare_branch_probs
 from ..core.layout import Layout, axis_size
 from ..core.protocols import Axes
-from ..parallel import RematPolicy, rematerialise, scan_layers
+from ..parallel import RematPolicy, rematerialize, scan_layers
 from ..parallel.pipeline import AXIS
 from ..parallel.schedules import layers_by_stage
 from ..spmd.collectives import scatter_dims
@@ -197,7 +197,7 @@ class StageRun:
                     return jax.lax.switch(kind, branches, x, leaves)
 
             # Inside of the condition below, and not around it: that would copy the weights to keep them.
-            unit_of = rematerialise(chosen, remat)
+            unit_of = rematerialize(chosen, remat)
 
             if (self.order >= 0).all():
                 return unit_of(x, leaves)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from ..core import Module, constant, current_layout, current_target, normal, parameter
 from ..core.errors import LayoutError
 from ..core.layout import MeshAxes, axis_size, row_order
-from ..core.module import Initialiser
+from ..core.module import Initializer
 from ..kernels.causal_convolution import causal_convolution
 from ..kernels.state_space import state_space_scan
 from ..parallel.state_passing import scan_over_devices
@@ -37,7 +37,7 @@ CONTEXT = "context"
 HEADS, GROUPS = "ssm_heads ssm_head_dim", "ssm_groups ssm_state"
 
 
-def _quantiles(quantile: Any, count: int = 4096) -> Initialiser:
+def _quantiles(quantile: Any, count: int = 4096) -> Initializer:
     """One of `count` values, each as likely, from a function on (0, 1).
 
     They are computed on the host and drawn by whole numbers: a logarithm's last bit depends on how a compiler splits an array.

@@ -80,7 +80,7 @@ layouts of 8 devices: --mesh.fsdp 2 --mesh.tensor 4; --mesh.replica 2 --mesh.ten
     """
     found = problem(needs, rules, mesh)
     if found is not None:
-        raise LayoutError(found + suggested(needs, rules, mesh, math.prod(mesh.values())))
+        raise LayoutError(found + suggest_meshes(needs, rules, mesh, math.prod(mesh.values())))
 
 
 def problem(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
@@ -250,7 +250,7 @@ def remarks(needs: MeshRequirements, mesh: Sizes) -> list[str]:
     ]
 
 
-def suggested(needs: MeshRequirements, rules: Rules, mesh: Sizes, num_devices: int) -> str:
+def suggest_meshes(needs: MeshRequirements, rules: Rules, mesh: Sizes, num_devices: int) -> str:
     """A sentence that lists the nearest legal meshes, to stand after a problem.
 
     Args:
@@ -303,7 +303,7 @@ def as_flags(mesh: Sizes, asked: Sizes) -> str:
     return " ".join(f"--mesh.{axis} {mesh.get(axis, 1)}" for axis in typed) or "--mesh.fsdp 1"
 
 
-def resolved(
+def resolve_mesh(
     shape: MeshShape, num_devices: int, needs: MeshRequirements | None = None, rules: Rules | None = None
 ) -> dict[str, int]:
     """`shape.resolve`, whose error names the nearest meshes of the devices that there are.
@@ -322,5 +322,5 @@ def resolved(
             raise
         fixed = math.prod(size for size in asked.values() if size > 0)
         known = {axis: size if size > 0 else max(1, num_devices // fixed) for axis, size in asked.items()}
-        proposed = suggested(needs or MeshRequirements(), rules or Rules(), known, num_devices)
+        proposed = suggest_meshes(needs or MeshRequirements(), rules or Rules(), known, num_devices)
         raise LayoutError(f"{error}{proposed}") from None

@@ -18,7 +18,7 @@ from ..core.target import Target, target_of
 from ..job.cpu_scheduling import processes_on_these_cores, run_in_batches_while_alone
 from ..job.join import processes_of_this_host
 from .devices import device_grid
-from .legality import MeshRequirements, resolved
+from .legality import MeshRequirements, resolve_mesh
 from .rules import MESH_AXES, MeshAxes, Rules, assign
 from .topology import MeshShape
 
@@ -60,7 +60,7 @@ class Placement:
             LayoutError: The shape does not fit the number of devices, or leaves a process of the job without any.
         """
         devices = jax.devices() if devices is None else list(devices)
-        sizes = resolved(shape or MeshShape(), len(devices), needs, rules)
+        sizes = resolve_mesh(shape or MeshShape(), len(devices), needs, rules)
         taken = devices[: math.prod(sizes.values())]
         idle = {device.process_index for device in devices} - {device.process_index for device in taken}
         if idle:

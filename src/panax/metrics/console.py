@@ -29,10 +29,10 @@ WIDTH = 80
 """Columns of what is shown: every line that can be broken fits them, and a report of a step where no terminal is wider."""
 
 
-def fitted(line: str, indent: int = 2) -> str:
+def wrap_line(line: str, indent: int = 2) -> str:
     """A line broken between words into lines of at most 80 columns; names and paths stay whole.
 
-    >>> print(fitted("note " + "word " * 16, 5))
+    >>> print(wrap_line("note " + "word " * 16, 5))
     note word word word word word word word word word word word word word word word
          word
     """
@@ -42,7 +42,7 @@ def fitted(line: str, indent: int = 2) -> str:
     return "\n".join(wrapper.fill(part) for part in line.split("\n"))
 
 
-def format_number(console: Console | None = None) -> tuple[Callable[[str], None], Tracker]:
+def open_console(console: Console | None = None) -> tuple[Callable[[str], None], Tracker]:
     """(what takes a run's notes, what shows its progress): a bar in a terminal, a line that changes in a notebook, else lines."""
     console = console or plain_console()
     if console.is_jupyter:
@@ -50,7 +50,7 @@ def format_number(console: Console | None = None) -> tuple[Callable[[str], None]
 
     def say(line: str) -> None:
         # Styled as a text: `style=` would be the bar's too, until it is drawn again.
-        console.print(Text(fitted(printable(line)), style="yellow" if line.startswith("warning: ") else "dim"))
+        console.print(Text(wrap_line(printable(line)), style="yellow" if line.startswith("warning: ") else "dim"))
 
     return say, ConsoleTracker(console)
 
@@ -68,7 +68,7 @@ class ConsoleTracker(Tracker):
         self._start = time.perf_counter()
         self._first = first_step
         if peak is not None:
-            self.console.print(fitted(f"MFU divides by {peak.source}"), style="dim", markup=False, highlight=False)
+            self.console.print(wrap_line(f"MFU divides by {peak.source}"), style="dim", markup=False, highlight=False)
         console = self.console
         self._progress = Progress(
             TextColumn("training"),

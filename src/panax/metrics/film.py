@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import UInt8
 
-from .heat_map import Picture, format_heat_map, png_chunk
+from .heat_map import Picture, png_chunk, png_rows
 
 GAP = 4
 """White pixels between the frames of a sheet."""
@@ -32,7 +32,7 @@ def animated_png(frames: Frames, seconds_per_frame: float) -> bytes:
         shown = struct.pack(">IIIIIHHBB", number, piece.shape[1], piece.shape[0], left, top, milliseconds, 1000, 0, 0)
         parts.append(png_chunk(b"fcTL", shown))
         number += 1
-        data = zlib.compress(format_heat_map(piece))
+        data = zlib.compress(png_rows(piece))
         if place == 0:
             parts.append(png_chunk(b"IDAT", data))
         else:

@@ -281,10 +281,10 @@ def _merged(spans: Iterable[tuple[str, float, float]]) -> Iterable[tuple[str, fl
         yield last
 
 
-def described(life: Life) -> str:
+def describe_life(life: Life) -> str:
     """One line for a person: the goodput, and what the rest went into, largest first.
 
-    >>> described(Life({**dict.fromkeys(KINDS, 0.0), "training": 90.0, "compile": 6.0, "start": 4.0},
+    >>> describe_life(Life({**dict.fromkeys(KINDS, 0.0), "training": 90.0, "compile": 6.0, "start": 4.0},
     ...     (Session(1, 0.0, 100.0, 0, 10, "done", {}),)))
     'goodput 90 % of 1 min 40 s: compile 6.0 s, start 4.0 s'
     """

@@ -103,7 +103,7 @@ def png(image: Picture) -> bytes:
     """A picture in the Portable Network Graphics format (RFC 2083)."""
     height, width, _ = image.shape
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    data = zlib.compress(format_heat_map(image))
+    data = zlib.compress(png_rows(image))
     parts = (png_chunk(b"IHDR", header), png_chunk(b"IDAT", data), png_chunk(b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
@@ -113,7 +113,7 @@ def png_chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def format_heat_map(image: Picture) -> bytes:
+def png_rows(image: Picture) -> bytes:
     """The lines of a picture, each with its filter before it, of which 0 is none."""
     height = image.shape[0]
     return np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1).tobytes()

@@ -36,11 +36,11 @@ class Histogram(NamedTuple):
 
 
 def histogram(values: Float[Array, "..."], bins: int = BINS) -> Histogram:
-    """The histogram of an array of any shape, as arrays: to be traced, then fetched with `fetched`.
+    """The histogram of an array of any shape, as arrays: to be traced, then fetched with `fetch_histogram`.
 
     Bins are counted by comparisons with their edges, not by a scatter: an array that is split over devices stays where it lies.
 
-    >>> fetched(histogram(jnp.array([0.0, 1.0, 1.0, 4.0]), bins=4)).counts.tolist()
+    >>> fetch_histogram(histogram(jnp.array([0.0, 1.0, 1.0, 4.0]), bins=4)).counts.tolist()
     [1, 2, 0, 1]
     """
     values = jnp.atleast_1d(values).astype(jnp.float32)
@@ -62,7 +62,7 @@ def _count(mask: Bool[Array, "..."]) -> Float[Array, ""]:
     return mask.sum(axis=-1, dtype=jnp.int32).astype(jnp.float32).sum()
 
 
-def fetched(found: Histogram) -> Histogram:
+def fetch_histogram(found: Histogram) -> Histogram:
     """A traced histogram's figures on the host."""
     counts, least, greatest, total, squares, not_finite = jax.device_get(tuple(found))
     figures = (float(least), float(greatest), float(total), float(squares))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.errors import RecipeError
 from .facts import RunFacts
-from .services import imported
+from .services import import_service
 from .trackers import Tracker
 
 PORT = 9464
@@ -35,7 +35,7 @@ class PrometheusTracker(Tracker):
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise RecipeError(f"PrometheusTracker.port={self.port}; expected 0 to 65535")
-        self._library: Any = imported("prometheus_client", "prometheus")
+        self._library: Any = import_service("prometheus_client", "prometheus")
         self._server: Any = None
         self._registry: Any = None
         self._gauges: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from typing import IO, Any, cast
 
 from rich.console import Console
 
-from .console import ConsoleTracker, format_number
+from .console import ConsoleTracker, open_console
 
 NAME = "log.txt"
 
@@ -37,7 +37,7 @@ class RunLog:
             soft_wrap=True,
             no_color=True,
         )
-        said, tracker = format_number(console)
+        said, tracker = open_console(console)
         self.say: Callable[[str], None] = said
         self.tracker = tracker if isinstance(tracker, ConsoleTracker) else ConsoleTracker(console)
 

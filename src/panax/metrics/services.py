@@ -27,7 +27,7 @@ MLFLOW_PARAMS = 100
 """The most settings that MLflow takes at once."""
 
 
-def imported(name: str, extra: str) -> Any:
+def import_service(name: str, extra: str) -> Any:
     """A library that is installed only where it is used.
 
     Raises:
@@ -154,7 +154,7 @@ class WandbTracker(Tracker):
         self._run: Any = None
 
     def about(self, run: RunFacts) -> None:
-        self._wandb = imported("wandb", "wandb")
+        self._wandb = import_service("wandb", "wandb")
         around = os.environ.get("WANDB_MODE", "online")
         mode = self.mode or around
         if mode == "online" and around != "online":
@@ -224,7 +224,7 @@ class MlflowTracker(Tracker):
         self._run_id = ""
 
     def about(self, run: RunFacts) -> None:
-        mlflow = imported("mlflow", "mlflow")
+        mlflow = import_service("mlflow", "mlflow")
         client = mlflow.MlflowClient(tracking_uri=self.tracking_uri or None)
         found = client.get_experiment_by_name(self.experiment)
         place = client.create_experiment(self.experiment) if found is None else found.experiment_id

@@ -67,7 +67,9 @@ class Patches(Module):
         batch, across, size = image.shape[0], config.image_size // config.patch, config.patch
         cut = image.reshape(batch, across, size, across, size, config.channels).swapaxes(2, 3)
         # Cut while they are bytes: a fourth of what is moved.
-        pixels = normalised(cut.reshape(batch, across * across, size, size, config.channels), config).astype(dtype)
+        pixels = normalize_images(cut.reshape(batch, across * across, size, size, config.channels), config).astype(
+            dtype
+        )
         x = contract(
             "batch seq patch_row patch_column channel, patch_row patch_column channel embed -> batch seq embed",
             pixels,
@@ -186,7 +188,7 @@ def shared_context(
     return Context(position, row=row, key=key)
 
 
-def normalised(image: Shaped[Array, "*rest channel"], config: VitConfig) -> Float[Array, "*rest channel"]:
+def normalize_images(image: Shaped[Array, "*rest channel"], config: VitConfig) -> Float[Array, "*rest channel"]:
     """Bytes as the model takes them, float32; floats as they are."""
     if jnp.issubdtype(image.dtype, jnp.floating):
         return image

@@ -14,7 +14,7 @@ from ..core.errors import RecipeError
 from ..core.layout import current_layout
 from ..core.logical import is_copies
 from ..core.protocols import Axes
-from ..kernels.quantised import DYNAMIC, DYNAMIC_UNSIGNED, Quantised
+from ..kernels.quantised import DYNAMIC, DYNAMIC_UNSIGNED, QuantizedArray
 
 LEAST, BLOCK = 4096, 256
 """Own arrays of fewer numbers stay as they are, and a block's numbers: those of torchao's AdamW8bit."""
@@ -35,7 +35,7 @@ def block_of(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...] | None:
     return box if math.prod(box) == BLOCK else None
 
 
-def zeros_in_codes(shape: tuple[int, ...], axes: Axes, signed: bool, dtype: str) -> Quantised | None:
+def zeros_in_codes(shape: tuple[int, ...], axes: Axes, signed: bool, dtype: str) -> QuantizedArray | None:
     """An array of zeros in 8 bits; None for one that stays as it is.
 
     Args:
@@ -43,12 +43,12 @@ def zeros_in_codes(shape: tuple[int, ...], axes: Axes, signed: bool, dtype: str)
         dtype: What it would be in otherwise.
     """
     block = block_of(shape, axes)
-    return None if block is None else Quantised.zeros(shape, DYNAMIC if signed else DYNAMIC_UNSIGNED, block, dtype)
+    return None if block is None else QuantizedArray.zeros(shape, DYNAMIC if signed else DYNAMIC_UNSIGNED, block, dtype)
 
 
-def widened(kept: Any, dtype: Any) -> jax.Array:
+def decode_state(kept: Any, dtype: Any) -> jax.Array:
     """What is kept, in codes or not, in the type that is computed in."""
-    return kept.dequantised(dtype) if isinstance(kept, Quantised) else kept.astype(dtype)
+    return kept.dequantize(dtype) if isinstance(kept, QuantizedArray) else kept.astype(dtype)
 
 
 def axes_of_parts(kept: Any, axes: Axes) -> Any:
@@ -63,7 +63,7 @@ def check_blocks(name: str, kept: Any, axes: Axes) -> None:
         RecipeError: One would be.
     """
     layout = current_layout()
-    if layout is None or not isinstance(kept, Quantised):
+    if layout is None or not isinstance(kept, QuantizedArray):
         return
     codes, scales = (layout.storage(axes, part.shape) for part in (kept.codes, kept.scales))
     for dim, (ours, theirs) in enumerate(zip(codes, scales)):

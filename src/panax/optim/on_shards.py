@@ -21,7 +21,7 @@ from ..core.layout import current_layout
 from ..core.protocols import Axes
 from ..core.selecting import LayerParameters
 from ..kernels.precision import accumulation_dtype
-from ..kernels.quantised import Quantised, quantise, round_stochastically
+from ..kernels.quantised import QuantizedArray, quantize, round_stochastically
 from ..spmd.marks import ValueState, check_sharding
 from .codes import BLOCK, LEAST, axes_of_parts, check_blocks, zeros_in_codes
 from .decay import uses_weight_decay
@@ -325,8 +325,8 @@ class ShardedOptimizer(Optimizer):
     def _stored(self, name: str, kind: str, kept: StateSpec, before: Any, value: jax.Array, count: jax.Array) -> Any:
         """What is kept now, in the form of what was kept before."""
         own = ParameterShard.of(Parameter(name, kept.shape, kept.dtype, kept.axes))
-        if isinstance(before, Quantised):
-            return quantise(value, before.format, before.block, own.bits(kind, count), before.dtype)
+        if isinstance(before, QuantizedArray):
+            return quantize(value, before.format, before.block, own.bits(kind, count), before.dtype)
         return (_rounded(own, kind, value, count) if before.dtype == jnp.bfloat16 else value).astype(before.dtype)
 
     def _check_types(self, params: Any, state: dict[str, Any]) -> None:
@@ -336,7 +336,7 @@ class ShardedOptimizer(Optimizer):
             RecipeError: Says what to set instead.
         """
         kept = [leaf for kind, leaves in state.items() if kind != COUNT for leaf in leaves.values()]
-        in_codes = any(isinstance(leaf, Quantised) for leaf in kept)
+        in_codes = any(isinstance(leaf, QuantizedArray) for leaf in kept)
         if self.moments != "same" and not kept:
             raise RecipeError(
                 f'optimizer.moments="{self.moments}" has no effect: {type(self).__name__} keeps nothing of a parameter as it is '
@@ -355,7 +355,7 @@ class ShardedOptimizer(Optimizer):
 
 
 def _readable(kept: Any, dtype: Any) -> jax.Array:
-    return kept.dequantised(dtype) if isinstance(kept, Quantised) else kept
+    return kept.dequantize(dtype) if isinstance(kept, QuantizedArray) else kept
 
 
 def _dtypes(tree: Any) -> set[Any]:

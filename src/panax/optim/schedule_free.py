@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from ..core.axes import named_leaves
 from ..core.errors import RecipeError
 from ..kernels.precision import accumulation_dtype
-from ..kernels.quantised import Quantised
-from .codes import widened
+from ..kernels.quantised import QuantizedArray
+from .codes import decode_state
 from .moments import SQUARE, bias_correction, check_decay_rates
 from .on_shards import ShardedOptimizer, StateSpec, UpdateInputs
 from .optimizer import check_epsilon
@@ -88,6 +88,6 @@ class ScheduleFreeAdamW(ShardedOptimizer):
         """The average's offset from the parameter, by that of the sequence: the parameter lies between the two."""
         return -(1 - self.b1) / self.b1 * offset
 
-    def _average_of(self, param: jax.Array, offset: jax.Array | Quantised) -> jax.Array:
+    def _average_of(self, param: jax.Array, offset: jax.Array | QuantizedArray) -> jax.Array:
         wide = accumulation_dtype(param.dtype)
-        return param.astype(wide) + self._average(widened(offset, wide))
+        return param.astype(wide) + self._average(decode_state(offset, wide))

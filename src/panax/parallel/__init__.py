@@ -2,7 +2,7 @@
 
 from .context_choice import ContextAttention
 from .layers import scan_layers
-from .remat import RematPolicy, rematerialise
+from .remat import RematPolicy, rematerialize
 from .schedules import Pipeline
 
-__all__ = ["ContextAttention", "Pipeline", "RematPolicy", "rematerialise", "scan_layers"]
+__all__ = ["ContextAttention", "Pipeline", "RematPolicy", "rematerialize", "scan_layers"]

@@ -23,7 +23,7 @@ what experts took in from other devices, compute the cheap rest again. full: kee
 least memory)."""
 
 
-def rematerialise(function: Callable[..., Any], policy: RematPolicy) -> Callable[..., Any]:
+def rematerialize(function: Callable[..., Any], policy: RematPolicy) -> Callable[..., Any]:
     """Wrap one layer so that its backward pass keeps what `policy` says.
 
     A weight that was gathered over devices is never kept, whatever the policy: it is gathered again.

@@ -20,7 +20,7 @@ from ..job.agreement import is_process_zero
 from ..job.heartbeat import heartbeat
 from ..job.join import this_membership
 from ..metrics import BackgroundReporter, Tracker
-from ..metrics.console import format_number
+from ..metrics.console import open_console
 from ..metrics.run_log import RunLog, both
 from ..system.platform_check import check_system
 from ..train.room import check_room
@@ -125,7 +125,7 @@ def open_run(
     if say is None and quiet:
         say = _unsaid
     elif say is None:
-        say, progress = format_number()
+        say, progress = open_console()
         trackers = (progress, *trackers)
     # Of a launched run, the supervisor keeps what each process says.
     log = None if heartbeat().supervised else RunLog()

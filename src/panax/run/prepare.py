@@ -13,7 +13,7 @@ from ..core import DataFacts, Source, Task
 from ..core.errors import RecipeError, kind_of
 from ..core.target import target_of
 from ..data import BatchRamp, ExampleData, IterableSource, TextData
-from ..data.agreement import raise_on_all_processes
+from ..data.agreement import align_held_out
 from ..data.converted import ConvertedSource, convert_batches
 from ..data.first_batches import FirstBatches
 from ..data.ramped import apply_batch_ramp
@@ -142,7 +142,7 @@ def _with_held_out(opened: OpenedData, experiment: Experiment, say: Say) -> Open
 
     data = experiment.held_out
     if not isinstance(data, TextData | ExampleData):
-        held_out, notes = raise_on_all_processes(as_source(data, epochs=1), opened.train)
+        held_out, notes = align_held_out(as_source(data, epochs=1), opened.train)
         for note in notes:
             say(note)
         return dataclasses.replace(opened, held_out=held_out)

@@ -21,7 +21,7 @@ from ..job.agreement import gather_texts, is_process_zero
 from ..job.start_time import take_start_time
 from ..metrics import BackgroundReporter
 from ..metrics.energy import energy_of
-from ..metrics.goodput import described, read_life
+from ..metrics.goodput import describe_life, read_life
 from ..metrics.ledger import Ledger
 from ..system import children, files
 from ..system.cpu_info import processor
@@ -78,7 +78,7 @@ def open_ledger(prepared: PreparedRun, say: Say) -> Iterator[Ledger]:
             raise
         ledger.close()
     if folder is not None:
-        say(described(read_life(folder)))
+        say(describe_life(read_life(folder)))
 
 
 def record_facts(prepared: PreparedRun, run_id: str, step: int, lane: BackgroundReporter | None) -> None:

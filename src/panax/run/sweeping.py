@@ -13,7 +13,7 @@ from typing import Any
 
 from ..core.errors import PanaxError, RecipeError, kind_of, nearest
 from ..core.finite import ascending, least
-from ..metrics.console import format_number
+from ..metrics.console import open_console
 from ..metrics.page.lines import Chart, Line, line_chart
 from ..stores import join
 from .experiment import Experiment
@@ -219,7 +219,7 @@ def run_trials(
     folders = [experiment.folder for _, experiment in placed]
     if len(set(folders)) < len(folders):
         raise RecipeError("two runs of the sweep have the same settings; give each value once")
-    announce: Say = say or ((lambda line: None) if quiet else format_number()[0])
+    announce: Say = say or ((lambda line: None) if quiet else open_console()[0])
     done: list[Trial] = []
     for number, (settings, experiment) in enumerate(placed, start=1):
         trial = Trial(settings, experiment.folder)

@@ -20,7 +20,7 @@ from ..data import (
     TokenFile,
     corpus_of,
 )
-from ..data.agreement import examples_of, of_examples, raise_on_all_processes, unwrap_source, with_ids_of
+from ..data.agreement import align_held_out, examples_of, of_examples, unwrap_source, with_ids_of
 from ..data.converted import convert_batches
 from ..data.pictures import Images
 from ..data.tokenizer import Tokenizer
@@ -72,7 +72,7 @@ def open_whole(
         found, facts = as_source(data, epochs=1), DataFacts()
     examples = examples_of(found)
     if source is not None:
-        found, notes = raise_on_all_processes(found, source)
+        found, notes = align_held_out(found, source)
         for note in notes:
             say(note)
     elif classes and isinstance(examples, Images) and isinstance(found, ExampleSource):

@@ -22,7 +22,7 @@ from ..core.layout import Layout, MeshAxes, current_layout
 from ..core.logical import traits_of
 from ..core.protocols import Axes
 from ..core.task import Task
-from ..kernels.quantised import FLOAT8, INT8, Format, Quantised, quantise
+from ..kernels.quantised import FLOAT8, INT8, Format, QuantizedArray, quantize
 from .collectives import gather_dims
 from .marks import split_over
 
@@ -43,16 +43,16 @@ def gather_weight_as(x: jax.Array, axes: Axes, gathers: Sequence[MeshAxes], dtyp
         return gather_dims(x.astype(dtype), gathers)
     format, box = coded
     places = layout.storage(axes)
-    codes = jax.tree.map(lambda part: split_over(part, places), quantise(x.astype(jnp.float32), format, box))
+    codes = jax.tree.map(lambda part: split_over(part, places), quantize(x.astype(jnp.float32), format, box))
     return _decoded(jax.tree.map(lambda part: gather_dims(part, gathers), codes), dtype)
 
 
-def _decoded(codes: Quantised, dtype: Any) -> jax.Array:
+def _decoded(codes: QuantizedArray, dtype: Any) -> jax.Array:
     return DECODED.bind(codes.codes, codes.scales, format=codes.format, block=codes.block, dtype=jnp.dtype(dtype))
 
 
 def _decode(codes: jax.Array, scales: jax.Array, *, format: Format, block: tuple[int, ...], dtype: Any) -> jax.Array:
-    return Quantised(codes, scales, format, block, dtype).dequantised()
+    return QuantizedArray(codes, scales, format, block, dtype).dequantize()
 
 
 def _in_front(arrays: Any, dims: Sequence[int], **params: Any) -> tuple[Any, int]:

@@ -23,7 +23,7 @@ from .collecting import check_plain, collecting_step, first_batch
 from .freezing import Rows, freeze, mask_frozen_layers
 from .growing import GrowingTables
 from .loss_scaling import FIRST, check_effect
-from .replicated import average_params, initial_replicas, local_steps, place_program
+from .replicated import average_params, initial_replicas, place_program, take_local_step
 from .tables import TableUpdates
 from .update import Scalars, StepConfig, evaluation_step, gradient_step, train_step
 from .width import WidthFactors, width_factors
@@ -183,7 +183,7 @@ class Program:
     ) -> tuple[TrainState, Scalars]:
         """One training step; see `train_step`."""
         if self.abstract.replicas is not None:
-            return local_steps(self, state, batch, batch_axes)
+            return take_local_step(self, state, batch, batch_axes)
         if isinstance(self.task, CollectingTask):
             return collecting_step(self, state, batch, batch_axes)
         return self.one_step(state, batch, batch_axes)

@@ -112,7 +112,7 @@ def initial_replicas(program: "Program", state: TrainState) -> TrainState:
     return dataclasses.replace(state, replicas=apart, optimizer_state=add_replica_axis(state.optimizer_state, count))
 
 
-def local_steps(
+def take_local_step(
     program: "Program", state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None
 ) -> tuple[TrainState, Scalars]:
     """One step of each replica by itself, on its own rows."""

@@ -11,7 +11,7 @@ import optax
 import panax
 from panax.core.measures import total_loss
 from panax.layers import FeatureConfig, TableConfig, TablesConfig
-from panax.layers.mixed_rows import mixed
+from panax.layers.mixed_rows import mix_rows
 from panax.models import DlrmConfig, DlrmTask
 from panax.optim import Optax, Optimizer, RowAdagrad, RowOptimizer, RowSgd, Schedule, Sgd
 from panax.train import StepConfig
@@ -96,7 +96,7 @@ def load_parameters(params: Any, work: ComparedWork) -> Any:
     for plan, stack in zip(tables.config.stacks, tables.stacks, strict=True):
         whole = np.zeros(stack.table.shape, np.float32)
         for part, offset in zip(plan.parts, plan.offsets, strict=True):
-            place = mixed(jnp.arange(part.rows, dtype=jnp.int32) + offset, plan.rows, plan.blocks)
+            place = mix_rows(jnp.arange(part.rows, dtype=jnp.int32) + offset, plan.rows, plan.blocks)
             whole[np.asarray(place)] = tensors.pop(f"tables.{part.table.name}.weight")
         stacks.append(dataclasses.replace(stack, table=jax.device_put(whole, stack.table.sharding)))
 

@@ -35,7 +35,7 @@ from .python_seen import (
     package_of,
 )
 from .python_values import LOOKS, look_at_object
-from .watched import watch_functions
+from .watched import watched_function_ids
 
 GENERATORS = "the process"
 """The owner of the random generators that everything shares."""
@@ -78,7 +78,7 @@ class PythonState:
         self.unfollowed: list[ValueLocation] = []
         self.outside: dict[int, tuple[ValueLocation, torch.Tensor]] = {}
         own = [*module.parameters(), *module.buffers()]
-        self._watched = watch_functions()
+        self._watched = watched_function_ids()
         self._own = {id(tensor) for tensor in own}
         self._memory = {_memory_of(tensor) for tensor in own} - {None}
         self._extents = sorted(extent for tensor in own if (extent := extent_of(tensor)) is not None)

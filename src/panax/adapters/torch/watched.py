@@ -57,7 +57,7 @@ _WATCHED = [
 ]  # fmt: skip
 
 
-def watch_functions() -> set[int]:
+def watched_function_ids() -> set[int]:
     """The ids of functions that code may hold by names of its own, as they are now.
 
     `torch._dynamo` puts a wrapper in the place of `torch.manual_seed` when it is imported, which may be at any time.
@@ -70,7 +70,7 @@ def watching(borrowed: Iterable[Put], iterators: Iterable[Put], packages: set[st
     """Inside, what a trace would hold fixed is refused where the user's code asks for it.
 
     Args:
-        borrowed: Functions of `watch_functions` that code holds by names of its own, each with what puts another there.
+        borrowed: Functions of `watched_function_ids` that code holds by names of its own, each with what puts another there.
         iterators: Iterators that code holds, likewise.
         packages: Installed packages whose code counts as the user's.
     """

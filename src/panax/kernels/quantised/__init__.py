@@ -1,6 +1,6 @@
 """Numbers in fewer bits: codes and scales as one array type, its formats, and how numbers are rounded to them."""
 
-from .array import Quantised, quantise
+from .array import QuantizedArray, quantize
 from .dynamic_map import DynamicMap
 from .formats import FLOAT8, INT4, INT8, SIGN, Float8, Format, Linear, Sign
 from .packing import pack, unpack
@@ -11,6 +11,6 @@ DYNAMIC = DynamicMap(signed=True)
 DYNAMIC_UNSIGNED = DynamicMap(signed=False)
 
 __all__ = [
-    "DYNAMIC", "DYNAMIC_UNSIGNED", "FLOAT8", "INT4", "INT8", "SIGN", "DynamicMap", "Float8", "Format", "Linear", "Quantised",
-    "Sign", "pack", "quantise", "quantize_with_residual", "round_stochastically", "unpack",
+    "DYNAMIC", "DYNAMIC_UNSIGNED", "FLOAT8", "INT4", "INT8", "SIGN", "DynamicMap", "Float8", "Format", "Linear", "QuantizedArray",
+    "Sign", "pack", "quantize", "quantize_with_residual", "round_stochastically", "unpack",
 ]  # fmt: skip

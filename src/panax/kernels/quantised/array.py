@@ -1,4 +1,4 @@
-"""`Quantised`: an array in fewer bits, as codes and a scale for each block of them."""
+"""`QuantizedArray`: an array in fewer bits, as codes and a scale for each block of them."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ from .formats import Format
 TINY = float(jnp.finfo(jnp.float32).tiny)
 
 
-class Quantised(eqx.Module):
+class QuantizedArray(eqx.Module):
     """An array as codes and scales: a pytree, so it can be carried, mapped, split and saved as arrays are.
 
     A block is a box of neighbouring numbers with one scale; the last one along a dimension may be cut off. Its size is held for
@@ -33,8 +33,10 @@ class Quantised(eqx.Module):
     dtype: Any = eqx.field(static=True)
 
     @classmethod
-    def zeros(cls, shape: tuple[int, ...], format: Format, block: int | tuple[int, ...], dtype: Any) -> "Quantised":
-        """An array of zeros; arguments as of `quantise`."""
+    def zeros(
+        cls, shape: tuple[int, ...], format: Format, block: int | tuple[int, ...], dtype: Any
+    ) -> "QuantizedArray":
+        """An array of zeros; arguments as of `quantize`."""
         block = _checked(block, shape)
         front, last = shape[: len(shape) - len(block)], shape[len(shape) - len(block) :]
         codes = jnp.full((*shape[:-1], shape[-1] // format.packed), format.zero, format.dtype)
@@ -52,7 +54,7 @@ class Quantised(eqx.Module):
         """Of codes and scales together."""
         return sum(math.prod(part.shape) * part.dtype.itemsize for part in (self.codes, self.scales))
 
-    def dequantised(self, dtype: Any = None) -> jax.Array:
+    def dequantize(self, dtype: Any = None) -> jax.Array:
         """The array again; NaN where a block held NaN or infinity.
 
         Args:
@@ -65,13 +67,13 @@ class Quantised(eqx.Module):
         return _cut(whole, values.shape).astype(self.dtype if dtype is None else dtype)
 
 
-def quantise(
+def quantize(
     x: Array,
     format: Format,
     block: int | tuple[int, ...],
     bits: UInt32[Array, "..."] | None = None,
     dtype: Any = None,
-) -> Quantised:
+) -> QuantizedArray:
     """`x` in fewer bits: in each block, numbers are divided by a scale that makes the largest the format's largest (or as the
     format has it).
 
@@ -87,7 +89,7 @@ def quantise(
         ValueError: A block has no size, or more dimensions than `x`.
 
     >>> from panax.kernels.quantised import INT8
-    >>> small = quantise(jnp.array([[1.0, -0.5, 0.0, 100.0, 50.0]]), INT8, 3)
+    >>> small = quantize(jnp.array([[1.0, -0.5, 0.0, 100.0, 50.0]]), INT8, 3)
     >>> small.codes.tolist(), small.scales.shape, small.shape
     ([[127, -64, 0, 127, 64]], (1, 2), (1, 5))
     """
@@ -103,7 +105,9 @@ def quantise(
     fits = scale > 0
     scaled = jnp.where(fits, split / jnp.where(fits, scale, 1.0), 0.0)
     codes = format.encode(_cut(scaled.reshape(sizes), x.shape), bits)
-    return Quantised(codes, jnp.squeeze(scale, dims), format, block, jnp.dtype(x.dtype if dtype is None else dtype))
+    return QuantizedArray(
+        codes, jnp.squeeze(scale, dims), format, block, jnp.dtype(x.dtype if dtype is None else dtype)
+    )
 
 
 def _checked(block: int | tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from panax.core.layout import current_target
 from panax.core.target import Target
 
 from ..registry import Kernel, choose, register
-from .array import Quantised, quantise
+from .array import QuantizedArray, quantize
 from .formats import Float8, Format, Linear
 from .rest_gpu import gpu_with_rest
 
@@ -39,11 +39,11 @@ def quantize_with_residual(
     owed: Float32[Array, "*rows block"],
     format: Format,
     bits: UInt32[Array, "*rows block"] | None = None,
-) -> tuple[Quantised, Float32[Array, "*rows block"]]:
-    """`quantise(x + owed)`, each row a block; and what that leaves out: `x + owed` less what the codes stand for.
+) -> tuple[QuantizedArray, Float32[Array, "*rows block"]]:
+    """`quantize(x + owed)`, each row a block; and what that leaves out: `x + owed` less what the codes stand for.
 
     Args:
-        bits: As of `quantise`.
+        bits: As of `quantize`.
 
     >>> from panax.kernels.quantised import INT8
     >>> codes, rest = quantize_with_residual(jnp.array([[1.0, 0.25]]), jnp.array([[0.0, 0.01]]), INT8)
@@ -59,11 +59,11 @@ def reference(
     owed: Float32[Array, "*rows block"],
     format: Format,
     bits: UInt32[Array, "*rows block"] | None = None,
-) -> tuple[Quantised, Float32[Array, "*rows block"]]:
+) -> tuple[QuantizedArray, Float32[Array, "*rows block"]]:
     """The definition."""
     total = x + owed
-    found = quantise(total, format, x.shape[-1], bits)
-    return found, total - found.dequantised(jnp.float32)
+    found = quantize(total, format, x.shape[-1], bits)
+    return found, total - found.dequantize(jnp.float32)
 
 
 def _pallas(
@@ -71,10 +71,12 @@ def _pallas(
     owed: Float32[Array, "*rows block"],
     format: Format,
     bits: UInt32[Array, "*rows block"] | None = None,
-) -> tuple[Quantised, Float32[Array, "*rows block"]]:
+) -> tuple[QuantizedArray, Float32[Array, "*rows block"]]:
     *front, block = x.shape
     codes, scales, rest = gpu_with_rest(x.reshape(-1, block), owed.reshape(-1, block), format)
-    found = Quantised(codes.reshape(*front, -1), scales.reshape(*front, 1), format, (block,), jnp.dtype(jnp.float32))
+    found = QuantizedArray(
+        codes.reshape(*front, -1), scales.reshape(*front, 1), format, (block,), jnp.dtype(jnp.float32)
+    )
     return found, rest.reshape(x.shape)
 
 

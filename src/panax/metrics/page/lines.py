@@ -116,7 +116,7 @@ def line_chart(
         readable: The picture holds its figures, which a page reads out where the reader points.
         most_points: That a line keeps; a longer one is thinned out.
     """
-    kept = [thinned(_points(line, logarithmic), most_points) for line in lines]
+    kept = [thin_points(_points(line, logarithmic), most_points) for line in lines]
     finite = [found[np.isfinite(found[:, 1])] for found in kept]
     together = np.concatenate(finite) if finite else np.zeros((0, 2))
     if not len(together):
@@ -137,7 +137,7 @@ def line_chart(
     return Chart(svg(whole, parts, width, _scale(plane) if readable else ""))
 
 
-def thinned(points: Points, most: int) -> Float64[np.ndarray, "kept 2"]:
+def thin_points(points: Points, most: int) -> Float64[np.ndarray, "kept 2"]:
     """At most about `most` points of a line: of each stretch the least and the greatest value, and a gap where it has one."""
     if len(points) <= most:
         return points

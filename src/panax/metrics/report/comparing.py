@@ -8,7 +8,7 @@ from panax.core.finite import greatest
 from ..page.blocks import Block, Fold, Grid, Paragraph, Section, Strip, Strips, Tabs, TextTable
 from ..page.svg import number as short
 from .costs import Rate
-from .drawn import KINDS, charts_of, colour_of, curve_picture, goodput_strip, kinds_of, other_charts, timeline
+from .drawn import KINDS, charts_of, color_of, curve_picture, goodput_strip, kinds_of, other_charts, timeline
 from .figures import HELD_OUT, LOSS, MFU, RunFigures, figures_of
 from .mishaps import incident_blocks, incidents_known
 from .origin import environment_of, layout_blocks, reproduce_blocks, settings_of
@@ -78,7 +78,7 @@ def _bars(found: Sequence[RunFigures]) -> tuple[Block, ...]:
         return (Paragraph(NO_LEDGER, faint=True),)
     kinds = {kind for each in found for kind in kinds_of(each)}
     ordered = sorted(kinds, key=lambda kind: list(KINDS).index(kind) if kind in KINDS else len(KINDS))
-    legend = tuple((colour_of(kind), kind, "") for kind in ordered)
+    legend = tuple((color_of(kind), kind, "") for kind in ordered)
     blocks: list[Block] = [Strips(tuple(drawn), legend)]
     lacking = [each.run.name for each, strip in zip(found, strips) if strip is None]
     if lacking:

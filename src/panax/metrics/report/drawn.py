@@ -157,11 +157,11 @@ def _marks(figures: RunFigures, by_time: bool, divisor: float | int) -> list[Ann
         if by_time:
             at = None if life is None else (mishap.at - life.sessions[0].began) / divisor
         if at is not None:
-            found.append(Annotation(at, str(n), marked(n, mishap), anchor_of(n)))
+            found.append(Annotation(at, str(n), incident_label(n, mishap), anchor_of(n)))
     return found
 
 
-def marked(n: int, mishap: Mishap) -> str:
+def incident_label(n: int, mishap: Mishap) -> str:
     """What a mark of an incident says."""
     step = "" if mishap.step is None else f" at step {mishap.step:,}"
     return f"incident {n}{step}: {mishap.cause}"
@@ -172,7 +172,7 @@ def anchor_of(n: int, row: int = 0) -> str:
     return f"incident-{row}-{n}"
 
 
-def colour_of(kind: str) -> int:
+def color_of(kind: str) -> int:
     """The colour of a kind of time."""
     return KINDS.get(kind, OTHER_COLOUR)
 
@@ -198,7 +198,7 @@ def goodput_strip(figures: RunFigures, title: str, longest: float | int | None =
     parts = tuple(
         StripSegment(
             life.seconds[kind] / whole,
-            colour_of(kind),
+            color_of(kind),
             f"{kind}: {duration(life.seconds[kind])}, {percent(life.seconds[kind] / whole)}",
         )
         for kind in kinds
@@ -217,13 +217,13 @@ def timeline(figures: RunFigures, title: str, row: int = 0) -> Strip | None:
     if whole <= 0:
         return None
     parts = tuple(
-        StripSegment(
-            (until - since) / whole, colour_of(kind), f"{kind}: {duration(until - since)} from {moment(since)}"
-        )
+        StripSegment((until - since) / whole, color_of(kind), f"{kind}: {duration(until - since)} from {moment(since)}")
         for kind, since, until in _merged(life.spans, whole)
     )
     marks = tuple(
-        Annotation(min(max((mishap.at - first) / whole, 0.0), 1.0), str(n), marked(n, mishap), anchor_of(n, row))
+        Annotation(
+            min(max((mishap.at - first) / whole, 0.0), 1.0), str(n), incident_label(n, mishap), anchor_of(n, row)
+        )
         for n, mishap in enumerate(figures.mishaps, start=1)
     )
     divisor, unit = next((size, name) for least, size, name in UNITS if whole >= least)

@@ -3,7 +3,7 @@
 from ..goodput import Session
 from ..page.blocks import Block, FigureTiles, Fold, Grid, Paragraph, Section, Strips, TextTable, Tile
 from .costs import Rate
-from .drawn import charts_of, colour_of, curve_picture, goodput_strip, kinds_of, other_charts, timeline
+from .drawn import charts_of, color_of, curve_picture, goodput_strip, kinds_of, other_charts, timeline
 from .figures import HELD_OUT, LOSS, MFU, RunFigures, figures_of
 from .mishaps import incident_blocks, incidents_known
 from .origin import environment_blocks, layout_blocks, reproduce_blocks
@@ -111,7 +111,7 @@ def legend_of(found: RunFigures, *, figures: bool = True) -> tuple[tuple[int, st
     life = found.run.life
     if life is None:
         return ()
-    return tuple((colour_of(kind), kind, duration(life.seconds[kind]) if figures else "") for kind in kinds_of(found))
+    return tuple((color_of(kind), kind, duration(life.seconds[kind]) if figures else "") for kind in kinds_of(found))
 
 
 def _time_bars(found: RunFigures) -> tuple[Block, ...]:

@@ -22,7 +22,7 @@ from ...metrics.page.blocks import (
 )
 from ...metrics.page.html import page
 from ...metrics.page.lines import Line, line_chart
-from ...metrics.report.drawn import HEIGHT, WIDTH, colour_of
+from ...metrics.report.drawn import HEIGHT, WIDTH, color_of
 from ...metrics.report.wording import duration, percent
 from .fleet import SECONDS_PER_DAY
 from .model import FEWER, Forecast, best_every, forecast
@@ -92,7 +92,7 @@ def _tiles(found: Simulation) -> FigureTiles:
 
 
 def _colour(kind: str) -> int:
-    return FEWER_COLOUR if kind == FEWER else colour_of(kind)
+    return FEWER_COLOUR if kind == FEWER else color_of(kind)
 
 
 def _strips(found: Simulation) -> Block:

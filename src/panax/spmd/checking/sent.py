@@ -12,11 +12,11 @@ Sent = Callable[[Any, AxisState], AxisState]
 """(equation, state of what is sent along an axis that it is sent over) to the state of what arrives."""
 
 
-def added_up(equation: Any, state: AxisState) -> AxisState:
+def infer_psum(equation: Any, state: AxisState) -> AxisState:
     return _added_up(equation, state, WHOLE)
 
 
-def scattered(equation: Any, state: AxisState) -> AxisState:
+def infer_reduce_scatter(equation: Any, state: AxisState) -> AxisState:
     return _added_up(equation, state, split((scattered_dim(equation),)))
 
 
@@ -37,7 +37,7 @@ def _added_up(equation: Any, state: AxisState, result: AxisState) -> AxisState:
     return result
 
 
-def gathered(equation: Any, state: AxisState) -> AxisState:
+def infer_all_gather(equation: Any, state: AxisState) -> AxisState:
     dim = gathered_dim(equation)
     if state.kind in (Kind.ZERO, Kind.CONSTANT, Kind.WRONG):
         return state
@@ -63,44 +63,44 @@ def largest(equation: Any, state: AxisState) -> AxisState:
     return WHOLE if state.kind in (Kind.SPLIT, Kind.UNKNOWN) else state
 
 
-def moved(equation: Any, state: AxisState) -> AxisState:
+def infer_send(equation: Any, state: AxisState) -> AxisState:
     if state.kind is Kind.PARTIAL:
         return wrong(equation, "sends a term of a sum to another device; add it up before")
     return state
 
 
-def permuted(equation: Any, state: AxisState) -> AxisState:
+def infer_ppermute(equation: Any, state: AxisState) -> AxisState:
     """A device that nobody sends to gets zeros: what was equal on all of them is then not any more."""
-    state = moved(equation, state)
+    state = infer_send(equation, state)
     senders, receivers = zip(*permutation_pairs(equation))
     return split((), equation) if state.kind is Kind.WHOLE and {*senders} != {*receivers} else state
 
 
-def exchanged(equation: Any, state: AxisState) -> AxisState:
-    state = moved(equation, state)
+def infer_all_to_all(equation: Any, state: AxisState) -> AxisState:
+    state = infer_send(equation, state)
     if state.kind is not Kind.SPLIT and state.kind is not Kind.WHOLE:
         return state
     cut, along = exchanged_dims(equation)
     return split({*(part for part in state.parts if part[0] != along), cut})
 
 
-def exchanged_unevenly(equation: Any, state: AxisState) -> AxisState:
-    state = moved(equation, state)
+def infer_ragged_all_to_all(equation: Any, state: AxisState) -> AxisState:
+    state = infer_send(equation, state)
     return split(range(len(equation.outvars[0].aval.shape))) if state.kind is Kind.SPLIT else state
 
 
 SENT: dict[str, Sent] = {
-    **dict.fromkeys(("psum", "psum_invariant", "psum2"), added_up),
-    "reduce_scatter": scattered,
-    **dict.fromkeys(("all_gather", "all_gather_invariant"), gathered),
+    **dict.fromkeys(("psum", "psum_invariant", "psum2"), infer_psum),
+    "reduce_scatter": infer_reduce_scatter,
+    **dict.fromkeys(("all_gather", "all_gather_invariant"), infer_all_gather),
     **dict.fromkeys(("pmax", "pmin"), largest),
-    "ppermute": permuted,
-    "all_to_all": exchanged,
-    "ragged_all_to_all": exchanged_unevenly,
+    "ppermute": infer_ppermute,
+    "all_to_all": infer_all_to_all,
+    "ragged_all_to_all": infer_ragged_all_to_all,
 }
 
 
-def marked(equation: Any, states: States, axis: str) -> tuple[AxisState, str]:
+def infer_mark(equation: Any, states: States, axis: str) -> tuple[AxisState, str]:
     """The state after a mark, and what is wrong where it says what was expected."""
     state, *operands = states
     mark = read_mark(equation)

@@ -9,7 +9,7 @@ from ...core.jax_primitives import broadcast_dims, squeezed_dims, stacked_dim, t
 from .states import AxisState, Part
 
 
-def reshaped(equation: Any, state: AxisState) -> Iterable[Part] | None:
+def infer_reshape(equation: Any, state: AxisState) -> Iterable[Part] | None:
     """The parts of a split value after its dimensions were put together and cut otherwise.
 
     None where that can't be told: a part of size 1 leaves no trace in the dimension that it is put together with.
@@ -89,7 +89,7 @@ def _resized(equation: Any, state: AxisState) -> Iterable[int | Part]:
 
 
 MOVED: dict[str, Callable[[Any, AxisState], Iterable[int | Part] | None]] = {
-    "reshape": reshaped,
+    "reshape": infer_reshape,
     "transpose": _transposed,
     "broadcast_in_dim": _broadcast,
     "squeeze": _squeezed,

@@ -119,7 +119,7 @@ def _union(states: Iterable[AxisState]) -> AxisState:
     return first if parts == first.parts else _split(parts)
 
 
-def joined(a: AxisState, b: AxisState, source: Any) -> AxisState:
+def join_states(a: AxisState, b: AxisState, source: Any) -> AxisState:
     """Of a value that is one or the other, as a loop's carry or the result of branches."""
     if a is b or a == b or b.kind is Kind.ZERO or a.kind is Kind.WRONG:
         return a

@@ -14,7 +14,7 @@ from .states import LONE, PARTIAL, UNKNOWN, ZERO, AxisState, Kind, Part, split, 
 from .values import FIXED, Rule, States, nonlinear, unknown
 
 
-def reduced(equation: Any, states: States) -> AxisState:
+def infer_reduction(equation: Any, states: States) -> AxisState:
     (state,) = states
     if state.kind is not Kind.SPLIT or not state.dims:
         return state
@@ -38,7 +38,7 @@ def extreme(equation: Any, states: States) -> AxisState | list[AxisState]:
     return split(without(reduced_dims(equation), state), equation)
 
 
-def contracted(equation: Any, states: States) -> AxisState:
+def infer_contraction(equation: Any, states: States) -> AxisState:
     """A product of arrays, summed over the dimensions that the first two lists name."""
     (left_sum, right_sum), (left_batch, right_batch) = contracted_dims(equation)
     ranks = [len(operand.aval.shape) for operand in equation.invars[:2]]
@@ -81,7 +81,7 @@ def product_of(equation: Any, states: States, summed: Any, batch: Any, ranks: An
     return _summed(equation, parts) if over else split(parts, equation)
 
 
-def sliced(equation: Any, states: States) -> AxisState:
+def infer_slice(equation: Any, states: States) -> AxisState:
     operand, *places = states
     found = worst(states)
     if found is not None or all(place.kind in FIXED for place in places):
@@ -96,7 +96,7 @@ def sliced(equation: Any, states: States) -> AxisState:
     return split(moved, equation)
 
 
-def written(equation: Any, states: States) -> AxisState:
+def infer_slice_update(equation: Any, states: States) -> AxisState:
     """A slice that is written into an array."""
     operand, update, *places = states
     found = worst(states)
@@ -116,7 +116,7 @@ def _mixed(equation: Any, live: list[AxisState]) -> AxisState:
     return wrong(equation, "writes a term of a sum over devices beside values that are none; add it up before")
 
 
-def taken(equation: Any, states: States) -> AxisState:
+def infer_gather(equation: Any, states: States) -> AxisState:
     """Rows of an array, by their numbers."""
     operand, numbers = states[:2]
     found = worst((operand, numbers))
@@ -141,7 +141,7 @@ def taken(equation: Any, states: States) -> AxisState:
     return split(numbers.moved(dict(enumerate(batch)).get) | operand.moved(place.get), equation)
 
 
-def scattered(equation: Any, states: States) -> AxisState:
+def infer_scatter(equation: Any, states: States) -> AxisState:
     """Rows written, or added, at computed places."""
     operand, numbers, updates = states[:3]
     found = worst((operand, numbers, updates))
@@ -201,15 +201,15 @@ def foreign(equation: Any, states: States) -> AxisState | list[AxisState]:
 
 
 RULES: dict[str, Rule] = {
-    "reduce_sum": reduced,
+    "reduce_sum": infer_reduction,
     **dict.fromkeys(
         ("reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor", "reduce_prod", "argmax", "argmin"),
         extreme,
     ),
-    "dot_general": contracted,
-    "dynamic_slice": sliced,
-    "dynamic_update_slice": written,
-    "gather": taken,
-    **dict.fromkeys(("scatter-add", "scatter"), scattered),
+    "dot_general": infer_contraction,
+    "dynamic_slice": infer_slice,
+    "dynamic_update_slice": infer_slice_update,
+    "gather": infer_gather,
+    **dict.fromkeys(("scatter-add", "scatter"), infer_scatter),
     "ffi_call": foreign,
 }

@@ -73,14 +73,14 @@ def linear(equation: Any, states: States) -> AxisState:
     return split(parts) if parts else UNKNOWN
 
 
-def converted(equation: Any, states: States) -> AxisState:
+def infer_convert(equation: Any, states: States) -> AxisState:
     (state,) = states
     if state.kind is Kind.PARTIAL and not jnp.issubdtype(converted_dtype(equation), jnp.inexact):
         return nonlinear(equation, states)
     return state
 
 
-def added(equation: Any, states: States) -> AxisState:
+def infer_add(equation: Any, states: States) -> AxisState:
     """A sum of terms is one; a whole value that is added to a term is counted once for each device."""
     live = [state for state in states if state.kind is not Kind.ZERO]
     if not live:
@@ -108,7 +108,7 @@ def _of_terms(equation: Any, live: list[AxisState], does: str) -> AxisState:
     )
 
 
-def multiplied(equation: Any, states: States) -> AxisState:
+def infer_multiply(equation: Any, states: States) -> AxisState:
     left, right = states
     if Kind.ZERO in (left.kind, right.kind):
         return ZERO
@@ -117,7 +117,7 @@ def multiplied(equation: Any, states: States) -> AxisState:
     return _scaled(equation, *((right, left) if left.kind is Kind.PARTIAL else (left, right)))
 
 
-def divided(equation: Any, states: States) -> AxisState:
+def infer_divide(equation: Any, states: States) -> AxisState:
     top, bottom = states
     if top.kind is Kind.ZERO and bottom.kind is not Kind.WRONG:
         return ZERO
@@ -139,7 +139,7 @@ def _scaled(equation: Any, factor: AxisState, term: AxisState) -> AxisState:
     )
 
 
-def selected(equation: Any, states: States) -> AxisState:
+def infer_select(equation: Any, states: States) -> AxisState:
     by, *cases = states
     live = [state for state in cases if state.kind is not Kind.ZERO]
     if by.kind is Kind.PARTIAL:
@@ -151,7 +151,7 @@ def selected(equation: Any, states: States) -> AxisState:
     return _scaled(equation, by, _of_terms(equation, live, "puts next"))
 
 
-def concatenated(equation: Any, states: States) -> AxisState:
+def infer_concatenate(equation: Any, states: States) -> AxisState:
     live = [state for state in states if state.kind is not Kind.ZERO]
     if not live:
         return ZERO
@@ -194,12 +194,12 @@ _NONLINEAR = """
 """
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("add", "sub", "add_any"), added),
-    "mul": multiplied,
-    "div": divided,
-    "select_n": selected,
-    "convert_element_type": converted,
-    **dict.fromkeys(("concatenate", "pad", "stack"), concatenated),
+    **dict.fromkeys(("add", "sub", "add_any"), infer_add),
+    "mul": infer_multiply,
+    "div": infer_divide,
+    "select_n": infer_select,
+    "convert_element_type": infer_convert,
+    **dict.fromkeys(("concatenate", "pad", "stack"), infer_concatenate),
     **dict.fromkeys(_LINEAR.split(), linear),
     **dict.fromkeys(("split", "unstack"), several),
     **dict.fromkeys(("sort", "top_k"), sorted_together),

@@ -22,8 +22,8 @@ from ...core.jax_primitives import (
 )
 from ..marks import mark_p, read_mark
 from . import sums, values
-from .sent import SENT, marked
-from .states import CONSTANT, UNKNOWN, WHOLE, ZERO, AxisState, Kind, describe_state, joined, split, together
+from .sent import SENT, infer_mark
+from .states import CONSTANT, UNKNOWN, WHOLE, ZERO, AxisState, Kind, describe_state, join_states, split, together
 from .values import FIXED, unknown
 
 RULES = values.RULES | sums.RULES
@@ -86,7 +86,7 @@ class Walk:
         return [_literal(v) if isinstance(v, Literal) else known[v] for v in jaxpr.outvars]
 
     def _marked(self, equation: Any, operands: list[AxisState], made: dict[Any, Any]) -> list[AxisState]:
-        state, reason = marked(equation, operands, self.axis)
+        state, reason = infer_mark(equation, operands, self.axis)
         mark = read_mark(equation)
         if reason and mark is not None:
             source = operands[0].source or made.get(equation.invars[0])
@@ -141,7 +141,7 @@ class Walk:
         now, others = list(carry), ()
         for _ in range(MOST_ROUNDS):
             after, others = once(now)
-            following = [joined(old, new, equation) for old, new in zip(now, after)]
+            following = [join_states(old, new, equation) for old, new in zip(now, after)]
             if following == now:
                 return now, others
             now = following
@@ -152,7 +152,7 @@ class Walk:
         results: list[AxisState] | None = None
         for branch in cond_branches(equation):
             found = self.run(branch, rest)
-            results = found if results is None else [joined(a, b, equation) for a, b in zip(results, found)]
+            results = found if results is None else [join_states(a, b, equation) for a, b in zip(results, found)]
         return [_chosen(test, state, equation) for state in results or []]
 
 
