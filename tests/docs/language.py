@@ -1,0 +1,520 @@
+"""Counts of what the house language leaves behind, over docstrings and messages of the sources.
+
+    python tests/docs/language.py        prints each count and its ceiling
+
+Ceilings only fall: whoever lowers a count lowers its ceiling in `tests/docs/language.toml`.
+"""
+
+import ast
+import re
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+CEILINGS = tomllib.loads((Path(__file__).parent / "language.toml").read_text("utf-8"))
+
+PHRASES = {
+    "what is ...": r"\bwhat (?:is|it|are|a|the)\b",
+    "where it ...": r"\bwhere (?:it|there|they|a|one)\b",
+    "whose": r"\bwhose\b",
+    "is no, is none": r"\bis (?:no|none)\b",
+    "told, said": r"\b(?:tells?|told|says?|said)\b",
+    "unless told": r"\bunless (?:it is )?told\b",
+    "anew": r"\banew\b",
+    "of one's own": r"\bof one's own\b",
+    "goes on": r"\bgo(?:es)? on\b",
+}
+
+VERBS = frozenset(
+    [
+        "Accept",
+        "Account",
+        "Acquire",
+        "Add",
+        "Adjust",
+        "Advance",
+        "Align",
+        "Allocate",
+        "Allow",
+        "Answer",
+        "Append",
+        "Apply",
+        "Apportion",
+        "Archive",
+        "Arrange",
+        "Ask",
+        "Assemble",
+        "Assert",
+        "Assign",
+        "Attach",
+        "Average",
+        "Begin",
+        "Bind",
+        "Block",
+        "Bound",
+        "Broadcast",
+        "Build",
+        "Bring",
+        "Cache",
+        "Calculate",
+        "Call",
+        "Cancel",
+        "Cast",
+        "Change",
+        "Check",
+        "Choose",
+        "Claim",
+        "Clean",
+        "Clear",
+        "Clip",
+        "Close",
+        "Collect",
+        "Combine",
+        "Compare",
+        "Compile",
+        "Complete",
+        "Compress",
+        "Compute",
+        "Concatenate",
+        "Configure",
+        "Connect",
+        "Construct",
+        "Contract",
+        "Convert",
+        "Copy",
+        "Count",
+        "Cover",
+        "Create",
+        "Cut",
+        "Deal",
+        "Declare",
+        "Decode",
+        "Decompress",
+        "Delete",
+        "Derive",
+        "Describe",
+        "Detach",
+        "Detect",
+        "Determine",
+        "Differentiate",
+        "Disable",
+        "Discard",
+        "Divide",
+        "Do",
+        "Download",
+        "Draw",
+        "Drop",
+        "Drain",
+        "Embed",
+        "Emit",
+        "Enable",
+        "Encode",
+        "End",
+        "Enter",
+        "Ensure",
+        "Estimate",
+        "Evaluate",
+        "Exchange",
+        "Execute",
+        "Exit",
+        "Expand",
+        "Export",
+        "Extend",
+        "Extract",
+        "Fail",
+        "Fetch",
+        "Fill",
+        "Filter",
+        "Find",
+        "Finish",
+        "Flatten",
+        "Flush",
+        "Fold",
+        "Follow",
+        "Force",
+        "Form",
+        "Format",
+        "Forward",
+        "Free",
+        "Gather",
+        "Generate",
+        "Get",
+        "Give",
+        "Go",
+        "Group",
+        "Grow",
+        "Handle",
+        "Hash",
+        "Have",
+        "Hold",
+        "Identify",
+        "Ignore",
+        "Import",
+        "Include",
+        "Increment",
+        "Infer",
+        "Init",
+        "Initialize",
+        "Insert",
+        "Inspect",
+        "Install",
+        "Interpret",
+        "Interrupt",
+        "Invert",
+        "Iterate",
+        "Join",
+        "Keep",
+        "Kill",
+        "Lay",
+        "Launch",
+        "Leave",
+        "Let",
+        "Limit",
+        "List",
+        "Listen",
+        "Load",
+        "Lock",
+        "Log",
+        "Look",
+        "Look",
+        "up",
+        "Lower",
+        "Make",
+        "Map",
+        "Mark",
+        "Mask",
+        "Match",
+        "Measure",
+        "Merge",
+        "Move",
+        "Multiply",
+        "Name",
+        "Normalize",
+        "Note",
+        "Notify",
+        "Open",
+        "Order",
+        "Overlap",
+        "Pack",
+        "Pad",
+        "Parse",
+        "Partition",
+        "Pass",
+        "Pause",
+        "Permute",
+        "Pick",
+        "Place",
+        "Plan",
+        "Plot",
+        "Pool",
+        "Post",
+        "Predict",
+        "Prefer",
+        "Prefetch",
+        "Prepare",
+        "Print",
+        "Process",
+        "Produce",
+        "Propagate",
+        "Provide",
+        "Pull",
+        "Push",
+        "Put",
+        "Quantize",
+        "Raise",
+        "Rank",
+        "Re-raise",
+        "Read",
+        "Rebuild",
+        "Receive",
+        "Record",
+        "Reduce",
+        "Refuse",
+        "Register",
+        "Reject",
+        "Release",
+        "Reload",
+        "Relabel",
+        "Remember",
+        "Remove",
+        "Rename",
+        "Render",
+        "Repeat",
+        "Replace",
+        "Replay",
+        "Reply",
+        "Report",
+        "Request",
+        "Require",
+        "Reraise",
+        "Reserve",
+        "Reset",
+        "Reshape",
+        "Reshard",
+        "Resolve",
+        "Restart",
+        "Restore",
+        "Resume",
+        "Retry",
+        "Return",
+        "Rewind",
+        "Rewrite",
+        "Roll",
+        "Rotate",
+        "Round",
+        "Route",
+        "Run",
+        "Sample",
+        "Save",
+        "Say",
+        "Scale",
+        "Scan",
+        "Scatter",
+        "Schedule",
+        "Search",
+        "See",
+        "Select",
+        "Send",
+        "Separate",
+        "Serialize",
+        "Serve",
+        "Set",
+        "Shard",
+        "Shift",
+        "Show",
+        "Shuffle",
+        "Shut",
+        "Sign",
+        "Simulate",
+        "Skip",
+        "Slice",
+        "Snapshot",
+        "Solve",
+        "Sort",
+        "Split",
+        "Stack",
+        "Start",
+        "State",
+        "Stop",
+        "Store",
+        "Stream",
+        "Strip",
+        "Subtract",
+        "Sum",
+        "Summarize",
+        "Suspend",
+        "Swap",
+        "Switch",
+        "Synchronize",
+        "Tag",
+        "Take",
+        "Tell",
+        "Terminate",
+        "Test",
+        "Tie",
+        "Time",
+        "Tokenize",
+        "Trace",
+        "Train",
+        "Transfer",
+        "Transform",
+        "Translate",
+        "Transpose",
+        "Trim",
+        "Try",
+        "Turn",
+        "Unpack",
+        "Unwrap",
+        "Update",
+        "Upload",
+        "Use",
+        "Validate",
+        "Verify",
+        "Visit",
+        "Wait",
+        "Walk",
+        "Warm",
+        "Warn",
+        "Watch",
+        "Weigh",
+        "Widen",
+        "Wrap",
+        "Write",
+        "Yield",
+        "Zero",
+    ]
+)
+
+BRITISH = re.compile(
+    r"optimis|quantis|normalis|initialis|tokenis|serialis|generalis|materialis|synchronis|parallelis|colour|behaviour|centre"
+)
+PARTICIPLE = re.compile(r"^(?!need$|seed$|feed$|speed$|embed$|shed$|exceed$)[a-z]+ed$")
+
+
+class Text(NamedTuple):
+    """A docstring or message, and where it stands."""
+
+    place: str
+    text: str
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """The syntax tree of every source file."""
+    return {path: ast.parse(path.read_text("utf-8")) for path in SOURCES}
+
+
+def docstrings() -> Iterator[Text]:
+    """Every string that stands as a statement: docstrings, and those under attributes and constants; without doctests."""
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                prose = re.sub(r"^\s*(?:>>>|\.\.\.).*$", "", node.value.value, flags=re.M)
+                yield Text(f"{path.relative_to(ROOT)}:{node.lineno}", prose)
+
+
+def messages() -> Iterator[Text]:
+    """Strings of several words in the code: errors, warnings, notes, help texts. A part that is joined to others is one text."""
+    for path, tree in trees().items():
+        held = {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        }
+        inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                parts = [part.value for part in node.values if isinstance(part, ast.Constant)]
+                text = " ".join(part for part in parts if isinstance(part, str))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner | held:
+                text = node.value
+            else:
+                continue
+            if text.count(" ") >= 2:
+                yield Text(f"{path.relative_to(ROOT)}:{node.lineno}", text)
+
+
+def phrases(texts: Iterator[Text]) -> Counter[str]:
+    """How often each phrase occurs."""
+    counts: Counter[str] = Counter(dict.fromkeys(PHRASES, 0))
+    for text in texts:
+        for name, pattern in PHRASES.items():
+            counts[name] += len(re.findall(pattern, text.text, flags=re.I))
+    return counts
+
+
+def public_classes() -> dict[str, list[str]]:
+    """Files of each public class name."""
+    classes = defaultdict(list)
+    for path, tree in trees().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                classes[node.name].append(str(path.relative_to(ROOT)))
+    return classes
+
+
+def identifiers() -> set[str]:
+    """Names that are defined in the sources: functions, classes, arguments, attributes and variables."""
+    names: set[str] = set()
+    for tree in trees().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names.add(node.name)
+            elif isinstance(node, ast.arg):
+                names.add(node.arg)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+    return names
+
+
+def british() -> set[str]:
+    """Identifiers in British spelling."""
+    return {name for name in identifiers() if BRITISH.search(name.lower())}
+
+
+def public_functions() -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Public functions of modules, with their dotted path."""
+    for path, tree in trees().items():
+        module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                yield f"{module}.{node.name}", node
+
+
+def silent_exports() -> Iterator[str]:
+    """Functions and classes that a package exports and that have no docstring."""
+    for path, tree in trees().items():
+        if path.name != "__init__.py":
+            continue
+        for node in tree.body:
+            if not isinstance(node, ast.ImportFrom) or node.level != 1 or not node.module:
+                continue
+            source = trees().get(path.parent / (node.module.replace(".", "/") + ".py"))
+            names = {alias.name for alias in node.names}
+            for item in source.body if source else ():
+                if (
+                    isinstance(item, ast.FunctionDef | ast.ClassDef)
+                    and item.name in names
+                    and not ast.get_docstring(item)
+                ):
+                    yield f"{path.parent.relative_to(ROOT)}/{node.module}.{item.name}"
+
+
+def bare_participles() -> set[str]:
+    """Public functions that one participle alone names."""
+    return {path for path, node in public_functions() if PARTICIPLE.match(node.name)}
+
+
+def crowded_folders() -> dict[str, int]:
+    """Folders of sources and tests that hold more than 20 files."""
+    folders = Counter(
+        str(path.parent.relative_to(ROOT))
+        for top in ("src", "tests")
+        for path in (ROOT / top).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    )
+    return {folder: count for folder, count in folders.items() if count > 20}
+
+
+def counts() -> dict[str, dict[str, int]]:
+    """All that has a ceiling, by the tables of `language.toml`."""
+    return {
+        "docstrings": dict(phrases(docstrings())),
+        "messages": dict(phrases(messages())),
+        "identifiers": {"british": len(british()), "participles": len(bare_participles())},
+        "folders": crowded_folders(),
+    }
+
+
+def verbs() -> float:
+    """The share of functions' docstrings that begin with a verb in the imperative, by their first word."""
+    first = [
+        (ast.get_docstring(node) or "").split(" ")[0]
+        for tree in trees().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node)
+    ]
+    return sum(word in VERBS for word in first) / len(first)
+
+
+def main() -> int:
+    """Print the counts."""
+    for table, values in counts().items():
+        for name, count in values.items():
+            print(f"{table:12} {name:40} {count:6} of {CEILINGS[table].get(name, 0)}")
+    print(f"{'docstrings':12} {'functions that begin with a verb':40} {verbs():6.0%}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""The house language: what is never right, and counts of the rest that may only fall (`language.toml`)."""
+
+import language
+import pytest
+
+COUNTS = language.counts()
+
+
+@pytest.mark.parametrize("table", sorted(COUNTS))
+def test_no_count_is_above_its_ceiling(table):
+    ceilings = language.CEILINGS[table]
+    above = {
+        name: (count, ceilings.get(name, 0)) for name, count in COUNTS[table].items() if count > ceilings.get(name, 0)
+    }
+    assert not above, "count and ceiling; `python tests/docs/language.py` prints all"
+
+
+@pytest.mark.parametrize("table", sorted(COUNTS))
+def test_no_ceiling_is_left_high(table):
+    """A ceiling that has far more room than it takes would let the old words back in."""
+    high = {
+        name: (ceiling, COUNTS[table].get(name, 0))
+        for name, ceiling in language.CEILINGS[table].items()
+        if ceiling > 1.1 * COUNTS[table].get(name, 0) + 5
+    }
+    assert not high, "ceiling and count; lower the ceiling in tests/docs/language.toml"
+
+
+def test_no_public_class_name_stands_for_two_classes():
+    assert not {name: paths for name, paths in language.public_classes().items() if len(paths) > 1}
+
+
+def test_every_exported_function_says_what_it_does():
+    assert not list(language.silent_exports())
+
+
+def test_a_planted_phrase_is_counted():
+    counts = language.phrases(iter([language.Text("here", "What it is, unless told; whose value is none.")]))
+    assert counts["what is ..."] == counts["unless told"] == counts["whose"] == counts["is no, is none"] == 1
