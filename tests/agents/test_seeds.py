@@ -43,7 +43,7 @@ class Telling(Ppo):
     def leaf_ranges(self):
         return {"row": range(8)}
 
-    def rematerialised(self, policy):
+    def rematerialize(self, policy):
         return dataclasses.replace(self, steps=8)
 
     def for_debugging(self):
@@ -62,7 +62,7 @@ def test_what_is_passed_on_arrives():
     passed_on = "matmul_precision mesh_axes batch_axes frozen_parameters notes remat_policies leaf_ranges"
     for name in passed_on.split():
         assert getattr(seeds, name) == getattr(task, name) != getattr(PPO, name), name
-    assert seeds.rematerialised("full") == Seeds(task=dataclasses.replace(task, steps=8), count=2)
+    assert seeds.rematerialize("full") == Seeds(task=dataclasses.replace(task, steps=8), count=2)
     assert seeds.for_debugging() == Seeds(task=dataclasses.replace(task, steps=12), count=2)
     assert seeds.flops_per_example() == 10.0 and Seeds(task=PPO).flops_per_example() is None
     with pytest.raises(RecipeError, match="it does not like these rows"):

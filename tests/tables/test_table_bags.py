@@ -11,7 +11,7 @@ from recommending import BATCH_AXES, TinyRecommender, batch_of, tiny_tables
 
 from panax.core.errors import DataError, RecipeError
 from panax.layers import FeatureConfig, TableConfig, TablesConfig, embedding_bag
-from panax.layers.mixed_rows import DIGIT, MOST_PARTS, _times, mix_rows, parts_for, round_up_rows, unmix_rows
+from panax.layers.mixed_rows import DIGIT, MOST_PARTS, _times, mix_rows, parts_for, pad_rows_to_parts, unmix_rows
 from panax.layers.table_config import MOST_ROWS
 from panax.mesh import Placement
 from panax.optim import Sgd
@@ -66,7 +66,7 @@ def test_a_row_that_the_task_did_not_name_is_not_a_number() -> None:
 )
 def test_rows_are_mixed_over_any_number_of_devices(rows: int, devices: int) -> None:
     parts = parts_for(rows)
-    count = round_up_rows(rows, parts)
+    count = pad_rows_to_parts(rows, parts)
     assert count % devices == 0 and count - rows <= rows / 16
     places = np.asarray(mix_rows(jnp.arange(count), count, parts))
     assert (np.bincount(places, minlength=count) == 1).all()
@@ -80,7 +80,7 @@ def test_rows_are_mixed_over_any_number_of_devices(rows: int, devices: int) -> N
 
 def test_the_most_rows_that_a_table_may_have_are_numbered_by_int32_when_filled_up() -> None:
     parts = parts_for(MOST_ROWS)
-    count = round_up_rows(MOST_ROWS, parts)
+    count = pad_rows_to_parts(MOST_ROWS, parts)
     assert parts == MOST_PARTS and count < 2**31
     rows = np.r_[0, np.random.default_rng(0).integers(0, count, 1000), count - 1].astype(np.int32)
     places = np.asarray(mix_rows(jnp.asarray(rows), count, parts))

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from .lazy import rewrite_lazy_tables
 from .scripts import rewrite_script
-from .server import LanguageServer, apply_edits, language_server
+from .server import LanguageServer, apply_edits, language_server, whole_workspace
 from .table import Rename, merge, read_table, write_table
 from .text import SUFFIXES, definitions, rewrite_own_doctests, rewrite_text
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "renames.csv"
-SOURCES = ("src", "tests", "benchmarks", "recipes", "examples", "docs", "tools", "wheels")
+SOURCES = ("src", "tests", "benchmarks", "recipes", "examples", "wheels")
 DATED = ("benchmarks/results", "docs/decisions", "docs/renames.csv", "tools/renames")
 """Records of what was; they keep the names of their day."""
 
@@ -46,7 +46,7 @@ def apply(renames: list[Rename]) -> int:
     done: list[Rename] = []
     refused: list[str] = []
     before = definitions(sorted((ROOT / "src").rglob("*.py")))
-    with language_server(ROOT) as server:
+    with whole_workspace(ROOT, SOURCES), language_server(ROOT) as server:
         _warm_up(server)
         for rename in renames:
             taken = rename.kind == "name" and rename.new_name[0].isupper() and before[rename.new_name]
@@ -93,7 +93,7 @@ def _warm_up(server: LanguageServer) -> None:
         if len(server.rename(path, line, column, "RecipeErrorX")) > 20:
             return
         time.sleep(1)
-    raise RuntimeError("the language server does not see the workspace; is `include` of pyrightconfig.json right?")
+    raise RuntimeError("the language server does not see the workspace")
 
 
 def _rename(server: LanguageServer, rename: Rename) -> str:

@@ -2,7 +2,8 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,30 @@ class LanguageServer:
             if name.lower() == b"content-length":
                 length = int(value)
         raise RuntimeError(f"{COMMAND[0]} ended with code {self._process.wait()}")
+
+
+@contextmanager
+def whole_workspace(root: Path, folders: Sequence[str]) -> Iterator[None]:
+    """Have the server look at these folders, by a `pyrightconfig.json` that is removed afterwards.
+
+    Raises:
+        FileExistsError: The folder has such a file already.
+    """
+    prefix = Path(sys.prefix)
+    settings = {
+        "include": list(folders),
+        "extraPaths": ["tests"],
+        "venvPath": str(prefix.parent),
+        "venv": prefix.name,
+        "typeCheckingMode": "standard",
+    }
+    path = root / "pyrightconfig.json"
+    with path.open("x", encoding="utf-8") as file:
+        json.dump(settings, file)
+    try:
+        yield
+    finally:
+        path.unlink()
 
 
 @contextmanager

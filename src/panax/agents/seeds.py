@@ -127,8 +127,8 @@ class Seeds(Validated, CollectingTask):
     def remat_policies(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.task.remat_policies
 
-    def rematerialised(self, policy: str) -> "Seeds":
-        return self._of(self.task.rematerialised(policy))
+    def rematerialize(self, policy: str) -> "Seeds":
+        return self._of(self.task.rematerialize(policy))
 
     def for_debugging(self) -> "Seeds":
         return self._of(self.task.for_debugging())

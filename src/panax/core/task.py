@@ -190,7 +190,7 @@ class Task(abc.ABC):
     tasks that compute in float32."""
 
     remat_policies: tuple[str, ...] = ()
-    """What `rematerialised` takes: from the policy that keeps most for the backward pass to the one that computes most again."""
+    """What `rematerialize` takes: from the policy that keeps most for the backward pass to the one that computes most again."""
 
     notes: tuple[str, ...] = ()
     """What a run should say of this task before it begins."""
@@ -291,7 +291,7 @@ class Task(abc.ABC):
         """FLOPs of a forward and backward pass for one row of a batch without positions; None if not known."""
         return None
 
-    def rematerialised(self, policy: str) -> "Task":
+    def rematerialize(self, policy: str) -> "Task":
         """This task with another of its `remat_policies`."""
         raise ValueError(
             f"{type(self).__name__} has no choice of what its backward pass computes again, and not {policy!r}"

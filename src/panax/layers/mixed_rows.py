@@ -34,7 +34,7 @@ def parts_for(rows: int) -> int:
     return odd * min(TWOS, 2 ** int(math.log2(most // odd)))
 
 
-def round_up_rows(rows: int, parts: int) -> int:
+def pad_rows_to_parts(rows: int, parts: int) -> int:
     """The rows, filled up to a multiple of the parts."""
     return -(-rows // parts) * parts
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from ..core import Batch
 from ..core.counter_hash import bits_of_places, to_centered_uniform
-from .mixed_rows import mix_rows, parts_for, round_up_rows, unmix_rows
+from .mixed_rows import mix_rows, parts_for, pad_rows_to_parts, unmix_rows
 from .table_config import FeatureConfig, Growth, TableConfig
 
 
@@ -93,9 +93,9 @@ def stacked_tables(parts: tuple[TablePart, ...], placement: str) -> StackPlan:
         # Whole blocks on each device, where keys are mixed by their hashes.
         blocks = -(-total // growth.ways)
         shares = parts_for(blocks) if blocks > SMALL_BLOCKS else 2 ** int(math.log2(blocks))
-        return StackPlan(parts, placement, tuple(starts[:-1]), round_up_rows(blocks, shares) * growth.ways, 1)
+        return StackPlan(parts, placement, tuple(starts[:-1]), pad_rows_to_parts(blocks, shares) * growth.ways, 1)
     blocks = 1 if placement == "everywhere" else parts_for(total)
-    return StackPlan(parts, placement, tuple(starts[:-1]), round_up_rows(total, blocks), blocks)
+    return StackPlan(parts, placement, tuple(starts[:-1]), pad_rows_to_parts(total, blocks), blocks)
 
 
 def drawn(key: jax.Array, plan: StackPlan) -> Float[Array, "row row_width"]:

@@ -166,11 +166,11 @@ class StagedTask(Task):
     def parameter_axes(self, params: Any) -> Any:
         return logical_axes(params)
 
-    def rematerialised(self, policy: str) -> "StagedTask":
+    def rematerialize(self, policy: str) -> "StagedTask":
         return dataclasses.replace(self, remat=policy)  # pyright: ignore
 
     def for_debugging(self) -> "StagedTask":
-        return self.rematerialised("none")
+        return self.rematerialize("none")
 
     def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
         if axis_size(STAGE) > 1:

@@ -220,7 +220,7 @@ class _Search:
     def walk(self, mesh: dict[str, int], count: int, remat: str | None) -> StepCost:
         self.walked += 1
         if (remat, count) not in self.programs:
-            task = self.task if remat is None else self.task.rematerialised(remat)
+            task = self.task if remat is None else self.task.rematerialize(remat)
             self.programs[remat, count] = self.program_of(task, count)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -64,7 +64,7 @@ def resolve_auto_mesh(
         f"least, and waits and repeats the least"
     )
     step = dataclasses.replace(experiment.step, micro_batches=choice.micro_batches)
-    chosen = task if choice.remat is None else task.rematerialised(choice.remat)
+    chosen = task if choice.remat is None else task.rematerialize(choice.remat)
     return dataclasses.replace(experiment, mesh=choice.mesh, step=step), chosen
 
 
