@@ -1,4 +1,5 @@
-"""Optimizers over each layer's own array, on shards; schedules, and where optimizer state lies."""
+"""Optimizers that update local shards and treat each layer's array separately; learning-rate schedules and
+state sharding."""
 
 from .adafactor import Adafactor
 from .decay import uses_weight_decay

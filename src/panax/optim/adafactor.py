@@ -1,4 +1,4 @@
-"""Adafactor: second moments of matrices kept as a row and a column (arXiv:1804.04235)."""
+"""Adafactor: second moments of matrices factored into a row and a column (arXiv:1804.04235)."""
 
 import dataclasses
 
@@ -13,20 +13,21 @@ from .shard import ParameterShard
 
 ROW, COLUMN = "square_row", "square_column"
 FLOOR = 1e-30
-"""Added to squares, so that a gradient of zeros has a root that can be divided by."""
+"""Added to squares, so that the root of a zero gradient can be divided by."""
 LEAST_SCALE = 1e-3
-"""The scale of a parameter of zeros, so that it moves at all."""
+"""Minimum scale of a parameter, so that one initialized with zeros moves."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adafactor(ShardedOptimizer):
-    """Adafactor: the mean of squares over rows and over columns, a clipped update, and a step relative to the parameter's scale.
+    """Adafactor: mean squares over rows and over columns, a clipped update, and a step relative to the
+    parameter's scale.
 
     Attributes:
-        minimum_factored: A matrix is factored when its second largest dimension is at least this.
-        decay_rate: After n updates the old squares count 1 - n ** -decay_rate.
-        clipping: An array's update is scaled down to this root mean square.
-        weight_decay: Not times the learning rate.
+        minimum_factored: A matrix is factored if its second largest dimension is at least this.
+        decay_rate: After n updates, the decay rate of the mean squares is 1 - n ** -decay_rate.
+        clipping: Maximum root mean square of an array's update; larger updates are scaled down.
+        weight_decay: Not multiplied by the learning rate.
     """
 
     minimum_factored: int = 128
@@ -43,7 +44,8 @@ class Adafactor(ShardedOptimizer):
             raise RecipeError(f"optimizer.clipping={self.clipping}; expected a positive root mean square")
 
     def factored(self, parameter: Parameter) -> tuple[int, int] | None:
-        """The dimensions of the row and of the column: the second largest of an own array, and the largest."""
+        """Return the dimensions of the row and of the column: an array's second largest, and its largest;
+        None if not factored."""
         if len(parameter.own) < 2:
             return None
         *_, second, largest = sorted(parameter.own, key=lambda dim: (parameter.shape[dim], dim))
@@ -77,7 +79,7 @@ class Adafactor(ShardedOptimizer):
 
 
 def _without(parameter: Parameter, gone: int) -> StateSpec:
-    """A mean over one dimension, which is of size 1 then."""
+    """Return the spec of a mean over one dimension, which then has size 1."""
     shape = tuple(1 if dim == gone else size for dim, size in enumerate(parameter.shape))
     axes = tuple(None if dim == gone else axis for dim, axis in enumerate(parameter.axes))
     return StateSpec(shape, parameter.dtype, axes, signed=False)
@@ -88,5 +90,5 @@ def _moved(old: jax.Array, new: jax.Array, decay: jax.Array) -> jax.Array:
 
 
 def _size(shard: ParameterShard, x: jax.Array) -> jax.Array:
-    """The root mean square of each own array."""
+    """Compute the root mean square of each array."""
     return jnp.sqrt(shard.mean(jnp.square(x)))

@@ -1,4 +1,4 @@
-"""Matrices cut into blocks of one shape."""
+"""Matrices cut into blocks of equal shape."""
 
 from typing import NamedTuple
 
@@ -7,12 +7,12 @@ import jax.numpy as jnp
 
 
 class MatrixBlocks(NamedTuple):
-    """How a matrix is cut: evenly, with zeros behind it where it does not divide.
+    """Even partition of a matrix into blocks, zero-padded if the shape is not divisible.
 
     Attributes:
-        shape: Of the matrix.
-        counts: How many blocks lie below each other, and beside each other.
-        size: Of one.
+        shape: Shape of the matrix.
+        counts: Number of blocks along rows and along columns.
+        size: Shape of one block.
     """
 
     shape: tuple[int, int]
@@ -21,9 +21,7 @@ class MatrixBlocks(NamedTuple):
 
     @classmethod
     def of(cls, shape: tuple[int, int], largest: int) -> "MatrixBlocks":
-        """
-        Args:
-            largest: No side of a block is larger.
+        """Choose the fewest blocks with no side larger than `largest`.
 
         >>> MatrixBlocks.of((300, 700), 256)
         MatrixBlocks(shape=(300, 700), counts=(2, 3), size=(150, 234))
@@ -33,18 +31,18 @@ class MatrixBlocks(NamedTuple):
 
     @property
     def whole(self) -> tuple[int, int]:
-        """The shape with what fills up."""
+        """The padded shape."""
         (rows, columns), (height, width) = self.counts, self.size
         return rows * height, columns * width
 
     def cut(self, x: jax.Array) -> jax.Array:
-        """(matrices, *shape) to (matrices, *counts, *size)."""
+        """Cut (matrices, *shape) into (matrices, *counts, *size)."""
         filled = ((0, whole - side) for whole, side in zip(self.whole, self.shape))
         x = jnp.pad(x, ((0, 0), *filled))
         (rows, columns), (height, width) = self.counts, self.size
         return x.reshape(-1, rows, height, columns, width).swapaxes(2, 3)
 
     def joined(self, x: jax.Array) -> jax.Array:
-        """The way back."""
+        """Invert `cut`."""
         x = x.swapaxes(2, 3).reshape(-1, *self.whole)
         return x[:, : self.shape[0], : self.shape[1]]

@@ -1,4 +1,4 @@
-"""Gradients scaled down layer by layer: to a norm, or to a share of the norm of the weights they belong to."""
+"""Per-layer gradient clipping: to a norm, or to a fraction of the norm of the weights."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,8 @@ from .parameter import Parameter
 from .shard import ParameterShard, partition_spec, shard_map_over_params
 
 LEAST_NORM = 1e-3
-"""What weights of a smaller norm count as, so that those that begin with zeros move at all (arXiv:2102.06171)."""
+"""Minimum weight norm in adaptive clipping, so that weights initialized with zeros can move
+(arXiv:2102.06171)."""
 
 
 def clipped_by_layer(
@@ -24,14 +25,15 @@ def clipped_by_layer(
     ratio: float | None = None,
     meanings: Mapping[str, Axes] | None = None,
 ) -> Any:
-    """Gradients of which each layer's, and each expert's, own array is scaled down where it is too large.
+    """Scale down the gradient of each layer's, and each expert's, array if it is too large.
 
     Args:
-        axes: Parameter name to logical axes.
-        norm: The largest norm of an own array's gradient; None for any.
-        ratio: The largest norm of the gradients of what goes into one output (a column of a weight, a whole norm or bias), as a
-            share of the norm of its weights (adaptive clipping, arXiv:2102.06171); None for any.
-        meanings: The logical axes that say what each parameter is; None: `axes`.
+        axes: Parameter name to the logical axes that determine its sharding.
+        norm: Maximum gradient norm of an array; None for no limit.
+        ratio: Maximum norm of the gradient of one output's weights (a column of a matrix, a whole norm or
+            bias), relative to the norm of those weights (adaptive clipping, arXiv:2102.06171); None for no
+            limit.
+        meanings: Parameter name to the logical axes that determine its role; None: `axes`.
     """
     found, values = named_leaves(gradients), named_leaves(params)
     kinds = axes if meanings is None else meanings
@@ -64,5 +66,5 @@ def _clipped(
 
 
 def _at_most(gradient: jax.Array, norm: jax.Array, most: jax.Array) -> jax.Array:
-    """Scaled down to the norm `most`, where its own is larger."""
+    """Scale a gradient down to norm `most` if its norm is larger."""
     return jnp.where(norm > most, gradient * (most / jnp.where(norm > 0, norm, 1)), gradient)

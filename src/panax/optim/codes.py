@@ -1,7 +1,8 @@
-"""What an optimizer keeps in 8 bits: which arrays, and in which blocks.
+"""Selection of optimizer-state arrays to store in 8 bits, and their quantization blocks.
 
-Blocks must be the same on every mesh, or a run would not resume bitwise on another one. No block may lie on two devices, or its
-scale would have to be sent. So a block is a box of 256 numbers (`core.boxes`).
+Blocks must be the same on every mesh, so that a run resumes bitwise on another one, and no block may span two
+devices, since its scale would have to be communicated. A block therefore has 256 elements in a shape that
+sharding does not split (`core.boxes`).
 """
 
 import math
@@ -17,11 +18,11 @@ from ..core.protocols import Axes
 from ..kernels.quantised import DYNAMIC, DYNAMIC_UNSIGNED, QuantizedArray
 
 LEAST, BLOCK = 4096, 256
-"""Own arrays of fewer numbers stay as they are, and a block's numbers: those of torchao's AdamW8bit."""
+"""Minimum number of elements of an array to quantize, and elements per block: those of torchao's AdamW8bit."""
 
 
 def block_of(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...] | None:
-    """A block's size along each dimension of what is kept; None for what stays as it is.
+    """Return the block's size along each dimension of a state array; None if it is not quantized.
 
     >>> block_of((12, 512, 384), ("layer", "embed", "kv_latent")), block_of((12, 4096, 14336), ("layer", "embed", "ffn"))
     ((1, 2, 128), (1, 8, 32))
@@ -36,31 +37,31 @@ def block_of(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...] | None:
 
 
 def zeros_in_codes(shape: tuple[int, ...], axes: Axes, signed: bool, dtype: str) -> QuantizedArray | None:
-    """An array of zeros in 8 bits; None for one that stays as it is.
+    """Create an 8-bit array of zeros; None if an array of this shape is not quantized.
 
     Args:
-        signed: It may be negative.
-        dtype: What it would be in otherwise.
+        signed: True if values may be negative.
+        dtype: Dtype of the decoded values.
     """
     block = block_of(shape, axes)
     return None if block is None else QuantizedArray.zeros(shape, DYNAMIC if signed else DYNAMIC_UNSIGNED, block, dtype)
 
 
 def decode_state(kept: Any, dtype: Any) -> jax.Array:
-    """What is kept, in codes or not, in the type that is computed in."""
+    """Convert a state array, quantized or not, to the compute dtype."""
     return kept.dequantize(dtype) if isinstance(kept, QuantizedArray) else kept.astype(dtype)
 
 
 def axes_of_parts(kept: Any, axes: Axes) -> Any:
-    """The logical axes of each leaf of what is kept: codes and scales both have those of the array."""
+    """Return the logical axes of each leaf of a state array: codes and scales both have those of the array."""
     return jax.tree.map(lambda _: axes, kept)
 
 
 def check_blocks(name: str, kept: Any, axes: Axes) -> None:
-    """See that no block is split, in the layout that is being traced for.
+    """Check that the current layout splits no quantization block.
 
     Raises:
-        RecipeError: One would be.
+        RecipeError: A block would be split.
     """
     layout = current_layout()
     if layout is None or not isinstance(kept, QuantizedArray):

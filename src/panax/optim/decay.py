@@ -1,4 +1,5 @@
-"""Which parameters decay, told by their logical axes: matrices do, norms and biases never, stacked or not."""
+"""Selection of parameters for weight decay by logical axes: matrices decay, norms and biases never do,
+stacked or not."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,11 +13,12 @@ from ..core.protocols import Axes
 SAME_SPACE = {"heads": "head", "kv_heads": "head", "head_dim": "head", "ssm_heads": "head", "ssm_head_dim": "head"}
 SAME_SPACE |= {"key_value": "head", "value_dim": "head"}
 SAME_SPACE |= {"ssm_groups": "group", "ssm_state": "group"}
-"""Axes that together index one space: a bias over heads and head_dim is still a bias."""
+"""Axes that together index one space, so that a bias over heads and head_dim is still a bias."""
 
 
 def uses_weight_decay(axes: Axes) -> bool:
-    """Whether a parameter maps one space to another: a weight or an embedding, and no norm or bias.
+    """Return whether a parameter maps one space to another: True for a weight or an embedding, False for a
+    norm or bias.
 
     >>> [uses_weight_decay(axes) for axes in (("layer", "embed", "heads", "head_dim"), ("layer", "heads", "head_dim"), ("norm",))]
     [True, False, False]
@@ -25,7 +27,8 @@ def uses_weight_decay(axes: Axes) -> bool:
 
 
 def decay_mask(axes: Mapping[str, Axes]) -> Callable[[Any], Any]:
-    """An optax mask: a tree of bools for any tree whose leaves bear the names in `axes` (or an index below them)."""
+    """Build an optax mask: a tree of bools for any tree with leaves named in `axes`, or by such a name and a
+    layer index."""
 
     def mask(tree: Any) -> Any:
         return jax.tree_util.tree_map_with_path(
@@ -36,5 +39,5 @@ def decay_mask(axes: Mapping[str, Axes]) -> Callable[[Any], Any]:
 
 
 def axes_named(name: str, axes: Mapping[str, Axes]) -> Axes:
-    """The axes of the parameter with this name, or of the layer of it that this name and an index stand for."""
+    """Return the axes of the named parameter, or of the parameter that `name` is one layer of."""
     return axes[name] if name in axes else axes[name.rpartition(".")[0]]

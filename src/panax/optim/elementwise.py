@@ -1,4 +1,4 @@
-"""Optimizers whose update of a number depends on that number's history alone: they send nothing."""
+"""Elementwise optimizers: an element's update depends on its own history only, so they need no communication."""
 
 import dataclasses
 
@@ -38,9 +38,9 @@ class AdamW(ShardedOptimizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lion(ShardedOptimizer):
-    """The sign of an interpolated momentum (arXiv:2302.06675): half of AdamW's state.
+    """Lion: the sign of an interpolated momentum (arXiv:2302.06675), with half of AdamW's state.
 
-    Its rate is 3 to 10 times smaller than AdamW's, and its weight decay as much larger.
+    Use a learning rate 3 to 10 times smaller than AdamW's, and a weight decay larger by the same factor.
     """
 
     steps_as_adam = True
@@ -67,7 +67,8 @@ class Lion(ShardedOptimizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sgd(ShardedOptimizer):
-    """Stochastic gradient descent with momentum, optionally Nesterov's; weight decay is a part of the gradient."""
+    """Stochastic gradient descent with momentum, optionally Nesterov's; weight decay is added to the
+    gradient."""
 
     momentum: float = 0.0
     nesterov: bool = False

@@ -1,4 +1,4 @@
-"""Factors of a learning rate or of weight decay, by parameter and by layer."""
+"""Learning-rate and weight-decay multipliers by parameter and by layer."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,8 @@ from .parameter import Parameter
 def select_factors(
     setting: str, patterns: Mapping[str, float], names: list[str], layers: LayerParameters
 ) -> dict[str, list[tuple[frozenset[int] | None, float]]]:
-    """For each parameter, (the layers of its stack, or None for all; the factor), those that count more behind."""
+    """Resolve patterns to (the layers of the stack, or None for all; the factor) per parameter, later entries
+    overriding earlier ones."""
     found: dict[str, list[tuple[frozenset[int] | None, float]]] = {}
     for pattern, factor in patterns.items():
         for name, rows in choose(pattern, names, layers, f"optimizer.{setting}").items():
@@ -22,7 +23,8 @@ def select_factors(
 def factor_by_layer(
     chosen: list[tuple[frozenset[int] | None, float]], usual: float, parameter: Parameter
 ) -> np.ndarray:
-    """The factor of a parameter: a number, or one for each layer of its stack with dimensions of 1 behind."""
+    """Return a parameter's factor: a scalar, or one per stacked layer, shaped to broadcast against the
+    parameter."""
     factors = np.float32(usual)
     for rows, factor in chosen:
         if rows is None:

@@ -1,7 +1,7 @@
-"""Optimizers that scale the update of each layer to the layer: for very large batches.
+"""Optimizers that scale each layer's update to the layer's norm, for very large batches.
 
-LARS (arXiv:1708.03888) scales the gradient, LAMB (arXiv:1904.00962) Adam's update. The norms are those of each layer's, and each
-expert's, own array, wherever its parts lie.
+LARS (arXiv:1708.03888) scales the gradient, LAMB (arXiv:1904.00962) Adam's update. Norms are taken over each
+layer's, and each expert's, global array, however it is sharded.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ from .shard import ParameterShard
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Layerwise(ShardedOptimizer):
-    """Scales updates by the norms of layers.
+    """Base class of optimizers that scale updates by per-layer norms.
 
     Attributes:
-        excluded: Logical axes; a parameter that has one of them is updated without a trust ratio.
-        vectors: Norms and biases have a trust ratio, too.
+        excluded: Logical axes; a parameter with any of them is updated without a trust ratio.
+        vectors: True to apply the trust ratio to norms and biases too.
     """
 
     excluded: tuple[str, ...] = ()
@@ -45,12 +45,12 @@ class _Layerwise(ShardedOptimizer):
             )
 
     def trusts(self, axes: Axes) -> bool:
-        """Whether the update of a parameter with these logical axes is scaled."""
+        """Return whether updates of a parameter with these logical axes are scaled by a trust ratio."""
         return (self.vectors or uses_weight_decay(axes)) and not any(axis in self.excluded for axis in axes)
 
 
 def trust_ratio(shard: ParameterShard, value: jax.Array, update: jax.Array, epsilon: float = 0.0) -> jax.Array:
-    """The norm of each own array over that of its update; 1 where either is 0."""
+    """Compute the norm of each array over that of its update; 1 if either is 0."""
     weights, updates = shard.norm(value), shard.norm(update)
     return jnp.where((weights > 0) & (updates > 0), weights / (updates + epsilon), 1)
 
@@ -60,7 +60,7 @@ class Lamb(_Layerwise):
     """LAMB (arXiv:1904.00962): Adam's update, scaled to the norm of each layer's weights.
 
     Attributes:
-        max_ratio: The largest trust ratio; None for any.
+        max_ratio: Upper bound of the trust ratio; None for no bound.
     """
 
     b1: float = 0.9
@@ -93,7 +93,7 @@ class Lars(_Layerwise):
     """LARS (arXiv:1708.03888): momentum of gradients that are scaled to the norm of each layer's weights.
 
     Attributes:
-        trust: The share of its norm that a layer moves by at a rate of 1.
+        trust: Norm of a layer's update, relative to that of its weights, at a learning rate of 1.
         epsilon: Added to the norm of the gradient.
     """
 

@@ -1,4 +1,4 @@
-"""Running means of gradients, as Adam and its kin keep them."""
+"""Running means of gradients and of their squares, as in Adam and related optimizers."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ MEAN, SQUARE = "mean", "square"
 
 
 class Moments(NamedTuple):
-    """The mean of gradients and of their squares."""
+    """Running means of gradients and of squared gradients."""
 
     mean: jax.Array
     square: jax.Array
@@ -24,7 +24,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def after(cls, taken: UpdateInputs, b1: float, b2: float) -> "Moments":
-        """Moved towards a gradient."""
+        """Compute the moments after this step's gradient."""
         mean, square = (taken.kept[kind].astype(taken.gradient.dtype) for kind in (MEAN, SQUARE))
         return cls(
             b1 * mean + (1 - b1) * taken.gradient,
@@ -32,7 +32,8 @@ class Moments(NamedTuple):
         )
 
     def direction(self, taken: UpdateInputs, b1: float, b2: float, epsilon: float) -> jax.Array:
-        """Adam's: the mean over the root of the squares, each corrected for having begun with zeros (arXiv:1412.6980)."""
+        """Compute Adam's direction: the bias-corrected mean over the root of the bias-corrected squares
+        (arXiv:1412.6980)."""
         mean = self.mean / bias_correction(b1, taken.before)
         square = self.square / bias_correction(b2, taken.before)
         return mean / (jnp.sqrt(square) + epsilon)
@@ -43,22 +44,22 @@ class Moments(NamedTuple):
 
 
 def adamw_step(taken: UpdateInputs, b1: float, b2: float, epsilon: float) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Adam's step with decoupled weight decay (arXiv:1711.05101): what is added to a parameter, and what is kept now."""
+    """Compute AdamW's update (arXiv:1711.05101): the change to add to a parameter, and its new state."""
     moments = Moments.after(taken, b1, b2)
     direction = moments.direction(taken, b1, b2, epsilon)
     return -taken.rate * (direction + taken.decay * taken.value), moments.kept
 
 
 def bias_correction(decay: float, before: jax.Array) -> jax.Array:
-    """What a running mean that began with zeros is divided by, after so many updates and one more."""
+    """Return the divisor that corrects a zero-initialized running mean after `before + 1` updates."""
     return 1 - jnp.power(jnp.asarray(decay, before.dtype), before + 1)
 
 
 def check_decay_rates(**rates: float) -> None:
-    """Refuse what is not the decay rate of a running mean.
+    """Check that each argument is a valid decay rate of a running mean.
 
     Raises:
-        RecipeError: It is not in [0, 1).
+        RecipeError: A rate is outside [0, 1).
     """
     for name, rate in rates.items():
         if not 0 <= rate < 1:

@@ -1,4 +1,4 @@
-"""Muon: momentum with each matrix made orthogonal (Jordan et al. 2024; scaled as in arXiv:2502.16982)."""
+"""Muon: momentum orthogonalized per matrix (Jordan et al. 2024; scaled as in arXiv:2502.16982)."""
 
 import dataclasses
 import math
@@ -17,19 +17,22 @@ from .parameter import Parameter
 from .shard import ParameterShard
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic iteration; chosen by its authors for the steepest slope at zero."""
+"""Coefficients of the quintic Newton-Schulz iteration, which its authors chose for the steepest slope at
+zero."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Muon(MatrixOptimizer):
-    """Muon on weights between two spaces, AdamW on all other parameters.
+    """Muon for matrices that map one space to another, AdamW for all other parameters.
 
     Attributes:
-        iterations: Of Newton and Schulz, from the momentum to something like its nearest orthogonal matrix.
-        dtype: Of these iterations, and of what is sent for them.
-        scale: What an update is multiplied with. adamw: 0.2 times the root of the larger dimension, for an update of about
-            AdamW's root mean square, so that a rate and a decay tuned for AdamW fit. spectral: the root of columns over rows
-            where that is above 1, as in the first publication; rows are what goes in.
+        iterations: Number of Newton-Schulz iterations that bring the momentum close to its nearest orthogonal
+            matrix.
+        dtype: Dtype of these iterations and of their communication.
+        scale: Factor applied to updates. adamw: 0.2 times the square root of the larger dimension, so that
+            the update's root mean square is about AdamW's, and a learning rate and weight decay tuned for
+            AdamW fit. spectral: the square root of columns over rows if that exceeds 1, as in the first
+            publication; rows are the input.
     """
 
     momentum: float = 0.95
@@ -56,7 +59,7 @@ class Muon(MatrixOptimizer):
             gradient, mean = taken[name].gradient, taken[name].kept[MEAN]
             running[name] = self.momentum * mean.astype(gradient.dtype) + (1 - self.momentum) * gradient
             ahead = self.momentum * running[name] + (1 - self.momentum) * gradient if self.nesterov else running[name]
-            # In units of its norm, so that bfloat16 holds it and zeros stay zeros.
+            # Normalized, so that bfloat16 can represent it; zeros stay zeros.
             directions[name] = [_unit(shards[name], ahead).astype(self.dtype)]
         parts = {name: [OwnedArray.of(shard)] for name, shard in shards.items()}
         orthogonal = map_to_owners(self._orthogonalised, parts, directions, parts)
@@ -71,7 +74,8 @@ class Muon(MatrixOptimizer):
         return 0.2 * math.sqrt(max(rows, columns)) if self.scale == "adamw" else math.sqrt(max(1, columns / rows))
 
     def _orthogonalised(self, matrices: jax.Array) -> list[jax.Array]:
-        """Newton and Schulz's iteration on matrices of a norm of at most 1, with no more rows than columns."""
+        """Run the Newton-Schulz iteration on matrices of norm at most 1, with at most as many rows as
+        columns."""
         a, b, c = COEFFICIENTS
 
         def iterate(x: jax.Array, _: None) -> tuple[jax.Array, None]:
@@ -82,6 +86,6 @@ class Muon(MatrixOptimizer):
 
 
 def _unit(shard: ParameterShard, x: jax.Array) -> jax.Array:
-    """Each own array divided by its norm; zeros where it is zero."""
+    """Divide each array by its norm; a zero array stays zero."""
     norm = shard.norm(x)
     return x / jnp.where(norm > 0, norm, 1)

@@ -1,4 +1,4 @@
-"""What optimizers share that work on weights as matrices, and leave all other parameters to AdamW."""
+"""Common parts of optimizers that update weights as matrices and use AdamW for all other parameters."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,19 +16,19 @@ from .parameter import Parameter, check_excluded, matrix_of
 from .shard import ParameterShard
 
 NO_MATRICES = ("vocab", "position", "class", "tap", "router", "patch_row", "patch_column")
-"""Logical axes whose weights are tables, filters, or a model's first and last layers."""
+"""Logical axes of tables, filters, and a model's first and last layers."""
 
 STATISTIC = "statistic"
-"""The logical axis of a side of what is kept beside a matrix."""
+"""The logical axis of each side of a per-matrix statistic."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MatrixOptimizer(ShardedOptimizer):
-    """An optimizer of weights between two spaces, and AdamW for all other parameters.
+    """An optimizer of matrices that map one space to another, with AdamW for all other parameters.
 
     Attributes:
-        excluded: Logical axes; a weight that has one of them is AdamW's.
-        b1: AdamW's; `b2` and `epsilon` too.
+        excluded: Logical axes; a weight with any of them is updated by AdamW.
+        b1: AdamW's decay rate of the mean; `b2` and `epsilon` are AdamW's too.
     """
 
     excluded: tuple[str, ...] = NO_MATRICES
@@ -52,7 +52,7 @@ class MatrixOptimizer(ShardedOptimizer):
             )
 
     def takes(self, axes: Axes) -> bool:
-        """Whether a parameter with these logical axes is taken as a matrix."""
+        """Return whether a parameter with these logical axes is updated as a matrix."""
         return matrix_of(axes) is not None and not any(axis in self.excluded for axis in axes)
 
     def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
@@ -66,30 +66,31 @@ class MatrixOptimizer(ShardedOptimizer):
         return others | self.steps_of_matrices(matrices, taken)
 
     def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """AdamW's."""
+        """Compute AdamW's update."""
         return adamw_step(taken, self.b1, self.b2, self.epsilon)
 
     def keeps_of_matrix(self, parameter: Parameter) -> dict[str, StateSpec]:
-        """As `keeps`, of a parameter that is taken."""
+        """Return the state specs of a parameter that is updated as a matrix, as `keeps` does."""
         raise NotImplementedError
 
     def steps_of_matrices(
         self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
-        """As `steps`, of the parameters that are taken; `taken` has the others, too."""
+        """Compute the updates of the matrix parameters in `shards`, as `steps` does; `taken` also holds the
+        other parameters."""
         raise NotImplementedError
 
 
 def matrix_statistic(parameter: Parameter, shape: tuple[int, ...]) -> StateSpec:
-    """An array in float32 for each matrix of a parameter, whose last two dimensions rest split over the devices that divide
-    them."""
+    """Return the spec of a float32 array per matrix, stored with its last two dimensions sharded over the
+    devices that divide them."""
     stack = tuple(parameter.shape[dim] for dim in parameter.copies)
     axes = (*(parameter.axes[dim] for dim in parameter.copies), *(None,) * (len(shape) - 2), STATISTIC, STATISTIC)
     return StateSpec((*stack, *shape), "float32", axes, moment=False)
 
 
 def statistic_shards(shard: ParameterShard, kept: Mapping[str, StateSpec]) -> dict[str, OwnedArray]:
-    """What is kept beside a parameter's matrices, as parts that go to owners with them."""
+    """Describe the per-matrix statistics of a parameter as arrays to send to the matrices' owners."""
     name = shard.parameter.name
     return {
         kind: OwnedArray.beside(ParameterShard.of(Parameter(name, one.shape, one.dtype, one.axes)))
@@ -99,5 +100,5 @@ def statistic_shards(shard: ParameterShard, kept: Mapping[str, StateSpec]) -> di
 
 
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Of matrices in float32, multiplied in full whatever the platform's usual precision is."""
+    """Multiply float32 matrices at full precision, regardless of the platform's default."""
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)

@@ -1,8 +1,9 @@
-"""Optimizers that work on shards: each device updates its own part of every parameter, and asks for what it lacks.
+"""Optimizers that update local shards: each device updates its shard of every parameter and communicates only
+what depends on other shards.
 
-The update is a part of the step's manual program, as the gradients are (decision 0005): nothing is left to a partitioner, and
-what an optimizer sends stands in the trace, where it is counted. A new optimizer is a dataclass that says what it keeps of a
-parameter, and how one step of one parameter is taken.
+Like the gradients, the update is part of the step's manual program (decision 0005): nothing is left to a
+partitioner, and an optimizer's collectives appear in the trace, where they are counted. A new optimizer is a
+dataclass that declares the state of a parameter (`keeps`) and the update of one parameter (`step`).
 """
 
 import abc
@@ -33,22 +34,22 @@ from .transformation import Described, Renewal, Transformation
 
 Arrays = Mapping[str, Any]
 Factors = Mapping[str, Any]
-"""Parameter name to a factor: a number, or an array of one for each layer of its stack."""
+"""Parameter name to a factor: a scalar, or an array with one factor per stacked layer."""
 
 KeptOf = dict[str, dict[str, jax.Array]]
-"""Parameter name to what is kept of it, by its own name."""
+"""Parameter name to its optimizer state, by state name."""
 
 COUNT = "count"
 
 
 class StateSpec(NamedTuple):
-    """What an optimizer keeps of one parameter, between steps.
+    """Spec of one optimizer-state array of a parameter.
 
     Attributes:
-        shape: Of the whole array.
-        axes: Its logical axes: it lies as a parameter with these does.
-        moment: It is kept in the type that the setting `moments` asks for.
-        signed: It may be negative.
+        shape: The global shape.
+        axes: Its logical axes; it is sharded like a parameter with these axes.
+        moment: True if it is stored in the dtype of the setting `moments`.
+        signed: True if it may be negative.
     """
 
     shape: tuple[int, ...]
@@ -63,16 +64,17 @@ class StateSpec(NamedTuple):
 
 
 class UpdateInputs(NamedTuple):
-    """The step of one parameter that is being taken.
+    """Inputs to one parameter's update: gradient, value, state, learning rate and weight decay, each a local
+    shard.
 
     Attributes:
         gradient: This device's shard, in float32 or wider.
-        value: Of the parameter, the same.
-        kept: What was kept of it, each a shard, in its own type; in the gradient's where it is kept in codes.
-        rate: The learning rate, times the factor of this parameter or of each of its layers.
-        decay: Weight decay times its factor; 0 where there is none.
-        before: Updates before this one, in the gradient's type.
-        scheduled: The learning rate without a factor.
+        value: The parameter's shard, in the same dtype.
+        kept: The state, as shards in their stored dtypes; quantized state is decoded to the gradient's dtype.
+        rate: The learning rate times the factor of this parameter, or of each of its layers.
+        decay: Weight decay times its factor; 0 if none applies.
+        before: Number of updates before this one, in the gradient's dtype.
+        scheduled: The learning rate without the factor.
     """
 
     gradient: jax.Array
@@ -86,25 +88,28 @@ class UpdateInputs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardedOptimizer(Optimizer):
-    """An optimizer that works on shards.
+    """An optimizer that updates local shards.
 
     Attributes:
-        weight_decay: Times the learning rate; applied to weights and embeddings, never to norms or biases.
-        rates: What the learning rate is multiplied with, by pattern: a parameter's name or the beginning of one, with `*`, or
-            `layers.3`, `layers.0-5`, `layers.3.attention`. The last pattern that fits counts.
-        decays: The same for weight decay; a norm or a bias that is named decays, too.
-        moments: What is kept of a parameter is kept in this; same: in the parameter's own type. int8: in codes of 8 bits with a
-            scale for each 256 (arXiv:2110.02861), where an own array has at least 4,096 numbers; else as it is.
-        rounding: Of parameters in bfloat16. stochastic: up or down by chance, so that updates too small for the next number are
-            not lost (arXiv:2010.06192), and the same on every mesh. Moments and averages in bfloat16 or in codes are always
-            rounded so: to the nearest, one that decays by less than half a step of its type never falls.
+        weight_decay: Multiplied by the learning rate; applied to weights and embeddings, never to norms or
+            biases.
+        rates: Learning-rate multipliers by pattern: a parameter name or prefix, with `*`, or `layers.3`,
+            `layers.0-5`, `layers.3.attention`. The last matching pattern wins.
+        decays: The same for weight decay; a norm or bias that matches is decayed too.
+        moments: Dtype of the moments. same: the parameter's dtype. int8: 8-bit codes with one scale per 256
+            elements (arXiv:2110.02861) for layers with at least 4,096 elements; smaller ones keep the
+            parameter's dtype.
+        rounding: Rounding of bfloat16 parameters. stochastic: round up or down at random, so that updates
+            smaller than the spacing of bfloat16 are not lost (arXiv:2010.06192); identical on every mesh.
+            Moments and averages in bfloat16 or in codes are always rounded stochastically: rounded to
+            nearest, a value that decays by less than half a unit in the last place would never decrease.
     """
 
     steps_as_adam: ClassVar[bool] = False
-    """Whether an update's numbers are of about the learning rate's size, whatever the gradient's."""
+    """True if update elements are about as large as the learning rate, independent of the gradient's scale."""
 
     epsilon_may_be_zero: ClassVar[bool] = False
-    """Whether nothing is divided by 0 where `epsilon` is and a gradient is 0."""
+    """True if a zero `epsilon` never divides by zero, even for a zero gradient."""
 
     weight_decay: float = 0.0
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -127,56 +132,57 @@ class ShardedOptimizer(Optimizer):
 
     @abc.abstractmethod
     def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
-        """What is kept of a parameter, by name; it begins with zeros."""
+        """Return the spec of each state array of a parameter, by name; state is initialized with zeros."""
 
     @abc.abstractmethod
     def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """One step of one parameter: what is added to its shard, and what is kept now."""
+        """Compute one parameter's update: the change to add to its shard, and its new state."""
 
     def steps(
         self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, Any]]:
-        """One step of all parameters: by default, of each for itself."""
+        """Compute the update of all parameters; by default, each independently."""
         return {name: self.step(shard, taken[name]) for name, shard in shards.items()}
 
     @property
     def averaged(self) -> Callable[[Any, Any], Any] | None:
-        """Takes the parameters after an update and the state; gives their average, which is judged in their place, in float32 or
-        wider. None where they are judged themselves."""
+        """The function from updated parameters and state to the parameter average to evaluate instead, in
+        float32 or wider; None if the parameters themselves are evaluated."""
         return None
 
     def renewal_due(self, number: int) -> bool:
-        """Whether `renewed` is called after the step with this number, the first being 1: by default never."""
+        """Return whether `renewed` runs after step `number`, counted from 1; by default never."""
         return False
 
     @property
     def renewal_when(self) -> str:
-        """When that is, in words."""
+        """The renewal schedule as text."""
         return ""
 
     def renewed(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> KeptOf:
-        """What of all that is kept is renewed after some steps, in a program of its own.
+        """Recompute the part of the state that is renewed only every few steps, in a separate program.
 
         Args:
-            kept: Parameter name to what is kept of it.
+            kept: Parameter name to its state.
 
         Returns:
-            The same, of what is new alone.
+            Parameter name to its renewed state arrays only.
         """
         raise NotImplementedError(f"{type(self).__name__} renews nothing")
 
     def taken_over(self, number: int, state: dict[str, Any]) -> dict[str, Any]:
-        """The state after the step with this number, with what was renewed before where steps read it from now on.
+        """Return the state after step `number`, with arrays renewed earlier moved to where updates read them
+        from now on.
 
-        By default they read it where it was renewed.
+        By default updates read renewed arrays in place.
         """
         return state
 
     def check(self, axes: Mapping[str, Axes]) -> None:
-        """Refuse parameters with which this optimizer has nothing to do.
+        """Check that this optimizer applies to at least one parameter.
 
         Raises:
-            RecipeError: Says which, and what to take instead.
+            RecipeError: It applies to none; the message names the reason and an alternative.
         """
 
     def build(
@@ -210,7 +216,7 @@ class ShardedOptimizer(Optimizer):
         def state_axes(state: Any, params: Described) -> Any:
             found: dict[str, Any] = {COUNT: ()}
             for name, (shape, leaf_axes) in params.items():
-                # The type has no part in where it lies.
+                # The sharding does not depend on the dtype.
                 for kind, kept in self.keeps(Parameter(name, shape, "float32", leaf_axes, tuple(kinds[name]))).items():
                     found.setdefault(kind, {})[name] = axes_of_parts(state[kind][name], kept.axes)
             return found
@@ -276,7 +282,7 @@ class ShardedOptimizer(Optimizer):
         found: dict[str, dict[str, PartitionSpec]] = {kind: {} for kind in kept}
         for name, parameter in parameters.items():
             for kind, one in self.keeps(parameter).items():
-                # Codes and scales lie alike.
+                # Codes and scales are sharded alike.
                 found[kind][name] = partition_spec(one.axes, one.shape)
                 check_blocks(f"{kind} of {name}", kept[kind][name], one.axes)
         return found
@@ -293,7 +299,7 @@ class ShardedOptimizer(Optimizer):
                 shard, old = shards[name], arrays.values[name]
                 if self._rounds(old.dtype):
                     old = old.astype(change.dtype)
-                    # A change again, as all optimizers give: the parameter and it add up to exactly what was rounded.
+                    # Return a change, as all optimizers do; added to the parameter, it gives exactly the rounded value.
                     change = _rounded(shard, "value", old + change, count).astype(change.dtype) - old
                 changes[name] = _checked(shard, change)
                 declared = self.keeps(shard.parameter)
@@ -312,28 +318,28 @@ class ShardedOptimizer(Optimizer):
         return shard_map_over_params(local, (read, whole, whole), (places, kept))(arrays, rate, count)
 
     def _rounds(self, dtype: Any) -> bool:
-        """Whether parameters of this type are rounded by chance."""
+        """Return whether parameters of this dtype are rounded stochastically."""
         return self.rounding == "stochastic" and dtype == jnp.bfloat16
 
     def _zeros(self, kept: StateSpec) -> Any:
-        """What is kept before the first step."""
+        """Create the initial state array."""
         if kept.moment and self.moments == "int8":
             codes = zeros_in_codes(kept.shape, kept.axes, kept.signed, kept.dtype)
             return jnp.zeros(kept.shape, kept.dtype) if codes is None else codes
         return jnp.zeros(kept.shape, self.moments if kept.moment and self.moments != "same" else kept.dtype)
 
     def _stored(self, name: str, kind: str, kept: StateSpec, before: Any, value: jax.Array, count: jax.Array) -> Any:
-        """What is kept now, in the form of what was kept before."""
+        """Convert a new state array to the storage format of the previous one."""
         own = ParameterShard.of(Parameter(name, kept.shape, kept.dtype, kept.axes))
         if isinstance(before, QuantizedArray):
             return quantize(value, before.format, before.block, own.bits(kind, count), before.dtype)
         return (_rounded(own, kind, value, count) if before.dtype == jnp.bfloat16 else value).astype(before.dtype)
 
     def _check_types(self, params: Any, state: dict[str, Any]) -> None:
-        """Refuse types and roundings of which there is nothing.
+        """Check that `moments` and `rounding` affect at least one array.
 
         Raises:
-            RecipeError: Says what to set instead.
+            RecipeError: A setting has no effect; the message names the fix.
         """
         kept = [leaf for kind, leaves in state.items() if kind != COUNT for leaf in leaves.values()]
         in_codes = any(isinstance(leaf, QuantizedArray) for leaf in kept)
@@ -367,7 +373,7 @@ def _rounded(shard: ParameterShard, what: str, x: jax.Array, count: jax.Array) -
 
 
 class _Arrays(NamedTuple):
-    """All that an update reads, by parameter name; what is kept by its kind before."""
+    """All inputs of an update by parameter name; the state by state name first."""
 
     gradients: Arrays
     values: Arrays
@@ -391,12 +397,12 @@ class _Arrays(NamedTuple):
 
 
 def _of(kept: Mapping[str, Arrays], name: str) -> dict[str, Any]:
-    """What is kept of one parameter, by its kind."""
+    """Select the state of one parameter, by state name."""
     return {kind: arrays[name] for kind, arrays in kept.items() if name in arrays}
 
 
 def _checked(shard: ParameterShard, change: jax.Array) -> jax.Array:
-    """A change, of which the check of a traced step (`spmd.checking`) asks that it lies as its parameter does."""
+    """Assert that a change is sharded like its parameter, for the check of traced steps (`spmd.checking`)."""
     layout = current_layout()
     if layout is None:
         return change

@@ -1,4 +1,5 @@
-"""`Optimizer`: settings from which a transformation is built for given parameters; and those that run an optax chain."""
+"""`Optimizer`: settings that build a transformation for given parameters; base class of Panax's and optax's
+optimizers."""
 
 import abc
 import dataclasses
@@ -27,14 +28,14 @@ class Optimizer(Validated, abc.ABC):
     """Settings of an optimizer.
 
     Attributes:
-        schedule: The learning rate over the run.
+        schedule: The learning-rate schedule.
     """
 
     schedule: Schedule | OwnSchedule = Schedule()  # noqa: RUF009
 
     @classmethod
     def hint_for(cls, value: Any) -> str | None:
-        """What to write where something else is given in an optimizer's place; None where that is not known."""
+        """Return a suggestion for a value passed where an optimizer is expected; None if there is none."""
         if callable(getattr(value, "init", None)) and callable(getattr(value, "update", None)):
             return "wrap the optax transformation: Optax(transformation=...)"
         if hasattr(value, "param_groups"):
@@ -49,36 +50,38 @@ class Optimizer(Validated, abc.ABC):
         layers: LayerParameters = MappingProxyType({}),
         meanings: Mapping[str, Axes] | None = None,
     ) -> Transformation:
-        """The transformation for parameters with these names and logical axes, in a run of `num_steps`.
+        """Build the transformation for the named parameters, for a run of `num_steps`.
 
         Args:
-            axes: By which parameters are placed.
-            layers: Where each layer's parameters are stacked, for settings of single layers.
-            meanings: The logical axes that say what each parameter is: a matrix, an embedding, a norm or a bias; None: `axes`.
+            axes: Parameter name to the logical axes that determine its sharding.
+            layers: Index of the stacked layers' parameters, for per-layer settings.
+            meanings: Parameter name to the logical axes that determine its role: matrix, embedding, norm or
+                bias; None: `axes`.
 
         Raises:
-            RecipeError: It has nothing to do for these parameters.
+            RecipeError: The optimizer does not apply to any of these parameters.
         """
 
     def for_batch(self, rows: int) -> "Optimizer":
-        """This optimizer with the learning rate for batches of so many rows; itself where it has no rule for that."""
+        """Return this optimizer with its learning rate scaled to batches of `rows` rows; itself if no scaling
+        rule is set."""
         schedule = self.schedule.for_batch(rows)
         return self if schedule is self.schedule else dataclasses.replace(self, schedule=schedule)
 
     def learning_rate(self, num_steps: int) -> optax.Schedule:
-        """Step to learning rate."""
+        """Build the function from step to learning rate."""
         return self.schedule.build(num_steps)
 
     def reported_rate(self, num_steps: int) -> optax.Schedule | None:
-        """What is logged as the learning rate; None where the optimizer has one of its own that it does not tell."""
+        """Build the learning-rate function to log; None if the rate is internal to the optimizer."""
         return self.learning_rate(num_steps)
 
 
 def check_epsilon(epsilon: float, optimizer: str = "optimizer", *, least: float = math.nextafter(0, 1)) -> None:
-    """Refuse an epsilon with which a parameter whose gradient is 0 is divided by 0.
+    """Check that `epsilon` is at least `least`, so that a zero gradient never gives 0 / 0.
 
     Raises:
-        RecipeError: It is below the least one.
+        RecipeError: `epsilon` is smaller than `least` or not finite.
     """
     if not least <= epsilon < math.inf:
         raise RecipeError(
@@ -89,16 +92,16 @@ def check_epsilon(epsilon: float, optimizer: str = "optimizer", *, least: float 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chained(Optimizer):
-    """An optimizer that is a chain of optax's over whole arrays, which XLA splits."""
+    """An optimizer built from an optax chain over global arrays, which XLA partitions."""
 
     scope: ClassVar[Scope]
 
     @abc.abstractmethod
     def chain(self, learning_rate: optax.Schedule, decay: Any) -> optax.GradientTransformation:
-        """The transformation from averaged gradients to what is added to the parameters.
+        """Build the optax transformation from averaged gradients to updates.
 
         Args:
-            decay: An optax mask, true where weight decay applies.
+            decay: An optax mask, True where weight decay applies.
         """
 
     def build(
@@ -117,13 +120,15 @@ class Chained(Optimizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optax(Chained):
-    """Any optax transformation, learning rate and decay included; it sees every layer unstacked.
+    """Any optax transformation, with its own learning rate and weight decay; it sees every layer unstacked.
 
-    One that asks for the loss (`value`) is given the batch's, as `optax.contrib.reduce_on_plateau` is.
+    A transformation that takes the loss as `value`, such as `optax.contrib.reduce_on_plateau`, receives the
+    batch's loss.
 
     Attributes:
         transformation: For example `optax.lamb(1e-3)`.
-        of_schedule: Whether `transformation` leaves the learning rate to `schedule`, as `optax.scale_by_lion()` does.
+        of_schedule: True if the learning rate of `schedule` is applied after `transformation`, as
+            `optax.scale_by_lion()` needs.
     """
 
     transformation: optax.GradientTransformation
@@ -151,7 +156,7 @@ _ASKING = re.compile(r"([\w.<>]+)\(\) missing \d+ required keyword-only argument
 
 
 def _in_its_own_ways(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Run optax's code under the promotion rules that it is written for, whatever stricter ones are set."""
+    """Run optax's code under JAX's standard promotion rules, even if stricter ones are set."""
 
     def init(params: Any) -> Any:
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

@@ -1,4 +1,4 @@
-"""A parameter as a stack of matrices."""
+"""View of a parameter as a stack of wide matrices."""
 
 import math
 from collections.abc import Sequence
@@ -8,13 +8,14 @@ from .parameter import Parameter
 
 
 class TransposedView(NamedTuple):
-    """A parameter as a stack of matrices with no more rows than columns.
+    """A parameter as a stack of matrices, transposed if needed so that no matrix has more rows than columns.
 
     Attributes:
-        copies: The dimensions that are put together to the stack.
-        rows: The dimensions that are put together to the rows, in the parameter's order.
-        flipped: The parameter's own rows are the columns here.
-        shape: Of one matrix.
+        copies: The dimensions merged into the stack.
+        rows: The dimensions merged into the rows, in the parameter's order.
+        columns: The dimensions merged into the columns, in the parameter's order.
+        flipped: True if the parameter's rows are the columns of this view.
+        shape: Shape of one matrix.
     """
 
     copies: tuple[int, ...]
@@ -25,9 +26,10 @@ class TransposedView(NamedTuple):
 
     @classmethod
     def of(cls, parameter: Parameter) -> "TransposedView":
-        """
+        """Orient the matrices of a parameter.
+
         Raises:
-            ValueError: It is not a matrix.
+            ValueError: The parameter is not a matrix.
         """
         if parameter.matrix is None:
             raise ValueError(f"{parameter.name} with the axes {parameter.axes} is not a matrix")
@@ -36,7 +38,7 @@ class TransposedView(NamedTuple):
             return tuple(parameter.shape[dim] for dim in dims)
 
         rows, columns = parameter.matrix
-        # Of a square one, too, so that matrices of equal shape and layout come to one group whichever way they map.
+        # Square matrices are oriented too, so that those of equal shape and layout form one group in either direction.
         flips = (math.prod(sizes(columns)), sizes(columns)) < (math.prod(sizes(rows)), sizes(rows))
         if flips:
             rows, columns = columns, rows

@@ -1,11 +1,17 @@
-"""Work that takes whole matrices, shared out: each device owns some of them, computes, and hands the results back.
+"""Distribution of whole-matrix work: each device owns some matrices, processes them, and returns the results
+as shards.
 
-Gathering every matrix to every device would send a whole model's bytes to each, and compute everything as often as there are
-devices. Here the matrices of one shape are numbered, each device of the axes that hold copies or shards of them gets the whole of
-`ceil(matrices / owners)` by one all-to-all, works on these, and one all-to-all brings the shards back; devices that hold copies
-gather each other's results then. Matrices that lie on other stages or experts are those devices' own affair.
+Gathering every matrix on every device would send the bytes of a whole model to each and repeat all
+computation on every device. Instead, the matrices of one shape are enumerated. Each device along the mesh
+axes that hold their shards or replicas receives `ceil(matrices / owners)` whole matrices by one all-to-all,
+processes them, and returns the shards by another all-to-all; devices that hold replicas then all-gather each
+other's results. Matrices on other stages or experts are processed by those devices.
 
-What an optimizer keeps of a matrix goes the same way: it rests split over all devices, in a shape that no mesh changes.
+Per-matrix optimizer state travels the same way: between steps it is sharded over all devices, and its global
+shape does not depend on the mesh.
+
+Legend: `count` matrices per device stack, `owned` matrices per owner, `dims of a shard` local sizes, `whole
+dims` global sizes.
 """
 
 import math
@@ -25,12 +31,12 @@ from .shard import ParameterShard
 
 
 class Lying(NamedTuple):
-    """How what belongs to a matrix lies, without the dimensions of the stack.
+    """Layout of one matrix (or of its state), without the stacking dimensions.
 
     Attributes:
-        sizes: Whole.
-        places: Of each dimension, the mesh axes that it is split over.
-        shape: That an owner sees: rows and columns, each put together of several dimensions.
+        sizes: Global size of each dimension.
+        places: For each dimension, the mesh axes that shard it.
+        shape: Shape seen by an owner: rows and columns, possibly merged from several dimensions.
     """
 
     sizes: tuple[int, ...]
@@ -39,17 +45,17 @@ class Lying(NamedTuple):
 
     @property
     def split(self) -> MeshAxes:
-        """The mesh axes that hold shards, in the mesh's order."""
+        """The mesh axes that shard it, in mesh order."""
         return tuple(axis for axis in MESH_AXES if any(axis in axes for axes in self.places))
 
 
 class OwnedArray(NamedTuple):
-    """An array of a parameter's shape, or of what is kept of its matrices, as one that owners see whole.
+    """A parameter, or the state of its matrices, that owners receive as whole matrices.
 
     Attributes:
-        copies: The dimensions that are put together to the stack of matrices.
-        own: The others, in the order in which they go to an owner.
-        shape: That an owner sees.
+        copies: The dimensions merged into the stack of matrices.
+        own: The remaining dimensions, in the order in which an owner receives them.
+        shape: Shape of one matrix on its owner.
     """
 
     shard: ParameterShard
@@ -59,17 +65,17 @@ class OwnedArray(NamedTuple):
 
     @classmethod
     def of(cls, shard: ParameterShard) -> "OwnedArray":
-        """Of a parameter: rows before columns, with no more rows than columns.
+        """Describe a parameter: rows before columns, with at most as many rows as columns.
 
         Raises:
-            ValueError: It is not a matrix.
+            ValueError: The parameter is not a matrix.
         """
         oriented = TransposedView.of(shard.parameter)
         return cls(shard, oriented.copies, (*oriented.rows, *oriented.columns), oriented.shape)
 
     @classmethod
     def beside(cls, shard: ParameterShard) -> "OwnedArray":
-        """Of what is kept for each matrix of a parameter, which begins with that parameter's stack."""
+        """Describe per-matrix state, with leading dimensions equal to the parameter's stack."""
         parameter = shard.parameter
         return cls(shard, parameter.copies, parameter.own, tuple(parameter.shape[dim] for dim in parameter.own))
 
@@ -81,16 +87,16 @@ class OwnedArray(NamedTuple):
 
     @property
     def apart(self) -> MeshAxes:
-        """The mesh axes that the stack is split over."""
+        """The mesh axes that shard the stack."""
         return self.shard.over(self.copies)
 
     def stacked(self, x: jax.Array) -> jax.Array:
-        """This device's shard with its matrices in one dimension."""
+        """Merge the stacking dimensions of this device's shard into one leading dimension."""
         x = x.transpose((*self.copies, *self.own))
         return x.reshape(-1, *x.shape[len(self.copies) :])
 
     def unstacked(self, x: jax.Array) -> jax.Array:
-        """The way back."""
+        """Invert `stacked`."""
         order, layout = (*self.copies, *self.own), current_layout()
         local = list(self.shard.parameter.shape)
         for dim, axes in enumerate(self.shard.places):
@@ -99,10 +105,13 @@ class OwnedArray(NamedTuple):
 
 
 class OwnedMatrices(NamedTuple):
-    """Matrices whose arrays are alike and lie alike, and the mesh axes whose devices own them: all that hold shards or copies.
+    """A group of matrices with equal shapes and shardings, and the mesh axes over which their owners are
+    spread.
 
     Attributes:
-        given: How what the work takes lies; `returned` the same of what it gives.
+        given: Layouts of the inputs.
+        returned: Layouts of the results.
+        over: All mesh axes of more than one device that hold shards or replicas of the matrices.
     """
 
     given: tuple[Lying, ...]
@@ -111,9 +120,10 @@ class OwnedMatrices(NamedTuple):
 
     @classmethod
     def of(cls, given: Sequence[OwnedArray], returned: Sequence[OwnedArray]) -> "OwnedMatrices":
-        """
+        """Group the inputs and results of one parameter.
+
         Raises:
-            ValueError: Parts of one matrix are split over different devices.
+            ValueError: The stacks of the inputs and results are sharded over different mesh axes.
         """
         layout, apart = current_layout(), {part.apart for part in (*given, *returned)}
         if len(apart) > 1:
@@ -125,7 +135,7 @@ class OwnedMatrices(NamedTuple):
         return cls(tuple(part.lying for part in given), tuple(part.lying for part in returned), over)
 
     def owned(self, matrices: int, sizes: Mapping[str, int]) -> int:
-        """How many of so many matrices each owner works on, those included that fill up.
+        """Return how many of `matrices` each owner processes, padding included.
 
         >>> OwnedMatrices((), (), ("replica", "fsdp")).owned(12, {"replica": 2, "fsdp": 4})
         2
@@ -136,18 +146,21 @@ class OwnedMatrices(NamedTuple):
 Arrays = Mapping[str, Sequence[jax.Array]]
 Parts = Mapping[str, Sequence[OwnedArray]]
 Work = Callable[..., Sequence[jax.Array]]
-"""Takes arrays of (matrices, *shape), one for each part that is given; returns one for each that is returned."""
+"""Takes arrays of (matrices, *shape), one per input; returns one per result."""
 
 
 def map_to_owners(work: Work, given: Parts, arrays: Arrays, returned: Parts) -> dict[str, list[jax.Array]]:
-    """`work` on each own matrix of some parameters, each of them done by one device.
+    """Run `work` on every matrix of some parameters, each matrix on one device.
 
     Args:
-        given: Parameter name to what `work` takes of it; `arrays`: this device's shards of that.
+        given: Parameter name to the inputs of `work`.
+        arrays: Parameter name to this device's shards of those inputs.
+        returned: Parameter name to the results of `work`.
 
     Returns:
-        The shards of what `returned` describes, by the same names.
+        Parameter name to this device's shards of the results.
     """
+    # Matrices with equal shapes and shardings are concatenated, so each group costs one pair of all-to-alls.
     groups: dict[OwnedMatrices, list[str]] = {}
     for name in given:
         groups.setdefault(OwnedMatrices.of(given[name], returned[name]), []).append(name)
@@ -164,8 +177,10 @@ def map_to_owners(work: Work, given: Parts, arrays: Arrays, returned: Parts) -> 
 
 
 def one_by_one(work: Work) -> Work:
-    """`work` on each matrix by itself, one after the other: what it needs for its intermediate results is that of one matrix,
-    and its roundings do not depend on how many a device owns.
+    """Run `work` on one matrix at a time, with `jax.lax.map`.
+
+    Intermediates take the memory of a single matrix, and rounding does not depend on how many matrices a
+    device owns.
 
     Args:
         work: Takes and returns arrays of (1, *shape).
@@ -185,21 +200,23 @@ def _worked(work: Work, group: OwnedMatrices, stacks: Sequence[jax.Array]) -> li
     count, sizes = len(stacks[0]), layout.sizes
     owned = group.owned(count, sizes)
     whole = [_to_owners(lying, group.over, stack, owned, sizes) for lying, stack in zip(group.given, stacks)]
-    # Every device has matrices of its own now.
+    # From here on, each device holds different matrices.
     done = work(*assert_sharding(whole, dict.fromkeys(group.over, ValueState.SPLIT)))
     return [_from_owners(lying, group.over, x, sizes)[:count] for lying, x in zip(group.returned, done)]
 
 
 def _to_owners(lying: Lying, over: MeshAxes, stack: jax.Array, owned: int, sizes: Mapping[str, int]) -> jax.Array:
-    """(count, dims of a shard) of all matrices, to (owned, whole dims) of this device's own.
+    """Send shards to owners: (count, dims of a shard) of all matrices to (owned, whole dims) of this device's
+    matrices.
 
-    The devices of the mesh axes `over`, in the mesh's order, own one run of matrices after the other.
+    The devices along the mesh axes `over`, in mesh order, own consecutive runs of matrices.
     """
     local = stack.shape[1:]
     ways = [sizes[axis] for axis in over]
     filled = jnp.pad(stack, ((0, owned * math.prod(ways) - len(stack)), *((0, 0) for _ in local)))
     split, copied = lying.split, tuple(axis for axis in over if axis not in lying.split)
-    # Devices that hold the same shards send different matrices of them: those for the owners among which they are.
+    # Devices with equal shards (replicas) each send different matrices: those for owners with the same replica index.
+    # (owner index per axis of `over`..., owned, *local) -> (replicas, shards, owned, *local).
     parts = filled.reshape(*ways, owned, *local)
     first = [over.index(axis) for axis in (*copied, *split)]
     parts = parts.transpose(*first, *range(len(over), parts.ndim))
@@ -210,12 +227,13 @@ def _to_owners(lying: Lying, over: MeshAxes, stack: jax.Array, owned: int, sizes
         return parts[0].reshape(owned, *lying.shape)
     with tag_comm("optimizer"):
         parts = jax.lax.all_to_all(parts, split, 0, 0)
+    # Dimension 0 now indexes the shards of this device's matrices; interleave it with the local dimensions.
     parts = parts.reshape(*(sizes[axis] for axis in split), owned, *local)
     return parts.transpose(_interleaved(lying)).reshape(owned, *lying.shape)
 
 
 def _from_owners(lying: Lying, over: MeshAxes, whole: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
-    """The way back: (owned, whole dims) to (owners x owned, dims of a shard)."""
+    """Invert `_to_owners`: (owned, whole dims) to (owners x owned, dims of a shard)."""
     owned, split = len(whole), lying.split
     copied = tuple(axis for axis in over if axis not in split)
     cut: list[int] = []
@@ -224,6 +242,7 @@ def _from_owners(lying: Lying, over: MeshAxes, whole: jax.Array, sizes: Mapping[
         ways = [sizes[axis] for axis in axes]
         local.append(size // math.prod(ways))
         cut += [*ways, local[-1]]
+    # Split each whole dimension into (mesh axes..., local size), and bring the mesh axes to the front.
     order = _interleaved(lying)
     parts = whole.reshape(owned, *cut).transpose([order.index(dim) for dim in range(len(order))])
     parts = parts.reshape(-1, owned, *local)
@@ -236,12 +255,14 @@ def _from_owners(lying: Lying, over: MeshAxes, whole: jax.Array, sizes: Mapping[
         with tag_comm("optimizer"):
             parts = all_gather(assert_sharding(parts[None], dict.fromkeys(copied, ValueState.SPLIT)), copied, 0)
     parts = parts.reshape(*(sizes[axis] for axis in (*copied, *split)), owned, *local)
+    # Restore the mesh order of the owners, in which `_to_owners` enumerated the matrices.
     found = [(*copied, *split).index(axis) for axis in over]
     return parts.transpose(*found, *range(len(over), parts.ndim)).reshape(-1, *local)
 
 
 def _interleaved(lying: Lying) -> list[int]:
-    """Of (each mesh axis that splits, owned, each dimension): `owned`, then each dimension with its mesh axes right before it."""
+    """Return the permutation of (each splitting mesh axis, owned, each dimension) to (owned, then each
+    dimension preceded by its mesh axes)."""
     split = lying.split
     order = [len(split)]
     for dim, places in enumerate(lying.places):

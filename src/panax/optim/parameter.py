@@ -1,4 +1,4 @@
-"""`Parameter`: what an optimizer knows of an array before it sees any of its numbers."""
+"""`Parameter`: the static description of a parameter from which optimizers choose its state and update."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from .decay import SAME_SPACE
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """An array, or a stack of arrays of one kind, of which each is optimized as if it stood alone.
+    """An array, or a stack of arrays of one kind that are each optimized separately.
 
     Attributes:
-        shape: Of the whole array, on all devices.
-        axes: Its logical axes, by which it is placed.
-        meaning: The logical axes that say what it is; empty where these are the same.
+        shape: The global shape.
+        axes: The logical axes that determine its sharding.
+        meaning: The logical axes that determine its role; empty if equal to `axes`.
 
     >>> up = Parameter("blocks.w_up", (12, 8, 64, 256), "float32", ("layer", "expert", "embed", "ffn"))
     >>> up.copies, up.own, up.matrix
@@ -37,31 +37,31 @@ class Parameter:
 
     @property
     def kinds(self) -> Axes:
-        """The logical axes that say what it is."""
+        """The logical axes that determine its role."""
         return self.meaning or self.axes
 
     @property
     def copies(self) -> tuple[int, ...]:
-        """The dimensions along which it is many of a kind: layers, stages, experts."""
+        """The stacking dimensions: layers, stages, experts."""
         return tuple(dim for dim, axis in enumerate(self.kinds) if is_copies(axis))
 
     @property
     def own(self) -> tuple[int, ...]:
-        """The dimensions of one of them."""
+        """The dimensions of a single array of the stack."""
         return tuple(dim for dim, axis in enumerate(self.kinds) if not is_copies(axis))
 
     @property
     def matrix(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """The dimensions that are its rows (what goes in) and its columns (what comes out); None where it is not a matrix.
+        """The row (input) and column (output) dimensions; None if it is not a matrix.
 
-        Axes that index one space together, as heads and head_dim, count as one, and one without a name goes with the one beside
-        it; of more than two spaces, all but the last are rows.
+        Axes that together index one space, such as heads and head_dim, count as one; an unnamed axis joins
+        its neighbor. Of more than two spaces, all but the last are rows.
         """
         return matrix_of(self.kinds)
 
 
 def matrix_of(axes: Axes) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """As `Parameter.matrix`, by the logical axes alone.
+    """Return `Parameter.matrix` for the given logical axes.
 
     >>> matrix_of(("layer", "heads", "head_dim", "embed")), matrix_of(("layer", "heads", "head_dim"))
     (((1, 2), (3,)), None)
@@ -84,13 +84,14 @@ def matrix_of(axes: Axes) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
 
 
 def check_excluded(excluded: tuple[str, ...], axes: Mapping[str, Axes]) -> None:
-    """Refuse logical axes that nobody knows, which would exclude nothing.
+    """Check that every excluded logical axis exists; an unknown one would exclude nothing.
 
     Args:
-        axes: Parameter name to logical axes, which a model may have without registering them.
+        axes: Parameter name to logical axes, which may include axes that a model uses without registering
+            them.
 
     Raises:
-        RecipeError: Names the nearest axis.
+        RecipeError: An axis is unknown; the message names the nearest one.
     """
     known = {*LOGICAL_AXES, *(axis for each in axes.values() for axis in each if axis)}
     for axis in excluded:

@@ -1,8 +1,9 @@
-"""Optax's transformations see each layer's own array, though layers are stacked in storage.
+"""Unstacking for optax, so that a transformation sees each layer's array although layers are stored stacked.
 
-LAMB's norms, Adafactor's factors and Muon's orthogonalisation are defined on one layer's matrix. On a stack of them they give
-something else without a word (LAMB was off by 57 %, Muon by 270 %). `on_each_layer` makes a stacked tree train exactly as the
-separate one would. Panax's own optimizers need none of it (`on_shards.py`).
+LAMB's norms, Adafactor's factors and Muon's orthogonalization are defined on a single layer's matrix. Applied
+to a stack, they silently give different updates (LAMB was off by 57 %, Muon by 270 %). `on_each_layer` makes
+a stacked tree train exactly as the unstacked one would. Panax's own optimizers do not need it
+(`on_shards.py`).
 """
 
 from collections.abc import Mapping
@@ -16,13 +17,13 @@ from ..core.axes import path_name
 from ..core.protocols import Axes
 
 Scope = Literal["element", "tree"]
-"""What one number of an update depends on: its own history, or anything in the whole tree."""
+"""Dependency of one element of an update: on that element's history only, or on anything in the tree."""
 
 STACK_AXES = ("stage", "layer")
 
 
 def stack_depth(axes: Axes) -> int:
-    """How many leading axes stack layers.
+    """Return the number of leading axes that stack layers.
 
     >>> stack_depth(("layer", "embed", "ffn")), stack_depth(("vocab", "embed"))
     (1, 0)
@@ -40,7 +41,8 @@ def on_each_layer(
 
     Args:
         axes: Parameter name to logical axes.
-        scope: "element" needs nothing; "tree" (any transformation that nothing is known of) sees all layers unstacked.
+        scope: "element" needs no unstacking; "tree", the safe choice for an unknown transformation, unstacks
+            all layers.
     """
     return inner if scope == "element" else _unstacked(inner, axes)
 

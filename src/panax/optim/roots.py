@@ -1,25 +1,28 @@
-"""Inverse roots of symmetric matrices by products alone, which every accelerator is good at."""
+"""Inverse roots of symmetric matrices by matmuls only, which are fast on every accelerator."""
 
 import jax
 import jax.numpy as jnp
 
 ITERATIONS = 30
-"""Each one brings an eigenvalue nearer to 1 by (1 + 1/p)^p, at first: 2.44 for fourth roots. 16 for a condition of 1e6, a few for
-the norm, which may be the root of the size above the largest eigenvalue, and a few at the end, where errors are squared."""
+"""Maximum number of Newton iterations. Each initially scales an eigenvalue toward 1 by (1 + 1/p)^p: 2.44 for
+fourth roots. A condition number of 1e6 takes 16; the Frobenius norm, which may exceed the largest eigenvalue
+by the square root of the size, takes a few more, as does the final phase, where errors are squared."""
 
 CLOSE = 1e-6
-"""It is done where no number of the matrix that becomes the identity is further from it."""
+"""Convergence tolerance: the largest elementwise deviation from the identity."""
 
 
 def inverse_root(matrices: jax.Array, power: int, ridge: float, iterations: int = ITERATIONS) -> jax.Array:
-    """(A + ridge |A| I)^(-1/power) of each symmetric matrix A without negative eigenvalues; the identity for zeros.
+    """Compute (A + ridge |A| I)^(-1/power) for each symmetric positive semi-definite matrix A; the identity
+    for zeros.
 
-    The coupled Newton iteration (Guo and Higham 2006, as in arXiv:2002.09018), in float32 or wider, multiplied in full.
+    Uses the coupled Newton iteration (Guo and Higham 2006, as in arXiv:2002.09018), in float32 or wider, with
+    matmuls at full precision.
 
     Args:
         matrices: (..., side, side)
-        ridge: Times the Frobenius norm; eigenvalues below count as much as it.
-        iterations: At most; a matrix that is close enough stays as it is.
+        ridge: Relative to the Frobenius norm; acts as a floor for eigenvalues.
+        iterations: Maximum number of iterations; a converged matrix is not changed further.
 
     >>> inverse_root(jnp.diag(jnp.array([16.0, 1.0])), 4, 0.0).diagonal().round(4).tolist()
     [0.5, 1.0]
@@ -27,12 +30,12 @@ def inverse_root(matrices: jax.Array, power: int, ridge: float, iterations: int 
     dtype = jnp.promote_types(matrices.dtype, jnp.float32)
     matrices = matrices.astype(dtype)
     identity = jnp.broadcast_to(jnp.eye(matrices.shape[-1], dtype=dtype), matrices.shape)
-    # By its largest number first: squares of statistics of small gradients are too small for float32.
+    # Divide by the largest element first: squared statistics of small gradients underflow in float32.
     most = jnp.max(jnp.abs(matrices), (-2, -1), keepdims=True)
     known = most > 0
     most = jnp.where(known, most, 1)
     norm = most * jnp.where(known, jnp.linalg.norm(matrices / most, axis=(-2, -1), keepdims=True), 1)
-    # In units of the norm, in which eigenvalues are between 0 and 1.
+    # Relative to the norm, eigenvalues are between 0 and 1.
     scaled = matrices / norm + jnp.asarray(ridge, dtype) * identity
     largest = 1 + ridge
     begin = (1 + power) / (2 * largest)
@@ -68,7 +71,7 @@ def _power(x: jax.Array, power: int) -> jax.Array:
 
 
 def products_of(power: int, iterations: int = ITERATIONS) -> int:
-    """How many products of two such matrices an inverse root takes.
+    """Count the matmuls of one inverse root.
 
     >>> products_of(4)
     120

@@ -1,4 +1,4 @@
-"""Adagrad for tables with a number for each number of a row, as `torch.optim.Adagrad` has it."""
+"""Adagrad for embedding tables with one accumulator per element, as in `torch.optim.Adagrad`."""
 
 import dataclasses
 
@@ -12,13 +12,13 @@ from .rows import RowMean, RowOptimizer, RowState, check_not_negative
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowAdagrad(RowOptimizer):
-    """Adagrad of the rows that a step touches: as many numbers are kept as the table has.
+    """Adagrad for touched rows, with state of the table's size.
 
-    Equals `torch.optim.Adagrad` with sparse gradients. `RowWiseAdagrad` keeps one number a row in their place.
+    Equals `torch.optim.Adagrad` with sparse gradients. `RowWiseAdagrad` stores one value per row instead.
 
     Attributes:
-        epsilon: Added to the root of the sum of squares.
-        weight_decay: Decoupled, of rows when they are touched.
+        epsilon: Added to the square root of the sum of squares.
+        weight_decay: Decoupled; applied to a row when it is touched.
 
     Source: Adaptive Subgradient Methods (JMLR 12, 2011), the diagonal form.
     """

@@ -1,6 +1,6 @@
-"""Optimizers for tables: they see the rows that a step touches, and those rows' state, and nothing else.
+"""Optimizers for embedding tables, which update only the rows that a step touches, and their state.
 
-A row that no example asks for is left as it is, its state too: nothing decays that is not touched.
+Rows that no example uses keep their value and state: weight decay and moments apply only to touched rows.
 """
 
 import abc
@@ -22,30 +22,31 @@ from .optimizer import check_epsilon
 from .schedule import OwnSchedule, Schedule
 
 RowState = Mapping[str, Array]
-"""What an optimizer keeps of each row by its name: a number, or as many as the row has."""
+"""The state of each row, by name: a scalar per row, or one value per element."""
 
 RowMean = Callable[[Float[Array, "touched row_width"]], Float[Array, " touched"]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowOptimizer(Validated, abc.ABC):
-    """Settings of an optimizer for tables.
+    """Settings of an optimizer for embedding tables.
 
     Attributes:
-        schedule: The learning rate over the run; constant by default, since a row's own steps come when they come.
+        schedule: The learning-rate schedule; constant by default, since a row is updated at irregular steps.
     """
 
     schedule: Schedule | OwnSchedule = Schedule(peak=0.01, decay="constant")  # noqa: RUF009
 
     takes_means: ClassVar[bool] = False
-    """Whether `step` calls `mean`, which adds up over devices where columns are split."""
+    """True if `step` calls `mean`, which reduces over devices if columns are sharded."""
 
     @abc.abstractmethod
     def keeps(self, axes: Axes) -> dict[str, Axes]:
-        """The logical axes of what is kept of a table, by name: the rows alone, or rows and width.
+        """Return the logical axes of each state array of a table, by name: the row axis alone, or row and
+        width.
 
         Args:
-            axes: The table's.
+            axes: The table's logical axes.
         """
 
     @abc.abstractmethod
@@ -58,39 +59,42 @@ class RowOptimizer(Validated, abc.ABC):
         updates: Int[Array, ""],
         mean: RowMean,
     ) -> tuple[Float[Array, "touched row_width"], RowState]:
-        """The rows and their state after an update.
+        """Update the touched rows and their state.
 
         Args:
-            gradients: Each row's, summed over all that asked for it.
+            gradients: The gradient of each row, summed over all its uses in the batch.
             rate: The learning rate.
-            updates: Applied so far, this one included: 1 in the first.
-            mean: Of each row's numbers, of which a device may hold a part.
+            updates: Number of updates including this one: 1 in the first.
+            mean: Averages over each row's elements, across devices if columns are sharded.
         """
 
     def learning_rate(self, num_steps: int) -> optax.Schedule:
-        """Step to learning rate."""
+        """Build the function from step to learning rate."""
         return self.schedule.build(num_steps)
 
     def for_batch(self, rows: int) -> "RowOptimizer":
-        """This optimizer with the learning rate for batches of so many rows; itself where it has no rule for that."""
+        """Return this optimizer with its learning rate scaled to batches of `rows` rows; itself if no scaling
+        rule is set."""
         schedule = self.schedule.for_batch(rows)
         return self if schedule is self.schedule else dataclasses.replace(self, schedule=schedule)
 
     def first_state(self, shape: tuple[int, ...], axes: Axes) -> dict[str, Array]:
-        """What is kept before the first update, in float32, of a table of `shape`."""
+        """Create the initial float32 state of a table of `shape`."""
         return {name: jnp.zeros(shape[: len(kept)], jnp.float32) for name, kept in self.keeps(axes).items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowWiseAdagrad(RowOptimizer):
-    """Adagrad with one number a row: the sum of the means of its squared gradients.
+    """Adagrad with one accumulator per row: the sum of the mean squared gradients.
 
-    Equals FBGEMM's EXACT_ROWWISE_ADAGRAD: `exact`, since duplicates in a batch are one update with their summed gradient.
+    Equals FBGEMM's EXACT_ROWWISE_ADAGRAD: `exact`, since duplicates in a batch are one update with their
+    summed gradient.
 
     Attributes:
-        epsilon: Added to the root of that number.
-        weight_decay: Of rows when they are touched.
-        decay: l2: the decay is a part of the gradient, and counts in its square. decoupled: rows shrink by rate x decay.
+        epsilon: Added to the square root of the accumulator.
+        weight_decay: Applied to a row when it is touched.
+        decay: l2: the decay is added to the gradient, and so enters the accumulator. decoupled: rows shrink
+            by rate x decay.
 
     Source: FBGEMM, optimizers "exact_row_wise_adagrad".
     """
@@ -122,12 +126,12 @@ class RowWiseAdagrad(RowOptimizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LazyAdam(RowOptimizer):
-    """Adam whose moments move only where a row is touched; the correction of their bias counts all updates.
+    """Adam that updates the moments of touched rows only; bias correction counts all updates.
 
     Equals `torch.optim.SparseAdam`.
 
     Attributes:
-        weight_decay: Decoupled, of rows when they are touched.
+        weight_decay: Decoupled; applied to a row when it is touched.
     """
 
     schedule: Schedule | OwnSchedule = Schedule(peak=1e-3, decay="constant")  # noqa: RUF009
@@ -150,7 +154,7 @@ class LazyAdam(RowOptimizer):
         first = self.b1 * state["mean"] + (1 - self.b1) * gradients
         square = self.b2 * state["square"] + (1 - self.b2) * jnp.square(gradients)
         count = updates.astype(jnp.float32)
-        # 1 - b ** count, of which float32 would lose most digits in the first updates.
+        # 1 - b ** count by expm1: computed directly, float32 loses most digits in the first updates.
         of_mean, of_square = (-jnp.expm1(count * math.log(b)) if b else 1.0 for b in (self.b1, self.b2))
         size = rate * jnp.sqrt(of_square) / of_mean
         if self.weight_decay:
@@ -160,7 +164,7 @@ class LazyAdam(RowOptimizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowSgd(RowOptimizer):
-    """Stochastic gradient descent without momentum; weight decay is a part of the gradient of a row that is touched."""
+    """Stochastic gradient descent without momentum; weight decay is added to the gradient of touched rows."""
 
     weight_decay: float = 0.0
 
@@ -177,9 +181,10 @@ class RowSgd(RowOptimizer):
 
 
 def check_not_negative(**settings: float) -> None:
-    """
+    """Check that no setting is negative.
+
     Raises:
-        RecipeError: One is below zero; names it.
+        RecipeError: A setting is below zero; the message names it.
     """
     for name, value in settings.items():
         if value < 0:

@@ -1,4 +1,4 @@
-"""The learning rate over the steps of a run."""
+"""Learning-rate schedules."""
 
 import dataclasses
 import math
@@ -17,23 +17,28 @@ from ..core.validated import Validated
 Decay = Literal["cosine", "linear", "sqrt", "constant", "inverse_sqrt"]
 
 _ENDLESS = ("constant", "inverse_sqrt")
-"""Decays that know no end of the run."""
+"""Decays that do not depend on the length of the run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule(Validated):
-    """Linear warm-up to a peak, which may be held for a while, then a decay over what is left of the run.
+    """Linear warm-up to a peak, an optional plateau, then decay over the rest of the run.
 
     Attributes:
         peak: The highest learning rate.
-        warmup_steps: Steps from 0 to the peak; a tenth of the run, with a warning, where a decay would have none left.
-        stable: The share of the run after the warm-up in which the peak is held, as in warm-up, stable, decay.
-        decay: What follows. sqrt: one minus the root of the share that has passed, which falls fast first (arXiv:2405.18392).
-            inverse_sqrt: the root of the warm-up's steps over all steps (arXiv:1706.03762).
-        cycles: Falls of equal length, each from the peak (arXiv:1608.03983).
-        final: The last learning rate as a share of the peak; has no effect with decay="constant" or "inverse_sqrt".
-        per_batch: The peak is that of a batch of `base_batch` rows, and grows with the rows of the run's, or with their root:
-            usual for SGD and LARS (arXiv:1706.02677), and for Adam and LAMB (arXiv:1904.00962).
+        warmup_steps: Steps from 0 to the peak; shortened to a tenth of the run, with a warning, if no steps
+            remain for the decay.
+        stable: Fraction of the steps after warm-up at which the peak is held, as in warmup-stable-decay
+            (WSD).
+        decay: Shape of the decay. sqrt: one minus the square root of the elapsed fraction, which falls fast
+            first (arXiv:2405.18392). inverse_sqrt: the square root of warm-up steps over all steps
+            (arXiv:1706.03762).
+        cycles: Number of decays of equal length, each restarting from the peak (arXiv:1608.03983).
+        final: The final learning rate as a fraction of the peak; has no effect with decay="constant" or
+            "inverse_sqrt".
+        per_batch: How `peak`, which holds for batches of `base_batch` rows, scales with the batch size:
+            linear, usual for SGD and LARS (arXiv:1706.02677), or sqrt, usual for Adam and LAMB
+            (arXiv:1904.00962).
     """
 
     peak: float = 1e-3
@@ -47,7 +52,7 @@ class Schedule(Validated):
 
     @classmethod
     def hint_for(cls, value: Any) -> str | None:
-        """What to write where something else is given in a schedule's place; None where that is not known."""
+        """Return a suggestion for a value passed where a schedule is expected; None if there is none."""
         if isinstance(value, int | float):
             return f"write Schedule(peak={value})"
         return "wrap the function of the step: OwnSchedule(function=...)" if callable(value) else None
@@ -85,7 +90,7 @@ class Schedule(Validated):
             )
 
     def for_batch(self, rows: int) -> "Schedule":
-        """The schedule for batches of so many rows, by its rule.
+        """Scale the peak to batches of `rows` rows, by the rule of `per_batch`.
 
         >>> Schedule(peak=1e-3, per_batch="sqrt", base_batch=64).for_batch(1024).peak
         0.004
@@ -97,10 +102,10 @@ class Schedule(Validated):
         return dataclasses.replace(self, peak=peak, per_batch="same", base_batch=None)
 
     def build(self, num_steps: int) -> optax.Schedule:
-        """Step to learning rate, for a run of `num_steps`.
+        """Build the function from step to learning rate, for a run of `num_steps`.
 
         Raises:
-            RecipeError: It depends on the rows of a batch, which `for_batch` was not told.
+            RecipeError: The peak depends on the batch size, and `for_batch` has not been called.
 
         Warns:
             UserWarning: The run is too short for the warm-up, which is shortened.
@@ -126,7 +131,7 @@ class Schedule(Validated):
         return optax.join_schedules([rising, after], [warmup]) if warmup else after
 
     def _after(self, rest: int) -> optax.Schedule:
-        """The schedule of the `rest` steps after the warm-up."""
+        """Build the schedule of the `rest` steps after the warm-up."""
         if self.decay == "constant":
             return optax.constant_schedule(self.peak)
         if self.decay == "inverse_sqrt":
@@ -136,7 +141,7 @@ class Schedule(Validated):
 
         def falling(step: Any) -> Any:
             passed = jnp.asarray(step, jnp.float32) / length
-            # After the last fall no other one begins.
+            # Hold the final rate after the last cycle instead of restarting.
             share = jnp.where(passed >= self.cycles, 1.0, passed % 1.0)
             left = {
                 "cosine": 0.5 * (1 + jnp.cos(jnp.pi * share)),
@@ -150,10 +155,11 @@ class Schedule(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OwnSchedule(Validated):
-    """Any function of the step as a learning rate, such as one of optax's schedules.
+    """A custom function of the step as the learning rate, such as one of optax's schedules.
 
     Attributes:
-        function: Takes the step's number, an integer that is traced, from 0 on; returns the rate, a number of 0 or more.
+        function: Takes the step, a traced integer that counts from 0; returns the learning rate, which must
+            not be negative.
 
     >>> import optax
     >>> float(OwnSchedule(function=optax.linear_schedule(1.0, 0.0, 10)).build(100)(5))
@@ -163,18 +169,19 @@ class OwnSchedule(Validated):
     function: Callable[[Any], Any]
 
     def for_batch(self, rows: int) -> "OwnSchedule":
-        """Itself: it knows no rows."""
+        """Return itself: a custom function has no scaling rule."""
         return self
 
     def build(self, num_steps: int) -> optax.Schedule:
-        """Step to learning rate.
+        """Build the function from step to learning rate.
 
         Raises:
-            RecipeError: The function can't be traced, or gives something else than a number.
+            RecipeError: The function cannot be traced, returns something other than a scalar number, or
+                returns a negative rate.
         """
 
         def rate(step: Any) -> Any:
-            # Under the promotion rules that it is written for, whatever stricter ones are set.
+            # User code is written for JAX's standard promotion rules, even if stricter ones are set.
             with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
                 return self.function(step)
 
@@ -196,15 +203,15 @@ class OwnSchedule(Validated):
 
 
 def _check_not_negative(rate: Callable[[Any], Any], num_steps: int) -> None:
-    """Refuse a rate below 0, which trains away from the objective, at any of up to 1,024 steps all over the run."""
+    """Check up to 1,024 evenly spaced steps for a negative rate, which would increase the loss."""
     steps = np.unique(np.linspace(0, max(num_steps - 1, 0), 1024).astype(np.int32))
     try:
         with jax.ensure_compile_time_eval(), warnings.catch_warnings():
-            # A rate that is not finite is named by the step that meets it.
+            # A rate that is not finite is reported by the step that uses it.
             warnings.simplefilter("ignore")
             rates = np.asarray(jax.vmap(rate)(jnp.asarray(steps)), np.float64)
     except Exception:
-        # A function that can't be mapped over steps is one that a step may still call.
+        # A function that cannot be vmapped may still work inside a step.
         return
     negative = np.flatnonzero(rates < 0)
     if negative.size:

@@ -1,4 +1,5 @@
-"""AdamW without a schedule: the parameters that are judged are an average of all that it went through (arXiv:2405.15682)."""
+"""Schedule-free AdamW, which evaluates an average of its iterates instead of decaying the learning rate
+(arXiv:2405.15682)."""
 
 import dataclasses
 from collections.abc import Callable
@@ -24,14 +25,15 @@ OFFSET, WEIGHT = "offset", "weight"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScheduleFreeAdamW(ShardedOptimizer):
-    """Schedule-free AdamW. Gradients are taken between its own sequence and the average of it, which is evaluated and exported.
+    """Schedule-free AdamW: gradients are taken between the base iterates and their average, which is
+    evaluated and exported.
 
-    It keeps the sequence's offset from each parameter and the mean of squares. The average is a third array
-    (`TrainState.averaged`).
+    State: the offset of the base iterate from each parameter, and the mean of squared gradients. The average
+    is a third array (`TrainState.averaged`).
 
     Attributes:
-        b1: How near the average the gradients are taken: 1 is at it.
-        schedule: A warm-up, and no decay.
+        b1: Interpolation weight of the average at which gradients are taken; 1 is the average itself.
+        schedule: A warm-up without decay.
     """
 
     steps_as_adam = True
@@ -78,14 +80,14 @@ class ScheduleFreeAdamW(ShardedOptimizer):
         weight = jnp.square(taken.scheduled).astype(jnp.float32)
         weights = taken.kept[WEIGHT] + weight
         share = jnp.where(weights > 0, weight / jnp.where(weights > 0, weights, 1), 0).astype(dtype)
-        # Both as offsets from the parameter as it was: differences of near numbers keep their digits.
+        # Both are offsets from the old parameter, so that differences of close values lose no digits.
         own = offset - taken.rate * (direction + taken.decay * taken.value)
         average = (1 - share) * self._average(offset) + share * own
         change = (1 - self.b1) * own + self.b1 * average
         return change, {OFFSET: own - change, SQUARE: square, WEIGHT: weights}
 
     def _average(self, offset: jax.Array) -> jax.Array:
-        """The average's offset from the parameter, by that of the sequence: the parameter lies between the two."""
+        """Convert the base iterate's offset to the average's: the parameter is between the two."""
         return -(1 - self.b1) / self.b1 * offset
 
     def _average_of(self, param: jax.Array, offset: jax.Array | QuantizedArray) -> jax.Array:

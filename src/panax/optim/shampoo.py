@@ -1,5 +1,5 @@
-"""Shampoo: each block of a matrix preconditioned from both sides (arXiv:1802.09568, blocked and grafted as in arXiv:2002.09018
-and arXiv:2309.06497)."""
+"""Shampoo: each block of a matrix preconditioned from both sides (arXiv:1802.09568), with blocking and
+grafting as in arXiv:2002.09018 and arXiv:2309.06497."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -25,26 +25,27 @@ NEXT_LEFT_ROOT, NEXT_RIGHT_ROOT = "next_left_root", "next_right_root"
 STATISTICS, ROOTS, NEXT_ROOTS = (LEFT, RIGHT), (LEFT_ROOT, RIGHT_ROOT), (NEXT_LEFT_ROOT, NEXT_RIGHT_ROOT)
 
 POWER = 4
-"""Of the inverse root on each of two sides."""
+"""Order of the inverse root, for each of two sides."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shampoo(MatrixOptimizer):
-    """Shampoo on weights between two spaces, AdamW on all other parameters.
+    """Shampoo for matrices that map one space to another, AdamW for all other parameters.
 
-    The update of each own array has the norm of AdamW's (grafting), so a rate and a decay tuned for AdamW fit; until there are
-    roots it is AdamW's. Roots are taken in a program of their own, after every `precondition_frequency` steps, and used from
-    `root_delay` steps later on.
+    Each array's update is rescaled to the norm of AdamW's (grafting), so a learning rate and weight decay
+    tuned for AdamW fit; until the first roots exist, the update is AdamW's. A separate program computes roots
+    after every `precondition_frequency` steps; updates use them `root_delay` steps later.
 
     Attributes:
-        block: No side of a block is larger; larger matrices are cut evenly.
-        precondition_frequency: Steps from roots to roots.
-        root_delay: Roots of the statistics after step n are used from step n + `root_delay` on: 1, the next one, or later, where
-            what runs the program beside the steps needs the time. Above 1, the roots to come are kept beside those in use.
-        b_statistics: Of the running means of a block times itself transposed, from either side.
-        ridge: Added to a side's statistics before a root is taken, times their Frobenius norm.
-        b1: Of the mean of gradients, which is what is preconditioned; `b2` and `epsilon` are AdamW's, for the norm and for other
-            parameters.
+        block: Maximum side of a block; larger matrices are cut evenly.
+        precondition_frequency: Number of steps between computations of the roots.
+        root_delay: Roots of the statistics after step n are used from step n + `root_delay` on: 1 for the
+            next step, or more if the program that computes them runs alongside the steps and needs the time.
+            Above 1, the upcoming roots are stored in addition to those in use.
+        b_statistics: Decay rate of the running means of G G^T and G^T G of each block.
+        ridge: Added to a side's statistics before taking a root, relative to their Frobenius norm.
+        b1: Decay rate of the mean of gradients, which is preconditioned; `b2` and `epsilon` are AdamW's, for
+            grafting and for other parameters.
     """
 
     steps_as_adam = True
@@ -76,11 +77,11 @@ class Shampoo(MatrixOptimizer):
 
     @property
     def _renews(self) -> tuple[str, str]:
-        """Where roots are put when they are taken."""
+        """State names that new roots are written to."""
         return ROOTS if self.root_delay == 1 else NEXT_ROOTS
 
     def blocks(self, parameter: Parameter) -> MatrixBlocks:
-        """How a parameter's matrices are cut."""
+        """Return how a parameter's matrices are cut into blocks."""
         return MatrixBlocks.of(TransposedView.of(parameter).shape, self.block)
 
     def keeps_of_matrix(self, parameter: Parameter) -> dict[str, StateSpec]:
@@ -101,7 +102,7 @@ class Shampoo(MatrixOptimizer):
             now, (towards, *statistics) = taken[name], preconditioned[name]
             direction = moments[name].direction(now, self.b1, self.b2, self.epsilon)
             size, wanted = shard.norm(towards), shard.norm(direction)
-            # No roots yet, or none of this matrix, whose gradients were all zeros.
+            # AdamW's update if there are no roots yet, or if all gradients of this matrix were zero.
             update = jnp.where(size > 0, towards * (wanted / jnp.where(size > 0, size, 1)), direction)
             kept = {
                 **moments[name].kept,
@@ -114,7 +115,7 @@ class Shampoo(MatrixOptimizer):
     def _preconditioned(
         self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs], moments: Mapping[str, Moments]
     ) -> dict[str, list[jax.Array]]:
-        """The preconditioned mean of gradients, and the statistics after this gradient."""
+        """Compute the preconditioned mean of gradients, and the statistics after this gradient."""
 
         def work(
             gradient: jax.Array, mean: jax.Array, left: jax.Array, right: jax.Array, *roots: jax.Array
@@ -166,5 +167,5 @@ class Shampoo(MatrixOptimizer):
         taken = number - (self.root_delay - 1)
         if self.root_delay == 1 or taken < 1 or not self.renewal_due(taken):
             return state
-        # What was in use is overwritten by the next renewal.
+        # Swap without a copy; the next renewal overwrites the old roots.
         return {**state, **{kind: state[other] for kind, other in zip((*ROOTS, *NEXT_ROOTS), (*NEXT_ROOTS, *ROOTS))}}

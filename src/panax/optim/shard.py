@@ -1,4 +1,4 @@
-"""What an optimizer asks of the other devices while it works on its own shard of a parameter."""
+"""Local view of a parameter and the cross-device reductions that optimizers need."""
 
 import dataclasses
 import math
@@ -22,12 +22,14 @@ from .parameter import Parameter
 
 @dataclasses.dataclass(frozen=True)
 class ParameterShard:
-    """A parameter as one device sees it: the arrays beside this are its parts of it, of its gradient and of its moments.
+    """A parameter as seen by one device; the arrays passed with it are local shards of its value, gradient
+    and moments.
 
-    Sums are over each own array alone (a layer's, an expert's), and leave dimensions of 1, so that they fit the shard again.
+    Reductions run over each stacked array separately (a layer's, an expert's) and keep dimensions of size 1,
+    so that they broadcast against the shard.
 
     Attributes:
-        places: For each dimension, the mesh axes that it is split over.
+        places: For each dimension, the mesh axes that shard it.
     """
 
     parameter: Parameter
@@ -35,36 +37,37 @@ class ParameterShard:
 
     @classmethod
     def of(cls, parameter: Parameter) -> "ParameterShard":
-        """The shard in the layout that is being traced for."""
+        """Describe the parameter's shard under the current layout."""
         layout = current_layout()
         places = ((),) * len(parameter.shape) if layout is None else layout.storage(parameter.axes, parameter.shape)
         return cls(parameter, tuple(places))
 
     def over(self, dims: Iterable[int]) -> MeshAxes:
-        """The mesh axes that some dimensions are split over."""
+        """Return the mesh axes that shard the given dimensions."""
         return tuple(axis for dim in dims for axis in self.places[dim])
 
     def total(self, x: Any, dims: tuple[int, ...] | None = None) -> jax.Array:
-        """The sums of `x` over `dims` (by default those of an own array), those on other devices included."""
+        """Sum `x` over `dims` (default: those of a single array), across devices too."""
         dims = self.parameter.own if dims is None else dims
         with tag_comm("optimizer"):
             return all_reduce(jnp.sum(x, dims, keepdims=True, dtype=accumulation_dtype(x.dtype)), self.over(dims))
 
     def mean(self, x: Any, dims: tuple[int, ...] | None = None) -> jax.Array:
-        """The means of `x` over `dims`."""
+        """Average `x` over `dims`, across devices too."""
         dims = self.parameter.own if dims is None else dims
         return self.total(x, dims) / math.prod(self.parameter.shape[dim] for dim in dims)
 
     def norm(self, x: Any, dims: tuple[int, ...] | None = None) -> jax.Array:
-        """The Euclidean norms of `x` over `dims`."""
+        """Compute the Euclidean norm of `x` over `dims`, across devices too."""
         return jnp.sqrt(self.total(jnp.square(x.astype(accumulation_dtype(x.dtype))), dims))
 
     def bits(self, what: str, count: jax.Array) -> jax.Array:
-        """32 random bits for each element of this shard: the same for an element on every mesh.
+        """Draw 32 random bits for each element of this shard; the bits of an element are the same on every
+        mesh.
 
         Args:
-            what: They are for.
-            count: Another number, other bits.
+            what: Purpose of the bits, part of the seed.
+            count: Step counter, part of the seed.
         """
         layout = current_layout()
         places = []
@@ -78,17 +81,18 @@ class ParameterShard:
 
 
 def partition_spec(axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
-    """Where an array with these logical axes rests, in the layout that is being traced for."""
+    """Return the storage sharding of an array with these logical axes, under the current layout."""
     layout = current_layout()
     return PartitionSpec() if layout is None else PartitionSpec(*as_spec(layout.storage(axes, shape)))
 
 
 def shard_map_over_params(function: Callable[..., Any], arguments: Any, results: Any) -> Callable[..., Any]:
-    """`function` of whole arrays, run on each device's shards of them; itself where no mesh is being traced for.
+    """Wrap `function` to run on each device's shards of its global arguments; return it unchanged without a
+    current mesh.
 
     Args:
-        arguments: Where its arguments lie: like them, with a `PartitionSpec` for each array.
-        results: The same for what it returns.
+        arguments: A `PartitionSpec` for each array, in the structure of the arguments.
+        results: The same for the return value.
     """
     layout = current_layout()
     if layout is None:

@@ -21,18 +21,19 @@ BASES = ("left_basis", "right_basis")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Soap(MatrixOptimizer):
-    """SOAP on weights between two spaces, AdamW on all other parameters.
+    """SOAP for matrices that map one space to another, AdamW for all other parameters.
 
-    A gradient is turned into the eigenbases of the statistics of its rows and columns, where Adam keeps its squares, and its
-    update is turned back. Bases are found in a program of their own, after the first step and after every
-    `precondition_frequency` steps: by one power iteration and an orthogonal factorisation from the last ones. The first step,
-    whose gradient begins the statistics, moves no matrix.
+    A gradient is rotated into the eigenbases of its row and column statistics, where Adam tracks its squares;
+    the update is rotated back. A separate program updates the bases after the first step and after every
+    `precondition_frequency` steps, by one power iteration followed by a QR factorization. The first step only
+    initializes the statistics from its gradient; it does not update matrices.
 
     Attributes:
-        precondition_frequency: Steps from bases to bases.
-        b_statistics: Of the running means of a matrix times itself transposed, from either side.
-        largest: A side of a matrix that is larger keeps its own basis, and no statistics.
-        b1: Of the mean of gradients; `b2` and `epsilon` of its squares; here, and AdamW's for other parameters.
+        precondition_frequency: Number of steps between updates of the bases.
+        b_statistics: Decay rate of the running means of G G^T and G^T G.
+        largest: Sides of a matrix larger than this have no statistics and are not rotated.
+        b1: Decay rate of the mean of gradients; `b2` and `epsilon` apply to its squares. All three also serve
+            AdamW for other parameters.
     """
 
     steps_as_adam = True
@@ -53,7 +54,7 @@ class Soap(MatrixOptimizer):
             )
 
     def sides(self, parameter: Parameter) -> tuple[int, ...]:
-        """Which sides of a matrix have a basis of their own: 0 for rows, 1 for columns."""
+        """Return the sides of a matrix that have a basis: 0 for rows, 1 for columns."""
         return self._sides(TransposedView.of(parameter).shape)
 
     def _sides(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -71,7 +72,7 @@ class Soap(MatrixOptimizer):
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
         if not shards:
             return {}
-        # One less than AdamW has seen: the first gradient is in no basis.
+        # One update fewer than AdamW's count: there is no basis yet for the first gradient.
         before = next(iter(taken.values())).before
         begun = before > 0
         since = jnp.maximum(before - 1, 0)
@@ -88,6 +89,7 @@ class Soap(MatrixOptimizer):
             ]
             return [_turned(towards, bases, back=True), square, *after]
 
+        # Owners receive (gradient, mean, square, statistics..., bases...) and return (update, square, statistics...).
         given, arrays, returned = {}, {}, {}
         means: dict[str, jax.Array] = {}
         for name, shard in shards.items():
@@ -148,7 +150,7 @@ def _statistic(matrices: jax.Array, side: int) -> jax.Array:
 
 
 def _turned(x: jax.Array, bases: Mapping[int, jax.Array], *, back: bool = False) -> jax.Array:
-    """Matrices in the bases of their sides, or back from them; a side without one stays."""
+    """Rotate matrices into the bases of their sides, or back; a side without a basis is not rotated."""
     if 0 in bases:
         x = product(bases[0] if back else bases[0].mT, x)
     if 1 in bases:
@@ -157,14 +159,16 @@ def _turned(x: jax.Array, bases: Mapping[int, jax.Array], *, back: bool = False)
 
 
 def _next_basis(statistics: jax.Array, basis: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """An orthonormal basis nearer to the eigenvectors, those of large eigenvalues first; and the order in which it takes the
-    vectors of the old one.
+    """Compute an orthonormal basis closer to the eigenvectors, largest eigenvalues first.
 
     Args:
-        statistics: (matrices, side, side), symmetric; of zeros, any basis is one of eigenvectors.
-        basis: The last one, in columns; zeros where there is none yet.
+        statistics: (matrices, side, side), symmetric; for zeros, every basis is an eigenbasis.
+        basis: The previous basis, in columns; zeros if there is none yet.
+
+    Returns:
+        The new basis, and the order in which it takes the vectors of the old one.
     """
-    # Numbers of about 1: those of small gradients are too small to be factorised.
+    # Rescale to about 1: the statistics of small gradients are too small to factorize.
     most = jnp.max(jnp.abs(statistics), (1, 2), keepdims=True)
     known = most > 0
     statistics = statistics / jnp.where(known, most, 1)
@@ -173,7 +177,7 @@ def _next_basis(statistics: jax.Array, basis: jax.Array) -> tuple[jax.Array, jax
     ahead = product(statistics, jnp.where(begins, identity, basis))
     order = jnp.argsort(-jnp.sum(basis * ahead, 1), axis=1)
     turned = jnp.linalg.qr(jnp.take_along_axis(ahead, order[:, None], 2))[0]
-    # Costs ten times as much, and comes once.
+    # The full eigendecomposition costs ten times as much, and runs only once.
     first = jax.lax.cond(jnp.any(begins & known), lambda: jnp.linalg.eigh(statistics)[1][:, :, ::-1], lambda: identity)
     usual = jnp.broadcast_to(jnp.arange(order.shape[-1]), order.shape)
     found = jnp.where(begins, jnp.where(known, first, identity), jnp.where(known, turned, basis))

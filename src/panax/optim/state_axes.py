@@ -1,4 +1,4 @@
-"""Where optimizer state lies: like the parameter it belongs to."""
+"""Logical axes of optimizer state, derived from those of the parameters."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +10,11 @@ from ..core.protocols import Axes
 
 
 def optimizer_state_axes(state: Any, params: Mapping[str, tuple[tuple[int, ...], Axes]]) -> Any:
-    """The logical axes of each leaf of an (abstract) optimizer state.
+    """Return the logical axes of each leaf of an (abstract) optimizer state.
 
-    A leaf whose path ends in a parameter's name lies as the parameter does: a moment of the same shape, a factor that lacks one
-    of its axes, or one layer's share of a stack. Anything else (a count, a scale) is replicated.
+    A leaf with a path that ends in a parameter's name is sharded like the parameter: a moment of the same
+    shape, a factor that lacks one axis, or one layer of a stack. Any other leaf (a count, a scale) is
+    replicated.
 
     Args:
         params: Parameter name to (shape, logical axes).
@@ -23,7 +24,7 @@ def optimizer_state_axes(state: Any, params: Mapping[str, tuple[tuple[int, ...],
         replicated: Axes = (None,) * leaf.ndim
         keys = [path_name((entry,)) for entry in path]
         for start in range(len(keys)):
-            # The path ends in the parameter's name, or in that and a layer's number.
+            # The path ends in the parameter's name, optionally followed by a layer index.
             for end in (len(keys), len(keys) - 1):
                 name = ".".join(keys[start:end])
                 if name in params:
@@ -38,6 +39,6 @@ def _axes_like(shape: tuple[int, ...], like: tuple[int, ...], axes: Axes) -> Axe
         return axes
     if len(shape) != len(like) - 1:
         return None
-    # One axis is missing; where two of equal size could be the missing one, it is not known which is left.
+    # One axis is missing; if two axes of equal size qualify with different names, the result is ambiguous.
     candidates = {axes[:i] + axes[i + 1 :] for i in range(len(like)) if like[:i] + like[i + 1 :] == shape}
     return candidates.pop() if len(candidates) == 1 else None

@@ -1,4 +1,4 @@
-"""What an optimizer is once it knows its parameters: a first state, an update, and where the state lies."""
+"""Interface of an optimizer bound to its parameters: initial state, update, and sharding of the state."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -9,20 +9,21 @@ from ..core.protocols import Axes
 from ..kernels.precision import accumulation_dtype
 
 Described = Mapping[str, tuple[tuple[int, ...], Axes]]
-"""Parameter name to its whole shape and its logical axes."""
+"""Parameter name to its global shape and logical axes."""
 
 
 class Renewal(NamedTuple):
-    """Work on an optimizer's state that not every step does, such as roots of matrices: steps that follow use what it gives.
+    """A periodic recomputation of part of the optimizer state (such as inverse roots), run as a separate
+    program.
 
     Attributes:
-        due: Whether it comes after the step with this number, the first being 1. A step that was not applied counts.
-        when: The same in words, such as "after every 10 steps".
-        renewed: Takes a state and the parameters that train, of which only shapes are read; returns the state as the next step
-            sees it.
-        taken_over: Takes the number of a step and the state after it; returns the state in which what was renewed some steps
-        ago
-            stands where steps read it. Moves no bytes.
+        due: Return True if the renewal runs after the given step; steps are numbered from 1, and a skipped
+            update counts too.
+        when: The schedule as text, such as "after every 10 steps".
+        renewed: Takes the state and the trainable parameters (only their shapes are read); returns the state
+            for the next step.
+        taken_over: Takes a step number and the state after that step; returns the state with arrays renewed
+            some steps ago moved to where updates read them. Copies no data.
     """
 
     due: Callable[[int], bool]
@@ -32,19 +33,20 @@ class Renewal(NamedTuple):
 
 
 class Transformation(NamedTuple):
-    """From gradients to what is added to the parameters. It can stand wherever an `optax.GradientTransformation` can.
+    """A map from gradients to parameter updates, usable wherever an `optax.GradientTransformation` is.
 
     Attributes:
-        init: Takes the parameters that train, whole; returns the first state.
-        update: Takes gradients, a state and the parameters, all whole; returns what is added to the parameters, and the next
-            state.
-        axes: Takes an (abstract) state and the parameters that train; returns the logical axes of each leaf of the state.
-        averaged: Takes the parameters after an update and the state; returns the average of them that is judged in their place.
-            None where they are judged themselves.
-        renewal: What of the state is renewed now and then, in a program of its own; None where nothing is.
-        skipped: Takes a state and a number of steps that were not taken; returns the state with the schedule where it would be
-            after them. None where that is not known.
-        takes_loss: `update` is given the loss of the batch too, as `value`.
+        init: Takes the trainable parameters as global arrays; returns the initial state.
+        update: Takes gradients, state and parameters as global arrays; returns the updates to add to the
+            parameters, and the new state.
+        axes: Takes an (abstract) state and the trainable parameters; returns the logical axes of each state
+            leaf.
+        averaged: Takes the updated parameters and the state; returns the parameter average to evaluate
+            instead. None if the parameters themselves are evaluated.
+        renewal: The periodic recomputation of part of the state; None if there is none.
+        skipped: Takes a state and a number of steps; returns the state with its schedule advanced by that
+            many steps without updates. None if unsupported.
+        takes_loss: True if `update` also takes the batch's loss, as the keyword `value`.
     """
 
     init: Callable[[Any], Any]
@@ -57,7 +59,7 @@ class Transformation(NamedTuple):
 
 
 def apply_updates(params: Any, updates: Any) -> Any:
-    """The parameters after an update: added in the wider type, rounded once."""
+    """Add updates to parameters in the accumulation dtype, rounding once to the parameter's dtype."""
 
     def one(param: jax.Array, update: jax.Array) -> jax.Array:
         wide = accumulation_dtype(param.dtype)
