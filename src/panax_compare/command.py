@@ -49,14 +49,14 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--precision", default=Settings.precision, help=", ".join(PRECISIONS))
     found.add_argument("--attention", default=Settings.attention, help=", ".join(ATTENTIONS))
     columns = ", ".join(column.name for column in EVERY)
-    found.add_argument("--columns", default="", help=f"some of {columns}; those of one process unless told")
+    found.add_argument("--columns", default="", help=f"some of {columns}; by default those of one process")
     found.add_argument(
         "--distributed",
         action="store_true",
         help="DDP, FSDP2 and tensor parallelism of PyTorch, and the same layouts here, on processes and simulated devices",
     )
-    found.add_argument("--steps", type=int, help=f"of a column's turn; {Settings.steps} unless told")
-    found.add_argument("--rounds", type=int, help=f"turns of each column; {Settings.rounds} unless told")
+    found.add_argument("--steps", type=int, help=f"of a column's turn; by default {Settings.steps}")
+    found.add_argument("--rounds", type=int, help=f"turns of each column; by default {Settings.rounds}")
     found.add_argument("--checked-steps", type=int, default=Settings.checked_steps, help="whose losses must agree")
     found.add_argument("--optimizer", help=f"{', '.join(OPTIMIZERS)}; by default adamw, of dlrm adagrad")
     found.add_argument("--learning-rate", type=float, default=0.0)
@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
         found.add_argument(f"--{name}", type=int, default=0, help=what)
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--no-probes", action="store_true", help="leave out what comes after the timing: other batches")
-    found.add_argument("--directory", default="", help="of the results; comparisons/NAME-OF-THE-SETTINGS unless told")
+    found.add_argument("--directory", default="", help="of the results; by default comparisons/NAME-OF-THE-SETTINGS")
     found.add_argument(
         "--as-published",
         action="store_true",
@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     runs.add_argument("--evaluate-every", type=int, metavar="N", help=f"steps of a column; by default {Until.every}")
     runs.add_argument("--max-steps", type=int, metavar="N", help=f"that a column may take; by default {Until.steps}")
     runs.add_argument("--price-per-hour", type=float, metavar="P", help="of one device; without it there are no costs")
-    runs.add_argument("--currency", default="", help="in which the price is; USD unless told")
+    runs.add_argument("--currency", default="", help="in which the price is; by default USD")
     runs.add_argument(
         "--interpolate",
         action="store_true",

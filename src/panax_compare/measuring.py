@@ -176,7 +176,7 @@ class Measurement:
             fits = fits and free_device_bytes() >= HEADROOM * greatest(peaks)
         if not self.comparison.one_at_a_time and not fits:
             self.comparison.one_at_a_time = True
-            self.say("memory does not suffice for all columns at once: each is started anew for every turn")
+            self.say("memory does not suffice for all columns at once: each is restarted for every turn")
         if self.comparison.one_at_a_time:
             self._close_all()
 
@@ -286,7 +286,7 @@ def measure(settings: Settings, folder: Path, command: str, say: Say) -> Compari
     """
     measurement = Measurement(settings, folder, command, say)
     if measurement.comparison.complete and not _more(measurement):
-        say(f"all of this was measured already, in {folder}; the report is made anew")
+        say(f"all of this was measured already, in {folder}; the report is rewritten")
         return measurement.comparison
     measurement.comparison.complete = False
     return measurement.run()

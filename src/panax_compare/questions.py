@@ -150,7 +150,7 @@ def another_shape(probe: dict[str, Any], usual: float | None) -> tuple[str, bool
     if first["seconds"] < RETRACED * least:
         return f"taken as it is ({seconds(first['seconds'])})", True
     return (
-        f"compiled anew, unasked, in {seconds(first['seconds'])}; the next such batch took {seconds(second['seconds'])}",
+        f"recompiled, unasked, in {seconds(first['seconds'])}; the next such batch took {seconds(second['seconds'])}",
         False,
     )
 

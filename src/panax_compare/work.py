@@ -100,7 +100,7 @@ def read_work(folder: str | Path) -> ComparedWork:
     try:
         raw = json_reader.read(Path(folder) / WORK, constants=True)
     except (OSError, ValueError) as error:
-        raise DataError(f"{folder} holds no work to compare: {error}; run `panax compare` anew") from error
+        raise DataError(f"{folder} holds no work to compare: {error}; run `panax compare` again") from error
     numbers = OptimizerNumbers(**raw.pop("optimizer"))
     return ComparedWork(**{**raw, "optimizer": numbers, "flaws": tuple(raw["flaws"]), "folder": str(folder)})
 

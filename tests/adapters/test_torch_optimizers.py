@@ -207,7 +207,7 @@ def used(module):
 REFUSED = {
     "RMSprop": (lambda m: torch.optim.RMSprop(m.parameters()), None, "RMSprop is not translated.*optax.rmsprop"),
     "LBFGS": (lambda m: torch.optim.LBFGS(m.parameters()), None, "LBFGS is not translated.*several times"),
-    "own": (lambda m: Own(m.parameters()), None, "Own is a AdamW of one's own"),
+    "own": (lambda m: Own(m.parameters()), None, "Own is a custom AdamW"),
     "used": (used, None, "Adam has taken steps already"),
     "strange": (lambda m: torch.optim.SGD(Two().parameters()), None, r"shape \[4, 3\] that is not the module's"),
     "plateau": (OPTIMIZERS["sgd"], lr.ReduceLROnPlateau, "ReduceLROnPlateau depends on what is measured"),

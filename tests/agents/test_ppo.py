@@ -13,7 +13,7 @@ from agents.tiny_environments import Copy, Endless, Growing, Recall, Sick
 import panax
 from panax.agents import DecoderPolicy, PerceptronPolicy, Ppo, RecurrentPolicy, Seeds
 from panax.agents.episodes import Episodes, evaluation_of
-from panax.agents.rollouts import next_values
+from panax.agents.rollouts import collect_rollout, next_values
 from panax.checkpoint import CheckpointConfig
 from panax.core import named_leaves
 from panax.core.errors import DataError, RecipeError
@@ -155,7 +155,7 @@ def test_values_of_final_observations_are_those_before_the_reset(policy):
     task = dataclasses.replace(TASK, environment=environment, policy=policy, normalise_observations=False)
     params, state = jax.jit(task.init)(jax.random.key(1))
     actor = task.actor(params, state)
-    _, rollout = jax.jit(lambda acting: rollout(environment, actor, acting, row, jax.random.key(2), 16))(
+    _, rollout = jax.jit(lambda acting: collect_rollout(environment, actor, acting, row, jax.random.key(2), 16))(
         state["acting"]
     )
     found = next_values(actor, rollout)

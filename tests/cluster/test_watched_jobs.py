@@ -62,7 +62,7 @@ def test_a_slow_node_is_said_shown_and_listed(launched, capsys):
     said = " ".join(launched.out.getvalue().split())
     assert "slow host at step" in said and "node 1 on" in said
     assert "its matrix multiplications take 30 ms, those of the others 10 ms" in said
-    assert f"`panax cordon {launched.folder} 1` goes on without it" in said
+    assert f"`panax cordon {launched.folder} 1` continues without it" in said
     assert launched.status["nodes"]["running"] == [0, 1, 2] and not launched.incidents
     assert main(["status", str(launched.folder)]) == 0
     shown = capsys.readouterr().out

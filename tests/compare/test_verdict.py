@@ -124,7 +124,7 @@ def test_what_rounding_explains_is_the_same_work_and_nothing_else_is():
 def test_answers_come_from_what_was_probed():
     step = {"seconds": 0.01, "finite": True}
     probe = {"another_shape": [{"seconds": 3.0, "finite": True}, step], "wrong": [step]}
-    assert another_shape(probe, 0.01) == ("compiled anew, unasked, in 3.00 s; the next such batch took 10 ms", False)
+    assert another_shape(probe, 0.01) == ("recompiled, unasked, in 3.00 s; the next such batch took 10 ms", False)
     probe["another_shape"] = [{"seconds": 0.011, "finite": True}, step]
     assert another_shape(probe, 0.01) == ("taken as it is (11 ms)", True)
     probed = dataclasses.replace(EAGER, probe=probe)

@@ -48,7 +48,7 @@ def test_some_that_are_cut_are_counted(tmp_path):
 def test_packed_rows_cut_nothing(tmp_path):
     opened = data(tmp_path, [LONG] * 40, packing=True).open()
     lines = [line for line in opened.account if "documents of" in line]
-    assert len(lines) == 2 and "36 are longer than a row and go on in another" in lines[0] and "filled" in lines[0]
+    assert len(lines) == 2 and "36 are longer than a row and continue in another" in lines[0] and "filled" in lines[0]
 
 
 def test_empty_answers_and_blank_texts_are_counted(tmp_path):

@@ -21,7 +21,7 @@ def test_a_place_that_blocks_holds_nothing_up():
         lane.put(free.wait)
     lane.close()
     assert time.monotonic() - started < 5
-    assert said[0] == "warning: tape does not keep up: reports are left out; training goes on"
+    assert said[0] == "warning: tape is falling behind: some reports are dropped; training continues"
     assert said[1].startswith("warning: tape does not answer: ") and len(said) == 2
     free.set()
 
@@ -45,7 +45,7 @@ def test_a_failure_is_one_warning_and_what_follows_is_written():
     lane.close()
     assert kept == [5]
     assert len(said) == 1 and said[0].startswith(
-        "warning: metrics.jsonl can't be written, and training goes on without it: "
+        "warning: metrics.jsonl can't be written, and training continues without it: "
     )
     assert "No space left on device" in said[0]
 
@@ -71,7 +71,7 @@ def test_a_tracker_of_ones_own_that_raises_ends_nothing():
     for lane in lanes:
         lane.close()
     assert kept.steps == [0, 1, 2]
-    assert said == ["warning: broken can't be written, and training goes on without it: RuntimeError: no server"]
+    assert said == ["warning: broken can't be written, and training continues without it: RuntimeError: no server"]
 
 
 @pytest.fixture

@@ -178,7 +178,7 @@ def test_a_finished_run_that_gets_more_steps_says_both_rates(tmp_path, schedule,
 
 
 class Ranged:
-    """A source of one's own, with batches of rows that are counted."""
+    """A custom source, with batches of rows that are counted."""
 
     axes = {"x": ("batch", None), "y": ("batch",)}  # noqa: RUF012
     resume = "replay"

@@ -335,7 +335,7 @@ def test_a_slow_or_raising_tracker_holds_nothing_up(short):
     kept, lines = Kept(), []
     fit(dataclasses.replace(short, trackers=(Raises(), kept)), say=lines.append)
     assert [line for line in lines if "Raises" in line] == [
-        "warning: Raises can't be written, and training goes on without it: ValueError: no server"
+        "warning: Raises can't be written, and training continues without it: ValueError: no server"
     ]
     assert [step for step, values in kept.records if "train/loss" in values] == [2, 4, 6]
 

@@ -70,7 +70,7 @@ def test_logs_that_can_not_be_written_end_nothing(experiment):
     result = fit(dataclasses.replace(experiment, num_steps=6, log_every=1, optimizer=steady), say=lines.append)
     assert result.step == 6 and Checkpointer(folder / "checkpoints").latest() == 6
     warned = [line for line in lines if line.startswith("warning: ")]
-    assert len(warned) == 2 and all("training goes on without it" in line for line in warned)
+    assert len(warned) == 2 and all("training continues without it" in line for line in warned)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])

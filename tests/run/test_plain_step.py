@@ -1,4 +1,4 @@
-"""A step for a loop of one's own: `panax.compile_step`."""
+"""A step for a custom loop: `panax.compile_step`."""
 
 import equinox as eqx
 import jax

@@ -237,7 +237,7 @@ BROKEN = {
     NoEqualShares: ("tensor", "equal_shares", ""),
     DividedLocally: ("fsdp", "divides by a term", "DividedLocally.measured"),
     MetricNotSummed: ("tensor", "term of a sum over devices that is not made", ""),
-    BiasBeforeTheSum: ("tensor", "counts once for each device", "BiasBeforeTheSum.layer"),
+    BiasBeforeTheSum: ("tensor", "counts once per device", "BiasBeforeTheSum.layer"),
     NormOverTheSplitWidth: ("tensor", "term of a sum", "NormOverTheSplitWidth.layer"),
     EmbeddingNotSummed: ("tensor", "each device's own", ""),
     GatheredOverTheWrongAxis: ("fsdp", "gathers along dimension 1", "GatheredOverTheWrongAxis.layer"),

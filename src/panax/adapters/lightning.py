@@ -78,7 +78,7 @@ def fit_arguments(
         module: A `LightningModule` of `lightning` or `pytorch_lightning`.
         example: A batch as the module's dataloader gives it.
         num_steps: Of the run; also what `self.trainer.estimated_stepping_batches` and `max_steps` answer.
-        steps_per_epoch: For a scheduler that counts epochs, as Lightning's do unless told.
+        steps_per_epoch: For a scheduler that counts epochs, as Lightning's do by default.
         ignore: Hooks of the module that need not be called; "batch_idx" holds that at 0, where it decides only what is logged.
         sharding: Patterns of parameter names to logical axes.
         compute_dtype: `bfloat16` runs the forward pass under `torch.autocast`, as the Trainer's `precision="bf16-mixed"` does.

@@ -406,7 +406,7 @@ def _refusal(optimizer: Any) -> str:
         if base in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
     ]
     if own:
-        return f"{name} is a {own[0]} of one's own, whose step is not known; give {own[0]} itself, or an optax transformation"
+        return f"{name} is a custom {own[0]} with an unknown update; pass {own[0]} itself, or an optax transformation"
     instead = _INSTEAD.get(name)
     how = f"the nearest is {instead}" if instead else "write it as an optax transformation"
     return (

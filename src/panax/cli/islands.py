@@ -114,7 +114,7 @@ def _followed(jobs: "dict[int, subprocess.Popen[str]]", stopped: threading.Event
             codes[index] = code if code >= 0 else 128 - code
             if code and len(codes) < len(jobs) and not stopped.is_set():
                 errors.write(
-                    f"panax: island {index} ended with exit code {codes[index]}; the others go on, and the same command with "
+                    f"panax: island {index} ended with exit code {codes[index]}; the others continue, and the same command with "
                     f"--island {index} brings it back\n"
                 )
     return codes

@@ -27,7 +27,7 @@ ABOUT = {
     "status": "How a run is, or why it ended.",
     "logs": "What a run, or the processes of a launched one, have said.",
     "stop": "Save a run, in all its processes at one step, and end it.",
-    "cordon": "Take nodes out of a launched run: it goes on without them from its next save.",
+    "cordon": "Take nodes out of a launched run: it continues without them from its next save.",
     "uncordon": "Put nodes back that were taken out of a launched run: it takes them in at its next save.",
 }
 

@@ -1,4 +1,4 @@
-"""Which of a job's nodes are here: lost ones are asked for again, and the job goes on with those that are left meanwhile."""
+"""Which of a job's nodes are here: lost ones are asked for again, and the job continues with those that are left meanwhile."""
 
 import time
 from collections.abc import Callable
@@ -84,8 +84,8 @@ class NodePool:
                 # While processes still run, it is they that fail first.
                 if lost and self._worlds.best(self._nodes.here) is None:
                     raise LaunchError(
-                        f"node {number} does not come back ({error}), and the job can't go on without it: it learns a layout on "
-                        f"fewer nodes when it first trains on all of them, and keeps --min-nodes {self._job.policy.min_nodes}"
+                        f"node {number} does not come back ({error}), and the job can't continue without it: it learns a "
+                        f"layout on fewer nodes when it first trains on all, and keeps --min-nodes {self._job.policy.min_nodes}"
                     ) from error
                 if number not in self._refused:
                     self._refused.add(number)

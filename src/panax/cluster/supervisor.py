@@ -123,9 +123,11 @@ class Supervisor:
         self._state = "placing"
         world = self._roster.gather(lambda: self._pump(TICK_SECONDS), lambda: self._asks.signal is not None)
         if world is not None and self._attempt is not None and world.nodes != self._world.nodes:
-            self._view.say(f"goes on with {world.shown(self._job.nodes)}")
+            self._view.say(f"continues with {world.shown(self._job.nodes)}")
         if world is not None and (kept := self._roster.kept(world)):
-            self._view.say(f"node {', '.join(map(str, kept))} was taken out, and stays: the job can't go on without it")
+            self._view.say(
+                f"node {', '.join(map(str, kept))} was taken out, and stays: the job can't continue without it"
+            )
         return world
 
     def _start(self, world: JobShape) -> JobAttempt:

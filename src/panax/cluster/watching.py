@@ -93,7 +93,7 @@ class Watching:
     def _hint(self, unit: int) -> str:
         if self._job.nodes == 1 or self._job.policy.stragglers is not Stragglers.WARN:
             return ""
-        return f"; `panax cordon {self._job.folder} {unit}` goes on without it"
+        return f"; `panax cordon {self._job.folder} {unit}` continues without it"
 
     def _take_out(self, node: int, why: str) -> None:
         """Go on without a slow node, where the policy says so and the job can: one at a time."""

@@ -180,7 +180,7 @@ def cordon(worlds: Worlds, place: Path, nodes: Iterable[int], why: str, *, total
     found = read_cordoned(place) | {_checked(node, total): why for node in nodes}
     if reason := worlds.why_not_without(found):
         raise LaunchError(
-            f"node {', '.join(map(str, sorted(found)))} can't be taken out: {reason}; the job goes on as it is. `panax stop` "
+            f"node {', '.join(map(str, sorted(found)))} can't be taken out: {reason}; the job continues unchanged. `panax stop` "
             f"ends it with a save"
         )
     write_json(place / CORDONED, {str(node): said for node, said in sorted(found.items())})

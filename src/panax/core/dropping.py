@@ -24,7 +24,7 @@ def dropout(
         rate: In [0, 1).
         key: Of this step, layer and place.
         row: Each row's index in the global batch.
-        place: Each position's index in its whole row; 0, 1, 2, ... unless told.
+        place: Each position's index in its whole row; 0, 1, 2, ... by default.
     """
     if rate == 0.0:
         return x

@@ -142,7 +142,7 @@ class IterableSource:
         if "state" in position and self._has_state():
             return self._run(epoch, index, count, position["state"])
         warnings.warn(
-            f"this source can't resume exactly: {count} batches are drawn again and dropped, which goes on where the "
+            f"this source can't resume exactly: {count} batches are drawn again and dropped, which continues where the "
             "run stopped only if the source repeats itself; one with get_state and set_state, or state_dict and "
             "load_state_dict, resumes exactly",
             stacklevel=2,
@@ -171,7 +171,7 @@ class IterableSource:
             if self._one_shot and (self._epochs is None or epoch < self._epochs):
                 raise DataError(
                     f"the iterator ended after {count} batches, and an iterator can't begin again; give something that "
-                    "can (a list, a DataLoader, an object whose __iter__ starts anew), one without an end, or epochs=1"
+                    "can (a list, a DataLoader, an object with an __iter__ that starts over), one without an end, or epochs=1"
                 )
 
     def _open(self, state: Any) -> tuple[Iterator[Any], _Drawn | None]:
@@ -319,7 +319,7 @@ def as_batch(value: Any, names: Sequence[str] | None = None) -> dict[str, np.nda
     The arrays are copies: loaders fill the same memory again for the next batch, while a device may still read this one.
 
     Args:
-        names: Of the parts of a tuple or list; "0", "1", ... unless told.
+        names: Of the parts of a tuple or list; "0", "1", ... by default.
 
     Raises:
         DataError: It is no batch.

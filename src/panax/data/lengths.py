@@ -19,7 +19,7 @@ def length_line(rows: PackedRows | PaddedRows, documents: Documents, which: str,
     if isinstance(rows, PackedRows):
         filled = tokens / (rows.num_rows * length)
         longer = int((documents.lengths > length).sum())
-        going_on = f"; {longer:,} are longer than a row and go on in another" if longer else ""
+        going_on = f"; {longer:,} are longer than a row and continue in another" if longer else ""
         return f"{head}; {rows.num_rows:,} rows of {length:,}, {filled:.1%} filled{going_on}"
     parts = [head, f"one a row, {rows.filled(batch_size):.1%} filled"]
     if rows.num_truncated_documents:

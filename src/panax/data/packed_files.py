@@ -70,7 +70,7 @@ class PackedFiles:
             header = read_sealed(path, seen)
             if (header["format"], header["version"]) != (_FORMAT, FORMAT_VERSION):
                 raise DataError(
-                    f"{path} has format {header['format']!r} {header['version']}; remove it to make it anew"
+                    f"{path} has format {header['format']!r} {header['version']}; remove it to have it rebuilt"
                 )
             count = int(header["num_records"])
             self.fingerprint, self.classes = str(header["content"]), tuple(map(str, header["classes"]))

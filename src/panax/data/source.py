@@ -157,7 +157,7 @@ class PackedSource:
             start = end
 
 
-RESTORE = "; restore with the data the run began with, or start the data anew"
+RESTORE = "; restore with the data the run began with, or start the data over"
 """Default advice."""
 
 

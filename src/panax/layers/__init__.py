@@ -1,4 +1,4 @@
-"""Layers: annotated parameters and pure functions. Their logical axes are registered when this room is imported."""
+"""Layers: annotated parameters and pure functions. Importing this package registers their logical axes."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Grouped-query attention with everything that today's decoders add to it."""
+"""Grouped-query attention with the options of current decoder models."""
 
 import math
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from .rotary import Rotary
 from .shared_heads import own_shared
 
 CONTEXT = "context"
-"""The mesh axis that rows are split over."""
+"""The mesh axis that shards rows."""
 
 
 class Cache(NamedTuple):
@@ -37,15 +37,16 @@ class Cache(NamedTuple):
 
 
 class Attention(Module):
-    """Self-attention: project, normalise and rotate queries and keys, attend, project back.
+    """Self-attention: project, normalize and rotate queries and keys, attend, project back.
 
     Attributes:
-        causal: A position sees itself and those before it; else all of its row.
-        window: A position sees itself and the `window - 1` before it; None is all before it. For causal attention alone.
-        clip: Queries, keys and values are cut to ±clip where they are projected, before all else.
-        soft_cap: Scores are squashed to ±soft_cap by a tanh (Gemma 2, arXiv:2408.00118).
-        scale: What the scores are multiplied by; None is `head_dim ** -0.5`.
-        rotary: None where positions are embedded otherwise.
+        causal: True if a position attends to itself and earlier ones only; otherwise to its whole row.
+        window: A position attends to itself and the `window - 1` before it; None means all before it. Causal
+            attention only.
+        clip: Bound to which projected queries, keys and values are clipped, before anything else.
+        soft_cap: Bound of the scores, applied by a tanh (Gemma 2, arXiv:2408.00118).
+        scale: Factor applied to the scores; None means `head_dim ** -0.5`.
+        rotary: Rotary position embedding; None if positions are embedded elsewhere.
     """
 
     q_norm: Norm | None
@@ -72,10 +73,10 @@ class Attention(Module):
         segment: Int[Array, "batch seq"] | None,
         over_devices: ContextAttention = "auto",
     ) -> Float[Array, "batch residual embed"]:
-        """Attend within the rows of `x`, and within equal segments where they are given (0 is padding).
+        """Attend within the rows of `x`, and within equal segments if given (0 is padding).
 
         Args:
-            over_devices: How rows that are split over the context axis attend.
+            over_devices: Attention algorithm for rows sharded over the context axis.
         """
         q, k, v = self._project(x, position)
         k, v = own_shared(q.shape[2], k, v)
@@ -97,13 +98,13 @@ class Attention(Module):
         return heads_exchanged(self.w_q.shape[-2])
 
     def flops(self, length: int) -> float:
-        """Of one layer's forward products for one position, the mean over a row of `length`."""
+        """Count the FLOPs of one layer's forward matmuls per position, averaged over a row of `length`."""
         heads, head_dim = self.w_q.shape[-2:]
         weights = sum(math.prod(w.shape) for w in (self.w_q, self.w_k, self.w_v, self.w_o))
         return 2.0 * (weights + 2 * heads * head_dim * mean_attended(length, self.causal, self.window))
 
     def empty_cache(self, batch: int, length: int, dtype: Any) -> Cache:
-        """A cache of no positions; of stacked layers, stacked like them."""
+        """Create an empty cache; stacked if the layers are."""
         *stacked, _, kv_heads, head_dim = self.w_k.shape
         zeros = jnp.zeros((*stacked, batch, length, kv_heads, head_dim), dtype)
         return Cache(zeros, zeros)
@@ -111,7 +112,7 @@ class Attention(Module):
     def extend(
         self, x: Float[Array, "batch seq embed"], position: Int[Array, "batch seq"], cache: Cache, start: Int[Array, ""]
     ) -> tuple[Float[Array, "batch seq embed"], Cache]:
-        """Attend to the cached positions and to `x`, which stands at positions `start` onward of the cache."""
+        """Attend to the cached positions and to `x`, which occupies the cache from position `start` on."""
         q, k, v = self._project(x, position)
         at = (0, start, 0, 0)
         cache = Cache(
@@ -156,7 +157,7 @@ def attend(
     soft_cap: float | None,
     scale: float | None,
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Run the kernel on this device's heads, over whole rows."""
+    """Run the attention kernel on this device's heads, over whole rows."""
     options: dict[str, Any] = {
         "causal": causal,
         "window": window,
@@ -171,13 +172,13 @@ def attend(
 
 
 def heads_exchanged(heads: int) -> AllToAllRequirement:
-    """What Ulysses attention asks of a mesh."""
+    """Return the mesh requirement of Ulysses attention."""
     what = "ulysses attention exchanges whole heads"
     return AllToAllRequirement(what, "heads", heads, CONTEXT, "tensor", "context_attention ring")
 
 
 def mean_attended(length: int, causal: bool, window: int | None) -> float:
-    """Positions that one attends to, the mean over a row.
+    """Return the mean number of positions that a position of a row attends to.
 
     >>> mean_attended(4, True, None), mean_attended(4, True, 2), mean_attended(4, False, None)
     (2.5, 1.75, 4.0)
@@ -185,14 +186,15 @@ def mean_attended(length: int, causal: bool, window: int | None) -> float:
     if not causal:
         return float(length)
     width = min(window or length, length)
-    # The first `width` positions see 1, 2, ... of them; each later one sees `width`.
+    # The first `width` positions attend to 1, 2, ..., `width` positions; each later one to `width`.
     return (width * (width + 1) / 2 + (length - width) * width) / length
 
 
 def _attend_to_cache(
     q: jax.Array, cache: Cache, start: jax.Array, window: int | None, soft_cap: float | None, scale: float | None
 ) -> jax.Array:
-    """Plain attention of a few queries to all cached keys: a matrix-vector product, bound by reading the cache."""
+    """Compute plain attention of a few queries to all cached keys, a matrix-vector product bound by reading
+    the cache."""
     batch, seq, heads, head_dim = q.shape
     length, kv_heads = cache.k.shape[1:3]
     grouped = q.reshape(batch, seq, kv_heads, heads // kv_heads, head_dim)
@@ -207,6 +209,6 @@ def _attend_to_cache(
 
 
 def positions_seen(start: Int[Array, ""], seq: int, length: int, window: int | None) -> Bool[Array, "seq length"]:
-    """Which of a cache's positions each of `seq` positions from `start` onward attends to."""
+    """Return the mask of cached positions that each of `seq` positions from `start` on attends to."""
     distance = (start + jnp.arange(seq))[:, None] - jnp.arange(length)[None, :]
     return (distance >= 0) & (distance < (window or length + 1))

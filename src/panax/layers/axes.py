@@ -1,9 +1,9 @@
-"""The logical axes of the layers that Panax ships, with the default rules and their traits. Plain Python, without jax."""
+"""Logical axes of Panax's layers, with their default sharding rules and traits. Plain Python, without jax."""
 
 from ..core.logical import MESH_AXES, Role, Undivided, register_axes
 from ..core.logical import LogicalAxis as Axis
 
-# Layers that rest on their stages leave the stage axis to the embeddings, which no stage holds alone.
+# Layers stored on their stages do not use the stage axis here; embeddings, which belong to no single stage, do.
 _AT_REST = ("fsdp", "expert", "stage")
 _ELECTIVE = Undivided.ELECTIVE
 
@@ -45,7 +45,7 @@ register_axes(
     Axis("expert", "experts", compute=("expert",), copies=True),
     Axis("expert_ffn", "width of an expert", compute=("tensor",), parallel=True, may_be_whole=True),
     Axis("router", "experts, where a router scores all of them", in_float32=True, read_out=True),
-    # Tables lie where they are computed with: what travels is rows.
+    # Tables are stored as they are computed with; only rows are communicated.
     Axis("row", "rows of a table, split over all devices", compute=MESH_AXES, table=True),
     Axis("row_width", "numbers in a row of a table"),
     Axis("row_of_columns", "rows of a table whose columns are split too", compute=MESH_AXES[:-1], table=True),
@@ -57,7 +57,7 @@ register_axes(
          compute=("replica", "fsdp", "expert")),
     Axis("seed", "runs side by side that know nothing of each other", copies=True),
     Axis("bucket", "distances that share a bias of attention"),
-    # Of adapted models, which name none:
+    # For adapted models, which do not name their axes:
     Axis("features", "dimension of a weight that is computed in parallel", compute=("tensor",), undivided=_ELECTIVE),
     Axis("width", "dimension along which a weight rests split", storage=("fsdp", "expert"), undivided=_ELECTIVE),
     Axis("statistic", "side of a matrix that an optimizer keeps of a weight", storage=("fsdp", "expert", "context", "tensor"),

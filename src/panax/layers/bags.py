@@ -1,4 +1,4 @@
-"""Bags of rows: a vector for each example from the rows that it names in a table."""
+"""Embedding bags: one vector per example, pooled from the table rows that it names."""
 
 from typing import Any, Literal
 
@@ -12,10 +12,11 @@ Pooling = Literal["sum", "mean", "max"]
 
 
 def embedding_rows(table: Any, ids: Int[Array, "*ids"]) -> Float[Array, "*ids row_width"]:
-    """A row of `table` for each id, zeros for -1.
+    """Look up a row of `table` for each id; zeros for -1.
 
     Args:
-        table: A table parameter as passed to `loss`: its rows (`spmd.GatheredRows`) during training, or the array.
+        table: A table parameter as passed to `loss`: its gathered rows (`spmd.GatheredRows`) during training,
+            otherwise the array.
 
     >>> embedding_rows(jnp.array([[1.0], [2.0]]), jnp.array([1, -1])).tolist()
     [[2.0], [0.0]]
@@ -33,16 +34,16 @@ def embedding_bag(
     pooling: Pooling = "sum",
     weights: Float[Array, "batch ids"] | None = None,
 ) -> Float[Array, "batch row_width"]:
-    """The sum, mean or maximum of each bag's rows; zeros for an empty bag.
+    """Compute the sum, mean or maximum of each bag's rows; zeros for an empty bag.
 
     Args:
-        table: As `embedding_rows` takes it.
-        ids: Each row a bag, -1 where it has no more.
-        weights: What each row is multiplied with before they are added up; of sums and means. A mean divides by the number of
-            ids, as PyTorch's and FBGEMM's do.
+        table: As in `embedding_rows`.
+        ids: One bag per row, padded with -1.
+        weights: Factor of each row, for sums and means only. A mean divides by the number of ids, as in
+            PyTorch and FBGEMM.
 
     Raises:
-        RecipeError: A maximum is asked for with weights.
+        RecipeError: Weights are given with pooling "max".
 
     >>> bags = jnp.array([[0, 1], [1, -1], [-1, -1]])
     >>> embedding_bag(jnp.array([[1.0], [4.0]]), bags, pooling="mean").tolist()
@@ -60,7 +61,7 @@ def pool_rows(
     pooling: Pooling,
     weights: Float[Array, "batch ids"] | None = None,
 ) -> Float[Array, "batch row_width"]:
-    """What `embedding_bag` makes of rows that were read before, zeros where an id is -1."""
+    """Pool rows that are already looked up, as `embedding_bag` does; rows with id -1 must be zeros."""
     there = ids >= 0
     if pooling == "max":
         highest = jnp.where(there[..., None], rows, -jnp.inf).max(axis=1)

@@ -1,7 +1,8 @@
-"""`Block`: one layer of a model, and all that there is to say of it.
+"""`Block`: one layer of a model, with everything the framework needs to know about it.
 
-A stack runs blocks, a pipeline divides them over its stages, a generator extends them token by token, a mesh is checked against
-what they ask for, and their floating-point operations are counted: each works from what is written here, and knows no model.
+Stacks run blocks, pipelines distribute them over stages, generators extend them token by token, the mesh is
+checked against their requirements, and their FLOPs are counted, all through this interface and independent of
+the model.
 """
 
 import abc
@@ -20,19 +21,19 @@ from ..parallel import ContextAttention
 
 
 class Context(NamedTuple):
-    """What every block of one pass shares.
+    """Inputs shared by all blocks of one forward pass.
 
     Attributes:
-        position: Of each token in its document.
-        segment: Which packed document each token belongs to; 0 is padding, None is one document a row.
-        row: Each row's index in the global batch.
-        key: None when nothing is drawn: neither dropout nor jitter.
-        place: Index in its whole row of each position of the residual stream; by default 0, 1, 2, ...
-        attention: How rows that are split over the context axis attend.
-        valid: False for padding, of each position of the residual stream; None where there is none.
-        train: Whether routers draw their jitter.
-        times: When each position's event was, in seconds from any beginning; None where nobody knows.
-        target_times: When that was which each position predicts, or its own event; None as `times`.
+        position: Position of each token in its document.
+        segment: Index of the packed document of each token; 0 is padding, None means one document per row.
+        row: Index of each row in the global batch.
+        key: PRNG key; None disables dropout and jitter.
+        place: Index of each position of the residual stream in its global row; defaults to 0, 1, 2, ...
+        attention: Attention algorithm for rows sharded over the context axis.
+        valid: False for padding, for each position of the residual stream; None if there is no padding.
+        train: True if routers apply jitter.
+        times: Time of each position's event, in seconds from an arbitrary origin; None if unknown.
+        target_times: Time of the event that each position predicts, or of its own event; None if `times` is.
     """
 
     position: Int[Array, "batch seq"]
@@ -51,68 +52,71 @@ Positions = Literal["each", "row", "shards"]
 
 
 class Block(Module):
-    """One layer: what it adds to the residual stream, on shards.
+    """One layer, as a function on the residual stream's local shards.
 
-    A subclass writes `__call__`, and what of the rest is not so for it. Layers of different classes may follow each other; those
-    whose parameters have equal names, shapes and dtypes share a place in a pipeline.
+    A subclass implements `__call__` and overrides whatever else differs. Layers of different classes may be
+    mixed; those with equal parameter names, shapes and dtypes share slots in a pipeline.
     """
 
     positions: ClassVar[Positions | None] = None
-    """The positions of a row that it needs. "each": each is computed from itself alone. "row": it reads others, and is given
-    whole rows. "shards": it is written for a device's part of them, with the functions of `panax.spmd`. None: it does not say. A
-    block of another package is compared with one device before the first step on a mesh that splits rows, whatever it says."""
+    """Which positions of a row the layer needs. "each": every position is computed independently. "row": it
+    reads other positions and receives whole rows. "shards": it handles a device's shard of the positions
+    itself, with the functions of `panax.spmd`. None: unspecified. On a mesh that splits rows, a block from
+    another package is compared with a single device before the first step, whatever it declares."""
 
     @abc.abstractmethod
     def __call__(
         self, x: Float[Array, "batch residual embed"], context: Context, state: Any = None
     ) -> tuple[Float[Array, "batch residual embed"], Any]:
-        """The residual stream after this layer, and what the layer reports; None where it does not `report`.
+        """Return the residual stream after this layer, and the layer's report (None unless `reports`).
 
         Args:
-            context: Its key is the layer's own.
-            state: This layer's part of the model state, where it has one.
+            context: Shared inputs, with this layer's PRNG key.
+            state: This layer's part of the model state, if any.
         """
 
     @property
     def reports(self) -> bool:
-        """Whether it has a part in the model state, or returns arrays of its own, equal in shape for all layers that do."""
+        """True if it has model state or returns a report, with arrays of equal shape across all reporting
+        layers."""
         return False
 
     @property
     def row_order(self) -> AcceptedOrder:
-        """Which order of positions it takes, where rows are split over a context axis."""
+        """The order of positions it accepts if rows are sharded over a context axis."""
         return "any"
 
     def exchanges(self, attention: ContextAttention) -> tuple[AllToAllRequirement, ...]:
-        """What it asks of a mesh besides that its parameters divide over it.
+        """Return requirements on the mesh in addition to divisible parameters.
 
         Args:
-            attention: How rows that are split over the context axis attend.
+            attention: Attention algorithm for rows sharded over the context axis.
         """
         return ()
 
     def flops(self, length: int) -> float:
-        """Floating-point operations of the forward products for one position, the mean over a row of `length`.
+        """Count the FLOPs of the forward matmuls per position, averaged over a row of `length`.
 
-        Unless told, every parameter of two dimensions and more is one factor of a product that each position meets.
+        By default, every parameter with two or more dimensions counts as one matmul operand applied to each
+        position.
         """
         return 2.0 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self) if leaf.ndim > 1)
 
     def empty_cache(self, batch: int, length: int, dtype: Any) -> Any:
-        """The cache that `extend` begins with; of stacked layers, stacked like them.
+        """Create the initial cache for `extend`; stacked if the layers are.
 
         Raises:
-            RecipeError: The layer does not generate.
+            RecipeError: The layer does not support generation.
         """
         raise self._not_incremental()
 
     def extend(
         self, x: Float[Array, "batch seq embed"], context: Context, cache: Any, start: Int[Array, ""], state: Any = None
     ) -> tuple[Float[Array, "batch seq embed"], Any]:
-        """Run on the next positions, from `start` onward; returns the residual stream and the cache after them.
+        """Run on the next positions, beginning at `start`; return the residual stream and the updated cache.
 
         Raises:
-            RecipeError: The layer does not generate.
+            RecipeError: The layer does not support generation.
         """
         raise self._not_incremental()
 
@@ -123,5 +127,6 @@ class Block(Module):
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """By which a pipeline puts layers of equal parameters in one place."""
+        """Names, shapes and dtypes of the parameters; layers with equal signatures share slots in a
+        pipeline."""
         return tuple((name, leaf.shape, jnp.dtype(leaf.dtype).name) for name, leaf in named_leaves(self).items())

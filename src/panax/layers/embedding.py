@@ -28,15 +28,17 @@ from ..spmd.weights import GatheredWeight
 
 
 class Embedding(Module):
-    """A vector for each token."""
+    """A table with a vector for each token."""
 
     table: Float[Array, "vocab embed"] = parameter(normal(std=0.02))
 
     def __call__(self, tokens: Int[Array, "batch seq"], dtype: Any) -> Float[Array, "batch residual embed"]:
-        """Where the vocabulary is split, each device looks up the tokens that are its own, and the parts are added up.
+        """Look up the tokens; with a sharded vocabulary, each device reads the tokens in its shard and the
+        results are summed.
 
         Raises:
-            LayoutError: The vocabulary is split over axes that split the tokens, or over others than the residual stream is.
+            LayoutError: The vocabulary is sharded over axes that shard the tokens, or over axes other than
+                those of the residual stream.
         """
         layout = current_layout()
         split = () if layout is None else layout.compute(("vocab",))[0]
@@ -48,14 +50,14 @@ class Embedding(Module):
         rows = table.value.shape[0]
         local = tokens.astype(jnp.int32) - axis_index(split) * rows
         inside = (local >= 0) & (local < rows)
-        # A token of another device reads no row and adds to none.
+        # A token in another device's shard reads zeros and receives no gradient.
         part = _looked_up(table, jnp.where(inside, local, rows))
         part = assert_sharding(part, dict.fromkeys(split, ValueState.PARTIAL))
         return reduce_scatter_sequence(part) if sequence_parallel_axes() else psum_both(part, split)
 
 
 class PositionEmbedding(Module):
-    """A learned vector for each position."""
+    """A table with a learned vector for each position."""
 
     table: Float[Array, "position embed"] = parameter(normal(std=0.02))
 
@@ -64,13 +66,15 @@ class PositionEmbedding(Module):
 
 
 class Head(Module):
-    """The projection from the residual stream to the vocabulary, stored like the embedding it may be tied to."""
+    """The projection from the residual stream to the vocabulary, stored like the embedding to which it may be
+    tied."""
 
     table: Float[Array, "vocab embed"] = parameter(normal("embed"))
 
 
 def init_padded(init: Initializer, rows: int) -> Initializer:
-    """As `init`, with zeros past the first `rows` words. Nothing has a gradient there, so zeros they stay."""
+    """Wrap `init` to set rows beyond the first `rows` to zero. They receive no gradient, so they stay
+    zero."""
 
     def draw(key: jax.Array, shape: tuple[int, ...], axes: Axes) -> jax.Array:
         real = jax.lax.broadcasted_iota(jnp.int32, shape, 0) < rows
@@ -99,7 +103,7 @@ def _looked_up(table: GatheredWeight, index: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _LookUp(WeightOp):
-    """Rows of a table, zeros for indices past its end."""
+    """Gather of table rows; indices past the end give zeros."""
 
     rows: int
 
@@ -107,9 +111,9 @@ class _LookUp(WeightOp):
         return weights[0].value.at[inputs].get(mode="fill", fill_value=0), inputs
 
     def backward(self, saved: jax.Array, gradient: jax.Array, *dtypes: Any) -> tuple[None, list[jax.Array]]:
-        # A frequent token's gradient is a sum of thousands: it is added up in the parameter's own precision.
+        # A frequent token's gradient sums thousands of terms, so accumulate in the parameter's dtype.
         wide = gradient.astype(dtypes[0])
-        # Tied to the gradient: else XLA makes the zeros with those of the loss, and keeps them for the whole backward pass.
+        # Tie the zeros to the gradient: otherwise XLA merges them with the loss's and keeps them for the whole backward.
         wide, zero = jax.lax.optimization_barrier((wide, jnp.zeros((), wide.dtype)))
         whole = jnp.broadcast_to(zero, (self.rows, gradient.shape[-1]))
         return None, [whole.at[saved].add(wide, mode="drop")]

@@ -1,6 +1,6 @@
-"""How evenly a mixture's experts are loaded: figures for each layer and of all, and a warning when an expert starves.
+"""Expert load monitoring on the host: per-layer and overall metrics, and a warning if an expert starves.
 
-Reads what the routers of all mixture layers report as metrics (`router_measures`), on the host.
+Its input is the routers' metrics of all mixture layers (`router_measures`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,28 +12,30 @@ from jaxtyping import Float
 from ..core.watching import HeatMap, Watched
 
 PREFIX = "experts/"
-"""What the names of the metrics begin with that are arrays with a row for each mixture layer."""
+"""Prefix of the metrics that are arrays with one row per mixture layer."""
 
 STARVED = 0.01
-"""An expert that gets less than this share of the mean load of its layer is starving."""
+"""An expert below this fraction of its layer's mean load is starving."""
 
 PATIENCE = 3
-"""Records in which an expert starves before it is warned of: while routers settle, many do for a few steps."""
+"""Number of consecutive reports in which an expert starves before a warning: while routers settle, many
+starve for a few steps."""
 
 RECOVERED = 0.1
-"""An expert that gets this share again is counted, and warned of, anew."""
+"""Fraction of the mean load at which a starving expert's count resets, so that it can be warned about
+again."""
 
 EXTREMES = {"load_min": np.min, "load_max": np.max, "max_violation": np.max}
-"""What stands for all layers; of other figures it is the mean."""
+"""Reduction of a metric over all layers; the mean for metrics not listed."""
 
 Loads = Float[np.ndarray, "layer expert"]
 
 
 class ExpertWatch:
-    """Adds up what routers report from one record to the next; a `core.watching.MetricMonitor`.
+    """Accumulator of router metrics between reports; a `core.watching.MetricMonitor`.
 
     Attributes:
-        layers: The number of the layer that each row is of.
+        layers: The layer index of each row.
     """
 
     def __init__(self, layers: Sequence[int]):
@@ -43,14 +45,15 @@ class ExpertWatch:
         self._starved: Any = 0
 
     def add(self, metrics: Mapping[str, Any]) -> None:
-        """Take one step's arrays, of which those are used that the routers report."""
+        """Add one step's metrics; those not reported by routers are ignored."""
         found = {name: np.asarray(value, np.float64) for name, value in metrics.items() if name.startswith(PREFIX)}
         if found:
             self._sums = {name: self._sums.get(name, 0.0) + value for name, value in found.items()}
             self._steps += 1
 
     def take(self) -> Watched:
-        """Figures of each layer and of all, each expert's load as a multiple of its layer's mean, and warnings."""
+        """Return the metrics of each layer and of all, each expert's load relative to its layer's mean, and
+        warnings; then reset."""
         if not self._steps:
             return Watched()
         means = {name: total / self._steps for name, total in self._sums.items()}
@@ -81,7 +84,7 @@ class ExpertWatch:
 
 
 def relative_loads(load: Loads) -> Loads:
-    """Each expert's load as a multiple of the mean of its layer; zeros in a layer without any.
+    """Divide each expert's load by the mean of its layer; zeros for a layer without load.
 
     >>> relative_loads(np.array([[1.0, 3.0], [0.0, 0.0]])).tolist()
     [[0.5, 1.5], [0.0, 0.0]]
@@ -91,10 +94,10 @@ def relative_loads(load: Loads) -> Loads:
 
 
 def load_figures(loads: Loads) -> dict[str, Float[np.ndarray, " layer"]]:
-    """For each layer, of loads relative to their mean.
+    """Compute per-layer statistics of relative loads.
 
-    `load_entropy` is 1 where all experts are loaded alike and 0 where one takes all. `max_violation` is by how much of the mean
-    the largest load exceeds it (arXiv:2408.15664).
+    `load_entropy` is 1 if all experts are equally loaded and 0 if one takes all tokens. `max_violation` is
+    the relative excess of the largest load over the mean (arXiv:2408.15664).
     """
     share = loads / loads.shape[1]
     entropy = -(share * np.log(np.maximum(share, 1e-12))).sum(axis=1) / np.log(max(2, loads.shape[1]))

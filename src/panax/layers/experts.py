@@ -1,10 +1,14 @@
-"""The experts: many small feed-forward layers, each applied to the tokens that chose it, by grouped matrix products.
+"""Experts: many small feed-forward layers, each applied to the tokens routed to it, by grouped matmuls.
 
-No token is dropped and none is padded to a capacity: rows are sorted by expert, whatever their numbers. Over the expert axis of
-a mesh, rows travel to the devices that hold their experts (`parallel/exchange.py`). Where experts are split over the tensor axis
-too, those devices put their tokens together first, and each adds its part of the result.
+No token is dropped or padded to a capacity: rows are sorted by expert, whatever the load. Along the mesh's
+expert axis, rows travel to the devices that hold their experts (`parallel/exchange.py`). If experts are also
+sharded over the tensor axis, those devices gather their tokens first, and each adds its partial result.
 
-Sources: MegaBlocks (arXiv:2211.15841) for computing without capacity, GShard (arXiv:2006.16668) for the expert axis.
+Shapes: `token` = batch x seq of this device; `assignment` = (token, expert) pairs, padding included; `row` =
+rows of a buffer sorted by expert, each expert's rows starting at a multiple of `tile`.
+
+Sources: MegaBlocks (arXiv:2211.15841) for computing without capacity, GShard (arXiv:2006.16668) for the
+expert axis.
 """
 
 import dataclasses
@@ -41,7 +45,8 @@ from .routing import Assigned, rank_by_expert
 
 
 class Experts(Module):
-    """`down(weight * activation(gate(x)) * up(x))`, or `down(weight * activation(up(x)))`, with each expert's own matrices.
+    """`down(weight * activation(gate(x)) * up(x))`, or `down(weight * activation(up(x)))`, with separate
+    matrices per expert.
 
     Attributes:
         buffer: See `MoE.buffer`.
@@ -77,9 +82,10 @@ class Experts(Module):
         return reduce_scatter_sequence(y) if gathered else y
 
     def _here(self, x: jax.Array, assigned: Assigned, values: Matrices, slots: Matrices) -> jax.Array:
-        """All experts on this device."""
+        """Apply the experts if all of them are on this device."""
         experts, tokens = values.up.shape[0], x.reshape(-1, x.shape[-1])
         work = _Work.of(self.activation, experts, assigned.expert.shape[0] * assigned.most)
+        # expert, rank, row: [assignment]. `row` is the assignment's row in the sorted buffer.
         expert = assigned.expert.reshape(-1)
         counts, rank = rank_by_expert(expert, experts)
         groups = work.groups(counts)
@@ -91,17 +97,19 @@ class Experts(Module):
     def _exchanged(
         self, x: jax.Array, assigned: Assigned, values: Matrices, slots: Matrices, over: MeshAxes, split: MeshAxes
     ) -> jax.Array:
-        """Each expert on one device along `over`."""
+        """Apply the experts if they are sharded along `over`, by an exchange in rounds."""
         ways = jax.lax.axis_size(over)
         experts, tokens = values.up.shape[0] * ways, x.reshape(-1, x.shape[-1])
         count = assigned.expert.shape[0] * assigned.most
         buffer = -(-int(count * self.buffer) // ways) * ways
         exchange = ExchangePlan(over, ways, buffer, ragged=current_target().traits.ragged_exchange)
+        # Sort this device's assignments by expert; `row` [assignment] has no tile alignment before sending.
         expert = assigned.expert.reshape(-1)
         counts, rank = rank_by_expert(expert, experts)
         row = _place(expert, rank, jnp.cumsum(counts) - counts, count)
         plan = exchange.plan(counts)
         rounds = exchange.rounds(plan)
+        # Devices along `beside` share each expert's columns, and must run the same number of rounds.
         beside = tuple(axis for axis in split if axis not in over)
         if beside:
             rounds = jax.lax.pmax(rounds, beside)
@@ -115,11 +123,11 @@ class Experts(Module):
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-    """The feed-forward of a device's experts on rows that are sorted by expert.
+    """The feed-forward of a device's experts on rows sorted by expert.
 
     Attributes:
-        rows: Of a buffer that holds any distribution of the rows.
-        tile: Each expert's rows begin at a multiple of it.
+        rows: Size of a buffer that fits the rows in any distribution over experts.
+        tile: Each expert's rows start at a multiple of this.
     """
 
     activation: Activation
@@ -129,7 +137,7 @@ class _Work:
 
     @classmethod
     def of(cls, activation: Activation, experts: int, rows: int) -> "_Work":
-        """For so many rows in all."""
+        """Size the work for at most `rows` rows in total."""
         tile = choose_tile(current_target(), rows=rows, groups=experts)
         return cls(activation, current_target(), aligned_rows(rows, experts, tile), tile)
 
@@ -152,18 +160,18 @@ class _Work:
 
         act, hidden = ACTIVATIONS[self.activation], times(rows, up)
         hidden = act(hidden) if gate is None else act(times(rows, gate)) * hidden
-        # Weighted here, not after the last product, whose result is then not needed for the weight's gradient.
+        # Weight here and not after the last matmul: then the weight's gradient does not need that matmul's result.
         hidden = (hidden.astype(jnp.float32) * weight[:, None]).astype(rows.dtype)
         return times(hidden, down)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Round:
-    """One round of the exchange: rows to their experts, through them, and back.
+    """One round of the exchange: send rows to their experts, apply these, and bring the results back.
 
     Attributes:
-        beside: The mesh axes that each expert is split over.
-        count: This device's rows.
+        beside: The mesh axes that shard each expert.
+        count: Number of this device's rows.
     """
 
     work: _Work
@@ -176,6 +184,7 @@ class _Round:
         window = self.exchange.window(plan, number)
         arrived = self._send(spread(tokens, places), plan, window)
         weights = self._send(spread(weight, weight_places), plan, window)
+        # Lay out the arrivals of all devices along `beside` in one sorted buffer: per expert, device after device.
         arrivals = self.exchange.arrivals(plan, window)
         everyone = all_gather(arrivals.counts[None], self.beside, 0)
         groups = self.work.groups(everyone.sum(axis=0))
@@ -183,6 +192,7 @@ class _Round:
         row = _place(arrivals.expert, arrivals.rank, groups.starts + before, groups.rows)
         places_here = RowMap.of_places(all_gather(row, self.beside, 0)[:, None], groups.rows)
         y = self.work(spread(arrived, places_here), spread(weights, places_here), values, slots, groups)
+        # Sum the partial results of an expert's shards, then send each row back to its token's device.
         returned: jax.Array = reduce_scatter_sum(collect(y, places_here), self.beside, 0)
         return collect(self.exchange.bring(returned, plan, window, self.count), places)
 
@@ -191,13 +201,14 @@ class _Round:
 
 
 def _place(expert: jax.Array, rank: jax.Array, starts: jax.Array, none: int) -> Int[Array, " assignment"]:
-    """The row of each assignment, given where each expert's rows begin."""
+    """Return the row of each assignment, given each expert's first row; `none` for assignments without an
+    expert."""
     inside = jnp.minimum(expert, starts.shape[0] - 1)
     return jnp.where(expert < starts.shape[0], starts[inside] + rank, none).astype(jnp.int32)
 
 
 def _of_tokens(assigned: Assigned, row: jax.Array, shape: tuple[int, ...], rows: int) -> RowMap:
-    """Which tokens of `batch seq` the rows of a buffer are copies of."""
+    """Map the tokens of `batch seq` to the buffer rows that copy them."""
     batch, length = shape[:2]
     if assigned.uses is not None:
         return RowMap.of_places(row.reshape(batch * length, assigned.uses), rows)
@@ -207,7 +218,7 @@ def _of_tokens(assigned: Assigned, row: jax.Array, shape: tuple[int, ...], rows:
 
 
 def _with_the_others(assigned: Assigned, length: int) -> Assigned:
-    """What the devices along the tensor axis assigned, all together, in the order of the gathered sequence."""
+    """Gather the assignments of the devices along the tensor axis, in the order of the gathered sequence."""
     axes = sequence_parallel_axes()
     position = assigned.position + length * axis_index(axes)
     return Assigned(
@@ -221,7 +232,7 @@ def _with_the_others(assigned: Assigned, length: int) -> Assigned:
 
 @dataclasses.dataclass(frozen=True)
 class _Grouped(WeightOp):
-    """Rows, each by its group's matrix."""
+    """Multiplication of each row by the matrix of its group."""
 
     target: Target
 
@@ -258,5 +269,5 @@ class _InOneLoop(WeightOp):
 
 
 def _matrices(parts: list[jax.Array]) -> Matrices:
-    """Of (gate, up, down) or (up, down)."""
+    """Build `Matrices` from (gate, up, down) or (up, down)."""
     return Matrices(parts[0] if len(parts) == 3 else None, parts[-2], parts[-1])

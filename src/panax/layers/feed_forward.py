@@ -1,4 +1,4 @@
-"""The dense feed-forward layer, gated or plain."""
+"""Dense feed-forward layer, gated or plain."""
 
 import functools
 import math
@@ -20,10 +20,10 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 def _recomputed(
     function: Callable[[jax.Array], jax.Array], slope: Callable[[jax.Array], jax.Array] | None = None
 ) -> Callable[[jax.Array], jax.Array]:
-    """`function` in float32, keeping for its derivative only what it was applied to, as that is stored.
+    """Wrap `function` to run in float32 and to save only its input, in the stored dtype, for the derivative.
 
     Args:
-        slope: The derivative, where it is not left to JAX.
+        slope: The derivative; None to let JAX compute it.
     """
 
     def wide(x: jax.Array) -> jax.Array:
@@ -44,12 +44,12 @@ def _recomputed(
 
 
 def _gelu(x: jax.Array) -> jax.Array:
-    # As PyTorch writes it. By erfc, as jax.nn has it, it takes five times as long on CPU.
+    # PyTorch's formula. The erfc of jax.nn takes five times as long on CPU.
     return x * 0.5 * (1.0 + jax.lax.erf(x * 0.5**0.5))
 
 
 def _gelu_slope(x: jax.Array) -> jax.Array:
-    # The sign is turned twice so that XLA does not take this for the forward pass's erf, and keep that for it.
+    # The double negation keeps XLA from merging this erf with the forward pass's and storing it.
     normal = jnp.exp(-0.5 * x * x) * (2.0 * math.pi) ** -0.5
     return 0.5 * (1.0 - jax.lax.erf(x * -(0.5**0.5))) + x * normal
 
@@ -96,7 +96,7 @@ class FeedForward(Module):
 
     @property
     def flops(self) -> float:
-        """Of one layer's forward products for one position."""
+        """FLOPs of one layer's forward matmuls per position."""
         return 2.0 * sum(math.prod(w.shape) for w in (self.w_gate, self.w_up, self.w_down) if w is not None)
 
     def __call__(self, x: Float[Array, "batch residual embed"]) -> Float[Array, "batch residual embed"]:

@@ -1,7 +1,9 @@
-"""Blocks that Panax does not ship, compared on the mesh with one device before the first step.
+"""Check of blocks from other packages: their output on the mesh is compared with a single device before the
+first step.
 
-A block that reads neighbouring positions looks right on a mesh that splits rows, and trains another model. So each block of
-another package runs once on a few random rows, on the mesh and on one device, and is refused by name if the two differ.
+On a mesh that shards rows, a block that reads neighboring positions runs without error, but trains a
+different model. Each such block therefore runs once on a few random rows, on the mesh and on one device, and
+is rejected by name if the results differ.
 """
 
 import functools
@@ -26,17 +28,19 @@ from .stack import Stack
 from .whole_rows import run_block
 
 TOLERANCE = 1e-3
-"""Of the largest number: rounding of float32 sums in another order is a hundredth of it, and a missing neighbour all of it."""
+"""Maximum error relative to the largest element: float32 sums in another order cause about a hundredth of it,
+and a missing neighbor far more."""
 
 _POSITIONS = 4
-"""Of a row for each device that holds a part of it."""
+"""Positions of a row per device that shards it."""
 
 
 def check_blocks(stacks: Iterable[Stack], placement: Placement) -> None:
-    """Compare each foreign block of some (abstract) stacks on the mesh with one device, where the mesh splits rows.
+    """Compare each foreign block of some (abstract) stacks on the mesh with one device, if the mesh shards
+    rows.
 
     Raises:
-        LayoutError: One differs; names it, and what it can declare.
+        LayoutError: The results differ; the message names the block and the declarations that fix it.
     """
     sizes = placement.sizes
     if sizes["context"] * sizes["tensor"] == 1 or placement.devices.devices.flat[0] not in jax.devices():
@@ -67,7 +71,7 @@ def _check(block: Block, placement: Placement) -> None:
     params = jax.tree.map(functools.partial(_drawn, rng), block)
     try:
         wanted = np.asarray(jax.jit(_alone)(params, x))
-    except Exception as error:  # whatever a user's block needs that a few rows of numbers don't have
+    except Exception as error:  # a user's block may need more than a few rows of random values
         warnings.warn(
             f"{_name(block)} could not be compared with one device on random rows ({type(error).__name__}: {error}); "
             f"panax.testing.check_task compares the whole task",

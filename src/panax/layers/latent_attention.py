@@ -1,6 +1,8 @@
-"""Multi-head latent attention: keys and values are projected up from a latent, and a cache holds the latent alone.
+"""Multi-head latent attention: keys and values are projected up from a latent, and the cache stores only the
+latent.
 
-Source: DeepSeek-V2 (arXiv:2405.04434), section 2.1; DeepSeek-V3 (arXiv:2412.19437), section 2.1.1; the released weights.
+Source: DeepSeek-V2 (arXiv:2405.04434), section 2.1; DeepSeek-V3 (arXiv:2412.19437), section 2.1.1; the
+released weights.
 """
 
 import dataclasses
@@ -24,19 +26,20 @@ from .norm import Norm
 from .rotary import Rotary
 
 EPSILON = 1e-6
-"""Of the latents' norms, whatever the decoder's other norms have: so do the releases."""
+"""Epsilon of the latents' norms, independent of the decoder's other norms, as in the released models."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Latent(Validated):
-    """The widths of latent attention.
+    """Widths of latent attention.
 
     Attributes:
-        q_rank: Of the latent that queries are projected up from; 0 projects them from the residual stream itself.
-        kv_rank: Of the latent that keys and values are projected up from.
-        nope_dim: Of the part of a query or key that is not rotated.
-        rope_dim: Of the part that is; a key's is the same for all heads.
-        value_dim: Of a head's value.
+        q_rank: Width of the latent from which queries are projected up; 0 projects them directly from the
+            residual stream.
+        kv_rank: Width of the latent from which keys and values are projected up.
+        nope_dim: Width of the part of a query or key that is not rotated.
+        rope_dim: Width of the rotated part; a key's rotated part is shared by all heads.
+        value_dim: Width of a head's value.
     """
 
     q_rank: int = 1536
@@ -64,11 +67,11 @@ class Latent(Validated):
 
 
 class LatentCache(NamedTuple):
-    """What keys and values of the positions seen so far are projected up from, for generation.
+    """Latents of the keys and values of the positions seen so far, for generation.
 
     Attributes:
-        kv: Normalised.
-        k: The part of the keys that all heads share, rotated.
+        kv: The latent, normalized.
+        k: The rotated part of the keys, shared by all heads.
     """
 
     kv: Float[Array, "batch length kv_rank"]
@@ -76,14 +79,16 @@ class LatentCache(NamedTuple):
 
 
 class LatentAttention(Module):
-    """Causal self-attention whose queries, keys and values come from latents.
+    """Causal self-attention with queries, keys and values from latents.
 
-    Over a tensor axis the latents are computed on each device's own positions, and gathered instead of the wider residual stream.
+    Over a tensor axis, each device computes the latents of its own positions, and gathers these instead of
+    the wider residual stream.
 
     Attributes:
-        q_norm: None where queries come from the residual stream itself; then `w_q` stands for `w_q_down` and `w_q_up`.
-        w_kv_down: To the latent and the rotated part of the key, side by side.
-        w_kv_up: To each head's key, without its rotated part, and its value, side by side.
+        q_norm: Norm of the query latent; None if queries come directly from the residual stream, with `w_q`
+            in place of `w_q_down` and `w_q_up`.
+        w_kv_down: Projection to the latent and the rotated part of the key, concatenated.
+        w_kv_up: Projection to each head's key, without its rotated part, and value, concatenated.
         window: As in `Attention`, like `soft_cap` and `scale`.
     """
 
@@ -115,7 +120,8 @@ class LatentAttention(Module):
         scale: float | None = None,
         output_gain: float = 1.0,
     ) -> "LatentAttention":
-        """Draw all parameters; `scale` is `head_dim ** -0.5` unless told, times what the rotary embedding's scaling asks for.
+        """Initialize all parameters; `scale` defaults to `head_dim ** -0.5`, and is multiplied by the gain of
+        the rotary scaling.
 
         >>> build = lambda key: LatentAttention.build(key, 64, 4, Latent(q_rank=32, kv_rank=16), rotary=Rotary())
         >>> jax.eval_shape(build, jax.random.key(0)).w_kv_up.shape
@@ -155,13 +161,13 @@ class LatentAttention(Module):
         segment: Int[Array, "batch seq"] | None,
         over_devices: ContextAttention = "auto",
     ) -> Float[Array, "batch residual embed"]:
-        """As `Attention`."""
+        """Attend as `Attention` does."""
         q, kv, k_rotated = self._project(x, position)
         up = contract("batch seq kv_rank, kv_rank heads key_value -> batch seq heads key_value", kv, self.w_kv_up)
         k, v = jnp.split(up, [self.latent.nope_dim], axis=-1)
         k_rotated = jnp.broadcast_to(k_rotated[:, :, None], (*k.shape[:3], self.latent.rope_dim))
         k = jnp.concatenate([k, k_rotated], axis=-1)
-        # The kernels take values as wide as keys.
+        # The kernels require values of the keys' width.
         v = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, k.shape[-1] - v.shape[-1])))
         out = attend(q, k, v, segment, over_devices, window=self.window, soft_cap=self.soft_cap, scale=self.scale)
         return self._output(checkpoint_name(out[..., : self.latent.value_dim], "attention"))
@@ -171,13 +177,13 @@ class LatentAttention(Module):
         return heads_exchanged(self.w_o.shape[-3])
 
     def flops(self, length: int) -> float:
-        """As `Attention`."""
+        """Count FLOPs as `Attention.flops` does."""
         weights = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self) if leaf.ndim > 1)
         heads, widths = self.w_o.shape[-3], self.latent.head_dim + self.latent.value_dim
         return 2.0 * (weights + heads * widths * mean_attended(length, True, self.window))
 
     def empty_cache(self, batch: int, length: int, dtype: Any) -> LatentCache:
-        """A cache of no positions; of stacked layers, stacked like them."""
+        """Create an empty cache; stacked if the layers are."""
         shape = (*self.w_kv_down.shape[:-2], batch, length)
         return LatentCache(
             jnp.zeros((*shape, self.latent.kv_rank), dtype), jnp.zeros((*shape, self.latent.rope_dim), dtype)
@@ -190,15 +196,17 @@ class LatentAttention(Module):
         cache: LatentCache,
         start: Int[Array, ""],
     ) -> tuple[Float[Array, "batch seq embed"], LatentCache]:
-        """Attend to the cached positions and to `x`, which stands at positions `start` onward of the cache.
+        """Attend to the cached positions and to `x`, which occupies the cache from position `start` on.
 
-        Queries are brought to the latent's width and attend to the latents themselves: no key or value is made.
+        Queries are projected to the latent's width and attend to the latents directly; keys and values are
+        never materialized.
         """
         q, kv, k_rotated = self._project(x, position)
         cache = LatentCache(
             jax.lax.dynamic_update_slice(cache.kv, kv.astype(cache.kv.dtype), (0, start, 0)),
             jax.lax.dynamic_update_slice(cache.k, k_rotated.astype(cache.k.dtype), (0, start, 0)),
         )
+        # b: batch, q: query, k: cached position, h: head, d: key feature, r: latent, v: value feature.
         w_k, w_v = jnp.split(gather(self.w_kv_up, "kv_rank heads key_value", x.dtype), [self.latent.nope_dim], axis=-1)
         q, q_rotated = jnp.split(q, [self.latent.nope_dim], axis=-1)
         q = jnp.einsum("bqhd,rhd->bqhr", q, w_k)
@@ -212,7 +220,8 @@ class LatentAttention(Module):
         return self._output(jnp.einsum("bhqk,bkr,rhv->bqhv", weights, cache.kv, w_v, optimize="optimal")), cache
 
     def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries, the latent of keys and values, and the rotated part of the keys, at whole rows' positions."""
+        """Compute queries, the latent of keys and values, and the keys' rotated part, for the positions of
+        whole rows."""
         down = contract("batch residual embed, embed kv_latent -> batch residual kv_latent", x, self.w_kv_down)
         kv, k_rotated = jnp.split(down, [self.latent.kv_rank], axis=-1)
         kv = self.kv_norm(kv)

@@ -1,7 +1,7 @@
-"""Cross-entropy from hidden states, on a mesh: the [token, vocab] logits are never whole, on any device.
+"""Cross-entropy from hidden states on a mesh, without materializing the [token, vocab] logits on any device.
 
-Each device runs the fused kernel on its own tokens with its own part of the vocabulary, and adds up its own share of the head's
-gradient, which is reduce-scattered into the head's storage layout in its own precision.
+Each device runs the fused kernel on its tokens and its shard of the vocabulary, and accumulates its share of
+the head's gradient, which is reduce-scattered to the head's storage sharding in the parameter's precision.
 """
 
 import dataclasses
@@ -36,17 +36,17 @@ def token_loss(
     label_smoothing: float = 0.0,
     vocab_size: int | None = None,
 ) -> TokenLoss:
-    """Softmax cross-entropy of `hidden · tableᵀ`, and how many targets had the highest logit.
+    """Compute the softmax cross-entropy of `hidden · tableᵀ`, and count the targets with the highest logit.
 
-    On a mesh the sums are over this device's tokens, equal along the axis that splits the vocabulary.
+    On a mesh, the sums cover this device's tokens and are equal along the axis that shards the vocabulary.
 
     Args:
-        table: The head, a parameter of the axes `vocab embed`.
-        mask: Each token's weight; 0 leaves it out.
-        soft_cap: Logits are squashed to ±soft_cap by a tanh (Gemma 2).
-        z_loss: Weight of the squared log-partition that is added to the loss (PaLM, arXiv:2204.02311, section 5).
-        label_smoothing: The share of each target's probability that is spread evenly over the vocabulary.
-        vocab_size: The table's rows from here on are padding and get probability 0.
+        table: The output head, a parameter with the axes `vocab embed`.
+        mask: Weight of each token; 0 excludes it.
+        soft_cap: Bound of the logits, applied by a tanh (Gemma 2).
+        z_loss: Weight of the squared log-partition added to the loss (PaLM, arXiv:2204.02311, section 5).
+        label_smoothing: Fraction of each target's probability that is spread evenly over the vocabulary.
+        vocab_size: Number of real rows; later rows of the table are padding and get probability 0.
     """
     loss = _TokenLoss(soft_cap, z_loss, label_smoothing, vocab_size, _vocab_axis(), current_target())
     head = gather_weight_early(table, "vocab embed", hidden.dtype)
@@ -66,7 +66,7 @@ class _Inputs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _TokenLoss(WeightOp):
-    """The fused kernel, of whose sums the first is differentiated."""
+    """The fused kernel; only the first of its sums is differentiable."""
 
     soft_cap: float | None
     z_loss: float
@@ -84,7 +84,7 @@ class _TokenLoss(WeightOp):
         x, targets, mask = inputs.flat
         (head,) = weights
         sums, dx, dtable = cross_entropy_sums_and_gradients(x, head.value, targets, mask, **vars(self))
-        # Returned at once: a device then keeps its own part of the head's gradient until the backward pass.
+        # Reduce the head's gradient now, so that only its local shard is held until the backward pass.
         return (sums.loss_sum, sums.correct_sum), (dx.reshape(inputs.hidden.shape), head.returned(dtable))
 
     def backward(self, saved: Any, gradient: tuple[jax.Array, jax.Array], *dtypes: Any) -> tuple[_Inputs, list[Any]]:

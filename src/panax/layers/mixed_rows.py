@@ -1,4 +1,5 @@
-"""Rows of a stack dealt out to equal parts, so that any number of devices that divides the parts has its share of each table."""
+"""Permutation that spreads a stack's rows over equal parts, so that any number of devices that divides the
+parts holds an equal share of each table."""
 
 import math
 
@@ -9,22 +10,23 @@ from jaxtyping import Array, Int
 from ..core.counter_hash import mix
 
 TWOS = 4096
-"""The most parts that are a power of two."""
+"""Maximum power of two in the number of parts."""
 
 ODD = (3 * 5 * 7, 3 * 5, 3, 1)
-"""What they are multiplied with: a job that has lost one of 4, 6 or 8 hosts has its share too."""
+"""Odd factors of the number of parts: a job that has lost one of 4, 6 or 8 hosts still divides them."""
 
 LEAST_TWOS = 256
-"""An odd factor is taken where so many twos are left beside it."""
+"""Minimum power of two that must remain for an odd factor to be used."""
 
 MOST_PARTS = TWOS * ODD[0]
 
 DIGIT = 1024
-"""Numbers up to `MOST_PARTS` are multiplied with each other as two digits, all that is between in int32."""
+"""Base in which values up to `MOST_PARTS` are multiplied as two digits, so that all intermediates fit
+int32."""
 
 
 def parts_for(rows: int) -> int:
-    """As many parts as cost no more than a sixteenth of the rows, which are filled up to a multiple of them.
+    """Choose a number of parts for which padding costs at most a sixteenth of the rows.
 
     >>> parts_for(10_000_000), parts_for(1000)
     (430080, 32)
@@ -35,18 +37,19 @@ def parts_for(rows: int) -> int:
 
 
 def pad_rows_to_parts(rows: int, parts: int) -> int:
-    """The rows, filled up to a multiple of the parts."""
+    """Round the number of rows up to a multiple of the parts."""
     return -(-rows // parts) * parts
 
 
 def mix_rows(row: Int[Array, "*rows"], rows: int, parts: int) -> Int[Array, "*rows"]:
-    """A row's place: adjacent rows are dealt out to the parts, far apart, from another one on in each round of dealing.
+    """Return the permuted index of a row: adjacent rows go to distant parts, with another starting part in
+    each round.
 
-    A bijection of `range(rows)` that depends on no mesh. Frequent ids, which vocabularies number first, so lie on different
-    devices, and those with a stride do too.
+    A bijection of `range(rows)` that is the same on every mesh. Frequent ids, which have the lowest numbers
+    in vocabularies, are therefore spread over devices, as are ids with a stride.
 
     Args:
-        parts: Up to `MOST_PARTS`; they divide `rows`.
+        parts: Number of parts, at most `MOST_PARTS`; divides `rows`.
 
     >>> sorted(mix_rows(jnp.arange(24), 24, 12).tolist()) == list(range(24))
     True
@@ -59,7 +62,7 @@ def mix_rows(row: Int[Array, "*rows"], rows: int, parts: int) -> Int[Array, "*ro
 
 
 def unmix_rows(place: Int[Array, "*rows"], rows: int, parts: int) -> Int[Array, "*rows"]:
-    """The row at a place: the inverse of `mix_rows`."""
+    """Invert `mix_rows`."""
     if parts == 1:
         return place
     each = rows // parts
@@ -69,13 +72,14 @@ def unmix_rows(place: Int[Array, "*rows"], rows: int, parts: int) -> Int[Array, 
 
 
 def _apart(parts: int) -> int:
-    """How far adjacent rows are dealt apart: near the golden section, so that few are spread too, and coprime to `parts`."""
+    """Return the distance between the parts of adjacent rows: close to the golden section, so that a few rows
+    are spread too, and coprime to `parts`."""
     wanted = int(0.618 * parts) | 1
     return next(apart for apart in range(wanted, 2 * parts + 2) if math.gcd(apart, parts) == 1)
 
 
 def _times(number: Int[Array, "*rows"], factor: int, parts: int) -> Int[Array, "*rows"]:
-    """The product modulo `parts`, of numbers below it."""
+    """Multiply modulo `parts`; both operands are smaller than it."""
     high, low = divmod(factor, DIGIT)
     return (number * high % parts * DIGIT + number * low) % parts
 

@@ -1,4 +1,4 @@
-"""A mixture of experts: a router, the experts that it chooses from, and one that all tokens go through."""
+"""Mixture of experts: a router, the routed experts, and a shared expert for all tokens."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ from .routing import Router, RouterTerms, Tokens
 
 
 class MixtureOfExperts(Module):
-    """Stands in a layer where a dense `FeedForward` does."""
+    """A mixture of experts, in place of a layer's dense `FeedForward`."""
 
     router: Router
     experts: Experts
@@ -36,7 +36,7 @@ class MixtureOfExperts(Module):
         activation: Activation,
         output_gain: float = 1.0,
     ) -> "MixtureOfExperts":
-        """Draw the parameters; `ffn` and `gated` are the decoder's, where `moe` has none of its own."""
+        """Initialize the parameters; `ffn` and `gated` are the decoder's, used if `moe` does not set them."""
         router_key, experts_key, shared_key = jax.random.split(key, 3)
         gated = gated if moe.gated is None else moe.gated
         sizes = {"embed": embed, "router": moe.experts, "expert": moe.experts, "expert_ffn": moe.ffn or ffn}
@@ -59,7 +59,8 @@ class MixtureOfExperts(Module):
 
     @property
     def flops(self) -> float:
-        """Of one layer's forward products for one position, which meets the experts that it is sent to."""
+        """FLOPs of one layer's forward matmuls per position, counting only the experts that a token is routed
+        to."""
         met = self.router.moe.active / self.router.moe.experts
         experts = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.experts))
         shared = 0.0 if self.shared is None else self.shared.flops
@@ -70,20 +71,21 @@ class MixtureOfExperts(Module):
     ) -> tuple[Float[Array, "batch residual embed"], RouterTerms]:
         assigned, terms = self.router(x, tokens)
         y = self.experts(x, assigned)
-        # Needs nothing of the exchange, and so can run beside it.
+        # Independent of the exchange, so the two can overlap.
         return (y if self.shared is None else y + self.shared(x)), terms
 
 
 def router_measures(moe: MoE, terms: RouterTerms, tokens: Float[Array, ""]) -> tuple[Losses, Metrics]:
-    """The losses and metrics of all mixture layers.
+    """Compute the losses and metrics of all mixture layers.
 
-    The balancing loss of a layer is the sum over experts of f·P (arXiv:2412.19437, equation 17), where f is an expert's share of
-    the load times the number of experts, and P its mean probability: 1 where all are loaded alike. It is linear in the
-    probabilities, whoever's load f is: so devices add up their shares. Losses are added up over layers.
+    The balancing loss of a layer is the sum over experts of f·P (arXiv:2412.19437, equation 17), where f is
+    an expert's share of the load times the number of experts, and P its mean probability; it is 1 if all
+    experts are equally loaded. It is linear in the probabilities for any load f, so the shares of different
+    devices can be summed. Losses are summed over layers.
 
     Args:
-        terms: With a leading axis of layers.
-        tokens: What the losses' weights are: this device's tokens, padding left out.
+        terms: Router terms with a leading axis of layers.
+        tokens: Weight of the losses: the number of this device's tokens, without padding.
     """
     summed = RouterTerms(*(sum_over_sequence(term) for term in terms))
     losses: dict[str, Loss] = {}
@@ -104,13 +106,13 @@ def router_measures(moe: MoE, terms: RouterTerms, tokens: Float[Array, ""]) -> t
 
 
 def router_weights(moe: MoE, tokens: Float[Array, ""]) -> dict[str, jax.Array]:
-    """What each of the losses is divided by."""
+    """Return the denominator of each loss."""
     balanced = moe.balance > 0.0 and moe.choice != "expert"
     return ({"balance": tokens} if balanced else {}) | ({"router_z": tokens} if moe.z_loss > 0.0 else {})
 
 
 def _scope_axes(moe: MoE) -> tuple[str, ...]:
-    """The mesh axes over which the tokens lie that a load is counted of."""
+    """Return the mesh axes over which the load in the balancing loss is counted."""
     layout = current_layout()
     if layout is None:
         return ()

@@ -1,4 +1,4 @@
-"""What a mixture of experts is, as plain values."""
+"""Settings of a mixture of experts."""
 
 import dataclasses
 import math
@@ -9,19 +9,21 @@ from ..core.errors import RecipeError, nearest
 from ..core.validated import Validated
 
 ROUTERS: dict[str, Callable[..., Any]] = {}
-"""By their names, the routers that were registered."""
+"""The registered routers, by name."""
 
 
 def register_router(name: str, function: Callable[..., Any]) -> None:
-    """Let `MoE.choice` name a function that sends tokens to experts; all else of a mixture stays, its lossless exchange included.
+    """Register a custom routing function under a name for `MoE.choice`; the rest of the mixture, such as its
+    lossless exchange, is unchanged.
 
     Args:
-        function: (the `MoE`, logits float32 "batch residual router", `Tokens`) to each token's experts, integers
-            "batch residual active", and their weights, float32, of the same shape. A token may have the same expert twice; an
-            expert of `MoE.experts` is none. It sees this device's tokens alone, and is differentiated through the weights.
+        function: Takes the `MoE`, logits (float32 "batch residual router") and `Tokens`; returns each token's
+            experts (integers "batch residual active") and their weights (float32, same shape). A token may
+            have the same expert twice; the index `MoE.experts` means no expert. The function sees this
+            device's tokens only, and is differentiated through the weights.
 
     Raises:
-        RecipeError: Another function has the name.
+        RecipeError: The name is already registered for another function.
     """
     if name in ("token", "expert") or ROUTERS.get(name, function) is not function:
         raise RecipeError(f"a router is registered as {name!r} already; choose another name")
@@ -33,38 +35,40 @@ BalanceScope = Literal["sequence", "batch", "global"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MoE(Validated):
-    """A feed-forward layer of which each token uses a few experts.
+    """Settings of a feed-forward layer in which each token uses a few of many experts.
 
     Attributes:
-        experts: How many there are.
-        active: Experts that each token is sent to.
-        ffn: Width of an expert; 0 for the decoder's own `ffn`.
-        gated: Whether experts have a gate; None as the decoder's dense layers.
-        shared: Width of the expert that every token goes through besides; 0 for none.
-        every: Every n-th layer is a mixture, the others are dense: the last of each n.
-        first_dense: The first layers that are dense whatever `every` says.
-        choice: "token": each token takes its `active` best experts. "expert": each expert takes its best tokens of each row, as
-            many as make `active` on average; it looks ahead, so a model so trained does not generate as it was trained. Otherwise
-            the name of a function that was given to `register_router`.
-        scores: Of an expert for a token: a softmax over all experts, or a sigmoid for each.
-        normalised: Divide the weights of a token's experts by their sum.
-        scale: What all weights are multiplied by.
-        groups: Experts lie in this many groups; a token takes its experts from the best `active_groups` of them.
+        experts: Number of experts.
+        active: Number of experts per token.
+        ffn: Width of an expert; 0 uses the decoder's `ffn`.
+        gated: True if experts have a gate; None follows the decoder's dense layers.
+        shared: Width of the additional shared expert for every token; 0 for none.
+        every: The last of every n layers is a mixture, the others are dense.
+        first_dense: Number of first layers that are dense regardless of `every`.
+        choice: "token": each token takes its `active` best experts. "expert": each expert takes its best
+            tokens of each row, `active` per token on average; this looks ahead, so generation differs from
+            training. Otherwise the name of a function registered with `register_router`.
+        scores: Score function: a softmax over all experts, or a sigmoid for each expert.
+        normalised: True to divide the weights of a token's experts by their sum.
+        scale: Factor of all weights.
+        groups: Number of groups of experts; a token takes its experts from the best `active_groups` of them.
         active_groups: See `groups`.
-        group_score: What a group is judged by: its best expert, or the sum of its best two.
-        selection_bias: Add to each expert's score, where experts are chosen and nowhere else, a bias that is no parameter:
-            after each step it grows by `bias_rate` for an expert that got fewer tokens than the mean, and shrinks for one that
-            got more.
-        bias_rate: See `selection_bias`; 0 keeps the biases as they are.
-        jitter: The router reads each feature multiplied by a random number in [1 - jitter, 1 + jitter] in training.
+        group_score: Score of a group: its best expert, or the sum of its best two.
+        selection_bias: True to add a bias to each expert's score for selection only. The bias is not a
+            parameter: after each step it grows by `bias_rate` for an expert that got fewer tokens than the
+            mean, and shrinks for one that got more.
+        bias_rate: See `selection_bias`; 0 freezes the biases.
+        jitter: In training, each feature is multiplied by a random number in [1 - jitter, 1 + jitter] before
+            the router.
         balance: Coefficient of the balancing loss; 0 for none.
-        balance_scope: Whose tokens the load is counted over in the balancing loss: each row's, those of one data-parallel
-            device's micro-batch (which depends on the layout), or those of the micro-batches of all devices together.
-        z_loss: Coefficient of the squared log-sum of the router's exponentiated logits; 0 for none.
-        capacity: None: no token is dropped. Otherwise an expert takes the first `capacity * active / experts` of each row's
-            tokens that choose it, rounded up, and the others go without it.
-        buffer: A device takes in, at a time, this many times the rows that it would take in if experts were equally loaded;
-            what is more comes in another round. More costs memory, less costs time when experts are unequally loaded.
+        balance_scope: Tokens over which the load in the balancing loss is counted: those of each row, of one
+            data-parallel device's micro-batch (which depends on the layout), or of the micro-batches of all
+            devices together.
+        z_loss: Coefficient of the squared log-sum-exp of the router's logits; 0 for none.
+        capacity: None: no token is dropped. Otherwise an expert takes the first `capacity * active / experts`
+            of each row's tokens that choose it, rounded up, and drops the others.
+        buffer: Rows that a device receives per round, relative to its rows under equal load; excess rows take
+            another round. A larger buffer costs memory, a smaller one time under unequal load.
     """
 
     experts: int = 8
@@ -137,7 +141,7 @@ class MoE(Validated):
                 )
 
     def is_mixture(self, layer: int) -> bool:
-        """Whether a decoder's layer is a mixture, and not dense.
+        """Return whether a decoder's layer is a mixture instead of dense.
 
         >>> [MoE(every=2, first_dense=1).is_mixture(layer) for layer in range(6)]
         [False, True, False, True, False, True]
@@ -145,6 +149,7 @@ class MoE(Validated):
         return layer >= self.first_dense and layer % self.every == self.every - 1
 
     def row_capacity(self, length: int) -> int:
-        """Most tokens of a row of `length` that one expert takes; all of them where none is dropped."""
+        """Return the maximum number of tokens that one expert takes from a row of `length`; `length` if none
+        are dropped."""
         factor = 1.0 if self.choice == "expert" else self.capacity
         return length if factor is None else min(length, math.ceil(factor * self.active * length / self.experts))

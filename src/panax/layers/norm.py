@@ -1,4 +1,4 @@
-"""Root-mean-square and layer normalisation."""
+"""Root-mean-square and layer normalization."""
 
 from typing import Literal
 
@@ -12,10 +12,11 @@ from ..spmd import gather
 
 
 class Norm(Module):
-    """Normalise the last axis in float32, then scale, and shift where there is a bias.
+    """Normalization of the last axis in float32, followed by a scale and an optional bias.
 
     Attributes:
-        unit_offset: Multiply by `1 + scale` with a scale that starts at 0 (Gemma), instead of by a scale that starts at 1.
+        unit_offset: True to multiply by `1 + scale` with a scale initialized with 0 (Gemma), instead of by a
+            scale initialized with 1.
     """
 
     kind: Literal["rms", "layer"] = eqx.field(static=True)
@@ -34,7 +35,8 @@ class Norm(Module):
         epsilon: float = 1e-6,
         unit_offset: bool = False,
     ) -> "Norm":
-        """A norm over `size` features; a layer norm has a bias unless told, a root-mean-square one has none."""
+        """Initialize a norm over `size` features; kind "layer" has a bias, "layer_unbiased" and "rms" have
+        none."""
         fields: dict = {"scale": constant(0.0 if unit_offset else 1.0)}
         if kind != "layer":
             fields["bias"] = None

@@ -1,4 +1,4 @@
-"""Multilayer perceptrons over a row's features, and the two ways in which a ranking model lets features meet."""
+"""Multilayer perceptrons over a row's features, and two kinds of feature interaction for ranking models."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ from .feed_forward import ACTIVATIONS
 
 
 class Dense(Module):
-    """A weight with a bias. Every device multiplies its own rows by all of it, and holds it whole."""
+    """A replicated weight and bias, applied by each device to its rows."""
 
     w: Float[Array, "inputs hidden"] = parameter(normal("inputs", gain=math.sqrt(2.0)))
     b: Float[Array, " hidden"] = parameter(constant(0.0))
@@ -26,14 +26,14 @@ class Dense(Module):
 
 
 class Perceptron(Module):
-    """Dense layers with a ReLU behind each, or behind each but the last."""
+    """Dense layers, each followed by a ReLU, optionally except the last."""
 
     layers: tuple[Dense, ...]
     last_linear: bool = eqx.field(static=True)
 
     @classmethod
     def build(cls, key: jax.Array, inputs: int, widths: Sequence[int], *, last_linear: bool = False) -> "Perceptron":
-        """Draw layers of these widths; () is the identity."""
+        """Initialize layers of the given widths; () gives the identity."""
         keys = jax.random.split(key, max(1, len(widths)))
         sizes = zip([inputs, *widths[:-1]], widths)
         layers = tuple(Dense.create(k, {"inputs": size, "hidden": out}) for k, (size, out) in zip(keys, sizes))
@@ -48,7 +48,7 @@ class Perceptron(Module):
 
 
 class CrossLayer(Module):
-    """`x0 * (U (V x) + b) + x`: one more degree of products between features.
+    """`x0 * (U (V x) + b) + x`: raises the degree of feature interactions by one.
 
     Source: DCN V2 (arXiv:2008.13535), section 3.2, the low-rank form.
     """
@@ -70,7 +70,7 @@ class CrossLayer(Module):
 
 
 def dot_interaction(vectors: Float[Array, "batch feature width"]) -> Float[Array, "batch pair"]:
-    """The inner products of each two different features, (1, 0), (2, 0), (2, 1), (3, 0), ...
+    """Compute the inner products of all pairs of different features: (1, 0), (2, 0), (2, 1), (3, 0), ...
 
     >>> dot_interaction(jnp.array([[[1.0], [2.0], [5.0]]])).tolist()
     [[2.0, 5.0, 10.0]]
@@ -87,7 +87,7 @@ def _below_diagonal(products: Float[Array, "batch feature feature"]) -> Float[Ar
 
 
 def _below_diagonal_backward(features: int, gradient: jax.Array) -> tuple[jax.Array]:
-    # Gathered, not scattered: one more column holds the zero of all places on and above the diagonal.
+    # Gather instead of scatter: an extra column holds the zero for entries on and above the diagonal.
     _, sources = _places(features)
     padded = jnp.pad(gradient, ((0, 0), (0, 1)))
     return (padded[:, sources].reshape(-1, features, features),)
@@ -98,7 +98,7 @@ _below_diagonal.defvjp(lambda products: (_below_diagonal(products), products.sha
 
 @functools.cache
 def _places(features: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of a square read row by row: the places below the diagonal, and for each place its number among them."""
+    """Return the flat indices below the diagonal of a square, and for each flat index its rank among them."""
     rows, columns = np.tril_indices(features, -1)
     places = rows * features + columns
     sources = np.full(features * features, len(places))

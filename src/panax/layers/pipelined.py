@@ -1,4 +1,5 @@
-"""A staged task in a pipeline: what a stage runs. Which layers it holds, and how they get there, is in `stage_layers.py`."""
+"""Execution of a staged task in a pipeline: the work of one stage. `stage_layers.py` determines which layers
+a stage holds and moves them there."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 def gradients(
     task: "StagedTask", params: Any, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any
 ) -> Gradients:
-    """As `Task.gradients`, in the storage layout."""
+    """Compute gradients through the pipeline, as `Task.gradients` does, in the storage sharding."""
     weights = psum_over_tokens(dict(task.loss_weights(params, state, micro_batches, key)))
     layers = StageLayers.of(task.stacks(params), task.pipeline.chunks, task.weight_dtype)
     outcome, outer_axes = _run(task, params, state, layers, micro_batches, key, weights, train=True)
@@ -35,7 +36,8 @@ def gradients(
 
 
 def evaluation(task: "StagedTask", params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
-    """As `Task.loss`, without gradients: the rows go through the pipeline in parts, so that all stages have work."""
+    """Evaluate through the pipeline, as `Task.loss` does, without gradients; rows are split into parts so
+    that all stages have work."""
     rows, stages = batch["row"].shape[0], axis_size(AXIS)
     parts = max(n for n in range(1, stages + 1) if rows % n == 0)
     micro_batches = {name: leaf.reshape(parts, rows // parts, *leaf.shape[1:]) for name, leaf in batch.items()}
@@ -63,10 +65,12 @@ def _run(
 ) -> tuple[PipelineOutput, Any]:
     layout = current_layout()
     assert layout is not None
+    # `outer` holds the parameters outside of the stages (embeddings, head), gathered once per step below ZeRO-3.
     outer = task.with_stacks(params, ())
     axes = logical_axes(outer)
     if layout.zero != "3":
         outer = gather_params_per_step(outer, axes, task.weight_dtype, scattered=layout.zero == "2")
+    # "free" is differentiated (gradient slots of gathered weights, other parameters); "fixed" holds gathered values.
     free, fixed = split_slots(outer)
     free_layers, fixed_layers = split_slots(layers.weights)
 
@@ -75,7 +79,7 @@ def _run(
 
     def run_layers(weights_: Any, x: jax.Array, batch: Batch, chunk: jax.Array) -> tuple[jax.Array, jax.Array, Any]:
         whole = eqx.combine(weights_, chunk_of(fixed_layers, chunk, layers.chunks))
-        # Every virtual stage sees all positions: the first one says how many there are.
+        # Every virtual stage processes all positions, so only the first one counts them.
         first = (jax.lax.axis_index(AXIS) == 0) & (chunk == 0)
         with use_layout(layout.without(AXIS)):
             context, own = task.context(batch, key, train), task.layer_state(state)
@@ -88,10 +92,10 @@ def _run(
         return task.leave(eqx.combine(outer, fixed), x)
 
     def loss(outer: Any, share: LastStageShare, batch: Batch) -> tuple[jax.Array, Any]:
-        # Where an item is a position, rows of one item make what follows alike: one long row.
+        # If items are positions, treat this stage's share as one long row, so that the code below is the same.
         by_position = share.rank == 3
         targets = {name: _share_of(leaf, share, by_position) for name, leaf in task.targets(batch).items()}
-        # Also of a weight that a task makes itself, of ones.
+        # Declared explicitly, since a task may create its weights itself, as ones.
         parts = dict.fromkeys(token_axes(), ValueState.SPLIT)
         targets = assert_sharding(targets, parts, dim=1 if by_position else 0)
         with use_layout(layout.with_rows_over(AXIS)):
@@ -108,8 +112,8 @@ def _run(
 def _share_of(leaf: jax.Array, share: LastStageShare, by_position: bool) -> jax.Array:
     """Return this stage's share of an array.
 
-    Of positions, the share is what `all_gather_sequence` concatenates along the axes that split the residual stream further than
-    its rows; zeros past the end.
+    If items are positions, the share follows the order in which `all_gather_sequence` concatenates along the
+    axes that shard the residual stream further than its rows; zeros past the end.
     """
     each, ways = share.output.shape[0], 1
     if by_position:

@@ -1,4 +1,5 @@
-"""HSTU's layer: attention whose weights are a SiLU of the scores, each for itself, so that how much there was is not lost."""
+"""HSTU layer: attention with independent SiLU weights instead of a softmax, so that the magnitude of the
+history is preserved."""
 
 import math
 from typing import Any, ClassVar
@@ -17,11 +18,12 @@ from .norm import Norm
 from .transformer import add
 
 TIME_BUCKETS = 129
-"""Of the logarithm of the seconds between two events, to the base e ** 0.301; the last one holds all longer times."""
+"""Number of logarithmic buckets (base e ** 0.301) of the seconds between two events; the last one holds all
+longer times."""
 
 
 class RelativeBias(Module):
-    """What is added to a score for the distance of two events: in places, and in time where times are known."""
+    """Score biases by the distance of two events: in positions, and in time if times are known."""
 
     places: Float[Array, " position"] = parameter(normal(std=0.02))
     times: Float[Array, " bucket"] = parameter(normal(std=0.02))
@@ -29,7 +31,10 @@ class RelativeBias(Module):
     def __call__(
         self, seq: int, times: Int[Array, "batch seq"] | None, target_times: Int[Array, "batch seq"] | None = None
     ) -> Float[Array, "rows seq seq"]:
-        """`rows` is 1 without times, else the batch's. A later event than the query's has the bias of the nearest one."""
+        """Compute the bias of each (query, key) pair; `rows` is 1 without times, otherwise the batch size.
+
+        Keys after the query get the bias of distance 0.
+        """
         distance = jnp.maximum(jnp.arange(seq)[:, None] - jnp.arange(seq)[None, :], 0)
         bias = gather(self.places, "position", jnp.float32)[distance][None]
         if times is None:
@@ -40,12 +45,15 @@ class RelativeBias(Module):
 def time_buckets(
     times: Int[Array, "batch seq"], target_times: Int[Array, "batch seq"] | None = None
 ) -> Int[Array, "batch seq seq"]:
-    """The bucket of the time between each event (last axis) and what each query predicts, or the query's own event.
+    """Return the bucket of the time between each event (last axis) and the event that each query predicts, or
+    the query's own event.
 
-    One rule for all positions: the next position's time is not that of the next event where a row ends or is filled up.
+    The rule is the same for all positions: at the end of a row or in padding, the next position is not the
+    next event.
 
     Args:
-        target_times: When each query's target was; None: not known, and the query's own time stands for it.
+        target_times: Time of each query's target; None if unknown, in which case the query's own time is
+            used.
 
     >>> time_buckets(jnp.array([[0, 10]]))[0].tolist()
     [[0, 7], [7, 0]]
@@ -58,9 +66,9 @@ def time_buckets(
 class PointwiseAttention(Block):
     """`x + W_o (norm(A V) * U)`, with `A = SiLU(Q Kᵀ + bias) / length` and U, V, Q, K each `SiLU(W norm(x))`.
 
-    `length` is the longest row's.
+    `length` is the maximum row length.
 
-    Differs from the paper: what was attended to is normalised head by head, so that heads can lie on different devices.
+    Differs from the paper: the attention output is normalized per head, so that heads can be sharded.
 
     Source: Actions Speak Louder than Words (arXiv:2402.17152), section 3.
     """
@@ -83,12 +91,13 @@ class PointwiseAttention(Block):
         cls, key: jax.Array, embed: int, heads: int, head_dim: int, max_length: int, *, norm: Any, epsilon: float,
         dropout: float, output_gain: float,
     ) -> "PointwiseAttention":  # fmt: skip
-        """Draw a layer.
+        """Initialize a layer.
 
         Args:
-            norm: From a key and a size to what normalises the layer's input.
-            epsilon: Added to the variance of what a head attended to; where one score decides, as in the first position, its
-                sign turns the vector around, the more suddenly the smaller this is.
+            norm: Builds the norm of the layer's input from a key and a size.
+            epsilon: Added to the variance of a head's attention output. If a single score determines the
+                output, as at the first position, the score's sign flips the vector, more abruptly the smaller
+                epsilon is.
         """
         sizes = {"embed": embed, "heads": heads, "head_dim": head_dim, "value_dim": head_dim}
         bias = RelativeBias.create(
@@ -123,7 +132,7 @@ class PointwiseAttention(Block):
     def flops(self, length: int) -> float:
         heads, head_dim = self.w_q.shape[-2:]
         weights = sum(math.prod(w.shape) for w in (self.w_q, self.w_k, self.w_v, self.w_u, self.w_o))
-        # Computed for all pairs; those after the query are set to zero.
+        # All pairs are computed; the mask only zeroes those after the query.
         return 2.0 * (weights + 2 * heads * head_dim * length)
 
 
@@ -134,10 +143,10 @@ def pointwise(
     bias: Float[Array, "rows seq seq"],
     length: int,
 ) -> Float[Array, "batch seq heads value_dim"]:
-    """Causal attention with weights `SiLU(q·k + bias) / length`, which don't add up to one.
+    """Compute causal attention with weights `SiLU(q·k + bias) / length`, which do not sum to one.
 
     Args:
-        length: The most positions that a row may have: a constant of the model, since a row's own length counts its filling.
+        length: Maximum row length: a constant of the model, since a row's own length includes padding.
     """
     seq, wide = q.shape[1], accumulation_dtype(q.dtype)
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=wide) + bias[:, None].astype(wide)
@@ -147,7 +156,7 @@ def pointwise(
 
 
 def _normalised(x: jax.Array, epsilon: float) -> jax.Array:
-    """Each head's vector with mean 0 and variance 1."""
+    """Normalize each head's vector to mean 0 and variance 1."""
     y = x.astype(jnp.float32)
     y = y - y.mean(axis=-1, keepdims=True)
     return (y * jax.lax.rsqrt((y * y).mean(axis=-1, keepdims=True) + epsilon)).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""How well the right item is ranked among all of a catalogue, a part of it at a time."""
+"""Ranking metrics over a full catalog, computed chunk by chunk."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,14 +21,15 @@ def target_ranks(
     *,
     chunk: int = 8192,
 ) -> Float[Array, " batch"]:
-    """Of each target the rank of its score among those of all items, 1 for the highest; of equal scores half count as higher.
+    """Compute the rank of each target's score among all items, 1 for the highest; half of the tied items
+    count as higher.
 
-    Each device compares its own items where a mesh axis splits them, and at most `chunk` scores of a query are there at once. A
-    query of which a score is not finite has the rank NaN: nothing can be said of what is above NaN.
+    Each device compares the items in its shard, and at most `chunk` scores per query are in memory at once. A
+    query with a score that is not finite gets rank NaN, since comparisons with NaN are undefined.
 
     Args:
-        table: A parameter of the axes `vocab embed`, a vector for each item.
-        num_items: Its rows from here on are padding.
+        table: A parameter with the axes `vocab embed`, one vector per item.
+        num_items: Number of real items; later rows are padding.
 
     >>> catalogue = jnp.array([[1.0], [3.0], [3.0], [2.0]])
     >>> target_ranks(jnp.ones((2, 1)), jnp.array([3, 1]), catalogue, 4).tolist()
@@ -43,7 +44,8 @@ def target_ranks(
     starts = jnp.arange(0, rows.shape[0], chunk)
 
     def scored(start: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """A chunk's scores and item numbers, and which are of this chunk alone: the last one begins early, to be as long."""
+        """Score one chunk; return scores, item indices, and a mask: the last chunk starts early to keep its
+        size."""
         begin = jnp.minimum(start, rows.shape[0] - chunk)
         part = jax.lax.dynamic_slice_in_dim(rows, begin, chunk)
         place = begin + jnp.arange(chunk)
@@ -55,7 +57,7 @@ def target_ranks(
         mine = counted[None] & (items[None] == targets[:, None])
         return found + jnp.where(mine, scores, 0.0).sum(axis=1), None
 
-    # A term that is 0, or NaN: what is compared below says of NaN that it is neither higher nor equal.
+    # Add 0 or NaN: comparisons below treat a NaN score as neither higher nor equal.
     zeros = jnp.zeros(queries.shape[0], jnp.float32) + 0.0 * queries[:, 0].astype(jnp.float32)
     own, _ = jax.lax.scan(own_score, zeros, starts)
     own = all_reduce(own, axes) if axes else own
@@ -76,12 +78,13 @@ def target_ranks(
 
 
 def ranking_metrics(ranks: Float[Array, " batch"], weights: Float[Array, " batch"], at: Sequence[int]) -> Metrics:
-    """Hit rate and NDCG at each k, and the mean reciprocal rank, of queries with one right item each.
+    """Compute hit rate and NDCG at each k, and the mean reciprocal rank, for queries with one correct item
+    each.
 
-    With one right item the hit rate is the recall, and the ideal gain is 1.
+    With one correct item, the hit rate equals the recall, and the ideal gain is 1.
 
     Args:
-        weights: 0 leaves a query out.
+        weights: Weight of each query; 0 excludes it.
 
     >>> found = ranking_metrics(jnp.array([1.0, 3.0]), jnp.ones(2), (2,))
     >>> float(found["hit_rate@2"].value), float(found["ndcg@2"].value)

@@ -1,7 +1,7 @@
 """Rotary position embedding.
 
-Source: RoFormer (arXiv:2104.09864); halves are rotated against each other as in `transformers` and Llama's released weights,
-unless they are said to be interleaved.
+Source: RoFormer (arXiv:2104.09864); features are paired across the two halves of a head, as in `transformers`
+and Llama's released weights, unless `interleaved` is set.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ def _require_extension(factor: float, original_length: int) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RotaryScaling(Validated):
-    """Llama 3.1's extension of the context: low frequencies are divided by `factor`, with a smooth transition.
+    """Context extension of Llama 3.1: low frequencies are divided by `factor`, with a smooth transition.
 
     Source: "The Llama 3 Herd of Models" (arXiv:2407.21783), section 3.4, and the released configuration.
     """
@@ -53,10 +53,11 @@ class RotaryScaling(Validated):
         )
 
     def check(self, head_dim: int, theta: float) -> None:
-        """Nothing depends on the width of a head."""
+        """Accept any width of a head."""
 
     def kept(self, frequency: np.ndarray, theta: float) -> np.ndarray:
-        """How much of each frequency is kept as it is: 1 for all of it, 0 where it is divided by `factor`."""
+        """Return the kept fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
+        clipped by the caller."""
         turns = self.original_length * frequency / (2 * math.pi)
         return (turns - self.low_frequency_factor) / (self.high_frequency_factor - self.low_frequency_factor)
 
@@ -71,15 +72,19 @@ class RotaryScaling(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class YarnScaling(Validated):
-    """YaRN's extension of the context: as Llama 3.1's, with the transition linear in the pair's index, and larger scores.
+    """Context extension of YaRN: as in Llama 3.1, but with a transition linear in the pair's index, and
+    scaled scores.
 
     Attributes:
-        fast: Pairs that turn more often than this within `original_length` keep their frequency.
-        slow: Pairs that turn less often have it divided by `factor`.
-        mscale: Rotated features are multiplied by `m(mscale) / m(mscale_all_dim)`, m(x) = 0.1 x ln(factor) + 1.
-        mscale_all_dim: Scores are multiplied by `m(mscale_all_dim) ** 2`; m(0) is 1. DeepSeek has 1 and 1: only scores grow.
+        fast: Pairs that make more turns than this within `original_length` keep their frequency.
+        slow: Pairs that make fewer turns have their frequency divided by `factor`.
+        mscale: Rotated features are multiplied by `m(mscale) / m(mscale_all_dim)`, m(x) = 0.1 x ln(factor) +
+            1.
+        mscale_all_dim: Scores are multiplied by `m(mscale_all_dim) ** 2`; m(0) is 1. DeepSeek uses 1 and 1:
+            only scores are scaled.
 
-    Source: YaRN (arXiv:2309.00071), section 3.2; the second `mscale` is from DeepSeek-V2's released configuration.
+    Source: YaRN (arXiv:2309.00071), section 3.2; the second `mscale` is from DeepSeek-V2's released
+    configuration.
     """
 
     factor: float = 40.0
@@ -101,7 +106,7 @@ class YarnScaling(Validated):
             _require(0.0 <= value < math.inf, f"scaling.{name}={value}; expected 0 or more")
 
     def check(self, head_dim: int, theta: float) -> None:
-        """Raise a RecipeError where no pair of features of such a head lies between `fast` and `slow`."""
+        """Raise a RecipeError if no pair of features of a head of this width is between `fast` and `slow`."""
         first, last = self._transition(head_dim // 2, theta)
         _require(
             first <= last,
@@ -111,13 +116,14 @@ class YarnScaling(Validated):
         )
 
     def kept(self, frequency: np.ndarray, theta: float) -> np.ndarray:
-        """How much of each frequency is kept as it is: 1 for all of it, 0 where it is divided by `factor`."""
+        """Return the kept fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
+        clipped by the caller."""
         pairs = len(frequency)
         first, last = self._transition(pairs, theta)
         return 1.0 - (np.arange(pairs, dtype=np.float32) - first) / max(last - first, 1e-3)
 
     def _transition(self, pairs: int, theta: float) -> tuple[int, int]:
-        """The pairs between which frequencies are mixed."""
+        """Return the indices of the pairs between which frequencies are interpolated."""
 
         def pair_that_turns(times: float) -> float:
             return pairs * math.log(self.original_length / (times * 2 * math.pi)) / math.log(theta)
@@ -127,12 +133,12 @@ class YarnScaling(Validated):
 
     @property
     def amplitude(self) -> float:
-        """What rotated features are multiplied by."""
+        """Factor of rotated features."""
         return self._growth(self.mscale) / self._growth(self.mscale_all_dim)
 
     @property
     def score_gain(self) -> float:
-        """What scores are multiplied by."""
+        """Factor of scores."""
         return self._growth(self.mscale_all_dim) ** 2
 
     def _growth(self, mscale: float) -> float:
@@ -141,13 +147,14 @@ class YarnScaling(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rotary(Validated):
-    """Rotation of query and key by their position.
+    """Rotation of queries and keys by their position.
 
     Attributes:
-        theta: Base of the wavelengths, which run from 2π to 2π·theta positions.
-        interleaved: Features 0 and 1 are a pair, 2 and 3, ... (DeepSeek's released weights), and not 0 and half the width, ...
-            The result has all first features before all second ones either way: scores don't depend on the order.
-        fraction: How much of a head's width turns: its first features; the others stay as they are.
+        theta: Base of the wavelengths, which range from 2π to 2π·theta positions.
+        interleaved: True if features (0, 1), (2, 3), ... form pairs (DeepSeek's released weights) instead of
+            (0, width / 2), ... In both cases the result has the first features of all pairs before the second
+            ones; scores do not depend on the order.
+        fraction: Fraction of a head's features to rotate, counted from the first; the others are unchanged.
     """
 
     theta: float = 10_000.0
@@ -160,7 +167,7 @@ class Rotary(Validated):
         _require(0.0 < self.fraction <= 1.0, f"fraction={self.fraction}; expected a part of a head's width in (0, 1]")
 
     def check(self, head_dim: int) -> None:
-        """Raise a RecipeError where heads of this width can't be rotated so."""
+        """Raise a RecipeError if heads of this width cannot be rotated."""
         turned = self.turned(head_dim)
         part = "" if self.fraction == 1.0 else f", of which fraction={self.fraction} is {turned}"
         _require(
@@ -171,7 +178,7 @@ class Rotary(Validated):
             self.scaling.check(turned, self.theta)
 
     def turned(self, head_dim: int) -> int:
-        """How many features of a head turn.
+        """Return the number of rotated features of a head.
 
         >>> Rotary(fraction=0.5).turned(128)
         64
@@ -179,7 +186,7 @@ class Rotary(Validated):
         return int(head_dim * self.fraction)
 
     def frequencies(self, head_dim: int) -> np.ndarray:
-        """Radians per position of each pair of features that turn; float32."""
+        """Return the radians per position of each rotated pair of features; float32."""
         turned = self.turned(head_dim)
         frequency = 1.0 / self.theta ** (np.arange(0, turned, 2, dtype=np.float32) / turned)
         if self.scaling is None:
@@ -189,7 +196,7 @@ class Rotary(Validated):
 
     @property
     def score_gain(self) -> float:
-        """What scores are multiplied by besides their scale."""
+        """Additional factor of scores."""
         return 1.0 if self.scaling is None else self.scaling.score_gain
 
     def __call__(

@@ -1,7 +1,11 @@
-"""Which experts each token goes to, and with which weight.
+"""Routing of tokens to experts, and the weights of their results.
 
-Sources: Mixtral (arXiv:2401.04088), DeepSeek-V3 (arXiv:2412.19437, section 2.1.2), expert choice (arXiv:2202.09368), Switch
-Transformer (arXiv:2101.03961: capacity, jitter), ST-MoE (arXiv:2202.08906: the router's z-loss).
+Shapes: `residual` = this device's positions of each row; `assignment` = (position, expert) pairs of a row;
+`router` = all experts. The expert index equal to the number of experts means "no expert".
+
+Sources: Mixtral (arXiv:2401.04088), DeepSeek-V3 (arXiv:2412.19437, section 2.1.2), expert choice
+(arXiv:2202.09368), Switch Transformer (arXiv:2101.03961: capacity, jitter), ST-MoE (arXiv:2202.08906: the
+router's z-loss).
 """
 
 from typing import NamedTuple
@@ -21,14 +25,14 @@ from .moe_config import ROUTERS, MoE
 
 
 class Assigned(eqx.Module):
-    """Tokens with their experts, row by row.
+    """Assignments of tokens to experts, row by row.
 
     Attributes:
-        position: The token's, among the positions that this device holds of its row.
-        expert: The number of experts where there is none: for padding, for a token that was dropped.
-        weight: What the expert's result is multiplied by; float32.
-        uses: Each token is assigned so many times, tokens in order; None for any number of times in any order.
-        most: Assignments of a row that can have an expert.
+        position: Index of the token among this device's positions of the row.
+        expert: Index of the expert; the number of experts for padding and dropped tokens.
+        weight: Factor of the expert's result; float32.
+        uses: Number of assignments of each token, with tokens in order; None for any number in any order.
+        most: Maximum number of assignments per row that have an expert.
     """
 
     position: Int[Array, "batch assignment"]
@@ -39,17 +43,17 @@ class Assigned(eqx.Module):
 
 
 class RouterTerms(NamedTuple):
-    """What a router's losses and metrics are made of: sums over this device's tokens, padding left out.
+    """Terms of a router's losses and metrics: sums over this device's tokens, without padding.
 
-    `group` is each row where the balancing loss is counted by rows, else a single one.
+    `group` indexes the rows if the balancing loss is per row, otherwise it has size 1.
 
     Attributes:
-        probability: Of each expert; what the balancing loss is differentiated through.
-        load: Tokens that chose each expert, dropped ones included.
-        z: Squared log-sum of exponentiated logits.
-        entropy: Of a token's distribution over experts, in nats.
-        dropped: Assignments that capacity cut off.
-        tokens: How many there are.
+        probability: Of each expert; the balancing loss is differentiated through it.
+        load: Number of tokens that chose each expert, dropped ones included.
+        z: Squared log-sum-exp of the logits.
+        entropy: Entropy of each token's distribution over experts, in nats.
+        dropped: Number of assignments dropped for exceeding capacity.
+        tokens: Number of tokens.
     """
 
     probability: Float[Array, "group router"]
@@ -61,14 +65,14 @@ class RouterTerms(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """What a router knows of tokens besides their features.
+    """Inputs of a router in addition to the features.
 
     Attributes:
-        valid: False for padding; None where there is none.
-        place: Each position's index in its whole row; None for 0, 1, 2, ...
-        row: Each row's index in the global batch.
-        key: Of the layer and step, to draw the jitter with; None for no jitter.
-        bias: The experts' selection bias, where they have one.
+        valid: False for padding; None if there is no padding.
+        place: Index of each position in its global row; None for 0, 1, 2, ...
+        row: Index of each row in the global batch.
+        key: PRNG key of the layer and step for the jitter; None for no jitter.
+        bias: Selection bias of the experts, if they have one.
     """
 
     valid: Bool[Array, "batch residual"] | None = None
@@ -95,12 +99,14 @@ class Router(Module):
         else:
             scores = jax.nn.sigmoid(logits)
             probability = scores / (scores.sum(axis=-1, keepdims=True) + 1e-20)
+        # load: [batch, router], counted before any token is dropped.
         if moe.choice == "expert":
             assigned, load, dropped = _by_expert(moe, scores, tokens)
         else:
             chosen = _best(moe, scores, tokens) if moe.choice == "token" else _by_own_router(moe, logits, tokens)
             assigned, load, dropped = _by_token(moe, chosen, tokens)
         valid = jnp.ones(x.shape[:2], jnp.float32) if tokens.valid is None else tokens.valid.astype(jnp.float32)
+        # The entropy is a metric only, so it has no gradient.
         shown = jax.lax.stop_gradient(probability)
         entropy = -(shown * jnp.log(jnp.maximum(shown, 1e-20))).sum(axis=-1)
         summed = (probability * valid[:, :, None]).sum(axis=1)
@@ -111,7 +117,7 @@ class Router(Module):
 
 
 def _best(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[jax.Array, jax.Array]:
-    """Each token's best experts, and their weights."""
+    """Choose each token's best experts, and compute their weights."""
     expert = jax.lax.top_k(jax.lax.stop_gradient(_selected_by(moe, scores, tokens.bias)), moe.active)[1]
     weight = jnp.take_along_axis(scores, expert, axis=-1)
     if moe.normalised:
@@ -120,7 +126,7 @@ def _best(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[jax.Array, jax.A
 
 
 def _by_own_router(moe: MoE, logits: jax.Array, tokens: Tokens) -> tuple[jax.Array, jax.Array]:
-    """What a registered router chooses."""
+    """Choose experts by a registered router, and check its result."""
     expert, weight = ROUTERS[moe.choice](moe, logits, tokens)
     wanted = (*logits.shape[:2], moe.active)
     if expert.shape != wanted or weight.shape != wanted or not jnp.issubdtype(expert.dtype, jnp.integer):
@@ -132,7 +138,7 @@ def _by_own_router(moe: MoE, logits: jax.Array, tokens: Tokens) -> tuple[jax.Arr
 
 
 def _by_token(moe: MoE, chosen: tuple[jax.Array, jax.Array], tokens: Tokens) -> tuple[Assigned, jax.Array, jax.Array]:
-    """Tokens with the experts that were chosen for each; (assigned, each row's load, dropped)."""
+    """Assign tokens to the experts chosen for each; return (assigned, each row's load, dropped)."""
     (expert, weight), experts = chosen, moe.experts
     batch, length, _ = expert.shape
     if tokens.valid is not None:
@@ -140,7 +146,7 @@ def _by_token(moe: MoE, chosen: tuple[jax.Array, jax.Array], tokens: Tokens) -> 
     load = _count(expert.reshape(batch, -1), experts)
     dropped = jnp.float32(0.0)
     if moe.capacity is not None:
-        # Apart from tokens that a router gives no expert: padding raises no expert's capacity.
+        # Mark padding differently from tokens without an expert: padding must not raise the capacity.
         padded = expert if tokens.valid is None else jnp.where(tokens.valid[:, :, None], expert, experts + 1)
         kept = _within_capacity(moe, padded, tokens.place)
         dropped = ((expert < experts) & ~kept).sum(dtype=jnp.float32)
@@ -153,7 +159,7 @@ def _by_token(moe: MoE, chosen: tuple[jax.Array, jax.Array], tokens: Tokens) -> 
 
 
 def _selected_by(moe: MoE, scores: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """The scores by which a token selects, -inf for experts of a group that it does not use."""
+    """Compute the scores for selection: biased, and -inf for experts in groups that a token does not use."""
     if bias is not None:
         scores = scores + bias.astype(scores.dtype)[None, None]
     if moe.groups == 1:
@@ -166,7 +172,7 @@ def _selected_by(moe: MoE, scores: jax.Array, bias: jax.Array | None) -> jax.Arr
 
 
 def _within_capacity(moe: MoE, expert: jax.Array, place: jax.Array | None) -> jax.Array:
-    """Which assignments are among the first of their row that an expert takes."""
+    """Return which assignments are among the first of their row, up to each expert's capacity."""
     rows = _whole_rows(expert)
     batch, length, _ = rows.shape
     rank = jax.vmap(lambda row: rank_by_expert(row, moe.experts)[1])(rows.reshape(batch, -1))
@@ -176,34 +182,37 @@ def _within_capacity(moe: MoE, expert: jax.Array, place: jax.Array | None) -> ja
 
 
 def _capacities(moe: MoE, length: int) -> Int[Array, " tokens"]:
-    """What one expert takes of a row of 0 to `length` tokens: padding does not raise it."""
+    """Return an expert's capacity for a row of 0 to `length` tokens; padding does not count."""
     return jnp.array([moe.row_capacity(tokens) for tokens in range(length + 1)], jnp.int32)
 
 
 def _by_expert(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[Assigned, jax.Array, jax.Array]:
-    """Each expert's best tokens of each row. On split rows all devices find the same, and each keeps its own tokens'."""
+    """Choose each expert's best tokens of each row. If rows are sharded, all devices compute the same, and
+    each keeps its own tokens."""
     batch, length, experts = scores.shape
     shown = jax.lax.stop_gradient(scores)
     if tokens.valid is not None:
         shown = jnp.where(tokens.valid[:, :, None], shown, -jnp.inf)
     rows = _whole_rows(shown)
+    # best, place: [batch, expert, capacity], with positions in the global row.
     best, place = jax.lax.top_k(rows.swapaxes(1, 2), moe.row_capacity(rows.shape[1]))
     count = (rows > -jnp.inf).any(axis=-1).sum(axis=-1)
     taken = jnp.arange(best.shape[-1])[None, None] < _capacities(moe, rows.shape[1])[count][:, None, None]
     if rows.shape[1] != length:
+        # Convert to local positions; `length` marks positions of other devices.
         assert tokens.place is not None
         own = jnp.full((rows.shape[1],), length, jnp.int32).at[tokens.place].set(jnp.arange(length, dtype=jnp.int32))
         place = own[place]
     here = (place < length) & (best > -jnp.inf) & taken
     expert = jnp.arange(experts, dtype=jnp.int32)[None, :, None]
     inside = jnp.minimum(place, length - 1)
-    # A device's weights are of its own tokens, and so are their cotangents, whichever order they stand in.
+    # A device's weights belong to its own tokens, and so do their cotangents, in whatever order.
     own_scores = assert_cotangent_sharding(scores, dict.fromkeys(_row_axes(), ValueState.SPLIT), 1)
     weight = own_scores[jnp.arange(batch)[:, None, None], inside, expert] * moe.scale
     expert = jnp.where(here, expert, experts).reshape(batch, -1)
     weight = jnp.where(here, weight, 0.0).reshape(batch, -1)
     assigned = Assigned(inside.reshape(batch, -1), expert, weight, uses=None, most=expert.shape[1])
-    # Each device counts its own tokens among those of the whole row.
+    # Each device counts only its own tokens, so the load is a partial sum.
     load = assert_sharding(_count(expert, experts), dict.fromkeys(_row_axes(), ValueState.PARTIAL))
     return assigned, load, jnp.float32(0.0)
 
@@ -211,7 +220,7 @@ def _by_expert(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[Assigned, j
 def rank_by_expert(
     expert: Int[Array, " assignment"], experts: int
 ) -> tuple[Int[Array, " expert"], Int[Array, " assignment"]]:
-    """How many assignments each expert has, and the place of each one among its expert's, in their order.
+    """Count the assignments of each expert, and rank each assignment among its expert's, in order.
 
     >>> counts, rank = rank_by_expert(jnp.array([1, 0, 1, 3]), 3)
     >>> counts.tolist(), rank.tolist()
@@ -224,18 +233,18 @@ def rank_by_expert(
 
 
 def _count(expert: jax.Array, experts: int) -> jax.Array:
-    """Assignments of each row to each expert, float32."""
+    """Count the assignments of each row to each expert, as float32."""
     return jax.vmap(lambda row: jnp.zeros(experts, jnp.float32).at[row].add(1.0, mode="drop"))(expert)
 
 
 def _row_axes() -> MeshAxes:
-    """The mesh axes that a row's positions are split over."""
+    """Return the mesh axes that shard a row's positions."""
     layout = current_layout()
     return () if layout is None else layout.compute(("residual",))[0]
 
 
 def _whole_rows(x: jax.Array) -> jax.Array:
-    """All positions of this device's rows, in their order."""
+    """Gather all positions of this device's rows, in order."""
     axes = _row_axes()
     if not axes:
         return x
@@ -246,7 +255,7 @@ def _whole_rows(x: jax.Array) -> jax.Array:
 
 
 def _own_part(rows: jax.Array, place: jax.Array | None, length: int) -> jax.Array:
-    """The positions of whole rows that this device holds."""
+    """Select this device's positions of whole rows."""
     if rows.shape[1] == length:
         return rows
     assert place is not None

@@ -1,4 +1,5 @@
-"""Heads that several others share, as key-value heads are by queries, on mesh axes that do not divide them."""
+"""Selection of heads shared by several others, such as key-value heads, if their mesh axes do not shard
+them."""
 
 import math
 
@@ -10,12 +11,14 @@ from ..spmd.collectives import axis_index
 
 
 def own_shared(local: int, *arrays: jax.Array, heads: str = "heads", shared: str = "kv_heads") -> tuple[jax.Array, ...]:
-    """Those of the shared heads that this device's heads use, where the mesh axes of these don't split the shared ones.
+    """Select the shared heads that this device's heads use, if the shared heads are not sharded like the
+    heads.
 
     Args:
-        local: How many heads this device has.
-        arrays: With the shared heads, all or this device's part, along the third dimension.
-        heads: The logical axis of the heads; `shared` is that of what adjacent ones share.
+        local: Number of heads on this device.
+        arrays: Arrays with the shared heads, all of them or this device's shard, along the third dimension.
+        heads: Logical axis of the heads.
+        shared: Logical axis of the heads shared by adjacent ones.
     """
     layout = current_layout()
     if layout is None:
@@ -25,7 +28,7 @@ def own_shared(local: int, *arrays: jax.Array, heads: str = "heads", shared: str
         return arrays
     group = local * jax.lax.axis_size(split) // arrays[0].shape[2]
     first = axis_index(split) * local
-    # Adjacent heads share one: take each once where they fall into equal groups, else one for each head.
+    # Adjacent heads share one: take each shared head once if local heads form equal groups, else one per head.
     each = math.gcd(local, group) if local % group and group % local else min(local, group)
     own = (first + jnp.arange(0, local, each)) // group
     return tuple(jnp.take(x, own, axis=2) for x in arrays)

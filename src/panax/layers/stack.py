@@ -1,4 +1,5 @@
-"""Stacks: blocks of one repeating period, stored stacked along `layer` and run by a scan. A model runs one after the other."""
+"""Stacks: the blocks of one repeating period, stored stacked along `layer` and run by a scan. A model runs
+its stacks in sequence."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -17,12 +18,12 @@ from .whole_rows import run_block
 
 
 class Stack(Module):
-    """Layers of one repeating period.
+    """Layers with one repeating period.
 
     Attributes:
-        first: The number of its first layer.
-        repeats: Of the period.
-        blocks: For each place in the period, the layers that have it.
+        first: Index of its first layer in the model.
+        repeats: Number of periods.
+        blocks: For each position in the period, the layers at that position, stacked.
     """
 
     first: int = eqx.field(static=True)
@@ -32,12 +33,15 @@ class Stack(Module):
     def __call__(
         self, x: Float[Array, "batch residual embed"], context: Context, remat: RematPolicy, state: Any = None
     ) -> tuple[Float[Array, "batch residual embed"], Any]:
-        """
+        """Run all layers in sequence.
+
         Args:
-            state: Of this stack's reporting layers, where they have one, with a leading axis of these.
+            state: State of this stack's reporting layers, with a leading axis over them; None if they have
+                none.
 
         Returns:
-            The residual stream, and what its layers report, with such an axis too; None where none reports.
+            The residual stream, and the reports of the layers with such a leading axis; None if no layer
+            reports.
         """
         period = len(self.blocks)
 
@@ -52,7 +56,7 @@ class Stack(Module):
             found = []
             for place, block in enumerate(blocks):
                 index = self.first + repeat * period + place
-                # The debugger runs layer by layer and knows which one it is in; a compiled scan is all of them at once.
+                # The debugger runs layer by layer, with concrete indices; in a compiled scan the index is traced.
                 with scope(f"layers.{'*' if isinstance(index, Tracer) else int(index)}"):
                     x, reported = run(x, block, index, states[place])
                 found += [] if reported is None else [reported]
@@ -71,7 +75,7 @@ class Stack(Module):
         start: Int[Array, ""],
         state: Any = None,
     ) -> tuple[Float[Array, "batch seq embed"], Any]:
-        """As `Block.extend`; the caches are stacked like the layers."""
+        """Run `Block.extend` for all layers; the caches are stacked like the layers."""
 
         def one_period(x: jax.Array, scanned: tuple) -> tuple[jax.Array, tuple[Any, ...]]:
             blocks, caches, states = scanned
@@ -88,7 +92,7 @@ class Stack(Module):
 
     @property
     def layers(self) -> tuple[Block, ...]:
-        """For each place in the period one layer, abstract."""
+        """One abstract layer for each position in the period."""
 
         def one(leaf: Any) -> Any:
             return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
@@ -97,29 +101,29 @@ class Stack(Module):
 
     @property
     def reporting(self) -> int:
-        """How many of its layers report."""
+        """The number of its layers that report."""
         return self.repeats * sum(block.reports for block in self.blocks)
 
     def _by_place(self, state: Any) -> tuple[Any, ...]:
-        """For each place in the period, its layers' states."""
+        """Split the state by position in the period."""
         reports = [block.reports for block in self.blocks]
         rows = [slice(sum(reports[:place]), None, sum(reports)) if own else None for place, own in enumerate(reports)]
         return tuple(None if at is None else jax.tree.map(lambda leaf, at=at: leaf[at], state) for at in rows)
 
 
 def _interleaved(places: tuple[jax.Array, ...]) -> jax.Array:
-    """What each place in a period found in each repeat, in the order of the layers."""
+    """Merge the per-position reports of all periods into layer order."""
     return jnp.stack(places, axis=1).reshape(-1, *places[0].shape[1:])
 
 
 def build_stacks(
     key: jax.Array, stacks: Sequence[tuple[Sequence[Any], int]], build: Callable[[jax.Array, Any], Block]
 ) -> tuple[Stack, ...]:
-    """Draw the stacks.
+    """Initialize the stacks.
 
     Args:
-        stacks: (the kinds of one period's layers, repeats) of each.
-        build: A layer of one kind.
+        stacks: For each stack, (the kinds of one period's layers, number of periods).
+        build: Initializes a layer of one kind from a key.
     """
     found, first = [], 0
     for period, repeats in stacks:
@@ -140,7 +144,7 @@ def run_stacks(
     remat: RematPolicy = "none",
     state: Any = None,
 ) -> tuple[Float[Array, "batch residual embed"], Any]:
-    """As `Stack`, of all stacks one after the other."""
+    """Run several stacks in sequence, as `Stack` does."""
     found = []
     for stack_, own in zip(stacks, states_by_stack(stacks, state)):
         x, reported = stack_(x, context, remat, own)
@@ -149,12 +153,12 @@ def run_stacks(
 
 
 def states_by_stack(stacks: Sequence[Stack], state: Any) -> list[Any]:
-    """Each stack's part of what all reporting layers have."""
+    """Split the state of all reporting layers by stack."""
     ends = list(itertools.accumulate(stack_.reporting for stack_ in stacks))
     spans = [slice(end - stack_.reporting, end) for stack_, end in zip(stacks, ends)]
     return [jax.tree.map(lambda leaf, at=at: leaf[at], state) for at in spans]
 
 
 def layers_of(stacks: Sequence[Stack]) -> list[Block]:
-    """Every layer, abstract, in their order."""
+    """Return every layer, abstract, in order."""
     return [layer for stack_ in stacks for _ in range(stack_.repeats) for layer in stack_.layers]

@@ -1,4 +1,4 @@
-"""Tables of one width stacked into one array: where each row lies in it, and what it holds at first."""
+"""Tables of one width stacked into one array: the index of each row in the stack, and its initial value."""
 
 import dataclasses
 import math
@@ -10,17 +10,17 @@ from jaxtyping import Array, Float, Int
 
 from ..core import Batch
 from ..core.counter_hash import bits_of_places, to_centered_uniform
-from .mixed_rows import mix_rows, parts_for, pad_rows_to_parts, unmix_rows
+from .mixed_rows import mix_rows, pad_rows_to_parts, parts_for, unmix_rows
 from .table_config import FeatureConfig, Growth, TableConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class TablePart:
-    """Rows of a table that lie alike: all of them, or those that are hot, or the others.
+    """Rows of a table with one placement: all of them, the hot ones, or the others.
 
     Attributes:
-        first: The id of the first one.
-        rows: How many there are.
+        first: Id of the first row.
+        rows: Number of rows.
     """
 
     table: TableConfig
@@ -34,12 +34,12 @@ class TablePart:
 
 @dataclasses.dataclass(frozen=True)
 class StackPlan:
-    """Tables of one width and placement, or parts of them, their rows one after the other, mixed.
+    """Tables of one width and placement, or parts of them, concatenated along rows and permuted.
 
     Attributes:
-        offsets: Of each part, its first row before mixing.
-        rows: Of all of them, filled up to a multiple of `blocks`.
-        blocks: Equal parts between which adjacent rows are dealt out; 1 where they are not mixed.
+        offsets: For each part, the index of its first row before the permutation.
+        rows: Total number of rows, padded to a multiple of `blocks`.
+        blocks: Number of equal blocks over which adjacent rows are spread; 1 for no permutation.
     """
 
     parts: tuple[TablePart, ...]
@@ -54,12 +54,12 @@ class StackPlan:
 
     @property
     def growth(self) -> Growth | None:
-        """Of its table, which is then alone in it."""
+        """Growth of its table, which is then the only one in the stack."""
         return self.parts[0].table.growth
 
     @property
     def features(self) -> tuple[tuple[FeatureConfig, TablePart, int], ...]:
-        """Each feature with what it reads of its table, and the first row of that."""
+        """Each feature with the part of its table that it reads, and that part's first row."""
         return tuple((f, part, offset) for part, offset in zip(self.parts, self.offsets) for f in part.table.features)
 
     @property
@@ -67,7 +67,8 @@ class StackPlan:
         return sum(feature.capacity for feature, _, _ in self.features)
 
     def positions(self, batch: Batch) -> Int[Array, "batch ids"]:
-        """Where the rows of all features lie in the stack, side by side; -1 where there is none."""
+        """Return the stack row of every id of all features, concatenated; -1 for ids that are not in this
+        stack."""
         return jnp.concatenate(
             [self.position(batch[f.leaf], part, offset) for f, part, offset in self.features], axis=1
         )
@@ -80,17 +81,17 @@ class StackPlan:
 
 
 SMALL_BLOCKS = 4096
-"""Up to so many blocks of a growing table are filled up to a multiple of the power of two below, so that meshes of fewer devices
-divide them; a larger table is filled up by a sixteenth at most."""
+"""Maximum number of blocks of a growing table that is padded to a multiple of the next lower power of two, so
+that meshes of fewer devices divide it; the padding of a larger table is at most a sixteenth."""
 
 
 def stacked_tables(parts: tuple[TablePart, ...], placement: str) -> StackPlan:
-    """Parts of tables of one width and placement, one after the other."""
+    """Concatenate parts of tables of one width and placement."""
     starts = np.cumsum([0, *(part.rows for part in parts)]).tolist()
     total = starts[-1]
     growth = parts[0].table.growth
     if growth is not None:
-        # Whole blocks on each device, where keys are mixed by their hashes.
+        # Each device holds whole blocks; no permutation is needed, since key hashes spread the rows.
         blocks = -(-total // growth.ways)
         shares = parts_for(blocks) if blocks > SMALL_BLOCKS else 2 ** int(math.log2(blocks))
         return StackPlan(parts, placement, tuple(starts[:-1]), pad_rows_to_parts(blocks, shares) * growth.ways, 1)
@@ -99,7 +100,8 @@ def stacked_tables(parts: tuple[TablePart, ...], placement: str) -> StackPlan:
 
 
 def drawn(key: jax.Array, plan: StackPlan) -> Float[Array, "row row_width"]:
-    """The first values of a stack, each a hash of its place: the same on every mesh; zeros in rows that fill up or are free."""
+    """Initialize a stack, each element from a hash of its index, so that it is the same on every mesh;
+    padding and free rows are zero."""
     if plan.growth is not None:
         return jnp.zeros((plan.rows, plan.width), jnp.float32)
     place = jnp.arange(plan.rows, dtype=jnp.int32)

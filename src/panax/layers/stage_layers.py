@@ -1,11 +1,16 @@
-"""Which of a model's layers each stage of a pipeline holds, how they get there, and how a stage runs them.
+"""Distribution of a model's layers over pipeline stages: which layers a stage holds, how they get there, and
+how it runs them.
 
-Layers rest between steps where they are computed, if each stage's are equal in number and adjacent in storage. Otherwise (126
-layers on 16 stages, several chunks a stage, two kinds of stacks) they rest split along `embed`, as one array that is the same on
-any mesh, and an all-to-all takes each stage its own at the beginning of a step, and their gradients back at its end.
+Between steps, layers are stored where they are computed if every stage has the same number of layers,
+adjacent in storage. Otherwise (126 layers on 16 stages, several chunks per stage, two kinds of stacks) they
+are stored sharded along `embed`, as one array that is the same on any mesh. An all-to-all then moves each
+stage's layers to it at the beginning of a step, and their gradients back at the end.
 
-Layers whose parameters differ, as dense ones and mixtures of experts do, can't lie in one array: adjacent ones that are alike
-are a run (`units.py`), and a stage has its own part of each run.
+Layers with different parameters, such as dense ones and mixtures of experts, cannot share an array: adjacent
+layers with equal parameters form a run (`units.py`), and a stage holds its part of each run.
+
+Terms: a stage holds `chunks` virtual stages; a chunk has `slots` for units of each run, some of which may be
+empty.
 """
 
 import dataclasses
@@ -35,12 +40,12 @@ from .units import LayerUnit, runs
 
 @dataclasses.dataclass(frozen=True)
 class StageLayers:
-    """A stage's own layers.
+    """The layers of this stage.
 
     Attributes:
-        runs: In the order of the layers.
-        stacks: The model's, as they are stored.
-        reporting: Layers of the whole model that report.
+        runs: Its part of each run, in layer order.
+        stacks: The model's stacks, as stored.
+        reporting: Number of reporting layers in the whole model.
     """
 
     runs: tuple["StageRun", ...]
@@ -49,7 +54,8 @@ class StageLayers:
 
     @classmethod
     def of(cls, model_stacks: Sequence[Stack], chunks: int, dtype: Any) -> "StageLayers":
-        """Take each stage its layers, and gather them in `dtype` where that is done once a step."""
+        """Move each stage's layers to it, and gather them in `dtype` if weights are gathered once per
+        step."""
         stages, found, start = axis_size(AXIS), [], 0
         groups = runs(model_stacks)
         reporting = (
@@ -58,6 +64,7 @@ class StageLayers:
         rows = {layer: row for row, layer in enumerate(reporting)}
         held = layers_by_stage(sum(map(len, groups)), stages=stages, chunks=chunks)
         for group in groups:
+            # order: [stage, chunk, slot] to the unit's index in its run, padded with -1 to equal length.
             own = [[[n - start for n in chunk if start <= n < start + len(group)] for chunk in stage] for stage in held]
             most = max(len(chunk) for stage in own for chunk in stage)
             order = np.array([[[*chunk, *[-1] * (most - len(chunk))] for chunk in stage] for stage in own])
@@ -68,7 +75,7 @@ class StageLayers:
 
     @property
     def weights(self) -> list[list[Any]]:
-        """Of each run, with the leading axes [chunk, slot]."""
+        """The weights of each run, with the leading axes [chunk, slot]."""
         return [run.weights for run in self.runs]
 
     @property
@@ -78,7 +85,8 @@ class StageLayers:
     def run(
         self, weights: list[list[Any]], x: jax.Array, context: Context, chunk: jax.Array, remat: RematPolicy, state: Any
     ) -> tuple[jax.Array, Any]:
-        """One chunk's layers, one after the other; what they report stands in the rows of all reporting layers."""
+        """Run one chunk's layers in sequence; the reports are placed in an array with a row per reporting
+        layer of the model."""
         total = None
         for run, own in zip(self.runs, weights):
             x, found = run.run(own, x, context, chunk, remat, state)
@@ -88,7 +96,7 @@ class StageLayers:
         return x, total
 
     def returned(self, gradients: list[list[Any]]) -> Any:
-        """Gradients like `weights`, as the stacks in storage."""
+        """Return gradients with the structure of `weights` to the storage layout of the stacks."""
         stacks = list(self.stacks)
         for run, own in zip(self.runs, gradients):
             flat = [run.taken_back(gradient, axes) for gradient, axes in zip(own, run.axes)]
@@ -99,18 +107,19 @@ class StageLayers:
 
 @dataclasses.dataclass(frozen=True)
 class StageRun:
-    """A stage's part of units whose parameters are alike.
+    """A stage's part of a run of units with equal parameters.
 
     Attributes:
-        units: All of the run.
-        order: [stage, chunk, slot] to unit; -1 where a stage has fewer than others.
-        weights: A list of what a unit's leaves are; each with the leading axes [chunk, slot].
-        treedefs: The distinct units by their static settings (windows).
-        kind_of_unit: Which of these each unit is.
-        rows: Of each unit's reporting layers, among all of the model.
+        units: All units of the run.
+        order: [stage, chunk, slot] to unit; -1 for an empty slot.
+        weights: The leaves of a unit, each with the leading axes [chunk, slot].
+        treedefs: The distinct units by static settings (such as windows).
+        kind_of_unit: For each unit, the index of its treedef.
+        rows: For each unit, the rows of its reporting layers among all of the model.
         axes: The logical axes of each leaf, `layer` first.
-        alone: Whether there is no other run: then a slot that is left empty costs no time, since other stages fill theirs.
-        dtype: What weights are gathered in.
+        alone: True if it is the only run. Running an empty slot then costs no time, since other stages fill
+            theirs.
+        dtype: The dtype in which weights are gathered.
     """
 
     layout: Layout
@@ -156,29 +165,32 @@ class StageRun:
 
     @property
     def period(self) -> int:
-        """Layers of a unit."""
+        """Number of layers per unit."""
         return len(self.units[0].reports)
 
     @property
     def numbers(self) -> list[int]:
-        """The stacks that it is made of."""
+        """Indices of the stacks that the run spans."""
         return sorted({unit.stack for unit in self.units})
 
     @property
     def _all_must_run(self) -> bool:
-        """Whether a stage runs a slot that is left empty too, since other stages' units send by permutations that wait for it."""
+        """True if a stage must run empty slots too, because the units of other stages wait for its collective
+        permutes."""
         rings = self.layout.sizes.get("context", 1) > 1 or self.layout.overlap
         return rings and not current_target().traits.permutes_apart
 
     @property
     def rest(self) -> bool:
-        """Whether they are stored where they are computed."""
+        """True if the layers are stored where they are computed."""
         return self.layout.storage(("layer",))[0] == (AXIS,)
 
     def run(
         self, weights: list[Any], x: jax.Array, context: Context, chunk: jax.Array, remat: RematPolicy, state: Any
     ) -> tuple[jax.Array, list[tuple[jax.Array, Any]]]:
-        """One chunk's units; and for each reporting layer of a unit its rows and report, with a leading axis of slots."""
+        """Run one chunk's units; return the output, and for each reporting layer of a unit its rows and
+        report, with a leading axis of slots."""
+        # mine: [slot] to unit for this stage and chunk; the other arrays are indexed alike.
         mine = jnp.asarray(self.order)[jax.lax.axis_index(AXIS), chunk]
         kinds = jnp.asarray(self.kind_of_unit)[mine]
         first = jnp.asarray([unit.first for unit in self.units])[mine]
@@ -196,11 +208,12 @@ class StageRun:
                 with declare_branch_probs(*np.bincount(self.kind_of_unit) / len(self.kind_of_unit)):
                     return jax.lax.switch(kind, branches, x, leaves)
 
-            # Inside of the condition below, and not around it: that would copy the weights to keep them.
+            # Rematerialize inside the condition below: outside, it would copy the weights to save them.
             unit_of = rematerialize(chosen, remat)
 
             if (self.order >= 0).all():
                 return unit_of(x, leaves)
+            # Run the empty slot and discard its result if that is free or required; otherwise skip it.
             if self.alone or self._all_must_run:
                 y, found = unit_of(x, leaves)
                 return jnp.where(unit >= 0, y, x), found
@@ -218,14 +231,16 @@ class StageRun:
         return x, [(filled[:, place], terms) for place, terms in enumerate(found)]
 
     def brought(self, leaf: jax.Array, axes: Axes) -> Any:
-        """A leaf of all units, as this stage holds its own."""
+        """Convert a stored leaf of all units to this stage's part of it, [chunk, slot, ...]."""
         chunks, slots = self.order.shape[1:]
         dim = self._split_dim(axes)
         once = self.layout.zero != "3"
         gathers = self._gathers(axes)
+        # Cast before communication if the weight is gathered or moved once per step.
         early = once and (any(gathers) or (dim is not None and not self.rest))
         value = leaf.astype(once_dtype(axes, self.dtype)) if early else leaf
         if not self.rest:
+            # Empty slots hold unit 0 as a placeholder.
             order = np.maximum(self.order, 0)
             if dim is None:
                 value = value[jnp.asarray(order.reshape(len(order), -1))[jax.lax.axis_index(AXIS)]]
@@ -243,7 +258,7 @@ class StageRun:
         return Weight(by_chunk(whole), by_chunk(slot), scattered)
 
     def taken_back(self, gradient: jax.Array, axes: Axes) -> jax.Array:
-        """A gradient like `brought`, of all units and as they are stored."""
+        """Convert a gradient with the layout of `brought` to the storage layout of all units."""
         gradient = gradient.reshape(-1, *gradient.shape[2:])
         if self.layout.zero == "1":
             gradient = scatter_dims(gradient, self._gathers(axes))
@@ -260,7 +275,7 @@ class StageRun:
         return assert_sharding(placed, {AXIS: ValueState.PARTIAL if dim is None else ValueState.SPLIT}, dim or 0)
 
     def _split_dim(self, axes: Axes) -> int | None:
-        """The dimension that is split over stages in storage, besides the layers."""
+        """Return the dimension, other than the layers', that is sharded over stages in storage."""
         return next((dim for dim, stored in enumerate(self.layout.storage(axes)) if AXIS in stored), None)
 
     def _gathers(self, axes: Axes) -> tuple[tuple[str, ...], ...]:
@@ -269,7 +284,7 @@ class StageRun:
 
 
 def _blocks(blocks: Any, x: jax.Array, context: Context, first: Any, rows: Any, state: Any) -> tuple[jax.Array, Any]:
-    """One unit's layers; and what they report."""
+    """Run one unit's layers; return the output and their reports."""
     found: list[Any] = []
     for place, block in enumerate(blocks):
         key = None if context.key is None else jax.random.fold_in(context.key, first + place)
@@ -286,7 +301,7 @@ def _in_rows(terms: jax.Array, rows: jax.Array, count: int) -> jax.Array:
 
 
 def _by_unit(stacks: Any, period: int) -> list[jax.Array]:
-    """For each leaf of a unit: all units' arrays in the order of the layers."""
+    """Return for each leaf of a unit the arrays of all units, in layer order."""
     parts: list[list[jax.Array]] = []
     for stack in stacks:
         places = [jax.tree.leaves(stack.blocks)] if period > 1 else [jax.tree.leaves(block) for block in stack.blocks]
@@ -300,7 +315,7 @@ def _by_unit(stacks: Any, period: int) -> list[jax.Array]:
 
 
 def _by_stack(stacks: Any, leaves: list[jax.Array], period: int) -> list[Any]:
-    """The inverse of `_by_unit`, in the structure of `stacks`."""
+    """Invert `_by_unit`, in the structure of `stacks`."""
     start, found = 0, []
     for stack in stacks:
         places = 1 if period > 1 else len(stack.blocks)

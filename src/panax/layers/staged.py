@@ -1,7 +1,7 @@
-"""`StagedTask`: a task whose model is an entrance, stacks of blocks and a head.
+"""`StagedTask`: a task with a model of an input part, stacks of blocks, and a head.
 
-Whoever writes these three has what works from them: every axis of a mesh, pipelines included, rematerialisation, the check of a
-layout, and counts of operations.
+A subclass that defines these three parts supports every mesh axis, pipelines included, rematerialization,
+layout checks, and FLOP counts.
 """
 
 import abc
@@ -33,7 +33,7 @@ from .units import units
 
 FloatType = Literal["float32", "bfloat16"]
 UnscaledType = Literal["auto", "float32", "bfloat16"]
-"""Of tasks whose loss is not scaled, as float16 would need."""
+"""Compute dtypes of tasks without loss scaling, which float16 would require."""
 ComputeType = Literal["auto", "float32", "bfloat16", "float16"]
 
 STAGE = "stage"
@@ -41,18 +41,20 @@ STAGE = "stage"
 
 
 class StagedTask(Task):
-    """A task that is cut where a pipeline cuts it.
+    """A task split into the parts that a pipeline distributes.
 
     Attributes:
-        compute_dtype: What activations and products are in. "auto" is bfloat16 where the devices have instructions for it, else
-            float32. float16 has the loss scaled (`step.loss_scale`).
-        matmul_precision: What products of float32 are multiplied in; None for the platform's default (bfloat16 on TPUs, TF32 on
-            GPUs that have it). bfloat16 and tf32 round the operands alone: activations stay as they are.
-        parameter_dtype: What parameters, their gradients and the optimizer's moments are in; sums accumulate in float32 all the
-            same. bfloat16 takes half the memory, and loses updates that are small beside their parameter.
-        remat: What a layer's backward pass computes again.
-        pipeline: How a stage axis of the mesh is used.
-        context_attention: How rows that are split over the context axis attend.
+        compute_dtype: Dtype of activations and matmuls. "auto" is bfloat16 if the devices have instructions
+            for it, otherwise float32. float16 requires loss scaling (`step.loss_scale`).
+        matmul_precision: Precision of float32 matmuls; None for the platform's default (bfloat16 on TPUs,
+            TF32 on GPUs that support it). bfloat16 and tf32 round only the operands: activations stay in
+            float32.
+        parameter_dtype: Dtype of parameters, their gradients and the optimizer's moments; sums still
+            accumulate in float32. bfloat16 halves the memory, but loses updates that are small relative to
+            their parameter.
+        remat: What a layer's backward pass recomputes.
+        pipeline: How the mesh's stage axis is used.
+        context_attention: Attention algorithm for rows sharded over the context axis.
     """
 
     compute_dtype: ComputeType = "float32"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -75,10 +77,10 @@ class StagedTask(Task):
         return self.compute_dtype == "float16"
 
     def check_precision(self) -> None:
-        """Refuse a precision of what is not there: for `__post_init__`.
+        """Check that `matmul_precision` applies; call it in `__post_init__`.
 
         Raises:
-            RecipeError: Nothing is in float32.
+            RecipeError: Nothing is computed in float32.
         """
         if self.matmul_precision is not None and self.compute_dtype != "float32":
             raise RecipeError(
@@ -91,43 +93,47 @@ class StagedTask(Task):
             check_blocks(self.abstract_stacks, placement)
 
     def stored(self, params: Any) -> Any:
-        """Parameters as they were drawn, in their own dtype: for `init`."""
+        """Cast freshly initialized parameters to the storage dtype, for use in `init`."""
         return jax.tree.map(lambda leaf: leaf.astype(self.parameter_dtype), params)
 
     @abc.abstractmethod
     def context(self, batch: Batch, key: jax.Array, train: bool) -> Context:
-        """What every layer shares of a (micro-)batch."""
+        """Build the inputs that all layers share for a (micro-)batch."""
 
     @abc.abstractmethod
     def enter(self, params: Any, batch: Batch, context: Context) -> Float[Array, "batch residual embed"]:
-        """What the first layer reads."""
+        """Compute the input of the first layer."""
 
     def leave(self, params: Any, x: Float[Array, "batch residual embed"]) -> Float[Array, "batch *residual embed"]:
-        """What the head reads: a vector of each position, by default as the last layer gave it, or one of each row.
+        """Compute the head's items from the last layer's output: by default one vector per position,
+        unchanged, or one per row.
 
-        A pipeline spreads these items over its stages, so that each computes a part of the loss.
+        A pipeline distributes these items over its stages, so that each computes a part of the loss.
         """
         return x
 
     @abc.abstractmethod
     def targets(self, batch: Batch) -> Mapping[str, Array]:
-        """What `measured` compares items with: leaves of a value for each, their weight among them, which is 0 for padding."""
+        """Return the targets for `measured`: leaves with one value per item, including the item's weight,
+        which is 0 for padding."""
 
     @abc.abstractmethod
     def measured(
         self, params: Any, items: Float[Array, "batch *residual embed"], targets: Mapping[str, Array], train: bool
     ) -> tuple[Losses, Metrics]:
-        """The losses and metrics of what `leave` gave."""
+        """Compute losses and metrics from the output of `leave`."""
 
     def layer_state(self, state: Any) -> Any:
-        """The part of the model state that layers have: each leaf with a leading axis of those that report."""
+        """Return the layers' part of the model state, each leaf with a leading axis of the reporting
+        layers."""
         return None
 
     def count(self, batch: Batch) -> Float[Array, ""]:
-        """By what the losses are weighed that layers report: this device's positions, without padding.
+        """Return the weight of losses that layers report: the number of this device's positions, without
+        padding.
 
         Raises:
-            RecipeError: Layers report something, and the task does not say what it is weighed by.
+            RecipeError: The task defines `reported`, but not `count`.
         """
         if type(self).reported is not StagedTask.reported:
             raise RecipeError(
@@ -137,19 +143,20 @@ class StagedTask(Task):
         return jnp.float32(0.0)
 
     def reported(self, found: Any, count: Float[Array, ""], train: bool) -> tuple[Losses, Metrics]:
-        """The losses and metrics of what layers report, with a leading axis of these."""
+        """Compute losses and metrics from the layers' reports, which have a leading axis of the reporting
+        layers."""
         return {}, {}
 
     def moved_state(self, state: Any, metrics: Metrics) -> Any:
-        """The model state after a step with these metrics, this device's sums."""
+        """Return the model state after a step with these metrics, which are this device's sums."""
         return state
 
     def stacks(self, params: Any) -> tuple[Stack, ...]:
-        """The layers of a model, abstract or not; by default its field `stacks`."""
+        """Return the layers of a model, abstract or not; by default its field `stacks`."""
         return params.stacks
 
     def with_stacks(self, params: Any, stacks: tuple[Stack, ...]) -> Any:
-        """The model with other layers; () leaves what a pipeline has outside of its stages."""
+        """Return the model with other stacks; () leaves the parameters outside of a pipeline's stages."""
         return dataclasses.replace(params, stacks=stacks)
 
     def layer_parameters(self, params: Any) -> dict[int, dict[str, tuple[str, int]]]:
@@ -189,7 +196,7 @@ class StagedTask(Task):
 
     @property
     def leaves_otherwise(self) -> bool:
-        """Whether `leave` is more than the last layer's output."""
+        """True if `leave` is overridden."""
         return type(self).leave is not StagedTask.leave
 
     @functools.cached_property
@@ -216,5 +223,5 @@ class StagedTask(Task):
         return tuple(dict.fromkeys(one for layer in layers for one in layer.exchanges(self.context_attention)))
 
     def layer_flops(self, length: int) -> float:
-        """FLOPs of all layers' forward products for one position, the mean over a row of `length`."""
+        """Count the FLOPs of all layers' forward matmuls per position, averaged over a row of `length`."""
         return sum(layer.flops(length) for layer in layers_of(self.abstract_stacks))

@@ -1,4 +1,4 @@
-"""The Mamba-2 mixer: a convolution of few positions and a selective state-space scan, in place of attention."""
+"""Mamba-2 mixer: a short convolution and a selective state-space scan, in place of attention."""
 
 import math
 from typing import Any, NamedTuple
@@ -32,15 +32,16 @@ from .feed_forward import ACTIVATIONS
 from .shared_heads import own_shared
 
 CONTEXT = "context"
-"""The mesh axis that rows are split over."""
+"""The mesh axis that shards rows."""
 
 HEADS, GROUPS = "ssm_heads ssm_head_dim", "ssm_groups ssm_state"
 
 
 def _quantiles(quantile: Any, count: int = 4096) -> Initializer:
-    """One of `count` values, each as likely, from a function on (0, 1).
+    """Build an initializer that draws one of `count` equally likely values of a quantile function on (0, 1).
 
-    They are computed on the host and drawn by whole numbers: a logarithm's last bit depends on how a compiler splits an array.
+    Values are computed on the host and drawn by integer index: a logarithm's last bit depends on how a
+    compiler splits an array.
     """
     table = np.asarray([quantile((i + 0.5) / count) for i in range(count)], np.float32)
 
@@ -51,16 +52,16 @@ def _quantiles(quantile: Any, count: int = 4096) -> Initializer:
 
 
 def _first_step(share: float) -> float:
-    """What a softplus takes to a step between 0.001 and 0.1, the steps' logarithms evenly spread."""
+    """Return the inverse softplus of a step size between 0.001 and 0.1, log-uniform in `share`."""
     step = 0.001 * 100.0**share
     return step + math.log(-math.expm1(-step))
 
 
 class StateSpaceCache(NamedTuple):
-    """What a state-space layer keeps of the positions seen so far, for generation: as much whatever their number.
+    """State of a state-space layer for generation, of constant size.
 
     Attributes:
-        x: The last inputs of the convolution, one fewer than its taps; `b` and `c` likewise.
+        x: The convolution's last inputs, one fewer than its taps; the same for `b` and `c`.
         state: float32.
     """
 
@@ -71,16 +72,18 @@ class StateSpaceCache(NamedTuple):
 
 
 class StateSpace(Module):
-    """Project to x, b, c, a step and a gate; convolve the first three; scan; gate, normalise, project back.
+    """State-space mixer: project to x, b, c, a step size and a gate; convolve x, b and c; scan; gate,
+    normalize, project back.
 
-    Over devices it is split by heads. Rows that are split over the context axis lie in contiguous order: a task with such a layer
-    sets `row_order = "contiguous"`.
+    It is sharded by heads. Rows sharded over the context axis must be in contiguous order: a task with such a
+    layer sets `row_order = "contiguous"`.
 
-    Source: Transformers are SSMs (Mamba-2, arXiv:2405.21060), section 7. Differs: the input projection is one matrix there, and
-    here one for each of its results, so that each is split by its own heads.
+    Source: Transformers are SSMs (Mamba-2, arXiv:2405.21060), section 7. Differs: the input projection is one
+    matrix per result instead of a single matrix, so that each is sharded by its heads.
 
     Attributes:
-        norm_groups: Parts of the inner width that are normalised each by itself; 1 is all of it together.
+        norm_groups: Number of parts of the inner width that are normalized separately; 1 normalizes all of it
+            together.
     """
 
     norm_groups: int = eqx.field(static=True)
@@ -90,7 +93,7 @@ class StateSpace(Module):
     w_b: Float[Array, "embed ssm_groups ssm_state"] = parameter(normal("embed"))
     w_c: Float[Array, "embed ssm_groups ssm_state"] = parameter(normal("embed"))
     w_dt: Float[Array, "embed ssm_heads"] = parameter(normal("embed"))
-    # As spread as PyTorch's even draw between plus and minus 1 / sqrt(taps).
+    # The variance of PyTorch's uniform initialization between -1 / sqrt(taps) and 1 / sqrt(taps).
     conv_x: Float[Array, "ssm_heads ssm_head_dim tap"] = parameter(normal("tap", gain=3**-0.5))
     conv_b: Float[Array, "ssm_groups ssm_state tap"] = parameter(normal("tap", gain=3**-0.5))
     conv_c: Float[Array, "ssm_groups ssm_state tap"] = parameter(normal("tap", gain=3**-0.5))
@@ -119,10 +122,11 @@ class StateSpace(Module):
         epsilon: float = 1e-5,
         output_gain: float = 1.0,
     ) -> "StateSpace":
-        """A layer of `heads * head_dim` inner features.
+        """Initialize a layer of `heads * head_dim` inner features.
 
         Args:
-            norm_by_group: Normalise the features of each group's heads by themselves, not all together.
+            norm_by_group: True to normalize the features of each group's heads separately instead of all
+                together.
         """
         sizes = {"embed": embed, "ssm_heads": heads, "ssm_head_dim": head_dim}
         sizes |= {"ssm_groups": groups, "ssm_state": state, "tap": taps}
@@ -137,10 +141,10 @@ class StateSpace(Module):
         position: Int[Array, "batch seq"],
         segment: Int[Array, "batch seq"] | None,
     ) -> Float[Array, "batch residual embed"]:
-        """Mix the positions of each row, and within equal segments where they are given (0 is padding).
+        """Mix the positions of each row, within equal segments if given (0 is padding).
 
         Args:
-            position: Not read: a recurrence knows the order.
+            position: Unused: a recurrence is inherently ordered.
         """
         z, dt, inputs = self._project(x)
         tail, before, segment_before = self.conv_x.shape[-1] - 1, None, None
@@ -155,20 +159,21 @@ class StateSpace(Module):
 
     @property
     def flops(self) -> float:
-        """Of one layer's forward products for one position: matrices, taps, and the recurrence itself.
+        """FLOPs of one layer's forward matmuls per position: matrices, convolution taps, and the recurrence
+        itself.
 
-        The recurrence adds an outer product to each head's state, and multiplies the state by a vector. What a scan in chunks
-        computes besides is left out, as rematerialisation is.
+        The recurrence adds an outer product to each head's state, and multiplies the state by a vector. The
+        additional work of a chunked scan is not counted, like that of rematerialization.
         """
         weights = (self.w_z, self.w_x, self.w_b, self.w_c, self.w_dt, self.w_o, self.conv_x, self.conv_b, self.conv_c)
         heads, head_dim = self.w_x.shape[-2:]
         return 2.0 * (sum(math.prod(w.shape) for w in weights) + 2 * heads * head_dim * self.w_b.shape[-1])
 
     def empty_cache(self, batch: int, length: int, dtype: Any) -> StateSpaceCache:
-        """A cache of no positions; of stacked layers, stacked like them.
+        """Create an empty cache; stacked if the layers are.
 
         Args:
-            length: Not read: the state is as large whatever it has seen.
+            length: Unused: the state's size does not depend on the number of positions.
         """
         *stacked, heads, head_dim, taps = self.conv_x.shape
         *_, groups, state, _ = self.conv_b.shape
@@ -184,7 +189,7 @@ class StateSpace(Module):
         cache: StateSpaceCache,
         start: Int[Array, ""],
     ) -> tuple[Float[Array, "batch seq embed"], StateSpaceCache]:
-        """Go on from what the cache has seen; `position` and `start` are not read."""
+        """Continue from the cached state; `position` and `start` are unused."""
         z, dt, inputs = self._project(x)
         before = [old.astype(new.dtype) for old, new in zip(cache[:3], inputs)]
         x, b, c = self._convolved(inputs, before, None, None)
@@ -197,7 +202,7 @@ class StateSpace(Module):
         return self._output(found.y, x, z), StateSpaceCache(tails[0], tails[1], tails[2], found.state)
 
     def _project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-        """The gate, the steps in float32, and what is convolved: x, b and c."""
+        """Compute the gate, the step sizes in float32, and the convolution's inputs x, b and c."""
         z, x, b, c, dt = contract_gathered(
             x,
             ("batch seq embed, embed ssm_heads ssm_head_dim -> batch seq ssm_heads ssm_head_dim", self.w_z),
@@ -234,7 +239,7 @@ class StateSpace(Module):
         return contract(equation, y, self.w_o)
 
     def _mean_squares(self, y: jax.Array) -> jax.Array:
-        """Over the features that are normalised together: [batch, seq, heads or 1]."""
+        """Compute mean squares over the features that are normalized together: [batch, seq, heads or 1]."""
         local, head_dim = y.shape[2:]
         axes = _head_axes()
         each = local * (jax.lax.axis_size(axes) if axes else 1) // self.norm_groups
@@ -247,7 +252,7 @@ class StateSpace(Module):
         if self.norm_groups == 1:
             sums: jax.Array = psum_both(squares.sum(axis=-1, keepdims=True), axes)  # pyright: ignore[reportAssignmentType]
             return sums / (each * head_dim)
-        # A group's heads lie on several devices: each adds its heads' squares to their groups'.
+        # Groups span devices: each device adds its heads' squares to those of their groups.
         group = (axis_index(axes) * local + jnp.arange(local)) // each
         member = (group[:, None] == jnp.arange(self.norm_groups)[None]).astype(y.dtype)
         sums = psum_both(jnp.einsum("bsh,hg->bsg", squares, member), axes)
@@ -257,9 +262,9 @@ class StateSpace(Module):
 def _scanned(
     x: jax.Array, dt: jax.Array, a: jax.Array, b: jax.Array, c: jax.Array, segment: jax.Array | None
 ) -> jax.Array:
-    """The scan of this device's heads, over whole rows."""
+    """Scan this device's heads over whole rows."""
     b, c = own_shared(x.shape[2], b, c, heads="ssm_heads", shared="ssm_groups")
-    # Each device's heads and what they share are its own: what it adds up over its heads is no term of a sum over all.
+    # Heads and their groups are local here: sums over a device's heads are not partial terms of a global sum.
     parts = dict.fromkeys(_head_axes(), ValueState.SPLIT)
     x, dt, b, c = assert_cotangent_sharding((x, dt, b, c), parts, dim=2)
     a = assert_cotangent_sharding(a, parts)
@@ -276,7 +281,7 @@ def _handed_on(edge: jax.Array) -> jax.Array:
 
 
 def _head_axes() -> MeshAxes:
-    """The mesh axes that heads are split over."""
+    """Return the mesh axes that shard heads."""
     layout = current_layout()
     return () if layout is None else layout.compute(("ssm_heads",))[0]
 

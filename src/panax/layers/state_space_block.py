@@ -1,4 +1,4 @@
-"""The layer of a state-space model, and of a hybrid: a mixer, then the feed-forward where there is one."""
+"""Layer of state-space and hybrid models: a mixer, then an optional feed-forward."""
 
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from .transformer import add, feed
 
 
 class StateSpaceBlock(Block):
-    """A state-space mixer, then the feed-forward, each normalised before and added."""
+    """A state-space mixer, then an optional feed-forward, each with a pre-norm and a residual connection."""
 
     positions: ClassVar[Positions | None] = "shards"
 
@@ -30,9 +30,10 @@ class StateSpaceBlock(Block):
     def __call__(
         self, x: Float[Array, "batch residual embed"], context: Context, state: Float[Array, " router"] | None = None
     ) -> tuple[Float[Array, "batch residual embed"], RouterTerms | None]:
-        """
+        """Run the layer; the report is the router's terms if the feed-forward is a mixture of experts.
+
         Args:
-            state: The bias of the selection of experts, in a mixture that has one.
+            state: The selection bias of the experts, if the mixture has one.
         """
         with scope("mixer"):
             branch = self.mixer(self.mixer_norm(x), context.position, context.segment)

@@ -1,4 +1,4 @@
-"""Settings of a recommender's tables, one by one: what reads a table, where it lies, and whether it grows."""
+"""Settings of single embedding tables: their features, placement, and growth."""
 
 import dataclasses
 from typing import Literal
@@ -10,20 +10,20 @@ from .bags import Pooling
 Placement = Literal["auto", "rows", "columns", "everywhere"]
 
 MOST_ROWS = 2**31 - 2**19
-"""Of one stack: its rows, filled up, are numbered by int32."""
+"""Maximum number of rows of a stack, with padding: row indices are int32."""
 
 MOST_WAYS = 4096
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureConfig(Validated):
-    """A column of the data that names rows of a table.
+    """A column of the data with ids of a table's rows.
 
     Attributes:
-        leaf: Of the batch: int32 (batch, capacity), each row a bag of ids, filled up with -1.
-        capacity: The most ids in a bag.
-        pooling: What a bag's rows are reduced by.
-        weights_leaf: Of the batch: float32 (batch, capacity), what each row is multiplied with; empty where there is none.
+        leaf: Name of the batch leaf: int32 (batch, capacity), each row a bag of ids, padded with -1.
+        capacity: Maximum number of ids in a bag.
+        pooling: Reduction of a bag's rows.
+        weights_leaf: Name of the batch leaf with a factor per id: float32 (batch, capacity); empty for none.
     """
 
     leaf: str
@@ -43,15 +43,15 @@ class FeatureConfig(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Growth(Validated):
-    """Rows are given out to the keys that batches bring, and taken from those that are not asked for any more.
+    """Dynamic assignment of rows to new keys in the data, reusing the rows of keys that are no longer used.
 
-    A feature's leaf then holds keys, uint32 (batch, capacity, 2), as made by `Bag(ids=HashedIds())`. A key's hash selects a
-    block of rows. A new key gets the least recently used row of its block; if all are in use, it shares one with its owner, as
-    with hashed ids. A key without a row is an empty bag in evaluations.
+    A feature's leaf then holds keys, uint32 (batch, capacity, 2), as made by `Bag(ids=HashedIds())`. A key's
+    hash selects a block of rows. A new key gets the least recently used row of its block; if all are in use,
+    it shares one with its owner, as with hashed ids. In evaluation, a key without a row is an empty bag.
 
     Attributes:
-        ways: Rows of a block, a power of two. More of them fill a table better, and take longer to search.
-        idle_steps: A key may lose its row once it was not asked for in more steps than these.
+        ways: Rows per block, a power of two. More ways fill a table better, but take longer to search.
+        idle_steps: A key may lose its row after more than this many steps without use.
     """
 
     ways: int = 16
@@ -66,17 +66,19 @@ class Growth(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableConfig(Validated):
-    """A table and what reads it.
+    """Settings of a table and its features.
 
     Attributes:
-        rows: Ids from 0 to `rows` - 1; 0 takes the data's number.
-        width: Numbers in a row.
-        features: One or more; several share the table.
-        placement: rows: split over the whole mesh. columns: its columns over the tensor axis, its rows over the others.
-            everywhere: a copy on each device. auto: everywhere up to `TablesConfig.small_bytes`, else rows.
-        hot_rows: So many of the first rows have a copy on each device, whatever the placement of the others. Where ids are by
-            counts, as of a `CountVocabulary`, these are the most frequent ones, which nobody then sends for.
-        growth: Its features hold keys, which rows are given out to; None: they hold ids.
+        rows: Number of rows, with ids from 0 to `rows` - 1; 0 takes the number from the data.
+        width: Elements per row.
+        features: One or more features, which share the table.
+        placement: rows: sharded over the whole mesh. columns: columns sharded over the tensor axis, rows over
+            the others. everywhere: replicated. auto: everywhere up to `TablesConfig.small_bytes`, otherwise
+            rows.
+        hot_rows: Number of first rows to replicate on every device, whatever the placement of the others. If
+            ids are ordered by frequency, as in a `CountVocabulary`, these are the most frequent ones, which
+            then need no communication.
+        growth: Assignment of rows to keys, if the features hold keys; None if they hold ids.
     """
 
     name: str

@@ -1,4 +1,5 @@
-"""Tables of a recommender: which features read which, how rows of equal width are stacked, and where the stacks lie."""
+"""Embedding tables of a recommender: which features read which table, how tables of equal width are stacked,
+and their placement."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -24,19 +25,19 @@ from .table_config import MOST_ROWS, FeatureConfig, TableConfig
 
 
 class RowTable(Module):
-    """Stacked tables, rows over the whole mesh."""
+    """Stacked tables with rows sharded over the whole mesh."""
 
     table: Float[Array, "row row_width"] = parameter(lambda *_: jnp.zeros(()))
 
 
 class ColumnTable(Module):
-    """Stacked tables, columns over the tensor axis and rows over the others."""
+    """Stacked tables with columns sharded over the tensor axis and rows over the others."""
 
     table: Float[Array, "row_of_columns row_columns"] = parameter(lambda *_: jnp.zeros(()))
 
 
 class SmallTable(Module):
-    """Stacked tables of which each device holds all."""
+    """Stacked tables replicated on every device."""
 
     table: Float[Array, "row_everywhere row_width"] = parameter(lambda *_: jnp.zeros(()))
 
@@ -48,11 +49,11 @@ _KINDS: Mapping[str, type[RowTable] | type[ColumnTable] | type[SmallTable]] = Ma
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TablesConfig(Validated):
-    """All tables of a model.
+    """Settings of all tables of a model.
 
     Attributes:
-        small_bytes: Up to so many bytes every device holds a copy, where a table's placement is auto.
-        in_params: Where the model holds its `EmbeddingTables`, as parameters are named.
+        small_bytes: Maximum size in bytes of a table to replicate on every device, if its placement is auto.
+        in_params: Path of the model's `EmbeddingTables`, in the format of parameter names.
     """
 
     tables: tuple[TableConfig, ...]
@@ -84,13 +85,13 @@ class TablesConfig(Validated):
 
     @property
     def stacks(self) -> tuple[StackPlan, ...]:
-        """Tables of one width and placement in one parameter, as many as int32 can number."""
+        """Tables grouped by width and placement into one parameter each, up to the int32 limit of rows."""
         groups: dict[tuple[int, str, int], list[TablePart]] = {}
         full: dict[tuple[int, str], int] = {}
         for placement, part in self._parts():
             kind = part.table.width, placement
             if part.table.growth is not None:
-                # Whose rows are found by their keys' hashes, and so lie in blocks of their own.
+                # Rows of a growing table are addressed by key hashes, so it needs a separate stack.
                 groups[(*kind, -1 - len(groups))] = [part]
                 continue
             number = full.get(kind, 0)
@@ -102,7 +103,7 @@ class TablesConfig(Validated):
     def _parts(self) -> Iterator[tuple[str, TablePart]]:
         for table in self.tables:
             placement, hot = self.placement_of(table), table.hot_rows
-            # Of a table that takes its rows from the data nothing is known yet.
+            # With rows=0, the number of rows is only known once the data is.
             if hot and table.rows:
                 if placement == "everywhere":
                     raise RecipeError(
@@ -120,19 +121,19 @@ class TablesConfig(Validated):
         return "everywhere" if table.bytes <= self.small_bytes else "rows"
 
     def adapted(self, num_ids: Mapping[str, int]) -> "TablesConfig":
-        """These tables, those with rows=0 of the data's number.
+        """Return these tables with rows=0 replaced by the data's number of ids.
 
         Args:
-            num_ids: How many ids the data says that each leaf may hold.
+            num_ids: Batch leaf to its number of ids, according to the data.
 
         Raises:
-            RecipeError: A table has fewer rows than the data has ids, or the data does not say how many.
+            RecipeError: A table has fewer rows than the data has ids, or the data does not specify how many.
         """
         return dataclasses.replace(self, tables=tuple(_adapted(table, num_ids) for table in self.tables))
 
     @property
     def leaf_ranges(self) -> dict[str, LeafRange]:
-        """The values that each feature's leaves may hold, as `Task.leaf_ranges` declares them."""
+        """The valid values of each feature's leaves, in the form of `Task.leaf_ranges`."""
         found = {}
         for table in self.tables:
             for feature in table.features:
@@ -144,7 +145,7 @@ class TablesConfig(Validated):
 
     @property
     def batch_axes(self) -> dict[str, Axes]:
-        """The logical axes of each feature's leaves, as `Task.batch_axes` says them."""
+        """The logical axes of each feature's leaves, in the form of `Task.batch_axes`."""
         features = [feature for table in self.tables for feature in table.features]
         leaves = [leaf for f in features for leaf in (f.leaf, f.weights_leaf) if leaf]
         keys = [feature.leaf for table in self.tables if table.growth is not None for feature in table.features]
@@ -152,7 +153,7 @@ class TablesConfig(Validated):
 
     @property
     def growing(self) -> tuple[Growing, ...]:
-        """The tables that grow, as `Task.growing` says them; a vocabulary has its table's name."""
+        """The growing tables, in the form of `Task.growing`; a vocabulary has its table's name."""
         return tuple(
             Growing(
                 f"{self.in_params}.stacks.{n}.table",
@@ -168,7 +169,8 @@ class TablesConfig(Validated):
         )
 
     def first_vocabularies(self) -> dict[str, dict[str, Array]]:
-        """Those of the tables that grow, in which no row is given out: a part of the model state, a mapping."""
+        """Create the empty vocabularies of the growing tables, as a mapping that is part of the model
+        state."""
         return {
             plan.parts[0].table.name: {
                 "keys": jnp.zeros((plan.rows, 2), jnp.uint32),
@@ -179,7 +181,7 @@ class TablesConfig(Validated):
         }
 
     def vocabulary_axes(self) -> dict[str, dict[str, Axes]]:
-        """The logical axes of these."""
+        """Return the logical axes of the vocabularies."""
         return {
             plan.parts[0].table.name: {"keys": (axis, None), "asked": (axis,)}
             for plan in self.stacks
@@ -188,13 +190,13 @@ class TablesConfig(Validated):
         }
 
     def with_rows(self, vocabularies: Mapping[str, Mapping[str, Array]], batch: Batch) -> dict[str, Any]:
-        """A batch with row numbers in the places of keys, -1 for a key without a row, on one device: as evaluations see it.
+        """Replace a batch's keys by row indices, -1 for a key without a row, on one device; for evaluation.
 
         Args:
-            vocabularies: Those that `first_vocabularies` names, such as the whole model state.
+            vocabularies: Vocabularies by name, as from `first_vocabularies`; the whole model state works too.
 
         Raises:
-            RecipeError: There is no vocabulary for a table that grows.
+            RecipeError: The vocabulary of a growing table is missing.
         """
         found = dict(batch)
         for each in self.growing:
@@ -212,7 +214,7 @@ class TablesConfig(Validated):
         return found
 
     def row_ids(self, batch: Batch) -> dict[str, Int[Array, "batch ids"]]:
-        """What a batch asks for, as `Task.row_ids` says it.
+        """Return the row indices that a batch reads, in the form of `Task.row_ids`.
 
         Raises:
             RecipeError: The batch lacks a feature, or its bags have another capacity.
@@ -221,7 +223,8 @@ class TablesConfig(Validated):
         return {f"{self.in_params}.stacks.{n}.table": plan.positions(batch) for n, plan in enumerate(self.stacks)}
 
     def check(self, batch: Batch) -> None:
-        """
+        """Check that the batch has every feature, with its capacity.
+
         Raises:
             RecipeError: The batch lacks a feature, or its bags have another capacity.
         """
@@ -240,7 +243,7 @@ class TablesConfig(Validated):
                         )
 
     def create(self, key: jax.Array) -> "EmbeddingTables":
-        """Draw all tables: uniform within the root of 1 / rows of each."""
+        """Initialize all tables, uniformly within ±sqrt(1 / rows) of each."""
         stacks = tuple(
             _KINDS[plan.placement](table=drawn(name_key(key, f"stack {n}"), plan)) for n, plan in enumerate(self.stacks)
         )
@@ -259,7 +262,7 @@ class EmbeddingTables(Module):
     config: TablesConfig = dataclasses.field(metadata={"static": True})
 
     def __call__(self, batch: Batch) -> dict[str, Float[Array, "batch row_width"]]:
-        """For each feature, by its leaf, a vector for each example; zeros for an empty bag."""
+        """Compute a vector per example for each feature, by its leaf; zeros for an empty bag."""
         self.config.check(batch)
         bags: dict[str, tuple[FeatureConfig, jax.Array]] = {}
         for plan, stack in zip(self.config.stacks, self.stacks):
@@ -267,7 +270,7 @@ class EmbeddingTables(Module):
             first = 0
             for feature, _, _ in plan.features:
                 bag = rows[:, first : first + feature.capacity]
-                # Of a table in two parts, the one that does not hold a row gives zeros.
+                # If a table is in two parts, the part without the row gives zeros.
                 bags[feature.leaf] = feature, bag + bags[feature.leaf][1] if feature.leaf in bags else bag
                 first += feature.capacity
         found: dict[str, jax.Array] = {}
@@ -277,7 +280,7 @@ class EmbeddingTables(Module):
         return found
 
     def row_ids(self, batch: Batch) -> dict[str, Int[Array, "batch ids"]]:
-        """As `TablesConfig.row_ids`."""
+        """Return the row indices that a batch reads, as `TablesConfig.row_ids` does."""
         return self.config.row_ids(batch)
 
 

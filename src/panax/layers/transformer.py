@@ -1,4 +1,4 @@
-"""The transformer's layer: attention, then the feed-forward."""
+"""Transformer layer: attention, then feed-forward."""
 
 from typing import Any, ClassVar
 
@@ -19,7 +19,8 @@ from .routing import RouterTerms, Tokens
 
 
 class TransformerBlock(Block):
-    """Attention, then the feed-forward, each normalised before (and after, where asked for) and added."""
+    """Attention, then feed-forward, each with a pre-norm (and an optional post-norm) and a residual
+    connection."""
 
     positions: ClassVar[Positions | None] = "shards"
 
@@ -34,9 +35,10 @@ class TransformerBlock(Block):
     def __call__(
         self, x: Float[Array, "batch residual embed"], context: Context, state: Float[Array, " router"] | None = None
     ) -> tuple[Float[Array, "batch residual embed"], RouterTerms | None]:
-        """
+        """Run the layer; the report is the router's terms if the feed-forward is a mixture of experts.
+
         Args:
-            state: The bias of the selection of experts, in a mixture that has one.
+            state: The selection bias of the experts, if the mixture has one.
         """
         with scope("attention"):
             branch = self.attention(self.attention_norm(x), context.position, context.segment, context.attention)
@@ -66,7 +68,7 @@ class TransformerBlock(Block):
         start: Int[Array, ""],
         state: Float[Array, " router"] | None = None,
     ) -> tuple[Float[Array, "batch seq embed"], Any]:
-        attention: Any = self.attention  # Of either kind, like its cache.
+        attention: Any = self.attention  # Either kind, as is its cache.
         branch, cache = attention.extend(self.attention_norm(x), context.position, cache, start)
         x = self._add(x, branch, self.attention_post_norm, context, 0)
         branch, _ = feed(self.feed_forward, self.feed_forward_norm(x), context, state)
@@ -79,7 +81,7 @@ class TransformerBlock(Block):
 def feed(
     feed_forward: FeedForward | MixtureOfExperts, x: jax.Array, context: Context, bias: jax.Array | None
 ) -> tuple[jax.Array, RouterTerms | None]:
-    """Run a layer's feed-forward, dense or a mixture."""
+    """Run a layer's feed-forward, dense or mixture of experts."""
     if isinstance(feed_forward, FeedForward):
         return feed_forward(x), None
     key = None if context.key is None or not context.train else jax.random.fold_in(context.key, 2)
@@ -87,10 +89,10 @@ def feed(
 
 
 def add(x: jax.Array, branch: jax.Array, rate: float, context: Context, place: int) -> jax.Array:
-    """The residual stream with a branch of a layer, after dropout.
+    """Add a layer's branch to the residual stream, after dropout.
 
     Args:
-        place: The branch's number in its layer.
+        place: Index of the branch in its layer.
     """
     if context.key is not None and context.row is not None:
         branch = dropout(branch, rate, jax.random.fold_in(context.key, place), context.row, context.place)

@@ -1,4 +1,5 @@
-"""What a pipeline divides over its stages: layers, or whole periods of layers that differ in their parameters."""
+"""Units that a pipeline distributes over its stages: single layers, or whole periods of layers with different
+parameters."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,10 +12,10 @@ class LayerUnit(NamedTuple):
     """Adjacent layers that stay on one stage.
 
     Attributes:
-        stack: Which of the model's stacks they are in.
-        first: The number of the first layer.
-        reports: Of each layer, whether it reports.
-        signature: What its parameters are; equal units share arrays.
+        stack: Index of their stack in the model.
+        first: Index of the first layer in the model.
+        reports: For each layer, True if it reports.
+        signature: Signature of the parameters; units with equal signatures share arrays.
     """
 
     stack: int
@@ -24,7 +25,8 @@ class LayerUnit(NamedTuple):
 
 
 def units(stacks: Sequence[Stack]) -> list[LayerUnit]:
-    """In the order of the layers. Layers that differ in settings alone, as in their windows, are units of their own."""
+    """Split the stacks into units, in layer order. Layers that differ only in settings, such as windows, are
+    separate units."""
     found = []
     for number, stack_ in enumerate(stacks):
         layers = stack_.layers
@@ -40,7 +42,7 @@ def units(stacks: Sequence[Stack]) -> list[LayerUnit]:
 
 
 def runs(stacks: Sequence[Stack]) -> list[list[LayerUnit]]:
-    """The units in groups of adjacent ones whose parameters are alike."""
+    """Group adjacent units with equal signatures."""
     return [
         list(group) for _, group in itertools.groupby(units(stacks), key=lambda unit: (unit.signature, unit.reports))
     ]

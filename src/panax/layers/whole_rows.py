@@ -1,8 +1,9 @@
-"""Blocks that read other positions of a row, on a mesh that splits rows: each device is given the whole row.
+"""Execution of blocks that read other positions of a row on a mesh that shards rows: each device receives the
+whole row.
 
-Written for one device, such a block is right on every mesh: devices along the axes that split a row compute it alike, and each
-keeps its own positions of the result. That costs the gathered row's memory and the same work on each of them; a block in the
-language of `panax.spmd` splits both.
+A block written for one device is then correct on every mesh: the devices that share a row compute it
+redundantly, and each keeps its positions of the result. The cost is memory for the gathered row and
+duplicated work; a block written with `panax.spmd` shards both.
 """
 
 from typing import Any
@@ -23,7 +24,7 @@ from .block import Block, Context
 def run_block(
     block: Block, x: Float[Array, "batch residual embed"], context: Context, state: Any
 ) -> tuple[Float[Array, "batch residual embed"], Any]:
-    """Run a block on the residual stream, on whole rows if it says that it needs these."""
+    """Run a block on the residual stream, on whole rows if the block requires them."""
     layout = current_layout()
     if block.positions != "row" or layout is None:
         return block(x, context, state)
@@ -35,7 +36,7 @@ def run_block(
     given = _whole_context(context, layout, stream, row, whole.shape[1])
     with use_layout(layout.with_whole_rows()):
         y, found = block(whole, given, state)
-    # A device's cotangent is of its own positions, zero elsewhere: a term of the sum over devices.
+    # A device's cotangent is nonzero only at its own positions: a partial term of the sum over devices.
     y = assert_cotangent_sharding(y, dict.fromkeys(stream, ValueState.PARTIAL))
     if layout.sizes["context"] > 1 and layout.row_order == "zigzag":
         y = jnp.take(y, zigzag_order(y.shape[1], layout.sizes["context"]), axis=1)
@@ -43,7 +44,7 @@ def run_block(
 
 
 def _in_order(x: jax.Array, layout: Layout) -> jax.Array:
-    """Positions as they stand in the row, from the order in which the context axis holds them."""
+    """Restore the row's order of positions from the order of the context axis."""
     parts = layout.sizes["context"]
     if parts == 1 or layout.row_order == "contiguous":
         return x

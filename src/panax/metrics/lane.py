@@ -71,7 +71,7 @@ class BackgroundReporter:
                 self._waiting_bytes += size
                 self._changed.notify_all()
         if full:
-            self._warn(f"warning: {self._name} does not keep up: reports are left out; training goes on")
+            self._warn(f"warning: {self._name} is falling behind: some reports are dropped; training continues")
 
     def end(self) -> None:
         """Let the thread end after what has been put, without waiting for it; `close` waits."""
@@ -112,7 +112,9 @@ class BackgroundReporter:
             self._lost += 1
             if not self._failed:
                 self._failed = True
-                self._warn(f"warning: {self._name} can't be written, and training goes on without it: {_reason(error)}")
+                self._warn(
+                    f"warning: {self._name} can't be written, and training continues without it: {_reason(error)}"
+                )
 
 
 def size_of(value: Any) -> int:

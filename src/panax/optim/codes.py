@@ -18,7 +18,8 @@ from ..core.protocols import Axes
 from ..kernels.quantised import DYNAMIC, DYNAMIC_UNSIGNED, QuantizedArray
 
 LEAST, BLOCK = 4096, 256
-"""Minimum number of elements of an array to quantize, and elements per block: those of torchao's AdamW8bit."""
+"""Minimum number of elements of an array to quantize, and elements per block: those of torchao's
+AdamW8bit."""
 
 
 def block_of(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...] | None:
@@ -53,7 +54,8 @@ def decode_state(kept: Any, dtype: Any) -> jax.Array:
 
 
 def axes_of_parts(kept: Any, axes: Axes) -> Any:
-    """Return the logical axes of each leaf of a state array: codes and scales both have those of the array."""
+    """Return the logical axes of each leaf of a state array: codes and scales both have those of the
+    array."""
     return jax.tree.map(lambda _: axes, kept)
 
 

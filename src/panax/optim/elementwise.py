@@ -1,4 +1,5 @@
-"""Elementwise optimizers: an element's update depends on its own history only, so they need no communication."""
+"""Elementwise optimizers: an element's update depends on its own history only, so they need no
+communication."""
 
 import dataclasses
 

@@ -106,7 +106,8 @@ class ShardedOptimizer(Optimizer):
     """
 
     steps_as_adam: ClassVar[bool] = False
-    """True if update elements are about as large as the learning rate, independent of the gradient's scale."""
+    """True if update elements are about as large as the learning rate, independent of the gradient's
+    scale."""
 
     epsilon_may_be_zero: ClassVar[bool] = False
     """True if a zero `epsilon` never divides by zero, even for a zero gradient."""

@@ -1,4 +1,5 @@
-"""How the work of a model is spread over time and devices."""
+"""Parallelism of a model over time and devices: pipelines, context parallelism, expert exchange, and
+rematerialization."""
 
 from .context_choice import ContextAttention
 from .layers import scan_layers

@@ -1,11 +1,13 @@
-"""Which tokens of a row each device holds when sequences are split over the "context" mesh axis.
+"""Assignment of a row's tokens to devices if sequences are sharded over the "context" mesh axis.
 
-In zigzag order a row is cut into 2n equal chunks, and device i of n holds chunks i and 2n-1-i. Under a causal mask a chunk costs
-as much as it has chunks before it, so every device's pair costs the same. In contiguous order, for tasks that read neighbours
-(`Task.row_order`), device i holds the i-th of n equal parts, and the last one's attention costs twice the mean.
+In zigzag order, a row is cut into 2n equal chunks, and device i of n holds chunks i and 2n-1-i. Under a
+causal mask, the cost of a chunk is proportional to the number of chunks before it, so every device's pair
+costs the same. In contiguous order, for tasks that read neighboring positions (`Task.row_order`), device i
+holds the i-th of n equal parts, and the last one's attention costs twice the mean.
 
-Source: Llama 3 (arXiv:2407.21783), section 3.3.2. Striped attention (arXiv:2311.09431) balances by dealing out single tokens,
-which breaks every block of scores across its diagonal; whole chunks leave full blocks.
+Source: Llama 3 (arXiv:2407.21783), section 3.3.2. Striped attention (arXiv:2311.09431) balances by
+distributing single tokens, which puts the diagonal into every block of scores; whole chunks leave full
+blocks.
 """
 
 from typing import NamedTuple
@@ -20,17 +22,17 @@ from panax.core.protocols import RowOrder
 
 
 class WireBytes(NamedTuple):
-    """What one device sends for one layer's attention, in bytes."""
+    """Bytes that one device sends for one layer's attention."""
 
     forward: int
     backward: int
 
 
 def zigzag_order(length: int, n: int) -> np.ndarray:
-    """The permutation of a row after which n equal parts are what the n devices hold.
+    """Return the permutation of a row after which its n equal parts are those of the n devices.
 
     Raises:
-        ValueError: The row can't be cut into 2n equal chunks.
+        ValueError: The row cannot be cut into 2n equal chunks.
 
     >>> zigzag_order(8, 2).tolist()
     [0, 1, 6, 7, 2, 3, 4, 5]
@@ -47,7 +49,7 @@ def zigzag_order(length: int, n: int) -> np.ndarray:
 
 
 def zigzag_inverse(length: int, n: int) -> np.ndarray:
-    """The permutation that undoes `zigzag_order`.
+    """Return the inverse permutation of `zigzag_order`.
 
     >>> zigzag_order(8, 2)[zigzag_inverse(8, 2)].tolist()
     [0, 1, 2, 3, 4, 5, 6, 7]
@@ -58,18 +60,19 @@ def zigzag_inverse(length: int, n: int) -> np.ndarray:
 def sequence_places(
     local_length: int, *, context: int, tensor: int = 1, order: RowOrder | None = None
 ) -> Int[Array, " seq"]:
-    """Where in its original row each token stands that this device holds.
+    """Return the index in the global row of each token that this device holds.
 
-    Called with the mesh axes "context" and "tensor" manual, of which one of size 1 need not exist.
+    Must be called with the mesh axes "context" and "tensor" manual; an axis of size 1 need not exist.
 
     Args:
-        local_length: Tokens of a row on this device, after a device's part of it was cut in `tensor` equal contiguous parts.
-        context: The size of the mesh axis "context".
-        tensor: The size of the mesh axis "tensor" where it splits the sequence, else 1.
-        order: By default that of the layout that is traced for.
+        local_length: Tokens of a row on this device, after its part is split into `tensor` equal contiguous
+            parts.
+        context: Size of the mesh axis "context".
+        tensor: Size of the mesh axis "tensor" if it shards the sequence, otherwise 1.
+        order: By default that of the current layout.
 
     Raises:
-        ValueError: The order is zigzag, and a device's part has no two equal chunks.
+        ValueError: The order is zigzag, and a device's part cannot be cut into two equal chunks.
 
     >>> sequence_places(3, context=1).tolist()
     [0, 1, 2]

@@ -1,4 +1,5 @@
-"""How rows that are split over the devices of a context axis attend: the kernels for "context attention", and the choice."""
+"""Attention over rows sharded along a context axis: the kernels for "context attention", and the choice
+between them."""
 
 import dataclasses
 import functools
@@ -15,16 +16,17 @@ from panax.parallel.ring import ring_attention
 from panax.parallel.ulysses import heads_limit, ulysses_attention
 
 ContextAttention = Literal["auto", "ring", "ulysses"]
-"""How sequences that are split over devices attend: see `choose_context_attention`."""
+"""Attention algorithm for sequences sharded over devices; see `choose_context_attention`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContextCase:
-    """What a choice depends on.
+    """The inputs of the choice of algorithm.
 
     Attributes:
-        heads: Query heads on a device, before any exchange; `kv_heads` likewise.
-        axis_size: Devices along the context axis.
+        heads: Query heads on a device, before any exchange.
+        kv_heads: Key-value heads on a device, before any exchange.
+        axis_size: Number of devices along the context axis.
     """
 
     heads: int
@@ -33,18 +35,19 @@ class ContextCase:
 
 
 def choose_context_attention(heads: int, kv_heads: int, axis_size: int, asked: ContextAttention = "auto") -> str:
-    """The kernel that a layer gets: "auto" is Ulysses where it runs without repeating key-value heads.
+    """Return the name of the kernel for a layer; "auto" chooses Ulysses if it runs without repeating
+    key-value heads.
 
-    The fast kernels then serve, and each device sends (heads / kv_heads + 1) / (2 * axis_size) times the bytes that it would
-    send in a ring, forward and backward in bfloat16: fewer, but for many query heads to a group on a short axis. A ring
-    hides what it sends behind its products, and runs at any axis size.
+    Ulysses uses the fast kernels, and each device sends (heads / kv_heads + 1) / (2 * axis_size) times the
+    bytes of a ring, forward and backward in bfloat16: fewer, except for many query heads per group on a short
+    axis. A ring overlaps its communication with its matmuls, and runs at any axis size.
 
     Args:
         heads: Query heads on this device, before any exchange.
-        kv_heads: Likewise.
+        kv_heads: Key-value heads on this device, before any exchange.
 
     Raises:
-        ValueError: Ulysses was asked for and `axis_size` does not divide the heads.
+        ValueError: Ulysses is requested, but `axis_size` does not divide the heads.
 
     >>> choose_context_attention(32, 8, 4), choose_context_attention(32, 8, 16)
     ('ulysses', 'ring')
@@ -65,11 +68,12 @@ def context_attention(
     target: Target,
     **options: Any,
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Softmax attention over whole rows of which this device holds the part that the layout's `row_order` says.
+    """Compute softmax attention over whole rows, of which this device holds the part given by the layout's
+    `row_order`.
 
     Args:
-        asked: As for `choose_context_attention`.
-        options: As for `attention`.
+        asked: Requested algorithm, as in `choose_context_attention`.
+        options: Options of `attention`.
     """
     case = ContextCase(heads=q.shape[2], kv_heads=k.shape[2], axis_size=axis_size)
     run = note(choose("context attention", case, target, named=asked), target).kernel.run
@@ -102,7 +106,7 @@ def _avoid(case: ContextCase, target: Target) -> str | None:
 
 
 _ANY = Target("any")
-"""Neither kernel depends on the target."""
+"""A placeholder: neither kernel depends on the target."""
 
 register(Kernel(work="context attention", name="ulysses", run=_ulysses, rank=20, limit=_limit, avoid=_avoid))
 register(Kernel(work="context attention", name="ring", run=ring_attention, rank=10))

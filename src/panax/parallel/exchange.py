@@ -1,13 +1,19 @@
-"""Rows to the devices that hold their experts and back, over the expert axis.
+"""Exchange of rows with the devices that hold their experts, over the expert axis.
 
-Each device sorts its rows by expert: those for one device are then adjacent. All devices tell each other how many rows they
-have for each expert (`Plan`), and from this each knows what it sends, what arrives and where. Buffers are of a fixed size and
-loads are not: so rows travel in rounds, and each round takes a window of what goes from one device to another (`ExchangeWindow`):
+Each device sorts its rows by expert, so that those for one device are adjacent. All devices all-gather their
+row counts per expert (`Plan`), from which each computes what it sends, what arrives and where. Buffers have a
+fixed size but loads vary, so rows travel in rounds; each round takes a window of the rows from each device to
+each other (`ExchangeWindow`):
 
-- with a ragged exchange (GPU, TPU), whatever of a device's arrivals fits in its buffer: the bytes sent are the rows' own;
+- with a ragged exchange (GPU, TPU), as many of a device's arrivals as fit its buffer: only the rows' bytes
+  are sent;
 - elsewhere, an equal number for each pair of devices, padded.
 
-There are as many rounds as it takes to deliver everything. Balanced loads take one; imbalance costs time, not memory or a token.
+The number of rounds is what it takes to deliver everything. Balanced loads take one; imbalance costs time,
+but neither memory nor dropped tokens.
+
+Legend: "source target" arrays are indexed by (sending device, receiving device); `row` indexes this device's
+sorted rows, `buffer` the slots of the receive buffer.
 """
 
 import dataclasses
@@ -25,12 +31,12 @@ from .rows import RowMap, collect, spread
 
 
 class ExchangeWindow(NamedTuple):
-    """What travels in one round.
+    """The rows that travel in one round.
 
     Attributes:
-        low: Of the rows for one device, in their order, the first that travels.
+        low: For each source, the first of its rows for the target that travels, counted among those rows.
         high: One past the last.
-        at: Where they arrive in the target's buffer.
+        at: Their first slot in the target's buffer.
     """
 
     low: Int[Array, "source target"]
@@ -39,12 +45,12 @@ class ExchangeWindow(NamedTuple):
 
 
 class Arrivals(NamedTuple):
-    """The rows of a buffer in the order of this device's experts.
+    """The rows of a buffer, described by this device's experts.
 
     Attributes:
-        counts: Rows for each of this device's experts.
-        expert: Of each row of the buffer; the number of experts where there is no row.
-        rank: Of each row among those for its expert.
+        counts: Number of rows for each of this device's experts.
+        expert: Expert of each buffer row; the number of experts for an empty slot.
+        rank: Index of each row among those for its expert.
     """
 
     counts: Int[Array, " expert"]
@@ -53,7 +59,7 @@ class Arrivals(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How many rows each device has for each expert of each device, known to all of them."""
+    """Number of rows of each device for each expert of each device, known to all of them."""
 
     counts: Int[Array, "source target expert"]
 
@@ -63,19 +69,19 @@ class Plan(NamedTuple):
 
     @property
     def starts(self) -> Int[Array, "source target"]:
-        """Where the rows for a target begin among a source's own."""
+        """First row for a target among a source's rows."""
         return _before(self.sent, 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class ExchangePlan:
-    """The static half.
+    """Static configuration of an exchange.
 
     Attributes:
-        axes: The mesh axes that experts are split over.
-        ways: How many devices that is.
-        buffer: Rows that a device takes in at a time.
-        ragged: Whether the backend sends what is there and no padding.
+        axes: The mesh axes that shard experts.
+        ways: Number of devices along them.
+        buffer: Number of rows that a device receives per round.
+        ragged: True if the backend sends rows without padding.
     """
 
     axes: MeshAxes
@@ -84,17 +90,17 @@ class ExchangePlan:
     ragged: bool
 
     def plan(self, counts: Int[Array, " expert"]) -> Plan:
-        """Tell all devices how many rows this one has for each expert."""
+        """All-gather the number of rows that each device has for each expert."""
         counts = counts.astype(jnp.int32).reshape(1, self.ways, -1)
         return Plan(jax.lax.all_gather(counts, self.axes, axis=0, tiled=True))
 
     def rounds(self, plan: Plan) -> Int[Array, ""]:
-        """How many it takes to deliver everything; the same number on all devices of the exchange."""
+        """Return the number of rounds that deliver everything; the same on all devices of the exchange."""
         most, room = (plan.sent.sum(axis=0), self.buffer) if self.ragged else (plan.sent, self._each)
         return -(-most.max() // room)
 
     def most_rounds(self, count: int) -> int:
-        """How many it takes at worst, where each device has `count` rows: all of them for one device."""
+        """Return the maximum number of rounds if each device has `count` rows: all of them for one device."""
         return -(-count * self.ways // self.buffer)
 
     def window(self, plan: Plan, number: Int[Array, ""]) -> ExchangeWindow:
@@ -103,13 +109,13 @@ class ExchangePlan:
             high = jnp.minimum(low + self._each, plan.sent)
             at = jnp.arange(self.ways, dtype=jnp.int32)[:, None] * self._each
             return ExchangeWindow(low, high, jnp.broadcast_to(at, low.shape))
-        # A target's arrivals in the order of their sources; a round takes the next bufferful of them.
+        # Order a target's arrivals by source; each round takes the next `buffer` of them.
         first = _before(plan.sent, 0) - number * self.buffer
         low, high = jnp.clip(-first, 0, plan.sent), jnp.clip(self.buffer - first, 0, plan.sent)
         return ExchangeWindow(low, high, jnp.maximum(first + low, 0))
 
     def send(self, rows: Shaped[Array, "row ..."], plan: Plan, window: ExchangeWindow) -> Shaped[Array, "buffer ..."]:
-        """A round's rows, of all devices to this one; what they don't fill is zeros."""
+        """Send a round's rows; return those for this device, with zeros in empty slots."""
         if self.ragged:
             return _ragged(self.axes, self.buffer, True, rows, self._route(plan, window))
         return _all_to_all(self.axes, True, spread(rows, self._padded(plan, window, rows.shape[0])))
@@ -117,23 +123,25 @@ class ExchangePlan:
     def bring(
         self, buffer: Float[Array, "buffer ..."], plan: Plan, window: ExchangeWindow, count: int
     ) -> Float[Array, "row ..."]:
-        """The transpose of `send`: a round's rows back to where they came from, `count` on this device; zeros for the others."""
+        """Return a round's rows to their sources, as the transpose of `send`: `count` rows on this device,
+        zeros for other rounds' rows."""
         if self.ragged:
             return _ragged(self.axes, count, False, buffer, self._route(plan, window).reversed)
         return collect(_all_to_all(self.axes, False, buffer), self._padded(plan, window, count))
 
     def arrivals(self, plan: Plan, window: ExchangeWindow) -> Arrivals:
-        """What a round brings to this device."""
+        """Describe the rows that a round brings to this device."""
         me = axis_index(self.axes)
         counts, low, high, at = plan.counts[:, me], window.low[:, me], window.high[:, me], window.at[:, me]
         experts = counts.shape[1]
         slot = jnp.arange(self.buffer, dtype=jnp.int32)
-        # The last source whose rows begin here or before: those that send nothing begin where the next one does.
+        # The last source that starts at or before this slot; one that sends nothing starts where the next one does.
         source = (at[None, :] <= slot[:, None]).sum(axis=1, dtype=jnp.int32) - 1
         place = low[source] + slot - at[source]
         first = _before(counts, 1)
         expert = (first[source] + counts[source] <= place[:, None]).sum(axis=1, dtype=jnp.int32)
         expert = jnp.where(place < high[source], expert, experts)
+        # taken: [source, expert], rows of each expert inside this round's window.
         taken = jnp.maximum(jnp.minimum(first + counts, high[:, None]) - jnp.maximum(first, low[:, None]), 0)
         inside = jnp.minimum(expert, experts - 1)
         rank = _before(taken, 0)[source, inside] + place - jnp.maximum(first[source, inside], low[source])
@@ -144,7 +152,7 @@ class ExchangePlan:
         return self.buffer // self.ways
 
     def _padded(self, plan: Plan, window: ExchangeWindow, count: int) -> RowMap:
-        """Which of this device's rows stand in an equal part of the buffer for each target."""
+        """Map this device's rows to equal parts of the buffer, one per target."""
         me = axis_index(self.axes)
         starts, sent, low, high = plan.starts[me], plan.sent[me], window.low[me], window.high[me]
         place = jnp.arange(self._each, dtype=jnp.int32)[None, :] + low[:, None]
@@ -164,7 +172,7 @@ class ExchangePlan:
 
 
 class _Route(NamedTuple):
-    """A ragged exchange as JAX takes it, and what its reverse needs besides."""
+    """Arguments of a ragged exchange in JAX, with those that its reverse needs."""
 
     from_here: Int[Array, " device"]
     sizes_out: Int[Array, " device"]
@@ -179,7 +187,8 @@ class _Route(NamedTuple):
 
 
 def _arrived(rows: jax.Array, axes: MeshAxes, outward: bool) -> jax.Array:
-    """At its experts a row is nobody's part: sums over a device's rows are its experts' own. Back home it is a token's again."""
+    """Assert the sharding of arrived rows: at the experts, sums over a device's rows are final; back home,
+    rows are the tokens' again."""
     return assert_sharding(rows, dict.fromkeys(axes, ValueState.OWN if outward else ValueState.SPLIT))
 
 
@@ -196,8 +205,8 @@ _all_to_all.defvjp(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _ragged(axes: MeshAxes, count: int, outward: bool, x: jax.Array, route: _Route) -> jax.Array:
-    """`count` rows, of which those that arrive are filled in."""
-    # Tied to the rows: else compilers make the zeros of all exchanges at the start of a program, and keep them.
+    """Exchange rows into a buffer of `count` rows; slots without an arrival are zero."""
+    # Tie the zeros to the rows: otherwise compilers create those of all exchanges at the start and keep them.
     x, zero = jax.lax.optimization_barrier((x, jnp.zeros((), x.dtype)))
     out = jnp.broadcast_to(zero, (count, *x.shape[1:]))
     rows = jax.lax.ragged_all_to_all(
@@ -207,7 +216,7 @@ def _ragged(axes: MeshAxes, count: int, outward: bool, x: jax.Array, route: _Rou
 
 
 def _ragged_forward(axes: MeshAxes, count: int, outward: bool, x: jax.Array, route: _Route) -> tuple[jax.Array, tuple]:
-    # Of `x` only the number of rows is needed: an array without elements has it.
+    # Only the number of rows of `x` is needed; an array without elements carries it.
     return _ragged(axes, count, outward, x, route), (route, jnp.zeros((x.shape[0], 0), bool))
 
 
@@ -222,5 +231,5 @@ _ragged.defvjp(_ragged_forward, _ragged_backward)
 
 
 def _before(counts: jax.Array, axis: int) -> jax.Array:
-    """The sum of all counts before each one."""
+    """Compute the exclusive cumulative sum."""
     return jnp.cumsum(counts, axis=axis, dtype=jnp.int32) - counts

@@ -1,4 +1,4 @@
-"""Running a stack of layers one after the other."""
+"""Sequential execution of a stack of layers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +13,12 @@ from ..spmd.in_backward import current_grad_reduce
 def scan_layers(
     function: Callable[[jax.Array, Any], tuple[jax.Array, Any]], x: jax.Array, layers: Any, *, may_unroll: bool = True
 ) -> tuple[jax.Array, Any]:
-    """Feed `x` through `function(x, layer)` for each layer of a stack; what else it returns is stacked.
+    """Feed `x` through `function(x, layer)` for each layer of a stack; its other results are stacked.
 
-    One program for all layers, whatever their number; only where the target runs short stacks faster unrolled are they.
-    A pipeline holds its layers in several programs, and leaves that. A barrier between the layers, in both passes, keeps XLA from
-    fusing the chain of residuals, or of their gradients: each layer would read what all layers before it had added.
+    The layers share one compiled program, except for short stacks on targets that run them faster unrolled; a
+    pipeline, with its layers in several programs, passes `may_unroll=False`. A barrier between unrolled
+    layers, in both passes, keeps XLA from fusing the chain of residuals or of their gradients, which would
+    make each layer read the contributions of all layers before it.
     """
     sums = current_grad_reduce()
     if sums is not None:

@@ -1,12 +1,17 @@
-"""Runs a pipeline's schedule, inside one `shard_map` over every mesh axis.
+"""Executor of a pipeline's schedule, inside one `shard_map` over every mesh axis.
 
-Every stage runs the same program; what it does in a tick it reads from the schedule's table (`schedules.py`). A stage keeps only
-the inputs of its units, and runs a unit's forward again in its backward pass: so memory depends on the schedule's slots, and not
-on the number of micro-batches. Nothing is differentiated through the ticks; each unit's backward pass is a vjp of its own.
+Every stage runs the same program and reads its work for each tick from the schedule's table (`schedules.py`).
+A stage saves only the inputs of its units, and reruns a unit's forward pass in its backward pass: memory
+therefore depends on the schedule's slots, not on the number of micro-batches. Nothing is differentiated
+through the ticks; each unit's backward pass is a separate vjp.
 
-The embedding is looked up by all stages and used by the first: all tick together, so this costs no time. The head and the loss
-would leave all stages but the last one waiting; so the finished micro-batch's items are spread over the stages, each computes
-the loss of its part, and the gradients are gathered back.
+All stages look up the embedding, and the first one uses it: stages tick together, so this costs no time. The
+head and the loss would leave all stages but the last one idle. The items of a finished micro-batch are
+therefore scattered over the stages; each computes the loss of its share, and the gradients are gathered back.
+
+Terms: a unit is one chunk of a stage (a virtual stage) applied to one micro-batch. "outer" weights are those
+outside of the stages. Slots: inputs [slot, batch, ...], gradients [gradient slot, batch, ...]; the last slot
+of each is a dump.
 """
 
 import dataclasses
@@ -28,13 +33,13 @@ AXIS = "stage"
 
 
 class LastStageShare(NamedTuple):
-    """This stage's share of what leaves a finished micro-batch's last layer.
+    """This stage's share of the last layer's output for a finished micro-batch.
 
     Attributes:
         output: This share's items, zeros past the last one.
-        part: Which share, 0 to stages - 1.
-        parts: How many there are.
-        rank: Of what left: 3 for items of rows and positions, 2 for rows.
+        part: Index of the share, 0 to stages - 1.
+        parts: Number of shares.
+        rank: Rank of the output: 3 for items that are positions of rows, 2 for rows.
     """
 
     output: Float[Array, "item embed"]
@@ -44,13 +49,15 @@ class LastStageShare(NamedTuple):
 
 
 class PipelineWork(NamedTuple):
-    """What a pipeline runs. Each function is traced for one device; `weights` are what it differentiates by.
+    """The functions that a pipeline runs, each traced for one device.
 
     Attributes:
         embed: (outer weights, micro-batch) to the first virtual stage's input.
-        layers: (one chunk's weights, input, micro-batch, chunk) to (output, objective, measures): the terms that layers add to
-            the objective themselves, such as a balancing loss; 0.0 and {} where there are none.
-        leave: (outer weights, output of the last virtual stage) to the items that the loss is of; None where they are the output.
+        layers: (one chunk's weights, input, micro-batch, chunk) to (output, objective, measures). The
+            objective holds terms that layers contribute themselves, such as a balancing loss; 0.0 and {} if
+            there are none.
+        leave: (outer weights, output of the last virtual stage) to the loss's items; None if these are the
+            output itself.
         loss: (outer weights, share, micro-batch) to (objective, measures) of the share's items.
     """
 
@@ -61,7 +68,8 @@ class PipelineWork(NamedTuple):
 
 
 class PipelineOutput(NamedTuple):
-    """Gradients like the weights (None where the schedule goes forward only); measures merged over micro-batches and stages."""
+    """Gradients with the structure of the weights (None for a forward-only schedule), and measures merged
+    over micro-batches and stages."""
 
     outer: Any
     chunks: Any
@@ -80,7 +88,7 @@ def run(schedule: PipelineSchedule, work: PipelineWork, outer: Any, chunks: Any,
     """Run all micro-batches through the pipeline.
 
     Args:
-        outer: Weights of embedding, head and whatever is not in a stage.
+        outer: Weights of the embedding, the head and anything else outside of the stages.
         chunks: Weights of this stage's layers, each leaf with a leading axis of chunks.
         micro_batches: Every leaf with a leading axis of micro-batches.
     """
@@ -89,7 +97,7 @@ def run(schedule: PipelineSchedule, work: PipelineWork, outer: Any, chunks: Any,
     backward = any(b for _, b, _ in schedule.phases)
 
     def slots(count: int) -> jax.Array:
-        # One more than the schedule asks for: what nobody waits for is written there.
+        # One slot more than the schedule uses, for values that no unit needs.
         return jnp.zeros((count + 1, *like.shape), like.dtype)
 
     def zeros(weights: Any) -> Any:
@@ -97,6 +105,7 @@ def run(schedule: PipelineSchedule, work: PipelineWork, outer: Any, chunks: Any,
 
     carry = _Carry(slots(schedule.slots), slots(schedule.gradient_slots), zeros(outer), zeros(chunks))
     layer_measures, loss_measures, start = [], [], 0
+    # One scan per phase: warm-up (forward only), steady state (both), cool-down (backward only).
     for goes_forward, goes_backward, ticks in schedule.phases:
         rows = schedule.rows[start : start + ticks]
         tick = _tick(schedule, work, outer, chunks, micro_batches, rows, goes_forward, goes_backward)
@@ -106,7 +115,7 @@ def run(schedule: PipelineSchedule, work: PipelineWork, outer: Any, chunks: Any,
         layer_measures.append(_merged(of_layers))
         loss_measures.append(_merged(of_loss))
         start += ticks
-    # The schedule's table says which stage's ticks count; no check of single operations can follow that.
+    # The schedule's table determines which ticks count, which the per-operation sharding check cannot follow.
     outer, chunks = assert_sharding((carry.outer, carry.chunks), {AXIS: ValueState.UNKNOWN})
     return PipelineOutput(outer, chunks, _over_stages(layer_measures), _over_stages(loss_measures))
 
@@ -125,6 +134,7 @@ def _tick(
         return any(row[name] for tick_rows in rows for row in tick_rows)
 
     def tick(carry: _Carry, row: Mapping[str, jax.Array]) -> tuple[_Carry, Any]:
+        # 1. forward unit; 2. loss of the micro-batch that just finished; 3. backward unit; 4. exchange with neighbors.
         inputs, gradients, outer_sum, chunk_sum = carry
         output = returned = None
         of_layers, of_loss = {}, {}
@@ -162,9 +172,10 @@ def _tick(
             if some("backward_first"):
                 first = row["backward_first"] == 1
                 _, pull = jax.vjp(lambda outer: work.embed(outer, micro_batch), outer)
-                # Zeros elsewhere, and not left out: a gradient that is reduce-scattered over stages has parts on all of them.
+                # Zeros elsewhere instead of skipping: a gradient reduce-scattered over stages has shards on all of them.
                 d_outer = pull(jnp.where(first, returned, jnp.zeros_like(returned)))[0]
                 outer_sum = jax.tree.map(jnp.add, outer_sum, d_outer)
+        # Outputs go to the next stage, input gradients to the previous one; the table has the arrivals' slots.
         if output is not None:
             inputs = _put(inputs, _sent(output, 1), row["arrival_slot"])
         if returned is not None:
@@ -177,7 +188,12 @@ def _tick(
 def _spread_loss(
     work: PipelineWork, outer: Any, output: jax.Array, micro_batch: Any, active: jax.Array, *, gradients: bool
 ) -> tuple[Any, Any, Any]:
-    """(measures, gradients of the outer weights, gradient of the last stage's output), each stage doing its share of items."""
+    """Compute the loss with its items spread over the stages.
+
+    Returns:
+        Measures, gradients of the outer weights, and the gradient of the last stage's output; the gradients
+        are None unless `gradients`.
+    """
     stages = axis_size(AXIS)
     stage = jax.lax.axis_index(AXIS)
     items = output
@@ -186,6 +202,7 @@ def _spread_loss(
         items, pull_items = jax.vjp(work.leave, outer, output)
     flat = items.reshape(-1, items.shape[-1])
     count = -(-flat.shape[0] // stages) * stages
+    # Scatter the last stage's items; the other stages contribute zeros to the sum.
     last = (stage == stages - 1) & active
     padded = jnp.pad(jnp.where(last, flat, jnp.zeros_like(flat)), ((0, count - flat.shape[0]), (0, 0)))
     share = jax.lax.psum_scatter(padded, AXIS, scatter_dimension=0, tiled=True)
@@ -199,7 +216,7 @@ def _spread_loss(
     d_flat = jax.lax.all_gather(d_share, AXIS, axis=0, tiled=True)[: flat.shape[0]]
     if pull_items is None:
         return measures, d_outer, d_flat.reshape(output.shape)
-    # What left is the last stage's alone: the others' weights had no part in it.
+    # Only the last stage's `leave` produced the items, so the gradient is zero on the others.
     d_leave, d_output = pull_items(jnp.where(last, d_flat, jnp.zeros_like(d_flat)).reshape(items.shape))
     return measures, jax.tree.map(jnp.add, d_outer, d_leave), d_output
 
@@ -218,7 +235,7 @@ def _put(slots: jax.Array, value: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def chunk_of(chunks: Any, index: jax.Array, count: int) -> Any:
-    """One chunk's weights, of leaves with a leading axis of `count` chunks."""
+    """Return one chunk's weights, from leaves with a leading axis of `count` chunks."""
     return jax.tree.map(lambda leaf: leaf[0], chunks) if count == 1 else _at(chunks, index)
 
 
@@ -238,7 +255,7 @@ def _added_to_chunk(total: Any, part: Any, index: jax.Array, count: int, counts:
 
 
 def _counted(measures: Any, counts: jax.Array) -> Any:
-    """The measures, or what changes nothing when merged."""
+    """Return the measures, or neutral values for merging if they do not count."""
 
     def one(measure: Any) -> Any:
         def counted(leaf: jax.Array) -> jax.Array:
@@ -251,7 +268,7 @@ def _counted(measures: Any, counts: jax.Array) -> Any:
 
 
 def _merged(stacked: Any) -> Any:
-    """Measures of the ticks of a phase, merged."""
+    """Merge the measures of a phase's ticks."""
 
     def one(measure: Any) -> Any:
         largest = keeps_largest(measure)

@@ -1,4 +1,4 @@
-"""What the backward pass keeps, and what it computes again."""
+"""Rematerialization: what the backward pass saves and what it recomputes."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -12,21 +12,21 @@ from ..spmd.gathering import DECODED
 from ..spmd.weights import GATHERED
 
 ATTENTION = "attention"
-"""The name of what attention gives."""
+"""Checkpoint name of the attention output."""
 
 EXCHANGED = "exchanged_rows"
-"""The name of rows that came from other devices to their experts."""
+"""Checkpoint name of rows received from other devices for their experts."""
 
 RematPolicy = Literal["none", "products", "full"]
-"""none: keep every intermediate value (fastest, most memory). products: keep the results of matrix products and of attention and
-what experts took in from other devices, compute the cheap rest again. full: keep only each layer's input (one more forward pass,
-least memory)."""
+"""none: save every intermediate value (fastest, most memory). products: save the results of matmuls and
+attention, and rows that experts received from other devices; recompute the cheap rest. full: save only each
+layer's input (one more forward pass, least memory)."""
 
 
 def rematerialize(function: Callable[..., Any], policy: RematPolicy) -> Callable[..., Any]:
-    """Wrap one layer so that its backward pass keeps what `policy` says.
+    """Wrap one layer so that its backward pass follows `policy`.
 
-    A weight that was gathered over devices is never kept, whatever the policy: it is gathered again.
+    Gathered weights are never saved, whatever the policy; the backward pass gathers them again.
     """
     # The debugger runs layers eagerly; jax.checkpoint would trace them.
     if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
@@ -42,11 +42,11 @@ def rematerialize(function: Callable[..., Any], policy: RematPolicy) -> Callable
 
 
 def _all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
-    # Neither the named copy nor the unnamed array that the name was given to.
+    # Exclude both the named copy and the unnamed array behind it.
     return primitive.name != "all_gather" and primitive is not DECODED and parameters.get("name") != GATHERED
 
 
 def _gathers() -> bool:
-    """Whether parameters are stored otherwise than they are computed with."""
+    """Return whether parameters are stored with another sharding than they are computed with."""
     layout, width = current_layout(), (axis_of(Role.WIDTH),)
     return layout is not None and layout.storage(width) != layout.compute(width)

@@ -1,20 +1,23 @@
-"""Ring attention: queries stay where they are, keys and values travel around the "context" mesh axis.
+"""Ring attention: queries stay on their device, keys and values travel around the "context" mesh axis.
 
-Each device holds two chunks of a row in zigzag order (`context`). At step s it has the keys and values of the device s places
-before it. Under a causal mask exactly two products of a chunk by a chunk are to be done there, neither of them masked: this
-device's late chunk sees the other's early one, and of the two chunks with the same name (early and early where the other device
-stands before, late and late where it stands behind) one sees the other. So every device does the same work at every step, and
-the next keys travel meanwhile. Partial results are merged by their logsumexp in float32.
+Each device holds two chunks of a row in zigzag order (`context`). At step s it has the keys and values of the
+device s positions before it. Under a causal mask, exactly two chunk-by-chunk products are then needed,
+neither of them masked: this device's late chunk attends to the other's early one, and one of the two pairs of
+equal chunks (early-early if the other device is before this one, late-late if it is behind). So every device
+does the same work at every step, while the next keys travel. Partial results are merged by their logsumexp in
+float32.
 
-Where rows are contiguous a device holds one chunk, which sees those before it: devices then differ in what they have to do at a
-step, and one that sees nothing skips it. The journey takes as long as the last device, which sees all.
+With contiguous rows, a device holds one chunk, which attends to those before it: work per step then differs
+between devices, and a device without visible keys skips the step. The total time is that of the last device,
+which attends to everything.
 
-With a window the mask between two chunks depends on their distance, which differs between devices. It takes few forms (nothing,
-everything, and one or two cuts): each is a branch with a static mask, so that blocks outside the window are not computed; and
-steps at which no device would find anything visible are left out of the journey.
+With a window, the mask between two chunks depends on their distance, which differs between devices. It takes
+few forms (nothing, everything, and one or two cuts): each is a branch with a static mask, so that blocks
+outside the window are not computed, and steps at which no device has visible keys are skipped.
 
-Source: ring attention (arXiv:2310.01889); zigzag: `context`. Differs from Llama 3 (arXiv:2407.21783, section 3.3.2), which
-gathers all keys and values at once: the same bytes forward, memory for whole rows, and nothing to hide the transfer behind.
+Source: ring attention (arXiv:2310.01889); zigzag: `context`. Differs from Llama 3 (arXiv:2407.21783, section
+3.3.2), which gathers all keys and values at once: the same bytes forward, memory for whole rows, and no
+overlap of the transfer.
 """
 
 import functools
@@ -59,23 +62,25 @@ def ring_attention(
     scale: float | None = None,
     target: Target,
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Softmax attention over whole rows of which this device holds its part, differentiable by q, k and v.
+    """Compute softmax attention over whole rows, of which this device holds its part; differentiable in q, k
+    and v.
 
-    Called with `axis_name` manual and variation unchecked: `jax.shard_map(..., check_vma=False)`. Arguments that are not named
-    here as `attention`. Keeps (q, k, v, segments, out, logsumexp) for its backward pass.
+    Must be called with `axis_name` manual and variation unchecked: `jax.shard_map(..., check_vma=False)`.
+    Arguments not listed here are those of `attention`. Saves (q, k, v, segments, out, logsumexp) for the
+    backward pass.
 
-    Sent by each device (`ring_bytes`), where a window does not shorten the journey: forward, n-1 times k, v and segments;
-    backward, n-1 times the same, and n-1 times the gradients of k and v in float32.
+    Sent by each device (`ring_bytes`), unless a window shortens the tour: forward, n-1 times k, v and
+    segments; backward, n-1 times the same, and n-1 times the gradients of k and v in float32.
 
     Args:
         segments: Of the local tokens; 0 is padding.
-        axis_name: The mesh axis that rows are split over.
-        axis_size: Devices along it.
+        axis_name: The mesh axis that shards rows.
+        axis_size: Number of devices along it.
         order: Which part of a row a device holds.
 
     Raises:
-        ValueError: The local sequence, in zigzag order, is no two equal chunks, the heads are not a multiple of the kv heads, the
-            window is below 1 or the cap not positive.
+        ValueError: The local sequence, in zigzag order, cannot be cut into two equal chunks, the heads are
+            not a multiple of the kv heads, the window is less than 1, or the cap is not positive.
     """
     if axis_size == 1:
         options = {"causal": causal, "window": window, "soft_cap": soft_cap, "scale": scale}
@@ -106,10 +111,10 @@ def ring_attention(
 
 
 def _say(target: Target) -> None:
-    """Say that the pieces are computed by the portable kernel, whatever faster one there is.
+    """Record that the portable kernel computes the chunks, even if a faster one exists.
 
     Raises:
-        RecipeError: The recipe names another.
+        RecipeError: The recipe names another kernel.
     """
     named = named_kernel("attention")
     if named not in ("auto", "blockwise"):
@@ -131,11 +136,11 @@ def ring_bytes(
     window: int | None = None,
     order: RowOrder = "zigzag",
 ) -> WireBytes:
-    """What one device sends in `ring_attention`; the arguments are sizes on one device.
+    """Count the bytes that one device sends in `ring_attention`; the arguments are sizes on one device.
 
     Args:
-        itemsize: Bytes of an element of k and v; their gradients have 4, or 8 with it.
-        packed: Whether there are segments.
+        itemsize: Bytes per element of k and v; their gradients take 4 bytes, or 8 if this is 8.
+        packed: True if there are segments.
 
     >>> ring_bytes(axis_size=4, batch=1, local_seq=1024, kv_heads=8, head_dim=128, itemsize=2, packed=False)
     WireBytes(forward=12582912, backward=37748736)
@@ -157,6 +162,7 @@ def _forward(q, k, v, segments, ring: Ring):
     wide = accumulation_dtype(q.dtype)
     home, shifts = (k, v, segments), _shifts(ring)
 
+    # Attend to the keys held at a shift, and merge the results into the running output.
     def visit(merged, held, shift):
         pieces = pieces_of(ring, shift)
         for piece, part in zip(pieces, chunk_outputs(ring, pieces, (q, segments), held)):
@@ -178,7 +184,7 @@ def _forward(q, k, v, segments, ring: Ring):
 def _backward(ring: Ring, saved, d_out):
     q, k, v, segments, out, logsumexp = saved
     wide = accumulation_dtype(q.dtype)
-    # Or the compiler, seeing the forward pass in the same program, would keep all keys from there instead of sending them again.
+    # Without it, the compiler would save all keys of the forward pass of the same program instead of resending them.
     k, v, segments, d_out = lax.optimization_barrier((k, v, segments, d_out))
     queries = q, segments, logsumexp, output_delta(out, d_out), d_out
     home, shifts = (k, v, segments), _shifts(ring)
@@ -194,7 +200,7 @@ def _backward(ring: Ring, saved, d_out):
     def step(carry, shift, since, until):
         (d_q, *d_keys), held = carry
         following = _send(held, until, ring)
-        # A step behind the keys that they belong to, so that they too travel while the step computes.
+        # Key gradients follow one step behind their keys, so that their transfer overlaps with the computation too.
         d_keys = _send(d_keys, since, ring)
         return visit((d_q, *d_keys), held, shift), following
 
@@ -202,6 +208,7 @@ def _backward(ring: Ring, saved, d_out):
     d_q, *d_home = visit((jnp.zeros(q.shape, wide), *no_keys), home, 0)
     held = _send(home, shifts[0] if shifts else None, ring)
     (d_q, *d_keys), _ = _tour(step, ((d_q, *no_keys), held), shifts)
+    # Complete the tour: the key gradients return to the device that holds the keys.
     d_keys = _send(d_keys, ring.axis_size - shifts[-1] if shifts else None, ring)
     d_k, d_v = (here + back for here, back in zip(d_home, d_keys))
     gradients = (d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype))
@@ -212,7 +219,7 @@ _attention.defvjp(_forward, _backward)
 
 
 def _chunks(order: RowOrder) -> int:
-    """How many chunks of a row a device holds."""
+    """Return the number of chunks of a row on a device."""
     return 2 if order == "zigzag" else 1
 
 
@@ -221,7 +228,7 @@ def _shifts(ring: Ring) -> tuple[int, ...]:
 
 
 def _send(arrays, places: int | None, ring: Ring):
-    """Every array to the device `places` further on."""
+    """Send every array to the device `places` further on."""
     if places is None:
         return arrays
     n = ring.axis_size
@@ -230,10 +237,10 @@ def _send(arrays, places: int | None, ring: Ring):
 
 
 def _tour(step, carry, shifts: tuple[int, ...]):
-    """Fold `step(carry, shift, since, until)` over the shifts, by a scan over each run of them with the same moves around.
+    """Fold `step(carry, shift, since, until)` over the shifts, with one scan per run of equal moves.
 
     Args:
-        step: `since` and `until` are the places between its shift and the one before and after, None at the ends.
+        step: `since` and `until` are the differences to the previous and next shift, None at the ends.
     """
     moves = [after - before for before, after in itertools.pairwise(shifts)]
     around = zip([None, *moves], [*moves, None])
@@ -251,7 +258,10 @@ def _tour(step, carry, shifts: tuple[int, ...]):
 
 
 def _merge(whole: tuple[Array, Array], part: tuple[Array, ...], start: int | Array) -> tuple[Array, Array]:
-    """Softmax attention to the keys of both, from (output, logsumexp) of each; `part` holds the queries from `start` on."""
+    """Merge two softmax attention results, each (output, logsumexp), into attention over the keys of both.
+
+    `part` covers the queries from `start` on.
+    """
     size = part[0].shape[1]
     out, old = (lax.dynamic_slice_in_dim(x, start, size, axis=1) for x in whole)
     part_out, new = part
@@ -265,6 +275,6 @@ def _merge(whole: tuple[Array, Array], part: tuple[Array, ...], start: int | Arr
 
 
 def _add(whole: Array, part: Array, start: int | Array) -> Array:
-    """Add `part` to the positions of `whole` from `start` on."""
+    """Add `part` to `whole` at the positions from `start` on."""
     old = lax.dynamic_slice_in_dim(whole, start, part.shape[1], axis=1)
     return lax.dynamic_update_slice_in_dim(whole, old + part, start, axis=1)

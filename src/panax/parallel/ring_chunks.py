@@ -1,8 +1,9 @@
-"""Attention between chunks of the devices of a ring: which chunks meet, under which mask, and their products.
+"""Attention between chunks in a ring: which chunks meet, under which mask, and their results.
 
-A piece is one chunk of this device's queries against one chunk of the keys that it holds at the moment. Which chunks these are,
-and how far apart they stand in the row, differs between devices, so both may be traced. The mask of a piece is static all the
-same: all distances that can occur are known when the program is built, and with them the few masks.
+A chunk pair is one chunk of this device's queries against one chunk of the keys it currently holds. Which
+chunks these are, and their distance in the row, differs between devices, so both may be traced. The mask of a
+pair is static nevertheless: all possible distances are known when the program is built, and with them the few
+masks.
 """
 
 import dataclasses
@@ -28,10 +29,12 @@ class ChunkPair(NamedTuple):
     """A chunk of queries against a chunk of keys.
 
     Attributes:
-        query: 0 for the device's early chunk, 1 for its late one; a contiguous part is one chunk, 0.
-        key: Likewise, of the device that the keys are from.
-        distance: How many chunks of the row the queries stand behind the keys; below 0, before them.
-        distances: All that `distance` can be, on any device.
+        query: 0 for the device's early chunk, 1 for its late one; always 0 for contiguous rows, which are one
+            chunk.
+        key: The same, on the device that owns the keys.
+        distance: Number of chunks from the keys to the queries in the row; negative if the queries come
+            first.
+        distances: All values of `distance` on any device.
     """
 
     query: int | Array
@@ -42,10 +45,10 @@ class ChunkPair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ring:
-    """All of a call to ring attention that is static.
+    """Static configuration of a call to ring attention.
 
     Attributes:
-        chunk: Tokens in each chunk of a device: it has two in zigzag order, one where rows are contiguous.
+        chunk: Tokens per chunk; a device has two chunks in zigzag order, and one if rows are contiguous.
     """
 
     axis_name: str
@@ -74,7 +77,8 @@ class Ring:
 
 
 def shifts_with_work(axis_size: int, chunk: int, mask: MaskRule, order: RowOrder = "zigzag") -> tuple[int, ...]:
-    """How many places before a device those stand whose keys any device has to see, itself aside.
+    """Return the nonzero shifts at which any device attends to the keys of the device `shift` positions
+    before it.
 
     >>> shifts_with_work(8, 16, MaskRule(causal=True, window=None))
     (1, 2, 3, 4, 5, 6, 7)
@@ -87,10 +91,11 @@ def shifts_with_work(axis_size: int, chunk: int, mask: MaskRule, order: RowOrder
 
 
 def pieces_of(ring: Ring, shift: int | Array) -> list[ChunkPair]:
-    """What this device has to compute with the keys of the device `shift` places before it; 0 is itself.
+    """Return the chunk pairs of this device with the keys of the device `shift` positions before it; 0 is
+    itself.
 
     Args:
-        shift: Traced, it is one of `shifts_with_work`; the pieces are then those of any of them.
+        shift: If traced, one of `shifts_with_work`; the result then covers all of them.
     """
     n = ring.axis_size
     shifts = (shift,) if isinstance(shift, int) else shifts_with_work(n, ring.chunk, ring.mask, ring.order)
@@ -104,7 +109,8 @@ def pieces_of(ring: Ring, shift: int | Array) -> list[ChunkPair]:
 
 
 def _pieces_at(axis_size: int, chunk: int, mask: MaskRule, order: RowOrder, shift: int) -> dict[int, set[int]]:
-    """The distances of each of the `_meetings` at a shift, without meetings at which no device sees anything."""
+    """Return the distances of each of the `_meetings` at a shift, without meetings at which no device sees
+    anything."""
     distances: dict[int, set[int]] = {}
     for here in range(axis_size):
         there = (here - shift) % axis_size
@@ -119,11 +125,11 @@ def _pieces_at(axis_size: int, chunk: int, mask: MaskRule, order: RowOrder, shif
 
 
 def _meetings(here, there, n: int, order: RowOrder, *, causal: bool, at_home: bool) -> list[tuple[Any, Any, Any]]:
-    """(query chunk, key chunk, distance) for devices `here` and `there`, which are integers or traced ones."""
+    """Return (query chunk, key chunk, distance) for devices `here` and `there`, which may be traced."""
     if order == "contiguous":
         return [(0, 0, here - there)]
     if causal and not at_home:
-        # 1 where `there` stands behind, 0 where before: in arithmetic that integers and traced ones share.
+        # 1 if `there` is behind, 0 if before; arithmetic that works for integers and traced values.
         same = (n + there - here) // n
         return [(1, 0, 2 * n - 1 - here - there), (same, same, abs(here - there))]
     queries, keys = (here, 2 * n - 1 - here), (there, 2 * n - 1 - there)
@@ -132,7 +138,7 @@ def _meetings(here, there, n: int, order: RowOrder, *, causal: bool, at_home: bo
 
 
 def _mask_at(distance: int, chunk: int, mask: MaskRule) -> MaskRule | None:
-    """The mask between two chunks at a distance; None if nothing is visible."""
+    """Return the mask between two chunks at a distance; None if nothing is visible."""
     moved, whole = dataclasses.replace(mask, offset=distance * chunk), (0, chunk)
     if not moved.block_allows(whole, whole):
         return None
@@ -145,7 +151,7 @@ def chunk_outputs(
     queries: tuple[Array, Array | None],
     keys: tuple[Array, Array, Array | None],
 ) -> list[tuple[Array, ...]]:
-    """The output and the logsumexp of each piece, in float32.
+    """Compute the output and the logsumexp of each chunk pair, in float32.
 
     Args:
         queries: q and its segments.
@@ -168,10 +174,11 @@ def chunk_gradients(
     queries: tuple[Array, Array | None, Array, Array, Array],
     keys: tuple[Array, Array, Array | None],
 ) -> list[tuple[Array, ...]]:
-    """The cotangents of each piece's q, k and v, in float32.
+    """Compute the cotangents of each pair's q, k and v, in float32.
 
     Args:
-        queries: q, its segments, and of the whole rows its logsumexp, `output_delta` and cotangent of the output.
+        queries: q, its segments, and for the whole rows: logsumexp, `output_delta`, and the output's
+            cotangent.
         keys: k, v and their segments.
     """
 
@@ -188,7 +195,8 @@ def chunk_gradients(
 def _each(
     ring: Ring, pieces: Sequence[ChunkPair], compute: Callable[..., tuple[Array, ...]], queries: tuple, keys: tuple
 ) -> list[tuple[Array, ...]]:
-    """`compute(mask, *chunks)` of every piece; neighbours with one and the same mask are stacked and computed together."""
+    """Run `compute(mask, *chunks)` for every pair; consecutive pairs with the same single mask are stacked
+    into one call."""
 
     def chunks(piece: ChunkPair) -> list[Array | None]:
         named = [(x, piece.query) for x in queries] + [(x, piece.key) for x in keys]
@@ -207,6 +215,7 @@ def _each(
             stacked = [None if parts[0] is None else jnp.concatenate(parts) for parts in zip(*map(chunks, alike))]
             results += zip(*(jnp.split(x, len(alike)) for x in compute(known[0], *stacked)))
             continue
+        # The mask depends on the device: select it by the traced distance.
         for piece in alike:
             first, last = piece.distances[0], piece.distances[-1]
             which = [

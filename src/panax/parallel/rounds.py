@@ -1,7 +1,7 @@
-"""As many rounds of the same work as it takes, with gradients, in memory for one.
+"""Differentiable sum over a dynamic number of rounds, in the memory of one.
 
-A loop whose length is known only when it runs can't keep what its backward pass needs. The first round, which in a balanced run
-is the only one, is differentiated as usual; the later ones are run again in the backward pass.
+A loop with a length known only at run time cannot save residuals for its backward pass. The first round, the
+only one in a balanced run, is differentiated as usual; later ones are recomputed in the backward pass.
 """
 
 import functools
@@ -15,20 +15,21 @@ from jaxtyping import Array, Int
 from ..core.expected import declare_trip_count
 
 Run = Callable[[Int[Array, ""], Any, Any], jax.Array]
-"""(number, constants, variables) to a round's part of the sum. A hashable value: it holds no array."""
+"""(round number, constants, variables) to the round's term of the sum. Must be hashable, and hold no
+arrays."""
 
 
 def sum_over_rounds(
     run: Run, rounds: Int[Array, ""], constants: Any, variables: Any, zeros_for: Any, *, most: int
 ) -> jax.Array:
-    """The sum of `run` over `rounds` rounds, one or more.
+    """Sum `run` over `rounds` rounds, at least one.
 
     Args:
-        most: Rounds at worst; said to who plans. One is expected.
-        constants: What is not differentiated by.
-        variables: What is, and is kept for the backward pass.
-        zeros_for: Zeros that `run` takes as the last of its variables and never reads: it returns gradients for them, float32
-            sums over all rounds. They are made again where they are needed.
+        most: Maximum number of rounds, declared to the planner; one is expected.
+        constants: Arguments that are not differentiated.
+        variables: Arguments that are differentiated and saved for the backward pass.
+        zeros_for: Zeros that `run` takes as the last of its variables and never reads: their gradients are
+            float32 sums over all rounds. The zeros are created again where needed.
     """
     return _in_rounds(run, most, rounds, constants, variables, zeros_for)
 

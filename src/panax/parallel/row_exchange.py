@@ -1,10 +1,15 @@
-"""Rows of a table to the devices that ask for them, and their gradients back to the devices that hold them.
+"""Exchange of table rows with the devices that read them, and of their gradients with the devices that hold
+them.
 
-Each device asks for distinct rows, in ascending order: those of one owner are then adjacent, and so are those of any range of an
-owner's rows. Buffers are of a fixed size. So what travels in one round is a range of each owner's rows, as wide as fits: whoever
-sends knows where it begins and ends among its own rows, and all gradients of a row arrive in the same round, to be added up
-before an optimizer sees them. Where all rows fit, as they do unless the ids of many devices meet at one, there is one round;
-else an owner finds by bisection where its range ends. No id is ever left out.
+Each device requests distinct rows in ascending order, so that those of one owner are adjacent, and so are
+those of any range of an owner's rows. Buffers have a fixed size. One round therefore transfers a range of
+each owner's rows, as wide as fits: a sender knows where the range begins and ends among its rows, and all
+gradients of a row arrive in the same round, to be summed before an optimizer sees them. If all rows fit, as
+they do unless the ids of many devices concentrate on one owner, there is one round; otherwise an owner finds
+the end of its range by bisection. No id is ever dropped.
+
+Legend: "source" is a device that requests rows, "target" their owner; row numbers are global unless said to
+be in a shard.
 """
 
 import dataclasses
@@ -26,17 +31,19 @@ from .exchange import ExchangePlan, ExchangeWindow, Plan
 from .row_places import Lies
 
 SPARE = 1.25
-"""A device's buffer holds so many times the distinct rows that it may ask for: room for owners that are asked for more."""
+"""Size of a device's buffer relative to the distinct rows it may request: headroom for owners with more
+requests."""
 
 
 class Asked(NamedTuple):
-    """What a device asks for, and what the first round brings.
+    """A device's requests, and what the first round transfers.
 
     Attributes:
-        numbers: Of its part of the rows, ascending; past the last one the number of rows of the table.
-        plan: How many each device asks of each.
-        first: What travels in the first round.
-        arrived: Numbers in this device's shard that it brings; the shard's rows where there is none.
+        numbers: Requested row numbers, ascending, padded with the table's number of rows.
+        plan: Number of rows that each device requests from each.
+        first: The first round.
+        arrived: Row numbers in this device's shard that the first round requests; padded with the shard's
+            number of rows.
     """
 
     numbers: Int[Array, " asked"]
@@ -46,12 +53,12 @@ class Asked(NamedTuple):
 
 
 class ExchangeRound(NamedTuple):
-    """A round: each owner's rows from one number to another.
+    """A round: a range of each owner's rows.
 
     Attributes:
-        low: Of each device's rows for each owner, how many went before.
-        high: How many have gone after it.
-        bound: Of each owner's shard, the first row that has not.
+        low: For each device and owner, the number of requested rows before this round.
+        high: The number after it.
+        bound: For each owner's shard, the first row after the range.
     """
 
     low: Int[Array, "source target"]
@@ -61,13 +68,13 @@ class ExchangeRound(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RowExchange:
-    """The static half.
+    """Static configuration of a table's exchange.
 
     Attributes:
         count: Rows of the whole table.
         here: Rows of a shard.
-        distinct: The most rows that a device needs.
-        asked: The most that it asks for itself: its part of these.
+        distinct: Maximum number of distinct rows that a device needs.
+        asked: Maximum number that it requests itself: its part of these.
     """
 
     lies: Lies
@@ -79,24 +86,25 @@ class RowExchange:
 
     @classmethod
     def of(cls, lies: Lies, shard: tuple[int, ...], ids: int) -> "RowExchange":
-        """
+        """Size the exchange.
+
         Args:
-            shard: A device's shape of the table.
-            ids: How many numbers it asks for.
+            shard: Shape of a device's shard of the table.
+            ids: Number of ids that a device reads.
         """
         distinct = min(ids, shard[0] * jax.lax.axis_size(lies.rows))
         return cls.of_parts(lies, shard, distinct, -(-distinct // _size(lies.shared_out)))
 
     @classmethod
     def of_parts(cls, lies: Lies, shard: tuple[int, ...], distinct: int, asked: int) -> "RowExchange":
-        """For devices that need so many distinct rows, and ask for so many of them."""
+        """Size the exchange for devices that need `distinct` rows and request `asked` of them."""
         ways = jax.lax.axis_size(lies.rows)
         buffer = -(-math.ceil(SPARE * asked) // ways) * ways
         exchange = ExchangePlan(lies.rows, ways, buffer, ragged=current_target().traits.ragged_exchange)
         return cls(lies, shard[0] * ways, shard[0], distinct, asked, exchange)
 
     def open(self, table: Float[Array, "row row_width"], ids: Int[Array, " ids"]) -> tuple[GatheredRows, Asked]:
-        """The distinct rows of these numbers, -1 for none, and what `back` needs.
+        """Read the distinct rows of the given ids (-1 for none); also return the value that `back` needs.
 
         Args:
             table: This device's shard.
@@ -104,7 +112,7 @@ class RowExchange:
         numbers = distinct(ids, self.count, self.distinct)
         parts = _size(self.lies.shared_out)
         padded = jnp.pad(numbers, (0, self.asked * parts - numbers.shape[0]), constant_values=self.count)
-        # Every so many-th: each part has rows of all owners.
+        # Stride over the parts, so that each part has rows of all owners.
         own = padded.reshape(self.asked, parts)[:, axis_index(self.lies.shared_out)]
         own = assert_sharding(own, dict.fromkeys(self.lies.rows, ValueState.OWN))
         asked = self._asked(own)
@@ -123,7 +131,8 @@ class RowExchange:
         return GatheredRows(numbers, whole[: numbers.shape[0]], self.count), asked
 
     def back(self, gradients: Float[Array, "distinct row_width"], asked: Asked) -> RowGradients:
-        """The gradients of the rows that this device holds, from those of the rows that it asked for."""
+        """Compute the gradients of the rows that this device holds, from those of the rows that it
+        requested."""
         parts = _size(self.lies.shared_out)
         with tag_comm("gradients of tables"):
             own = reduce_scatter(all_reduce(gradients, self.lies.added), self.lies.columns, 1)
@@ -142,7 +151,7 @@ class RowExchange:
     def applied(
         self, table: jax.Array, kept: Any, gradients: RowGradients, change: Change, applied: jax.Array
     ) -> tuple[jax.Array, Any]:
-        """This device's shard, and what is kept of its rows, after an update; what is not `applied` changes nothing."""
+        """Update this device's shard and the state of its rows; nothing changes unless `applied`."""
         assert gradients.later is not None
         numbers, own = gradients.later
         done = update_rows(table, kept, gradients.numbers, gradients.values, change, applied)
@@ -156,7 +165,8 @@ class RowExchange:
     def _summed(
         self, own: jax.Array, asked: Asked, round_: ExchangeRound, arrived: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """(row numbers, gradients) of a round, each row once, of all copies."""
+        """Return (row numbers in the shard, gradients) of a round, each row once, summed over all
+        replicas."""
         with tag_comm("gradients of tables"):
             values = self.exchange.send(own, asked.plan, self._window(round_))
             values = all_gather(values, self.lies.met, 0)
@@ -175,7 +185,7 @@ class RowExchange:
 
     def _arrived(self, numbers: jax.Array, plan: Plan, round_: ExchangeRound) -> jax.Array:
         with tag_comm("numbers of rows"):
-            # From 1, since places without a row arrive as zeros.
+            # Count from 1: empty slots arrive as zeros.
             sent = self.exchange.send(numbers % self.here + 1, plan, self._window(round_))
         return jnp.where(sent > 0, sent - 1, self.here)
 
@@ -187,13 +197,14 @@ class RowExchange:
         return ExchangeWindow(round_.low, round_.high, jnp.broadcast_to(at, travels.shape))
 
     def _next(self, numbers: jax.Array, plan: Plan, before: ExchangeRound) -> ExchangeRound:
-        """The widest ranges of rows that fit, after those that have travelled."""
+        """Find the widest ranges of rows that fit, after those already transferred."""
         ways, me = self.exchange.ways, axis_index(self.lies.rows)
         low, starts = before.high, plan.starts[me]
         first = jnp.arange(ways, dtype=jnp.int32) * self.here
 
         def fits(cut: jax.Array) -> jax.Array:
-            """Whether the rows between fit in the buffers of all copies, for each owner; `cut` is this device's."""
+            """Return for each owner whether the requested rows in the range fit the buffers of all replicas;
+            `cut` is this device's."""
             count = cut - low[me]
             if self.exchange.ragged:
                 count, room = jax.lax.psum(count, self.lies.rows), self.exchange.buffer
@@ -207,6 +218,7 @@ class RowExchange:
             good = fits(jnp.searchsorted(numbers, first + middle).astype(jnp.int32) - starts)
             return jnp.where(good, middle, below), jnp.where(good, above, middle)
 
+        # Bisect each owner's bound in parallel; skip the loop if everything fits.
         whole = jnp.full(ways, self.here, jnp.int32)
         all_fit = fits(plan.sent[me])
         halvings = jnp.where(all_fit.all(), 0, max(1, self.here).bit_length())
@@ -218,7 +230,7 @@ class RowExchange:
             return ExchangeRound(low, all_gather(cut[None], self.lies.rows, 0), bound)
 
     def _later(self, asked: Asked, first: Any, more: Callable[[Any, ExchangeRound, jax.Array], Any]) -> Any:
-        """`more` for each round after the first; there is none where all rows fit in one."""
+        """Fold `more` over the rounds after the first; there are none if all rows fit in one."""
 
         def left(carry: tuple[ExchangeRound, Any]) -> jax.Array:
             waits = (carry[0].bound < self.here).any()

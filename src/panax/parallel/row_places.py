@@ -1,4 +1,4 @@
-"""Where a table lies on a mesh, and tables whose rows no mesh axis splits."""
+"""Sharding of embedding tables on a mesh, and access to tables with rows that no mesh axis shards."""
 
 import dataclasses
 from typing import NamedTuple
@@ -18,13 +18,13 @@ from ..spmd.rows import GatheredRows, distinct
 
 
 class Lies(NamedTuple):
-    """Where a table lies on a mesh, by axes above size 1.
+    """Sharding of a table, by mesh axes larger than 1.
 
     Attributes:
-        rows: That its rows are split over.
-        columns: That each row is split over.
-        copies: Along which devices hold the same.
-        alike: Along which devices work on the same examples, and ask for the same rows.
+        rows: Axes that shard its rows.
+        columns: Axes that shard each row.
+        copies: Axes along which devices hold replicas.
+        alike: Axes along which devices process the same examples, and so need the same rows.
     """
 
     rows: MeshAxes
@@ -34,9 +34,10 @@ class Lies(NamedTuple):
 
     @classmethod
     def of(cls, name: str, axes: Axes, layout: Layout) -> "Lies":
-        """
+        """Derive the sharding of a table from its logical axes.
+
         Raises:
-            LayoutError: Columns are split over what splits the examples.
+            LayoutError: Columns are sharded over an axis that shards the examples.
         """
         rows, columns = layout.storage(axes)
         tokens = token_axes()
@@ -52,25 +53,27 @@ class Lies(NamedTuple):
 
     @property
     def shared_out(self) -> MeshAxes:
-        """Along which devices ask for a part each of what all of them need."""
+        """Axes along which devices each request a part of the rows that all of them need."""
         return tuple(axis for axis in self.rows if axis in self.alike)
 
     @property
     def added(self) -> MeshAxes:
-        """Along which copies are asked for the same rows, and have terms of the same gradients."""
+        """Axes along which replicas are asked for the same rows and hold partial sums of the same
+        gradients."""
         return tuple(axis for axis in self.copies if axis in self.alike)
 
     @property
     def met(self) -> MeshAxes:
-        """Along which copies are asked for rows of their own, whose gradients meet once a step."""
+        """Axes along which replicas are asked for different rows, with gradients that are combined once per
+        step."""
         return tuple(axis for axis in self.copies if axis not in self.alike)
 
 
 class Wanted(NamedTuple):
-    """What a device reads of a table that it holds whole.
+    """Rows that a device reads of a replicated table.
 
     Attributes:
-        numbers: The distinct rows; the number of rows where there is none.
+        numbers: Indices of the distinct rows, padded with the table's number of rows.
     """
 
     numbers: Int[Array, " touched"]
@@ -78,12 +81,13 @@ class Wanted(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RowCopies:
-    """A table whose rows every device holds, or the only one.
+    """A table that every device holds with all rows.
 
     Attributes:
-        count: Its rows.
-        distinct: The most that a device needs.
-        whole: All rows stand in the table's place, and all have gradients: no more than what would be sorted and gathered.
+        count: Number of rows.
+        distinct: Maximum number of distinct rows that a device needs.
+        whole: True to pass the whole table with gradients for all rows, if that is no more than what would be
+            sorted and gathered.
     """
 
     lies: Lies
@@ -93,18 +97,19 @@ class RowCopies:
 
     @classmethod
     def of(cls, lies: Lies, shard: tuple[int, ...], ids: int) -> "RowCopies":
-        """
+        """Choose how to access the table.
+
         Args:
-            shard: A device's shape of the table.
-            ids: How many numbers it asks for.
+            shard: Shape of a device's shard of the table.
+            ids: Number of ids that a device reads.
         """
         met = jax.lax.axis_size(lies.met) if lies.met else 1
         return cls(lies, shard[0], min(shard[0], ids), shard[0] <= ids * met)
 
     def open(self, table: Float[Array, "row row_width"], ids: Int[Array, " ids"]) -> tuple[GatheredRows, Wanted]:
-        """The distinct rows of these numbers, -1 for none, and what `back` needs."""
+        """Read the distinct rows of the given ids (-1 for none); also return the value that `back` needs."""
         if self.whole:
-            # All that write to a place write the same.
+            # Duplicate indices all write the same value.
             place = jnp.where(ids < 0, self.count, ids)
             asked = jnp.zeros(self.count, jnp.int32).at[place].set(1, mode="drop")
             with tag_comm("numbers of rows"):
@@ -115,7 +120,7 @@ class RowCopies:
         return GatheredRows(numbers, self._joined(table.at[numbers].get(mode="clip")), self.count), Wanted(numbers)
 
     def back(self, gradients: Float[Array, "distinct row_width"], wanted: Wanted) -> RowGradients:
-        """The gradients of the rows that this device holds, from those of the rows that it read."""
+        """Compute the gradients of the rows that this device holds, from those of the rows that it read."""
         with tag_comm("gradients of tables"):
             own = reduce_scatter(gradients, self.lies.columns, 1)
             if self.whole:

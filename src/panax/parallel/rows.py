@@ -1,7 +1,9 @@
-"""Copies of tokens in the rows of a buffer, and their sums: gathers in both directions, each the other's gradient.
+"""Copies of tokens in a buffer's rows, and sums over those copies: gathers in both directions, each the
+other's transpose.
 
-The transpose of a gather is a scatter with additions, which is slow everywhere and not deterministic on GPUs. Whoever lays tokens
-out in rows knows both which token each row is of and which rows each token is in: so the transpose is a gather too.
+The transpose of a gather is a scatter-add, which is slow on all backends and nondeterministic on GPUs. A
+layout of tokens in rows provides both the token of each row and the rows of each token, so the transpose can
+be a gather too.
 """
 
 import equinox as eqx
@@ -11,12 +13,13 @@ from jaxtyping import Array, Float, Int, Shaped
 
 
 class RowMap(eqx.Module):
-    """Which tokens the rows of a buffer are copies of.
+    """Which token each row of a buffer is a copy of.
 
     Attributes:
-        token: Of each row; any number that is no token's where a row is of none.
-        rows: Of each token; any number that is no row's for none. None where tokens are in any number of rows.
-        tokens: How many there are.
+        token: Token of each row; any index out of range for an empty row.
+        rows: Rows of each token; any index out of range for none. None if tokens have varying numbers of
+            rows.
+        tokens: Number of tokens.
     """
 
     token: Int[Array, " row"]
@@ -25,7 +28,7 @@ class RowMap(eqx.Module):
 
     @classmethod
     def of_places(cls, place: Int[Array, "token use"], rows: int) -> "RowMap":
-        """Each token's `place`s in a buffer of so many rows."""
+        """Build the map from the rows, `place`, of each token in a buffer of `rows` rows."""
         tokens, uses = place.shape
         owner = jnp.arange(tokens * uses, dtype=jnp.int32) // uses
         token = jnp.full((rows,), tokens, jnp.int32).at[place.reshape(-1)].set(owner, mode="drop")
@@ -34,7 +37,7 @@ class RowMap(eqx.Module):
 
 @jax.custom_vjp
 def spread(x: Shaped[Array, "token ..."], places: RowMap) -> Shaped[Array, "row ..."]:
-    """A copy of its token in each row; zeros in a row that is of none.
+    """Copy each row's token into it; empty rows are zero.
 
     >>> spread(jnp.array([1.0, 2.0]), RowMap(jnp.array([1, 2, 0]), None, 2)).tolist()
     [2.0, 0.0, 1.0]
@@ -44,7 +47,7 @@ def spread(x: Shaped[Array, "token ..."], places: RowMap) -> Shaped[Array, "row 
 
 @jax.custom_vjp
 def collect(rows: Float[Array, "row ..."], places: RowMap) -> Float[Array, "token ..."]:
-    """The sum of each token's rows, added up in float32.
+    """Sum each token's rows in float32.
 
     >>> collect(jnp.array([1.0, 2.0, 4.0]), RowMap(jnp.array([1, 1, 5]), None, 2)).tolist()
     [0.0, 3.0]

@@ -1,11 +1,14 @@
-"""Pipeline schedules as tables: what each stage does in each tick, and where it keeps what it needs later. Plain Python.
+"""Pipeline schedules as tables: each stage's work in each tick, and the slots of the values it stores. Plain
+Python.
 
-A pipeline of `stages` devices holds `stages * chunks` virtual stages; chunk c of stage s is virtual stage `c * stages + s`. All
-stages tick together. In one tick a stage runs one virtual stage forward for one micro-batch, or backward for another, or both.
-Ticks in which no stage does the one or the other are run by programs without it, so an idle half costs no time: warm-up is
-forward only, cool-down backward only, and the bubble is that of the published schedules.
+A pipeline of `stages` devices holds `stages * chunks` virtual stages; chunk c of stage s is virtual stage `c
+* stages + s`. All stages tick together. In one tick, a stage runs one virtual stage forward for one
+micro-batch, or backward for another, or both. Ticks without any forward or without any backward work are run
+by programs without that half, so an idle half costs no time: warm-up is forward only, cool-down is backward
+only, and the bubble is that of the published schedules.
 
-Sources: GPipe (arXiv:1811.06965); 1F1B (PipeDream-Flush, arXiv:2006.09503); interleaved (Megatron-LM, arXiv:2104.04473).
+Sources: GPipe (arXiv:1811.06965); 1F1B (PipeDream-Flush, arXiv:2006.09503); interleaved (Megatron-LM,
+arXiv:2104.04473).
 """
 
 import dataclasses
@@ -21,13 +24,14 @@ ScheduleName = Literal["1f1b", "interleaved", "gpipe"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pipeline(Validated):
-    """How a `stage` axis is used.
+    """Settings of a `stage` axis.
 
     Attributes:
-        schedule: 1f1b keeps the inputs of at most 2·stages - 1 micro-batches. interleaved gives each stage several chunks of
-            layers: a bubble `chunks` times smaller, for more transfers and more kept inputs. gpipe runs all forwards, then all
-            backwards, and keeps the inputs of every micro-batch.
-        chunks: Groups of layers on each stage, for interleaved.
+        schedule: 1f1b stores the inputs of at most 2·stages - 1 micro-batches. interleaved gives each stage
+            several chunks of layers: a bubble `chunks` times smaller, at the cost of more transfers and more
+            stored inputs. gpipe runs all forwards, then all backwards, and stores the inputs of every
+            micro-batch.
+        chunks: Number of groups of layers on each stage, for interleaved.
     """
 
     schedule: ScheduleName = "1f1b"
@@ -44,7 +48,7 @@ class Pipeline(Validated):
 
 @dataclasses.dataclass(frozen=True)
 class StageTask:
-    """One virtual stage's work on one micro-batch."""
+    """A unit: one virtual stage's work on one micro-batch."""
 
     micro_batch: int
     chunk: int
@@ -52,7 +56,7 @@ class StageTask:
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """What each stage does: a unit forward, a unit backward; None where it has none."""
+    """The forward unit and the backward unit of each stage; None if idle."""
 
     forward: tuple[StageTask | None, ...]
     backward: tuple[StageTask | None, ...]
@@ -60,11 +64,12 @@ class Tick:
 
 @dataclasses.dataclass(frozen=True)
 class PipelineSchedule:
-    """A legal order of all work.
+    """A valid order of all work.
 
     Attributes:
-        slots: Inputs of virtual stages that a stage keeps at most at a time: what memory depends on.
-        gradient_slots: Gradients that wait at most at a time.
+        slots: Maximum number of virtual-stage inputs that a stage stores at a time, which determines the
+            memory.
+        gradient_slots: Maximum number of gradients that wait at a time.
         rows: For each tick and stage, the indices that the executor reads.
     """
 
@@ -78,16 +83,17 @@ class PipelineSchedule:
 
     @property
     def phases(self) -> list[tuple[bool, bool, int]]:
-        """(some stage goes forward, some stage goes backward, ticks) for each run of like ticks."""
+        """(any stage runs forward, any stage runs backward, number of ticks) for each run of equal ticks."""
         kinds = [(any(tick.forward), any(tick.backward)) for tick in self.ticks]
         return [(*kind, len(list(group))) for kind, group in itertools.groupby(kinds)]
 
     def time(self, forward: float = 1.0, backward: float = 3.0) -> float:
-        """Units of a whole stage's forward time; a backward pass runs the forward again from the kept input, hence 3."""
+        """Return the total time, in units of a whole stage's forward time; a backward unit reruns the forward
+        from the stored input, hence 3."""
         return sum(ticks * (f * forward + b * backward) for f, b, ticks in self.phases) / self.chunks
 
     def bubble(self, forward: float = 1.0, backward: float = 3.0) -> float:
-        """The share of the time in which a stage has nothing to do.
+        """Return the fraction of the time in which a stage is idle.
 
         >>> round(build(Pipeline(), stages=4, micro_batches=12).bubble(), 6) == round(3 / 15, 6)
         True
@@ -97,20 +103,21 @@ class PipelineSchedule:
 
 
 def build(pipeline: Pipeline, *, stages: int, micro_batches: int, forward_only: bool = False) -> PipelineSchedule:
-    """The schedule's table.
+    """Build the schedule's table.
 
     Args:
-        forward_only: For evaluation.
+        forward_only: True for evaluation.
     """
     units = list(_units(stages, pipeline.chunks, micro_batches))
     forward = {(unit, stage): i + stage for i, unit in units for stage in range(stages)}
     backward: dict[tuple[StageTask, int], int] = {}
     if not forward_only:
         last = pipeline.chunks - 1
-        # The first gradient is there when the first micro-batch leaves the last stage; GPipe waits for all of them.
+        # The first gradient exists once the first micro-batch leaves the last stage; GPipe waits for all micro-batches.
         first = forward[StageTask(0, last), stages - 1]
         if pipeline.schedule == "gpipe":
             first = max(forward.values()) + 1
+        # The backward order mirrors the forward one, with stages and chunks reversed.
         mirrored = {unit: i for i, unit in units}
         backward = {
             (unit, stage): first + mirrored[StageTask(unit.micro_batch, last - unit.chunk)] + stages - 1 - stage
@@ -121,13 +128,14 @@ def build(pipeline: Pipeline, *, stages: int, micro_batches: int, forward_only: 
 
 
 def _units(stages: int, chunks: int, micro_batches: int) -> Iterator[tuple[int, StageTask]]:
-    """(turn, unit) in the order of stage 0: a group of `stages` micro-batches goes through one chunk after another."""
+    """Yield (turn, unit) in the order of stage 0: a group of `stages` micro-batches passes through one chunk
+    after another."""
     for group in range(-(-micro_batches // stages)):
         for chunk in range(chunks):
             for within in range(stages):
                 micro_batch = group * stages + within
                 if micro_batch < micro_batches:
-                    # With a single chunk groups follow each other without gaps.
+                    # With a single chunk, groups follow each other without gaps.
                     yield (group * chunks + chunk) * stages + within, StageTask(micro_batch, chunk)
 
 
@@ -149,7 +157,8 @@ def _tabulated(stages: int, chunks: int, micro_batches: int, forward: Times, bac
     def after(unit: StageTask, stage: int) -> tuple[StageTask, int]:
         return (unit, stage + 1) if stage < stages - 1 else (StageTask(unit.micro_batch, unit.chunk + 1), 0)
 
-    # A tick has four moments: forward, loss, backward, arrival of what the neighbours sent.
+    # A tick has four moments, at 4 * tick + 0..3: forward, loss, backward, arrival of values from the neighbors.
+    # Each value occupies its slot from the moment it arrives or is made to its last use.
     inputs: dict[int, list[tuple[int, int, StageTask]]] = {stage: [] for stage in range(stages)}
     gradients: dict[int, list[tuple[int, int, StageTask]]] = {stage: [] for stage in range(stages)}
     for (unit, stage), tick in forward.items():
@@ -164,6 +173,7 @@ def _tabulated(stages: int, chunks: int, micro_batches: int, forward: Times, bac
     input_slots, slots = _allocated(inputs)
     gradient_slots, gradient_count = _allocated(gradients)
 
+    # Unused indices are 0, or the dump slot (`slots`, `gradient_count`), so that every tick runs the same program.
     def row(tick: int, stage: int) -> dict[str, int]:
         f, b = who["forward"].get((tick, stage)), who["backward"].get((tick, stage))
         sent = who["forward"].get((tick, (stage - 1) % stages))
@@ -205,14 +215,15 @@ def _tabulated(stages: int, chunks: int, micro_batches: int, forward: Times, bac
 
 
 def _next_or_none(unit: StageTask | None, stage: int, stages: int, chunks: int) -> StageTask | None:
-    """The unit that takes what `unit` of `stage` gives; None after the last one."""
+    """Return the unit that consumes the output of `unit` on `stage`; None after the last one."""
     if unit is None or (stage == stages - 1 and unit.chunk == chunks - 1):
         return None
     return unit if stage < stages - 1 else StageTask(unit.micro_batch, unit.chunk + 1)
 
 
 def _previous_or_none(unit: StageTask | None, stage: int, stages: int) -> StageTask | None:
-    """The unit whose output's gradient `unit` of `stage` gives; None before the first one."""
+    """Return the unit with the output that `unit` on `stage` computes the gradient of; None before the first
+    one."""
     if unit is None or (stage == 0 and unit.chunk == 0):
         return None
     return unit if stage else StageTask(unit.micro_batch, unit.chunk - 1)
@@ -221,7 +232,7 @@ def _previous_or_none(unit: StageTask | None, stage: int, stages: int) -> StageT
 def _allocated(
     intervals: Mapping[int, list[tuple[int, int, StageTask]]],
 ) -> tuple[dict[tuple[int, StageTask], int], int]:
-    """A slot for each (stage, unit), such that no two that live at one moment share it; and how many slots that takes."""
+    """Assign each (stage, unit) a slot that no other live unit uses; return the slots and their number."""
     slots: dict[tuple[int, StageTask], int] = {}
     most = 0
     for stage, lives in intervals.items():
@@ -237,7 +248,7 @@ def _allocated(
 
 
 def layers_by_stage(layers: int, *, stages: int, chunks: int) -> list[list[list[int]]]:
-    """[stage][chunk] to the layers it holds, in order; as even as can be.
+    """Distribute layers over stages as evenly as possible: [stage][chunk] to its layers, in order.
 
     Raises:
         RecipeError: There are fewer layers than virtual stages.
@@ -260,7 +271,8 @@ def layers_by_stage(layers: int, *, stages: int, chunks: int) -> list[list[list[
 
 
 def schedule_table(stages: int, micro_batches: int, chunks: int) -> str:
-    """Each schedule's ticks, bubble and peak of kept inputs, as a Markdown table; from the tables that the executor runs."""
+    """Format each schedule's ticks, bubble and peak of stored inputs as a Markdown table, computed from the
+    executor's tables."""
     lines = [
         "| schedule | ticks (forward, both, backward) | bubble | inputs kept | of which layers |",
         "|---|---|---|---|---|",

@@ -1,9 +1,9 @@
-"""A state-space model's scan over rows that are split over the devices of a context axis, in contiguous order.
+"""State-space scan over rows sharded along a context axis, in contiguous order.
 
-Every device scans its own part of each row as if the state before it were zero. The final states are then gathered, with how much
-of an earlier state each part leaves: from these each device knows the state before its first position, and adds what it reads of
-it. The scan is linear, so that is exact. A device sends its final states, which have head_dim * state elements for each head and
-row, whatever the length of its part.
+Every device scans its part of each row from a zero state. The final states are then gathered, with the decay
+of an earlier state over each part. From these, each device computes the state before its first position and
+adds that state's contribution to its output. The scan is linear, so this is exact. A device sends its final
+states, which have head_dim * state elements per head and row, whatever the length of its part.
 """
 
 import jax.numpy as jnp
@@ -28,17 +28,19 @@ def scan_over_devices(
     axis_size: int,
     target: Target,
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """The output of `state_space_scan` over whole rows, of which this device holds its contiguous part.
+    """Compute the output of `state_space_scan` over whole rows, of which this device holds its contiguous
+    part.
 
-    Called with `axis_name` manual. Sent by each device: n-1 times its final states and decays in float32, forward and backward.
+    Must be called with `axis_name` manual. Sent by each device: n-1 times its final states and decays in
+    float32, forward and backward.
 
     Args:
         segments: Of the local positions; 0 is padding.
-        axis_name: The mesh axis that rows are split over.
-        axis_size: Devices along it.
+        axis_name: The mesh axis that shards rows.
+        axis_size: Number of devices along it.
     """
     own, parts = {axis_name: ValueState.OWN}, {axis_name: ValueState.SPLIT}
-    # What a device finds along its part of a row looks like a term of a sum; but it is its own part's.
+    # A device's cotangents belong to its part of the row; they are not partial sums.
     x, dt, b, c = assert_cotangent_sharding((x, dt, b, c), parts, dim=1)
     a = assert_cotangent_sharding(a, {axis_name: ValueState.PARTIAL})
     found = state_space_scan(x, dt, a, b, c, segments=segments, target=target)
@@ -60,7 +62,9 @@ def scan_over_devices(
 
 
 def _weights(decays: Float[Array, "device batch heads"], here: Array, count: int) -> Float[Array, "device batch heads"]:
-    """How much of each device's final state is left before the first position of device `here`: none of later ones'."""
+    """Return the factor with which each device's final state reaches the first position of device `here`: 0
+    for later devices."""
+    # d: device, b: batch, h: head in the caller's einsum. Walk backward from `here`, accumulating decay.
     left, weights = jnp.ones_like(decays[0]), []
     for device in reversed(range(count)):
         earlier = device < here

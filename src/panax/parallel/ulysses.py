@@ -1,11 +1,13 @@
-"""Ulysses attention: heads are exchanged for positions, so that each device runs the ordinary kernel on whole rows.
+"""Ulysses attention: an exchange of heads for positions, so that each device runs the ordinary kernel on
+whole rows.
 
-An all-to-all over the "context" mesh axis turns [all heads, a part of the rows] into [a part of the heads, whole rows], and
-another one turns the output back. Between the two, rows in zigzag order (`context`) are put into their own, in whole chunks. The
-fast kernels serve as they are; the axis can't be larger than the number of heads.
+An all-to-all over the "context" mesh axis turns [all heads, part of the rows] into [part of the heads, whole
+rows], and another one turns the output back. In between, rows in zigzag order (`context`) are restored to
+their original order, by whole chunks. The fast kernels work unchanged; the axis cannot be larger than the
+number of heads.
 
-Source: DeepSpeed Ulysses (arXiv:2309.14509). Differs: grouped queries, whose few key-value heads are repeated no more often
-than it takes for the axis to divide them; gathering them on every device would never be fewer bytes.
+Source: DeepSpeed Ulysses (arXiv:2309.14509). Differs: for grouped queries, the few key-value heads are
+repeated only until the axis divides them; gathering them on every device would never be fewer bytes.
 """
 
 import functools
@@ -24,7 +26,7 @@ from panax.parallel.context import WireBytes
 
 
 class _Axis(NamedTuple):
-    """The mesh axis that rows are split over."""
+    """The mesh axis that shards rows."""
 
     name: str
     size: int
@@ -42,21 +44,22 @@ def ulysses_attention(
     order: RowOrder = "zigzag",
     kernel: Callable[..., Array],
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Attention over whole rows of which this device holds its part, differentiable by q, k and v.
+    """Compute attention over whole rows, of which this device holds its part; differentiable in q, k and v.
 
-    Called with `axis_name` manual: in `jax.shard_map(..., check_vma=False)`. Sent by each device: `ulysses_bytes`.
+    Must be called with `axis_name` manual: in `jax.shard_map(..., check_vma=False)`. Sent by each device:
+    `ulysses_bytes`.
 
     Args:
         segments: Of the local tokens; 0 is padding.
-        axis_name: The mesh axis that rows are split over.
-        axis_size: Devices along it.
+        axis_name: The mesh axis that shards rows.
+        axis_size: Number of devices along it.
         order: Which part of a row a device holds.
-        kernel: Called once as `kernel(q, k, v, segments=segments)` with whole rows and a part of the heads: `attention` with its
-            options bound.
+        kernel: Called once as `kernel(q, k, v, segments=segments)` with whole rows and part of the heads:
+            `attention` with its options bound.
 
     Raises:
-        ValueError: `axis_size` does not divide the query heads, or the local sequence, in zigzag order, is no two equal
-            chunks.
+        ValueError: `axis_size` does not divide the query heads, or the local sequence, in zigzag order,
+            cannot be cut into two equal chunks.
     """
     if axis_size == 1:
         return kernel(q, k, v, segments=segments)
@@ -88,14 +91,15 @@ def ulysses_bytes(
     itemsize: int,
     packed: bool,
 ) -> WireBytes:
-    """What one device sends in `ulysses_attention`; the arguments are sizes on one device before any exchange.
+    """Count the bytes that one device sends in `ulysses_attention`; the arguments are sizes on one device
+    before any exchange.
 
-    Of every array that is exchanged a device keeps one part and sends the others: q, k, v and the output forward, their
-    cotangents backward. The segments are gathered once, by handing them on around the axis.
+    Of every exchanged array, a device keeps one part and sends the others: q, k, v and the output forward,
+    their cotangents backward. The segments are all-gathered once, around the axis.
 
     Args:
-        itemsize: Bytes of an element of q, k and v.
-        packed: Whether there are segments.
+        itemsize: Bytes per element of q, k and v.
+        packed: True if there are segments.
 
     >>> ulysses_bytes(
     ...     axis_size=4, batch=1, local_seq=1024, heads=32, kv_heads=8, head_dim=128, itemsize=2, packed=False
@@ -111,7 +115,8 @@ def ulysses_bytes(
 
 
 def _sent_kv_heads(kv_heads: int, axis_size: int) -> int:
-    """The fewest key-value heads, each repeated alike, that the axis divides."""
+    """Return the number of key-value heads after repeating each equally often, the fewest that the axis
+    divides."""
     return math.lcm(kv_heads, axis_size)
 
 
@@ -122,7 +127,7 @@ def _check_heads(heads: int, axis_size: int) -> None:
 
 
 def heads_limit(heads: int, axis_size: int) -> str | None:
-    """What keeps an axis from exchanging so many query heads of a device; None where it divides them."""
+    """Return why the axis cannot exchange `heads` query heads of a device; None if it divides them."""
     if heads % axis_size == 0:
         return None
     fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
@@ -134,7 +139,8 @@ def heads_limit(heads: int, axis_size: int) -> str | None:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _repeated(x: Array, copies: int) -> Array:
-    """[batch, seq, heads, d] with each head `copies` times in a row; the copies' cotangents are added in float32."""
+    """Repeat each head of [batch, seq, heads, d] `copies` times; the cotangents of the copies are summed in
+    float32."""
     return jnp.repeat(x, copies, axis=2) if copies > 1 else x
 
 
@@ -149,12 +155,12 @@ _repeated.defvjp(lambda x, copies: (_repeated(x, copies), None), _repeated_backw
 
 
 def _to_rows(x: Array, axis: _Axis) -> Array:
-    """[batch, part of seq as it is held, heads, d] to [batch, seq, part of heads, d]."""
+    """Exchange [batch, local seq, heads, d] for [batch, seq, local heads, d]."""
     return _in_order(lax.all_to_all(x, axis.name, split_axis=2, concat_axis=1, tiled=True), axis)
 
 
 def _to_heads(x: Array, axis: _Axis) -> Array:
-    """Undoes `_to_rows`, and is its transpose: both only move."""
+    """Invert `_to_rows`; also its transpose, since both only move elements."""
     return lax.all_to_all(_as_held(x, axis), axis.name, split_axis=1, concat_axis=2, tiled=True)
 
 
@@ -165,7 +171,7 @@ _whole_heads.defvjp(lambda x, axis: (_to_heads(x, axis), None), lambda axis, _, 
 
 
 def _in_order(x: Array, axis: _Axis) -> Array:
-    """Rows, [batch, seq, ...], from the order in which devices hold them into their own."""
+    """Restore rows, [batch, seq, ...], from the device order to their original order."""
     if axis.order == "contiguous":
         return x
     chunks = x.reshape(x.shape[0], axis.size, 2, -1, *x.shape[2:])
@@ -173,7 +179,7 @@ def _in_order(x: Array, axis: _Axis) -> Array:
 
 
 def _as_held(x: Array, axis: _Axis) -> Array:
-    """Undoes `_in_order`."""
+    """Invert `_in_order`."""
     if axis.order == "contiguous":
         return x
     halves = x.reshape(x.shape[0], 2, axis.size, -1, *x.shape[2:])

@@ -1,9 +1,10 @@
-"""Vocabularies that grow: which row of a table a key has, and which row a new key gets.
+"""Growing vocabularies: the table row of a key, and the row assigned to a new key.
 
-Each device holds the vocabulary of its own shard of a table, whose rows are blocks: a key's hash names its block, and so the
-device that decides. All devices are told all keys of a batch; the owner of a block finds those that have a row in it, and
-gives each of the others, in the order of the keys, the row that was asked for longest ago, and not in this step. What it decides
-depends on the block and the batch's keys alone: not on the mesh, nor on how many processes there are.
+Each device holds the vocabulary of its shard of a table, in blocks of rows: a key's hash selects its block,
+and so the device that decides. All keys of a batch are gathered on all devices. The owner of a block finds
+the keys that have a row in it, and assigns each of the others, in key order, the least recently used row that
+this step does not use. The decision depends only on the block and the batch's keys, not on the mesh or the
+number of processes.
 """
 
 import dataclasses
@@ -20,15 +21,15 @@ from ..spmd.in_place import read_first
 from .row_places import Lies
 
 NONE = -1
-"""The row of no key."""
+"""Row index of a key without a row."""
 
 
 class ShardVocabulary(NamedTuple):
-    """Of a device's shard of a table.
+    """The vocabulary of a device's shard of a table.
 
     Attributes:
-        keys: Of each row; zeros where nobody has it.
-        asked: The step in which it was asked for last; -1 where nobody has it.
+        keys: Key of each row; zeros for a free row.
+        asked: Step in which the row was last used; -1 for a free row.
     """
 
     keys: UInt32[Array, "row 2"]
@@ -36,15 +37,16 @@ class ShardVocabulary(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What one step has given out, of a device's shard.
+    """Assignments of one step in a device's shard.
 
     Attributes:
-        rows: In the shard, each once; its number of rows in places that hold none.
-        keys: Whose they are now.
-        given: Rows that were given out, over all devices.
-        taken: Of these, rows that another key has lost.
-        crowded: Keys that have got none, since all rows of their blocks were in use: each reads one of another key's.
-        before: What the vocabulary said before.
+        rows: Assigned rows of the shard, each once; padded with the shard's number of rows.
+        keys: Their new keys.
+        given: Number of rows assigned, over all devices.
+        taken: Number of those taken from another key.
+        crowded: Number of keys without a row, because all rows of their blocks are in use: each reads another
+            key's row.
+        before: The vocabulary's entries before the step.
     """
 
     rows: Int[Array, " keys"]
@@ -56,12 +58,12 @@ class Decided(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What a vocabulary says of the rows that a step asks for.
+    """Vocabulary entries of the rows that a step uses.
 
     Attributes:
-        rows: In a device's shard, each once; its number of rows in places that hold none.
-        keys: As of `ShardVocabulary`.
-        asked: The same.
+        rows: Rows of the shard, each once; padded with the shard's number of rows.
+        keys: As in `ShardVocabulary`.
+        asked: As in `ShardVocabulary`.
     """
 
     rows: Int[Array, " keys"]
@@ -70,11 +72,11 @@ class Said(NamedTuple):
 
 
 class BlockKeys(NamedTuple):
-    """Distinct keys by their blocks, ascending.
+    """Distinct keys, ascending by block.
 
     Attributes:
         keys: Zeros past the last one.
-        block: Of each; the number of blocks past the last one.
+        block: Block of each key; the number of blocks past the last one.
     """
 
     keys: UInt32[Array, "keys 2"]
@@ -82,7 +84,7 @@ class BlockKeys(NamedTuple):
 
 
 def block_of(keys: UInt32[Array, "keys 2"], blocks: int) -> Int[Array, " keys"]:
-    """The block that each key belongs to; `blocks` for none."""
+    """Return the block of each key; `blocks` for the zero key."""
     hashed = mix(keys[:, 0] ^ mix(keys[:, 1] + jnp.uint32(0x9E3779B9)))
     return jnp.where((keys != 0).any(axis=1), (hashed % jnp.uint32(blocks)).astype(jnp.int32), blocks)
 
@@ -90,16 +92,16 @@ def block_of(keys: UInt32[Array, "keys 2"], blocks: int) -> Int[Array, " keys"]:
 def distinct_keys(
     keys: UInt32[Array, "keys 2"], block: Int[Array, " keys"], blocks: int
 ) -> tuple[BlockKeys, Int[Array, " keys"]]:
-    """The distinct keys of real blocks, and the place of each key among them.
+    """Return the distinct keys of valid blocks, and the index of each key among them.
 
     Args:
-        block: Of each key; `blocks` for one that is left out, whose place is past the last.
+        block: Block of each key; `blocks` for a key to drop, with an index past the last.
     """
     count = keys.shape[0]
     index = jnp.arange(count, dtype=jnp.int32)
     block, high, low, index = jax.lax.sort((block, keys[:, 1], keys[:, 0], index), num_keys=3)
     ordered = jnp.stack([low, high], axis=1)
-    # No real key is zeros, so that the first one counts.
+    # No real key is all zeros, so the first key always counts as new.
     before = jnp.concatenate([jnp.zeros((1, 2), jnp.uint32), ordered[:-1]])
     new = (ordered != before).any(axis=1) & (block < blocks)
     place = jnp.where(block < blocks, jnp.cumsum(new, dtype=jnp.int32) - 1, count)
@@ -110,13 +112,13 @@ def distinct_keys(
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyBlocks:
-    """The static half.
+    """Static configuration of a table's vocabulary.
 
     Attributes:
-        lies: Where the table lies; its columns are whole.
-        here: Blocks of a shard.
-        ways: Rows of a block.
-        idle_steps: As of `Growing`.
+        lies: Sharding of the table; its columns are not sharded.
+        here: Blocks per shard.
+        ways: Rows per block.
+        idle_steps: As in `Growing`.
     """
 
     lies: Lies
@@ -126,40 +128,43 @@ class VocabularyBlocks:
 
     @classmethod
     def of(cls, lies: Lies, shard: tuple[int, ...], ways: int, idle_steps: int) -> "VocabularyBlocks":
-        """
+        """Derive the number of blocks from the shard's rows.
+
         Args:
-            shard: A device's shape of the table, or of what has its rows.
+            shard: Shape of a device's shard of the table, or of an array with its rows.
         """
         return cls(lies, shard[0] // ways, ways, idle_steps)
 
     @property
     def rows(self) -> int:
-        """Of a shard."""
+        """Rows per shard."""
         return self.here * self.ways
 
     def found(self, vocabulary: ShardVocabulary, keys: UInt32[Array, "ids 2"]) -> Int[Array, " ids"]:
-        """The row of each key in the whole table, -1 for one that has none."""
+        """Return the row of each key in the whole table; -1 for a key without a row."""
         asked = self._asked(keys)
         return asked.answers(self._rows_of(vocabulary, asked.mine))
 
     def given(
         self, vocabulary: ShardVocabulary, keys: UInt32[Array, "ids 2"], step: Int[Array, ""]
     ) -> tuple[Int[Array, " ids"], ShardVocabulary, Decided]:
-        """The row of each key in the whole table, given to it now if it has none; the vocabulary after that.
+        """Return the row of each key in the whole table, assigning rows to new keys; also the updated
+        vocabulary and the decisions.
 
         Args:
-            step: The number of this step.
+            step: Number of this step.
         """
         asked = self._asked(keys)
         mine, block = asked.mine.keys, asked.mine.block
         real = block < self.here
         had = self._rows_of(vocabulary, asked.mine)
         asked_before, marked = read_first(vocabulary.asked, had, jnp.where(had >= 0, had, self.rows))
+        # Mark rows in use before looking for idle ones, so that no key of this batch loses its row.
         last = vocabulary.asked.at[marked].set(step, mode="drop")
         of_block = last.reshape(self.here, self.ways).at[block].get(mode="clip")
         idle = (of_block < 0) | (step - of_block > self.idle_steps)
         new = real & (had < 0)
-        # The first new key of a block takes the row that was asked for longest ago, and so on.
+        # The i-th new key of a block takes its i-th least recently used row.
         number = jnp.cumsum(new, dtype=jnp.int32) - new.astype(jnp.int32)
         number -= number[jnp.searchsorted(block, block).astype(jnp.int32)]
         order = jnp.argsort(jnp.where(idle, of_block, jnp.iinfo(jnp.int32).max), axis=1)
@@ -168,6 +173,7 @@ class VocabularyBlocks:
         row = block * self.ways + way
         asked_before = jnp.where(gets, jnp.take_along_axis(of_block, way[:, None], axis=1)[:, 0], asked_before)
         lost = gets & (asked_before >= 0)
+        # A key without a row reads one of its block's rows, chosen by hash.
         by_chance = (mix(mine[:, 0] + jnp.uint32(1)) % jnp.uint32(self.ways)).astype(jnp.int32)
         reads = jnp.where(gets, row, jnp.where(new, block * self.ways + by_chance, had))
         keys_before, place = read_first(vocabulary.keys, row, jnp.where(gets, row, self.rows))
@@ -194,7 +200,7 @@ class VocabularyBlocks:
         return _Asked(self, mine, is_mine, among, place, own.keys.shape[0], first * self.ways)
 
     def _rows_of(self, vocabulary: ShardVocabulary, mine: BlockKeys) -> Int[Array, " keys"]:
-        """In this shard; -1 where a key has none."""
+        """Return the row of each key in this shard; -1 for a key without a row."""
         of_block = vocabulary.keys.reshape(self.here, self.ways, 2).at[mine.block].get(mode="clip")
         same: Bool[Array, "keys way"] = (of_block == mine.keys[:, None]).all(axis=2) & (mine.block < self.here)[:, None]
         way = jnp.argmax(same, axis=1).astype(jnp.int32)
@@ -202,15 +208,15 @@ class VocabularyBlocks:
 
 
 class _Asked(NamedTuple):
-    """Keys that devices have asked for.
+    """Keys that all devices look up.
 
     Attributes:
-        mine: The distinct ones of this device's blocks.
-        is_mine: Of the keys of all devices, those of this device's blocks.
-        among: Their places in `mine`.
-        place: Of each id that this device asks for, its key's place among the device's own.
-        own: As many keys each device has sent.
-        first: This shard's first row in the table.
+        mine: The distinct keys of this device's blocks.
+        is_mine: Mask, over the keys of all devices, of those in this device's blocks.
+        among: Their indices in `mine`.
+        place: For each id that this device looks up, the index of its key among the device's distinct keys.
+        own: Number of keys sent by each device.
+        first: First row of this shard in the table.
     """
 
     blocks: VocabularyBlocks
@@ -222,9 +228,9 @@ class _Asked(NamedTuple):
     first: Int[Array, ""]
 
     def answers(self, rows: Int[Array, " keys"]) -> Int[Array, " ids"]:
-        """For each id the row in the whole table, from the rows in their owners' shards."""
+        """Return the row in the whole table for each id, from the rows in their owners' shards."""
         row = rows.at[self.among].get(mode="clip")
-        # From 1: each key has one owner, and the others say 0.
+        # Count from 1: each key has one owner, and the other devices contribute 0 to the sum.
         told = jnp.where(self.is_mine & (row >= 0), self.first + row + 1, 0)
         with tag_comm("rows of keys"):
             told = all_reduce(told, self.blocks.lies.rows)

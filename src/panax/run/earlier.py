@@ -154,7 +154,7 @@ def _rates_words(experiment: Experiment, checkpoint: Checkpoint) -> str:
         words += f"; the learning rate{whose} goes from {last:.3g} at step {step} to {following:.3g} at step {step + 1}"
         if following > last * RISE:
             words += (
-                f", since its schedule is drawn anew over {experiment.num_steps} steps; to go on from {last:.3g}, begin a run "
+                f", since its schedule is recomputed over {experiment.num_steps} steps; to continue from {last:.3g}, begin a run "
                 f'of another name with init="checkpoint:{checkpoint.url}" and its own schedule'
             )
     return words

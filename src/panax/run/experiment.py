@@ -95,7 +95,7 @@ class Experiment(Validated):
     """What is trained, on what, how, and where it is kept.
 
     Attributes:
-        name: The run's folder is `runs/name` unless `directory` says otherwise; the task's name unless told.
+        name: The run's folder is `runs/name` unless `directory` says otherwise; the task's name by default.
         task: The model with its objective.
         data: `TextData`, `ExampleData`, any `panax.core.Source`, a torch `DataLoader`, or a Python iterable of batches. A task
             that collects its own (`panax.core.CollectingTask`) takes none: the numbers of its rows stand here.

@@ -255,7 +255,7 @@ class Island:
             self._say(f"island {index} is left out of meeting {number}, after step {step}: {why}")
         for index in sorted(self._members - present - decided.left_out.keys()):
             self._say(
-                f"island {index} was not at meeting {number}, after step {step}; the others waited {seconds:.1f} s and go on"
+                f"island {index} was not at meeting {number}, after step {step}; the others waited {seconds:.1f} s and continue"
             )
         for index in sorted(present - self._members):
             self._say(f"island {index} is back at meeting {number}, after step {step}")

@@ -102,7 +102,7 @@ def compile_step(
     comms: Comms | None = None,
     table_optimizer: RowOptimizer | None = None,
 ) -> PlainStep:
-    """A training step for a loop of one's own.
+    """A training step for a custom loop.
 
     Args:
         example: A batch as the loop will give: a mapping, a tuple or a list of arrays, or one array.

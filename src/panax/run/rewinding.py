@@ -181,7 +181,7 @@ class RollbackController:
                 raise TrainingError(
                     f"{self._corrupted or self._why}; the run would go back to a checkpoint of step {latest} or before, and "
                     f"there is none in {self._checkpointer.store.url}: --fresh starts from step 0, "
-                    f"--{'verify.every' if self._corrupted else 'rewind.after'} 0 goes on from the newest one"
+                    f"--{'verify.every' if self._corrupted else 'rewind.after'} 0 continues from the newest one"
                 )
             found = first_start(self._prepared, self._checkpointer, self._say)
         return found, before is not None

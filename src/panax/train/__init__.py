@@ -1,4 +1,4 @@
-"""The step, its compilation, its evaluation, its debugging."""
+"""The training step: definition, compilation, evaluation, and debugging."""
 
 from .compiled import CompiledStep
 from .evaluation import evaluate_all, evaluate_sent

@@ -1,4 +1,4 @@
-"""Programs that are compiled in a thread of their own, while the run draws its first state or reads it."""
+"""Background compilation of programs while the run initializes or restores its state."""
 
 import concurrent.futures
 import contextvars
@@ -7,22 +7,23 @@ from typing import Any
 
 
 class Ahead:
-    """Makes one thing after another in a thread. Whoever asks for one waits for it, and gets the error that it ended with."""
+    """A queue of named jobs run in order in a background thread; requesting a result waits for it and
+    re-raises its error."""
 
     def __init__(self) -> None:
         self._made: dict[Hashable, concurrent.futures.Future[Any]] = {}
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
 
     def begin(self, name: Hashable, make: Callable[[], Any]) -> None:
-        """Make this after what was begun before. What has this name already is not made again."""
+        """Queue a job after those queued before; a name that is already queued is ignored."""
         if name in self._made:
             return
         self._thread = self._thread or concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="panax-compile")
-        # What is in force here is in force there.
+        # Run with a copy of the current context variables.
         self._made[name] = self._thread.submit(contextvars.copy_context().run, make)
 
     def made(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """What was begun under this name, once; made here where nothing was."""
+        """Take the result of the named job; without such a job, run `make` now."""
         begun = self._made.pop(name, None)
-        # One that has not begun may stand behind others that nobody asks for.
+        # If the job has not started, cancel it and run it here: it may be queued behind jobs that are not needed.
         return make() if begun is None or begun.cancel() else begun.result()

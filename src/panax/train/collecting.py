@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from .program import Program
 
 LAST = ("skipped", "skipped_in_a_row", "learning_rate", "loss_scale")
-"""Of these the number of the last update that was made is reported, and the rate with which the next step goes on; of other
-scalars the mean over updates."""
+"""Scalars reported as of the last update made, and the learning rate as of the next step; other scalars are
+means over updates."""
 
 
 class _Packed(eqx.Module):
-    """Scalars of an update: a loop copies one vector where it would copy each number by itself.
+    """Scalars of an update in one vector, since a loop would copy each separate scalar individually.
 
     Attributes:
-        values: Numbers in float32, in the order of `names`.
-        others: The rest by name.
+        values: The float32 scalars, in the order of `names`.
+        others: The remaining scalars, by name.
     """
 
     values: Float[Array, "*loops name"]
@@ -51,14 +51,14 @@ class _Packed(eqx.Module):
 
 
 Made = tuple[_Packed, jax.Array]
-"""Scalars of updates, and which of these were made; each with the leading axis `update`."""
+"""Scalars of updates, and a mask of those that were made; each with the leading axis `update`."""
 
 
 def check_plain(program: "Program") -> None:
-    """Raise an error where a collecting task is asked for what only a step with one update has.
+    """Check that a collecting task is not combined with features that require one update per step.
 
     Raises:
-        RecipeError: Says what to leave out.
+        RecipeError: It is; the message names the setting to remove.
     """
     renewal = program.transformation.renewal
     for asked, setting in (
@@ -79,7 +79,8 @@ def check_plain(program: "Program") -> None:
 def collecting_step(
     program: "Program", state: TrainState, batch: Batch, batch_axes: Mapping[str, Axes] | None
 ) -> tuple[TrainState, Scalars]:
-    """`collections` times: collect, then make `updates` updates. Scalars are means over them, or the last ones (`LAST`)."""
+    """Repeat `collections` times: collect, then make `updates` updates. Scalars are means over them, or the
+    last ones (`LAST`)."""
     task = _task_of(program)
     numbered = prepare_batch(program.task, batch, batch_axes).batch
     step, key = state.step, state.step_key
@@ -100,7 +101,7 @@ def collecting_step(
 
 
 def collect(program: "Program", state: TrainState, batch: Batch, key: jax.Array) -> Collected:
-    """What the task collects with the parameters of `state`."""
+    """Collect the task's data with the parameters of `state`."""
     task = _task_of(program)
     task.check_rows(batch)
     with matmuls_as_set(task, current_target()), whole_arrays():
@@ -108,7 +109,8 @@ def collect(program: "Program", state: TrainState, batch: Batch, key: jax.Array)
 
 
 def first_batch(program: "Program", state: TrainState, batch: Batch) -> tuple[TrainState, Batch]:
-    """The batch of the first update of the step that `state` stands before, with the state as that update sees it."""
+    """Return the batch of the first update of the step after `state`, with the state that this update
+    sees."""
     task, key = _task_of(program), jax.random.fold_in(state.step_key, 0)
     collected = collect(program, state, prepare_batch(program.task, batch).batch, key)
     minibatch = task.minibatch(collected.experience, collected.state, jnp.int32(0), key)
@@ -119,10 +121,10 @@ def first_batch(program: "Program", state: TrainState, batch: Batch) -> tuple[Tr
 def _updates(
     program: "Program", state: TrainState, collected: Collected, key: jax.Array, first: jax.Array
 ) -> tuple[TrainState, Made]:
-    """All updates of one collection; their scalars, and which of them were made.
+    """Make all updates of one collection; return their scalars, and a mask of those that were made.
 
     Args:
-        first: The number of the first of these updates in the run.
+        first: Number of the first of these updates in the run.
     """
     task = _task_of(program)
 
@@ -142,7 +144,7 @@ def _updates(
         (state, _), made = jax.lax.scan(update, (begun, jnp.bool_(True)), jnp.arange(task.updates))
         skipped = program.transformation.skipped
         if task.stops_early and skipped is not None:
-            # The schedule counts the updates that are left out, as the run's number of updates does.
+            # Advance the schedule by the omitted updates, which the run's total number of updates includes.
             left_out = task.updates - made[1].sum(dtype=jnp.int32)
             state = dataclasses.replace(state, optimizer_state=skipped(state.optimizer_state, left_out))
         return state, made
@@ -154,7 +156,7 @@ def _updates(
 
 
 def _unless(faults: list[jax.Array], updates: Callable[[TrainState], Any], begun: TrainState) -> Any:
-    """What the updates yield; where a fault was found the state they begin with, and scalars of which none counts."""
+    """Run the updates; if a fault was found, return the initial state and scalars of no weight."""
     found = functools.reduce(jnp.logical_or, faults)
     shapes = jax.eval_shape(updates, begun)[1]
 
@@ -170,7 +172,8 @@ def _unless(faults: list[jax.Array], updates: Callable[[TrainState], Any], begun
 
 
 def _over_updates(made: Made) -> dict[str, Any]:
-    """Scalars of updates (collection, update) as those of the step; of updates that were not made, nothing counts."""
+    """Reduce the scalars of updates [collection, update] to those of the step; updates that were not made
+    have no weight."""
     scalars, counted = made[0].unpacked(), made[1]
     weight = jnp.maximum(counted.sum(), 1).astype(jnp.float32)
     flat = counted.reshape(-1)

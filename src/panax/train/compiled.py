@@ -1,4 +1,5 @@
-"""The step, compiled for a mesh: abstract state, shardings, donation, ahead-of-time compilation, one program per shape."""
+"""The training step compiled for a mesh: abstract state, shardings, donation, ahead-of-time compilation, one
+program per shape."""
 
 import dataclasses
 import os
@@ -37,7 +38,7 @@ Signature = tuple[tuple[str, tuple[int, ...], str], ...]
 
 @runtime_checkable
 class StepProtocol(Sender, Protocol):
-    """What the loop asks of a step, compiled or not."""
+    """The interface that the training loop requires of a step, compiled or not."""
 
     program: Program
     shardings: Any
@@ -54,9 +55,10 @@ class StepProtocol(Sender, Protocol):
 
 
 def small_program_options(target: Target) -> dict[str, int] | None:
-    """Compiler options for a program of many small kernels: fewer optimizations, if that pays and the user has set no level.
+    """Return compiler options for a program of many small kernels: a lower optimization level, if that pays
+    and the user has not set one.
 
-    Drawing random numbers is exact at every level.
+    Random initialization is exact at every level.
     """
     if target.traits.optimises_small or _LEVEL in os.environ.get("XLA_FLAGS", ""):
         return None
@@ -67,15 +69,16 @@ _LEVEL = "xla_backend_optimization_level"
 
 
 class CompiledStep:
-    """A program on a mesh: makes the first state, takes steps, evaluates.
+    """A program compiled for a mesh: initializes the state, takes steps, evaluates.
 
-    The state is donated by default: after `state, scalars = step(state, batch)` the old one is gone. A batch of a shape that
-    was not announced is an error that names the leaf with its old and new shape, instead of a silent minute of compilation.
+    The state is donated by default: after `state, scalars = step(state, batch)`, the old state is deleted. A
+    batch with an unexpected shape raises an error that names the leaf with its old and new shape, instead of
+    silently compiling for a minute.
 
     Attributes:
-        compile_seconds: Spent on compiling so far, all programs together.
-        kernels_taken: Which kernel the training programs run for each kind of work and why, a line each.
-        when_traced: Takes the trace of each training program.
+        compile_seconds: Total compile time of all programs so far.
+        kernels_taken: The kernel that training programs use for each kind of work, and why, one line each.
+        when_traced: Callback that receives the trace of each training program.
     """
 
     def __init__(
@@ -87,16 +90,18 @@ class CompiledStep:
         shapes_allowed: int = 1,
         donates: bool = True,
     ):
-        """
+        """Prepare the step for a mesh; programs are compiled on first use.
+
         Args:
-            batch_axes: The logical axes of each leaf of a batch; the task's own go before.
-            shapes_allowed: How many shapes of batch may come, as many programs are compiled: the number of buckets.
-            donates: False: a step leaves the state it was given as it is, and needs room for another one.
+            batch_axes: The logical axes of each leaf of a batch; the task's own take precedence.
+            shapes_allowed: Maximum number of batch shapes, and so of compiled programs: the number of
+                buckets.
+            donates: False keeps the input state of a step alive, which needs memory for a second one.
 
         Raises:
-            LayoutError: The task does not support the mesh, or a parameter does not divide over it.
-            RecipeError: The devices don't have the precision that the task's products are to be in.
-            DataError: The task needs a leaf that the batch lacks.
+            LayoutError: The task does not support the mesh, or a parameter is not divisible over it.
+            RecipeError: The devices do not support the task's matmul precision.
+            DataError: The batch lacks a leaf that the task needs.
         """
         self.program = program = program.on(placement)
         self._rules = placement.rules
@@ -128,14 +133,15 @@ class CompiledStep:
         self._renewal: Any = None
         self._agreements: dict[OuterSync, Any] = {}
         self._ahead = Ahead()
-        # The number of the last step and the array that says it, so that no step waits for the one before to be read.
+        # The last step's number and the array that holds it, so that counting does not wait for the devices.
         self._count: tuple[int, Any] = (0, None)
 
     def init(self, seed: int) -> TrainState:
-        """The first state, drawn by one jitted function straight into its shards: bitwise the same on every mesh.
+        """Initialize the state by one jitted function, directly into its shards; bitwise the same on every
+        mesh.
 
         Raises:
-            RecipeError: It is larger than the memory of the devices.
+            RecipeError: It does not fit in the memory of the devices.
         """
         check_room(self.program.abstract, self.shardings)
         given = self.program.task.given((self.shardings.params, self.shardings.model_state))
@@ -144,15 +150,15 @@ class CompiledStep:
 
     @property
     def rows_divide(self) -> int:
-        """What the rows of a batch are filled up to a multiple of; 1 where they are taken as they come."""
+        """The divisor of a batch's padded number of rows; 1 for no padding."""
         config = self.program.config
         return data_parallel_size(self.placement.sizes) * config.micro_batches if config.pad_rows else 1
 
     def held_rows(self, batch_size: int) -> HeldRows | None:
-        """Which rows of a global batch this process's devices hold; None where it holds all of them.
+        """Return the rows of a global batch that this process's devices hold; None if it holds all of them.
 
         Raises:
-            LayoutError: The rows don't divide over their axes.
+            LayoutError: The rows are not divisible over their axes.
         """
         if jax.process_count() == 1:
             return None
@@ -164,17 +170,18 @@ class CompiledStep:
     def put(
         self, batch: Mapping[str, Any], held: HeldRows | None = None, *, owned: bool = False
     ) -> dict[str, jax.Array]:
-        """Send a batch to the devices, rows split over the data axes. Returns at once; the transfer goes on meanwhile.
+        """Transfer a batch to the devices, with rows sharded over the data axes; returns before the transfer
+        completes.
 
-        On a CPU the device's array may share the memory that is sent, and an accelerator reads it after this returns. So
-        the batch is copied first: the caller may write to its arrays again.
+        On a CPU, the device's array may share the host memory, and an accelerator may read it after this
+        returns. The batch is therefore copied first, and the caller may reuse its arrays.
 
         Args:
-            held: Which rows of the global batch `batch` is; None: all of them.
-            owned: Nothing writes to the arrays any more, so that they need not be copied.
+            held: The rows of the global batch that `batch` contains; None: all of them.
+            owned: True if the arrays are not written to any more and need not be copied.
 
         Raises:
-            DataError: A leaf holds a value that the task does not allow, or leaves differ in their sizes.
+            DataError: A leaf has a value that the task does not allow, or the sizes of leaves do not match.
         """
         arrays = {name: np.asarray(leaf) if owned else np.array(leaf) for name, leaf in batch.items()}
         unknown = arrays.keys() ^ self.batch_axes.keys()
@@ -185,7 +192,7 @@ class CompiledStep:
         check_sizes({name: leaf.shape for name, leaf in arrays.items()}, self.batch_axes)
         if jax.process_count() == 1:
             check_ranges(arrays, self.program.task.leaf_ranges)
-        # In a job of several processes one that raised would leave the others waiting: there the step checks (`prepare_batch`).
+        # With several processes, raising in one would leave the others waiting, so the step checks (`prepare_batch`).
         arrays = narrow_to_32_bits(arrays, self.program.task.leaf_ranges)
         shapes = {
             name: jax.ShapeDtypeStruct(leaf.shape if held is None else (held.batch_size, *leaf.shape[1:]), leaf.dtype)
@@ -203,7 +210,7 @@ class CompiledStep:
         }
 
     def _check_batch(self, batch: Mapping[str, Any], micro_batches: int) -> None:
-        """Raise a LayoutError if a batch of these shapes can't lie on the mesh."""
+        """Raise a LayoutError if a batch of these shapes cannot be sharded over the mesh."""
         leaves = tuple((f"batch leaf {name!r}", self.batch_axes[name], leaf.shape) for name, leaf in batch.items())
         if (leaves, micro_batches) not in self._checked:
             needs = dataclasses.replace(self._needs, batch=leaves, micro_batches=micro_batches)
@@ -211,7 +218,7 @@ class CompiledStep:
             self._checked.add((leaves, micro_batches))
 
     def _as_held(self, leaf: np.ndarray, axes: Axes) -> np.ndarray:
-        """Positions in the order in which the context axis holds them."""
+        """Permute positions to the order of the context axis."""
         parts = self.placement.sizes["context"]
         if parts == 1 or self.placement.row_order == "contiguous" or axis_of(Role.POSITIONS) not in axes:
             return leaf
@@ -219,7 +226,7 @@ class CompiledStep:
         return np.take(leaf, zigzag_order(leaf.shape[dim], parts), axis=dim)
 
     def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]:
-        """Dispatch one step on a batch that `put` sent; returns before the devices are done."""
+        """Dispatch one step on a batch from `put`; returns before the devices finish."""
         before = self._counted(state)
         state, scalars = self.compiled(batch)(state, batch)
         if before is not None:
@@ -235,7 +242,10 @@ class CompiledStep:
         return state, scalars
 
     def _counted(self, state: TrainState) -> int | None:
-        """How many steps `state` is after; None where nobody asks. Waits for the devices where it is not the last step's."""
+        """Return the number of steps before `state`, or None if it is not needed.
+
+        Waits for the devices unless `state` comes from the last step.
+        """
         if self.program.transformation.renewal is None and self.program.abstract.replicas is None:
             return None
         number, last = self._count
@@ -243,10 +253,10 @@ class CompiledStep:
 
     @property
     def renewal(self) -> Any:
-        """The compiled program that renews the optimizer's state, which it is given for good.
+        """The compiled program that renews the optimizer state, which is donated to it.
 
         Raises:
-            TrainingError: The optimizer renews nothing.
+            TrainingError: The optimizer has no renewal.
         """
         if self._renewal is None:
             start = time.perf_counter()
@@ -256,7 +266,8 @@ class CompiledStep:
         return self._renewal
 
     def agreement(self, meeting: OuterSync) -> Any:
-        """The compiled program by which replicas that take local steps meet; it is given the state for good.
+        """Return the compiled program that synchronizes replicas with local steps; the state is donated to
+        it.
 
         Raises:
             TrainingError: Replicas take no local steps.
@@ -269,7 +280,8 @@ class CompiledStep:
         return self._agreements[meeting]
 
     def trace_agreement(self, meeting: OuterSync | None = None) -> Any:
-        """That program's trace; without a meeting, that of the last one, in which all agree on everything.
+        """Trace the program of `agreement`; by default for the last synchronization, in which replicas agree
+        on all parameters.
 
         Raises:
             TrainingError: Replicas take no local steps.
@@ -282,10 +294,10 @@ class CompiledStep:
             return self._checked_program(agree.trace(self._abstract_state()))
 
     def trace_renewal(self) -> Any:
-        """That program's trace.
+        """Trace the program of `renewal`.
 
         Raises:
-            TrainingError: The optimizer renews nothing.
+            TrainingError: The optimizer has no renewal.
         """
         if self.program.transformation.renewal is None:
             raise TrainingError(f"{type(self.program.optimizer).__name__} renews nothing of its state between steps")
@@ -294,29 +306,32 @@ class CompiledStep:
             return self._checked_program(renew.trace(self._abstract_state().optimizer_state))
 
     def compiled(self, batch: Mapping[str, Any]) -> Any:
-        """The compiled training step for the shapes of `batch` (abstract or real)."""
+        """Return the compiled training step for the shapes of `batch` (abstract or concrete)."""
         return self._program_for(self._train, batch, self._compile_train)
 
     def compile_ahead(self, batch: Mapping[str, Any], evaluation: Mapping[str, Any] | None) -> None:
-        """Begin to compile in another thread: the training step, then the evaluation, for batches of these shapes.
+        """Start compiling the training step, then the evaluation, for batches of these shapes in another
+        thread.
 
-        For what takes a while before there is a batch, such as reading the state. An error comes when the program is used.
+        Use it while waiting for the first batch, for example while reading the state. Errors are raised when
+        the program is used.
         """
         self._ahead.begin(("train", _signature(batch)), partial(self._traced_and_compiled, batch))
         if evaluation is not None:
             self._ahead.begin(("evaluate", _signature(evaluation)), partial(self._evaluation_compiled, evaluation))
 
     def evaluate(self, state: TrainState, batch: Mapping[str, jax.Array]) -> Any:
-        """Dispatch the evaluation of one batch; the state stays."""
-        # One more shape than in training: held-out data keeps its last batch, which may be short.
+        """Dispatch the evaluation of one batch; the state is not donated."""
+        # One more shape than in training: the last batch of held-out data may be short.
         return self._program_for(self._evaluate, batch, self._compile_evaluate, self.shapes_allowed + 1)(state, batch)
 
     def summarised(self, state: TrainState, batch: Mapping[str, jax.Array], summary: Callable[[Any, Any], Any]) -> Any:
-        """What `summary` makes of the parameters and of this batch's gradients, inside one program; the state stays.
+        """Compute `summary` of the parameters and this batch's gradients, in one program; the state is not
+        donated.
 
         Args:
-            summary: Takes both trees, that of the gradients with None where a parameter is frozen; the same function is compiled
-                once.
+            summary: Takes both trees, the gradients with None for frozen parameters; each function is
+                compiled once.
         """
 
         def compile_(batch: Mapping[str, Any]) -> Any:
@@ -330,20 +345,22 @@ class CompiledStep:
         return self._program_for(self._summaries.setdefault(summary, {}), batch, compile_)(state, batch)
 
     def lower(self, batch: Mapping[str, Any]) -> Any:
-        """The training step lowered for the shapes of `batch` (abstract or real), to be compiled or read.
+        """Lower the training step for the shapes of `batch` (abstract or concrete), for compilation or
+        inspection.
 
         Raises:
-            LayoutError: The batch can't lie on the mesh, or a sum over devices is forgotten (`StepConfig.check_sums`).
+            LayoutError: The batch cannot be sharded over the mesh, or a sum over devices is missing
+                (`StepConfig.check_sums`).
         """
         traced = self.trace(batch)
         with self.placement.activate():
             return traced.lower()
 
     def trace(self, batch: Mapping[str, Any]) -> Any:
-        """The training step traced for the shapes of `batch` (abstract or real), to be lowered or walked.
+        """Trace the training step for the shapes of `batch` (abstract or concrete), for lowering or analysis.
 
         Raises:
-            LayoutError: As `lower`.
+            LayoutError: As in `lower`.
         """
         self._check_batch(batch, self.program.config.micro_batches)
         for remark in remarks(self._needs, self.placement.sizes):
@@ -426,17 +443,17 @@ class CompiledStep:
 
 
 def _signature(batch: Mapping[str, Any]) -> Signature:
-    """The same leaves in another order are the same batch."""
-    # 64 bits become 32 on the device.
+    """Return the shapes and dtypes of a batch, independent of the order of its leaves."""
+    # 64-bit types become 32-bit ones on the device.
     dtypes = {name: jax.dtypes.canonicalize_dtype(leaf.dtype).name for name, leaf in batch.items()}
     return tuple((name, batch[name].shape, dtypes[name]) for name in sorted(batch))
 
 
 def needs_of(program: Program) -> MeshRequirements:
-    """What a mesh must fit for this program, as plain data."""
+    """Return the program's requirements on a mesh, as plain data."""
     task = program.task
     arrays = pair_axes(program.abstract, program.axes)
-    # Moments have their parameters' shapes: checked once.
+    # Moments have their parameters' shapes, so check each shape once.
     distinct: dict[Any, str] = {}
     for name, leaf, axes in arrays:
         distinct.setdefault((tuple(axes), leaf.shape), name)

@@ -1,4 +1,4 @@
-"""The same step, un-jitted on one device: for looking inside."""
+"""The training step without jit, on one device, for debugging."""
 
 import contextlib
 import dataclasses
@@ -20,13 +20,14 @@ from .update import Scalars, prepare_batch
 
 
 class DebugStep:
-    """Has the interface of `CompiledStep`, and runs Python all the way down: scans are loops, nothing is traced.
+    """A step with the interface of `CompiledStep` that runs eagerly: scans are loops, nothing is traced.
 
-    Each step runs the model twice. First forward only, where every value is real: breakpoints stop, prints print, `float(x)`
-    and NumPy work, and `panax.debugging()` is true. Then forward and backward for the gradients, where values are wrapped for
-    differentiation; breakpoints are passed over there, so that one written in the model stops once a step and layer.
+    Each step runs the model twice. The first pass is forward only, with concrete values: breakpoints stop,
+    prints print, `float(x)` and NumPy work, and `panax.debugging()` is true. The second pass computes
+    gradients, with values wrapped for differentiation; breakpoints are ignored there, so that one in the
+    model stops once per step and layer.
 
-    NaNs raise where they arise, and what is raised names the layer.
+    NaNs raise where they arise, and the error names the layer.
     """
 
     def __init__(self, program: Program, batch_axes: Mapping[str, Axes], *, shapes_allowed: int = 1):
@@ -53,7 +54,7 @@ class DebugStep:
         arrays = {name: np.asarray(leaf) for name, leaf in batch.items()}
         check_sizes({name: leaf.shape for name, leaf in arrays.items()}, self.batch_axes)
         check_ranges(arrays, self.program.task.leaf_ranges)
-        # A copy: what is handed over may be written again before the step reads it.
+        # Copy, since the caller may write to its arrays before the step reads them.
         arrays = narrow_to_32_bits(arrays, self.program.task.leaf_ranges)
         return {name: jnp.array(leaf) for name, leaf in arrays.items()}
 

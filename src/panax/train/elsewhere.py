@@ -1,8 +1,9 @@
-"""The same step on the same devices in another order, and checksums of what it gives: to find a device that computes wrongly.
+"""Replay of a step on the same devices in another order, with checksums of the result, to find devices that
+compute incorrectly.
 
-On a mesh whose devices are rolled by some places, every logical shard lies on another device, and the program is the same but for
-that. So its results are the same bits where no device errs. The state and the batch are moved from device to device as they
-are: each replica of a value goes on from its own device, and nothing passes through the host.
+On a mesh with its devices rolled, every logical shard is on another device, and the program is otherwise the
+same. The results are therefore bitwise equal unless a device errs. The state and the batch move from device
+to device unchanged: each replica of a value moves from its own device, and nothing passes through the host.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,19 +25,20 @@ Signature = tuple[Any, ...]
 
 
 class RolledReplay:
-    """A step that leaves the state it is given, on the mesh of another one with its devices rolled.
+    """A step that does not donate its state, on another step's mesh with the devices rolled.
 
     Attributes:
-        places: By how many: logical shard i lies on the device that holds shard i + `places` usually.
-        step: The compiled step there.
+        places: The shift: logical shard i is on the device that normally holds shard i + `places`.
+        step: The step compiled for the rolled mesh.
     """
 
     def __init__(self, step: CompiledStep, places: int, sums: "ShardSums"):
-        """
+        """Compile the rolled step.
+
         Args:
-            step: The usual one, on more than one device.
-            places: From 0, which is the usual order, to the number of devices less 1.
-            sums: Of the usual mesh.
+            step: The usual step, on more than one device.
+            places: From 0, the usual order, to the number of devices less 1.
+            sums: Checksums for the usual mesh.
         """
         self.places = places
         self._shard_sums = sums
@@ -57,26 +59,29 @@ class RolledReplay:
     def take(
         self, state: TrainState, batch: Mapping[str, jax.Array]
     ) -> tuple[TrainState, Mapping[str, Any], np.ndarray]:
-        """Take a step here from a state and a batch that lie on the usual mesh.
+        """Take a step here from a state and a batch on the usual mesh.
 
         Returns:
-            The new state and the scalars, on this mesh; and the checksums of each logical shard of them, as `ShardSums`.
+            The new state and the scalars, on this mesh, and the checksums of each of their logical shards, as
+            in `ShardSums`.
         """
         taken = self.step(*self.moved((state, dict(batch)))) if self.places else self.step(state, batch)
-        # Summed by one program, in which a device has its usual place.
+        # One program computes all checksums, with devices in their usual order.
         leaves = [relabel_devices(leaf, self._usual) for leaf in jax.tree.leaves(taken)]
         return *taken, np.roll(self._shard_sums(leaves), -self.places, axis=0)
 
     def more_bytes(self, batch: Mapping[str, Any]) -> int | None:
-        """How much more memory each device needs at the same time than for a usual step; None where XLA does not tell.
+        """Return the additional memory that each device needs compared with a usual step; None if XLA does
+        not report it.
 
-        A moved state with its batch, and the state that comes of it.
+        It is the size of the moved state and batch, and of the resulting state.
         """
         told = self.step.compiled(batch).memory_analysis()
         return None if told is None else int(told.argument_size_in_bytes + told.output_size_in_bytes)
 
     def moved(self, tree: Any) -> Any:
-        """A tree of the usual mesh on this one: the same logical arrays, every device's own copies moved as they are."""
+        """Move a tree from the usual mesh to this one: the same logical arrays, with every device's copies
+        moved unchanged."""
         leaves, structure = jax.tree.flatten(tree)
         signature = _signature(leaves)
         if signature not in self._moves:
@@ -91,13 +96,14 @@ class RolledReplay:
 
 
 class ShardSums:
-    """Checksums of what each device of a mesh holds; two of each leaf of a list, equal for equal bits.
+    """Checksums of the arrays on each device of a mesh; two per leaf of a list, equal for equal bits.
 
-    Each value's raw bits, as 32-bit words w at positions p of the shard, are mixed to h(w, p): at a position, h maps different
-    words to different ones. One checksum is the sum of h modulo 2^32, the other the exclusive or of another such h. So a change
-    in one word, be it the lowest bit, the sign of a zero or the payload of a NaN, changes both for certain. Changes in several
-    words would have to cancel in both. Equal flips in two words do not, since the mixing is not linear; nor do values that
-    changed places, since the position is mixed in: it would be chance, once in 2^64.
+    Each value's raw bits, as 32-bit words w at positions p of the shard, are mixed to h(w, p), which is
+    injective in w at each position. One checksum is the sum of h modulo 2^32, the other the exclusive or of
+    another such h. A change in a single word, even the lowest bit, the sign of a zero or the payload of a
+    NaN, is therefore certain to change both. Changes in several words would have to cancel in both. Equal
+    flips in two words do not, since the mixing is nonlinear; nor do swapped values, since the position is
+    mixed in. A collision has a chance of 1 in 2^64.
     """
 
     def __init__(self, mesh: Mesh):
@@ -105,7 +111,8 @@ class ShardSums:
         self._programs: dict[Signature, Callable[[list[jax.Array]], jax.Array]] = {}
 
     def __call__(self, leaves: Sequence[jax.Array]) -> np.ndarray:
-        """uint32 of (device, leaf, 2), in every process: devices in the mesh's order."""
+        """Compute uint32 checksums of shape (device, leaf, 2), in every process, with devices in mesh
+        order."""
         signature = _signature(leaves)
         if signature not in self._programs:
             summed = partial(_summed, axes=self._mesh.axis_names)
@@ -114,10 +121,11 @@ class ShardSums:
 
 
 def relabel_devices(leaf: jax.Array, mesh: Mesh, like: jax.Array | None = None) -> jax.Array:
-    """An array of the same devices in another order: each keeps what it holds, which is another logical shard then.
+    """Reinterpret an array on the same devices in another order: each keeps its data, which becomes another
+    logical shard.
 
     Args:
-        like: Has the dtype; where it is a key, `leaf` may hold its numbers.
+        like: Array with the result's dtype; if that is a PRNG key, `leaf` may hold its raw data.
     """
     like = leaf if like is None else like
     sharding = NamedSharding(mesh, _spec(like))
@@ -131,7 +139,7 @@ def relabel_devices(leaf: jax.Array, mesh: Mesh, like: jax.Array | None = None) 
 
 
 def roll_placement(placement: Placement, places: int) -> Placement:
-    """The placement with its devices rolled: that of logical shard i is the one that shard i + `places` has had."""
+    """Return the placement with its devices rolled: logical shard i gets the device of shard i + `places`."""
     grid = placement.devices.devices
     turned = np.roll(grid.reshape(-1), -places).reshape(grid.shape)
     mesh = Mesh(turned, placement.devices.axis_names, axis_types=placement.devices.axis_types)
@@ -139,7 +147,7 @@ def roll_placement(placement: Placement, places: int) -> Placement:
 
 
 def leaf_names(state: TrainState, scalars: Scalars) -> list[str]:
-    """The names of the leaves that `RolledReplay.take` sums, in their order."""
+    """Return the names of the leaves that `RolledReplay.take` sums, in order."""
     return [
         jax.tree_util.keystr(path, simple=True, separator=".")
         for tree in (state, {"scalars": scalars})
@@ -148,7 +156,7 @@ def leaf_names(state: TrainState, scalars: Scalars) -> list[str]:
 
 
 def _on_shards(mesh: Mesh, leaves: Sequence[jax.Array], function: Any, *, returns_leaves: bool) -> Any:
-    """A jitted function of these leaves, as each device holds them; keys go in as their numbers."""
+    """Jit a function of these leaves as each device holds them; PRNG keys are passed as raw data."""
     specs = [_spec(leaf) for leaf in leaves]
     on_shards = jax.shard_map(
         function, mesh=mesh, in_specs=(specs,), out_specs=specs if returns_leaves else PartitionSpec(), check_vma=False
@@ -162,7 +170,7 @@ def _on_shards(mesh: Mesh, leaves: Sequence[jax.Array], function: Any, *, return
 
 def _permuted(leaves: list[jax.Array], *, axes: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[jax.Array]:
     def move(leaf: jax.Array) -> jax.Array:
-        # As bits: no platform's collective may make another NaN of one.
+        # Send raw bits, since a collective might change a NaN's payload.
         bits = _bits(leaf)
         sent = lax.ppermute(bits, tuple(axes), list(pairs))
         return sent.astype(leaf.dtype) if _is_cast(leaf) else lax.bitcast_convert_type(sent, leaf.dtype)
@@ -190,7 +198,7 @@ def _checksums(leaf: jax.Array) -> jax.Array:
 
 
 def _mixed(word: jax.Array) -> jax.Array:
-    """Each bit changes about half of the others, and no two words become one.
+    """Mix a word so that each bit changes about half of the others, injectively.
 
     Source: the finaliser of MurmurHash3 (Appleby, public domain).
     """
@@ -215,7 +223,7 @@ def _bits(leaf: jax.Array) -> jax.Array:
 
 
 def _is_cast(leaf: jax.Array) -> bool:
-    """Whether the dtype has no bits to be reinterpreted as whole bytes: truth values, and integers of 4 bits or fewer."""
+    """Return whether the dtype cannot be bit-cast to whole bytes: bools, and integers of 4 bits or fewer."""
     return leaf.dtype == jnp.bool_ or (jnp.issubdtype(leaf.dtype, jnp.integer) and jnp.iinfo(leaf.dtype).bits < 8)
 
 

@@ -1,4 +1,4 @@
-"""An evaluation of many batches: their losses and metrics merged as sums, and divided once."""
+"""Evaluation over many batches: losses and metrics merged as sums, and divided once."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,14 +13,15 @@ from .compiled import StepProtocol
 
 
 def evaluate_all(step: StepProtocol, state: TrainState, batches: Any) -> dict[str, float]:
-    """Losses and metrics over all `batches`, merged as sums and divided once."""
+    """Compute losses and metrics over all `batches`, merged as sums and divided once."""
     return evaluate_sent(step, state, map(step.put, batches))
 
 
 def evaluate_sent(
     step: StepProtocol, state: TrainState, batches: Iterable[Mapping[str, jax.Array]]
 ) -> dict[str, float]:
-    """As `evaluate_all`, of batches that are on the devices already. Empty where nothing in them counts: that is no judgement."""
+    """Evaluate batches that are already on the devices, as `evaluate_all` does; the result is empty if
+    nothing in them counts."""
     merged = None
     for batch in batches:
         measures = step.evaluate(state, batch)
@@ -32,14 +33,14 @@ def evaluate_sent(
             metric.refuse("the held-out data")
     decay = step.program.config.ema_decay
     divided, weights, coefficients = jax.device_get(_divided(merged))
-    # A figure that is taken over nothing says nothing. Of a loss it would be 0.0, the best there can be.
+    # Drop values with zero weight: a loss would be 0.0, the best possible value.
     empty = {name for name, weight in weights.items() if weight == 0}
     sampled = any(
         isinstance(metric, MeanWithInterval) and name not in empty for name, metric in merged["metrics"].items()
     )
     largest = max(coefficients.values(), default=0.0)
     if coefficients and not sampled and empty >= {name for name, each in coefficients.items() if each == largest}:
-        # Terms that only steer the training, such as routers', don't say how good a model is.
+        # Auxiliary losses, such as routers', do not measure the model's quality.
         return {}
     return {
         **{name: float(value) for name, value in divided.items() if name not in empty},
@@ -49,7 +50,7 @@ def evaluate_sent(
             if isinstance(metric, RocHistogram | MeanWithInterval) and name not in empty
             for figure, value in metric.figures().items()
         },
-        # Says which parameters these figures are of.
+        # Record which parameters were evaluated.
         **({} if decay is None else {"ema_decay": decay}),
         **({"averaged": 1.0} if step.program.averages and decay is None else {}),
     }
@@ -57,8 +58,9 @@ def evaluate_sent(
 
 @jax.jit
 def _divided(merged: Mapping[str, Any]) -> tuple[dict[str, jax.Array], dict[str, jax.Array], dict[str, jax.Array]]:
-    """What is reported of sums and weights, over what each was taken, and the losses' coefficients; in one program."""
-    # Arrays, as those of routers, say nothing of how good a model is.
+    """Compute, in one program, the reported values, the weights over which they are taken, and the losses'
+    coefficients."""
+    # Array metrics, such as routers', do not measure the model's quality.
     metrics = {name: metric.value for name, metric in merged["metrics"].items() if metric.value.ndim == 0}
     terms = {f"loss/{name}": term for name, term in merged["losses"].items()}
     losses = {name: term.mean for name, term in terms.items()}

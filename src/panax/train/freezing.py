@@ -1,4 +1,4 @@
-"""Which parameters are frozen: whole ones by their names, single layers of stacked ones by `layers.N`."""
+"""Selection of frozen parameters: whole parameters by name, single layers of stacked ones by `layers.N`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,19 +12,20 @@ from ..core.errors import RecipeError
 from ..core.selecting import LayerParameters, choose
 
 Rows = Mapping[str, frozenset[int]]
-"""For a stacked parameter, the layers of it that are frozen."""
+"""For a stacked parameter, its frozen layers."""
 
 
 def freeze(
     params: Any, frozen: tuple[str, ...], fixed: tuple[str, ...], layers: LayerParameters
 ) -> tuple[Any, Rows | None]:
-    """Which parameters train, as a tree of bools, and which layers of these don't; None where all do.
+    """Return which parameters train, as a tree of bools, and which of their layers are frozen; None if no
+    layer is.
 
     Args:
-        frozen: Prefixes of parameter names, or patterns with `*`; or `layers.3`, `layers.0-5`, `layers.3.attention` for single
-            layers.
+        frozen: Prefixes of parameter names, or patterns with `*`; or `layers.3`, `layers.0-5`,
+            `layers.3.attention` for single layers.
         fixed: Names of parameters that the model itself holds fixed.
-        layers: Where each layer's parameters are stacked; empty for a model that stacks none.
+        layers: Index of the stacked layers' parameters; empty for a model without stacks.
 
     Raises:
         RecipeError: A prefix matches nothing, or nothing is left to train.
@@ -49,10 +50,10 @@ def freeze(
 
 
 def mask_frozen_layers(tree: Any, rows: Rows | None, instead: Any = None) -> Any:
-    """A tree like the parameters with other values for the layers that are frozen.
+    """Replace the values of frozen layers in a tree with the structure of the parameters.
 
     Args:
-        instead: A tree of these values; None for zeros, as of gradients and updates.
+        instead: A tree of replacement values; None for zeros, as for gradients and updates.
     """
     if rows is None:
         return tree

@@ -1,4 +1,5 @@
-"""Tables whose rows are given out in a step's beginning, before anything of it reads them: `parallel/vocabulary.py` says how."""
+"""Growing tables in a step: rows are assigned to new keys before anything reads them; see
+`parallel/vocabulary.py`."""
 
 import dataclasses
 import math
@@ -27,17 +28,17 @@ BatchAxes = Mapping[str, Axes]
 Counts = Mapping[str, jax.Array]
 
 WORDS = 2
-"""Of 32 bits, which a key has."""
+"""Number of 32-bit words in a key."""
 
 
 class Before(NamedTuple):
-    """What was there before rows were given out, of one table: as much as a step asks for.
+    """State of one table before rows were assigned, for the rows that a step uses.
 
     Attributes:
-        given: The rows that were, each once; the shard's number of rows in places that hold none.
-        numbers: What they held.
-        kept: What was kept of them, of each kind.
-        said: What the vocabulary said of the rows that are asked for.
+        given: The assigned rows, each once; padded with the shard's number of rows.
+        numbers: Their previous values.
+        kept: Their previous optimizer state, by kind.
+        said: The previous vocabulary entries of the rows used.
     """
 
     given: jax.Array
@@ -47,14 +48,14 @@ class Before(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a step sees.
+    """Inputs of a step after rows are assigned.
 
     Attributes:
-        state: Each key of the batch has a row.
-        batch: Row numbers are in the keys' places.
-        axes: Of the batch.
-        counts: `vocabulary/NAME/given`, `taken` and `crowded`, as `Decided` says.
-        before: By table, for `undone`.
+        state: The state, with a row for each key of the batch.
+        batch: The batch, with row indices in place of keys.
+        axes: The logical axes of the batch.
+        counts: `vocabulary/NAME/given`, `taken` and `crowded`, as in `Decided`.
+        before: By table, the input of `undone`.
     """
 
     state: TrainState
@@ -66,17 +67,18 @@ class Given(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class GrowingTables:
-    """Those of a task, and how their rows are given out."""
+    """The growing tables of a task, with the assignment of their rows."""
 
     tables: TableUpdates
     growing: tuple[Growing, ...]
 
     @classmethod
     def of(cls, task: Task, tables: TableUpdates | None) -> "GrowingTables | None":
-        """None where a task has none.
+        """Return the growing tables of a task; None if it has none.
 
         Raises:
-            RecipeError: What is to grow is not a table, or is frozen, or two vocabularies have one name.
+            RecipeError: A growing parameter is not a table or is frozen, or two vocabularies have the same
+                name.
         """
         if not task.growing:
             return None
@@ -102,13 +104,13 @@ class GrowingTables:
         return cls(tables, task.growing)
 
     def check_mesh(self, layout: Layout, params: Any) -> None:
-        """Check that each device has whole blocks of every table.
+        """Check that each device holds whole blocks of every table.
 
         Args:
-            params: Abstract, whole.
+            params: Abstract, global.
 
         Raises:
-            LayoutError: Names the table, and how many rows would do.
+            LayoutError: A table does not divide; the message names it, and a sufficient number of rows.
         """
         for each in self.growing:
             rows = named_leaves(params)[each.table].shape[0]
@@ -123,8 +125,8 @@ class GrowingTables:
                 )
 
     def given(self, state: TrainState, batch: Batch, axes: BatchAxes) -> "Given":
-        """Give each key of a batch a row. Those that are given out have their first numbers, and what an optimizer keeps of them
-        is as before the first update."""
+        """Assign a row to each key of a batch; newly assigned rows get initial values and initial optimizer
+        state."""
         counts: dict[str, jax.Array] = {}
         before: dict[str, Before] = {}
         for each in self.growing:
@@ -155,10 +157,10 @@ class GrowingTables:
         return Given(state, dict(batch), dict(axes), counts, before)
 
     def undone(self, state: TrainState, before: Mapping[str, "Before"], undo: jax.Array) -> TrainState:
-        """The state as it was before rows were given out, bit by bit, where `undo` says so.
+        """Restore the state before rows were assigned, bitwise, if `undo` is True.
 
         Args:
-            state: Since then no other rows have changed, if it does.
+            state: If `undo`, no other rows may have changed since then.
         """
         for each in self.growing:
             table, kept = named_leaves(state.params)[each.table], dict((state.tables or {})[each.table])
@@ -174,7 +176,7 @@ class GrowingTables:
         return state
 
     def found(self, state: TrainState, batch: Batch, axes: BatchAxes) -> tuple[dict[str, jax.Array], dict[str, Axes]]:
-        """The batch with row numbers in the keys' places, -1 for a key without a row; and its axes."""
+        """Replace the keys of a batch by row indices, -1 for a key without a row; also return its axes."""
         for each in self.growing:
             self._check(each, batch)
             vocabulary = _vocabulary(state.model_state, each)
@@ -193,7 +195,7 @@ class GrowingTables:
         return dict(batch), dict(axes)
 
     def shapes(self, batch: Batch) -> dict[str, Any]:
-        """The shapes of a batch with row numbers in the keys' places."""
+        """Return the shapes of a batch with row indices in place of keys."""
         keyed = {leaf for each in self.growing for leaf in each.leaves}
         return {
             name: jax.ShapeDtypeStruct(leaf.shape[:-1], jnp.int32) if name in keyed else leaf
@@ -217,7 +219,8 @@ class GrowingTables:
     def _specs(
         self, each: Growing, layout: Layout, kept: Any, leaves: Any, axes: BatchAxes
     ) -> tuple[PartitionSpec, dict[str, PartitionSpec], ShardVocabulary, dict[str, list[PartitionSpec]]]:
-        """Where the table lies, what is kept of it, its vocabulary, and each leaf of keys and of numbers."""
+        """Return the shardings of the table, its optimizer state, its vocabulary, and each leaf of keys and
+        of row indices."""
 
         def spec(dims: Any) -> PartitionSpec:
             return PartitionSpec(*as_spec(dims))
@@ -232,9 +235,10 @@ class GrowingTables:
         return spec(layout.storage(own)), held, rows, ids
 
     def _blocks(self, each: Growing, vocabulary: ShardVocabulary) -> VocabularyBlocks:
-        """
+        """Describe a table's vocabulary on this device.
+
         Raises:
-            LayoutError: The table's columns are split, so that no device holds a row.
+            LayoutError: The table's columns are sharded, so that no device holds a whole row.
         """
         layout = current_layout()
         lies = Lies((), (), (), ()) if layout is None else Lies.of(each.table, self.tables.axes[each.table], layout)
@@ -275,7 +279,8 @@ class GrowingTables:
 def first_rows(
     keys: UInt32[Array, "keys 2"], width: int, seed: UInt32[Array, ""], scale: float
 ) -> Float[Array, "keys row_width"]:
-    """The first numbers of each key's row, a hash of the key: the same whatever row it gets, and whenever."""
+    """Compute the initial values of each key's row as a hash of the key, independent of the row and the time
+    of assignment."""
     column = jnp.arange(width, dtype=jnp.int32)
     bits = bits_of_places("key", seed, [keys[:, :1], keys[:, 1:], column[None, :]])
     return to_centered_uniform(bits) * jnp.float32(scale)
@@ -288,7 +293,10 @@ def _put(whole: jax.Array, rows: jax.Array, part: jax.Array) -> jax.Array:
 def _undone(
     table: jax.Array, kept: Mapping[str, jax.Array], vocabulary: ShardVocabulary, before: Before, undo: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array], ShardVocabulary]:
-    """On one device. A loop of no turn or one, which leaves a table where it is; a branch would copy it."""
+    """Restore the rows on one device.
+
+    A loop of zero or one iterations updates the table in place; a branch would copy it.
+    """
 
     def one(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
         table, kept, vocabulary = carry[1]
@@ -303,7 +311,7 @@ def _undone(
 
 
 def _before(rows: ShardVocabulary, kept: Mapping[str, Any]) -> Before:
-    """Where it lies: with the rows of each shard."""
+    """Return the shardings of `Before`, which follow the rows of each shard."""
     places: Any = rows.asked
     kinds: dict[str, Any] = dict.fromkeys(kept, places)
     return Before(places, places, kinds, Said(places, places, places))

@@ -1,4 +1,4 @@
-"""Which gradients are summed over devices in the backward pass, layer by layer, and how: what `comms.sums` asks for."""
+"""Gradient reduction during the backward pass, layer by layer, as requested by `comms.sums`."""
 
 import math
 from typing import Any
@@ -20,10 +20,10 @@ from ..spmd.marks import ValueState, check_sharding
 
 
 def check_sums(comms: Comms, task: Task, layout: Layout) -> None:
-    """Refuse meshes and tasks whose backward pass can't sum.
+    """Check that the mesh and the task support reduction during the backward pass.
 
     Raises:
-        RecipeError: Says what to set.
+        RecipeError: They do not; the message names the fix.
     """
     if comms.sums == "at_end":
         return
@@ -53,12 +53,12 @@ def check_sums(comms: Comms, task: Task, layout: Layout) -> None:
 
 
 def early_sums(params: Any, axes: Any, comms: Comms, owed: Owed, layout: Layout) -> GradReduceOverlap | None:
-    """The sums that are made in the backward pass; None where all are made after it.
+    """Return the reductions to run during the backward pass; None if all run after it.
 
     Args:
         params: A device's shards.
-        axes: Like `params`, the logical axes at each leaf.
-        owed: A device's, with dimensions of 1 in front.
+        axes: The logical axes at each leaf, with the structure of `params`.
+        owed: A device's residuals, with leading dimensions of 1.
     """
     if comms.sums == "at_end":
         return None
@@ -75,7 +75,7 @@ def early_sums(params: Any, axes: Any, comms: Comms, owed: Owed, layout: Layout)
             alone.add(name)
         elif (rows := RowView.of(name, leaf.shape[1:], leaf_axes[1:], layout, owners)) is not None:
             ways[name] = rows
-    # One layer of a stack may be too small to be cut where the stack is not: that stack is summed at the end.
+    # If a single layer is too small to be split, though its stack is not, the stack is reduced at the end.
     names = frozenset(alone | ways.keys())
     front = {} if owed is None else {name: owed[name].reshape(named[name][0].shape) for name in ways}
 
@@ -86,7 +86,7 @@ def early_sums(params: Any, axes: Any, comms: Comms, owed: Owed, layout: Layout)
                 return all_reduce(share, over), left
             share = all_reduce(share, tuple(axis for axis in over if axis not in comms.over))
             before = None if left is None else {name: left}
-            # Counts steps for rounding by chance, which is refused here.
+            # The step counter seeds stochastic rounding, which is rejected here.
             sums, after = reduce_compressed(
                 {name: share}, {name: ways[name]}, before, comms, layout, jax.numpy.int32(0)
             )
@@ -101,13 +101,14 @@ def early_sums(params: Any, axes: Any, comms: Comms, owed: Owed, layout: Layout)
 
 
 def early_owed(early: GradReduceOverlap | None, name: str, before: jax.Array) -> jax.Array:
-    """What the sums of a parameter owe that were made in the backward pass, as it lies in the state."""
+    """Return a parameter's residuals from the backward pass, in the shape of the state."""
     assert early is not None
     return early.owed[name].reshape(before.shape)
 
 
 def as_share(name: str, gradient: jax.Array, axes: Axes, layout: Layout) -> tuple[jax.Array, MeshAxes]:
-    """(a gradient in its storage layout, checked to be this device's share, the mesh axes that it is to be summed over)."""
+    """Return a gradient in its storage sharding, checked to be this device's share, and the mesh axes to sum
+    it over."""
     stored = {axis for dim in layout.storage(axes) for axis in dim}
     rest = tuple(axis for axis in MESH_AXES if layout.sizes[axis] > 1 and axis not in stored)
     holds = dict.fromkeys(stored, (ValueState.SPLIT, ValueState.WHOLE)) | dict.fromkeys(rest, (ValueState.PARTIAL,))

@@ -1,7 +1,8 @@
-"""Dynamic scaling of the loss for tasks that compute in float16 (arXiv:1710.03740).
+"""Dynamic loss scaling for tasks that compute in float16 (arXiv:1710.03740).
 
-float16 has nothing between 6e-8 and 0, where many gradients lie, and nothing above 65,504. So the loss is multiplied with a
-power of two, and gradients are divided by it again in their parameter's type, which changes no bit of what float16 could hold.
+float16 has no values between 0 and 6e-8, the range of many gradients, and none above 65,504. The loss is
+therefore multiplied by a power of two, and gradients are divided by it in their parameter's dtype, which
+changes no bit of a value that float16 could represent.
 """
 
 from typing import Any
@@ -14,16 +15,16 @@ from ..core import StepGuard
 from ..core.errors import RecipeError
 
 FIRST, STEPS = 2.0**15, 2000
-"""The scale to begin with, and the good steps after which it is doubled."""
+"""The initial scale, and the number of consecutive good steps after which it is doubled."""
 LEAST, MOST = 1.0, 2.0**24
-"""The scale is never less, since a smaller one would only round more away, and never more."""
+"""Bounds of the scale: below 1, it would only lose more precision."""
 
 
 def check_settings(scale: float | None, steps: int | None) -> None:
-    """Refuse a scale that is not one.
+    """Check that the loss scale and its interval are valid.
 
     Raises:
-        RecipeError: Says what is expected.
+        RecipeError: A setting is invalid; the message states the valid values.
     """
     if scale is not None and not (LEAST <= scale <= MOST and np.frexp(scale)[0] == 0.5):
         raise RecipeError(f"step.loss_scale={scale}; expected a power of two from {LEAST:.0f} to {MOST:.0f}, or None")
@@ -32,10 +33,10 @@ def check_settings(scale: float | None, steps: int | None) -> None:
 
 
 def check_effect(scales: bool, task: str, scale: float | None, steps: int | None) -> None:
-    """Refuse settings of the scale for a task whose loss is not scaled.
+    """Check that loss-scale settings are used only with a task that scales its loss.
 
     Raises:
-        RecipeError: Names them.
+        RecipeError: A setting has no effect; the message names it.
     """
     given = {"step.loss_scale": scale, "step.loss_scale_steps": steps}
     for name, value in given.items():
@@ -47,20 +48,21 @@ def check_effect(scales: bool, task: str, scale: float | None, steps: int | None
 
 
 def unscale_gradients(gradients: Any, scale: jax.Array | None) -> Any:
-    """Gradients of the loss, from those of the scaled one."""
+    """Divide gradients of the scaled loss by the scale."""
     return gradients if scale is None else jax.tree.map(lambda g: g * (1 / scale).astype(g.dtype), gradients)
 
 
 def holds_back(guard: StepGuard, finite: jax.Array) -> jax.Array:
-    """Whether an update is left out only because the scale is still too large, which is no sign of a bad run."""
+    """Return whether an update is skipped only because the scale is still too large, which does not indicate
+    a bad run."""
     return jnp.bool_(False) if guard.scale is None else ~finite & (guard.scale > LEAST)
 
 
 def next_scale(guard: StepGuard, applied: jax.Array, finite: jax.Array, steps: int | None) -> dict[str, Any]:
-    """The scale after a step, and the updates that were applied since it last changed.
+    """Return the scale after a step, and the number of updates applied since it last changed.
 
     Args:
-        finite: Whether loss and gradients were.
+        finite: True if loss and gradients are finite.
     """
     if guard.scale is None or guard.scaled_well is None:
         return {}

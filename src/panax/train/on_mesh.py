@@ -1,8 +1,9 @@
-"""A task's work, run on a mesh.
+"""Execution of a task's functions on a mesh.
 
-A task that names its axes (`Task.names_axes`) is traced for one device: one `shard_map` over every mesh axis, in which arrays are
-a device's shards and all communication is what `contract`, `gather` and the layers ask for. Nothing is left to a partitioner, so
-the bytes on the wire are those of the stated algorithm. Any other task sees whole arrays, and XLA decides.
+A task that names its axes (`Task.names_axes`) is traced for one device: one `shard_map` over every mesh axis,
+in which arrays are a device's shards, and all communication comes from `contract`, `gather` and the layers.
+Nothing is left to a partitioner, so the bytes on the wire are those of the stated algorithm. Any other task
+sees global arrays, and XLA partitions it.
 """
 
 import dataclasses
@@ -37,12 +38,12 @@ BatchAxes = Mapping[str, Axes]
 
 
 class Reduced(NamedTuple):
-    """What a step's sum over devices gives.
+    """Result of a step's gradient reduction over devices.
 
     Attributes:
-        sums: A tree like the gradients.
-        owed: What compressed sums owe now.
-        late: With delayed gradients, this batch's terms; `sums` are then the last one's.
+        sums: A tree with the structure of the gradients.
+        owed: The new residuals of compressed sums.
+        late: With delayed gradients, this batch's terms; `sums` are then the previous batch's.
     """
 
     sums: Any
@@ -66,16 +67,19 @@ def gradients(
     late: Terms | None = None,
     tables: TableUpdates | None = None,
 ) -> tuple[Gradients, Owed, Terms | None]:
-    """`task.gradients` over all `parts` micro-batches of a global batch, merged over devices, in the storage layout; what
-    compressed sums owe now; and this batch's terms, where those of the last one are added up.
+    """Compute `task.gradients` over all `parts` micro-batches of a global batch, merged over devices, in the
+    storage sharding.
 
     Args:
-        scale: The loss is multiplied with it before it is differentiated, and gradients are divided by it; None leaves them.
-        comms: How gradients are added up over the slow network.
-        owed: What compressed sums have left out so far.
-        count: Of steps; with `comms` only.
-        late: The last batch's terms, with delayed gradients.
-        tables: Those among the parameters.
+        scale: Factor of the loss during differentiation, divided out of the gradients; None for none.
+        comms: How gradients are summed over the slow network.
+        owed: Residuals of compressed sums.
+        count: Step counter; with `comms` only.
+        late: The previous batch's terms, with delayed gradients.
+        tables: The tables among the parameters.
+
+    Returns:
+        The gradients, the new residuals, and, with delayed gradients, this batch's terms.
     """
     layout = current_layout()
     if layout is None or not task.names_axes:
@@ -128,7 +132,7 @@ def gradients(
 
 
 def _with_rows(found: Gradients, opened: OpenedTables | None, scale: jax.Array | None) -> Gradients:
-    """Gradients of tables as rows, apart from the others, not scaled any more."""
+    """Separate the unscaled row gradients of tables from the other gradients."""
     if opened is None:
         return found
     dense, rows = opened.closed(found.gradients)
@@ -145,7 +149,7 @@ def evaluation(
     axes: BatchAxes,
     tables: TableUpdates | None = None,
 ) -> Evaluation:
-    """`task.loss` of a global batch outside of training, merged over devices."""
+    """Compute `task.loss` of a global batch outside of training, merged over devices."""
     layout = current_layout()
     if layout is None or not task.names_axes:
         with whole_arrays():
@@ -161,7 +165,8 @@ def evaluation(
 
 
 def split_rows(batch: Batch, parts: int) -> dict[str, Any]:
-    """Every leaf with a new first axis of micro-batches; row r goes to part r % parts, so no row changes its device."""
+    """Split every leaf into micro-batches along a new first axis; row r goes to part r % parts, so no row
+    changes its device."""
 
     def one(leaf: jax.Array) -> jax.Array:
         if parts == 1:
@@ -185,7 +190,7 @@ def _specs(layout: Layout, task: Task, params: Any, model_state: Any, batch: Bat
 
 
 def _gathered_once(task: Task, layout: Layout, params: Any, axes: Any) -> Any:
-    # A pipeline brings its layers to their stages first, and gathers them itself.
+    # A pipeline moves its layers to their stages first, and gathers them itself.
     if layout.zero == "3" or layout.sizes["stage"] > 1:
         return params
     return gather_params_per_step(params, axes, task.weight_dtype, scattered=layout.zero == "2")
@@ -201,7 +206,8 @@ def _summed(
     late: Terms | None,
     early: GradReduceOverlap | None,
 ) -> Reduced:
-    """The once-a-step reduction: over all mesh axes that a parameter is not split over; of what was not summed before."""
+    """Reduce gradients once per step, over all mesh axes that do not shard a parameter, unless already
+    reduced in the backward pass."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=lambda g: g is None)
     named = {path_name(path): (g, a) for (path, g), a in zip(leaves, treedef.flatten_up_to(axes))}
     sums: dict[str, Any] = {name: None for name, (gradient, _) in named.items() if gradient is None}
@@ -214,6 +220,7 @@ def _summed(
             sums[name], rest[name] = as_share(name, gradient, tuple(leaf_axes), layout)
     terms = None
     with tag_comm("gradients once a step"):
+        # Delayed gradients: reduce this batch's over the fast axes, and the previous batch's over the slow ones.
         if late is not None and comms is not None:
             terms = {}
             for name, slow in rest.items():
@@ -226,7 +233,7 @@ def _summed(
         if comms is not None and comms.compress and count is not None:
             ways = ways_of({name: (sums[name].shape, tuple(named[name][1])) for name in rest}, comms, layout)
             for name in ways:
-                # The fast network first: the slow one then carries each sum once.
+                # Reduce over the fast network first, so that the slow one carries each sum once.
                 sums[name] = all_reduce(sums[name], tuple(axis for axis in rest[name] if axis not in comms.over))
             left = None if owed is None else {name: owed[name] for name in ways}
             found, left = reduce_compressed({name: sums[name] for name in ways}, ways, left, comms, layout, count)
@@ -235,7 +242,7 @@ def _summed(
             sums, rest = {**sums, **found}, {name: axes for name, axes in rest.items() if name not in ways}
         sums |= {name: all_reduce(sums[name], axes) for name, axes in rest.items()}
     if terms is not None:
-        # The sums are to travel while this batch is worked on, and to be used after it, in place.
+        # Tie both together: the sums travel while this batch is processed, and are used only after it, in place.
         sums, terms = jax.lax.optimization_barrier((sums, terms))
     return Reduced(treedef.unflatten([sums[name] for name in named]), owed, terms)
 
@@ -248,7 +255,7 @@ def _merged(losses: Any, model_state: Any, metrics: Any) -> tuple[Any, Any, Any]
 
 
 def _expected_of_tokens(measures: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Each device's share is of its own tokens; devices that hold the same ones have found the same."""
+    """Check that each device's measures cover its own tokens, and that devices with the same tokens agree."""
     elsewhere = dict.fromkeys(MESH_AXES, (ValueState.WHOLE,))
 
     def one(name: str, measure: Any) -> Any:
@@ -260,7 +267,7 @@ def _expected_of_tokens(measures: Mapping[str, Any], kind: str) -> dict[str, Any
                 else (ValueState.PARTIAL,)
             )
             if not jnp.issubdtype(value.dtype, jnp.inexact):
-                # Counts are not followed as terms of a sum: that of a device's own tokens is its own value.
+                # Integer counts are not tracked as partial sums; a count over local tokens is a device's own value.
                 of_tokens = (*of_tokens, ValueState.OWN)
             return check_sharding(
                 value, elsewhere | dict.fromkeys(token_axes(), of_tokens), f"the {field} of {kind} {name!r}"

@@ -1,4 +1,5 @@
-"""What a task computes in, and what float32 operands are multiplied in (`Task.compute_dtype`, `Task.matmul_precision`)."""
+"""Compute dtype of a task, and precision of its float32 matmuls (`Task.compute_dtype`,
+`Task.matmul_precision`)."""
 
 import contextlib
 from collections.abc import Callable
@@ -13,12 +14,13 @@ from ..kernels.compute_dtype import AUTO, dtype_for, reason_for_float32
 
 
 def with_compute_dtype(task: Task, target: Target, say: Callable[[str], None], *, recorded: str = "") -> Task:
-    """The task with the dtype that the devices are fast in, if it leaves that to them: the same one in every process of the job.
+    """Resolve the compute dtype "auto" to the dtype that the devices run fast, the same in every process of
+    the job.
 
-    Every process calls it. It is said, and so is a dtype that was set and is the slow one.
+    Must be called by every process. Logs the choice, and an explicit dtype if it is the slow one.
 
     Args:
-        recorded: What the run has computed in so far; "" where there is no run yet.
+        recorded: The run's compute dtype so far; "" for a new run.
     """
     slow = reason_for_float32(target)
     if task.compute_dtype != AUTO:
@@ -39,10 +41,10 @@ def with_compute_dtype(task: Task, target: Target, say: Callable[[str], None], *
 
 
 def check_precision(task: Task, target: Target) -> None:
-    """Refuse a precision that the target does not have.
+    """Check that the target supports the task's matmul precision.
 
     Raises:
-        RecipeError: Names those that it has.
+        RecipeError: It does not; the message names those it supports.
     """
     wanted, offered = task.matmul_precision, target.matmul_precisions
     if wanted is not None and wanted not in offered:
@@ -54,7 +56,7 @@ def check_precision(task: Task, target: Target) -> None:
 
 
 def matmuls_as_set(task: Task, target: Target) -> contextlib.AbstractContextManager[None]:
-    """Trace what is inside with the precision that the task sets, where it sets one."""
+    """Trace the enclosed code with the task's matmul precision, if set."""
     if task.matmul_precision is None:
         return contextlib.nullcontext()
     check_precision(task, target)
@@ -62,7 +64,7 @@ def matmuls_as_set(task: Task, target: Target) -> contextlib.AbstractContextMana
 
 
 def precision_words(task: Task, target: Target) -> str | None:
-    """What to say of it before a run begins; None where there is no choice, or nothing is in float32."""
+    """Describe the matmul precision before a run; None if there is no choice, or nothing is in float32."""
     if task.matmul_precision is not None:
         return f"matmul precision  float32 is multiplied in {task.matmul_precision} (task.matmul_precision)"
     if len(target.matmul_precisions) < 2 or task.compute_dtype != "float32":

@@ -1,4 +1,4 @@
-"""`Program`: all that a step is made of, as values."""
+"""`Program`: all components of a training step, as values."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -31,19 +31,19 @@ from .width import WidthFactors, width_factors
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """All that the step is made of, as values: what a planner, an inspector and the compiler read.
+    """All components of a training step, as values that planners, inspectors and the compiler read.
 
     Attributes:
-        abstract: The state's shapes and dtypes; nothing is allocated.
-        axes: The state's logical axes, a tuple at each leaf.
-        trainable: Like the parameters, true where gradients and moments exist.
+        abstract: Shapes and dtypes of the state; nothing is allocated.
+        axes: Logical axes of the state, a tuple at each leaf.
+        trainable: A tree with the structure of the parameters, True where gradients and moments exist.
         transformation: The optimizer for these parameters.
-        kernels: Those that the recipe names.
-        resting: Of stacked parameters that train, the layers that are frozen.
-        widths: What changes of the settings of a narrower model; None where they are the task's own.
-        comms: How gradients are added up over the slow network.
-        tables: Those among the parameters; None where there are none.
-        growing: Those of them whose rows are given out in a step's beginning.
+        kernels: The kernels that the recipe names.
+        resting: For stacked parameters that train, the frozen layers.
+        widths: Changes to the settings of a narrower model; None if the settings are the task's own.
+        comms: How gradients are summed over the slow network.
+        tables: The tables among the parameters; None if there are none.
+        growing: The tables with rows that are assigned at the beginning of a step.
     """
 
     task: Task
@@ -77,16 +77,17 @@ class Program:
         """Derive everything from the task's abstract parameters.
 
         Args:
-            num_steps: Length of the run, which the learning rate's decay ends with. Where a task makes several updates in a step,
-                its schedule counts these.
+            num_steps: Length of the run, at which the learning-rate decay ends. If a task makes several
+                updates per step, its schedule counts updates.
             frozen: Prefixes of parameter names that are not trained, or single layers; see `freeze`.
-            table_optimizer: Of tables; None for `RowWiseAdagrad()` where there are any.
+            table_optimizer: Optimizer for tables; None for `RowWiseAdagrad()` if there are any.
 
         Raises:
-            RecipeError: A prefix in `frozen` matches no parameter, two averages of the parameters are asked for, or there is no
-                table for `table_optimizer`.
+            RecipeError: A prefix in `frozen` matches no parameter, two averages of the parameters are
+                requested, or there is no table for `table_optimizer`.
         """
         task = task.with_compute_dtype(resolve(task.compute_dtype))
+        # 1. The trainable parameters: dense ones (`free`) and tables, without frozen ones.
         params, model_state = jax.eval_shape(task.init, jax.random.key(0))
         parameter_axes = task.parameter_axes(params)
         layers = task.layer_parameters(params)
@@ -100,6 +101,7 @@ class Program:
             for (name, leaf, axes), keep in zip(pair_axes(params, parameter_axes), jax.tree.leaves(dense))
             if keep
         }
+        # 2. The optimizer for these parameters.
         widths = width_factors(task)
         if widths is not None:
             optimizer = widths.of_optimizer(optimizer, free)
@@ -123,6 +125,7 @@ class Program:
                 f"step.clip_norm={config.clip_norm} and step.spike_factor={config.spike_factor} look at the gradients of all "
                 f"runs of {type(task).__name__} as one; set both to None, and clip by task.clip_norm"
             )
+        # 3. The abstract state and its logical axes.
         guard = partial(StepGuard.create, (config.loss_scale or FIRST) if task.scales_loss else None)
         create = partial(_initial_state, task, transformation, dense, averages, guard, widths, tables)
         abstract = jax.eval_shape(create, jax.random.key(0))
@@ -149,17 +152,17 @@ class Program:
         return program
 
     def on(self, layout: Layout) -> "Program":
-        """This program for a mesh, with the state of what is kept on each of its replicas.
+        """Adapt this program to a mesh, adding the state that each replica holds separately.
 
         Raises:
-            RecipeError: Gradients can't be compressed there; says what to set.
+            RecipeError: The communication settings do not fit the mesh; the message names the fix.
         """
         return place_program(self, layout)
 
     def initial_state(self, key: jax.Array, given: tuple[Any, Any] | None = None) -> TrainState:
-        """Draw the whole state, or what there is besides `given` parameters and model state.
+        """Initialize the whole state, or the rest of it for `given` parameters and model state.
 
-        To be jitted, since eager drawing rounds differently.
+        Must be jitted, since eager initialization rounds differently.
         """
         scale = None if self.abstract.guard.scale is None else self.config.loss_scale or FIRST
         guard = partial(StepGuard.create, scale)
@@ -170,18 +173,19 @@ class Program:
 
     @property
     def dense(self) -> Any:
-        """Like the parameters, true where the optimizer of dense parameters has moments: what trains and is not a table."""
+        """Tree of bools with the structure of the parameters: True for trained parameters that are not
+        tables."""
         return self.trainable if self.tables is None else self.tables.without(self.trainable)
 
     @property
     def averages(self) -> bool:
-        """Whether an average of the parameters is kept, and judged in their place."""
+        """True if an average of the parameters is kept and evaluated instead of them."""
         return self.abstract.averaged is not None
 
     def step(
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
     ) -> tuple[TrainState, Scalars]:
-        """One training step; see `train_step`."""
+        """Take one training step; see `train_step`."""
         if self.abstract.replicas is not None:
             return take_local_step(self, state, batch, batch_axes)
         if isinstance(self.task, CollectingTask):
@@ -196,7 +200,7 @@ class Program:
         *,
         measures: bool = False,
     ) -> tuple[TrainState, Scalars]:
-        """One step of parameters that all devices share; `measures` as of `train_step`."""
+        """Take one step with parameters shared by all devices; `measures` as in `train_step`."""
         given = None
         if self.growing is not None:
             given = self.growing.given(state, batch, batch_axes or axes_of_rows(batch))
@@ -223,42 +227,45 @@ class Program:
 
     @property
     def sums_otherwise(self) -> bool:
-        """Whether a step adds gradients up in another way than at once and in float32."""
+        """True if gradients are compressed, delayed or otherwise not plainly summed in float32."""
         return not self.comms.is_plain and self.comms.local_steps == 1
 
     def meeting_after(self, number: int) -> OuterSync | None:
-        """What replicas that take local steps do together after the step with this number, the first being 1."""
+        """Return the outer synchronization of replicas with local steps after step `number`, counted from 1;
+        None if there is none."""
         return None if self.abstract.replicas is None else outer_sync_after(number, self.num_steps, self.comms)
 
     @property
     def last_meeting(self) -> OuterSync:
-        """After the last step, in which replicas agree on everything."""
+        """The synchronization after the last step, in which replicas agree on all parameters."""
         return last_meeting(self.comms)
 
     def agreed(self, state: TrainState, meeting: OuterSync) -> TrainState:
-        """The state as the next step is to see it, after a step with this meeting."""
+        """Return the state for the next step, after a step followed by this synchronization."""
         return average_params(self, state, meeting)
 
     def renewal_due(self, number: int) -> bool:
-        """Whether the optimizer's state is to be `renewed` after the step with this number, the first being 1."""
+        """Return whether the optimizer state is `renewed` after step `number`, counted from 1."""
         return self.transformation.renewal is not None and self.transformation.renewal.due(number)
 
     def renewed(self, optimizer_state: Any) -> Any:
-        """The optimizer's state as the next step is to see it, after a step of which `renewal_due` says so."""
+        """Return the optimizer state for the next step, after a step with a due renewal."""
         assert self.transformation.renewal is not None
         return self.transformation.renewal.renewed(optimizer_state, eqx.filter(self.abstract.params, self.dense))
 
     def taken_over(self, number: int, optimizer_state: Any) -> Any:
-        """The optimizer's state after the step with this number, with what was renewed some steps ago where steps read it."""
+        """Return the optimizer state after step `number`, with arrays renewed earlier moved to where steps
+        read them."""
         renewal = self.transformation.renewal
         return optimizer_state if renewal is None else renewal.taken_over(number, optimizer_state)
 
     def gradients(
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
     ) -> Any:
-        """The gradients of one batch, as a tree like the parameters with None where one is frozen.
+        """Compute the gradients of one batch, as a tree with the structure of the parameters and None for
+        frozen ones.
 
-        Where a task collects its own, they are those of the step's first update.
+        For a task that collects its own data, they are those of the step's first update.
         """
         if isinstance(self.task, CollectingTask):
             state, batch = first_batch(self, state, batch)
@@ -278,13 +285,16 @@ class Program:
     def evaluate(
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
     ) -> Any:
-        """Unmerged losses and metrics of one batch."""
+        """Compute the losses and metrics of one batch as sums."""
         batch, batch_axes = self._with_rows(state, batch, batch_axes)
         return evaluation_step(state, batch, task=self.task, batch_axes=batch_axes, tables=self.tables)
 
     def first_seen(self, state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, Mapping[str, Any]]:
-        """The state and the batch as the loss sees them in the first update of a step: of a task that collects its own, what it
-        has collected; with row numbers where the batch has keys of tables that grow."""
+        """Return the state and the batch as the loss sees them in the first update of a step.
+
+        For a collecting task the batch is the collected data; keys of growing tables are replaced by row
+        indices.
+        """
         if isinstance(self.task, CollectingTask):
             return first_batch(self, state, batch)
         if self.growing is not None:
@@ -295,7 +305,7 @@ class Program:
     def _with_rows(
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None
     ) -> tuple[Mapping[str, Any], Mapping[str, Axes] | None]:
-        """A batch as a loss sees it: with row numbers where it has keys of tables that grow; and its axes."""
+        """Replace keys of growing tables by row indices in a batch and its axes."""
         if self.growing is None:
             return batch, batch_axes
         return self.growing.found(state, batch, batch_axes or axes_of_rows(batch))
@@ -335,7 +345,7 @@ def _state_axes(
         for field in dataclasses.fields(abstract)
         for axes in jax.tree.structure(getattr(abstract, field.name)).flatten_up_to(parts[field.name])
     ]
-    # Unflattened, not constructed: these leaves are no arrays.
+    # Unflatten instead of constructing, since these leaves are not arrays.
     return jax.tree.structure(abstract).unflatten(leaves)
 
 
@@ -368,10 +378,10 @@ def _initial_state(
 
 
 def check_count(num_steps: int, updates_per_step: int) -> None:
-    """Refuse a run whose updates can't be counted.
+    """Check that the number of updates fits 32 bits.
 
     Raises:
-        RecipeError: Says how many steps can be.
+        RecipeError: It does not; the message gives the maximum number of steps.
     """
     updates = num_steps * updates_per_step
     if updates >= 2**31:
@@ -382,10 +392,10 @@ def check_count(num_steps: int, updates_per_step: int) -> None:
 
 
 def check_rows_together(task: Task, config: StepConfig, comms: Comms | None) -> None:
-    """Refuse settings that split a batch of a task whose loss compares its rows with each other.
+    """Check that no setting splits the batch of a task with a loss that compares its rows.
 
     Raises:
-        RecipeError: Names the setting.
+        RecipeError: A setting does; the message names it.
     """
     if task.sums_over_rows:
         return

@@ -1,4 +1,4 @@
-"""What of a program depends on its mesh: state that each replica keeps for itself, and steps that replicas take apart."""
+"""Mesh-dependent parts of a program: per-replica state, and local steps of replicas."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 def place_program(program: "Program", layout: Layout) -> "Program":
-    """A program for a mesh, with the state of what is kept on each of its replicas.
+    """Adapt a program to a mesh, adding the state that each replica holds separately.
 
     Raises:
-        RecipeError: The mesh does not fit what is asked of it; says what to set.
+        RecipeError: The settings do not fit the mesh; the message names the fix.
     """
     comms, task = program.comms, program.task
     if program.tables is not None:
@@ -54,6 +54,7 @@ def place_program(program: "Program", layout: Layout) -> "Program":
         if keep
     }
     abstract, axes = program.abstract, program.axes
+    # Local steps: each replica has its own parameters, guard and optimizer state, along a new leading axis.
     if comms.local_steps > 1 and abstract.replicas is None:
         check_local_steps(comms, layout, task, abstract.model_state)
         _check_optimizer(program)
@@ -97,7 +98,7 @@ def _with_delayed(program: "Program", abstract: TrainState, axes: TrainState, la
 
 
 def initial_replicas(program: "Program", state: TrainState) -> TrainState:
-    """A first state, with what is kept on each replica of the program's mesh."""
+    """Add the initial per-replica state of the program's mesh to a state."""
     abstract = program.abstract
     if abstract.owed is not None:
         owed = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in abstract.owed.items()}
@@ -115,11 +116,11 @@ def initial_replicas(program: "Program", state: TrainState) -> TrainState:
 def take_local_step(
     program: "Program", state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None
 ) -> tuple[TrainState, Scalars]:
-    """One step of each replica by itself, on its own rows."""
+    """Take one step of each replica independently, on its own rows."""
     layout = current_layout()
     assert layout is not None and state.replicas is not None
     count = layout.sizes[REPLICA]
-    # Numbered before they are shared out: dropout is that of the global row.
+    # Number rows before splitting them over replicas, since dropout depends on the global row.
     prepared = prepare_batch(program.task, batch, batch_axes)
     batch, axes = prepared.batch, prepared.axes
     rows = {name: leaf.reshape(count, -1, *leaf.shape[1:]) for name, leaf in batch.items()}
@@ -143,14 +144,14 @@ def take_local_step(
         guard=merge_replica_metrics(guard),
         replicas=Replicas(params, guard, replicas.momentum),
     )
-    # Sums first: a replica with few targets counts for as much as it has.
+    # Merge sums before dividing, so that each replica is weighted by its number of targets.
     measures = merge_stacked(scalars.pop(MEASURES), count)
     total = {"loss": total_loss(measures["losses"])}
     return after, merge_replica_metrics(scalars) | scalars_of(measures["losses"], measures["metrics"]) | total
 
 
 def average_params(program: "Program", state: TrainState, meeting: OuterSync) -> TrainState:
-    """The state after replicas have met."""
+    """Synchronize the replicas, and return the resulting state."""
     layout = current_layout()
     assert layout is not None and state.replicas is not None
     found: OuterUpdate = sync_replicas(
@@ -188,7 +189,7 @@ def _check_optimizer(program: "Program") -> None:
 
 
 def _replaced(tree: TrainState, **fields: Any) -> TrainState:
-    # Not constructed: the leaves are no arrays.
+    # Replace leaves instead of constructing, since they are not arrays.
     for field, value in fields.items():
         old = getattr(tree, field)
         tree = eqx.tree_at(
@@ -201,7 +202,7 @@ def _replaced(tree: TrainState, **fields: Any) -> TrainState:
 
 
 def _unflattened(like: Any, kind: type, *parts: Any) -> Any:
-    """An object of a class whose leaves are no arrays."""
+    """Build an object of a class with leaves that are not arrays."""
     fields = [field.name for field in dataclasses.fields(kind)]
     leaves = [
         axes

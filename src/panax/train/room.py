@@ -1,4 +1,4 @@
-"""Check that parameters and optimizer state fit device memory before they are allocated."""
+"""Memory check of parameters and optimizer state, before they are allocated."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,24 +13,24 @@ from ..system.host_memory import free_bytes
 def check_room(abstract: Any, shardings: Any) -> None:
     """Check that parameters and moments fit on the devices of this process.
 
-    A step takes more, gradients and activations: what is refused here can't even begin.
+    A step needs more, for gradients and activations; a run rejected here cannot even start.
 
     Args:
         abstract: The state's shapes.
-        shardings: How each leaf lies.
+        shardings: The sharding of each leaf.
 
     Raises:
-        RecipeError: They have none.
+        RecipeError: They do not fit.
     """
     params, moments = (
         _held(getattr(abstract, name), getattr(shardings, name)) for name in ("params", "optimizer_state")
     )
-    # A task's own state, such as a replay buffer, is asked for by the task.
+    # The task checks its own state, such as a replay buffer.
     for device in {*params, *moments}:
         here = (params.get(device, 0), moments.get(device, 0))
         where, room = f"the memory of {device.device_kind}", _limit(device)
         if not target_of(device).traits.own_memory:
-            # Devices of the host share its memory.
+            # Devices without their own memory share the host's.
             here = (sum(params.values()), sum(moments.values()))
             where, room = "the host's free memory", free_bytes()
         if room is None or sum(here) <= room:
@@ -48,7 +48,8 @@ def _limit(device: Any) -> int | None:
 
 
 def _held(tree: Any, shardings: Any) -> Mapping[Any, int]:
-    """Bytes of the leaves on each device of this process; what lies in the host's memory beside a device is not counted."""
+    """Return the bytes of the leaves on each device of this process, without leaves offloaded to host
+    memory."""
     found: dict[Any, int] = {}
     for leaf, sharding in zip(jax.tree.leaves(tree), jax.tree.leaves(shardings)):
         if sharding.memory_kind not in (None, _usual_memory(sharding)):
@@ -67,7 +68,7 @@ def _bytes(shape: tuple[int, ...], dtype: Any) -> int:
     count = 1
     for size in shape:
         count *= size
-    # A key is two or four words.
+    # A PRNG key has two or four words.
     return count * getattr(dtype, "itemsize", 8)
 
 

@@ -1,4 +1,5 @@
-"""Batches on their way to the devices: which rows of a global batch a process holds, and arrays made of only those."""
+"""Transfer of batches to devices: the rows of a global batch that a process holds, and global arrays built
+from only those."""
 
 import dataclasses
 import difflib
@@ -17,11 +18,11 @@ from ..core.leaf_ranges import NUMBER
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeldRows:
-    """The rows of a global batch that some devices hold between them.
+    """The rows of a global batch that a set of devices holds.
 
     Attributes:
-        rows: Their places in the batch, rising; not always neighbours.
-        batch_size: Rows of the whole batch.
+        rows: Their indices in the batch, ascending, not necessarily contiguous.
+        batch_size: Number of rows of the whole batch.
     """
 
     rows: npt.NDArray[np.int64]
@@ -30,21 +31,23 @@ class HeldRows:
 
 @runtime_checkable
 class Sender(Protocol):
-    """Puts batches on devices: what a feed asks of a step."""
+    """The interface for putting batches on devices, as a feed requires it of a step."""
 
     @property
     def rows_divide(self) -> int:
-        """What the rows of a batch are filled up to a multiple of; 1 where they are taken as they come."""
+        """The divisor of a batch's padded number of rows; 1 for no padding."""
         ...
 
     def held_rows(self, batch_size: int) -> HeldRows | None:
-        """Which rows of a global batch this process's devices hold; None where it holds all of them."""
+        """Return the rows of a global batch that this process's devices hold; None if it holds all of
+        them."""
         ...
 
     def put(
         self, batch: Mapping[str, Any], held: HeldRows | None = None, *, owned: bool = False
     ) -> dict[str, jax.Array]:
-        """Send a batch, or only the rows `held` of it; returns at once. It is copied first, unless its memory is `owned`."""
+        """Transfer a batch, or only the rows `held` of it; returns at once. The batch is copied first, unless
+        its memory is `owned`."""
         ...
 
 
@@ -52,7 +55,7 @@ def check_leaves(task: Task, names: Collection[str]) -> None:
     """Check that a batch has the leaves that a task needs.
 
     Raises:
-        DataError: One is missing, or has a name that this task does not read though it seems to be meant for it.
+        DataError: A leaf is missing, or an unknown leaf appears to be a misnamed one.
     """
     known = {*task.required_leaves, *task.batch_axes, *task.leaf_ranges, NUMBER}
     missing = sorted(task.required_leaves - set(names))
@@ -76,7 +79,7 @@ def check_leaves(task: Task, names: Collection[str]) -> None:
 
 
 def _meant_as(own: str, strange: Collection[str], other_names: Mapping[str, tuple[str, ...]]) -> str | None:
-    """The unknown leaf that seems to be meant for `own`."""
+    """Return the unknown leaf that is likely meant as `own`."""
     for name in other_names.get(own, ()):
         if name in strange:
             return name
@@ -85,10 +88,10 @@ def _meant_as(own: str, strange: Collection[str], other_names: Mapping[str, tupl
 
 
 def check_sizes(shapes: Mapping[str, tuple[int, ...]], axes: Mapping[str, Axes]) -> None:
-    """Check that leaves agree about the size of each logical axis.
+    """Check that leaves have matching sizes along each logical axis.
 
     Raises:
-        DataError: They don't, or one has another number of dimensions than its axes.
+        DataError: Sizes differ, or a leaf's number of dimensions does not match its axes.
     """
     sizes: dict[str, tuple[int, str]] = {}
     for name, shape in shapes.items():
@@ -107,10 +110,10 @@ def check_sizes(shapes: Mapping[str, tuple[int, ...]], axes: Mapping[str, Axes])
 
 
 def held_by(devices: Collection[Any], sharding: Sharding, batch_size: int) -> HeldRows:
-    """What `devices` hold of `batch_size` rows sharded so.
+    """Return the rows that `devices` hold of `batch_size` rows with this sharding.
 
     Args:
-        sharding: Of an array that has the rows as its only dimension.
+        sharding: Of an array with rows as its only dimension.
     """
     held = np.zeros(batch_size, np.bool_)
     for device, (rows,) in sharding.devices_indices_map((batch_size,)).items():
@@ -120,7 +123,7 @@ def held_by(devices: Collection[Any], sharding: Sharding, batch_size: int) -> He
 
 
 def global_array(leaf: np.ndarray, held: HeldRows, sharding: Sharding) -> jax.Array:
-    """The global array of which this process has made the rows that its devices hold; none of the others is needed."""
+    """Build the global array from the rows that this process's devices hold."""
 
     def shard(index: Any) -> np.ndarray:
         begin, end, _ = index[0].indices(held.batch_size)

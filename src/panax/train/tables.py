@@ -1,7 +1,8 @@
-"""Tables in a step: their rows are opened before the loss is traced, and their gradients applied as rows.
+"""Tables in a step: the rows that a batch uses are gathered before the loss is traced, and gradients are
+applied by rows.
 
-Which rows a batch asks for is known before its first micro-batch: so they are made distinct, exchanged and gathered once a step,
-and the gradients of all micro-batches add up in one array of these rows.
+The rows of a batch are known before its first micro-batch. They are therefore deduplicated, exchanged and
+gathered once per step, and the gradients of all micro-batches accumulate in one array of these rows.
 """
 
 import dataclasses
@@ -31,11 +32,11 @@ Kept = Mapping[str, Mapping[str, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class TableUpdates:
-    """The tables among a task's parameters, and how they are updated.
+    """The tables among a task's parameters, with their optimizer.
 
     Attributes:
-        axes: Of each table by its name, the logical axes.
-        trained: Those that are not frozen.
+        axes: Table name to its logical axes.
+        trained: Names of the tables that are not frozen.
     """
 
     optimizer: RowOptimizer
@@ -47,10 +48,10 @@ class TableUpdates:
     def of(
         cls, task: Task, params: Any, trainable: Any, optimizer: RowOptimizer | None, num_steps: int
     ) -> "TableUpdates | None":
-        """The tables of a task; None where it has none.
+        """Return the tables of a task; None if it has none.
 
         Raises:
-            RecipeError: An optimizer for tables is given, and there is nothing for it to do.
+            RecipeError: A table optimizer is given, but there is no table to train.
         """
         named = pair_axes(params, task.parameter_axes(params))
         axes = {name: leaf_axes for name, _, leaf_axes in named if is_table(leaf_axes)}
@@ -62,10 +63,10 @@ class TableUpdates:
         return cls(optimizer or RowWiseAdagrad(), num_steps, axes, trained) if axes else None
 
     def check(self, task: Task, comms: Comms, layout: Layout) -> None:
-        """Refuse what tables can't be trained by.
+        """Check that the communication settings and the mesh support tables.
 
         Raises:
-            RecipeError: Says what to set.
+            RecipeError: They do not; the message names the fix.
         """
         first = next(iter(self.axes))
         if not comms.is_plain:
@@ -80,25 +81,26 @@ class TableUpdates:
             )
 
     def without(self, trainable: Any) -> Any:
-        """Which parameters the dense optimizer has, as a tree of bools like the parameters."""
+        """Return which parameters the dense optimizer trains, as a tree of bools with the structure of the
+        parameters."""
         names = named_leaves(trainable)
         kept = [keep and name not in self.axes for name, keep in names.items()]
         return jax.tree.structure(trainable).unflatten(kept)
 
     def keeps(self, params: Any) -> dict[str, dict[str, jax.Array]]:
-        """What is kept of the tables before the first update."""
+        """Create the initial optimizer state of the tables."""
         named = named_leaves(params)
         return {name: self.optimizer.first_state(named[name].shape, self.axes[name]) for name in sorted(self.trained)}
 
     def kept_axes(self) -> dict[str, dict[str, Axes]]:
-        """The logical axes of what is kept."""
+        """Return the logical axes of the tables' optimizer state."""
         return {name: self.optimizer.keeps(self.axes[name]) for name in sorted(self.trained)}
 
     def ids(self, task: Task, batch: Batch) -> dict[str, jax.Array]:
-        """The rows that a batch asks each table for, as one list.
+        """Return the row ids that a batch reads from each table, flattened.
 
         Raises:
-            RecipeError: A table is asked for nothing, or something is asked that is not a table.
+            RecipeError: A table is not read, or ids are given for a parameter that is not a table.
         """
         asked = task.row_ids(batch)
         lacking = [name for name in self.axes if name not in asked]
@@ -117,11 +119,11 @@ class TableUpdates:
         return {name: asked[name].reshape(-1).astype(jnp.int32) for name in self.axes}
 
     def opened(self, task: Task, params: Any, batch: Batch) -> "OpenedTables":
-        """The parameters with the rows that a batch asks for in the tables' places.
+        """Replace the tables in the parameters by the rows that a batch reads.
 
         Args:
-            params: On a mesh this device's shards.
-            batch: On a mesh this device's rows.
+            params: On a mesh, this device's shards.
+            batch: On a mesh, this device's rows.
         """
         ids, named = self.ids(task, batch), named_leaves(params)
         ways = {name: self._way(name, named[name].shape, asked.shape[0]) for name, asked in ids.items()}
@@ -137,7 +139,7 @@ class TableUpdates:
         return (RowExchange if lies.rows else RowCopies).of(lies, shard, ids)
 
     def gradient_specs(self, layout: Layout) -> dict[str, Any]:
-        """Where gradients lie, for `map_over_shards`."""
+        """Return the shardings of the row gradients, for `map_over_shards`."""
         return {name: _specs(Lies.of(name, self.axes[name], layout)) for name in self.trained}
 
     def updated(
@@ -149,11 +151,11 @@ class TableUpdates:
         updates: jax.Array,
         applied: jax.Array,
     ) -> tuple[dict[str, jax.Array], Kept]:
-        """Each table and what is kept of it after an update.
+        """Update each table and its optimizer state.
 
         Args:
-            updates: Applied before.
-            applied: Whether this one is; else all stays as it was.
+            updates: Number of updates applied before.
+            applied: False leaves everything unchanged.
         """
         named, layout = named_leaves(params), current_layout()
         with jax.numpy_dtype_promotion("standard"):
@@ -202,11 +204,11 @@ class TableUpdates:
 
 @dataclasses.dataclass(frozen=True)
 class OpenedTables:
-    """Parameters with rows in the tables' places.
+    """Parameters with gathered rows in place of tables.
 
     Attributes:
-        ways: By table, how its rows are exchanged.
-        asked: By table, what the way needs to bring gradients back.
+        ways: By table, how its rows are accessed (`RowCopies` or `RowExchange`).
+        asked: By table, the value needed to return gradients.
     """
 
     params: Any
@@ -214,7 +216,8 @@ class OpenedTables:
     asked: Mapping[str, Any]
 
     def closed(self, gradients: Any) -> tuple[Any, dict[str, RowGradients]]:
-        """(gradients with None for tables, those of tables as rows), from gradients by `params`."""
+        """Split gradients with respect to `params` into (gradients with None for tables, row gradients by
+        table)."""
         found = {}
 
         def one(path: Any, node: Any) -> Any:
@@ -242,7 +245,7 @@ def _specs(lies: Lies) -> RowGradients:
 
 
 def _unchecked(kind: type, *fields: Any) -> Any:
-    """A module whose leaves are no arrays."""
+    """Build a module with leaves that are not arrays, bypassing its checks."""
     made = object.__new__(kind)
     for field, value in zip(dataclasses.fields(kind), fields):
         object.__setattr__(made, field.name, value)
@@ -256,17 +259,17 @@ def _with_leaves(tree: Any, leaves: Mapping[str, Any]) -> Any:
 
 
 def with_tables(params: Any, tables: Mapping[str, jax.Array]) -> Any:
-    """The parameters with other tables."""
+    """Replace tables in the parameters."""
     return _with_leaves(params, tables)
 
 
 def table_norm(norm: jax.Array, gradients: Mapping[str, RowGradients] | None) -> jax.Array:
-    """The norm of a gradient, from that of its dense part and the rows', if there are any."""
+    """Compute the norm of the whole gradient from that of its dense part and the row gradients, if any."""
     if not gradients:
         return norm
     return jnp.sqrt(jnp.square(norm) + sum((one.square for one in gradients.values()), jnp.float32(0.0)))
 
 
 def scale_rows(gradients: Mapping[str, RowGradients], factor: jax.Array) -> dict[str, RowGradients]:
-    """All gradients multiplied by `factor`."""
+    """Multiply all row gradients by `factor`."""
     return {name: one.scaled(factor) for name, one in gradients.items()}

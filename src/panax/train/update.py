@@ -1,4 +1,4 @@
-"""The training step as a pure function: gradients, clipping, the guard, the update."""
+"""The training step as a pure function: gradients, clipping, the skip guard, the update."""
 
 import dataclasses
 import functools
@@ -47,28 +47,32 @@ Scalars = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepConfig(Validated):
-    """How one update is made from one global batch.
+    """Settings of one update from one global batch.
 
     Attributes:
-        micro_batches: The batch is worked off in this many parts, one after the other, for less memory.
-        pad_rows: Fill a batch whose rows don't divide over the devices and parts up with rows that count nothing, where its leaf
-            `loss_mask` says which count. Without it such a batch is an error.
-        clip_norm: The whole gradient is scaled down to this norm where it is larger; None leaves it.
-        clip_layer_norm: Then the gradient of each layer's own array, to this norm; of parameters that are not tables, as is the
-            next.
-        clip_ratio: Then the gradient of what goes into each output, to this share of the norm of its weights (adaptive clipping,
-            arXiv:2102.06171), usually 0.01; of norms and biases as wholes.
-        spike_factor: An update whose gradient norm is above this many times the running mean is skipped; None never.
-        max_skipped: The run stops with an error after this many skipped updates in a row.
-        ema_decay: Keep an exponential moving average of the parameters with this decay, and evaluate and export that; None keeps
-            none. After n updates, those that an agent's early stop left out included, the decay is at most (1 + n) / (10 + n), so
-            that the first parameters are soon forgotten.
-            Tables are not averaged: that would read and write all of them in each step.
-        loss_scale: What the loss of a task that computes in float16 is multiplied with at first, a power of two; None for
-            2 ** 15. It is halved where gradients are not finite; such a step counts towards `max_skipped` only once it is 1.
-        loss_scale_steps: After so many updates it is doubled; None for 2,000.
-        check_sums: Follow what each device holds of every value of the traced step, and raise an error where a task that names
-            its axes forgets a sum over devices, or makes one too many. Costs a few percent of tracing.
+        micro_batches: Number of parts in which the batch is processed sequentially, to save memory.
+        pad_rows: Pad a batch with rows of zero weight if its rows are not divisible by devices and
+            micro-batches; its leaf `loss_mask` must mark the rows that count. Otherwise such a batch is an
+            error.
+        clip_norm: Maximum norm of the whole gradient; a larger one is scaled down. None for no limit.
+        clip_layer_norm: Maximum norm of the gradient of each layer's array, applied next; like `clip_ratio`,
+            not for tables.
+        clip_ratio: Maximum norm of the gradient of each output's weights, relative to the norm of these
+            weights, applied last (adaptive clipping, arXiv:2102.06171), usually 0.01; norms and biases are
+            clipped as a whole.
+        spike_factor: Skip an update with a gradient norm above this multiple of the running mean; None to
+            never skip.
+        max_skipped: Stop the run with an error after this many consecutive skipped updates.
+        ema_decay: Decay of an exponential moving average of the parameters, which is then evaluated and
+            exported; None for no average. After n updates, including those omitted by an agent's early stop,
+            the decay is at most (1 + n) / (10 + n), so that the first parameters are soon forgotten. Tables
+            are not averaged: that would read and write all of them in each step.
+        loss_scale: Initial loss scale of a task that computes in float16, a power of two; None for 2 ** 15.
+            It is halved if gradients are not finite; such a step counts towards `max_skipped` only once the
+            scale is 1.
+        loss_scale_steps: Number of updates after which the scale is doubled; None for 2,000.
+        check_sums: Track the sharding of every value in the traced step, and raise an error if a task that
+            names its axes omits a sum over devices or has one too many. Adds a few percent to tracing.
     """
 
     micro_batches: int = 1
@@ -110,9 +114,11 @@ def gradient_step(
     comms: Comms | None = None,
     tables: TableUpdates | None = None,
 ) -> tuple[Gradients, Owed, Terms | None]:
-    """The gradients of one global batch, and what compressed sums owe after them; arguments as of `train_step`.
+    """Compute the gradients of one global batch; arguments as in `train_step`.
 
-    Where gradients are one step late, they are those of the last batch, and the terms of this one come third.
+    Returns:
+        The gradients; the residuals of compressed sums; and, with delayed gradients, this batch's terms. The
+        gradients are then those of the previous batch.
     """
     prepared = prepare_batch(task, batch, batch_axes)
     batch, axes = prepared.batch, prepared.axes
@@ -140,10 +146,10 @@ def gradient_step(
 PARAMETER_NORM = "parameter_norm"
 
 MEASURES = "measures"
-"""Among a step's scalars, its losses and metrics as sums, if they were asked for."""
+"""Key of a step's losses and metrics as sums among its scalars, if requested."""
 
 NORM_MEMORY = 0.98
-"""Decay of the running mean of gradient norms: it remembers about 50 steps."""
+"""Decay of the running mean of gradient norms, which covers about 50 steps."""
 
 
 def train_step(
@@ -161,29 +167,32 @@ def train_step(
     tables: TableUpdates | None = None,
     measures: bool = False,
 ) -> tuple[TrainState, Scalars]:
-    """Take one step.
+    """Take one training step.
 
-    An update that is not finite, that spikes, or of a batch in which nothing counts leaves parameters, state and moments as they
-    were.
+    An update leaves parameters, state and moments unchanged if it is not finite, if it is a spike, or if
+    nothing in the batch counts.
 
     Args:
         batch: The global batch; the leaf `row` is added to it.
-        trainable: A tree of bools like the parameters.
-        learning_rate: Step to rate, to be reported; None where the optimizer does not tell its own.
-        batch_axes: The logical axes of each leaf of the batch; by default rows alone are split.
-        resting: Of stacked parameters, the layers that are frozen: they count in no norm, and no update moves them.
-        comms: How gradients are added up over the slow network, where they are compressed.
-        tables: Those among the parameters, whose gradients are rows and whose update is their own.
-        measures: Return the losses and metrics as sums too, under `MEASURES`, for who merges them with those of other steps.
+        trainable: A tree of bools with the structure of the parameters.
+        learning_rate: Function from step to the learning rate to report; None if the optimizer does not
+            expose it.
+        batch_axes: The logical axes of each leaf of the batch; by default only rows are sharded.
+        resting: For stacked parameters, the frozen layers: they are excluded from norms and not updated.
+        comms: How gradients are summed over the slow network, if compressed.
+        tables: The tables among the parameters, with row gradients and a separate update.
+        measures: True to also return the losses and metrics as sums, under `MEASURES`, for merging with those
+            of other steps.
 
     Returns:
-        The next state, and scalars: `loss`, each loss and metric by name, `gradient_norm`, `parameter_norm` (of those that
-        train, tables apart, after the update), `learning_rate`, `skipped`,
-        `loss_scale` where there is one; and what checks of the data found (`DataChecks`), where the task makes any.
+        The next state, and scalars: `loss`, each loss and metric by name, `gradient_norm`, `parameter_norm`
+            (of the trained parameters without tables, after the update), `learning_rate`, `skipped`,
+            `loss_scale` if there is one; and results of data checks (`DataChecks`), if the task has any.
     """
     result, owed, terms = gradient_step(
         state, batch, task=task, trainable=trainable, config=config, batch_axes=batch_axes, comms=comms, tables=tables
     )
+    # 1. Decide whether the update is applied: finite, not a spike, and with something to learn from.
     late = state.delayed
     result = result._replace(gradients=mask_frozen_layers(result.gradients, resting))
     loss = total_loss(result.losses)
@@ -199,7 +208,7 @@ def train_step(
         applied &= jnp.isfinite(rate)
     guard = _next_guard(state.guard, applied, finite, norm, config)
     if late is not None:
-        # The first step has no gradient yet, which is no update that was skipped.
+        # With delayed gradients the first step has none yet; it does not count as skipped.
         guard = jax.tree.map(functools.partial(jnp.where, late.begun), guard, state.guard)
     scalars = scalars_of(result.losses, result.metrics, task.num_runs) | {
         "loss": loss / task.num_runs,
@@ -214,6 +223,7 @@ def train_step(
     scalars |= {"skipped": guard.skipped, "skipped_in_a_row": guard.skipped_in_a_row}
     free, frozen = eqx.partition(state.params, trainable if tables is None else tables.without(trainable))
 
+    # 2. The update of dense parameters; a branch of `lax.cond` on targets with cheap branches.
     def updated() -> _Guarded:
         gradients = result.gradients
         if config.clip_norm is not None:
@@ -244,6 +254,7 @@ def train_step(
         late = late.after(terms or {}, teaches, free, chosen.params)
     if not isinstance(task, CollectingTask):
         scalars[PARAMETER_NORM] = parameter_norm(chosen.params)
+    # 3. Tables are updated in place, by rows: selecting between two versions would read and write whole tables.
     params, kept = eqx.combine(chosen.params, frozen), state.tables
     if tables is not None and kept is not None and result.rows is not None:
         rows = (
@@ -268,10 +279,11 @@ def train_step(
 
 
 def check_names(metrics: Metrics) -> None:
-    """Refuse a metric with a name of the step's own: one of the two figures would be lost, and `loss` chooses checkpoints.
+    """Check that no metric has a reserved name: it would collide with the step's own value, and `loss`
+    selects checkpoints.
 
     Raises:
-        RecipeError: Names it.
+        RecipeError: A name is reserved; the message names it.
     """
     for name in metrics:
         if is_reserved(name):
@@ -282,19 +294,20 @@ def check_names(metrics: Metrics) -> None:
 
 
 def parameter_norm(params: Any) -> jax.Array:
-    """The norm of all parameters: infinite or NaN if one is, after an update that was."""
+    """Compute the norm of all parameters, which is infinite or NaN if any of them is."""
     return optax.tree.norm(jax.tree.map(lambda p: p.astype(accumulation_dtype(p.dtype)), params)).astype(jnp.float32)
 
 
 def check_sound(number: int, scalars: Mapping[str, Any]) -> None:
-    """Raise an error if an optimizer's update was not finite though the loss and its gradient were; before anything is saved.
+    """Check, before anything is saved, that the optimizer's update is finite if the loss and its gradient
+    are.
 
     Args:
-        number: The step's.
-        scalars: Of the step; waits for the devices.
+        number: Number of the step.
+        scalars: Scalars of the step; reading them waits for the devices.
 
     Raises:
-        TrainingError: The learning rate is not finite, or the parameters are not any more.
+        TrainingError: The learning rate or the parameters are not finite.
     """
     rate, norm = (float(scalars.get(name, 0.0)) for name in ("learning_rate", PARAMETER_NORM))
     if not math.isfinite(rate):
@@ -315,8 +328,8 @@ def _clip_factor(norm: jax.Array, most: float) -> jax.Array:
 
 
 def _teaches(result: Gradients) -> jax.Array:
-    """Whether anything counted in a batch, and no check of its data found a fault."""
-    # A batch that is masked everywhere teaches nothing: without this, weight decay and old moments would still move the weights.
+    """Return whether anything in the batch counts and its data checks found no fault."""
+    # Skip a fully masked batch: otherwise weight decay and old moments would still change the weights.
     teaches = functools.reduce(jnp.logical_or, [term.weight > 0 for term in result.losses.values()])
     for found in result.metrics.values():
         if isinstance(found, DataChecks):
@@ -325,7 +338,7 @@ def _teaches(result: Gradients) -> jax.Array:
 
 
 def _is_usual(norm: jax.Array, guard: StepGuard, config: StepConfig) -> jax.Array | bool:
-    """Whether a gradient's norm is no spike."""
+    """Return whether a gradient's norm is not a spike."""
     if config.spike_factor is None:
         return True
     return (guard.usual_norm == 0.0) | (norm <= config.spike_factor * guard.usual_norm)
@@ -346,7 +359,8 @@ def _next_guard(
 
 
 def scalars_of(losses: Losses, metrics: Metrics, num_runs: int = 1) -> dict[str, Any]:
-    """Each loss and metric by name, a loss as the mean of all runs; what checks of the data found is left as it is."""
+    """Return each loss and metric by name, losses as means over all runs; results of data checks are
+    unchanged."""
     means = {f"loss/{name}": term.mean / num_runs for name, term in losses.items()}
     return means | {
         name: metric if isinstance(metric, DataChecks) else metric.value for name, metric in metrics.items()
@@ -354,7 +368,7 @@ def scalars_of(losses: Losses, metrics: Metrics, num_runs: int = 1) -> dict[str,
 
 
 class _Guarded(NamedTuple):
-    """What an update that is not applied leaves as it was; parameters are the trainable ones."""
+    """State that a skipped update leaves unchanged; `params` holds the trained dense parameters."""
 
     params: Any
     model_state: Any
@@ -364,14 +378,14 @@ class _Guarded(NamedTuple):
 
 
 def _either(applied: jax.Array, updated: Callable[[], _Guarded], old: _Guarded) -> _Guarded:
-    """What was updated where it is applied, else what was there."""
+    """Return the updated state if applied, otherwise the old one."""
     if current_target().traits.cheap_branches:
         return jax.lax.cond(applied, updated, lambda: old)
     return jax.tree.map(lambda n, o: jnp.where(applied, n, o), updated(), old)
 
 
 def _averaged(averaged: Any, params: Any, most: float, guard: StepGuard, step: jax.Array) -> Any:
-    """The average moved towards the parameters after an update."""
+    """Move the average towards the parameters after an update."""
     updates = (step + 1 - guard.skipped).astype(jnp.float32)
     share = 1.0 - jnp.minimum(most, (1.0 + updates) / (10.0 + updates))
     return jax.tree.map(lambda a, p: a + share.astype(a.dtype) * (p.astype(a.dtype) - a), averaged, params)
@@ -390,8 +404,10 @@ def evaluation_step(
     batch_axes: BatchAxes | None = None,
     tables: TableUpdates | None = None,
 ) -> Any:
-    """The losses and metrics of one batch, unmerged, so that the division comes after the last one; of the averaged parameters,
-    where there are any."""
+    """Compute the losses and metrics of one batch as sums, to be merged over batches before dividing.
+
+    Evaluates the averaged parameters, if there are any.
+    """
     prepared = prepare_batch(task, batch, batch_axes)
     with matmuls_as_set(task, current_target()):
         result = evaluation_on_mesh(
@@ -402,12 +418,13 @@ def evaluation_step(
 
 
 class PreparedBatch(NamedTuple):
-    """A batch as a task's `loss` takes it.
+    """A batch in the form that a task's `loss` takes.
 
     Attributes:
         batch: With the leaf `row`, each row's index in it; ids are int32, weights float32.
         axes: The logical axes of all leaves.
-        faults: The check of the leaves' ranges, as a metric; empty in a job of one process, which has checked before it sent.
+        faults: Result of the leaves' range check, as a metric; empty in a single-process job, which checks
+            before sending.
     """
 
     batch: dict[str, Any]
@@ -416,7 +433,7 @@ class PreparedBatch(NamedTuple):
 
 
 def prepare_batch(task: Task, batch: Batch, axes: BatchAxes | None = None) -> PreparedBatch:
-    """Number a global batch's rows, widen its narrow integers, and check it where no process sees all of it."""
+    """Add row indices to a global batch, widen narrow integers, and check it if no process sees all of it."""
     rows = next(iter(batch.values())).shape[0]
     number = {NUMBER: batch.get(NUMBER, jnp.arange(rows, dtype=jnp.int32))}
     axes = {**(axes_of_rows(batch) if axes is None else axes), **axes_of_rows(number)}

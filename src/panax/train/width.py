@@ -1,10 +1,11 @@
-"""Settings found on a narrow model, for a wide one: maximal update parametrisation (muP, arXiv:2203.03466, Table 3, for Adam).
+"""Transfer of settings from a narrow model to a wide one: maximal update parametrization (muP,
+arXiv:2203.03466, Table 3, for Adam).
 
-A task names the narrower one whose settings fit. Which dimensions grow is read from both tasks' parameters. Where what goes in
-and what comes out of a weight both grow, its rate is divided by the growth of what goes in; so it is where what goes in grows
-alone (the head, a router), whose first numbers are divided by the root of that growth, too. All else stays: weights begin with a
-variance of one over what goes in already. Weight decay of such weights is multiplied by the growth, so that a step takes off the
-same share.
+A task names the narrower task for which the settings were tuned. The growing dimensions are derived from both
+tasks' parameters. If the inputs of a weight grow, its learning rate is divided by their growth; if only its
+inputs grow (the head, a router), its initial values are also divided by the square root of that growth.
+Everything else is unchanged: weights already start with a variance of one over the number of inputs. Weight
+decay of such weights is multiplied by the growth, so that each step shrinks them by the same fraction.
 """
 
 import dataclasses
@@ -24,24 +25,24 @@ from ..optim.parameter import matrix_of
 
 @dataclasses.dataclass(frozen=True)
 class WidthFactors:
-    """What a wider task changes of a narrower one's settings, by parameter; 1 where nothing is said.
+    """Changes to a narrower task's settings for a wider one, by parameter; 1 for parameters not listed.
 
     Attributes:
-        rates: Of the learning rate; weight decay takes their inverse.
-        scales: Of the numbers that parameters begin with.
+        rates: Learning-rate multipliers; weight decay uses their inverse.
+        scales: Multipliers of the initial values.
     """
 
     rates: Mapping[str, float]
     scales: Mapping[str, float]
 
     def of_optimizer(self, optimizer: Optimizer, trained: Collection[str]) -> Optimizer:
-        """The narrow task's optimizer for the wide one.
+        """Adapt the narrow task's optimizer to the wide one.
 
         Args:
             trained: Names of the parameters that train.
 
         Raises:
-            RecipeError: There is no rule for it, or it has factors already.
+            RecipeError: There is no rule for the optimizer, or it already has multipliers.
         """
         if not (isinstance(optimizer, ShardedOptimizer) and optimizer.steps_as_adam):
             raise RecipeError(
@@ -58,13 +59,13 @@ class WidthFactors:
         return dataclasses.replace(optimizer, rates=rates, decays=decays)
 
     def scaled(self, params: Any) -> Any:
-        """Parameters as they were drawn, with those scaled that begin smaller."""
+        """Scale freshly initialized parameters."""
         scales = [self.scales.get(name, 1.0) for name in named_leaves(params)]
         leaves, structure = jax.tree.flatten(params)
         return structure.unflatten([leaf if scale == 1 else leaf * scale for leaf, scale in zip(leaves, scales)])
 
     def words(self) -> list[str]:
-        """What a run says of it: a line for each factor, with the parameters that have it."""
+        """Describe the factors: a line for each pair of factors, with the parameters that have it."""
         found: dict[tuple[float, float], list[str]] = {}
         for name, rate in self.rates.items():
             found.setdefault((rate, self.scales.get(name, 1.0)), []).append(name)
@@ -75,10 +76,10 @@ class WidthFactors:
 
 
 def width_factors(task: Task) -> WidthFactors | None:
-    """The factors of a task that names a narrower one; None for others.
+    """Return the factors of a task that names a narrower one; None for others.
 
     Raises:
-        RecipeError: The two differ in more than widths, or there is no rule for what differs.
+        RecipeError: The two differ in more than widths, or there is no rule for a difference.
     """
     narrow = task.narrower
     if narrow is None:
@@ -108,7 +109,7 @@ def _described(task: Task) -> tuple[dict[str, tuple[int, ...]], dict[str, Axes]]
 
 
 def _factors(name: str, growth: list[float], axes: Axes, reads_out: bool) -> tuple[float, float] | None:
-    """(of the rate, of the first numbers); None where neither changes."""
+    """Return the factors of the learning rate and of the initial values; None if neither changes."""
     matrix = matrix_of(axes)
     if matrix is None:
         return None

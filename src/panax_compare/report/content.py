@@ -242,7 +242,7 @@ def _equality(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block,
         )
     unequal += [f"{entry.title}: {note}" for entry in comparison.columns.values() for note in entry.notes]
     if comparison.one_at_a_time:
-        unequal.append("Memory did not suffice for all columns at once: each was started anew for every turn.")
+        unequal.append("Memory did not suffice for all columns at once: each was restarted for every turn.")
     if comparison.sessions > 1:
         unequal.append(
             f"The comparison was run in {comparison.sessions} parts; columns of different parts did not take turns."

@@ -49,7 +49,7 @@ def save(
     Args:
         directory: Made if it does not exist; must not hold other weights.
         state: The task's model state, needed where routers select by a bias.
-        model_type: The family; found from the model's configuration unless told.
+        model_type: The family; by default derived from the model's configuration.
         max_shard_bytes: Largest size of a file's tensors; a larger single tensor gets a file of its own.
         token_ids: A decoder's tokenizer's `bos_token_id`, `eos_token_id` and `pad_token_id`, where it has them.
         classes: What the labels of a vision transformer stand for, by their numbers.

@@ -128,7 +128,7 @@ def refuse_views(before: PythonState) -> None:
     for place in before.unfollowed:
         raise RecipeError(
             f"{place.owner} holds a view of a parameter or buffer, a tensor computed from one, or a tuple of them, in "
-            f"{place.shown}; a trained model would go on with its first values. Compute it in the forward, or keep it in a list"
+            f"{place.shown}; a trained model would keep its initial values. Compute it in the forward, or keep it in a list"
         )
 
 

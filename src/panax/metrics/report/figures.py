@@ -98,7 +98,7 @@ def _wall(run: RunFiles) -> float | int | None:
 def state_of(run: RunFiles) -> RunStatus:
     """How a run is: by what holds it, by its newest session, else by its supervisor."""
     if run.alive:
-        return RunStatus("running", "it goes on, and this page shows it as it was when it was written", "busy")
+        return RunStatus("running", "it is still training; this page shows its state when it was written", "busy")
     if run.life is not None and run.life.sessions[-1].end:
         return _ended(run.life.sessions[-1].end)
     end = run.status.get("end")

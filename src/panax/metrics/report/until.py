@@ -79,7 +79,7 @@ def _reached(run: RunFiles, loss: float | int, price: float | int | None, interp
     at = next((n for n, (_, value) in enumerate(evaluated) if value <= loss), None)
     if at is None:
         lowest, where = least((value, step) for step, value in evaluated)
-        ends = ", and it goes on" if run.alive else ""
+        ends = ", and it continues" if run.alive else ""
         return dataclasses.replace(found, note=f"not reached: {lowest:.4f} at best, at step {where:,.0f}{ends}")
     step, value = evaluated[at]
     notes = []

@@ -69,7 +69,7 @@ class Replacing(TorchFunctionMode):
             raise RandomnessError(
                 f"it assigns .data of {what}, which a compiled step can't follow; "
                 + ("write it as an operation (copy_)" if name is None else "apply it in the forward to what is used")
-                + ", or keep it in a buffer that the forward assigns anew"
+                + ", or keep it in a buffer that the forward assigns again"
             )
         if name is None:
             return
